@@ -29,7 +29,7 @@ from sbp_spark.row_schema import as_named, source_arrow_schema
 
 _TRIES: Final = 5
 _ANSWER_MS: Final = 1_000
-"""How long a range server has to answer; what is left out for that is null."""
+"""Timeout of a range server; values that it would have returned are null."""
 _MS_MAX: Final = (2**63 - 1) // 1000
 
 Row = dict[str, Any]
@@ -157,12 +157,12 @@ def _cursor_rows(client: Client) -> list[Row]:
 
 
 def _reach(client: Client, stream_ids: list[int]) -> dict[int, Reach]:
-    """Return what the streams hold, not waiting for servers that are away."""
+    """Return what the streams hold, not waiting for servers that are down."""
     return client.reach(dict.fromkeys(stream_ids), timeout_ms=_ANSWER_MS, spared={})
 
 
 def _bounds(held: Reach) -> Row:
-    """Return the bounds of a stream, without those that are not known: its server is away."""
+    """Return the bounds of a stream, without those that are not known because a server is down."""
     if held.next_offset is None:
         return {}
     return {"start_offset": held.start_offset, "next_offset": held.next_offset}

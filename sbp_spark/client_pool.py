@@ -30,12 +30,12 @@ _FIRST_CALL_TIMEOUT_MS: Final = 5_000
 
 
 class Patience(IntEnum):
-    """How long a call goes on trying while the servers are away, in ms."""
+    """How long a call is retried while the servers are down, in ms."""
 
     STARTING = 1_500
-    """Before anything was read or written: a wrong endpoint is to be named at once."""
+    """Before anything was read or written: a wrong endpoint is reported at once."""
     RUNNING = limits.RETRY_BUDGET_MS
-    """In the middle of work, which a restart of the servers must not end."""
+    """During work, which a restart of the servers must not end."""
 
 
 _clients: dict[tuple[int, Servers, Patience], Client] = {}
@@ -45,7 +45,7 @@ _lock: Final = threading.Lock()
 def client_for(servers: Servers, patience: Patience) -> Client:
     """Return this process's client of a cluster; it is never closed.
 
-    Whoever has work to do asks for one: a worker of Spark's settles first.
+    Everything that does work starts here, so a worker process of Spark settles here first.
     """
     key = (os.getpid(), servers, patience)
     with _lock:
@@ -67,20 +67,21 @@ def client_for(servers: Servers, patience: Patience) -> Client:
 
 @contextmanager
 def first_contact(servers: Servers) -> Iterator[Client]:
-    """Give a client of little patience; if nobody answers, ConnectError says what to look at."""
+    """Yield a client with short timeouts; without an answer ConnectError names the option."""
     try:
         yield client_for(servers, Patience.STARTING)
     except (TransportError, DeadlineExceededError) as error:
         raise ConnectError(
-            f"option endpoint: no placement driver answers at {servers}; is `sbp serve` running"
-            f" there? ({error.__cause__ or error})"
+            f"option endpoint: no placement driver answers at {servers}"
+            f" ({error.__cause__ or error}); check the address, and that `sbp serve` runs there"
         ) from None
 
 
 def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> list[StreamInfo]:
     """Return the streams that an option names, asking the placement driver for the first time.
 
-    Raises NotFoundError naming all that are missing, ConnectError when nobody answers.
+    Raises NotFoundError naming all that are missing, ConnectError if the placement driver does not
+    answer.
     """
     with first_contact(servers) as client:
         if not refs:
@@ -93,8 +94,8 @@ def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> l
                 error.code,
                 f"option {option}: {error.message}; on the command line:"
                 f" `sbp streams create NAME --endpoint {servers}` and"
-                f" `sbp streams list --endpoint {servers}`; a stream that was renamed has its new"
-                " name, or its id",
+                f" `sbp streams list --endpoint {servers}`; if a stream was renamed,"
+                " use its new name or its id",
             ) from None
 
 

@@ -39,7 +39,7 @@ from sbp_spark.logical_types import is_kept, logical_arrow_schema
 from sbp_spark.options.targets import ColumnOptions
 
 METADATA_COLUMN: Final = "_metadata"
-"""What a source tells of a record beside its columns."""
+"""The column with what a source knows of a record beside its columns."""
 METADATA_FIELD: Final = StructField(
     METADATA_COLUMN,
     StructType(
@@ -55,11 +55,11 @@ METADATA_FIELD: Final = StructField(
 """The column that says where a record was, and its time."""
 
 _REMEDIES: Final[dict[type[DataType], str]] = {
-    VariantType: "make a text of it, for example with to_json",
-    GeometryType: "make octets of it, for example with st_asbinary",
-    GeographyType: "make octets of it, for example with st_asbinary",
-    CalendarIntervalType: "take it apart into months, days and a time",
-    YearMonthIntervalType: "make a number of months of it",
+    VariantType: "convert it to a string, for example with to_json",
+    GeometryType: "convert it to binary, for example with st_asbinary",
+    GeographyType: "convert it to binary, for example with st_asbinary",
+    CalendarIntervalType: "split it into columns of months, days and microseconds",
+    YearMonthIntervalType: "convert it to a number of months",
     CharType: "unset spark.sql.preserveCharVarcharTypeInfo, or cast it to a string",
     VarcharType: "unset spark.sql.preserveCharVarcharTypeInfo, or cast it to a string",
     NullType: "which says nothing about values: cast it to the type that it is to have",
@@ -76,8 +76,8 @@ def written_columns(schema: StructType, columns: ColumnOptions) -> StreamSchema:
     fields = list(schema)
     given, faults = _converted(fields)
     faults += [
-        f"column {field.name} is not what a source calls so, and could not be read beside that;"
-        " rename it, or drop it"
+        f"column {field.name} has the name of the column that a source adds, with another"
+        " type, and could not be read back; rename it, or drop it"
         for field in fields
         if field.name.lower() == METADATA_COLUMN
     ]

@@ -13,7 +13,7 @@ from typing import Final
 CHECKPOINT: Final = (
     "checkpoint",
     "sbp_spark.checkpoint.commands:add_checkpoint",
-    "look at the checkpoint of a Spark query, and take the query back",
+    "show the checkpoint of a Spark query, or rewind it",
 )
 
 

@@ -1,4 +1,8 @@
-"""What Spark asks for by `format("sbp")`: the schema, and readers and writers."""
+"""The data source behind `format("sbp")`: its schema, its readers and its writers.
+
+Read `reading.input_partitions` next for a batch read, `streaming.stream_reader` for a micro-batch,
+and `writing.sinks` for a write.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +86,8 @@ class SbpDataSource(DataSource):
             is_truncating = options.delivery.is_truncating
             if overwrite and not is_truncating:
                 raise ConfigurationError(
-                    "mode overwrite: a stream is only ever appended to; use .mode('append'), or set"
-                    " truncate=true to trim what is in the streams when the new rows are there"
+                    "mode overwrite: streams are append-only; use .mode('append'), or set"
+                    " truncate=true to trim the records from before the write after its commit"
                 )
             if is_truncating and not overwrite:
                 raise ConfigurationError(
@@ -104,9 +108,10 @@ class SbpDataSource(DataSource):
             options, maybe_schema = self._sink(schema, streaming=True)
             if overwrite:
                 raise ConfigurationError(
-                    "output mode complete: a stream is only ever appended to, never replaced; use"
-                    " .outputMode('append'), or write each micro-batch in foreachBatch, where"
-                    " .outputMode('update') is possible: Spark refuses it for sinks in Python"
+                    "output mode complete: streams are append-only, their records are never"
+                    " replaced; use .outputMode('append'), or write each micro-batch in"
+                    " foreachBatch, where .outputMode('update') is possible: Spark refuses it for"
+                    " sinks in Python"
                 )
             if not ends_micro_batches():
                 checkpoint = self.options.get("checkpointlocation", "")

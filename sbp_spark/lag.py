@@ -2,8 +2,8 @@
 
     from sbp_spark.lag import LagListener, lag
 
-The progress shows where the streams ended when its micro-batch began. With an endpoint the servers
-are asked what has come since, how old it is and about how long.
+The progress has the ends of the streams when its micro-batch began. With an endpoint the servers
+are asked for the records since then, their age and estimated size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StreamLag:
     stream that is stalled. `size_bytes` is about how long they are: one record batch of them is
     looked at. `age_ms` is how long ago the oldest of them was appended, by the range server's
     clock, 0 if there is none. `stalled_since_ms` is since when (UTC) the query leaves the stream
-    out because a range server is away.
+    out because a range server is down.
     """
 
     stream_id: int
@@ -73,7 +73,7 @@ class LagListener(StreamingQueryListener):
     """Tells how far queries are behind, after each of their micro-batches.
 
     `on_lag` gets the progress and its `lag`; without it, that goes to the log (`sbp_spark`, INFO).
-    While the placement driver of `endpoint` is away, what the progress says is told. For
+    If the placement driver of `endpoint` is down, the lag is that of the progress. For
     `spark.streams.addListener`; it runs on the driver, in Spark's thread for listeners, and keeps
     that waiting while it asks.
     """
@@ -98,7 +98,7 @@ class LagListener(StreamingQueryListener):
             try:
                 sources = [self._maybe_meter.measure(each) for each in sources]
             except SbpError as error:
-                LOG.warning("the lag is that of the query's progress: %s", error)
+                LOG.warning("lag is that of the query's progress error=%s", error)
         self._on_lag(event.progress, [each for source in sources for each in source])
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
@@ -149,7 +149,7 @@ class _Meter:
                 starts[stream_id] = max(next_offset, at.start_offset)
                 tails[stream_id] = max(starts[stream_id], at.next_offset)
         behind = {each: start for each, start in starts.items() if start < tails[each]}
-        octets = self._sizes.estimate(behind, tails)
+        sizes = self._sizes.estimate(behind, tails)
         times_ms = self._client.append_times(behind, timeout_ms=_ANSWER_MS)
         now_ms = time.time_ns() // 1_000_000
         measured = []
@@ -162,7 +162,7 @@ class _Meter:
                 named = replace(
                     named,
                     record_count=count,
-                    size_bytes=count * octets.get(each.stream_id, 0),
+                    size_bytes=count * sizes.get(each.stream_id, 0),
                     age_ms=None if is_unknown else max(0, now_ms - time_ms),
                 )
             measured.append(named)

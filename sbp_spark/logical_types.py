@@ -41,7 +41,7 @@ _USER_DEFINED: Final = {
     for name in ("VectorUDT", "MatrixUDT")
 }
 """Spark's own types by their classes in Scala, with those in Python. No other class is loaded
-because a schema names it: whoever writes to a stream could choose what its readers run."""
+because a schema names it: a writer to a stream could choose the code that its readers run."""
 
 _COLLATED: Final = re.compile(r"string collate (\w+)", re.ASCII)
 _TIME: Final = re.compile(r"time\(([0-9])\)")

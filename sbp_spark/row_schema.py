@@ -39,7 +39,7 @@ def exactly(given: StructField, there: StructField, path: str) -> Iterator[str]:
 def as_wide(given: StructField, there: StructField, path: str) -> Iterator[str]:
     """Yield a fault where values of a column may not fit into what is asked for.
 
-    Of structs fewer fields may be asked for.
+    A struct may be asked for with fewer fields.
     """
     if there.nullable and not given.nullable:
         yield f"{_mistaken(given, there, path)}, or leave not null out"
@@ -65,14 +65,14 @@ def check_selection(
 ) -> None:
     """Raise ConfigurationError, naming all faults, unless `given` are some columns of `there`.
 
-    `more_faults` the caller has found by itself; `remark` is told after everything.
+    `more_faults` are those that the caller has found; `remark` ends the message.
     """
     faults = [*_faults(given, there, check, ""), *more_faults]
     if faults:
         lines = "\n".join(f"  - {fault}" for fault in faults)
         raise ConfigurationError(
-            f"the sbp source cannot give what .schema(...) asks for:\n{lines}\nIt has"
-            f" ({ddl(there)}), to be named in any order and number{remark}"
+            f"the sbp source does not have the columns that .schema(...) asks for:\n{lines}\nIt has"
+            f" ({ddl(there)}); name any of these, in any order{remark}"
         )
 
 
@@ -116,7 +116,7 @@ def _faults(given: StructType, there: StructType, check: FieldCheck, path: str) 
         folded = field.name.lower()
         known = columns.get(folded)
         if folded in seen:
-            yield f"column {path}{field.name} stands there twice"
+            yield f"column {path}{field.name} occurs twice; name it once"
         elif known is None:
             near = difflib.get_close_matches(folded, columns, n=1)
             hint = f"; did you mean {columns[near[0]].name}?" if near else ""
@@ -241,7 +241,7 @@ def _column_faults(schema: StructType) -> list[str]:
     for field in schema.fields:
         found = field.dataType.simpleString()
         if field.name in seen:
-            faults.append(f"column {field.name} stands there twice; drop one of them")
+            faults.append(f"column {field.name} occurs twice; drop one of them")
         elif field.name in _POSITION_COLUMNS:
             pass
         elif field.name not in _SINK_COLUMNS:

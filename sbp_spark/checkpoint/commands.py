@@ -38,8 +38,8 @@ def add_checkpoint(parser: ArgumentParser) -> None:
         "show",
         show,
         help="show how far a query has read",
-        description="Show how far a query has read each stream for good, and to where it began to"
-        " read. With --endpoint also how far it is behind.",
+        description="Show up to where a query has read each stream (committed), and the end of the"
+        " batch that was begun last. With --endpoint also how far it is behind.",
     )
     showing.add_argument(
         "--endpoint", metavar="HOST:PORT", help="placement driver to ask for tails"
@@ -49,20 +49,21 @@ def add_checkpoint(parser: ArgumentParser) -> None:
         "rewind",
         rewind,
         help="let a stopped query read again what came after a batch",
-        description="Put aside what a checkpoint notes after a batch, so that the query reads on"
-        " from there. It says first which batches are run anew and what that means for sinks, and"
-        " changes nothing without --yes. What is put aside is kept in a folder beside the rest.",
+        description="Move aside what a checkpoint contains after a batch, so that the query"
+        " continues from there. Prints first which batches are run again and what that means for"
+        " sinks; changes nothing without --yes. The moved files are kept in a folder of the"
+        " checkpoint.",
     )
     back = rewinding.add_mutually_exclusive_group(required=True)
     back.add_argument("--to-batch", type=parse_number, metavar="N", help="the last one to keep")
     back.add_argument(
         "--batches", type=parse_number, metavar="K", help="undo the last K committed ones"
     )
-    rewinding.add_argument("--yes", action="store_true", help="no query runs on it: do it")
+    rewinding.add_argument("--yes", action="store_true", help="confirm that no query runs on it")
     starts = actions.add(
         "to-starting-offsets",
         to_starting_offsets,
-        help="print where a query with a new checkpoint goes on",
+        help="print where a query with a new checkpoint continues",
         description="Print, for the option startingOffsets, the position after the last committed"
         " batch. Give it to a query with a new checkpoint.",
     )
@@ -78,8 +79,8 @@ def add_checkpoint(parser: ArgumentParser) -> None:
         action.add_argument(
             "--source",
             metavar="NAME",
-            help="source of the query, where several read streams: the name given with"
-            " readStream.name(), or the place of an unnamed source, from 0",
+            help="source of the query, if several read streams: the name given with"
+            " readStream.name(), or the index of an unnamed source, from 0",
         )
 
 
@@ -111,7 +112,7 @@ def show(options: Namespace) -> int:
     if put_back:
         write_line(
             "the metadata lack a commit that the query has seen: the placement driver's data"
-            " directory was put back to an older copy, or this is another cluster"
+            " directory was restored from an older copy, or this is another cluster"
         )
     return 0
 
@@ -123,7 +124,8 @@ def to_starting_offsets(options: Namespace) -> int:
     batch = checkpoint.maybe_last_committed if options.batch is None else options.batch
     if batch is None:
         raise ConfigurationError(
-            f"{checkpoint.folder} has no committed batch: start the new query as this one was"
+            f"{checkpoint.folder} has no committed batch: start the new query with the"
+            " starting options of this one"
         )
     checkpoint.check_committed(batch)
     streams = source.decided_offset(batch).streams
@@ -137,7 +139,7 @@ def rewind(options: Namespace) -> int:
     sources = find_sources(checkpoint)
     plan = plan_rewind(checkpoint, _target(checkpoint, options))
     ways = [ways_back(source, plan) for source in sources]
-    write_line(f"query {checkpoint.query_id} goes on behind batch {plan.target}:")
+    write_line(f"query {checkpoint.query_id} continues after batch {plan.target}:")
     for source, streams in zip(sources, ways, strict=True):
         where = f" of source {source.name}" if len(sources) > 1 else ""
         for each in streams:
@@ -147,28 +149,28 @@ def rewind(options: Namespace) -> int:
             )
     undone = ", ".join(map(str, plan.undone))
     write_line(
-        f"Batches {undone} are run anew: the same numbers, but as many records in each as limits"
-        " and tails then say."
+        f"Batches {undone} are run again: with the same numbers, but possibly other records in"
+        " each, as the limits and tails are then."
     )
     others = sources[0].count - len(sources)
     if others:
-        write_line(f"The other sources of the query, {others}, go back as far.")
+        write_line(f"The other sources of the query ({others}) are rewound to the same batch.")
     write_line(
-        "What the query has let servers trim (trimOnCommit) is gone, and is not read again:"
-        " failOnDataLoss decides what is done about that."
+        "Records that the query has trimmed (trimOnCommit) are lost and not read again:"
+        " failOnDataLoss decides about them."
     )
     write_line(
-        "Sinks get those records again. One that remembers the numbers of batches passes over"
-        " those it has had, and loses what is in them: the file sinks, Delta, foreachBatch code"
-        " that skips known numbers. For such a query take a new checkpoint and `sbp checkpoint"
+        "Sinks get those records again. A sink that remembers batch numbers skips those it has"
+        " written, and loses their records: the file sinks, Delta, foreachBatch code that skips"
+        " known numbers. For such a query use a new checkpoint and `sbp checkpoint"
         " to-starting-offsets`."
     )
     if not options.yes:
         raise ConfigurationError(
-            "nothing was changed: Spark locks no checkpoint, so nobody can tell whether a query"
-            " runs on this one; stop it, on whatever machine it is, and say --yes"
+            "nothing was changed: Spark does not lock checkpoints, so a running query cannot be"
+            " detected; make sure that none runs on this one, on any machine, and add --yes"
         )
-    write_line(f"done; what was undone is kept in {carry_out(plan)}")
+    write_line(f"done; the files of the undone batches are kept in {carry_out(plan)}")
     return 0
 
 
@@ -189,7 +191,9 @@ def _write_batches(source: SbpSource) -> None:
     kept = f"{checkpoint.logged[0]} to {checkpoint.logged[-1]}"
     write_line(f"batches {kept} are kept; {done}")
     if checkpoint.maybe_unfinished is not None:
-        write_line(f"batch {checkpoint.maybe_unfinished} was begun, and is run again at the start")
+        write_line(
+            f"batch {checkpoint.maybe_unfinished} is not committed: it is run again at the start"
+        )
 
 
 def _row(each: StreamProgress) -> tuple[object, ...]:
@@ -204,7 +208,7 @@ _LEFT_OUT: Final = "no longer selected"
 class StreamProgress:
     """How far a query has come in a stream; name, tail and lag if servers were asked.
 
-    What lies below `next_offset` is read for good; None: a range server has been away since the
+    Records below `next_offset` are read and committed; None: a range server has been down since the
     query began, so it is not decided yet where reading starts. `begun_offset` is where the
     micro-batch ends that was begun last, None in a stream that it does not read.
     """
@@ -278,7 +282,7 @@ def _look(client: Client, stream_ids: Collection[int]) -> dict[int, _Seen]:
 
 def _compare(each: StreamProgress, at: StreamPosition, seen: _Seen | None) -> StreamProgress:
     if seen is None or find_gone([at], {each.stream_id: seen.info.created_at_ms}):
-        return replace(each, remark="deleted" if seen is None else "created anew since")
+        return replace(each, remark="deleted" if seen is None else "created again since")
     assert each.next_offset is not None, "its start is decided"
     first = max(each.next_offset, seen.bounds.start_offset)
     remark = each.remark
@@ -297,7 +301,7 @@ def _compare(each: StreamProgress, at: StreamPosition, seen: _Seen | None) -> St
 
 def _stalled(since_ms: int) -> str:
     since = datetime.fromtimestamp(since_ms / 1000, UTC).isoformat(timespec="seconds")
-    return f"stalled: a range server was away, since {since}"
+    return f"stalled: a range server was down, since {since}"
 
 
 def _remark(at: StreamPosition, stalled_since_ms: int | None) -> str:

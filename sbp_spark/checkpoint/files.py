@@ -112,7 +112,7 @@ class SbpSource:
         if has_places_only and len(found) != self.count:
             raise CheckpointError(
                 f"batch {batch} of {self.checkpoint.folder} has {len(found)} sources, but the last"
-                f" one has {self.count}; was the query changed?"
+                f" batch has {self.count}: the query was changed; choose a later batch"
             )
         value = found.get(self.name)
         return INITIAL if value is None else SourceOffset.from_json(value)
@@ -121,14 +121,14 @@ class SbpSource:
         """Return where a micro-batch ends, to read on from there.
 
         Raises ConfigurationError if it was open then where some stream starts: that would be
-        decided anew, and what lies between would be passed over. Raises CheckpointError.
+        decided again, and the records between would be skipped. Raises CheckpointError.
         """
         offset = self.offset(batch)
         if offset.pending:
             raise ConfigurationError(
-                f"at the end of batch {batch} it was not decided yet where streams"
-                f" {', '.join(map(str, sorted(offset.pending)))} start: a range server was away;"
-                " let the query run until it is back, and take a batch that came after that"
+                f"at the end of batch {batch} it was not yet known where streams"
+                f" {', '.join(map(str, sorted(offset.pending)))} start: a range server was down;"
+                " let the query run until it is back, and choose a later batch"
             )
         return offset
 
@@ -145,12 +145,12 @@ def open_checkpoint(path: str) -> Checkpoint:
         query_id = str(json.loads(metadata)["id"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(
-            f"{folder} is no checkpoint of a streaming query: it has no file `metadata` with the"
-            " query's id; name the folder that was the query's checkpointLocation"
+            f"{folder} is not the checkpoint of a streaming query: it has no file `metadata` with"
+            " the query's id; name the folder that is the query's checkpointLocation"
         ) from error
     logged = _batches(folder / "offsets")
     if not logged:
-        raise ConfigurationError(f"{folder} holds no micro-batch yet: the query has not read")
+        raise ConfigurationError(f"{folder} has no micro-batch yet: the query has read nothing")
     return Checkpoint(folder, query_id, logged, _batches(folder / "commits"))
 
 
@@ -179,7 +179,7 @@ def find_sources(checkpoint: Checkpoint) -> list[SbpSource]:
     ours = sorted((name for name, value in last.items() if _is_ours(value)), key=_place)
     if not ours:
         raise ConfigurationError(
-            f"{checkpoint.folder} has {len(last)} sources, of which these read streams: none"
+            f"{checkpoint.folder} has {len(last)} sources, and none of them is an sbp source"
         )
     return [SbpSource(checkpoint, name, len(last)) for name in ours]
 
@@ -216,7 +216,7 @@ _ASIDE: Final = "rewound"
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """A way back: reading goes on behind micro-batch `target`, those of `undone` are run anew."""
+    """A rewind: reading continues after micro-batch `target`, those of `undone` are run again."""
 
     checkpoint: Checkpoint
     target: int
@@ -228,13 +228,15 @@ def plan_rewind(checkpoint: Checkpoint, target: int) -> Rewind:
     checkpoint.check_committed(target)
     if checkpoint.has_state:
         raise ConfigurationError(
-            f"{checkpoint.folder} holds state, as of an aggregation or a join: it has seen the"
-            " later batches and cannot go back; start the query with a new checkpoint, from what"
+            f"{checkpoint.folder} has state, as of an aggregation or a join, which includes the"
+            " later batches and cannot be rewound; start the query with a new checkpoint, from what"
             " `sbp checkpoint to-starting-offsets` prints"
         )
     undone = tuple(each for each in checkpoint.logged if each > target)
     if not undone:
-        raise ConfigurationError(f"batch {target} is the last one: there is nothing to undo")
+        raise ConfigurationError(
+            f"batch {target} is the last one, so there is nothing to undo; choose an earlier batch"
+        )
     return Rewind(checkpoint, target, undone)
 
 
@@ -253,13 +255,13 @@ def ways_back(source: SbpSource, plan: Rewind) -> list[Interval]:
 
 
 def carry_out(plan: Rewind) -> Path:
-    """Put aside what is later than the target; return the folder in which it is kept.
+    """Move aside the files after the target; return the folder in which they are kept.
 
     Raises ConfigurationError, and changes nothing, if the query has gone on since the plan.
     """
     folder = plan.checkpoint.folder
     if open_checkpoint(str(folder)) != plan.checkpoint:
-        raise ConfigurationError(f"{folder} is changing: a query runs on it; stop it first")
+        raise ConfigurationError(f"{folder} has changed since: a query runs on it; stop that first")
     numbers = count(1)
     aside = next(each for n in numbers if not (each := folder / f"{_ASIDE}-{n}").exists())
     for batch in reversed(plan.undone):

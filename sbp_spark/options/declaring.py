@@ -1,4 +1,4 @@
-"""What an option is: one field of a frozen dataclass, from which everything else follows.
+"""The declaration of an option: one field of a frozen dataclass, from which the rest follows.
 
     records_max: int | None = option("maxRecordsPerTrigger", COUNT, None, unset="unlimited").field(
         "Most records of one micro-batch."
@@ -7,8 +7,8 @@
 The field is the whole declaration. From it follow the names that are known, with suggestions for
 those that are not; the parsed value and its default; where the option is refused; and its row in
 docs/reference/options.md. A value that takes several options is a field with
-`reads(function, ...)`, and a dataclass inside another one `reads(Group)`. What contradicts itself
-is told by `check_options`, a method of the group.
+`reads(function, ...)`, and a dataclass inside another one `reads(Group)`. Contradictions are found
+by `check_options`, a method of the group.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Option(Generic[_Value_co]):
 
     @property
     def meaning(self) -> str:
-        """What the documentation says of the option."""
+        """The text of the documentation."""
         if self.only is None:
             return self.text
         return f"{self.text} {'Streaming' if self.only.streaming else 'Batch'} only."
@@ -141,7 +141,7 @@ def option(
     `unset` is shown instead of the default, where that is no value to be given; `beside` names the
     option without which the default does not count. `side` is "source" or "sink" where both use
     the group, and only one of them has the option. `kafka` is what Spark's Kafka connector calls
-    it, for those who come from there.
+    it, so that its name leads to ours.
     """
     return Option(name, kind, default, unset, beside, only, side, kafka)
 

@@ -57,7 +57,7 @@ class AtOffset:
 
 @dataclass(frozen=True, slots=True)
 class BeforeTail:
-    """So many records before the tail, or the first record if there are fewer."""
+    """A number of records before the tail, or the first record if there are fewer."""
 
     record_count: int
 
@@ -89,7 +89,7 @@ class AtCursor:
 
 
 InsidePosition: TypeAlias = Earliest | Latest | AtOffset | BeforeTail
-"""What the bounds of a stream are enough for."""
+"""Positions that the bounds of a stream determine."""
 Position: TypeAlias = InsidePosition | AtTime | Ago | AtCursor
 
 
@@ -98,7 +98,7 @@ class Positions:
     """A position for each stream: one `everywhere`, or `by_stream` (name or id), None the other.
 
     `option` is the one that names them. `found` are the streams that had these names when a query
-    began: as long as one exists it is the one that is meant, whatever it is called by now.
+    began: as long as one exists it is the one that is meant, also after it was renamed.
     """
 
     everywhere: Position | None
@@ -145,7 +145,7 @@ def offsets(*, is_start: bool) -> Kind[Positions | None]:
 def maybe_object(given: Given, syntax: ValueSyntax) -> Positions | None:
     """Return the positions of a JSON object with a value for each stream, None if it is none.
 
-    What is wrong inside of it is noted as a fault.
+    Mistakes inside of it are noted as faults.
     """
     try:
         # An object becomes a tuple of pairs, so that a repeated key is seen.
@@ -296,25 +296,24 @@ STARTS: Final[_Bounds] = (
         None,
         unset="latest (streaming), earliest (batch)",
     ).says(
-        "Where a new query starts in each stream: `earliest`, `latest`, `-1000` (so many records"
-        " before the tail, but not before the first), `group:NAME` (where a consumer group reads"
-        " next), or a JSON object with an offset for every stream, by name or id (-2 earliest, -1"
-        ' latest, or "group:NAME"). A restarted query goes on from its checkpoint; a stream that'
-        " was added to `streams` starts as in a new query, unless another one was deleted: then it"
-        " may be that one, created again, and is read from its first record. A batch cannot start"
-        " at the latest offset. What a group has never read is read from the first record, also by"
-        " a group that is new; records behind its cursor that were trimmed meanwhile are lost, see"
+        "Where a new query starts in each stream: `earliest`, `latest`, `-1000` (a number of"
+        " records before the tail, but not before the first), `group:NAME` (where a consumer group"
+        " reads next), or a JSON object with an offset for every stream, by name or id (-2"
+        ' earliest, -1 latest, or "group:NAME"). A restarted query goes on from its checkpoint; a'
+        " stream that was added to `streams` starts as in a new query, unless another one was"
+        " deleted: then it may be that one, created again, and is read from its first record. A"
+        " batch cannot start at the latest offset. A stream that a group has never read is read"
+        " from the first record; records behind its cursor that were trimmed since are lost, see"
         " `failOnDataLoss`."
     ),
     option("startingTimestamp", _time(is_start=True), None, unset="none").says(
         "Instead of `startingOffsets`: start at the first record, in the order of offsets, that was"
         " appended at this time or later, so none of them is missed. ISO 8601, such as"
         " `2026-01-31T09:30` (UTC) or `2026-01-31T09:30+01:00`; milliseconds since 1970, though 8"
-        " digits are a date, `20260131`; or `-10m`, so long before now (ms, s, m, h, d). Records"
-        " are appended at the time that their range server's clock shows, in ms; `now` is what the"
-        " driver's clock shows when a new query plans its first micro-batch, or when a batch is"
-        " planned; for a stream that waits for a range server then (`maxRangeStall`), when the"
-        " query first missed that."
+        " digits are a date, `20260131`; or `-10m`, a duration before now (ms, s, m, h, d). The"
+        " time of an append is that of the range server's clock, in ms. Now is the time of the"
+        " driver's clock when a new query plans its first micro-batch, or when a batch is planned;"
+        " for a stream that waits for a range server then (`maxRangeStall`), when the wait began."
     ),
     option("startingOffsetsByTimestamp", _times(is_start=True), None, unset="none").says(
         'The same as a JSON object with a time for every stream, by name or id: `{"orders":'
@@ -327,10 +326,10 @@ STRATEGY: Final = option(
     None,
     unset="error (latest for times like -10m)",
 ).says(
-    "What a starting time means for a stream that has no record of that time or later: `error`, or"
-    " `latest`, the tail as it is then; what comes later is read, whatever its time is. A stream"
-    " that had to wait for a range server (`maxRangeStall`) while others were read takes `latest`,"
-    " with a warning in the log, as a query that runs is not to fail for that."
+    "Meaning of a starting time for a stream that has no record of that time or later: `error`, or"
+    " `latest`, the tail as it is then; later records are read, whatever their time is. A stream"
+    " that had to wait for a range server (`maxRangeStall`) while others were read uses `latest`,"
+    " with a warning in the log, so that a running query does not fail."
 )
 ENDS: Final[_Bounds] = (
     option(
@@ -348,8 +347,8 @@ ENDS: Final[_Bounds] = (
         " Where there is no such record, a batch ends at the tail. A streaming query goes on until"
         " there is one, whatever time it is: what is appended next may still be from before. That"
         " end, and what `-10m` meant at the start, is kept in the checkpoint; `-20m` after a"
-        " restart changes nothing then. What lies behind the end is not read, even if a server's"
-        " clock, set back or behind that of the server before, gave it an earlier time."
+        " restart changes nothing then. Records behind the end are not read, even if a server's"
+        " clock, set back or behind that of the server before, gave them an earlier time."
     ),
     option("endingOffsetsByTimestamp", _times(is_start=False), None, unset="none").says(
         "The same as a JSON object with a time for every stream, by name or id."

@@ -104,8 +104,7 @@ class Servers:
         "networkCompression", words({"none": False, "zstd": True}), False
     ).field(
         "How records travel between Spark's workers and the range servers: none, or zstd, which"
-        " spares a slow network and costs processor time. A server that knows no compression gets"
-        " none."
+        " saves bandwidth and costs processor time. A server without compression gets none."
     )
     isolation_class: str = option(
         "isolationClass",
@@ -119,9 +118,8 @@ class Servers:
     )
     reads_locally: bool = option("localReads", FLAG, True, side="source").field(
         "Whether tasks on the machine of a range server read large record batches from its files,"
-        " checked by their checksums, without a way through the server: true, false. They do where"
-        " they may open the files, so where they run as the same user; where they may not, the"
-        " server reads for them."
+        " checked by their checksums, not through the server: true, false. That needs permission to"
+        " open the files, as the same user has; without it the server reads for them."
     )
 
     def __str__(self) -> str:
@@ -147,8 +145,8 @@ class CatalogOptions:
     servers: Servers = field(metadata=reads(_read_servers, _ENDPOINT))
     table: Table = option("table", word(Table), Table.STREAMS, unset="none").field(
         "Instead of records, what the placement driver knows: `streams`, `ranges` or `cursors` (of"
-        " consumer groups); null is what a range server that is away would have to tell. In a batch"
-        " only, and with no option beside it but endpoint."
+        " consumer groups); a value is null if the range server that has it is down. In batch reads"
+        " only, and with no other option but endpoint."
     )
 
 

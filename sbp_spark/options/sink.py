@@ -73,7 +73,7 @@ class OnReplayMismatch(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchKey:
-    """What the first decision counts for: a batch of a producer."""
+    """A batch of a producer, for which only the first decision counts."""
 
     producer: str
     batch_number: int
@@ -103,17 +103,17 @@ def _parse_version(given: Given) -> int | None:
 
 
 _APP_ID: Final = option("txnAppId", Kind(_parse_producer), None, unset="none", only=_NUMBERED).says(
-    "With txnVersion: name of an application that numbers its batch writes, so that one that is"
-    " done again, as by foreachBatch, writes nothing. Up to 64 of A-Z a-z 0-9 . _ -, not beginning"
-    " with once-. Without the two each batch write is atomic, and writes its rows again when it is"
-    " done again."
+    "With txnVersion: name of an application that numbers its batch writes, so that a write that"
+    " is repeated, as by foreachBatch, writes nothing. Up to 64 of A-Z a-z 0-9 . _ -, not beginning"
+    " with once-. Without the two options each batch write is atomic, and writes its rows again"
+    " when it is repeated."
 )
 _VERSION: Final = option(
     "txnVersion", Kind(_parse_version), None, unset="none", only=_NUMBERED
 ).says(
-    "Number of the write, such as foreachBatch's batch id; one that is not above that of the last"
-    " write with this txnAppId was done before. Writes of one DataFrame to several places in one"
-    " foreachBatch need a txnAppId each."
+    "Number of the write, such as foreachBatch's batch id. A number that is not above that of the"
+    " last write with this txnAppId was written before. Writes of one DataFrame to several places"
+    " in one foreachBatch need a txnAppId each."
 )
 
 
@@ -128,7 +128,7 @@ def _maybe_key(reader: OptionReader) -> BatchKey | None:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryOptions:
-    """What is promised of a write: how often a row is there afterwards.
+    """The guarantee of a write: how often a row is there afterwards.
 
     `maybe_key` is the one that the user gave to a batch write, `is_truncating` whether what was in
     the streams before goes.
@@ -137,9 +137,10 @@ class DeliveryOptions:
     delivery: Delivery = option("delivery", word(Delivery), Delivery.EXACTLY_ONCE).field(
         "`exactly-once`: rows are staged, and become readable when Spark commits the micro-batch or"
         " the write as a whole: each row once, however often tasks, commits or the query are"
-        " repeated, also in other partitions. Of several streams all or nothing, though not at the"
-        " same instant. At most 20000 parts, one for each stream of each task, are committed"
-        ' together: beyond that use .repartition("stream"). A new checkpoint is a new query.'
+        " repeated, also in other partitions. A write to several streams is all or nothing, though"
+        " not visible in all of them at the same instant. At most 20000 parts, one for each stream"
+        ' of each task, are committed together: beyond that use .repartition("stream"). A new'
+        " checkpoint is a new query."
         " `at-least-once`: rows are readable as soon as they are appended, and what a task wrote"
         " before it failed stays; for servers without transactions, such as those that speak"
         " elasticstream-2023-04."
@@ -147,14 +148,13 @@ class DeliveryOptions:
     on_replay_mismatch: OnReplayMismatch = option(
         "onReplayMismatch", word(OnReplayMismatch), OnReplayMismatch.WARN
     ).field(
-        "What happens when a micro-batch that was committed before comes again with other rows:"
-        " what was committed first stays in any case. `warn` writes that to the log (`sbp_spark`),"
-        " `fail` fails the query. Either the query does not give the same rows each time, or two"
-        " queries run on copies of one checkpoint. The same happens to a batch that was committed"
-        " by another version of this package, or another producer, in a way that cannot be"
-        " compared. A batch with rows whose number is below that of a committed one, and of which"
-        " no decision is known, fails the query in any case: its rows may never have been written."
-        " For a batch write beside txnAppId."
+        "Reaction to a micro-batch that was committed before and is retried with other rows. The"
+        " first commit stays in any case. `warn` logs the difference (`sbp_spark`), `fail` fails"
+        " the query. Either the query does not give the same rows each time, or two queries run on"
+        " copies of one checkpoint. A batch that was committed by a version of this package whose"
+        " digests cannot be compared counts as different. A batch with rows whose number is below"
+        " that of a committed one, and whose outcome is no longer known, fails the query in any"
+        " case: its rows may never have been written. In a batch write only with txnAppId."
     )
     maybe_key: BatchKey | None = field(default=None, metadata=reads(_maybe_key, _APP_ID, _VERSION))
     is_truncating: bool = option(
@@ -163,11 +163,11 @@ class DeliveryOptions:
         False,
         only=_NUMBERED._replace(wrong="is given in a streaming write, which only ever appends"),
     ).field(
-        "What mode('overwrite') needs: when the new rows can be read, what was there before the"
-        " commit is trimmed from the streams that `stream` or `streams` name, or that the rows are"
+        "Required for mode('overwrite'): when the new rows can be read, the records from before the"
+        " commit are trimmed from the streams that `stream` or `streams` name, or that the rows are"
         " for; that of dead letters is left alone. So a write that fails before it is committed"
         " loses nothing, and for a moment readers see both. If the new rows cannot be read within a"
-        " minute, because a server is away, or some of them are lost (`sbp txns give-up`), nothing"
+        " minute, because a server is down, or some of them are lost (`sbp txns give-up`), nothing"
         " is trimmed and the write fails. Not with txnAppId."
     )
 
@@ -200,15 +200,15 @@ class Batching:
         ),
         limits.BATCH_TARGET_BYTES,
     ).field(
-        "Octets of a record batch before compression, about; rows of one stream are put together"
-        " until there are so many, or no more."
+        "Approximate bytes of a record batch before compression. Rows of one stream are collected"
+        " until they reach it, or the task ends."
     )
     records_max: int = option(
         "batchRecords",
         at_most(
             limits.BATCH_RECORDS_MAX,
             COUNT,
-            f"{limits.BATCH_RECORDS_MAX} at most, which is what a server takes",
+            f"{limits.BATCH_RECORDS_MAX} at most, which is what a server accepts",
         ),
         limits.BATCH_RECORDS_MAX,
     ).field(
@@ -216,14 +216,15 @@ class Batching:
         " which hides records of larger batches."
     )
     linger_ms: int | None = option("lingerDuration", DURATION, None, unset="unlimited").field(
-        "How long rows wait for others, such as 1s, before their record batch is sent; looked at"
-        " when more rows come. Without it they wait until it is full or the task ends."
+        "How long rows wait for others, such as 1s, before their record batch is sent; checked when"
+        " more rows arrive. Without it they wait until the record batch is full or the task ends."
     )
     compression: Compression = option(
         "batchCompression", words(_COMPRESSIONS), _COMPRESSIONS["none"]
     ).field(
-        "Compression of record batches, from here over the servers' disks to the readers: none, lz4"
-        " or zstd. Record sequences, for servers that speak elasticstream-2023-04, have none."
+        "Compression of record batches, on the network, on the servers' disks and up to the"
+        " readers: none, lz4 or zstd. Record sequences, for servers that speak"
+        " elasticstream-2023-04, have none."
     )
 
 
@@ -233,7 +234,7 @@ class SinkOptions:
 
     With `maybe_columns` columns are written, without them plain records. `found` are streams that
     options name, as they were when the write was planned: as long as one exists it is the one that
-    is meant, whatever it is called by now.
+    is meant, also after it was renamed.
     """
 
     servers: Servers = field(metadata=reads(Servers))
@@ -248,14 +249,14 @@ class SinkOptions:
         default_factory=DeliveryOptions, metadata=reads(DeliveryOptions)
     )
     bad_records: BadRecordPolicy = option("onBadRecord", BAD_RECORDS, BadRecordPolicy()).field(
-        "What happens to rows that cannot be written: too large, without a stream, of one that does"
-        " not exist or has a schema, with headers that are no UTF-8; of columns, with a null that"
-        " the stream does not take, or a text that is no UTF-8; in a record sequence, without a"
-        " value or that of a header, or with a key or header that is no UTF-8. `fail` fails the"
-        " task; `skip` leaves them out, with their number in the log; `deadletter:STREAM` writes"
-        " them to that stream in the same transaction, with the headers `sbp.error` and"
-        " `sbp.stream`, and without a value that is too large. Of columns the value is the row as"
-        " JSON; the stream has no schema."
+        "Reaction to rows that cannot be written: too large; without a stream, or for a stream that"
+        " does not exist or has a schema; with headers that are not UTF-8. With columns also a null"
+        " where the stream requires a value, or a string that is not UTF-8. In record sequences"
+        " also a missing value of the record or a header, or a key or header that is not UTF-8."
+        " `fail` fails the task; `skip` leaves them out, with their number in the log;"
+        " `deadletter:STREAM` writes them to that stream in the same transaction, with the headers"
+        " `sbp.error` and `sbp.stream`, and without a value that is too large. With columns the"
+        " value is the row as JSON. The stream must not have a schema."
     )
     batching: Batching = field(default_factory=Batching, metadata=reads(Batching))
     found: Mapping[str, FoundStream] = field(default_factory=dict)

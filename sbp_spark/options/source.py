@@ -38,8 +38,8 @@ from sbp_spark.options.servers import CatalogOptions, Servers
 from sbp_spark.options.streams import SELECTIONS, FoundStream, Selection, read_selection
 
 PARTITIONS_MAX: Final = 10_000
-"""Beyond so many, input partitions get larger instead: Spark's driver keeps each in memory, and a
-server may claim that a stream has any number of records."""
+"""Above this number input partitions get larger instead: Spark's driver keeps each in memory, and
+a server may claim that a stream has any number of records."""
 FETCH_BUFFER_BYTES_DEFAULT: Final = 16 * MIB
 
 _TRIGGERS: Final = Only(
@@ -62,8 +62,8 @@ class TriggerLimits:
     """How much a micro-batch over all streams takes, and how long it waits; None is no bound.
 
     With fewer than `records_min` records there is none, unless the last one was `delay_ms_max` ago.
-    It takes as many as are read and processed in `target_ms`, as far as that is known.
-    Servers that have been away for `stall_ms_max` are not waited for any longer. A run with
+    It takes about as many as are read and processed in `target_ms`.
+    Servers that have been down for `stall_ms_max` are not waited for any longer. A run with
     Trigger.AvailableNow that goes on with one that was cut short ends at `available_now_end`.
     """
 
@@ -95,44 +95,42 @@ class TriggerLimits:
         kafka="minOffsetsPerTrigger",
     ).field(
         "With fewer new records there is no micro-batch, for maxTriggerDelay at most, unless other"
-        " limits let no more into one. Not with Trigger.Once and Trigger.AvailableNow."
+        " limits keep it smaller. Not with Trigger.Once and Trigger.AvailableNow."
     )
     delay_ms_max: int = option(
         "maxTriggerDelay", DURATION, 15 * 60 * 1000, beside="minRecordsPerTrigger", only=_TRIGGERS
-    ).field(
-        "How long after the last micro-batch fewer records are taken, too: 500ms, 30s, 15m, 1h."
-    )
+    ).field("How long after the last micro-batch fewer records are read, too: 500ms, 30s, 15m, 1h.")
     target_ms: int | None = option(
         "targetBatchDuration", DURATION, None, unset="none", only=_TRIGGERS
     ).field(
         "How long a micro-batch should take, such as 10s, with all that the query does: each takes"
         " as many records as fit, judged by how long those before it took. The first one takes"
         " 10000 at most, none is held below 1000, and maxRecordsPerTrigger and maxBytesPerTrigger"
-        " hold, too. Time in which Spark waits for its trigger does not count; but how long a"
-        " micro-batch took that was over before the next trigger nobody can tell a source, so a"
-        " trigger interval above this duration counts as the duration. Where micro-batches take"
+        " hold, too. Time in which Spark waits for its trigger does not count; but Spark"
+        " does not tell a source how long a micro-batch took that ended before the next trigger, so"
+        " a trigger interval above this duration counts as the duration. If micro-batches take"
         " longer whatever they read, that is logged, and they get as many records as are worth the"
         " time. Not with Trigger.Once."
     )
     stall_ms_max: int | None = option(
         "maxRangeStall", DURATION, None, unset="none", only=_TRIGGERS
     ).field(
-        "How long a range server may be away, such as 30s, before micro-batches leave out what only"
-        " it can serve. The other streams then go on, and its own ones catch up from where they"
-        " were when it is back. Each stall is in the log (`sbp_spark`), and the streams are in the"
-        " query's progress, under `stalled`, with the time in ms since when. A stream whose start"
-        " cannot be found out for that begins, by startingOffsets, when its server is back. A run"
-        " with Trigger.AvailableNow ends without what is stalled; the next one reads it. A"
-        " micro-batch that was planned is never changed: it is read, or fails. Without the option a"
-        " query waits for a minute, and fails."
+        "How long a range server may be down, such as 30s, before micro-batches leave out what only"
+        " it can serve. The other streams are then read on, and its own streams catch up when it is"
+        " back. Each stall is in the log (`sbp_spark`), and the streams are in the query's"
+        " progress, under `stalled`, with the time in ms since when. A stream whose start cannot be"
+        " determined without that server starts, by startingOffsets, when it is back. A run with"
+        " Trigger.AvailableNow ends without what is stalled; the next one reads it. A micro-batch"
+        " that was planned is never changed: it is read, or fails. Without the option a query waits"
+        " for a minute, and fails."
     )
     available_now_end: AvailableNowEnd = option(
         "availableNowEnd", word(AvailableNowEnd), AvailableNowEnd.KEPT, only=_TRIGGERS
     ).field(
         "Where a run with Trigger.AvailableNow ends if the run before it was cut short. `kept`:"
         " where that one was to end, which is in the checkpoint; the run after it reads what has"
-        " come since, and a line in the log (`sbp_spark`) says so. `latest`: at the tails as they"
-        " are when it starts, as any other run."
+        " come since, and that is logged (`sbp_spark`). `latest`: at the tails as they are when"
+        " it starts, as any other run."
     )
 
     def check_options(self, reader: OptionReader) -> None:
@@ -165,7 +163,7 @@ class OnDataLoss(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitOptions:
-    """What servers are told once Spark has committed a micro-batch.
+    """What the source writes to servers once Spark has committed a micro-batch.
 
     The cursors of the group are set, and what was read is trimmed.
     """
@@ -180,18 +178,17 @@ class CommitOptions:
         ),
     ).field(
         "Name of a consumer group whose cursors follow the query, for `sbp lag` and for"
-        " `startingOffsets` of other queries: the placement driver is told of a micro-batch when"
-        " the next one is looked for. It is told of the last one when the query is started again,"
-        " if that did not come any more. The query itself goes on from its checkpoint, and never"
-        " fails or waits for more than a second because the cursors cannot be set: that is written"
-        " to the log (`sbp_spark`), and tried again."
+        " `startingOffsets` of other queries: they are committed for a micro-batch when Spark"
+        " asks for the next one; for the last one when the query is started again. The query itself"
+        " continues from its checkpoint. It never fails, or waits for more than a second, because"
+        " the cursors cannot be committed: that is logged (`sbp_spark`) and retried."
     )
     is_trimming: bool = option("trimOnCommit", FLAG, False, only=_COMMITS).field(
         "Whether records are trimmed, for good, once they are not needed any more: those of"
         " micro-batches that Spark has committed, when it has begun the next one, so the last"
-        " micro-batch can always be repeated. All that lies before them goes, too, also what lay"
-        " before the query's start. Let no other query read these streams: a queue has one"
-        " consumer. Failures are treated as those of `group`."
+        " micro-batch can always be repeated. All records before them are trimmed, too, also"
+        " those before the query's start. No other query may read these streams: a queue has one"
+        " consumer. Failures are handled as those of `group`."
     )
 
 
@@ -220,9 +217,9 @@ class PartitionLimits:
         f" At most {PARTITIONS_MAX}."
     )
     buffer_bytes: int = option("fetchBufferBytes", SIZE, FETCH_BUFFER_BYTES_DEFAULT).field(
-        "Octets that a task holds of what it has asked for and not decoded yet, about: half of it,"
-        " and 8m at most, is asked for at a time, while the rest is decoded. More of it helps where"
-        " range servers are far away."
+        "Approximate bytes that a task has requested and not decoded yet: half of it, at most 8m,"
+        " is requested at a time, while the rest is decoded. A larger value helps if the network to"
+        " the range servers has a high latency."
     )
 
 
@@ -236,18 +233,18 @@ class SourceEncoding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What is read: headers are a part of rows only, metadata stand beside columns only."""
+    """The columns of a source: headers belong to rows only, metadata to columns only."""
 
     encoding: SourceEncoding = option("encoding", word(SourceEncoding), SourceEncoding.AUTO).field(
-        "What records are read as: `rows` (key, value, headers, timestamp), `columns` (those of the"
-        " schemas that typed streams have), or `auto`: columns if any of the streams has a schema"
-        " when the query starts, else rows. Beside `streamsPattern`, `rows` and `columns` select:"
-        " of the streams that match only those without a schema are read, or only those with one,"
-        " also of those that come while a query runs. So no stream of the other kind can end it, as"
-        " it can with `auto`. Of several streams the columns of all are read; what a stream lacks"
-        " is null. A query keeps the columns it started with: columns that are new are seen by the"
-        " next query, or after a restart, and where a type was widened meanwhile the query fails,"
-        " and goes on when it is loaded and started again."
+        "Form in which records are read: `rows` (key, value, headers, timestamp), `columns` (those"
+        " of the schemas that typed streams have), or `auto`: columns if any of the streams has a"
+        " schema when the query starts, else rows. Beside `streamsPattern`, `rows` and `columns`"
+        " select: only those matching streams are read that have no schema, or only those that have"
+        " one, also of streams that are created while a query runs. So no stream of the other kind"
+        " can end the query, as it can with `auto`. The columns are those of all streams; a column"
+        " that a stream lacks is null. A query keeps the columns it started with: columns that are"
+        " new are seen by the next query, or after a restart, and if a type was widened since, the"
+        " query fails, and continues when it is loaded and started again."
     )
     include_headers: bool = option("includeHeaders", FLAG, False).field(
         "Whether rows have the column `headers`: true, false. A schema given with .schema(...)"
@@ -297,16 +294,16 @@ class SourceOptions:
     ending: Positions | None = field(metadata=reads(read_ending, *ENDS))
     limits: TriggerLimits = field(metadata=reads(TriggerLimits))
     on_data_loss: OnDataLoss = option("failOnDataLoss", word(OnDataLoss), OnDataLoss.FAIL).field(
-        "What happens when records that were to be read are gone (trimmed, or with their stream),"
-        " or cannot be decoded. `true` fails with an error that names every interval, also where a"
-        " stream is no longer selected that the query has read; `false` writes them to the log"
-        " (`sbp_spark`) and goes on behind them; `report` also keeps them in the offsets, under"
-        " `lost`, so that they are in the query's progress and checkpoint. What is trimmed while a"
-        " task reads it is in the log of that task only. A stream that is no longer selected but"
-        " exists is not lost: its position stays in the checkpoint, under `left_out`, and it is"
-        " read on from there when it is selected again. Where the placement driver's data directory"
-        " was put back to an older copy, `false` and `report` only log it: the query goes on from"
-        " its offsets, and which records below them are others now is not known."
+        "Reaction to records that were to be read and are lost (trimmed, or deleted with their"
+        " stream), or cannot be decoded. `true` fails with an error that names every interval, also"
+        " if a stream that the query has read is no longer selected; `false` writes them to the log"
+        " (`sbp_spark`) and continues behind them; `report` also keeps them in the offsets, under"
+        " `lost`, so that they are in the query's progress and checkpoint. Records that are trimmed"
+        " while a task reads them are in the log of that task only. A stream that is no longer"
+        " selected but exists is not lost: its position stays in the checkpoint, under `left_out`,"
+        " and it is read on from there when it is selected again. If the placement driver's data"
+        " directory was restored from an older copy, `false` and `report` only log it: the query"
+        " continues from its offsets, and it is not known which records below them have changed."
     )
     commits: CommitOptions = field(default_factory=CommitOptions, metadata=reads(CommitOptions))
     partitions: PartitionLimits = field(
@@ -315,7 +312,7 @@ class SourceOptions:
     contents: Contents = field(default_factory=Contents, metadata=reads(Contents))
 
     def check_options(self, reader: OptionReader) -> None:
-        """Note ends that lie before their starts, as far as it is known where those are."""
+        """Note ends that lie before their starts, where both are known."""
         is_start_known = reader.streaming is not None or self.starting is not _FROM_LATEST
         if self.ending is not None and is_start_known:
             check_order(reader, self.starting, self.ending)

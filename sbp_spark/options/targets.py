@@ -1,4 +1,4 @@
-"""Where rows go: which streams, as records or columns, and what is done about those that cannot."""
+"""Where rows go: to which streams, as records or columns, and what happens to bad ones."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ class Encoding(Enum):
 
 
 ENCODING: Final = option("encoding", word(Encoding), Encoding.ROWS).says(
-    "What is written. `rows`: plain records, from the columns key, value, headers and timestamp."
-    " `columns`: every column of the DataFrame, with its type, to typed streams, which `stream` or"
-    " `streams` name; only the struct `_metadata` that a source adds, or some of its fields, is"
-    " left out. The first write gives a stream its schema; a column which Spark knows to have no"
-    " nulls becomes required. Later ones have to fit, by the names of columns: columns that may be"
-    " null may be missing, types may be narrower, the order is any. Streams with plain records take"
-    " no columns, and the other way round."
+    "Form of the records. `rows`: plain records, from the columns key, value, headers and"
+    " timestamp. `columns`: every column of the DataFrame, with its type, to typed streams, which"
+    " `stream` or `streams` name; only the struct `_metadata` that a source adds, or some of its"
+    " fields, is left out. The first write gives a stream its schema; a column which Spark knows to"
+    " have no nulls becomes required. Later writes have to match it by the names of columns:"
+    " nullable columns may be missing, types may be narrower, the order does not matter. Plain"
+    " records and columns do not mix in one stream."
 )
 
 
@@ -110,18 +110,18 @@ class ColumnOptions:
     is_merging: bool = option("mergeSchema", FLAG, False).field(
         "With encoding=columns: whether the schemas of streams may grow, so that new columns are"
         " added, which are null in what was written before, types widen (integers, floats, decimals"
-        " to larger ones), and required columns may be null. Nothing is ever taken away. Without it"
+        " to larger ones), and required columns may be null. No column is ever removed. Without it"
         " such a DataFrame is refused, with what differs; but a column that may be null where the"
         " stream requires it is accepted, and a null in it is a bad record."
     )
     routing_column: str | None = option("routingColumn", TEXT, None, unset="none").field(
         "With encoding=columns and `streams`: the column whose value is the key of `routing`, as"
-        " text (cast to string) or bytes. A string, binary, integer, boolean or date, of dates"
-        " those of the years 0 to 9999."
+        " text (cast to string) or bytes. A string, binary, integer, boolean or date (years 0 to"
+        " 9999)."
     )
     timestamp_column: str | None = option("timestampColumn", TEXT, None, unset="none").field(
-        "With encoding=columns: the column, a timestamp, that tells when a row's event was; readers"
-        " get it as the record's timestamp. Without it that is the time of writing."
+        "With encoding=columns: the timestamp column with the time of a row's event; readers get it"
+        " as the record's timestamp. Without it that is the time of writing."
     )
 
 
@@ -179,7 +179,7 @@ class Creation:
         "How long a stream that is created keeps records, such as 7d."
     )
     retention_bytes: int = option("createRetentionBytes", SIZE, 0, unset="unlimited").field(
-        "What each range server keeps of a stream that is created, such as 10g."
+        "How much each range server keeps of a stream that is created, such as 10g."
     )
 
     def spec(self, name: str) -> StreamSpec:
@@ -199,7 +199,7 @@ def read_creation(reader: OptionReader) -> Creation | None:
 
 
 class OnBadRecord(Enum):
-    """What happens to a row that cannot be written."""
+    """Values of onBadRecord, without the stream."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -208,7 +208,7 @@ class OnBadRecord(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BadRecordPolicy:
-    """What happens to rows that cannot be written; `dead_letters` is the stream for them."""
+    """The option onBadRecord; `dead_letters` is the stream of rows that cannot be written."""
 
     action: OnBadRecord = OnBadRecord.FAIL
     dead_letters: StreamRef | None = None

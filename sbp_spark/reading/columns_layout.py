@@ -62,7 +62,7 @@ class SchemaVersions:
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _MS_MAX: Final = (2**63 - 1) // 1000
 _PIECE_BYTES: Final = 4 * limits.BATCH_TARGET_BYTES
-"""What is mapped at a time, about: more than what a full record batch decodes to."""
+"""About how much is mapped at a time: more than what a full record batch decodes to."""
 _SAMPLE_ROWS: Final = 1_024
 
 
@@ -176,9 +176,9 @@ class ColumnsLayout:
         version = self._versions.maybe_find(span.stream_id, fingerprint)
         if version is None:
             raise envelope.damage(
-                f"it is of a schema that the placement driver does not know ({fingerprint}); was it"
-                " copied from another cluster, or the placement driver's file restored from an old"
-                " copy?"
+                f"it is of a schema that the placement driver does not know ({fingerprint}); it was"
+                " copied from another cluster, or the placement driver's metadata were restored"
+                " from an older copy"
             )
         return version
 
@@ -187,9 +187,9 @@ class ColumnsLayout:
         known = self._versions.known(span.stream_id)
         since = next((each for each in known if not self._is_fitting(each)), found.version)
         return SchemaError(
-            f"{_describe(found.batches, span)}: {error}. It is so since version {since.version} of"
-            " the stream's schema: load the stream and start the query again, to read in the newest"
-            " one"
+            f"{_describe(found.batches, span)}: {error}. That came with version {since.version} of"
+            " the stream's schema: load the stream and start the query again, to read with the"
+            " newest version"
         )
 
     def _check_logical_types(self, version: SchemaVersion) -> None:

@@ -114,14 +114,14 @@ def _damage_of(run: StoredRun, position: int, error: DamagedBatchError) -> Damag
 
 
 ENVELOPES_AT_ONCE: Final = 1_000
-"""Envelopes of so many batches are kept until these are decoded, which may be tiny."""
+"""The number of envelopes that are kept until their batches, which may be tiny, are decoded."""
 
 
 @dataclass(frozen=True)
 class SpanPartition(InputPartition):
     """Spans that one task reads, from the cluster of `servers`.
 
-    Offsets of them that are gone by then are an error, or passed over and logged. The task holds
+    Offsets that are lost by then are an error, or skipped and logged. The task holds
     about `buffer_bytes` that are not decoded yet. `maybe_columns` are the columns as the streams
     name them, if the query names any of them otherwise.
     """
@@ -135,7 +135,7 @@ class SpanPartition(InputPartition):
 
 
 class BrokenSequenceError(ProtocolError):
-    """The offsets that came do not follow on one another: a gap or an overlap."""
+    """The offsets that were fetched have a gap or an overlap."""
 
 
 def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -205,8 +205,9 @@ def decode_chunks(
     for span, position in zip(spans, positions, strict=True):
         if position != span.end_offset:
             raise BrokenSequenceError(
-                f"{describe_span(span)}: expected offset {position} next, found the end; the"
-                " server answered with fewer records than it said"
+                f"{describe_span(span)}: expected offset {position} next, found the end: the"
+                " range server returned fewer records than it had announced; run `sbp log check`"
+                " there"
             )
 
 
@@ -215,7 +216,7 @@ def _runs(
 ) -> Iterator[tuple[Sequence[Envelope], int]]:
     """Yield some batches at a time, which go on at `position`, and the offset up to which they go.
 
-    What is behind the end of the span is left out. Raises BrokenSequenceError.
+    Batches behind the end of the span are left out. Raises BrokenSequenceError.
     """
     envelopes: list[Envelope] = []
     payloads = (piece.payload for piece in batches.pieces())
@@ -247,8 +248,8 @@ def _check_sequence(
     if not is_following:
         raise BrokenSequenceError(
             f"{describe_span(span)}: expected offset {position} next, found a record batch of"
-            f" offsets [{envelope.base_offset}, {end_offset}); records are missing or doubled on"
-            " the range server"
+            f" offsets [{envelope.base_offset}, {end_offset}); records are missing or duplicated on"
+            " the range server; run `sbp log check` there"
         )
 
 
@@ -305,11 +306,11 @@ def plan_read(
     """Return the partitions that read the intervals, in the form that the query has chosen.
 
     `maybe_columns` is as in SpanPartition; `as_of` is the revision of the metadata, if the caller
-    has just been told it.
+    knows the current one.
 
     The same intervals are cut in the same way whenever they are planned, as long as the ranges of
-    the streams are the same. Raises DataLossError when some offsets are stored nowhere any more,
-    unless the options say to go on.
+    the streams are the same. Raises DataLossError if some offsets are no longer stored, unless
+    failOnDataLoss says to continue.
     """
     wanted = [each for each in intervals if each.start_offset < each.end_offset]
     if not wanted:

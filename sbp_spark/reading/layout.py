@@ -1,6 +1,7 @@
-"""What a task makes of record batches: the seam between reading offsets and reading columns.
+"""Decoding record batches into Arrow: the interface `Layout`, and the layout of plain records.
 
-Plain records become rows here: key, value, headers and timestamp, and where each record was.
+Plain records become rows: key, value, headers, timestamp, and where each record was.
+`columns_layout` has the layout of typed streams.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ JOINED_BYTES: Final = BYTES_PER_BATCH * 9 // 8
 
 
 def is_enough(row_count: int, size_bytes: int) -> bool:
-    """Whether so much is passed on to Spark and not joined with what follows."""
+    """Whether rows of this size are passed on to Spark, not joined with those that follow."""
     return row_count >= ROWS_PER_BATCH or size_bytes >= BYTES_PER_BATCH
 
 

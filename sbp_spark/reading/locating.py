@@ -29,7 +29,7 @@ from sbp_spark.reporting import LOG, listed
 
 
 def display_name(info: StreamInfo) -> str:
-    """Return what the column `stream` shows, and what the sink takes back: the name, or the id."""
+    """Return what the column `stream` shows, and the sink accepts: the name, or the id."""
     return info.name or str(info.stream_id)
 
 
@@ -97,7 +97,7 @@ def check_inside(
     Streams of `trimmed_allowed` may have trimmed theirs.
     """
     faults = [
-        f"{display_name(streams[stream_id])} at {offset}, but it holds"
+        f"{display_name(streams[stream_id])} at {offset}, which has offsets"
         f" [{bounds[stream_id].start_offset}, {bounds[stream_id].next_offset})"
         for stream_id, offset in offsets.items()
         if offset > bounds[stream_id].next_offset
@@ -105,8 +105,8 @@ def check_inside(
     ]
     if faults:
         raise ConfigurationError(
-            f"option {option} lies outside of: {listed(faults, '; ')}; expected an offset from the"
-            " first one to the next one to be written, or a word such as latest"
+            f"option {option} is outside of the stream: {listed(faults, '; ')}; expected an offset"
+            " from the first record to the end: correct it, or use a word such as earliest"
         )
 
 
@@ -124,8 +124,8 @@ def check_ends(
     ]
     if faults:
         raise ConfigurationError(
-            f"option {option} lies before the start: {listed(faults, '; ')}; expected no end before"
-            " its start: end later, or start earlier"
+            f"option {option} lies before the start: {listed(faults, '; ')}; end later, or start"
+            " earlier"
         )
 
 
@@ -133,7 +133,7 @@ NOTHING_READ: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 def wall_ms() -> int:
-    """Return the time (Unix time) before which relative times are."""
+    """Return the current time in ms (Unix time), which relative times refer to."""
     return time.time_ns() // 1_000_000
 
 
@@ -155,9 +155,9 @@ def find_times(
     """Return the first record, in the order of offsets, that was appended at a time or later.
 
     By stream id; None where there is none within `bounds`: these were looked at before, so no
-    record of the time lies in between. What was read, up to `read_offsets`, does not count. With a
-    `timeout_ms` those whose servers do not answer in it are left out. One call for all streams.
-    Raises SbpError.
+    record of the time lies in between. Records up to `read_offsets` do not count: they were read.
+    With a `timeout_ms` those whose servers do not answer in it are left out. One call for all
+    streams. Raises SbpError.
     """
     if not times_ms:
         return {}
@@ -208,7 +208,7 @@ def find_offsets(
     if missing and late_since_ms is not None:
         LOG.warning(
             "option %s is past the end of %s (ms since 1970); read from the tail on, as the query"
-            " has begun without that",
+            " started without it",
             positions.option,
             listed(missing),
         )
@@ -263,10 +263,10 @@ def starting_offsets(
 ) -> dict[int, int]:
     """Return the first offset to read of each stream of `bounds`, which are some of `streams`.
 
-    One that was trimmed is returned if that is not to fail, or is for others to judge: a cursor is
-    where records were to be read. `late_since_ms` is since when a query that runs has waited for
-    the streams, by id; others may have come and gone. With a `timeout_ms` those that start at a
-    time which their servers do not find in it are left out. Raises SbpError.
+    One that was trimmed is returned if that is not to fail; a trimmed cursor always is, as the loss
+    before it is handled by failOnDataLoss. `late_since_ms` is since when a query that runs has
+    waited for the streams, by id; others may have come and gone. With a `timeout_ms` those that
+    start at a time which their servers do not find in it are left out. Raises SbpError.
     """
     if late_since_ms is None:
         check_option_positions(options, streams.values())

@@ -1,4 +1,4 @@
-"""Records that were to be read and are gone: how that is said, in an error or in the log."""
+"""Records that were to be read and are lost or damaged: the errors, and the lines in the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOUBT_WAITS_S: Final = (0.1, 0.2, 0.4, 0.8)
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The offsets [start_offset, end_offset) of a stream; None: as far as it went, nobody knows."""
+    """The offsets [start_offset, end_offset) of a stream; None: its end is not known."""
 
     stream_id: int
     start_offset: int
@@ -30,7 +30,7 @@ class Loss:
 
 
 class DataLossError(SbpError):
-    """Offsets that were to be read are stored nowhere any more.
+    """Offsets that were to be read are no longer stored.
 
     `losses` lists all of them exactly; `names` has stream names by id, where known.
     """
@@ -42,9 +42,9 @@ class DataLossError(SbpError):
 
     def __str__(self) -> str:
         return (
-            f"{describe_losses(self.losses, self.names, is_short=True)}. They were to be"
-            " read, but were trimmed before, or their range is gone. Lengthen the retention or read"
-            " more often; to go on behind the loss, set failOnDataLoss to false, or to report"
+            f"{describe_losses(self.losses, self.names, is_short=True)}. They were"
+            " trimmed before they were read, or their range was deleted. Lengthen the retention or"
+            " read more often; to continue behind the loss, set failOnDataLoss to false or report"
         )
 
 
@@ -58,12 +58,12 @@ class DamagedRecordsError(DataLossError):
 
     def __str__(self) -> str:
         return (
-            f"{self.describe()}. To go on behind them, set failOnDataLoss to false, or to report;"
-            " nothing else of the stream is left out then"
+            f"{self.describe()}. To continue behind them, set failOnDataLoss to false or report;"
+            " all other records of the stream are read"
         )
 
     def describe(self) -> str:
-        """Return what is damaged, and how."""
+        """Return the damage, and its cause."""
         (loss,) = self.losses
         return (
             "records cannot be read, their record batch is damaged:"
@@ -85,12 +85,12 @@ def describe_losses(
 
 
 def log_damage(damage: DamagedRecordsError) -> None:
-    """Write to the log which offsets are passed over, and why."""
+    """Log which offsets are skipped, and why."""
     LOG.warning("data loss: %s; reading goes on behind them", damage.describe())
 
 
 def log_losses(losses: Iterable[Loss], names: Mapping[int, str]) -> None:
-    """Write every interval to the log, if there is any."""
+    """Log every interval, if there is any."""
     every = list(losses)
     if every:
         LOG.warning("data loss: %s; reading goes on behind them", describe_losses(every, names))

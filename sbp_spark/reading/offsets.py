@@ -27,7 +27,7 @@ from sbp_core.errors import SbpError
 from sbp_spark.reading.losses import Loss
 
 CREATED_UNKNOWN: Final = -1
-"""`created_at_ms` of a stream whose placement driver does not tell it; it fits any other."""
+"""`created_at_ms` of a stream whose placement driver does not return it; it matches any other."""
 NEW_CHECKPOINT: Final = "start the query with a new checkpointLocation"
 
 _INT64_MAX: Final = 2**63 - 1
@@ -51,7 +51,7 @@ class StreamPosition:
     """How far one stream is read: `next_offset` is the next one to read.
 
     `stream_id` and `created_at_ms` (Unix time) together identify the stream: one that is deleted
-    and created anew differs in one of them. `base_offset` is the resolved start, known only in
+    and created again differs in one of them. `base_offset` is the resolved start, known only in
     the first end offset in which the stream appears. `end_offset` is where reading ends, if that
     was resolved from the tail or from a time: it is kept as long as the query asks for such an
     end. `end_time_ms` (Unix time) is that time; without `end_offset` it has not come yet.
@@ -78,7 +78,7 @@ def positions_text(positions: Iterable[StreamPosition]) -> str:
 
 
 def parse_positions(value: object) -> dict[int, StreamPosition]:
-    """Return the positions that a text tells, by stream id. Raises CheckpointError."""
+    """Return the positions that a text contains, by stream id. Raises CheckpointError."""
     if not isinstance(value, str):
         raise foreign(value, f"streams to be a text of {_GRAMMAR}")
     entries = value.split(" ") if value else []
@@ -111,8 +111,8 @@ def parse_stream_id(key: object) -> int:
 def foreign(value: object, expected: str) -> CheckpointError:
     """Return the error for what no offset of this source has in it."""
     return CheckpointError(
-        f"the checkpoint holds no offset of the sbp source: {reprlib.repr(value)}; expected"
-        f" {expected}; was it written by another source, or edited? restore it, or"
+        f"the checkpoint has {reprlib.repr(value)}, which is no offset of the sbp source; expected"
+        f" {expected}; if it was edited or damaged, restore it; if another source wrote it,"
         f" {NEW_CHECKPOINT}"
     )
 
@@ -178,7 +178,7 @@ _OPTIONAL_KEYS_NOW: Final = {"left_out", "lost", "stalled", "store_commit", "sto
 
 
 class StreamChangedError(CheckpointError):
-    """A stream of the checkpoint was deleted, created anew, moved backwards or left out."""
+    """A stream of the checkpoint was deleted, created again, moved backwards or left out."""
 
 
 class Interval(NamedTuple):
@@ -195,7 +195,7 @@ class SourceOffset:
 
     `lost` are records that are not read because they are gone, where that is to be reported: those
     of which one knew when the offset was decided. `stalled` are streams that were left out of the
-    micro-batch because a range server was away, each with the time since when, in ms (UTC).
+    micro-batch because a range server was down, each with the time since when, in ms (UTC).
     `left_out` are streams that were read before and are no longer selected: each goes on from its
     position if it is selected again. `maybe_commit` is one that the placement driver's metadata had
     when the offset was decided: metadata without it were put back to an older copy since.
@@ -210,7 +210,7 @@ class SourceOffset:
 
     @property
     def pending(self) -> frozenset[int]:
-        """Streams of the query's start whose servers have been away since: nothing is read yet."""
+        """Streams of the query's start whose servers have been down since: nothing is read yet."""
         return frozenset(self.stalled.keys() - self.streams.keys())
 
     def maybe_position(self, stream_id: int) -> StreamPosition | None:
@@ -311,7 +311,7 @@ def intervals(start: SourceOffset, end: SourceOffset) -> tuple[Interval, ...]:
 def find_gone(
     positions: Iterable[StreamPosition], created_at_ms: Mapping[int, int]
 ) -> list[StreamPosition]:
-    """Return the positions whose stream is no more; `created_at_ms` has those that are, by id."""
+    """Return the positions whose stream was deleted; `created_at_ms` has the others, by id."""
     return [
         at
         for at in positions

@@ -126,8 +126,8 @@ def plan_partitions(
             break
     if bounded is not scale:
         LOG.warning(
-            "%d records are read by %d tasks, each with more than the options say: a plan has about"
-            " %d partitions at most",
+            "input partitions exceed the limits of the options records=%d tasks=%d: a plan has"
+            " about %d partitions at most",
             count,
             len(planned),
             PARTITIONS_MAX,
@@ -137,7 +137,7 @@ def plan_partitions(
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """What records weigh, and how much a partition takes.
+    """The weight of records, and how much a partition holds.
 
     Two maxima become one: a record weighs the larger part of either maximum that it uses up.
     """
@@ -220,7 +220,7 @@ def _pack(pieces: list[StreamSpan], scale: _Scale, spans_max: int) -> list[list[
 
 
 RECORD_BYTES_UNKNOWN: Final = 1024
-"""What a record counts for as long as nothing is known of any stream."""
+"""The assumed size of a record before any stream was sampled."""
 _SAMPLES_PER_FETCH: Final = 16
 _FIRST_SAMPLES_MAX: Final = 256
 """Streams that are sampled for the first time in one go; others count as the longest known."""
@@ -231,8 +231,8 @@ _SAMPLES_AGAIN_MAX: Final = 8
 class RecordSizes:
     """Bytes per record of each stream, envelope included, as stored.
 
-    What is known of a stream is the average of one record batch, that at which reading was to go on
-    when it was sampled. So it is exact for streams whose records are alike.
+    The size is the average of one record batch, the one at the read position when the stream was
+    sampled. So it is exact for streams whose records are alike.
     """
 
     def __init__(self, client: Client) -> None:
@@ -243,7 +243,7 @@ class RecordSizes:
     def estimate(self, starts: Mapping[int, int], tails: Mapping[int, int]) -> dict[int, int]:
         """Return the bytes of one record of each stream of `starts`, sampling some of them.
 
-        Streams that are away or fail are counted with what is known: reading them will tell.
+        Streams whose servers are down or fail count with the size known before.
         """
         hungry = {each: start for each, start in starts.items() if start < tails.get(each, start)}
         unknown = [each for each in hungry if each not in self._sampled]

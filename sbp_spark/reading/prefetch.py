@@ -144,9 +144,9 @@ def _check_outcome(cursor: _Cursor, outcome: FetchOutcome, now_s: float) -> None
         cursor.silent_since_s = now_s
     elif (now_s - cursor.silent_since_s) * 1000 >= Patience.RUNNING:
         raise DeadlineExceededError(
-            f"{describe_span(span)}: the server has nothing at offset {cursor.offset} for"
-            f" {Patience.RUNNING // 1000} s, although the stream went up to {span.end_offset};"
-            " has the range server lost what it had acknowledged?"
+            f"{describe_span(span)}: the server returned nothing at offset {cursor.offset} for"
+            f" {Patience.RUNNING // 1000} s, although the stream ended at {span.end_offset} before;"
+            " the range server may have lost acknowledged records: run `sbp log check` there"
         )
 
 
@@ -180,11 +180,11 @@ def describe_span(span: StreamSpan) -> str:
 
 
 class Prefetcher:
-    """Draws chunks ahead of who iterates, in a thread of its own.
+    """Draws chunks ahead of the consumer, in a thread of its own.
 
-    What the first questions bring is not worth a thread: it begins with the first chunk behind
-    which there is more to ask for. At most `bytes_max` wait or are worked on until the next chunk
-    is asked for, and one more has been drawn. A chunk that is larger than that is alone. The errors
+    A result of a single request is not worth a thread: it starts at the first chunk that is
+    followed by more. At most `bytes_max` are queued or being decoded, and one more chunk has been
+    drawn. A chunk that is larger than that is alone. The errors
     of the thread are raised where the chunks are taken. To be closed; the thread then ends before
     its next chunk.
     """
@@ -217,7 +217,7 @@ class Prefetcher:
             self._changed.notify_all()
 
     def _prefetched(self, first: Chunk) -> Iterator[Chunk]:
-        """Yield a chunk, and all that follow, which a thread draws meanwhile."""
+        """Yield a chunk, and all that follow, which a thread draws ahead."""
         self._held_bytes = first.batches.size_bytes
         self._maybe_thread = threading.Thread(target=self._run, name="sbp-prefetch", daemon=True)
         self._maybe_thread.start()
@@ -250,7 +250,7 @@ class Prefetcher:
                 self._changed.notify_all()
 
     def _put(self, chunk: Chunk) -> bool:
-        """Queue a chunk when there is room; False when nobody wants it any more."""
+        """Queue a chunk when there is room; False when the prefetcher was closed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (

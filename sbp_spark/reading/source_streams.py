@@ -103,8 +103,8 @@ def maybe_kinds(options: SourceOptions) -> StreamKinds | None:
 def select_streams(options: SourceOptions) -> Mapping[int, StreamInfo]:
     """Return the streams that are to be read, by id, asking for the first time.
 
-    Raises SbpError when nobody answers, when any that is named is missing or named twice, or when
-    positions are given for others.
+    Raises SbpError if the placement driver does not answer, if any that is named is missing or
+    named twice, or when positions are given for others.
     """
     selection = options.selection
     if isinstance(selection, StreamPattern):
@@ -150,7 +150,7 @@ class SourceColumns:
     def check(self, given: StructType) -> None:
         """Raise ConfigurationError, naming all faults, unless `given` can be read.
 
-        Of typed streams they may be wider than they are there.
+        Columns of typed streams may be asked for in wider types than they have there.
         """
         if not self.form.is_typed:
             check_source_schema(given, include_headers="headers" in self.schema.names)
@@ -198,13 +198,13 @@ def find_columns(
     if is_typed_wanted:
         names = listed([display_name(each) for each in streams.values()]) or "there are none"
         raise ConfigurationError(
-            f"option encoding: none of the streams ({names}) has a schema, so there are no columns;"
-            " write to one with encoding=columns first, or read rows"
+            f"option encoding: none of the streams ({names}) has a schema, so there are no columns"
+            " to read; write to one with encoding=columns first, or set encoding=rows"
         )
     if contents.include_metadata:
         raise ConfigurationError(
-            "option includeMetadata: no stream has a schema, and rows have these columns of"
-            " themselves; remove it"
+            "option includeMetadata: no stream has a schema, and rows have these columns"
+            " anyway; remove it"
         )
     return SourceColumns(source_schema(include_headers=contents.include_headers), Form.ROWS)
 
@@ -218,7 +218,7 @@ def _typed(
             " no headers; remove it, or set encoding=rows"
         )
     named = {display_name(streams[each]): version.schema for each, version in newest.items()}
-    # What a schema requires today it may not require tomorrow, while the query runs.
+    # A schema may drop a requirement while the query runs.
     schema = _nullable(logical_spark_schema(_union(named).arrow))
     if not contents.include_metadata:
         return SourceColumns(schema, Form.COLUMNS)
@@ -271,7 +271,7 @@ def _contradiction(named: Mapping[str, StreamSchema], names: Sequence[str]) -> S
                 union_schemas([named[first], named[second]])
             except SchemaError as error:
                 return SchemaError(
-                    f"streams {first} and {second} cannot be read together: of {second}, beside"
-                    f" {first}, {error}\nRead them one by one, cast, and unite them in Spark"
+                    f"streams {first} and {second} cannot be read together: in {second}, compared"
+                    f" with {first}, {error}\nRead each alone, cast, and union them in Spark"
                 )
     return None

@@ -55,16 +55,16 @@ class RowsWithPlan:
 
     @property  # type: ignore[misc]  # it cannot be set
     def __class__(self) -> type:
-        """What `isinstance` sees: Spark's own reader as long as there are rows to be had."""
+        """The class for `isinstance`: Spark's own reader as long as there are rows to return."""
         return type(self) if self._maybe_rows is None or OWN_READER is None else OWN_READER
 
 
 RECORDS_MAX: Final = ROWS_PER_BATCH
-"""A task reads more of them in less time than it takes to hand them over with the plan."""
+"""A task reads more records in less time than it takes to return them with the plan."""
 BYTES_MAX: Final = limits.MIB
-"""Of record batches, as they are stored."""
+"""Limit of the record batches as they are stored."""
 ROW_BYTES_MAX: Final = 4 * BYTES_MAX
-"""Of rows, which may take far more than the compressed batches that they come from."""
+"""Limit of the decoded rows, which may be far larger than the compressed batches."""
 
 
 class SmallBatches:
@@ -81,8 +81,7 @@ class SmallBatches:
     ) -> list[pa.RecordBatch] | None:
         """Return all rows of a plan; None if tasks are to read them.
 
-        Whatever goes wrong is left to the tasks, too: they are more patient, and know what to do
-        about records that are gone.
+        After any error tasks read them, too: they retry for longer, and handle lost records.
         """
         if len(partitions) != 1 or not self._is_small(partitions[0].spans):
             return None
@@ -110,30 +109,30 @@ class SmallBatches:
             FetchItem(span.stream_id, span.start_offset, span.end_offset, bytes_max)
             for span in spans
         ]
-        chunks, octets, count, is_whole = [], 0, 0, True
+        chunks, size_bytes, count, is_whole = [], 0, 0, True
         for outcome in client.fetch(items):
             if outcome.error is not None:
                 raise outcome.error
             span = spans[outcome.item_index]
-            octets += len(outcome.payload)
+            size_bytes += len(outcome.payload)
             count += max(0, outcome.next_offset - span.start_offset)
             is_whole = is_whole and outcome.next_offset >= span.end_offset
             chunks.append(Chunk(outcome.item_index, outcome.payload))
-        self._record_bytes = octets // max(1, count)
+        self._record_bytes = size_bytes // max(1, count)
         return chunks if is_whole else None
 
     def _decoded(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
         """Return all rows, unless Spark cannot copy them or they grew far beyond their batches."""
         found: list[pa.RecordBatch] = []
-        count, octets = 0, 0
+        count, size_bytes = 0, 0
         for batch in batches:
             if not can_be_copied(batch):
                 return None
             found.append(batch)
             count += batch.num_rows
-            octets += batch.nbytes
-            if octets > ROW_BYTES_MAX:
-                self._record_bytes = octets // count
+            size_bytes += batch.nbytes
+            if size_bytes > ROW_BYTES_MAX:
+                self._record_bytes = size_bytes // count
                 return None
         return found
 

@@ -1,4 +1,4 @@
-"""What this Python process is to Spark, what it keeps in memory, and what its session shares.
+"""The role of this Python process in Spark, its memory, and what its session shares.
 
 It depends on how PySpark starts its workers, which is by `python -m`: the name of the program is in
 `__main__.__spec__`. With another name a process is a worker only while it runs a task, and no
@@ -58,14 +58,14 @@ def _program() -> str | None:
 
 
 KEPT_BYTES: Final = 128 << 20
-"""As much freed memory a worker keeps at most."""
+"""The most freed memory that a worker keeps."""
 KEPT_BLOCK_BYTES: Final = 32 << 20
-"""Larger blocks are given back at once: the largest that glibc takes for this."""
+"""Larger blocks are returned at once; the largest value that glibc accepts."""
 MALLOC_SETTINGS: Final = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-"""Who sets one of these in the environment has decided himself what is kept."""
+"""With one of these in the environment the user decides how much memory is kept."""
 
 FURTHER_MODULES: Final = 100
-"""So many more modules are worth another look at all there is."""
+"""After this number of new modules a process settles again."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -103,7 +103,7 @@ def keep_freed_memory() -> None:
     """Let glibc, if that is the C library, keep freed memory for the next rows.
 
     Rows come in batches of some MiB. By default the memory of each is given back to the system, and
-    asked for anew, page by page, for the next one: half of a writing worker's time in the kernel.
+    requested again, page by page, for the next one: half of a writing worker's time in the kernel.
     """
     if any(name in os.environ for name in MALLOC_SETTINGS):
         return
@@ -125,7 +125,7 @@ def find_once(servers: Servers, purpose: str, find: Callable[[], Found]) -> Foun
     """Return what `find` returned when it first succeeded for this cluster and purpose.
 
     So a first use finds mistakes at once, and a later one does not end a running query when the
-    servers are away for a while. Spark plans in any worker, and ends those that were idle for a
+    servers are down for a while. Spark plans in any worker, and ends those that were idle for a
     minute: what was found is in a file among those of the session, which Spark removes. Raises
     what `find` raises.
     """

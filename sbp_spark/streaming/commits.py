@@ -1,6 +1,6 @@
-"""What servers are told of a query's progress: the cursors of its group, and what may be trimmed.
+"""Committing a query's progress to servers: the cursors of its group, and trims.
 
-A query never fails by that, and hardly waits for it: the next micro-batch tells more anyway.
+A query never fails because of that, and hardly waits for it: the next micro-batch commits more.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ PAUSE_S: Final = 5.0
 
 
 class Commits:
-    """Tells servers how far one run of a query has come.
+    """Commits the progress of one run of a query.
 
-    Cursors and trims have a teller each, so that a trim that has to wait holds no cursor up.
+    Cursors and trims have a sender each, so that a trim that has to wait delays no cursor.
     """
 
     def __init__(self, client: Client, options: CommitOptions) -> None:
         self._is_trimming = options.is_trimming
         self._trims: Mapping[int, int] = {}
-        self._trimming = _Teller("trim what was read", client.trim_streams)
-        self._maybe_cursors: _Teller | None = None
+        self._trimming = _Sender("trim what was read", client.trim_streams)
+        self._maybe_cursors: _Sender | None = None
         group = options.maybe_group
         if group is not None:
-            self._maybe_cursors = _Teller(
+            self._maybe_cursors = _Sender(
                 f"set the cursors of group {group}",
                 lambda news: client.commit_cursors(group, news),
             )
@@ -44,7 +44,7 @@ class Commits:
     def on_processed(self, at: SourceOffset) -> None:
         """Take note that micro-batches up to `at` are done: Spark asks for the next one."""
         if self._maybe_cursors is not None:
-            self._maybe_cursors.tell(
+            self._maybe_cursors.send(
                 {each: position.next_offset for each, position in at.streams.items()}
             )
         self._trim()
@@ -72,20 +72,20 @@ class Commits:
         """Trim up to the cursors that are set: none may lie before the first record."""
         trims = self._trims
         if self._maybe_cursors is not None:
-            cursors = self._maybe_cursors.told
+            cursors = self._maybe_cursors.sent
             trims = {each: upto for each, upto in trims.items() if upto <= cursors.get(each, -1)}
-        self._trimming.tell(trims)
+        self._trimming.send(trims)
 
 
-class _Teller:
-    """Tells servers one kind of offset, on a thread of its own, one attempt at a time.
+class _Sender:
+    """Sends one kind of offset to servers, on a thread of its own, one attempt at a time.
 
-    A failure is logged once, until an attempt has succeeded again. Everything that was not told yet
-    goes with the next attempt.
+    A failure is logged once, until an attempt has succeeded again. The next attempt has everything
+    that was not sent.
     """
 
     def __init__(self, what: str, call: Callable[[dict[int, int]], object]) -> None:
-        self.told: dict[int, int] = {}
+        self.sent: dict[int, int] = {}
         """The offset that the servers have of each stream, by id."""
         self._what = what
         self._call = call
@@ -93,13 +93,13 @@ class _Teller:
         self._is_failing = False
         self._pause_until_s = 0.0
 
-    def tell(self, wanted: Mapping[int, int]) -> None:
-        """Tell what is not known yet, unless the last attempt is under way or has just failed."""
+    def send(self, wanted: Mapping[int, int]) -> None:
+        """Send what is not sent yet, unless the last attempt is under way or has just failed."""
         if self._thread is not None and self._thread.is_alive():
             return
         if monotonic() < self._pause_until_s:
             return
-        news = {each: upto for each, upto in wanted.items() if self.told.get(each) != upto}
+        news = {each: upto for each, upto in wanted.items() if self.sent.get(each) != upto}
         if news:
             self._thread = Thread(target=self._attempt, args=(news,), daemon=True)
             self._thread.start()
@@ -108,11 +108,11 @@ class _Teller:
     def _attempt(self, news: dict[int, int]) -> None:
         try:
             self._call(news)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the query goes on
+        except Exception as error:  # noqa: BLE001 - no error of it may end the query
             if not self._is_failing:
                 fault = None if isinstance(error, SbpError) else error
                 LOG.warning(
-                    "cannot %s: %s; the query goes on, and tries it again",
+                    "cannot %s error=%s: retried with the next micro-batch, the query continues",
                     self._what,
                     error,
                     exc_info=fault,
@@ -120,9 +120,9 @@ class _Teller:
             self._is_failing = True
             self._pause_until_s = monotonic() + PAUSE_S
             return
-        self.told |= news
+        self.sent |= news
         if self._is_failing:
-            LOG.warning("it works again to %s", self._what)
+            LOG.warning("recovered: can %s again", self._what)
         self._is_failing = False
 
 

@@ -1,4 +1,4 @@
-"""What a streaming query does about records that are gone: fail, go on, or go on and report."""
+"""The option failOnDataLoss in a streaming query: fail, continue, or continue and report."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from sbp_spark.streaming.stream_watch import Snapshot
 
 
 class LossPolicy:
-    """The option failOnDataLoss at work, in one run of a query.
+    """Decides about losses in one run of a query.
 
-    Losses are logged where they are found. What is to be reported goes into the next offset.
+    Losses are logged where they are found. Those to be reported go into the next offset.
     """
 
     def __init__(self, on_data_loss: OnDataLoss, client: Client) -> None:
@@ -58,15 +58,15 @@ class LossPolicy:
             said = (
                 "the placement driver's metadata never had commit"
                 f" {known.number} of life {known.life}, which the query has seen: its data"
-                " directory was put back to an older copy, or another cluster answers. Records that"
-                " got offsets since below those which the query has read"
+                " directory was restored from an older copy, or another cluster answers. Records"
+                " that were appended since at offsets which the query has already read"
             )
             if self._is_fatal:
                 raise StreamChangedError(
-                    f"{said} would not be read. Bring the newest copy back, or {NEW_CHECKPOINT};"
-                    " to go on from the same offsets set failOnDataLoss to false, or report"
+                    f"{said} would be skipped. Restore the newest copy, or {NEW_CHECKPOINT}; to"
+                    " continue from the same offsets, set failOnDataLoss to false or report"
                 )
-            LOG.warning("data loss: %s are not read; which these are is not known", said)
+            LOG.warning("data loss: %s are skipped; it is not known which these are", said)
         self._maybe_commit = self._client.maybe_commit or known
         return self._client.maybe_commit
 
@@ -153,16 +153,16 @@ class LossPolicy:
                 continue
             said = (
                 f"stream {at.stream_id} ({self._names[at.stream_id]}) went backwards: it was read"
-                f" up to offset {at.next_offset}, and now ends at {tail}; records that get the"
-                f" offsets [{tail}, {at.next_offset}) from now on"
+                f" up to offset {at.next_offset}, and now ends at {tail}; records that are"
+                f" appended at the offsets [{tail}, {at.next_offset})"
             )
             if self._is_fatal:
                 raise StreamChangedError(
-                    f"{said} would not be read; find out what the range servers have lost. To wait"
-                    " until the stream is there again, set failOnDataLoss to false, or report"
+                    f"{said} would be skipped; run `sbp log check` on its range servers. To wait"
+                    " until the stream reaches that offset, set failOnDataLoss to false or report"
                 )
             if at.stream_id not in self._told_backward:
-                LOG.warning("data loss: %s are not read", said)
+                LOG.warning("data loss: %s are skipped", said)
                 self._told_backward.add(at.stream_id)
 
     def _without_existing(self, missing: Sequence[StreamPosition]) -> list[StreamPosition]:
@@ -176,8 +176,8 @@ class LossPolicy:
     def _log_left(self, left: Iterable[StreamPosition]) -> None:
         for at in left:
             LOG.warning(
-                "stream %d (%s) is no longer selected, and not read: the checkpoint keeps offset"
-                " %d, from which it is read on if it is selected again",
+                "stream %d (%s) is no longer selected and not read: the checkpoint keeps offset %d,"
+                " from which it is read on if it is selected again",
                 at.stream_id,
                 self._names[at.stream_id],
                 at.next_offset,
@@ -201,15 +201,15 @@ def _missing_error(
     faults = []
     if gone:
         faults.append(
-            f"{_described(gone, names)} (new to it: {listed(sorted(new)) or 'none'}): deleted, or"
-            " created anew under the same name; set failOnDataLoss to false, or report, to go on"
-            f" without what it still held, or {NEW_CHECKPOINT}"
+            f"{_described(gone, names)} (new to it: {listed(sorted(new)) or 'none'}): it was"
+            " deleted, or created again under the same name; set failOnDataLoss to false or report"
+            f" to continue without its unread records, or {NEW_CHECKPOINT}"
         )
     if left:
         faults.append(
             f"{_described(left, names)}: it exists, but is not selected: it was left out, or"
-            " renamed; select it by its present name, or set failOnDataLoss to false, or report, to"
-            " go on without it: its position is kept for the time that it is selected again"
+            " renamed; select it by its present name, or set failOnDataLoss to false or report to"
+            " continue without it: its position is kept until it is selected again"
         )
     return StreamChangedError(". ".join(faults))
 

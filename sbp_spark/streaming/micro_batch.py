@@ -34,10 +34,10 @@ from sbp_spark.streaming.stream_watch import Snapshot, answer_ms
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Where reading ends in a stream; `offset` None: nobody knows yet, the time has not come.
+    """Where reading ends in a stream; `offset` None: not known yet, no record of the time exists.
 
     `kept_offset` was resolved, from the tail or from `time_ms`, and is to stay as it is. Where
-    `is_hidden`, a server that is away may have it: reading does not go on before that is known.
+    `is_hidden`, a server that is down may have it: reading stops until that is known.
     """
 
     offset: int | None = None
@@ -56,7 +56,7 @@ def find_endings(
     snapshot: Snapshot,
     timeout_ms: int | None = None,
 ) -> dict[int, Ending]:
-    """Return where reading ends, by stream id; a stream that is left out is read for ever.
+    """Return where reading ends, by stream id; a stream without an entry has no end.
 
     An end by time is the first record that was appended at the time or later. It is looked for as
     long as there is none, in the streams that have new records, behind those that were read. The
@@ -125,23 +125,23 @@ def _times(asked: Mapping[int, Position], begin: SourceOffset) -> dict[int, int]
         if isinstance(position, AtTime):
             times_ms[stream_id] = position.time_ms
         elif isinstance(position, Ago):
-            anew = resolved.get(position, time_of(position, now_ms))
-            times_ms[stream_id] = known.get(stream_id, anew)
+            new_ms = resolved.get(position, time_of(position, now_ms))
+            times_ms[stream_id] = known.get(stream_id, new_ms)
     return times_ms
 
 
 def _has_new(known: StreamPosition | None, tail: int) -> bool:
-    """Whether there are records that were not read: all that were are from before the end."""
+    """Whether there are unread records; all that were read are from before the end."""
     return known is None or known.next_offset < tail
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What lies ahead of a query in each stream, by id.
+    """The records ahead of a query in each stream, by id.
 
     `bases` has the streams that are new to the query. `tails` are cut to where reading ends, of
     which `endings` tells what has to be kept. `losses` lie before `starts`: they were to be read,
-    and are trimmed. `stalled` are streams of which more could be read if no server were away, with
+    and are trimmed. `stalled` are streams of which more could be read if no server were down, with
     the time since when; those whose start is not known because of that have no other entry here.
     `targets` are where a run with Trigger.AvailableNow ends.
     """
@@ -213,9 +213,9 @@ def frozen_targets(begin: SourceOffset, way: Way, ends_at: AvailableNowEnd) -> d
     if left and later:
         ends = [f"{display_name(way.snapshot.streams[each])} at {left[each]}" for each in left]
         LOG.warning(
-            "this run with Trigger.AvailableNow goes on with one that was cut short, and ends where"
-            " that was to end: %s; %d records that came since are read by the next run. To read"
-            " them in this one, set availableNowEnd to latest",
+            "run with Trigger.AvailableNow resumed ends=%s later_records=%d: the run before was"
+            " interrupted, so this one ends where that would have; the next run reads the later"
+            " records. To read them in this run, set availableNowEnd to latest",
             listed(ends),
             later,
         )
@@ -227,7 +227,7 @@ def added_streams(
 ) -> Collection[int]:
     """Return the streams that a restart has added to those of its checkpoint, by name or id.
 
-    What a pattern finds is not among them: it may have been created since the last run.
+    Streams of a pattern are not among them: they may have been created since the last run.
     """
     if begin.is_initial or isinstance(options.selection, StreamPattern):
         return ()
@@ -235,7 +235,7 @@ def added_streams(
     added = snapshot.streams.keys() - known
     if added:
         LOG.info(
-            "new to the checkpoint: %s; option %s says where they start",
+            "streams added to the checkpoint: %s; they start as option %s says",
             listed([display_name(snapshot.streams[each]) for each in sorted(added)]),
             options.starting.option,
         )
@@ -251,7 +251,7 @@ def way_ahead(
 ) -> Way:
     """Return what lies ahead of `begin`, all of whose streams are there.
 
-    A fresh query starts where its options say, in a stream whose server is away as soon as it is
+    A fresh query starts where its options say, in a stream whose server is down as soon as it is
     back; so do the streams that a restart has `added`. Another stream that is not in `begin` was
     created since, and is read from its first record. Raises SbpError, ConfigurationError for
     positions that cannot be.
@@ -353,7 +353,7 @@ def _stalled_since(
 def _maybe_upto(
     snapshot: Snapshot, endings: Mapping[int, Ending], stream_id: int, start: int
 ) -> int | None:
-    """Return how far servers that are away let a stream be read; None if they do not matter."""
+    """Return up to where a stream can be read with servers down; None if they do not matter."""
     if endings.get(stream_id, NO_ENDING).is_hidden:
         return start
     return snapshot.maybe_upto(stream_id, start)
@@ -367,7 +367,7 @@ def _dated(starting: Positions, snapshot: Snapshot) -> set[int]:
 
 @dataclass(frozen=True)
 class Quiet:
-    """A look from `offset` at `snapshot` that showed nothing new; `answer` is what Spark was told.
+    """A look from `offset` at `snapshot` that showed nothing new; `answer` was returned to Spark.
 
     Another look does not either, whatever time it is, as long as the snapshot is the same.
     """

@@ -1,7 +1,7 @@
 """The driver side of a streaming read. One instance lives as long as the query runs.
 
 Spark keeps offsets only as JSON, calls `initialOffset` again after a crash of the first batch, and
-reads in other processes from a pickled copy: what must not be forgotten is in the offsets.
+reads in other processes from a pickled copy: state that must survive is in the offsets.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from sbp_spark.streaming.trigger import Trigger
 
 
 class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads streams in micro-batches. While the servers are away it waits, up to a minute.
+    """Reads streams in micro-batches. If the servers are down it waits, up to a minute.
 
-    Options and schema are checked at the first use: Spark buries what a constructor raises.
+    Options and schema are checked at the first use: Spark hides the error of a constructor.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
@@ -115,7 +115,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             begin, gone = self._losses.settle_gone(given, self._snapshot)
             self._commits.on_processed(begin)
             if self._maybe_added is None:
-                # Beside streams that were deleted, a new one may be the same, created anew.
+                # Beside streams that were deleted, a new one may be the same, created again.
                 new = () if gone else added_streams(self._options(), begin, self._snapshot)
                 self._maybe_added = frozenset(new)
             client, added = self._streams().client, self._maybe_added
@@ -139,7 +139,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
     def _go_nowhere(self, quiet: Quiet, limit: ReadLimit) -> dict[str, Any]:
         """Return the answer of a look that shows what the last one did: nothing new.
 
-        What goes by the time still does.
+        Commits, pace and minimum of records depend on the time, and go on.
         """
         self._commits.on_processed(quiet.offset)
         if not isinstance(limit, ReadAllAvailable):
@@ -166,7 +166,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             ]
             if not wanted:
                 return []
-            # A batch that is planned anew after a restart was logged for the streams of then.
+            # A batch that is planned again after a restart was logged for the streams of then.
             streams = self._streams().streams()
             self._losses.settle_put_back(finish)
             there = self._losses.settle_unreadable(finish, wanted, streams)
@@ -184,7 +184,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             )
             self._losses.note(planned.losses)
             schema = source_arrow_schema(self._given_schema)
-            # Of rows that come with the plan Spark believes Arrow's types only.
+            # For rows that come with the plan Spark uses Arrow's types only.
             if OWN_READER is not None and is_told_by_arrow(self._given_schema):
                 self._maybe_rows = self._small_batches.maybe_read(planned.partitions, schema)
             return planned.partitions
@@ -251,7 +251,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
 
     @property
     def _trigger(self) -> Trigger:
-        """What decides how far each micro-batch goes."""
+        """Decides how far each micro-batch goes."""
         if self._maybe_trigger is None:
             sizes = RecordSizes(self._streams().client)
             self._maybe_trigger = Trigger(self._options().limits, sizes)

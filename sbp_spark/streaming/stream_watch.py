@@ -30,24 +30,24 @@ from sbp_spark.reading.source_streams import (
 from sbp_spark.reporting import LOG, listed
 
 ANSWER_MS_MIN: Final = 1_000
-"""What a server has to answer a question, at least, however short the stall that is allowed."""
+"""The least timeout of a request, however short the stall that is allowed."""
 PROBE_TIMEOUT_MS: Final = 1_000
 PROBE_PAUSE_FACTOR: Final = 9
-"""Between probes of a server: so many times what the last took, so they cost a tenth at most."""
+"""The pause between probes, as a multiple of the last probe: they cost a tenth of the time."""
 _PAUSE_S: Final = 0.05
 _PAUSE_S_MAX: Final = 1.0
-_NOBODY: Final = ""
+_NO_SERVER: Final = ""
 """Stands for the server of ranges that no server hosts."""
 
 
 def answer_ms(stall_ms_max: int) -> int:
-    """Return how long a server has to answer where it may be away for `stall_ms_max`."""
+    """Return the timeout of requests to a server that may be down for `stall_ms_max`."""
     return min(limits.REQUEST_TIMEOUT_MS, max(stall_ms_max, ANSWER_MS_MIN))
 
 
 @dataclass(slots=True)
 class _Absence:
-    """A server that is away; given up, it is probed before it is asked anything again."""
+    """A server that is down; once given up, it is probed before it gets other requests."""
 
     since_s: float
     since_ms: int
@@ -58,9 +58,9 @@ class _Absence:
 
 
 class Stalls:
-    """The range servers that are away, and since when.
+    """The range servers that are down, and since when.
 
-    One that goes away is waited for, for `stall_ms_max`; then it is given up, until it answers.
+    A look waits up to `stall_ms_max` for one that went down; then it is given up until it answers.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class Stalls:
 
     def since_ms(self, at: Reach) -> int:
         """Return since when a stream lacks a server, in ms (UTC)."""
-        return min(self._absences[each.server or _NOBODY].since_ms for each in at.away)
+        return min(self._absences[each.server or _NO_SERVER].since_ms for each in at.away)
 
     def _probe(self, client: Client) -> None:
-        """Ask the servers whose turn it is whether they are back."""
+        """Probe the servers whose pause is over."""
         began_s = self._clock()
         due = [
             each for each, at in self._absences.items() if at.is_spared and at.probe_at_s <= began_s
@@ -122,14 +122,14 @@ class Stalls:
             absence.probe_at_s = now_s + PROBE_PAUSE_FACTOR * (now_s - began_s)
 
     def _note(self, found: Collection[Reach], began_s: float, began_ms: int) -> None:
-        """Take note of who was away, and who is not any more."""
-        missed = {piece.server or _NOBODY: piece.error for each in found for piece in each.away}
+        """Record which servers were down, and which answer again."""
+        missed = {piece.server or _NO_SERVER: piece.error for each in found for piece in each.away}
         for server, error in missed.items():
             if server not in self._absences:
                 self._absences[server] = _Absence(began_s, began_ms, error)
                 if self._stall_s_max > 0:
                     LOG.warning(
-                        "%s is away (%s); it is waited for, for %g s at most",
+                        "%s is down error=%s; waiting for it, at most %g s",
                         _called(server),
                         error,
                         self._stall_s_max,
@@ -138,32 +138,33 @@ class Stalls:
         for server in self._absences.keys() - missed.keys():
             absence = self._absences.pop(server)
             LOG.warning(
-                "%s is there again, or not needed any more, after %.0f s; its streams are read",
+                "%s is back, or no longer needed, after %.0f s; its streams are read again",
                 _called(server),
                 self._clock() - absence.since_s,
             )
 
     def _left_s(self) -> float:
-        """Return how long to wait for those that are not given up."""
+        """Return how long to wait for servers that are not given up."""
         ends = [
             at.since_s + self._stall_s_max for at in self._absences.values() if not at.is_given_up
         ]
         return max(ends, default=0.0) - self._clock() if ends else 0.0
 
     def _give_up(self, found: Mapping[int, Reach], streams: Mapping[int, StreamInfo]) -> None:
-        """Say once of each server that is away for too long what waits for it."""
+        """Log once for each server that is down for too long which streams wait for it."""
         for server, absence in self._absences.items():
-            absence.is_spared = server != _NOBODY and not isinstance(absence.error, StatusError)
+            absence.is_spared = server != _NO_SERVER and not isinstance(absence.error, StatusError)
             if absence.is_given_up:
                 continue
             absence.is_given_up = True
             names = [
                 f"{display_name(streams[stream_id])} ({stream_id})"
                 for stream_id, at in found.items()
-                if any((piece.server or _NOBODY) == server for piece in at.away)
+                if any((piece.server or _NO_SERVER) == server for piece in at.away)
             ]
             LOG.warning(
-                "%s is away for more than %g s (%s); %d streams wait for it, others go on: %s",
+                "%s is down for more than %g s error=%s stalled=%d: these streams wait for it,"
+                " others are read: %s",
                 _called(server),
                 self._stall_s_max,
                 absence.error,
@@ -180,7 +181,7 @@ def _called(server: str) -> str:
 class Snapshot:
     """The streams of a query as they were at one moment, by id.
 
-    Where range servers were away, `away` has their ranges, in order, and `stalled` the time since
+    If range servers were down, `away` has their ranges, in order, and `stalled` the time since
     when, in ms (UTC). The bound of a stream whose tail is not known for that ends where reading
     can go; one that was not read yet has none.
     """
@@ -219,7 +220,7 @@ class Snapshot:
         return not away or away[-1].end_offset is not None
 
     def maybe_upto(self, stream_id: int, start_offset: int) -> int | None:
-        """Return how far one can read from `start_offset`; None if no server away is in the way."""
+        """Return how far one can read from `start_offset`; None if all servers needed are up."""
         for piece in self.away.get(stream_id, ()):
             if piece.end_offset is None or piece.end_offset > start_offset:
                 return max(piece.start_offset, start_offset)
@@ -227,7 +228,7 @@ class Snapshot:
 
 
 def is_plausible(snapshot: Snapshot, known: Mapping[int, int]) -> bool:
-    """Whether all streams are there, as far as they were read."""
+    """Whether each stream exists and reaches the offset up to which it was read."""
     return all(snapshot.tails.get(each, -1) >= offset for each, offset in known.items())
 
 
@@ -257,7 +258,7 @@ class PlainStreams:
 
 
 def _may_have(seen: Snapshot, stream_id: int) -> bool:
-    """Whether a stream has, or had, records; of one whose server is away nobody knows."""
+    """Whether a stream has, or had, records; it may, if its server is down."""
     bound = seen.bounds.get(stream_id)
     return bound is None or bound.next_offset > 0
 
@@ -297,7 +298,7 @@ class StreamWatch:
         return self._revision
 
     def streams(self) -> Mapping[int, StreamInfo]:
-        """Return the streams by id, as they are now; one that is no more is left out.
+        """Return the streams by id, as they are now; one that was deleted is left out.
 
         Raises SbpError, the first time also when a stream that is named does not exist.
         """

@@ -51,7 +51,7 @@ def admit(
 
 
 class _Room:
-    """What is left of both limits."""
+    """The rest of both limits."""
 
     def __init__(
         self,
@@ -61,27 +61,27 @@ class _Room:
         sizes: Mapping[int, int],
     ) -> None:
         records = sum(backlogs.values())
-        octets = sum(backlog * sizes[stream_id] for stream_id, backlog in backlogs.items())
+        size_bytes = sum(backlog * sizes[stream_id] for stream_id, backlog in backlogs.items())
         self._records = records if records_max is None else records_max
-        self._bytes = octets if bytes_max is None else bytes_max
-        self.is_enough = records <= self._records and octets <= self._bytes
+        self._bytes = size_bytes if bytes_max is None else bytes_max
+        self.is_enough = records <= self._records and size_bytes <= self._bytes
 
     def count(self, size_bytes: int) -> int:
         """Return how many records of that size fit."""
         return max(0, min(self._records, self._bytes // size_bytes))
 
     def take(self, count: int, size_bytes: int) -> None:
-        """Use room for so many records of that size, even if there is none."""
+        """Use capacity for `count` records of that size, even if there is none."""
         self._records -= count
         self._bytes -= count * size_bytes
 
-    def share(self, records: int, octets: int) -> tuple[int, int]:
-        """Return the part of so many records and bytes that fits, as a fraction below 1."""
+    def share(self, records: int, size_bytes: int) -> tuple[int, int]:
+        """Return the part of these records and bytes that fits, as a fraction below 1."""
         if self._records <= 0 or self._bytes <= 0:
             return 0, 1
-        if self._records * octets <= self._bytes * records:
+        if self._records * size_bytes <= self._bytes * records:
             return self._records, records
-        return self._bytes, octets
+        return self._bytes, size_bytes
 
 
 def _share(
@@ -95,8 +95,8 @@ def _share(
     grants[hungry[0]] = 1
     room.take(1, sizes[hungry[0]])
     rest = {each: backlogs[each] - grants[each] for each in hungry}
-    octets = sum(rest[each] * sizes[each] for each in hungry)
-    part, whole = room.share(sum(rest.values()), octets)
+    size_bytes = sum(rest[each] * sizes[each] for each in hungry)
+    part, whole = room.share(sum(rest.values()), size_bytes)
     for each in hungry:
         count = rest[each] * part // whole
         grants[each] += count
@@ -114,30 +114,30 @@ def _share(
 
 
 RECORDS_FIRST: Final = 10_000
-"""Of the first micro-batch: enough to learn from, few enough for the slowest of queries."""
+"""Size of the first micro-batch: enough to learn from, few enough for the slowest of queries."""
 RECORDS_MIN: Final = 1_000
-"""What a micro-batch may always take, also where the time cannot be kept with any number."""
+"""The least limit of a micro-batch, also if no number of records keeps the target."""
 STEP_MAX: Final = 4
 """Most times that one micro-batch takes as much as the one before, or as little."""
 LATE: Final = 1.1
 """Parts of the target from which on a micro-batch is too long."""
 GROWTH_MIN: Final = 1.05
 GROWTH_MAX: Final = 2.0
-"""How many times as much is tried where nobody knows how long a micro-batch took."""
+"""The factor by which more is tried if it is not known how long a micro-batch took."""
 APART: Final = 2
 """How many times as much one micro-batch has to take as another, to tell what a record costs."""
 RECORDS_PART: Final = 0.25
-"""Of the fixed time of a micro-batch, as which its records may take: fewer gain hardly any time."""
+"""The part of the fixed time of a micro-batch that its records may take: fewer gain little time."""
 _RECORD_MS_MIN: Final = 1e-6
 _TICK_MS_MAX: Final = 100
 _TICK_PARTS: Final = 50
-"""Of an interval, as which asking after it may take: so that two micro-batches of which one takes
-longer by GROWTH_MIN never both seem to end with it."""
+"""The fraction of an interval that a request after it may be late: small enough that of two
+micro-batches, one longer by GROWTH_MIN, never both seem to end with it."""
 _INTERVAL_STEP_MS: Final = 100
 
 
 class Batch(NamedTuple):
-    """What a micro-batch read, and how long it took."""
+    """The records of a micro-batch, and how long it took."""
 
     record_count: int
     took_ms: float
@@ -166,10 +166,10 @@ class Costs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What the next micro-batch may take, learned from those before it.
+    """How many records the next micro-batch may read, learned from those before it.
 
     A micro-batch that was too long tells how many records fit. One that was in time tells that no
-    fewer do, and perhaps more. While Spark waited for its trigger nobody knows how long it took:
+    fewer do, and perhaps more. While Spark waited for its trigger that is not known:
     then more is tried, `growth` times as much, more boldly each time in a row. One that took
     fewer records than another `before`, and hardly less time, was not worth it: more are tried.
     """
@@ -183,7 +183,7 @@ class Pace:
     def after(
         self, record_count: int, took_ms: float, *, is_idle: bool = False, interval_ms: int = 0
     ) -> Pace:
-        """Return the pace after a micro-batch of so many records.
+        """Return the pace after a micro-batch of `record_count` records.
 
         `is_idle`: Spark waited for its trigger then, so it took `took_ms` or less. A trigger
         interval that is longer than the target is the target: nothing shorter can be seen.
@@ -216,13 +216,14 @@ class Ticks:
     """Tells whether Spark asks because its trigger interval is over, not the last micro-batch.
 
     Triggers fire when the time since 1970 is a multiple of the interval, and at once where a
-    micro-batch took longer. Nobody tells the interval. Two questions at multiples of the time
-    between them suggest it, a third one makes it known, and one that comes too early refutes it.
+    micro-batch took longer. Spark does not tell the interval. Two questions at multiples of the
+    time between them suggest it, a third one makes it known, and one that comes too early refutes
+    it.
     """
 
     def __init__(self) -> None:
         self.interval_ms = 0
-        """The interval as far as it is known, 0 for none."""
+        """The interval if it is known, else 0."""
         self._suggested_ms = 0
         self._maybe_last_ms: float | None = None
 
@@ -261,7 +262,7 @@ class PaceMaker:
 
     @property
     def records_max(self) -> int:
-        """What the next micro-batch may take."""
+        """How many records the next micro-batch may read."""
         return self._pace.records_max
 
     def on_asked(self) -> None:
@@ -277,20 +278,20 @@ class PaceMaker:
         self._maybe_running = None
 
     def _warn(self) -> None:
-        """Say once that no number of records keeps the target."""
+        """Log once that no number of records keeps the target."""
         target_ms = max(self._pace.target_ms, self._ticks.interval_ms)
         costs = self._pace.maybe_costs
         if costs is not None and costs.fixed_ms > target_ms and not self._is_told:
             LOG.warning(
-                "targetBatchDuration cannot be kept: micro-batches take about %.1f s whatever they"
-                " read, and the target is %.1f s",
+                "targetBatchDuration cannot be kept fixed_s=%.1f target_s=%.1f: micro-batches take"
+                " that long whatever they read; raise the target, or simplify the query",
                 costs.fixed_ms / 1000,
                 target_ms / 1000,
             )
             self._is_told = True
 
     def on_admitted(self, record_count: int) -> None:
-        """A micro-batch of so many records begins, none if there are none."""
+        """Start the time of a micro-batch of `record_count` records; with 0 there is none."""
         self._maybe_running = (record_count, self._clock()) if record_count else None
 
 
@@ -373,7 +374,7 @@ class Trigger:
     def _is_due(self, record_count: int, *, is_cut: bool) -> bool:
         """Whether there are records enough, or the last micro-batch is long ago.
 
-        Where other limits let not even these into one (`is_cut`), waiting would bring no more.
+        If other limits admit not even these (`is_cut`), waiting would not help.
         """
         records_min = self._limits.records_min
         if records_min is None:

@@ -32,7 +32,7 @@ STREAM_HEADER: Final = "sbp.stream"
 """Header of a dead letter with the stream that the row named, its beginning if that is long."""
 _HEADER_BYTES_MAX: Final = 4 * limits.KIB
 KEPT_BYTES_MAX: Final = limits.RECORD_BYTES_MAX - 64 * limits.KIB
-"""What a dead letter keeps of a row, so that there is room for its headers."""
+"""The largest row that a dead letter keeps, so that there is room for its headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def find_bad_rows(rows: pa.RecordBatch) -> list[BadRows]:
     found = too_large(record_sizes(rows)) if is_large else []
     wrong = _wrong_headers(rows.column("headers"))
     if wrong.size:
-        error = RecordBatchError("a header whose name is no UTF-8; correct it")
+        error = RecordBatchError("the name of a header is not UTF-8; correct it")
         found.append(BadRows(wrong, error))
     return found
 
@@ -65,8 +65,8 @@ def too_large(sizes: npt.NDArray[np.int64]) -> list[BadRows]:
     if not indexes.size:
         return []
     error = RecordBatchError(
-        f"a record of {sizes.max()} octets; at most {limits.RECORD_BYTES_MAX} are allowed. Split"
-        " its value into several records, or store it elsewhere and write a reference to it"
+        f"a record of {sizes.max()} bytes; at most {limits.RECORD_BYTES_MAX} are allowed: split its"
+        " value into several records, or store it elsewhere and write a reference to it"
     )
     return [BadRows(indexes, error)]
 
@@ -84,12 +84,12 @@ def distinct(bad: Sequence[BadRows]) -> list[BadRows]:
 
 
 def bad_record_error(bad: Sequence[BadRows], row_count: int) -> BadRecordError:
-    """Return the error of a task that fails because of some of so many rows."""
+    """Return the error of a task that fails because of some of `row_count` rows."""
     count = sum(len(each.indexes) for each in bad)
     return BadRecordError(
         f"{bad[0].error} (row {bad[0].indexes[0]} of {row_count} in a batch; {count} of them cannot"
-        " be written; onBadRecord=skip leaves such rows out, onBadRecord=deadletter:STREAM keeps"
-        " them there)"
+        " be written; onBadRecord=skip leaves such rows out, onBadRecord=deadletter:STREAM writes"
+        " them to that stream)"
     )
 
 
@@ -108,7 +108,7 @@ def to_dead_letters(
 ) -> pa.RecordBatch:
     """Return bad rows as they are kept, in their order, with headers that say what was wrong.
 
-    Of one that is too large only the headers are, if there is room; the times are as they were.
+    Only the headers of a row that is too large are kept, if there is room; times stay as they were.
     With `is_sequence` they fit into record sequences: null values are empty, bytes of a key or
     header that are not UTF-8 are escaped, and key and headers are left out if they are too large.
     """
@@ -142,9 +142,9 @@ def fault_headers(bad: BadRows) -> list[tuple[str, bytes | None]]:
 
 
 def log_bad_rows(bad: Sequence[BadRows], action: str) -> None:
-    """Write to the log what became of bad rows."""
+    """Log how bad rows were handled."""
     for each in bad:
-        LOG.warning("%s %d rows: %s", action, len(each.indexes), each.error)
+        LOG.warning("bad rows %s count=%d error=%s", action, len(each.indexes), each.error)
 
 
 def _headers_of(
@@ -157,8 +157,8 @@ def _headers_of(
     return [*headers, *fault_headers(bad)]
 
 
-def _as_text(octets: bytes) -> bytes:
-    return octets.decode(errors="backslashreplace").encode()
+def _as_text(data: bytes) -> bytes:
+    return data.decode(errors="backslashreplace").encode()
 
 
 def _cut(text: str) -> bytes:
@@ -187,9 +187,9 @@ def _is_valid(headers: pa.Array) -> bool:
 
 
 _GROWTH_MAX: Final = 32
-"""What nested values take in a record is at most so many times what Arrow says that they take."""
+"""Upper bound of the size of nested values in a record, as a multiple of their size in Arrow."""
 _FIXED_BYTES_MAX: Final = 17 * limits.SCHEMA_FIELDS_MAX
-"""What all values of fixed width take in a row, at most."""
+"""Upper bound of the size of all values of fixed width in a row."""
 
 
 def find_bad_columns(
@@ -207,7 +207,7 @@ def find_bad_columns(
 def columns_to_dead_letters(rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
     """Return bad rows as plain records of ROWS_SCHEMA, in their order: the value is JSON.
 
-    Of one that is too large only the headers are kept.
+    Only the headers of a row that is too large are kept.
     """
     described = {int(index): each for each in bad for index in each.indexes}
     values, headers = [], []
@@ -228,22 +228,22 @@ def _json(row: pa.RecordBatch) -> bytes:
     try:
         (values,) = describe_columns(row)
     except UnicodeDecodeError:
-        octets = [field.with_type(_as_octets(field.type)) for field in row.schema]
-        (values,) = describe_columns(row.cast(pa.schema(octets)))
+        fields = [field.with_type(_as_bytes(field.type)) for field in row.schema]
+        (values,) = describe_columns(row.cast(pa.schema(fields)))
     return json.dumps(values, ensure_ascii=False).encode()
 
 
-def _as_octets(kind: pa.DataType) -> pa.DataType:
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
     """Return the type with bytes for texts, which may be any."""
     if pa.types.is_string(kind):
         return pa.binary()
     if pa.types.is_list(kind):
-        return pa.list_(_as_octets(kind.value_type))
+        return pa.list_(_as_bytes(kind.value_type))
     if pa.types.is_map(kind):
-        return pa.map_(_as_octets(kind.key_type), _as_octets(kind.item_type))
+        return pa.map_(_as_bytes(kind.key_type), _as_bytes(kind.item_type))
     if pa.types.is_struct(kind):
         # What is required may be null where the struct itself is, which a cast would refuse.
-        return pa.struct([pa.field(each.name, _as_octets(each.type)) for each in kind])
+        return pa.struct([pa.field(each.name, _as_bytes(each.type)) for each in kind])
     return kind
 
 
@@ -273,7 +273,7 @@ def _missing(
 
 
 def _invalid(rows: pa.RecordBatch) -> list[BadRows]:
-    """Return the rows with values that no reader takes, such as a text that is no UTF-8."""
+    """Return the rows with values that readers refuse, such as a string that is not UTF-8."""
     found = []
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         fault = _maybe_fault(column)
@@ -281,8 +281,8 @@ def _invalid(rows: pa.RecordBatch) -> list[BadRows]:
             singles = (pa.concat_arrays([column.slice(index, 1)]) for index in range(len(column)))
             wrong = [index for index, single in enumerate(singles) if _maybe_fault(single)]
             error = RecordBatchError(
-                f"column {name} has a value that no reader takes ({fault}); correct it, or, if it"
-                " is no text, make the column binary"
+                f"column {name} has a value that readers would refuse ({fault}); correct it, or, if"
+                " it is not text, make the column binary"
             )
             found.append(BadRows(np.array(wrong, dtype=np.int64), error))
     return found

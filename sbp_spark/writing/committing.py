@@ -1,8 +1,8 @@
-"""The end of a write: one decision for what all its tasks have staged, or giving that up.
+"""The end of a write: one decision for everything that its tasks have staged, commit or abort.
 
-A write that replaces what was there trims it when its own rows can be read. The tasks say where the
-streams that they write to ended before the commit. So whenever that is trimmed, and however often,
-no row of the write itself is among it.
+A write that replaces older records trims them when its own rows can be read. The tasks report where
+the streams that they write to ended before the commit. So the trim never removes a row of the write
+itself, whenever and however often it is done.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sbp_spark.writing.directory import check_still_plain
 
 @dataclass(frozen=True)
 class WrittenMessage(WriterCommitMessage):
-    """What one task has written, all of it acknowledged; `size_bytes` of encoded batches.
+    """The acknowledged writes of one task; `size_bytes` is that of encoded batches.
 
     `record_count` includes dead letters.
     """
@@ -48,7 +48,7 @@ class WrittenMessage(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class StagedMessage(WrittenMessage):
-    """What a task has staged: (transaction id, stream id, range index, records, batches) by range.
+    """The parts that a task staged: (transaction id, stream id, range index, records, batches).
 
     `tails`, where what was there before is to go: (stream id, its end before the commit).
     """
@@ -61,7 +61,7 @@ class StagedMessage(WrittenMessage):
 
     @property
     def key(self) -> BatchKey:
-        """What it was staged for."""
+        """The batch that it was staged for."""
         return BatchKey(self.producer, self.batch_number)
 
     def txn_parts(self) -> list[TxnPart]:
@@ -70,7 +70,7 @@ class StagedMessage(WrittenMessage):
 
 
 class IncompleteWriteError(SbpError):
-    """A task did not tell what it has staged."""
+    """A task did not report what it has staged."""
 
 
 class ReplayMismatchError(SbpError):
@@ -89,8 +89,8 @@ def commit_staged(
 ) -> TxnDecision:
     """Decide that the batch is what the messages of its tasks say, those of lower partitions first.
 
-    Return what was decided, now or before; what of it is lost is an error in the log. What other
-    tries of the tasks staged is in no message, and is never to be seen. May be repeated.
+    Return the decision, of now or before; lost rows of it are logged as an error. Rows that other
+    attempts of the tasks staged are in no message, and never become visible. May be repeated.
 
     Raises SbpError, and nothing is decided or the same call may find out; ReplayMismatchError where
     another content was decided before, if that is to fail; LateCommitError where a later batch was
@@ -122,8 +122,8 @@ def commit_staged(
         raise _too_many_parts(key, len(staged), len(parts), str(error)) from None
     except TxnAbortedError as error:
         error.add_note(
-            f"{key}: what was staged was given up meanwhile, so nothing of it is committed; it has"
-            " to be written again, which a streaming query does when it is started again"
+            f"{key}: its staged rows were given up before the commit, so nothing is committed;"
+            " write it again, which a streaming query does when it is restarted"
         )
         raise
     failpoint("sink.committed")
@@ -131,7 +131,7 @@ def commit_staged(
         check_replay(decision, key, record_count, encode_digest(digest), on_mismatch)
     if decision.lost:
         LOG.error(
-            "%s is committed, but %d of its rows are lost, and given up: `sbp txns %s` tells more",
+            "%s is committed, but lost_rows=%d were given up: `sbp txns %s` shows where",
             key,
             sum(part.record_count for part in decision.lost),
             key.producer,
@@ -143,15 +143,15 @@ def commit_staged(
 
 
 def check_plain_parts(client: Client, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Raise SchemaError if a stream that plain rows were staged for has got a schema meanwhile."""
+    """Raise SchemaError if a stream that plain rows were staged for has got a schema since."""
     parts = (part for message in staged_messages(messages) for part in message.txn_parts())
     check_still_plain(client, sorted({part.stream_id for part in parts}))
 
 
 def abort_staged(client: Client, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Give up what the messages name, as far as it is not committed; failures are only logged.
+    """Give up the staged parts of the messages that are not committed; failures are only logged.
 
-    A commit that took effect stays, also when whoever asked for it was told that it failed.
+    A commit that took effect stays, also if its caller got an error.
     """
     parts = [part for message in staged_messages(messages) for part in message.txn_parts()]
     if not parts:
@@ -159,7 +159,7 @@ def abort_staged(client: Client, messages: Sequence[WriterCommitMessage | None])
     try:
         dead = client.abort_txns(parts)
     except SbpError as error:
-        LOG.warning("what was staged could not be given up, so servers will drop it: %s", error)
+        LOG.warning("staged rows could not be aborted, servers drop them later error=%s", error)
     else:
         LOG.debug("gave up %d of %d staged parts", len(dead), len(parts))
 
@@ -175,8 +175,8 @@ def check_replay(
 
     Raises LateCommitError if no decision of the batch is known: whether its rows were ever written
     is not known then, so they must not be left out silently. A batch without rows may come late.
-    Raises ReplayMismatchError if the rows differ, or nobody knows whether they do, and that is to
-    fail.
+    Raises ReplayMismatchError if the rows differ, or it is not known whether they do, and that is
+    to fail.
     """
     if decision.digest == digest:
         return
@@ -184,25 +184,25 @@ def check_replay(
         if record_count:
             raise LateCommitError(
                 f"{key} comes too late: a batch of {key.producer} with a larger number is"
-                " committed, and no decision of this one is known. Its"
-                f" {record_count} records were not written. Either a checkpoint was put back, or"
-                " batches did not come in the order of their numbers, or something else commits"
+                " committed, and the outcome of this one is no longer known. Its"
+                f" {record_count} records were not written. Either a checkpoint was restored, or"
+                " batches were not written in the order of their numbers, or another writer commits"
                 f" as {key.producer}: `sbp txns {key.producer}` lists its last batches. Start with"
-                " a new checkpoint, or give a number above the last one"
+                " a new checkpoint, or use a number above the last one"
             )
         LOG.info("%s comes too late, without rows: there was nothing to write", key)
         return
     if decision.record_count == record_count and not are_comparable(decision.digest, digest):
         told = (
-            f"{key} was committed before, by a writer that made digests in another way; it came"
-            f" again with {record_count} records, as many as then, which were left out. Whether"
-            " they are the same is not known"
+            f"{key} was committed before, by a version of sbp-spark with other digests; the retry"
+            f" has {record_count} records, as many as then, which were skipped. Whether they are"
+            " the same is not known"
         )
-        remedy = "finish the batch with the version of sbp-spark that it was begun with"
+        remedy = "finish the batch with the version of sbp-spark that started it"
     else:
         told = (
-            f"{key} was committed before, with {decision.record_count} records; it came again with"
-            f" {record_count}, which differ, and were left out. Either the query does not give the"
+            f"{key} was committed before, with {decision.record_count} records; the retry has"
+            f" {record_count}, which differ, and were skipped. Either the query does not give the"
             " same rows each time, or two queries run on copies of one checkpoint"
         )
         remedy = "give each a checkpoint of its own"
@@ -223,7 +223,7 @@ def all_staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMes
     staged = staged_messages(messages)
     if len(staged) < len(messages):
         raise IncompleteWriteError(
-            f"{len(messages) - len(staged)} of {len(messages)} tasks did not tell what they have"
+            f"{len(messages) - len(staged)} of {len(messages)} tasks did not report what they"
             " staged, so nothing is committed; write again"
         )
     return staged
@@ -235,15 +235,14 @@ def log_lost(messages: Sequence[WriterCommitMessage | None], what: BatchKey | st
     skipped = sum(message.skipped_count for message in written)
     letters = sum(message.dead_letter_count for message in written)
     if skipped or letters:
-        LOG.warning("%s: %d rows left out, %d dead letters", what, skipped, letters)
+        LOG.warning("bad rows of %s skipped=%d dead_letters=%d", what, skipped, letters)
 
 
 def no_transactions(error: UnsupportedError) -> ConfigurationError:
     """Return the error of a write that needs transactions, at a server that knows none."""
     return ConfigurationError(
-        f"option delivery: the servers know no transactions ({error}); bring them up to date, or"
-        " set delivery=at-least-once: rows that a task wrote before it failed may then be there"
-        " twice"
+        f"option delivery: the servers know no transactions ({error}); upgrade them, or set"
+        " delivery=at-least-once: rows that a task wrote before it failed may then be duplicated"
     )
 
 
@@ -258,7 +257,7 @@ def _too_many_parts(
 
 
 PUBLISH_WAIT_MS: Final = limits.RETRY_BUDGET_MS
-"""How long rows that are committed may take until they can be read."""
+"""How long committed rows may take until they can be read."""
 _PAUSE_S: Final = 0.1
 
 
@@ -291,16 +290,16 @@ def commit_and_trim(
             raise NotTrimmedError(
                 f"{key} is committed, but a range server lost"
                 f" {sum(part.record_count for part in decision.lost)} of its rows, which were given"
-                " up; so what was there before was not trimmed: write again"
+                " up; so the records from before the write were not trimmed: write again"
             )
         if decision.is_published:
             break
         if time.monotonic() >= give_up_at:
             raise NotTrimmedError(
-                f"{key} is committed, and its rows will be there, but after"
-                f" {PUBLISH_WAIT_MS / 1_000:g} s not all of them can be read; so what was there"
-                f" before was not trimmed. `sbp txns {key.producer}` tells what they wait for; when"
-                " it tells that the batch is published, write again"
+                f"{key} is committed, but after {PUBLISH_WAIT_MS / 1_000:g} s not all of its rows"
+                " can be read; so the records from before the write were not trimmed. `sbp txns"
+                f" {key.producer}` shows what they wait for; when the batch is published, write"
+                " again"
             )
         time.sleep(_PAUSE_S)
     tails: dict[int, int] = {}
@@ -313,6 +312,6 @@ def commit_and_trim(
         client.trim_streams(tails)
     except SbpError as error:
         raise NotTrimmedError(
-            f"{key} is committed, but what was there before could not be trimmed from all streams,"
-            f" so that their readers see both: {error}; write again"
+            f"{key} is committed, but the records from before the write could not be trimmed from"
+            f" all streams, so readers see both: {error}; write again"
         ) from error

@@ -2,7 +2,7 @@
 
 Each row gets a hash of 64 bits from its values and its stream; the digest is their sum modulo 2^64.
 So the rows of a micro-batch have the same digest when they are computed again in other partitions.
-It detects accidental differences; it does not resist somebody who looks for collisions.
+It detects accidental differences; it does not resist deliberate collisions.
 
 Columns are hashed by name, and a null adds nothing: so neither their order counts, nor whether a
 column is null or missing. Numbers are hashed as the widest type of their kind, so a column may be
@@ -33,7 +33,7 @@ LONG_BYTES: Final = 16_384
 """Longer bytes are hashed one by one, by a function that needs no constant for each word."""
 
 _PART_BYTES: Final = 245_760
-"""So many bytes are gathered at once: with what is made of them they stay in the processor's
+"""Bytes that are gathered at once: with the arrays made of them they stay in the processor's
 cache."""
 
 STEP: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -85,7 +85,7 @@ def hash_lists(array: pa.Array, elements: Callable[[slice], Hashes]) -> Hashes:
     return hashes
 
 
-def hash_octets(array: pa.Array) -> Hashes:
+def hash_bytes(array: pa.Array) -> Hashes:
     """Return a hash of each value of a binary or string array; null is like no value."""
     starts, lengths = _places(array)
     hashes = _hash_places(array.buffers()[2], starts, lengths)
@@ -109,23 +109,23 @@ def _places(array: pa.Array) -> tuple[_Lengths, _Lengths]:
 
 
 def _hash_places(buffer: pa.Buffer | None, starts: _Lengths, lengths: _Lengths) -> Hashes:
-    octets = memoryview(buffer or b"")
+    data = memoryview(buffer or b"")
     is_long = lengths > LONG_BYTES
     if is_long.any():
         hashes = np.empty(len(starts), dtype=np.uint64)
         for index in np.flatnonzero(is_long):
-            value = octets[starts[index] : starts[index] + lengths[index]]
+            value = data[starts[index] : starts[index] + lengths[index]]
             digest = blake2b(value, digest_size=WORD_BYTES).digest()
             hashes[index] = int.from_bytes(digest, "little")
         short = np.flatnonzero(~is_long)
-        hashes[short] = _sum_values(octets, starts[short], lengths[short])
+        hashes[short] = _sum_values(data, starts[short], lengths[short])
     else:
-        hashes = _sum_values(octets, starts, lengths)
+        hashes = _sum_values(data, starts, lengths)
     hashes += lengths.view(np.uint64) * MIX_FIRST
     return mixed(hashes)
 
 
-def _sum_values(octets: memoryview, starts: _Lengths, lengths: _Lengths) -> Hashes:
+def _sum_values(data: memoryview, starts: _Lengths, lengths: _Lengths) -> Hashes:
     """Return the sums of all words of each value, which are in their order and not long."""
     sums = np.empty(len(starts), dtype=np.uint64)
     ends = starts + lengths
@@ -134,7 +134,7 @@ def _sum_values(octets: memoryview, starts: _Lengths, lengths: _Lengths) -> Hash
         begin = int(starts[first])
         stop = max(int(np.searchsorted(ends, begin + _PART_BYTES, side="right")), first + 1)
         part = slice(first, stop)
-        found = octets[begin : ends[stop - 1] + LONG_BYTES]
+        found = data[begin : ends[stop - 1] + LONG_BYTES]
         missing_bytes = int(ends[stop - 1]) - begin + LONG_BYTES - len(found)
         padded = found if missing_bytes == 0 else b"".join((found, bytes(missing_bytes)))
         sums[part] = _sum_part(padded, starts[part] - begin, lengths[part])
@@ -142,7 +142,7 @@ def _sum_values(octets: memoryview, starts: _Lengths, lengths: _Lengths) -> Hash
     return sums
 
 
-def _sum_part(octets: bytes | memoryview, starts: _Lengths, lengths: _Lengths) -> Hashes:
+def _sum_part(data: bytes | memoryview, starts: _Lengths, lengths: _Lengths) -> Hashes:
     """Return the sums of values in these bytes, behind each of which are LONG_BYTES more."""
     sums = np.zeros(len(starts), dtype=np.uint64)
     unfinished: slice | npt.NDArray[np.int64] = slice(None)
@@ -151,13 +151,13 @@ def _sum_part(octets: bytes | memoryview, starts: _Lengths, lengths: _Lengths) -
     place = 0
     while True:
         count = _words_at_once(left, longest - place * WORD_BYTES)
-        at_each_octet = np.ndarray(
-            (len(octets) - LONG_BYTES + 1,),
+        at_each_byte = np.ndarray(
+            (len(data) - LONG_BYTES + 1,),
             dtype=f"V{count * WORD_BYTES}",
-            buffer=octets,
+            buffer=data,
             strides=(1,),
         )
-        gathered = at_each_octet[starts[unfinished] + place * WORD_BYTES]
+        gathered = at_each_byte[starts[unfinished] + place * WORD_BYTES]
         words = gathered.view("<u8").reshape(len(gathered), count)
         _clear_behind(words, left)
         sums[unfinished] += _sum_words(words, place)
@@ -169,7 +169,7 @@ def _sum_part(octets: bytes | memoryview, starts: _Lengths, lengths: _Lengths) -
 
 
 def _words_at_once(left: _Lengths, longest: int) -> int:
-    """Return how many words to gather of values that have so many bytes left, at most `longest`.
+    """Return how many words to gather of values with `left` bytes each, at most `longest`.
 
     All, unless most of what is gathered would then lie behind their ends.
     """
@@ -213,12 +213,12 @@ _PLACE_CONSTANTS: Final = _constants(LONG_BYTES // WORD_BYTES)
 _WORD_MASKS: Final = ~np.left_shift(
     np.uint64(2**64 - 1), np.arange(WORD_BYTES + 1, dtype=np.uint64) * 8
 )
-"""The bits that count of a word of which so many bytes do."""
+"""By how many bytes of a word count: the bits of them."""
 
 
 _SUM_BYTES: Final = 8
 _VERSION: Final = b"\x02"
-"""Of the hashes: to be changed with them. The first version was not written in front of the sum."""
+"""Version of the hashes, to be changed with them. Version 1 had no prefix before the sum."""
 _MODULUS: Final = 2**64
 
 
@@ -232,8 +232,8 @@ def digest_of(rows: pa.RecordBatch, stream_ids: int | npt.NDArray[np.int64]) -> 
     key, value, headers, timestamp = rows.columns
     total = np.full(rows.num_rows, stream_ids).view(np.uint64)
     for hashes in (
-        hash_octets(key),
-        hash_octets(value),
+        hash_bytes(key),
+        hash_bytes(value),
         _hash_headers(headers),
         _hash_times(timestamp),
     ):
@@ -262,7 +262,7 @@ def _hash_headers(headers: pa.Array) -> Hashes:
         return np.full(len(headers), NULL)
     return hash_lists(
         headers,
-        lambda part: hash_octets(headers.keys[part]) * STEP + hash_octets(headers.items[part]),
+        lambda part: hash_bytes(headers.keys[part]) * STEP + hash_bytes(headers.items[part]),
     )
 
 
@@ -305,15 +305,15 @@ def _sum_fields(fields: Iterable[tuple[str, pa.Array]], count: int) -> Hashes:
 
 @lru_cache(maxsize=1024)
 def _seed(name: str) -> np.uint64:
-    octets = blake2b(name.encode(), digest_size=WORD_BYTES).digest()
-    return np.uint64(int.from_bytes(octets, "little"))
+    seed = blake2b(name.encode(), digest_size=WORD_BYTES).digest()
+    return np.uint64(int.from_bytes(seed, "little"))
 
 
 def _hash_values(array: pa.Array) -> Hashes:
     """Return a number for each value, the same only for the same value; of nulls any."""
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return hash_octets(array)
+        return hash_bytes(array)
     if pa.types.is_floating(kind):
         return _hash_floats(array)
     if pa.types.is_decimal128(kind):

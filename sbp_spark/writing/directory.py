@@ -34,7 +34,7 @@ from sbp_spark.options.targets import Creation
 from sbp_spark.reporting import listed
 
 ON_BAD_RECORD: Final = "option onBadRecord"
-"""Where the stream of dead letters is named."""
+"""The option that names the stream of dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +127,13 @@ def _compare(
     compared = compare_schemas(newest.schema, given)
     if compared.faults:
         remedy = (
-            "Lines with ! say what fits in no case; for a column that is missing nulls do, if"
-            " mergeSchema=true lets it have them"
+            "Lines with ! never fit, except for a missing column: with mergeSchema=true it becomes"
+            " nullable"
         )
     elif may_change or all(each.change is Change.RELAXED for each in compared.differences):
         return compared
     else:
-        remedy = "To let its schema change so, set mergeSchema=true"
+        remedy = "To let its schema change in this way, set mergeSchema=true"
     lines = "\n".join(f"  {each}" for each in compared.differences)
     raise SchemaError(
         f"stream {name!r} does not take these columns as they are; its schema, version"
@@ -184,7 +184,7 @@ class StreamDirectory:
     def look_up(self, texts: Iterable[str], where: str | None = None) -> None:
         """Find out about names and ids that were not looked up before, in as few calls as can be.
 
-        `where` they are, unless that is where all are. Raises SbpError when nobody answers, or a
+        `where` they are, unless that is where all are. Raises SbpError without an answer, or if a
         stream cannot be created.
         """
         where = where or self._where
@@ -318,7 +318,7 @@ def _check_dialect(dialect: Dialect, options: SinkOptions) -> None:
         raise ConfigurationError(
             f"option delivery: the servers speak {dialect}, which has no transactions, so nothing"
             " can be written exactly once; set delivery=at-least-once: rows that a task wrote"
-            " before it failed may then be there twice"
+            " before it failed may then be duplicated"
         )
 
 

@@ -1,4 +1,4 @@
-"""What rows are made of: plain records, or the columns of typed streams."""
+"""Rows as plain records, or as the columns of typed streams: conversion and record batches."""
 
 from __future__ import annotations
 

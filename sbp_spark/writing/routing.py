@@ -61,8 +61,8 @@ class Router:
         """
         if len(self._targets.refs) < 2:
             return None
-        octets = np.sort(self.option_ids()).astype("<i8").tobytes()
-        return int.from_bytes(blake2b(octets, digest_size=7).digest(), "little") + 1
+        id_bytes = np.sort(self.option_ids()).astype("<i8").tobytes()
+        return int.from_bytes(blake2b(id_bytes, digest_size=7).digest(), "little") + 1
 
     def route(self, batch: pa.RecordBatch, rows: pa.RecordBatch) -> Routed:
         """Return the streams of `rows`, which are those of Spark's `batch`.
@@ -94,7 +94,7 @@ class Router:
         return dict(zip(self.option_ids().tolist(), names, strict=True))
 
     def _take_turns(self, count: int) -> npt.NDArray[np.int64]:
-        """Return the places of the next so many streams in turn."""
+        """Return the places of the next `count` streams in turn."""
         places = np.arange(self._turn, self._turn + count) % len(self._targets.refs)
         self._turn = (self._turn + count) % len(self._targets.refs)
         return places
@@ -111,9 +111,9 @@ class Router:
         where = f"column {' or '.join(_present(batch))}"
         is_one = not column.null_count and _are_alike(column)
         encoded = (column.slice(0, 1) if is_one else column).dictionary_encode()
-        octets = encoded.dictionary.cast(pa.string()).cast(pa.binary()).to_pylist()
-        # What is no UTF-8 gets backslashes, which no name has.
-        texts = [each.decode(errors="backslashreplace") for each in octets]
+        names = encoded.dictionary.cast(pa.string()).cast(pa.binary()).to_pylist()
+        # Bytes that are not UTF-8 become backslashes, which no name has.
+        texts = [each.decode(errors="backslashreplace") for each in names]
         no_ids = set(filter(_NEGATIVE.fullmatch, texts)) if _has_numbers(batch) else set()
         self._directory.look_up([text for text in texts if text not in no_ids], where)
         found = [None if text in no_ids else self._directory.maybe_id(text) for text in texts]
@@ -140,10 +140,10 @@ class Router:
 def place_of_keys(key: pa.Array, count: int) -> npt.NDArray[np.int64]:
     """Return for each key its place among `count` streams: crc32 mod count; for null any.
 
-    Of what is no bytes, the text counts.
+    Keys that are not bytes count as their text.
     """
-    octets = key if pa.types.is_binary(key.type) else key.cast(pa.string()).cast(pa.binary())
-    values = octets.fill_null(b"") if octets.null_count else octets
+    data = key if pa.types.is_binary(key.type) else key.cast(pa.string()).cast(pa.binary())
+    values = data.fill_null(b"") if data.null_count else data
     hashes = np.fromiter(map(crc32, values.to_pylist()), dtype=np.int64, count=len(values))
     return hashes % count
 

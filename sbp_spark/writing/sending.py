@@ -1,4 +1,4 @@
-"""The record batches of a task: being built, and sent while the next ones are."""
+"""The record batches of a task: built, and sent while the next ones are built."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class StagedAppend:
     def _end(self, error: TxnEndedError) -> None:
         if not self._may_end:
             raise error
-        LOG.info("the commit will tell what became of the batch: %s", error)
+        LOG.info("staging ended early, the commit decides about the batch error=%s", error)
         self._has_ended = True
 
 
@@ -157,7 +157,7 @@ class Builders:
 
 
 class Sender:
-    """Gathers batches until there are enough of them for an append, which goes on meanwhile."""
+    """Collects batches until there are enough for an append, which runs in the background."""
 
     def __init__(self, append: StagedAppend | PlainAppend) -> None:
         self.batch_count = 0

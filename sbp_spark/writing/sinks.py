@@ -60,7 +60,7 @@ from sbp_spark.writing.sending import Builders, PlainAppend, Sender, StagedAppen
 
 @dataclass(frozen=True, slots=True)
 class StagedFor:
-    """What rows are staged for; `is_repeatable` if the same may be written again, to compare."""
+    """The batch that rows are staged for; `is_repeatable` if a retry may be compared with it."""
 
     key: BatchKey
     is_repeatable: bool
@@ -123,7 +123,7 @@ def stage_rows(
 ) -> StagedMessage:
     """Stage rows of a checked schema in a transaction of their own.
 
-    If servers drop it meanwhile, as they may in a replay, the rest is only counted and digested.
+    If servers drop it early, as they may in a replay, the rest is only counted and digested.
     The message names the transaction all the same: the commit tells why it was dropped.
     """
     key = staged_for.key
@@ -218,7 +218,7 @@ class _Work:
 
     @cached_property
     def _payload(self) -> Payload:
-        """How rows are written; a task without any asks nobody."""
+        """How rows are written; made at the first row: a task without rows makes no request."""
         return self._make_payload()
 
     def _make_builder(self, stream_id: int) -> BatchBuilder:
@@ -227,7 +227,7 @@ class _Work:
     def _write_batch(self, batch: pa.RecordBatch) -> None:
         rows = self._payload.convert(batch)
         routed = self._router.route(batch, rows)
-        # All rows count: which of them are bad may change until the batch comes again.
+        # All rows count: which of them are bad may differ when the batch is retried.
         self._digest(rows, self._router.maybe_set_id() or routed.stream_ids)
         bad = distinct([*routed.bad, *self._payload.find_bad(rows, routed.stream_ids)])
         rows, stream_ids = self._without_bad(rows, routed.stream_ids, bad)

@@ -286,9 +286,9 @@ def test_a_query_misses_what_a_data_directory_lost_that_was_put_back_and_overtak
     append(cluster, a, b"b2", b"b3", b"b4")
     assert read(cluster, a) == [b"a0", b"a1", b"b2", b"b3", b"b4"]
     for each in (running, query(cluster)):
-        with pytest.raises(StreamChangedError, match="was put back to an older copy"):
+        with pytest.raises(StreamChangedError, match="was restored from an older copy"):
             each.latestOffset(end, ReadAllAvailable())
-        with pytest.raises(StreamChangedError, match="was put back to an older copy"):
+        with pytest.raises(StreamChangedError, match="was restored from an older copy"):
             each.partitions(each.initialOffset(), end)
 
     lenient = query(cluster, failOnDataLoss="false")
@@ -314,5 +314,5 @@ def test_the_command_tells_that_a_data_directory_was_put_back(cluster, tmp_path,
         assert sbp([*words, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["put_back"] is is_put_back
         assert sbp(words) == 0
-        assert ("was put back to an older copy" in capsys.readouterr().out) is bool(is_put_back)
+        assert ("was restored from an older copy" in capsys.readouterr().out) is bool(is_put_back)
     cluster.stop()

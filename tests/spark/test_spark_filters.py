@@ -216,7 +216,7 @@ def test_faults_of_options_are_reported_when_filters_are_pushed_down(sbp, new_st
     frame = sbp.load(stream, startingOffsets=f'{{"{stream}": 9}}').where("offset > 5")
     with (
         pushed_down(sbp.spark),
-        pytest.raises(PySparkException, match="option startingOffsets lies outside of"),
+        pytest.raises(PySparkException, match="option startingOffsets is outside of the stream"),
     ):
         frame.count()
 

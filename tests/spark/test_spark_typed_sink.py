@@ -154,7 +154,7 @@ def test_plain_rows_that_wait_while_their_stream_gets_a_schema(sbp, new_streams,
 
 def test_a_column_of_the_name_that_a_source_uses_is_refused(sbp, new_streams):
     (stream,) = new_streams(1)
-    with pytest.raises(PySparkException, match="column _metadata is not what a source calls so"):
+    with pytest.raises(PySparkException, match="column _metadata has the name of the column"):
         save(sbp, sbp.spark.sql("select 1 as id, 'mine' as _metadata"), stream)
 
 

@@ -93,5 +93,5 @@ def test_a_row_with_a_header_name_that_is_no_text_is_found_first():
         [*columns, pa.nulls(2, ROWS_SCHEMA.field("timestamp").type)], schema=ROWS_SCHEMA
     )
     client = foreign_client()
-    with pytest.raises(BadRecordError, match="a header whose name is no UTF-8"):
+    with pytest.raises(BadRecordError, match="the name of a header is not UTF-8"):
         append_rows([rows], client, sink_options("s1"))

@@ -1,4 +1,4 @@
-"""The rows of metadata while a range server is away."""
+"""The rows of metadata while a range server is down."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Groups(FakeCluster):
 
 @pytest.fixture
 def client():
-    """Two streams; the server of the second is away."""
+    """Two streams; the server of the second is down."""
     cluster = Groups(a=[1, 100, 0, 50], b=[2, 200, 10, 30])
     cluster.away = {2}
     return cluster

@@ -52,7 +52,7 @@ def test_what_was_read_and_what_is_read_again(run, folder):
     code, output, _ = run("show", folder)
     assert code == 0
     assert "batches 0 to 2 are kept; 1 is the last committed one" in output
-    assert "batch 2 was begun, and is run again" in output
+    assert "batch 2 is not committed: it is run again" in output
     assert output.splitlines()[-1].split() == ["22", "-", "6", "6", "-", "-"]
 
 
@@ -64,12 +64,12 @@ def test_streams_whose_servers_are_away(run, tmp_path):
     assert [(s["stream_id"], s["next_offset"], s["begun_offset"]) for s in streams] == [
         *((1, 15, 15), (22, 6, 6), (5, None, None)),
     ]
-    stalled = "stalled: a range server was away, since 2023-11-14T22:13:20+00:00"
+    stalled = "stalled: a range server was down, since 2023-11-14T22:13:20+00:00"
     assert [s["remark"] for s in streams] == [stalled, "", stalled]
     assert run("show", folder)[0] == 0
     code, output, error = run("to-starting-offsets", folder)
     assert (code, output) == (2, "")
-    assert "not decided yet where streams 5 start" in error
+    assert "not yet known where streams 5 start" in error
 
 
 def test_a_stream_that_is_left_out_and_read_again(run, tmp_path):
@@ -169,7 +169,7 @@ def test_a_rewind_says_what_it_does_and_does_nothing_without_yes(run, folder):
     before = everything(folder)
     code, output, error = run("rewind", folder, "--to-batch", "0")
     assert code == 2
-    assert "say --yes" in error
+    assert "add --yes" in error
     for told in ("stream 1 is read again from 10, it was at 20", "Batches 1, 2 are run", "Delta"):
         assert told in output
     assert everything(folder) == before
@@ -240,7 +240,7 @@ def test_a_rewind_leaves_no_start_undecided(run, tmp_path):
     before = everything(folder)
     code, output, error = run("rewind", folder, "--to-batch", "0", "--yes")
     assert (code, output) == (2, "")
-    assert "batch 0 it was not decided yet where streams 3 start" in error
+    assert "batch 0 it was not yet known where streams 3 start" in error
     assert everything(folder) == before
     assert run("rewind", folder, "--to-batch", "1", "--yes")[0] == 0
 
@@ -250,7 +250,7 @@ def test_a_rewind_tells_of_streams_that_joined_in_any_of_the_batches(run, tmp_pa
     folder = write_checkpoint(tmp_path / "checkpoint", sbp_offset(s1=10), *joined, committed=3)
     output = run("rewind", folder, "--to-batch", "0")[1]
     assert "stream 2 is read again from 5, it was at 40" in output
-    assert "(trimOnCommit) is gone" in output
+    assert "(trimOnCommit) are lost" in output
 
 
 def test_a_rewind_takes_all_sources_back(run, tmp_path):
@@ -260,7 +260,7 @@ def test_a_rewind_takes_all_sources_back(run, tmp_path):
     for told in (
         "stream 1 of source 0 is read again from 10, it was at 20",
         "stream 7 of source 2 is read again from 11, it was at 21",
-        "other sources of the query, 1, go back",
+        "other sources of the query (1) are rewound",
     ):
         assert told in output
     assert run("rewind", folder, "--batches", "1", "--yes")[0] == 0
@@ -283,7 +283,7 @@ def test_a_query_that_runs_on_is_noticed(folder, run, monkeypatch):
 def test_state_is_not_rewound(run, folder):
     (folder / "state").mkdir()
     code, _, error = run("rewind", folder, "--to-batch", "0", "--yes")
-    assert (code, "holds state" in error, "to-starting-offsets" in error) == (2, True, True)
+    assert (code, "has state" in error, "to-starting-offsets" in error) == (2, True, True)
 
 
 def test_what_was_purged_cannot_be_gone_back_to(run, tmp_path):
@@ -295,22 +295,30 @@ def test_what_was_purged_cannot_be_gone_back_to(run, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "code", "told"),
     [
-        (lambda f: (f / "metadata").unlink(), 2, "is no checkpoint of a streaming query"),
-        (lambda f: (f / "metadata").write_text("[]"), 2, "is no checkpoint of a streaming query"),
-        (lambda f: shutil.rmtree(f / "offsets"), 2, "holds no micro-batch yet"),
+        (lambda f: (f / "metadata").unlink(), 2, "is not the checkpoint of a streaming query"),
+        (
+            lambda f: (f / "metadata").write_text("[]"),
+            2,
+            "is not the checkpoint of a streaming query",
+        ),
+        (lambda f: shutil.rmtree(f / "offsets"), 2, "has no micro-batch yet"),
         (lambda f: (f / "offsets" / "2").write_text("v1\n{}\n{"), 1, "offsets/2 is damaged"),
         (lambda f: (f / "offsets" / "2").write_bytes(b"v1\n{}\n\xff"), 1, "is damaged"),
         (lambda f: (f / "offsets" / "2").write_text("v3\n{}\n"), 1, "begins with 'v3'"),
         (lambda f: (f / "offsets" / "2").write_text('v2\n{}\n{"a": 1}'), 1, "NAME:OFFSET"),
         (lambda f: (f / "offsets" / "2").write_text(""), 1, "begins with 'nothing'"),
-        (lambda f: (f / "offsets" / "2").write_text('v1\n{}\n{"a": 1}'), 2, "streams: none"),
+        (
+            lambda f: (f / "offsets" / "2").write_text('v1\n{}\n{"a": 1}'),
+            2,
+            "none of them is an sbp source",
+        ),
         (
             lambda f: (f / "offsets" / "2").write_text('v1\n{}\n{"streams": {}, "version": 9}'),
             1,
             "version 9",
         ),
         (lambda f: (f / "offsets" / "1").write_text("v1\n{}\n{}\n{}"), 1, "2 sources"),
-        (shutil.rmtree, 2, "is no checkpoint of a streaming query"),
+        (shutil.rmtree, 2, "is not the checkpoint of a streaming query"),
     ],
 )
 def test_folders_that_are_none(run, folder, damage, code, told):

@@ -122,7 +122,7 @@ def test_a_column_of_that_name_that_is_another_one_is_never_dropped(name, kind):
     schema = columns(**{"a": LongType(), name: kind})
     assert without_metadata(schema) == schema
     (line,) = faults(schema)
-    assert line.startswith(f"column {name} is not what a source calls so")
+    assert line.startswith(f"column {name} has the name of the column that a source adds")
     assert "rename it, or drop it" in line
 
 

@@ -139,13 +139,13 @@ def test_an_outage_is_logged_once_and_over_when_it_is_over(cluster, monkeypatch,
         wait_for_the_attempt(query)
         assert read == [(1, tail - 10, tail)]
     (told,) = messages(caplog)
-    assert told.startswith("cannot set the cursors of group nightly: the disk is full")
-    assert told.endswith("; the query goes on, and tries it again")
+    assert told.startswith("cannot set the cursors of group nightly error=the disk is full")
+    assert told.endswith("the query continues")
     cluster.fails = None
     next_batch(query, end)
     wait_for_the_attempt(query)
     assert cluster.cursors == {"nightly": {1: 80, 2: 30}}
-    assert messages(caplog)[1:] == ["it works again to set the cursors of group nightly"]
+    assert messages(caplog)[1:] == ["recovered: can set the cursors of group nightly again"]
 
 
 def messages(caplog):
@@ -200,7 +200,7 @@ def test_a_fault_of_any_kind_is_logged_and_paused_after(cluster, caplog):
         query.latestOffset(end, ALL)
         wait_for_the_attempt(query)
     (record,) = caplog.records
-    assert record.getMessage().startswith("cannot set the cursors of group nightly: 'a fault'")
+    assert record.getMessage().startswith("cannot set the cursors of group nightly error='a fault'")
     assert record.exc_info
 
 

@@ -109,7 +109,7 @@ def test_a_replay_of_other_rows_is_told(client, monkeypatch, caplog):
     other = written(sink, monkeypatch, [b"a", b"x"], [b"y"])
     sink.commit(other, 7)
     (told,) = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
-    assert "batch 7 of query was committed before, with 2 records; it came again with 3" in told
+    assert "batch 7 of query was committed before, with 2 records; the retry has 3" in told
     failing = stream_sink(delivery=DeliveryOptions(on_replay_mismatch=OnReplayMismatch.FAIL))
     with pytest.raises(ReplayMismatchError, match="copies of one checkpoint"):
         failing.commit(other, 7)
@@ -127,11 +127,11 @@ def test_rows_whose_digests_cannot_be_compared_are_told(client, monkeypatch, cap
     replay = written(sink, monkeypatch, [b"b"], [b"a"])
     sink.commit(replay, 7)
     (told,) = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
-    assert "2 records, as many as then, which were left out. Whether they are the same is" in told
+    assert "2 records, as many as then, which were skipped. Whether they are the same is" in told
     failing = stream_sink(delivery=DeliveryOptions(on_replay_mismatch=OnReplayMismatch.FAIL))
     with pytest.raises(ReplayMismatchError, match="the version of sbp-spark"):
         failing.commit(replay, 7)
-    with pytest.raises(ReplayMismatchError, match="with 2 records; it came again with 1"):
+    with pytest.raises(ReplayMismatchError, match="with 2 records; the retry has 1"):
         failing.commit(written(sink, monkeypatch, [b"a"]), 7)
     assert client.values() == {1: [b"a", b"b"]}
 
@@ -205,7 +205,7 @@ def test_an_abort_drops_what_is_staged_and_nothing_else(client, monkeypatch):
     assert client.staged_values() == {1: [b"of another try"]}
     with pytest.raises(TxnAbortedError) as raised:
         sink.commit(messages, 7)
-    assert "written again" in raised.value.__notes__[0]
+    assert "write it again" in raised.value.__notes__[0]
     sink.commit(written(sink, monkeypatch, [b"a"], [b"b"]), 7)
     assert client.values() == {1: [b"a", b"b"]}
 
@@ -247,7 +247,7 @@ def test_at_least_once_rows_are_there_at_once_and_stay(client, monkeypatch, capl
     sink.commit([*messages, replace(messages[0], skipped_count=3)], 7)
     assert client.decisions == {}
     assert client.values() == {1: [b"a", b"b"]}
-    assert caplog.messages == ["batch 7: 3 rows left out, 0 dead letters"]
+    assert caplog.messages == ["bad rows of batch 7 skipped=3 dead_letters=0"]
 
 
 def test_a_server_without_transactions(client, monkeypatch):
@@ -350,7 +350,7 @@ def test_what_was_there_stays_if_the_new_rows_cannot_be_read_for_long(client, mo
     client.is_published = False
     sink = batch_sink("s1", is_truncating=True)
     messages = written(sink, monkeypatch, [b"b"])
-    with pytest.raises(NotTrimmedError, match=r"is committed.*was not trimmed.*write again"):
+    with pytest.raises(NotTrimmedError, match=r"is committed.*were not trimmed.*write again"):
         sink.commit(messages)
     assert client.trims == []
 
@@ -366,10 +366,10 @@ def test_what_was_there_stays_if_new_rows_are_lost(client, monkeypatch, caplog, 
         return replace(commit_txn(producer, number, parts, **more), lost=tuple(parts))
 
     client.commit_txn = given_up_meanwhile
-    with pytest.raises(NotTrimmedError, match=r"lost 2 of its rows.*was not trimmed: write again"):
+    with pytest.raises(NotTrimmedError, match=r"lost 2 of its rows.*were not trimmed: write again"):
         sink.commit(messages)
     assert client.trims == []
-    assert "2 of its rows are lost" in caplog.text
+    assert "lost_rows=2" in caplog.text
 
 
 def test_a_trim_that_fails_is_told_with_what_became_of_the_rows(client, monkeypatch):

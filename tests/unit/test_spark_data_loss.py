@@ -63,7 +63,7 @@ def test_a_stream_that_goes_back_is_waited_for_if_nothing_is_to_fail(cluster, ca
     cluster.streams["a"][3] = 20
     for _ in range(3):
         assert query.latestOffset(end, ALL) == end
-    assert caplog.text.count("records that get the offsets [20, 50)") == 1
+    assert caplog.text.count("records that are appended at the offsets [20, 50)") == 1
     cluster.streams["a"][3] = 55
     assert nexts(query.latestOffset(end, ALL)) == {1: 55, 2: 30}
 

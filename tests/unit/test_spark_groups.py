@@ -71,7 +71,7 @@ def test_what_was_trimmed_before_the_group_read_it_is_lost(cluster, caplog):
 def test_a_cursor_beyond_the_tail_is_an_error(cluster, policy):
     cluster.cursors = {"nightly": {1: 51}}
     options = {"startingOffsets": "group:nightly", "failOnDataLoss": policy}
-    told = r"option startingOffsets lies outside of: a at 51, but it holds \[0, 50\)"
+    told = r"option startingOffsets is outside of the stream: a at 51, which has offsets \[0, 50\)"
     with pytest.raises(ConfigurationError, match=told):
         read_batch(**options)
     query = reader(**options)

@@ -166,7 +166,7 @@ def test_a_column_that_lost_its_logical_type_since_the_query_started(monkeypatch
     assert decoded(narrow, days) == decoded(narrow, hours) == decoded(wide, hours)
     with pytest.raises(SchemaError) as raised:
         decoded(wide, days)
-    for told in ("offset 0 of stream s7", 'from duration as "interval day"', "since version 2"):
+    for told in ("offset 0 of stream s7", 'from duration as "interval day"', "with version 2"):
         assert told in str(raised.value)
 
 

@@ -70,14 +70,14 @@ TEXT_NOT_NULL = StructType([StructField("value", StringType(), nullable=False)])
     [
         (columns(offset=LongType(), price=LongType()), "column price does not exist"),
         (columns(Valu=BinaryType()), "column Valu does not exist; did you mean value"),
-        (columns(value=BinaryType(), VALUE=BinaryType()), "column VALUE stands there twice"),
+        (columns(value=BinaryType(), VALUE=BinaryType()), "column VALUE occurs twice"),
         (columns(Value=LongType()), "column Value bigint; expected value binary: cast"),
         (columns(value=StringType("UNICODE")), "column value string .*; expected value binary"),
         (TEXT_NOT_NULL, "column value string not null; expected value binary"),
         (columns(stream=BinaryType()), "column stream binary; expected stream string"),
         (NOT_NULL, "column key binary not null; expected key binary"),
         (StructType([]), "there is no column"),
-        (StructType(columns(key=BinaryType()).fields * 2), "column key stands there twice"),
+        (StructType(columns(key=BinaryType()).fields * 2), "column key occurs twice"),
         (
             columns(headers=MapType(StringType(), BinaryType(), False)),
             "column headers map<string,binary>; expected headers map<string,binary>",
@@ -141,7 +141,7 @@ def test_what_the_sink_refuses(schema, told):
 
 def test_a_column_that_stands_there_twice():
     twice = StructType([StructField("value", BinaryType()), StructField("value", BinaryType())])
-    with pytest.raises(ConfigurationError, match="column value stands there twice"):
+    with pytest.raises(ConfigurationError, match="column value occurs twice"):
         check_sink_schema(twice, is_stream_given=True)
 
 

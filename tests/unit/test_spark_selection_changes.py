@@ -36,7 +36,9 @@ def test_a_stream_that_is_added_starts_where_the_options_say(cluster, caplog, st
     added = query.latestOffset(end, ALL)
     assert positions(added)[2].base_offset == begin
     assert nexts(added) == {1: 50, 2: 30}
-    assert caplog.text.count("new to the checkpoint: b; option startingOffsets says") == 1
+    assert (
+        caplog.text.count("added to the checkpoint: b; they start as option startingOffsets") == 1
+    )
     again = reader("a,b", startingOffsets='{"a": 0, "b": 11}')
     cluster.streams["b"][3] = 33
     assert read_up(again, added)[0] == [(2, 30, 33)]
@@ -54,7 +56,7 @@ def test_an_added_stream_starts_at_a_time(cluster):
 def test_an_offset_outside_of_an_added_stream_is_named(cluster):
     _, end = read_up(reader("a", startingOffsets="earliest"))
     query = reader("a,b", startingOffsets='{"a": 0, "b": 31}')
-    with pytest.raises(ConfigurationError, match=r"b at 31, but it holds \[10, 30\)"):
+    with pytest.raises(ConfigurationError, match=r"b at 31, which has offsets \[10, 30\)"):
         query.latestOffset(end, ALL)
 
 
@@ -88,7 +90,7 @@ def test_a_stream_that_is_left_out_goes_on_when_it_is_selected_again(cluster, ca
     assert read == [(2, 30, 31)]
     assert (end["left_out"], end["version"], "lost" in end) == ("1=50@100", 3, False)
     assert "data loss" not in caplog.text
-    assert caplog.text.count("stream 1 (a) is no longer selected, and not read") == 1
+    assert caplog.text.count("stream 1 (a) is no longer selected and not read") == 1
     read, end = read_up(reader("b"), end)  # for good: nothing is to fail
     assert read == []
     read, end = read_up(reader("a,b", startingOffsets="latest"), end)

@@ -338,7 +338,7 @@ def test_what_may_be_asked_for(given):
         (columns(place=columns(x=ShortType())), "column place.x smallint; expected place.x int"),
         (columns(place=columns()), "there is no column in place"),
         (columns(), "there is no column; name one"),
-        (StructType(columns(id=IntegerType()).fields * 2), "column id stands there twice"),
+        (StructType(columns(id=IntegerType()).fields * 2), "column id occurs twice"),
         (metadata(offset=LongType()), "column _metadata does not exist"),
     ],
 )

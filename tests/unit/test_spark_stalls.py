@@ -68,8 +68,8 @@ def test_a_server_is_waited_for_once_and_then_left_out(servers, caplog):
     servers.away["rs2:1"] = ConnectError("refused")
     assert look(stalls, servers) == {2: 100_500}
     assert servers.now_s == pytest.approx(105)
-    assert "range server rs2:1 is away (refused); it is waited for, for 5 s at most" in caplog.text
-    assert "range server rs2:1 is away for more than 5 s (refused); 1 streams" in caplog.text
+    assert "range server rs2:1 is down error=refused; waiting for it, at most 5 s" in caplog.text
+    assert "range server rs2:1 is down for more than 5 s error=refused stalled=1" in caplog.text
     assert "b (2)" in caplog.text
     for _ in range(3):
         assert look(stalls, servers) == {2: 100_500}
@@ -77,7 +77,7 @@ def test_a_server_is_waited_for_once_and_then_left_out(servers, caplog):
     assert len(caplog.records) == 2
     del servers.away["rs2:1"]
     assert look(stalls, servers) == {}
-    assert "rs2:1 is there again, or not needed any more, after 5 s" in caplog.text
+    assert "rs2:1 is back, or no longer needed, after 5 s" in caplog.text
     assert len(caplog.records) == 3
 
 
@@ -93,8 +93,8 @@ def test_a_server_that_is_back_soon_is_not_left_out(servers, caplog):
     stalls._sleep = sleep
     assert look(stalls, servers) == {}
     away, back = (record.getMessage() for record in caplog.records)
-    assert away.startswith("range server rs2:1 is away (refused); it is waited for")
-    assert "is there again" in back
+    assert away.startswith("range server rs2:1 is down error=refused; waiting for it")
+    assert "is back" in back
 
 
 def test_a_silent_server_costs_a_tenth_of_the_time_at_most(servers):
@@ -135,7 +135,7 @@ def test_one_that_refuses_is_asked_every_time(servers):
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """Stream 1, a, holds [0, 50) and stream 2, b, [10, 30); who is away is not waited for."""
+    """Stream 1, a, holds [0, 50), stream 2, b, [10, 30); a server that is down is given up."""
     monkeypatch.setattr(
         stream_watch, "Stalls", lambda stall_ms_max, sleep: Stalls(0, sleep=lambda _: None)
     )
@@ -164,7 +164,7 @@ def test_a_stalled_stream_stays_where_it_is_and_catches_up(cluster, caplog):
     assert last == [(2, 30, 40)]
     assert "stalled" not in at
     assert read == [(1, 0, 50), (2, 10, 30)]
-    assert caplog.text.count("is away") == 2
+    assert caplog.text.count("is down") == 2
 
 
 def test_a_stall_alone_is_no_micro_batch(cluster):

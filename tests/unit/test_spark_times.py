@@ -198,7 +198,7 @@ def test_a_start_by_time_waits_for_all_servers_of_the_stream(cluster):
     query = reader(startingTimestamp=at(15), maxRangeStall="1ms")
     read, end = read_up(query)
     assert read == [(2, 15, 30)]
-    assert cluster.lookups == [{2: 965_000_000}], "one that is away is not asked for times"
+    assert cluster.lookups == [{2: 965_000_000}], "a server that is down is not asked for times"
     assert list(end["stalled"]) == ["1"]
     cluster.away = set()
     assert read_up(query, end)[0] == [(1, 15, 50)]

@@ -63,7 +63,7 @@ def test_a_change_is_refused_with_what_differs_unless_it_is_wanted():
         "stream 's1' does not take these columns as they are; its schema, version 1, differs:",
         "  ~ column a widens from int32 to int64",
         "  + column b string is new",
-        "To let its schema change so, set mergeSchema=true",
+        "To let its schema change in this way, set mergeSchema=true",
     ]
     merged = schema(a=pa.int64(), id_=pa.int64(), b=pa.string())
     assert evolve(client, grown, may_change=True) == [[INTS, merged]] * 2
@@ -80,7 +80,7 @@ def test_what_contradicts_the_schema_is_refused_in_any_case():
         assert "  ! column a is string; the stream has int32: cast it" in told
         assert "  ! column id_ int64 not null is missing; it is required" in told
         assert "  + column c int8 is new" in told
-        assert "for a column that is missing nulls do, if mergeSchema=true" in told
+        assert "except for a missing column: with mergeSchema=true" in told
     assert [len(each) for each in client.schemas.values()] == [1, 1]
 
 

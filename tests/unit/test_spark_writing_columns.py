@@ -158,7 +158,7 @@ def test_a_text_that_is_none_is_a_bad_record():
 
 def test_a_row_that_is_too_large():
     batch = pairs((1, "a"), (2, "b" * RECORD_BYTES_MAX), (3, "c" * MIB))
-    with pytest.raises(BadRecordError, match=r"a record of \d+ octets.*row 1 of 3"):
+    with pytest.raises(BadRecordError, match=r"a record of \d+ bytes.*row 1 of 3"):
         append(client_with(PAIRS), [batch], options("s1"))
     client = client_with(PAIRS)
     append(client, [batch], options("s1", bad_records=DEAD_LETTERS))

@@ -300,13 +300,13 @@ def test_an_option_that_names_no_stream_fails_whatever_is_done_with_bad_rows():
 
 def test_a_record_that_is_too_large():
     large = routed(("s1", b"a"), ("s1", bytes(RECORD_BYTES_MAX)), ("s1", b"c"))
-    with pytest.raises(BadRecordError, match=r"a record of \d+ octets.*row 1 of 3"):
+    with pytest.raises(BadRecordError, match=r"a record of \d+ bytes.*row 1 of 3"):
         append_rows([large], WritingClient(), ROUTED)
     client = WritingClient()
     append_rows([large], client, sink_options(bad_records=DEAD_LETTERS))
     assert client.values() == {1: [b"a", b"c"], 99: [None]}
     (letter,) = client.published[99]
-    assert b"octets" in dict(letter["headers"])[ERROR_HEADER]
+    assert b"bytes" in dict(letter["headers"])[ERROR_HEADER]
 
 
 def test_headers_that_are_no_text():
@@ -318,7 +318,7 @@ def test_headers_that_are_no_text():
     )
     headers = pa.MapArray.from_arrays(pa.array([0, 1, 2, 2], pa.int32()), keys, good.items)
     batch = pa.record_batch({"headers": headers, "value": pa.array([b"a", b"b", b"c"])})
-    with pytest.raises(BadRecordError, match=r"no UTF-8; correct it \(row 1 of 3"):
+    with pytest.raises(BadRecordError, match=r"not UTF-8; correct it \(row 1 of 3"):
         append_rows([batch], WritingClient(), sink_options("s1"))
     client = WritingClient()
     append_rows([batch], client, sink_options("s1", bad_records=DEAD_LETTERS))
