@@ -27,7 +27,7 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """What `sbp serve` does around the cluster. Raises ConfigurationError for unusable values."""
+    """Settings of `sbp serve` itself. Raises ConfigurationError for values that cannot be used."""
 
     cluster: ClusterSettings
     ready_file: Path | None = field(
@@ -51,11 +51,12 @@ class ServeSettings:
     def __post_init__(self) -> None:
         if self.log_level not in LOG_LEVELS:
             raise ConfigurationError(
-                f"log_level {self.log_level!r} is none of {', '.join(LOG_LEVELS)}"
+                f"log_level {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}"
             )
         if self.ready_file is not None and not self.ready_file.parent.is_dir():
             raise ConfigurationError(
-                f"ready_file {self.ready_file}: there is no folder {self.ready_file.parent}"
+                f"ready_file {self.ready_file}: there is no folder {self.ready_file.parent}; create"
+                " it"
             )
 
 

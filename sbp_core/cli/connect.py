@@ -14,13 +14,13 @@ from sbp_core.client import Client, RetryPolicy, SchemaVersion, StreamInfo
 from sbp_core.errors import ConfigurationError, UnsupportedError
 
 PROMPT: Final = RetryPolicy(budget_ms=limits.CONNECT_TIMEOUT_MS)
-"""For a question that somebody waits for: not worth minutes of patience."""
+"""For a question of an interactive user: fails after seconds."""
 PATIENT: Final = RetryPolicy()
-"""For a transfer: outlives a restart of the server."""
+"""For a transfer: survives a restart of the server."""
 
 
 def connect(options: Namespace, retry: RetryPolicy = PROMPT) -> Client:
-    """Return a client of the cluster at --endpoint. Raises SbpError when nobody answers there."""
+    """Return a client of the cluster at --endpoint. Raises SbpError without an answer."""
     client = Client(options.endpoint, retry=retry)
     try:
         client.ping()

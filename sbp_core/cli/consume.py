@@ -40,9 +40,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 def add_consume(parser: ArgumentParser) -> None:
     """Declare `sbp consume`."""
     parser.description = (
-        "Print the value of each record and a newline, up to the records that are there now; of a"
+        "Print the value of each record and a newline, up to the current end of the stream; for a"
         " stream with a schema, the columns of each record as a JSON object. With --json one object"
-        " per record, which tells its offset, too; bytes that are not UTF-8 stand in objects as"
+        " per record, with its offset; bytes that are not UTF-8 are written in objects as"
         ' {"base64": ...}. A terminal shows control characters in values as escapes such as'
         " \\x1b; in a pipe or file values are as they were written."
     )
@@ -63,8 +63,8 @@ def add_consume(parser: ArgumentParser) -> None:
         type=parse_timestamp,
         default=SUPPRESS,
         metavar="TIME",
-        help="begin with what was appended then or later, such as 2025-01-31T09:30 (UTC) or"
-        " 2025-01-31T09:30:00+01:00",
+        help="start at the first record appended at this time or later, such as 2025-01-31T09:30"
+        " (UTC) or 2025-01-31T09:30:00+01:00",
     )
     parser.add_argument(
         "--max", type=parse_positive, metavar="N", help="end after this many records"
@@ -98,7 +98,7 @@ class Records:
     is_typed: bool
 
     def first(self, count: int) -> Records:
-        """Return so many of them at most."""
+        """Return at most `count` of them."""
         return replace(self, rows=self.rows.slice(0, count))
 
 
@@ -116,7 +116,8 @@ def read_records(client: Client, stream_id: int, start: int, end: int | None) ->
             raise outcome.error
         if not outcome.payload and end is not None:
             raise DeadlineExceededError(
-                f"nothing at offset {offset} within {_WAIT_MS} ms, though the tail was at {end}"
+                f"no records at offset {offset} within {_WAIT_MS} ms, although the stream ended at"
+                f" {end}; try again, then run `sbp log check` on its range server"
             )
         for envelope in split_envelopes(outcome.payload):
             batch_end = envelope.base_offset + envelope.record_count
@@ -131,7 +132,7 @@ def read_records(client: Client, stream_id: int, start: int, end: int | None) ->
                 rows = decoder.decode(envelope).slice(skipped, wanted_end - offset)
             except DamagedBatchError as error:
                 raise RecordBatchError(
-                    f"{error}; --from {batch_end} goes on behind them"
+                    f"{error}; --from {batch_end} continues behind them"
                 ) from error
             yield Records(offset, rows, encoding_of(envelope).is_typed)
             offset = wanted_end
@@ -157,7 +158,7 @@ class BatchDecoder:
             self._schemas = {each.schema.fingerprint: each.schema for each in versions}
         if fingerprint not in self._schemas:
             raise envelope.damage(
-                f"it names schema {fingerprint!r}, which the placement driver does not know of"
+                f"it has schema {fingerprint!r}, which the placement driver does not know for"
                 f" stream {self._stream_id}"
             )
         return decode_columns(envelope, self._schemas[fingerprint])
@@ -175,11 +176,11 @@ def describe_rows(
             "stream": stream,
             "offset": offset,
             "timestamp": timestamp,
-            "key": _maybe_octets(key),
-            "value": _maybe_octets(value),
+            "key": _maybe_bytes(key),
+            "value": _maybe_bytes(value),
             "headers": None
             if headers is None
-            else [[name, _maybe_octets(content)] for name, content in headers],
+            else [[name, _maybe_bytes(content)] for name, content in headers],
         }
 
 
@@ -219,5 +220,5 @@ def _resolve(client: Client, stream_id: int, start: str | int | datetime) -> tup
     return start, bounds.next_offset
 
 
-def _maybe_octets(octets: bytes | None) -> Any:
-    return None if octets is None else describe_bytes(octets)
+def _maybe_bytes(data: bytes | None) -> Any:
+    return None if data is None else describe_bytes(data)

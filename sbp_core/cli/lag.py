@@ -48,7 +48,7 @@ class Lag:
 
     @property
     def remark(self) -> str:
-        """What is wrong with the cursor."""
+        """The problem of the cursor, or nothing."""
         if self.tail_offset is None:
             return "deleted"
         if self.lost_records:
@@ -69,7 +69,7 @@ def lag(options: Namespace) -> int:
         if not cursors:
             raise error_for_code(
                 StatusCode.NOT_FOUND,
-                f"group {options.group} has no cursors; `sbp lag` lists the groups that have",
+                f"group {options.group} has no cursors; `sbp lag` lists the groups that have some",
             )
         found = _find_lags(client, cursors, now_ms)
     if options.json:

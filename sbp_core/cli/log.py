@@ -1,4 +1,4 @@
-"""`sbp log`: what is in the log of a range server, what is damaged in it, and going on without."""
+"""`sbp log`: show and check the log of a stopped range server, and repair damage."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def add_log(parser: ArgumentParser) -> None:
         "check",
         check,
         help="find damage",
-        description="Read every byte of a log and list what is damaged and what is lost, also by"
-        " what the placement driver of the same `sbp serve` was told of it. Nothing is changed."
-        " Exit code 1 if there is anything to list.",
+        description="Read every byte of a log and list damaged and lost records. The log is also"
+        " compared with what the placement driver of the same `sbp serve` knows of it. Changes"
+        " nothing. Exit code 1 if anything is damaged or lost.",
     )
     dump_parser = actions.add("dump", dump, help="print the entries, without the records in them")
     dump_parser.add_argument(
@@ -59,10 +59,10 @@ def add_log(parser: ArgumentParser) -> None:
     repair_parser = actions.add(
         "repair",
         repair,
-        help="go on without what is damaged",
-        description="Make a damaged log usable again: list what is lost, keep the damaged files"
-        " under another name (FILE.damaged-N), and write new ones with all that is intact. An"
-        " intact log is not touched.",
+        help="drop damaged parts, keep the rest",
+        description="Make a damaged log usable again: list lost records, keep the damaged files"
+        " under another name (FILE.damaged-N), and write new files with everything intact. An"
+        " intact log is not changed.",
     )
     for action in (check_parser, dump_parser, repair_parser):
         action.add_argument(
@@ -101,7 +101,7 @@ def dump(options: Namespace) -> int:
     directories = find_logs(Path(options.folder))
     if len(directories) > 1:
         names = ", ".join(str(directory) for directory in directories)
-        raise ConfigurationError(f"{options.folder} holds several logs, name one: {names}")
+        raise ConfigurationError(f"{options.folder} has several logs; name one of: {names}")
     show = output.write_json if options.json else _show_item
     left = options.max
     for item in _items(directories[0], options.start):
@@ -134,7 +134,7 @@ def find_logs(folder: Path) -> list[Path]:
     except OSError as error:
         raise ConfigurationError(f"{folder} cannot be read: {error.strerror}") from error
     raise ConfigurationError(
-        f"{folder} holds no log: name the data folder of a range server, the folder {_LOG_NAME!r}"
+        f"{folder} has no log; name the data folder of a range server, the folder {_LOG_NAME!r}"
         " in it, or the data folder of `sbp serve`"
     )
 
@@ -146,7 +146,7 @@ def _has_log(server: Path) -> bool:
 
 @contextmanager
 def _inspected(directory: Path) -> Iterator[LogInspection]:
-    """Keep servers away, and inspect a log, also by what its placement driver was told of it.
+    """Lock a log against servers and inspect it, also by what its placement driver knows of it.
 
     Raises LogError, also if the log is not there, or another one is.
     """
@@ -164,9 +164,9 @@ def _inspected(directory: Path) -> Iterator[LogInspection]:
 
 
 def _maybe_promise(directory: Path, identity: Identity) -> LogMark | None:
-    """Return what the placement driver of the same `sbp serve` was told of a log, if that is known.
+    """Return what the placement driver of the same `sbp serve` knows of a log, None if nothing.
 
-    Metadata that are damaged, or of another cluster, say nothing.
+    Metadata that are damaged, or of another cluster, do not count.
     """
     driver = directory.absolute().parent.parent / DRIVER_NAME
     if not has_metadata(driver):
@@ -174,19 +174,19 @@ def _maybe_promise(directory: Path, identity: Identity) -> LogMark | None:
     try:
         return maybe_log_mark_of(driver, identity.cluster_id, identity.server_id)
     except ConfigurationError as error:
-        output.write_line(
-            f"{directory}: not compared with what its placement driver knows: {error}"
-        )
+        output.write_line(f"{directory}: not compared with the placement driver: {error}")
         return None
 
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Keep servers away. Raises LogError while one has the log open."""
+    """Lock the log against servers. Raises LogError while one has it open."""
     try:
         lock = _DISK.lock_directory(directory)
     except BlockingIOError as error:
-        raise LogError(f"the log in {directory} is in use: stop its server first") from error
+        raise LogError(
+            f"the log in {directory} is in use by a server; stop the server first"
+        ) from error
     except OSError as error:
         raise LogError(f"{directory} cannot be locked: {error.strerror}") from error
     try:
@@ -208,13 +208,13 @@ def _show(directory: Path, found: LogInspection) -> None:
     if found.torn_tail is not None:
         tail = found.torn_tail
         output.write_line(
-            f"  {tail.path} ends with {tail.cut_bytes} octets, from log position {tail.position}"
-            " on, that were never known to be synced; the next start cuts them"
+            f"  {tail.path} has a torn tail of {tail.cut_bytes} bytes from log position"
+            f" {tail.position} on, which was never synced; the next start cuts it off"
         )
 
 
 def _items(directory: Path, start: int) -> Iterator[dict[str, Any]]:
-    """Yield what stands in a log from position `start` on."""
+    """Yield the entries of a log from position `start` on."""
     bases = segment_bases(_DISK, directory, 0)
     first = max((base for base in bases if base <= start), default=0)
     for base in bases:

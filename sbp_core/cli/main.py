@@ -1,4 +1,4 @@
-"""The `sbp` command: its subcommands, and what becomes of errors.
+"""The `sbp` command: its subcommands, its exit codes, and how errors are shown.
 
 A subcommand is declared in the file that implements it. That file is imported when the subcommand
 is called, so that `sbp --help` answers at once.
@@ -58,7 +58,9 @@ COMMANDS: Final = (
     Command("consume", "sbp_core.cli.consume:add_consume", "print the records of a stream"),
     Command("lag", "sbp_core.cli.lag:add_lag", "show how far a consumer group is behind"),
     Command("txns", "sbp_core.cli.txns:add_txns", "list transactions"),
-    Command("txns give-up", "sbp_core.cli.txns:add_give_up", "give up what is lost of a batch"),
+    Command(
+        "txns give-up", "sbp_core.cli.txns:add_give_up", "give up the lost parts of a stuck batch"
+    ),
     Command(
         "cluster",
         "sbp_core.cli.connect:add_cluster",

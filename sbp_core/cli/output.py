@@ -21,7 +21,7 @@ from typing import Any, Final, TextIO
 from sbp_core.errors import SbpError
 
 _WRONG_WAY: Final = (os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)
-"""How /dev/null stands in for standard input, output and error: using them fails, as before."""
+"""Modes of /dev/null in place of standard input, output and error: using them fails, as before."""
 
 
 class OutputError(SbpError):
@@ -36,7 +36,7 @@ def settle() -> None:
     """Make the three streams usable, or at least harmless. Call it before anything is opened.
 
     The descriptor of a stream that was closed would be given to the next file or socket, and
-    whatever is printed would end there. Characters that the terminal lacks become escapes.
+    output would be written there. Characters that the terminal lacks become escapes.
     """
     for descriptor, access in enumerate(_WRONG_WAY):
         try:
@@ -67,13 +67,13 @@ def writing() -> Iterator[None]:
 
 
 def flush() -> None:
-    """Write what is still buffered. Raises OutputError and ReaderGoneError."""
+    """Write the rest of the buffer. Raises OutputError and ReaderGoneError."""
     with writing():
         sys.stdout.flush()
 
 
 def write_error_line(text: str) -> None:
-    """Write a line to standard error; where that cannot be, nobody is there to be told."""
+    """Write a line to standard error, or nowhere if that cannot be written."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -81,7 +81,7 @@ def write_error_line(text: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Send what is buffered nowhere, so that the end of the process stays quiet."""
+    """Discard the buffer, so that the process ends without an error message."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -183,7 +183,7 @@ def write_error(error: Exception) -> None:
 
 
 def write_notice(text: str) -> None:
-    """Write what people should know to standard error."""
+    """Write a notice to standard error."""
     write_error_line(f"sbp: {one_line(text)}")
 
 

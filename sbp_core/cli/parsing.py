@@ -18,7 +18,7 @@ EXIT_USAGE = 2
 
 _SHOWN_MAX: Final = 60
 _DIGITS_MAX: Final = 100
-"""More digits than this are no number: Python refuses to read thousands of them."""
+"""Longer texts are not numbers: Python refuses to parse thousands of digits."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,7 +77,7 @@ class Actions:
 def parse_positive(text: str) -> int:
     """Return a number, 1 or more."""
     if not _is_offset(text) or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a positive number")
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a whole number, 1 or more")
     return int(text)
 
 
@@ -117,12 +117,12 @@ def parse_path(text: str) -> str:
     if not text:  # it would be the working directory
         raise argparse.ArgumentTypeError("the path is empty; write . for the working directory")
     if "\0" in text:
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is no path: it has a character NUL")
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a path: it has a NUL character")
     return text
 
 
 def parse_integer(text: str) -> int:
-    """Return an integer of at most 64 bits; what it sets says which ones are possible."""
+    """Return an integer of at most 64 bits; the setting checks its range."""
     digits = text.removeprefix("-")
     if not _is_offset(digits):
         raise argparse.ArgumentTypeError(f"{_shown(text)} is not an integer")
@@ -132,7 +132,7 @@ def parse_integer(text: str) -> int:
 def parse_number(text: str) -> int:
     """Return a number, 0 or more."""
     if not _is_offset(text):
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a whole number, 0 or more")
     return int(text)
 
 
@@ -172,9 +172,7 @@ def parse_duration_ms(text: str) -> int:
         )
     duration_ms = int(number) * unit_ms[unit]
     if duration_ms >= 2**63:
-        raise argparse.ArgumentTypeError(
-            f"{_shown(text)} is longer than a 64-bit number of ms holds"
-        )
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is more ms than a 64-bit number can hold")
     return duration_ms
 
 
@@ -189,6 +187,6 @@ def parse_size(text: str) -> int:
     size_bytes = int(number) * unit_bytes[unit]
     if size_bytes >= 2**63:
         raise argparse.ArgumentTypeError(
-            f"{_shown(text)} is more than a 64-bit number of octets holds"
+            f"{_shown(text)} is more bytes than a 64-bit number can hold"
         )
     return size_bytes

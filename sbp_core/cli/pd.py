@@ -1,4 +1,4 @@
-"""`sbp pd`: is the metadata of a stopped placement driver intact, and going on with it as it is."""
+"""`sbp pd`: check the metadata of a stopped placement driver, or accept them as they are."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_pd(parser: ArgumentParser) -> None:
     check_parser = actions.add(
         "check",
         check,
-        help="find damage, and commits that are missing",
+        help="find damage and missing commits",
         description="Read all metadata, compare each row with its checksum, and the last commit"
         " with what metadata.mark and the range servers of the same folder know. Nothing is"
         " changed. Exit code 1 if a placement driver would not start with them.",
@@ -39,11 +39,10 @@ def add_pd(parser: ArgumentParser) -> None:
     accept_parser = actions.add(
         "accept",
         accept,
-        help="go on with metadata that are damaged, or older than they were",
+        help="continue with metadata that are damaged, or older than before",
         description="Let a placement driver start with the metadata as they are, when no better"
-        " copy is left. What is missing is lost: streams, cursors and decisions go back to what is"
-        " there. Ids that were given out since are not given out again. Intact metadata are not"
-        " touched.",
+        " copy is left. Missing streams, cursors and decisions are lost. Ids that were assigned"
+        " since are not assigned again. Intact metadata are not changed.",
     )
     for action in (check_parser, accept_parser):
         action.add_argument(
@@ -72,16 +71,16 @@ def accept(options: Namespace) -> int:
     report = accept_store(directory, _witnesses(directory))
     _show(report)
     if report.is_intact:
-        output.write_line("  nothing to accept: nothing was changed")
+        output.write_line("  the metadata are intact: nothing was changed")
     else:
         output.write_line(
-            "  accepted as it is: what is missing is lost, and new ids go on far above the old ones"
+            "  accepted: missing commits are lost, and new ids start far above the old ones"
         )
     return 0
 
 
 def _witnesses(directory: Path) -> list[Witness]:
-    """Return what the range servers of the same `sbp serve` were told of the metadata."""
+    """Return what the range servers of the same `sbp serve` know of the metadata."""
     witnesses: list[Witness] = []
     if directory.name != DRIVER_NAME:
         return witnesses

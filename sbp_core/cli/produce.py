@@ -29,9 +29,9 @@ def add_produce(parser: ArgumentParser) -> None:
     """Declare `sbp produce`."""
     parser.description = (
         "Append each line of standard input, without its newline, as one record: each line once,"
-        " also when connections break or the server restarts. Lines may be there twice only if the"
-        " server does not know idempotent appends, which the command says, or if you run it again"
-        " on the same input."
+        " also if connections break or the server restarts. Lines are duplicated only if the server"
+        " has no idempotent appends, of which the command warns, or if you run it again on the same"
+        " input."
     )
     add_client_options(parser)
     parser.add_argument("stream", metavar="NAME_OR_ID")
@@ -39,7 +39,7 @@ def add_produce(parser: ArgumentParser) -> None:
         "--key-separator",
         type=parse_separator,
         metavar="TEXT",
-        help="what stands before it in a line becomes the key; a line without it has none",
+        help="the text before it in a line becomes the key; a line without it has no key",
     )
     parser.set_defaults(run=produce)
 
@@ -51,7 +51,7 @@ def produce(options: Namespace) -> int:
         info = find_stream(client, options.stream)
         if newest_versions(client, [info.stream_id]):
             raise ConfigurationError(
-                f"{label(info)} has a schema, and lines have no columns: write to it with Spark,"
+                f"{label(info)} has a schema, and lines have no columns; write to it with Spark and"
                 " encoding=columns, or produce to another stream"
             )
         writer = _Writer(client, info)
@@ -72,7 +72,7 @@ def produce(options: Namespace) -> int:
 def read_lines(descriptor: int, read_bytes: int = _READ_BYTES) -> Iterator[list[bytes]]:
     """Yield the lines of a file, as they come, without their newlines.
 
-    An empty list means that no more came for a moment. The last line may lack its newline.
+    An empty list means that input paused for a moment. The last line may lack its newline.
     Raises RecordBatchError for a line that is too long for a record.
     """
     rest: list[bytes] = []
@@ -87,7 +87,8 @@ def read_lines(descriptor: int, read_bytes: int = _READ_BYTES) -> Iterator[list[
             data = os.read(descriptor, read_bytes)
         except OSError as error:
             raise ConfigurationError(
-                f"standard input cannot be read: {error.strerror}; give lines, or </dev/null"
+                f"standard input cannot be read: {error.strerror}; pipe lines into it, or use"
+                " </dev/null"
             ) from error
         first, *others = data.split(b"\n")
         rest.append(first)
@@ -96,7 +97,7 @@ def read_lines(descriptor: int, read_bytes: int = _READ_BYTES) -> Iterator[list[
         if max(rest_bytes, *map(len, lines), 0) > limits.RECORD_BYTES_MAX:
             raise RecordBatchError(
                 f"one of the lines from {line_count + 1} on has more than"
-                f" {limits.RECORD_BYTES_MAX} octets, the most that a record may have"
+                f" {limits.RECORD_BYTES_MAX} bytes, the limit of a record; split it"
             )
         if lines:
             last = lines.pop()
@@ -166,8 +167,8 @@ class _Writer:
             if self._maybe_writer is None:
                 raise
             write_notice(
-                "the server does not know idempotent appends: records may be there twice if a"
-                " connection is lost"
+                "the server has no idempotent appends: records may be duplicated if a connection"
+                " breaks"
             )
             self._maybe_writer = None
             return self._append_one(item)
@@ -179,7 +180,7 @@ def rows_of_lines(
 ) -> pa.RecordBatch:
     """Return one row per line; `timestamp_us` is microseconds since the epoch.
 
-    What stands before the first `separator` is the key; without one in the line it is null.
+    The text before the first `separator` is the key; a line without a separator has a null key.
     """
     count = len(lines)
     keys: Sequence[bytes | None] = [None] * count

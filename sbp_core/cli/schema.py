@@ -1,4 +1,4 @@
-"""`sbp schema`: the columns of typed streams, how they came to be, and whether others fit."""
+"""`sbp schema`: the columns of typed streams, their versions, and whether a file fits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SPARK_READS: Final[dict[pa.DataType, pa.DataType]] = {
     pa.uint32(): pa.int64(),
     pa.uint64(): pa.decimal128(20),
 }
-"""What Spark has instead of types of others."""
+"""The types that Spark reads other types as."""
 
 
 def add_schema(parser: ArgumentParser) -> None:
@@ -106,7 +106,7 @@ def history(options: Namespace) -> int:
 
 
 def check(options: Namespace) -> int:
-    """Tell whether Spark could write a file to a stream; 1 if not."""
+    """Print whether Spark could write a file to a stream; return 1 if not."""
     given = StreamSchema.of(read_file_schema(Path(options.file)))
     with connect(options) as client:
         info = find_stream(client, options.stream)
@@ -175,7 +175,7 @@ def _titled(info: StreamInfo) -> str:
 def _untyped(info: StreamInfo) -> NotFoundError:
     return NotFoundError(
         StatusCode.NOT_FOUND,
-        f"{_titled(info)} has no schema: its records are plain, or none was written yet",
+        f"{_titled(info)} has no schema: its records are plain, or it has none yet",
     )
 
 

@@ -33,7 +33,7 @@ _LOG: Final = logging.getLogger(__name__)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _EXIT_INTERRUPTED: Final = 130
 _GARBAGE_OBJECTS: Final = 10_000
-"""After so many new objects the young ones are collected; Python's default is 700."""
+"""New objects after which the young generation is collected; Python's default is 700."""
 
 
 def add_serve(parser: ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def add_serve(parser: ArgumentParser) -> None:
         "--ready-file",
         type=parse_path,
         metavar="PATH",
-        help="JSON file with the endpoints; there while the server serves",
+        help="JSON file with the endpoints; it exists while the server serves",
     )
     add("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: warning)")
     add(
@@ -128,7 +128,9 @@ def _watch_hangups() -> None:
     def watch() -> None:
         while True:
             signal.sigwait({signal.SIGHUP})
-            _LOG.warning("SIGHUP received: nothing is reloaded, settings are read at start only")
+            _LOG.warning(
+                "SIGHUP ignored: settings are read at start only, restart the server to change them"
+            )
 
     threading.Thread(target=watch, name="hang-ups", daemon=True).start()
 
@@ -143,7 +145,7 @@ class ReadyFile:
         """Put the endpoints there in one step. Raises ConfigurationError when that cannot be."""
         if self._path is None:
             return
-        # A name that nobody can have put there before, such as a link to a file of this user.
+        # An unpredictable name: another user may have put a link to a file of this user there.
         fresh = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
         try:
             with fresh.open("x", encoding="utf-8") as file:
@@ -156,7 +158,7 @@ class ReadyFile:
             ) from error
 
     def remove(self) -> None:
-        """Take the file away, or a link of that name. Raises ConfigurationError if it is neither.
+        """Remove the file, or a link of that name. Raises ConfigurationError if it is neither.
 
         A device or a FIFO is never meant, and the superuser could remove /dev/null.
         """
@@ -197,8 +199,8 @@ def _owned(data_dir: Path) -> Iterator[None]:
     mode = stat.S_IMODE(data_dir.stat().st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         _LOG.warning(
-            "other users can write to data_dir %s (mode %04o) and so replace what is served:"
-            " chmod 700 takes that from them",
+            "other users can write to data_dir %s (mode %04o) and so replace its files;"
+            " run chmod 700 on it",
             data_dir,
             mode,
         )
@@ -275,10 +277,12 @@ def _watch_stdin(stopping: asyncio.Future[None]) -> None:
     try:
         is_blocking = os.get_blocking(0)
         loop.add_reader(0, on_readable)
-        os.set_blocking(0, is_blocking)  # uvloop changes it, also for who else has the terminal
+        os.set_blocking(
+            0, is_blocking
+        )  # uvloop changes it, also for other processes on the terminal
     except OSError as error:
         raise ConfigurationError(
-            "--until-stdin-closes: standard input is no pipe or terminal"
+            "--until-stdin-closes: standard input is not a pipe or terminal; pass a pipe"
         ) from error
 
 
@@ -294,21 +298,21 @@ def _announce(settings: ServeSettings, endpoints: Endpoints, reports: list[Recov
         if report.torn_tail is not None:
             tail = report.torn_tail
             lines.append(
-                f"range server {index}    cut {tail.cut_bytes} octets that were never synced"
+                f"range server {index}    cut {tail.cut_bytes} bytes that were never synced"
                 f" off {tail.path}, at log position {tail.position}: {tail.reason}"
             )
         if report.maybe_lost_tail is not None:
             lost = report.maybe_lost_tail
             lines.append(
                 f"range server {index}    {lost.path} lost its end, log positions"
-                f" [{lost.position}, {lost.end}): put the file back whole, or see `sbp log check`"
+                f" [{lost.position}, {lost.end}): restore the file, or see `sbp log check`"
             )
             lines += [f"range server {index}    lost: {records}" for records in lost.records]
         if report.maybe_damaged_snapshot is not None:
             snapshot = report.maybe_damaged_snapshot
             lines.append(
                 f"range server {index}    {snapshot.path} is damaged at log position"
-                f" {snapshot.position}: nothing is lost, its ranges are known without that"
+                f" {snapshot.position}: nothing is lost, its ranges are known from other entries"
             )
         lines += [
             f"range server {index}    {damaged.path} is damaged at log position"

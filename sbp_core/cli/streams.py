@@ -58,7 +58,7 @@ def add_streams(parser: ArgumentParser) -> None:
         default=0,
         metavar="SIZE",
         help="how much of the stream a range server keeps, such as 500MiB or 10GiB; beyond it the"
-        " oldest records go (default: 0, no limit)",
+        " oldest records are removed (default: 0, no limit)",
     )
     add("list", list_all, help="list all streams")
     for action in (
@@ -74,14 +74,15 @@ def _add_changes(add: Callable[..., ArgumentParser]) -> None:
     trimming = add(
         "trim",
         trim,
-        help="forget the records below an offset",
-        description="Forget the records of a stream below OFFSET, for ever: readers get an error"
-        " that says where the stream begins now. OFFSET may not be beyond the end of the stream.",
+        help="remove the records below an offset",
+        description="Remove the records of a stream below OFFSET permanently. Readers below it get"
+        " an error with the new start of the stream. OFFSET may not be beyond the end of the"
+        " stream.",
     )
     sealing = add(
         "seal",
         seal,
-        help="let a stream go on in a new range",
+        help="continue a stream in a new range",
         description="Seal the open range of a stream and open the next one, on another server where"
         " that is less loaded. Writers and readers follow by themselves.",
     )
@@ -109,7 +110,8 @@ def create(options: Namespace) -> int:
     if options.count is not None:
         if options.count > limits.STREAMS_PER_REQUEST_MAX:
             raise ConfigurationError(
-                f"--count {options.count} is more than {limits.STREAMS_PER_REQUEST_MAX}"
+                f"--count {options.count} is more than {limits.STREAMS_PER_REQUEST_MAX}, the limit"
+                " of a request; create them in several calls"
             )
         names = [f"{options.name}-{index}" for index in range(options.count)]
     _check_name(names[0])
@@ -210,7 +212,7 @@ def update(options: Namespace) -> int:
 
 
 def trim(options: Namespace) -> int:
-    """Forget the records of a stream below an offset."""
+    """Remove the records of a stream below an offset."""
     with connect(options) as client:
         info = find_stream(client, options.stream)
         client.trim_streams({info.stream_id: options.offset})
@@ -226,7 +228,7 @@ def trim(options: Namespace) -> int:
 
 
 def seal(options: Namespace) -> int:
-    """Let a stream go on in a new range."""
+    """Continue a stream in a new range."""
     with connect(options) as client:
         info = find_stream(client, options.stream)
         opened = client.seal_streams([info.stream_id])[info.stream_id]
@@ -251,7 +253,7 @@ def _as_held(piece: RangeInfo, held: StreamBounds) -> RangeInfo:
 def _check_name(name: str) -> None:
     if name.isdigit():
         raise ConfigurationError(
-            f"stream name {name!r} would be taken for an id; it needs more than digits"
+            f"stream name {name!r} has only digits and would be taken for an id; choose another"
         )
 
 

@@ -1,4 +1,4 @@
-"""`sbp txns`: what is staged, committed and given up, and what of it waits for a server."""
+"""`sbp txns`: transactions that are staged, committed or given up, and what they wait for."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def add_txns(parser: ArgumentParser) -> None:
     """Declare `sbp txns`."""
     parser.description = (
         "List the transactions of a producer, or all of them: staged, publishing, published,"
-        " stuck, lost, aborted. A producer that is called give-up stands behind --."
+        " stuck, lost, aborted. Write -- before a producer that is called give-up."
     )
     add_client_options(parser)
     parser.add_argument(
-        "producer", nargs="?", metavar="PRODUCER", help="list those of this one only"
+        "producer", nargs="?", metavar="PRODUCER", help="list only its transactions"
     )
     parser.set_defaults(run=txns)
 
@@ -34,12 +34,12 @@ def add_txns(parser: ArgumentParser) -> None:
 def add_give_up(parser: ArgumentParser) -> None:
     """Declare `sbp txns give-up`."""
     parser.description = (
-        "Let streams go on without a stuck batch: what of it is not complete at its range server"
-        " is dropped, and lost for ever; what can be published is. Damage may be mended first:"
-        " `sbp log check`, or a disk that is back."
+        "Unblock streams behind a stuck batch: the parts that are incomplete at their range"
+        " servers are dropped, and lost permanently; the others are published. Try first to bring"
+        " the server or its disk back, or see `sbp log check`."
     )
     add_client_options(parser)
-    parser.add_argument("producer", metavar="PRODUCER", help="who committed the batch")
+    parser.add_argument("producer", metavar="PRODUCER", help="producer that committed the batch")
     parser.add_argument(
         "batch", type=parse_batch_number, metavar="BATCH", help="the number of the batch"
     )
@@ -47,12 +47,12 @@ def add_give_up(parser: ArgumentParser) -> None:
 
 
 def txns(options: Namespace) -> int:
-    """List the transactions of a producer, or all; range servers that are away are left out."""
+    """List the transactions of a producer, or all; range servers that are down are left out."""
     with connect(options) as client:
-        away = client.probe(_range_servers(client), timeout_ms=limits.CONNECT_TIMEOUT_MS)
-        found = client.describe_txns(options.producer, spared=away)
-    for server in away:
-        write_notice(f"{server} does not answer; what is staged there is left out")
+        down = client.probe(_range_servers(client), timeout_ms=limits.CONNECT_TIMEOUT_MS)
+        found = client.describe_txns(options.producer, spared=down)
+    for server in down:
+        write_notice(f"range server {server} does not answer: its staged batches are left out")
     if options.json:
         for each in found:
             write_json({**asdict(each), "digest": each.digest.hex()})
@@ -63,7 +63,7 @@ def txns(options: Namespace) -> int:
 
 
 def give_up(options: Namespace) -> int:
-    """Give up what is lost of a batch; tell what that is."""
+    """Give up the lost parts of a batch, and print them."""
     producer, batch_number = options.producer, options.batch
     with connect(options) as client:
         loss = client.give_up_txn(producer, batch_number)
@@ -75,9 +75,11 @@ def give_up(options: Namespace) -> int:
     for part in loss.parts:
         counts[part.stream_id] += part.record_count
     for stream_id, count in counts.items():
-        write_line(f"{count} records of {batch} are lost: stream {stream_id} goes on without them")
+        write_line(
+            f"{count} records of {batch} are lost: stream {stream_id} continues without them"
+        )
     if loss.record_count is None:
-        write_line(f"{batch} was decided too long ago: what became of it is not known any more")
+        write_line(f"{batch} was decided too long ago: its outcome is no longer known")
     elif not counts:
         write_line(f"nothing of {batch} is lost: it is published")
     if not loss.is_published:

@@ -32,7 +32,7 @@ RECORD_BYTES = 200_000
 LIFE_RECORD_BYTES = 10_000
 KILLS_MAX = 50
 FULL_DISKS_MAX = 5
-CUT = "octets that were never synced off"
+CUT = "bytes that were never synced off"
 """What a server says that finds an end of its log damaged, or gone."""
 NEW = StreamSpec(None)
 

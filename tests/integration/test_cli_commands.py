@@ -326,7 +326,7 @@ def test_streams_are_updated_trimmed_and_sealed(run, stream):
 def test_changes_that_cannot_be_are_one_line(run, stream):
     assert "beyond its tail, 0" in failed(run("streams", "trim", stream, "1"), 1)
     assert "nothing to change" in failed(run("streams", "update", stream), 2)
-    assert "more than digits" in failed(run("streams", "update", stream, "--rename", "12"), 2)
+    assert "only digits" in failed(run("streams", "update", stream, "--rename", "12"), 2)
     assert "nobody" in failed(run("streams", "seal", "nobody"), 1)
 
 

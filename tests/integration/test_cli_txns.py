@@ -73,7 +73,7 @@ def test_a_stream_goes_on_without_what_is_lost(shown, capfd, cluster, client, ne
     assert main(["txns", "give-up", producer, "2", "--endpoint", cluster.endpoint]) == 1
     assert "an earlier batch" in capfd.readouterr().err
     assert shown("give-up", producer, "1") == [
-        f"3 records of batch 1 of {producer} are lost: stream {stream_id} goes on without them"
+        f"3 records of batch 1 of {producer} are lost: stream {stream_id} continues without them"
     ]
     (told,) = map(json.loads, shown("give-up", producer, "1", "--json"))
     assert (told["is_published"], told["parts"]) == (True, [asdict(replace(more, batch_count=-1))])

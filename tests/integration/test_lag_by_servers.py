@@ -62,4 +62,4 @@ def test_without_servers_a_listener_tells_what_the_progress_says(caplog, streams
     listener = LagListener("127.0.0.1:1", lambda _, found: told.append(found))
     listener.onQueryProgress(SimpleNamespace(progress=progress((streams[0], 20))))
     assert told == [[StreamLag(streams[0], 20, 0)]]
-    assert "the lag is that of the query's progress" in caplog.text
+    assert "lag is that of the query's progress" in caplog.text

@@ -187,7 +187,7 @@ def test_a_log_in_use_is_left_alone(folder, capfd):
         for action in ("check", "repair"):
             exit_code, out, err = await asyncio.to_thread(sbp_log, capfd, action, folder)
             assert (exit_code, out) == (1, "")
-            assert "stop its server first" in err
+            assert "stop the server first" in err
         exit_code, out, _ = await asyncio.to_thread(sbp_log, capfd, "dump", folder, "--max", "3")
         assert exit_code == 0
         assert len(out.splitlines()) == 3
@@ -234,7 +234,7 @@ def test_dump_tells_of_transactions(tmp_path, capfd):
 
 
 def test_a_folder_stands_for_its_logs(tmp_path):
-    with pytest.raises(ConfigurationError, match="holds no log"):
+    with pytest.raises(ConfigurationError, match="has no log"):
         find_logs(tmp_path)
     servers = [tmp_path / f"range-server-{index}" for index in (0, 2, 10)]
     for server in servers:
@@ -266,13 +266,13 @@ def test_names_that_stand_for_no_position_are_no_segments(folder, tmp_path, caps
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / f"{10**20 - 1}.log").write_bytes(b"")
     assert main(["log", "check", str(tmp_path / "other")]) == 2
-    assert "holds no log" in capsys.readouterr().err
+    assert "has no log" in capsys.readouterr().err
 
 
 def test_only_numbers_name_range_servers(tmp_path):
     for name in ("range-server-\u00b2", "range-server-\u0663", "range-server-x"):
         (tmp_path / name / "log").mkdir(parents=True)
-    with pytest.raises(ConfigurationError, match="holds no log"):
+    with pytest.raises(ConfigurationError, match="has no log"):
         find_logs(tmp_path)
     for name in ("range-server-10", "range-server-9"):
         (tmp_path / name / "log").mkdir(parents=True)

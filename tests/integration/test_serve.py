@@ -142,7 +142,7 @@ def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path):
         assert client.describe_streams(["kept"]) == [info]
         assert bodies(client, info.stream_id) == [*written, b"after"]
     log = cluster.log_path.read_text()
-    assert log.count("cut 4 octets that were never synced") == 1
+    assert log.count("cut 4 bytes that were never synced") == 1
     assert str(segment) in log
     assert not (tmp_path / "ready.json").exists()
 

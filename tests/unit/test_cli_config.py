@@ -124,7 +124,7 @@ def test_a_fifo_is_refused_at_once(tmp_path):
     [
         ('data_dir = ""', "data_dir in [serve]: the path is empty"),
         ('ready_file = ""', "ready_file in [serve]: the path is empty"),
-        ('data_dir = "a\\u0000b"', "data_dir in [serve]: 'a\\x00b' is no path"),
+        ('data_dir = "a\\u0000b"', "data_dir in [serve]: 'a\\x00b' is not a path"),
     ],
 )
 def test_paths_that_are_none_are_refused(config, line, fault):
