@@ -22,10 +22,11 @@ from pyspark.sql.types import (
 from sbp_core.client import Client, CursorInfo, Reach, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.servers import CatalogOptions, Table
 from sbp_spark.reading.locating import display_name
 from sbp_spark.reporting import plain_errors
-from sbp_spark.row_schema import as_named, source_arrow_schema
+from sbp_spark.row_schema import as_named
 
 _TRIES: Final = 5
 _ANSWER_MS: Final = 1_000
@@ -89,8 +90,8 @@ class CatalogReader(DataSourceReader):
         table = self._options.table
         with plain_errors():
             rows = table_rows(client_for(self._options.servers, Patience.RUNNING), table)
-        named = source_arrow_schema(as_named(self._schema, SCHEMAS[table]))
-        schema = source_arrow_schema(self._schema)
+        named = logical_arrow_schema(as_named(self._schema, SCHEMAS[table]))
+        schema = logical_arrow_schema(self._schema)
         yield pa.RecordBatch.from_pylist(rows, named).rename_columns(schema.names).cast(schema)
 
 

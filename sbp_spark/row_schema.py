@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias
 
-import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.types import (
     ArrayType,
@@ -194,11 +193,6 @@ def source_schema(*, include_headers: bool) -> StructType:
     """
     fields = [*_SOURCE_FIELDS, _HEADERS] if include_headers else list(_SOURCE_FIELDS)
     return StructType(fields)
-
-
-def source_arrow_schema(schema: StructType) -> pa.Schema:
-    """Return columns of the source as Spark demands them of Arrow batches."""
-    return logical_arrow_schema(schema)
 
 
 def check_source_schema(given: StructType, *, include_headers: bool) -> None:

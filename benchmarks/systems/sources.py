@@ -25,7 +25,8 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from benchmarks.harness.model import Shape
-from sbp_spark.row_schema import source_arrow_schema, source_schema
+from sbp_spark.logical_types import logical_arrow_schema
+from sbp_spark.row_schema import source_schema
 
 ROWS_PER_BATCH_MAX: Final = 10_000
 BYTES_PER_BATCH: Final = 1024 * 1024
@@ -116,7 +117,7 @@ def read_portion(portion: Portion) -> Iterator[pa.RecordBatch]:
 
 @lru_cache(maxsize=512)
 def _prebuilt_batch(portion: Portion) -> pa.RecordBatch:
-    schema = source_arrow_schema(source_schema(include_headers=False))
+    schema = logical_arrow_schema(source_schema(include_headers=False))
     count = max(1, min(portion.rows_per_batch, portion.rows))
     columns = {
         "stream": pa.array([portion.stream] * count),

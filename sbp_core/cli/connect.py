@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.cli.output import write_json, write_line, write_table
+from sbp_core.cli.output import write_json, write_result, write_table
 from sbp_core.cli.parsing import add_client_options
 from sbp_core.client import Client, RetryPolicy, SchemaVersion, StreamInfo
 from sbp_core.errors import ConfigurationError, UnsupportedError
@@ -90,8 +90,7 @@ def ping(options: Namespace) -> int:
     """Measure a round trip to the placement driver, on a connection that is there already."""
     with connect(options) as client:
         round_trip_ms = client.ping()
-    if options.json:
-        write_json({"endpoint": options.endpoint, "round_trip_ms": round_trip_ms})
-    else:
-        write_line(f"{options.endpoint} answers in {round_trip_ms:.2f} ms")
+    value = {"endpoint": options.endpoint, "round_trip_ms": round_trip_ms}
+    text = f"{options.endpoint} answers in {round_trip_ms:.2f} ms"
+    write_result(value, text, is_json=options.json)
     return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbp_core.cli import output
-from sbp_core.cli.parsing import Actions, parse_offset, parse_path, parse_positive
+from sbp_core.cli.parsing import Actions, parse_number, parse_path, parse_positive
 from sbp_core.errors import ConfigurationError, LogError
 from sbp_core.log.boundaries import START_NAME, read_high_water
 from sbp_core.log.disk import OsDisk, translate_os_error
@@ -49,7 +49,7 @@ def add_log(parser: ArgumentParser) -> None:
     dump_parser.add_argument(
         "--from",
         dest="start",
-        type=parse_offset,
+        type=parse_number,
         default=0,
         metavar="POSITION",
         help="log position to begin at (default: the first)",

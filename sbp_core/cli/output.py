@@ -144,6 +144,14 @@ def write_json(value: Any) -> None:
         print(to_json(value, is_ascii=True))
 
 
+def write_result(value: Any, text: str, *, is_json: bool) -> None:
+    """Write a line to standard output: the value for programs, or the text for people."""
+    if is_json:
+        write_json(value)
+    else:
+        write_line(text)
+
+
 def write_table(heading: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Write rows in aligned columns, the heading above them."""
     cells = [[escape(str(cell)) for cell in row] for row in (heading, *rows)]

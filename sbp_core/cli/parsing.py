@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
@@ -105,13 +105,6 @@ def parse_timestamp(text: str) -> datetime:
     return moment
 
 
-def parse_offset(text: str) -> int:
-    """Return an offset."""
-    if not _is_offset(text):
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is not an offset")
-    return int(text)
-
-
 def parse_path(text: str) -> str:
     """Return the path of a file or folder: text that is not empty, and that a path can be."""
     if not text:  # it would be the working directory
@@ -136,13 +129,6 @@ def parse_number(text: str) -> int:
     return int(text)
 
 
-def parse_batch_number(text: str) -> int:
-    """Return the number of a producer's batch."""
-    if not _is_offset(text):
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is not the number of a batch")
-    return int(text)
-
-
 def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}...")
 
@@ -164,29 +150,25 @@ def parse_separator(text: str) -> str:
 
 def parse_duration_ms(text: str) -> int:
     """Return how many milliseconds a time such as 90s, 30m, 12h or 7d has."""
-    unit_ms = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-    number, unit = (text[:-1], text[-1:]) if text != "0" else ("0", "s")
-    if unit not in unit_ms or not _is_number(number):
-        raise argparse.ArgumentTypeError(
-            f"{_shown(text)} is not 0 or a time such as 90s, 30m, 12h or 7d"
-        )
-    duration_ms = int(number) * unit_ms[unit]
-    if duration_ms >= 2**63:
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is more ms than a 64-bit number can hold")
-    return duration_ms
+    units_ms = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+    return _scaled(text, units_ms, "a time such as 90s, 30m, 12h or 7d", "ms")
 
 
 def parse_size(text: str) -> int:
     """Return how many bytes a size such as 500MiB or 10GiB has."""
-    unit_bytes = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-    number, unit = (text[:-3], text[-3:]) if text != "0" else ("0", "KiB")
-    if unit not in unit_bytes or not _is_number(number):
+    units_bytes = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+    return _scaled(text, units_bytes, "a size such as 500MiB or 10GiB", "bytes")
+
+
+def _scaled(text: str, units: Mapping[str, int], expected: str, noun: str) -> int:
+    """Return a number times its unit; 0 needs no unit."""
+    unit = next((each for each in units if text.endswith(each)), "")
+    number = text.removesuffix(unit)
+    if not _is_number(number) or (not unit and text != "0"):
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not 0 or {expected}")
+    value = int(number) * units.get(unit, 1)
+    if value >= 2**63:
         raise argparse.ArgumentTypeError(
-            f"{_shown(text)} is not 0 or a size such as 500MiB or 10GiB"
+            f"{_shown(text)} is more {noun} than a 64-bit number can hold"
         )
-    size_bytes = int(number) * unit_bytes[unit]
-    if size_bytes >= 2**63:
-        raise argparse.ArgumentTypeError(
-            f"{_shown(text)} is more bytes than a 64-bit number can hold"
-        )
-    return size_bytes
+    return value

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.cli.connect import PATIENT, connect, find_stream, label, newest_versions
-from sbp_core.cli.output import write_json, write_line, write_notice
+from sbp_core.cli.output import write_notice, write_result
 from sbp_core.cli.parsing import add_client_options, parse_separator
 from sbp_core.client import AppendItem, AppendOutcome, Client, Dialect, StreamInfo, Writer
 from sbp_core.errors import ConfigurationError, RecordBatchError, SbpError, UnsupportedError
@@ -62,10 +62,8 @@ def produce(options: Namespace) -> int:
         except SbpError as error:
             error.add_note(f"{writer.record_count} records were acknowledged before")
             raise
-    if options.json:
-        write_json(writer.summary())
-    else:
-        write_line(f"{writer.record_count} records appended to {label(info)}")
+    text = f"{writer.record_count} records appended to {label(info)}"
+    write_result(writer.summary(), text, is_json=options.json)
     return 0
 
 

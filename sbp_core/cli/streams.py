@@ -9,11 +9,18 @@ from functools import partial
 
 from sbp_core import limits
 from sbp_core.cli.connect import connect, find_stream, label, newest_versions, parse_stream
-from sbp_core.cli.output import one_line, show_time, write_json, write_line, write_table
+from sbp_core.cli.output import (
+    one_line,
+    show_time,
+    write_json,
+    write_line,
+    write_result,
+    write_table,
+)
 from sbp_core.cli.parsing import (
     Actions,
     parse_duration_ms,
-    parse_offset,
+    parse_number,
     parse_positive,
     parse_size,
 )
@@ -88,7 +95,7 @@ def _add_changes(add: Callable[..., ArgumentParser]) -> None:
     )
     for action in (updating, trimming, sealing):
         action.add_argument("stream", metavar="NAME_OR_ID")
-    trimming.add_argument("offset", type=parse_offset, metavar="OFFSET")
+    trimming.add_argument("offset", type=parse_number, metavar="OFFSET")
     updating.add_argument(
         "--retention",
         type=parse_duration_ms,
@@ -126,10 +133,8 @@ def create(options: Namespace) -> int:
     ]
 
     def show(info: StreamInfo) -> None:
-        if options.json:
-            write_json(asdict(info))
-        else:
-            write_line(f"created {label(info)} (id {info.stream_id})")
+        text = f"created {label(info)} (id {info.stream_id})"
+        write_result(asdict(info), text, is_json=options.json)
 
     with connect(options) as client:
         client.create_streams(specs, on_created=show)
@@ -184,10 +189,8 @@ def delete(options: Namespace) -> int:
         infos = list(dict.fromkeys(client.describe_streams(refs)))
         client.delete_streams([info.stream_id for info in infos])
     for info in infos:
-        if options.json:
-            write_json(asdict(info))
-        else:
-            write_line(f"deleted {label(info)} (id {info.stream_id})")
+        text = f"deleted {label(info)} (id {info.stream_id})"
+        write_result(asdict(info), text, is_json=options.json)
     return 0
 
 
@@ -204,10 +207,8 @@ def update(options: Namespace) -> int:
     )
     with connect(options) as client:
         (info,) = client.update_streams([change])
-    if options.json:
-        write_json(asdict(info))
-    else:
-        write_line(f"updated {label(info)} (id {info.stream_id}): retention {_retention(info)}")
+    text = f"updated {label(info)} (id {info.stream_id}): retention {_retention(info)}"
+    write_result(asdict(info), text, is_json=options.json)
     return 0
 
 
@@ -217,13 +218,11 @@ def trim(options: Namespace) -> int:
         info = find_stream(client, options.stream)
         client.trim_streams({info.stream_id: options.offset})
         (held,) = client.stream_bounds([info.stream_id])
-    if options.json:
-        write_json({**asdict(info), **asdict(held)})
-    else:
-        write_line(
-            f"trimmed {label(info)} (id {info.stream_id}): offsets {held.start_offset} to"
-            f" {held.next_offset}, exclusive"
-        )
+    text = (
+        f"trimmed {label(info)} (id {info.stream_id}): offsets {held.start_offset} to"
+        f" {held.next_offset}, exclusive"
+    )
+    write_result({**asdict(info), **asdict(held)}, text, is_json=options.json)
     return 0
 
 
@@ -232,14 +231,11 @@ def seal(options: Namespace) -> int:
     with connect(options) as client:
         info = find_stream(client, options.stream)
         opened = client.seal_streams([info.stream_id])[info.stream_id]
-    if options.json:
-        write_json({**asdict(info), **asdict(opened)})
-    else:
-        write_line(
-            f"sealed {label(info)} (id {info.stream_id}): it goes on in range"
-            f" {opened.range_index} from {opened.start_offset},"
-            f" on {', '.join(opened.servers) or 'no server'}"
-        )
+    text = (
+        f"sealed {label(info)} (id {info.stream_id}): it goes on in range {opened.range_index} from"
+        f" {opened.start_offset}, on {', '.join(opened.servers) or 'no server'}"
+    )
+    write_result({**asdict(info), **asdict(opened)}, text, is_json=options.json)
     return 0
 
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from sbp_core import limits
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
-from sbp_core.cli.parsing import add_client_options, parse_batch_number
+from sbp_core.cli.parsing import add_client_options, parse_number
 from sbp_core.client import Client, TxnInfo
 
 _HEADING = ("STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACTION", "SERVER")
@@ -40,9 +40,7 @@ def add_give_up(parser: ArgumentParser) -> None:
     )
     add_client_options(parser)
     parser.add_argument("producer", metavar="PRODUCER", help="producer that committed the batch")
-    parser.add_argument(
-        "batch", type=parse_batch_number, metavar="BATCH", help="the number of the batch"
-    )
+    parser.add_argument("batch", type=parse_number, metavar="BATCH", help="the number of the batch")
     parser.set_defaults(run=give_up)
 
 

@@ -134,15 +134,13 @@ class Table(Enum):
     CURSORS = "cursors"
 
 
-def _read_servers(reader: OptionReader) -> Servers:
-    return Servers(_read_endpoint(reader))
-
-
 @dataclass(frozen=True, slots=True)
 class CatalogOptions:
     """Which table of which cluster is read."""
 
-    servers: Servers = field(metadata=reads(_read_servers, _ENDPOINT))
+    servers: Servers = field(
+        metadata=reads(lambda reader: Servers(_read_endpoint(reader)), _ENDPOINT)
+    )
     table: Table = option("table", word(Table), Table.STREAMS, unset="none").field(
         "Instead of records, what the placement driver knows: `streams`, `ranges` or `cursors` (of"
         " consumer groups); a value is null if the range server that has it is down. In batch reads"

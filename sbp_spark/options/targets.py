@@ -74,6 +74,13 @@ class Targets:
         " names one, and go round robin otherwise."
     )
 
+    @property
+    def where(self) -> str:
+        """The option or column that names the streams, as messages call it."""
+        if not self.refs:
+            return "column stream"
+        return "option stream" if len(self.refs) == 1 else "option streams"
+
     def check_options(self, reader: OptionReader) -> None:
         """Note a routing where there is no choice."""
         if reader.is_given("routing") and not reader.is_given("streams"):

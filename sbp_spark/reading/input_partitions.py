@@ -26,10 +26,19 @@ from sbp_core.client import Batches, Client, StreamInfo
 from sbp_core.errors import DamagedBatchError, ProtocolError
 from sbp_core.records import Envelope, split_envelopes
 from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.servers import Servers
 from sbp_spark.options.source import FETCH_BUFFER_BYTES_DEFAULT, OnDataLoss, SourceOptions
-from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
-from sbp_spark.reading.layout import Form, Layout, Piece, RenamedLayout, RowsLayout, is_enough
+from sbp_spark.reading.layout import (
+    ColumnsLayout,
+    Form,
+    Layout,
+    Piece,
+    RenamedLayout,
+    RowsLayout,
+    SchemaVersions,
+    is_enough,
+)
 from sbp_spark.reading.locating import check_ends, display_name, ending_offsets, starting_offsets
 from sbp_spark.reading.losses import (
     DOUBT_WAITS_S,
@@ -51,7 +60,6 @@ from sbp_spark.reading.prefetch import (
 )
 from sbp_spark.reading.source_streams import find_columns, select_streams
 from sbp_spark.reporting import plain_errors
-from sbp_spark.row_schema import source_arrow_schema
 from sbp_spark.spark_internals.task_log import LOG
 
 
@@ -402,4 +410,4 @@ class SbpBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
         with plain_errors():
-            yield from read_partition(partition, source_arrow_schema(self._schema))
+            yield from read_partition(partition, logical_arrow_schema(self._schema))

@@ -226,10 +226,11 @@ class SourceOffset:
         if self.is_initial:
             return {"initial": True, "version": _PLAIN_VERSION}
         commit = self.maybe_commit
+        stalled = ((str(stream_id), since_ms) for stream_id, since_ms in self.stalled.items())
         return {
             **({"left_out": positions_text(self.left_out.values())} if self.left_out else {}),
             **({"lost": _lost_to_json(self.lost)} if self.lost else {}),
-            **({"stalled": _stalled_to_json(self.stalled)} if self.stalled else {}),
+            **({"stalled": dict(sorted(stalled))} if self.stalled else {}),
             **({"store_commit": commit.number, "store_life": commit.life} if commit else {}),
             "streams": positions_text(self.streams.values()),
             "version": FORMAT_VERSION if self.left_out or commit else _PLAIN_VERSION,
@@ -281,7 +282,7 @@ def advance(
         moved = replace(end, created_at_ms=created_at_ms, base_offset=None)
         has_moved = replace(moved, base_offset=known.base_offset) != known
         streams[end.stream_id] = moved if has_moved else known
-    ordered = tuple(sorted(lost, key=_loss_order))
+    ordered = tuple(sorted(lost, key=attrgetter("stream_id", "start_offset")))
     result = replace(start, streams=streams, is_initial=False, lost=ordered, stalled=stalled or {})
     if replace(result, lost=start.lost, stalled=start.stalled) == start and not result.lost:
         return start
@@ -339,20 +340,12 @@ def _begin(known: StreamPosition | None, end: StreamPosition) -> int:
     return known.next_offset
 
 
-def _loss_order(loss: Loss) -> tuple[int, int]:
-    return loss.stream_id, loss.start_offset
-
-
 def _lost_to_json(lost: Iterable[Loss]) -> dict[str, list[list[int | None]]]:
     """Return the intervals by stream id, keys in canonical order; null where no end is known."""
     found: dict[str, list[list[int | None]]] = {}
     for loss in lost:
         found.setdefault(str(loss.stream_id), []).append([loss.start_offset, loss.end_offset])
     return dict(sorted(found.items()))
-
-
-def _stalled_to_json(stalled: Mapping[int, int]) -> dict[str, int]:
-    return dict(sorted((str(stream_id), since_ms) for stream_id, since_ms in stalled.items()))
 
 
 def _parse_stalled(value: object) -> Iterator[tuple[int, int]]:

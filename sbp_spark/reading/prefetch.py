@@ -93,7 +93,8 @@ def fetch_chunks(
         fetched = _fetch(client, cursors, round_bytes, leaves_batches=leaves_batches)
         with closing(fetched) as outcomes:
             for outcome in outcomes:
-                cursor = cursors[outcome.item_index]
+                lane = reading[outcome.item_index]
+                cursor = lane[0]
                 if not is_loss_fatal and _skip_loss(cursor, outcome.error):
                     has_progress = True
                     nothing = ReceivedBatches(memoryview(b""), cursor.offset)
@@ -102,7 +103,7 @@ def fetch_chunks(
                 _check_outcome(cursor, outcome, clock())
                 if outcome.batches.size_bytes:
                     has_progress = True
-                    is_more = bool(waiting) or not _is_read(reading[outcome.item_index])
+                    is_more = bool(waiting) or not cursor.is_done or len(lane) > 1
                     yield Chunk(cursor.span_index, outcome.batches, is_more=is_more)
         for lane in reading:
             while lane and lane[0].is_done:
@@ -110,11 +111,6 @@ def fetch_chunks(
         reading = [lane for lane in reading if lane]
         if not has_progress:
             sleep(_PAUSE_S)
-
-
-def _is_read(lane: deque[_Cursor]) -> bool:
-    """Whether the first span of a stream is read, and the only one."""
-    return lane[0].is_done and len(lane) == 1
 
 
 def _fetch(

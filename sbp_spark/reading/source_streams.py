@@ -17,7 +17,7 @@ from sbp_core.errors import (
 from sbp_core.records import StreamSchema, union_schemas
 from sbp_spark.client_pool import describe_refs, first_contact, newest_schemas
 from sbp_spark.column_schema import METADATA_COLUMN, METADATA_FIELD
-from sbp_spark.logical_types import logical_spark_schema
+from sbp_spark.logical_types import logical_arrow_schema, logical_spark_schema
 from sbp_spark.options.source import Contents, SourceEncoding, SourceOptions
 from sbp_spark.options.streams import StreamList, StreamPattern, StreamRef
 from sbp_spark.reading.layout import Form
@@ -31,7 +31,6 @@ from sbp_spark.row_schema import (
     as_wide,
     check_selection,
     check_source_schema,
-    source_arrow_schema,
     source_schema,
 )
 
@@ -175,7 +174,7 @@ class SourceColumns:
         """
         there = self.schema if self.form.is_typed else source_schema(include_headers=True)
         named = as_named(given, there)
-        return None if named == given else source_arrow_schema(named)
+        return None if named == given else logical_arrow_schema(named)
 
 
 def find_columns(

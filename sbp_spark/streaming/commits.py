@@ -10,7 +10,7 @@ from threading import Thread
 from time import monotonic
 from typing import Final
 
-from sbp_core.client import Client, StreamBounds
+from sbp_core.client import Client
 from sbp_core.errors import SbpError
 from sbp_spark.options.source import CommitOptions
 from sbp_spark.reading.offsets import SourceOffset, find_gone
@@ -64,7 +64,8 @@ class Commits:
             for stream_id, position in at.streams.items()
             if stream_id not in gone
             and stream_id not in snapshot.stalled
-            and _holds(snapshot.bounds.get(stream_id), position.next_offset)
+            and (bound := snapshot.bounds.get(stream_id)) is not None
+            and bound.start_offset < position.next_offset <= bound.next_offset
         }
         self._trim()
 
@@ -124,8 +125,3 @@ class _Sender:
         if self._is_failing:
             LOG.warning("recovered: can %s again", self._what)
         self._is_failing = False
-
-
-def _holds(bounds: StreamBounds | None, offset: int) -> bool:
-    """Whether there are records before an offset, and none before it is still to be written."""
-    return bounds is not None and bounds.start_offset < offset <= bounds.next_offset

@@ -300,8 +300,9 @@ def _chosen_starts(
     pending: Collection[int],
 ) -> dict[int, int]:
     """Return where the options let those pending streams start of which that can be found out."""
-    dated = _dated(options.starting, snapshot)
-    bounds = {
+    asked = positions_of(options.starting, snapshot.streams.values())
+    dated = {each for each, position in asked.items() if isinstance(position, AtTime | Ago)}
+    bounds = {  # a stream that starts at a time needs the answers of all of its servers
         stream_id: bound
         for stream_id, bound in snapshot.bounds.items()
         if stream_id in pending and not (stream_id in dated and stream_id in snapshot.away)
@@ -357,12 +358,6 @@ def _maybe_upto(
     if endings.get(stream_id, NO_ENDING).is_hidden:
         return start
     return snapshot.maybe_upto(stream_id, start)
-
-
-def _dated(starting: Positions, snapshot: Snapshot) -> set[int]:
-    """Return the streams that start at a time, for which all of their servers have to be asked."""
-    asked = positions_of(starting, snapshot.streams.values())
-    return {each for each, position in asked.items() if isinstance(position, AtTime | Ago)}
 
 
 @dataclass(frozen=True)

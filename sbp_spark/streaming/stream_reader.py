@@ -7,6 +7,7 @@ reads in other processes from a pickled copy: state that must survive is in the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from sbp_spark.client_pool import existing_streams
-from sbp_spark.logical_types import is_told_by_arrow
+from sbp_spark.logical_types import is_told_by_arrow, logical_arrow_schema
 from sbp_spark.options.source import SourceOptions, parse_source_options
 from sbp_spark.reading.input_partitions import plan_read, read_partition
 from sbp_spark.reading.layout import Form
@@ -30,7 +31,6 @@ from sbp_spark.reading.offsets import INITIAL, SourceOffset, advance, intervals
 from sbp_spark.reading.planning import RecordSizes
 from sbp_spark.reading.source_streams import find_columns
 from sbp_spark.reporting import plain_errors
-from sbp_spark.row_schema import source_arrow_schema
 from sbp_spark.spark_internals.rows_with_plan import OWN_READER, RowsWithPlan, SmallBatches
 from sbp_spark.streaming.commits import Commits
 from sbp_spark.streaming.loss_policy import LossPolicy
@@ -64,9 +64,6 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
         self._is_available_now = False
         self._maybe_targets: dict[int, int] | None = None
         self._maybe_added: frozenset[int] | None = None
-        self._maybe_trigger: Trigger | None = None
-        self._maybe_losses: LossPolicy | None = None
-        self._maybe_commits: Commits | None = None
         self._maybe_quiet: Quiet | None = None
         self._small_batches = SmallBatches()
 
@@ -183,7 +180,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
                 as_of=as_of,
             )
             self._losses.note(planned.losses)
-            schema = source_arrow_schema(self._given_schema)
+            schema = logical_arrow_schema(self._given_schema)
             # For rows that come with the plan Spark uses Arrow's types only.
             if OWN_READER is not None and is_told_by_arrow(self._given_schema):
                 self._maybe_rows = self._small_batches.maybe_read(planned.partitions, schema)
@@ -197,7 +194,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition; runs in a task, on a copy of this reader."""
         with plain_errors():
-            yield from read_partition(partition, source_arrow_schema(self._given_schema))
+            yield from read_partition(partition, logical_arrow_schema(self._given_schema))
 
     def _options(self) -> SourceOptions:
         """Return the options, checked, as are the columns. Raises SbpError.
@@ -230,18 +227,13 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             believed = None if quiet is None else quiet.snapshot
             self._snapshot = self._streams().look(known, believed=believed)
 
-    @property
+    @cached_property
     def _commits(self) -> Commits:
-        if self._maybe_commits is None:
-            self._maybe_commits = Commits(self._streams().client, self._options().commits)
-        return self._maybe_commits
+        return Commits(self._streams().client, self._options().commits)
 
-    @property
+    @cached_property
     def _losses(self) -> LossPolicy:
-        if self._maybe_losses is None:
-            on_data_loss = self._options().on_data_loss
-            self._maybe_losses = LossPolicy(on_data_loss, self._streams().client)
-        return self._maybe_losses
+        return LossPolicy(self._options().on_data_loss, self._streams().client)
 
     def _streams(self) -> StreamWatch:
         """Return what looks at the streams; made at the first use, never sent to tasks."""
@@ -249,13 +241,9 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
         assert self._watch is not None
         return self._watch
 
-    @property
+    @cached_property
     def _trigger(self) -> Trigger:
-        """Decides how far each micro-batch goes."""
-        if self._maybe_trigger is None:
-            sizes = RecordSizes(self._streams().client)
-            self._maybe_trigger = Trigger(self._options().limits, sizes)
-        return self._maybe_trigger
+        return Trigger(self._options().limits, RecordSizes(self._streams().client))
 
     def _admitted(self, way: Way) -> dict[int, int]:
         """Return how far the limits let a micro-batch go."""

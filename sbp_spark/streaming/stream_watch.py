@@ -250,17 +250,12 @@ class PlainStreams:
         """
         if seen is self._seen and known.keys() <= self._shown.streams.keys():
             return self._shown
-        unsure = [each for each in seen.streams if each not in known and _may_have(seen, each)]
+        empty = {each for each, tail in seen.tails.items() if tail == 0}
+        unsure = [each for each in seen.streams if each not in known and each not in empty]
         typed = self._kinds.find_typed(client, unsure)
         plain = {each for each in unsure if each not in typed}
         self._seen, self._shown = seen, seen.only(known.keys() | plain)
         return self._shown
-
-
-def _may_have(seen: Snapshot, stream_id: int) -> bool:
-    """Whether a stream has, or had, records; it may, if its server is down."""
-    bound = seen.bounds.get(stream_id)
-    return bound is None or bound.next_offset > 0
 
 
 class StreamWatch:

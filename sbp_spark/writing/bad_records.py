@@ -167,23 +167,20 @@ def _cut(text: str) -> bytes:
 
 
 def _wrong_headers(headers: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the indexes of rows with a header whose name is no UTF-8."""
+    """Return the indexes of rows with a header whose name is not UTF-8."""
     if headers.null_count == len(headers):
         return np.zeros(0, dtype=np.int64)
-    try:
-        headers.validate(full=True)
-    except pa.ArrowInvalid:
-        wrong = [index for index in range(len(headers)) if not _is_valid(headers.slice(index, 1))]
-        return np.array(wrong, dtype=np.int64)
-    return np.zeros(0, dtype=np.int64)
+    return _find_invalid(headers)[0]
 
 
-def _is_valid(headers: pa.Array) -> bool:
-    try:
-        pa.concat_arrays([headers]).validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
+def _find_invalid(column: pa.Array) -> tuple[npt.NDArray[np.int64], str]:
+    """Return the indexes of values that readers refuse, such as strings that are not UTF-8."""
+    fault = _maybe_fault(column)
+    if fault is None:
+        return np.zeros(0, dtype=np.int64), ""
+    singles = (pa.concat_arrays([column.slice(index, 1)]) for index in range(len(column)))
+    wrong = [index for index, single in enumerate(singles) if _maybe_fault(single)]
+    return np.array(wrong, dtype=np.int64), fault
 
 
 _GROWTH_MAX: Final = 32
@@ -276,15 +273,13 @@ def _invalid(rows: pa.RecordBatch) -> list[BadRows]:
     """Return the rows with values that readers refuse, such as a string that is not UTF-8."""
     found = []
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
-        fault = _maybe_fault(column)
-        if fault is not None:
-            singles = (pa.concat_arrays([column.slice(index, 1)]) for index in range(len(column)))
-            wrong = [index for index, single in enumerate(singles) if _maybe_fault(single)]
+        wrong, fault = _find_invalid(column)
+        if wrong.size:
             error = RecordBatchError(
                 f"column {name} has a value that readers would refuse ({fault}); correct it, or, if"
                 " it is not text, make the column binary"
             )
-            found.append(BadRows(np.array(wrong, dtype=np.int64), error))
+            found.append(BadRows(wrong, error))
     return found
 
 

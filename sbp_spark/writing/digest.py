@@ -269,10 +269,7 @@ def _hash_headers(headers: pa.Array) -> Hashes:
 def _hash_times(times: pa.Array) -> Hashes:
     if times.null_count == len(times):
         return np.full(len(times), NULL)
-    values = np.frombuffer(times.buffers()[1], dtype=np.uint64)
-    hashes = mixed(values[times.offset : times.offset + len(times)])
-    set_nulls(hashes, times)
-    return hashes
+    return _hash_elements(times)
 
 
 _PRIMES: Final = (2**31 - 1, 2**31 - 19)

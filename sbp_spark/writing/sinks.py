@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Final
@@ -27,7 +27,7 @@ from sbp_core.failpoints import failpoint
 from sbp_core.records import BatchBuilder, StreamSchema
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.sink import BatchKey, Delivery, SinkOptions
-from sbp_spark.options.targets import OnBadRecord, Targets
+from sbp_spark.options.targets import OnBadRecord
 from sbp_spark.reporting import plain_errors
 from sbp_spark.spark_internals.task_log import LOG, task_ids
 from sbp_spark.writing.bad_records import (
@@ -79,19 +79,10 @@ def write_rows(
     """
     client = client_for(options.servers, Patience.RUNNING)
     partition_id = int(task_ids().get("partition_id", 0))
-    if staged_for is None:
-        written = append_rows(
-            batches, client, options, maybe_schema=maybe_schema, partition_id=partition_id
-        )
-    else:
-        written = stage_rows(
-            batches,
-            client,
-            options,
-            staged_for,
-            maybe_schema=maybe_schema,
-            partition_id=partition_id,
-        )
+    write: Callable[..., WrittenMessage] = append_rows
+    if staged_for is not None:
+        write = partial(stage_rows, staged_for=staged_for)
+    written = write(batches, client, options, maybe_schema=maybe_schema, partition_id=partition_id)
     LOG.debug("wrote %s", written)
     return written
 
@@ -169,7 +160,7 @@ class _Work:
         directory = StreamDirectory(
             client,
             options.maybe_creation,
-            _where(options.targets),
+            options.targets.where,
             is_for_columns=maybe_schema is not None,
             found=options.found if options.targets.refs else {},
         )
@@ -264,12 +255,6 @@ class _Work:
 
     def _send(self, stream_id: int, rows: pa.RecordBatch, now_us: int) -> None:
         self._sender.send(self._builders.add(stream_id, rows, timestamp_ms=now_us // 1_000))
-
-
-def _where(targets: Targets) -> str:
-    if not targets.refs:
-        return "column stream"
-    return "option stream" if len(targets.refs) == 1 else "option streams"
 
 
 def _now_us() -> int:

@@ -16,13 +16,14 @@ from sbp_core.client import AppendItem, Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.records import encode_rows
 from sbp_spark import client_pool
-from sbp_spark.row_schema import source_arrow_schema, source_schema
+from sbp_spark.logical_types import logical_arrow_schema
+from sbp_spark.row_schema import source_schema
 from sbp_spark.spark_internals import rows_with_plan
 from sbp_spark.streaming import stream_reader
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 COLUMNS = source_schema(include_headers=False)
-SCHEMA = source_arrow_schema(COLUMNS)
+SCHEMA = logical_arrow_schema(COLUMNS)
 
 
 class Query:

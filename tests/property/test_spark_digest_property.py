@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbp_core.records import ROWS_SCHEMA
-from sbp_spark.writing.digest import LONG_BYTES, digest_of, encode_digest, hash_octets, join_digests
+from sbp_spark.writing.digest import LONG_BYTES, digest_of, encode_digest, hash_bytes, join_digests
 
 octets = st.none() | st.binary(max_size=9) | st.binary(min_size=60, max_size=140)
 headers = st.none() | st.lists(st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=9)))
@@ -62,19 +62,19 @@ def test_every_bit_and_every_place_counts(value, data):
     changed[at] ^= 1 << data.draw(st.integers(0, 7))
     moved = value[1:] + value[:1]
     values = {value, bytes(changed), moved, value + b"\0", value[:-1], b"\0" + value, b""}
-    hashes = hash_octets(pa.array(list(values), pa.binary()))
+    hashes = hash_bytes(pa.array(list(values), pa.binary()))
     assert len(set(hashes.tolist())) == len(values)
 
 
 @given(st.lists(octets, max_size=20), st.data())
 def test_a_hash_is_of_the_value_alone(values, data):
     kinds = [pa.binary(), pa.large_binary()]
-    alone = [int(hash_octets(pa.array([value], kinds[0]))[0]) for value in values]
+    alone = [int(hash_bytes(pa.array([value], kinds[0]))[0]) for value in values]
     start = data.draw(st.integers(0, len(values)))
     for kind in kinds:
         array = pa.array(values, kind)
-        assert hash_octets(array).tolist() == alone
-        assert hash_octets(array.slice(start)).tolist() == alone[start:]
+        assert hash_bytes(array).tolist() == alone
+        assert hash_bytes(array.slice(start)).tolist() == alone[start:]
 
 
 lengths = st.sampled_from(
@@ -85,8 +85,8 @@ lengths = st.sampled_from(
 @given(st.lists(st.tuples(lengths, st.integers(0, 255)), max_size=40))
 def test_values_of_any_length_beside_each_other(kinds):
     values = [bytes([filling]) * length for length, filling in kinds]
-    alone = [int(hash_octets(pa.array([value], pa.binary()))[0]) for value in values]
-    assert hash_octets(pa.array(values, pa.binary())).tolist() == alone
+    alone = [int(hash_bytes(pa.array([value], pa.binary()))[0]) for value in values]
+    assert hash_bytes(pa.array(values, pa.binary())).tolist() == alone
     assert len(set(alone)) == len(set(values))
 
 
@@ -94,8 +94,8 @@ def test_many_values_of_uneven_lengths_are_hashed_in_parts():
     random = np.random.default_rng(0)
     values = [random.bytes(length) for length in random.integers(0, 300, 3000)]
     values[1000:1000] = [random.bytes(length) for length in (5000, LONG_BYTES, 40_000)]
-    alone = [int(hash_octets(pa.array([value], pa.binary()))[0]) for value in values]
-    assert hash_octets(pa.array(values, pa.binary())).tolist() == alone
+    alone = [int(hash_bytes(pa.array([value], pa.binary()))[0]) for value in values]
+    assert hash_bytes(pa.array(values, pa.binary())).tolist() == alone
 
 
 @given(rows, rows)
@@ -124,10 +124,10 @@ def test_numbers_whose_signs_change_together():
     values = [
         array.tobytes() for array in (numbers, -numbers, numbers * np.tile(np.float32([1, -1]), 16))
     ]
-    assert len(set(hash_octets(pa.array(values, pa.binary())).tolist())) == 3
+    assert len(set(hash_bytes(pa.array(values, pa.binary())).tolist())) == 3
 
 
 def test_what_nulls_hide_does_not_count():
     offsets, data = pa.py_buffer(b"\0\0\0\0\3\0\0\0"), pa.py_buffer(b"abc")
     hiding = pa.Array.from_buffers(pa.binary(), 1, [pa.py_buffer(b"\0"), offsets, data])
-    assert hash_octets(hiding).tolist() == hash_octets(pa.array([None], pa.binary())).tolist()
+    assert hash_bytes(hiding).tolist() == hash_bytes(pa.array([None], pa.binary())).tolist()

@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.reading.offsets import SourceOffset, intervals
-from sbp_spark.row_schema import source_arrow_schema, source_schema
+from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 SCHEMA = source_schema(include_headers=True)
@@ -59,7 +60,7 @@ def rows_of_partitions(
     reader: DataSourceReader | DataSourceStreamReader, partitions: list[InputPartition]
 ) -> pa.Table:
     """What tasks read, by stream and offset; each has copies, as in another process."""
-    schema = source_arrow_schema(SCHEMA)
+    schema = logical_arrow_schema(SCHEMA)
     tables = []
     for sent in partitions:
         task, partition = pickle.loads(pickle.dumps((reader, sent)))

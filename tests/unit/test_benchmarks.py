@@ -30,7 +30,8 @@ from sbp_core import limits
 from sbp_core.wire.checksum import crc32
 from sbp_core.wire.frame import FrameDecoder
 from sbp_core.wire.headers import AppendRequest, decode_header
-from sbp_spark.row_schema import source_arrow_schema, source_schema
+from sbp_spark.logical_types import logical_arrow_schema
+from sbp_spark.row_schema import source_schema
 
 MILLION = Shape(1_000_000, 100, ("a", "b"))
 READ = Case("batch-read", Measure.RATE, MILLION)
@@ -96,7 +97,7 @@ class TestPrebuiltBatches:
     def test_they_are_what_spark_demands_of_the_connector(self):
         (batch,) = sources.read_portion(portion(ROWS_PER_BATCH, value_bytes=100))
         batch.validate(full=True)
-        assert batch.schema.equals(source_arrow_schema(source_schema(include_headers=False)))
+        assert batch.schema.equals(logical_arrow_schema(source_schema(include_headers=False)))
         assert set(batch.column("stream").to_pylist()) == {"a"}
         assert set(batch.column("stream_id").to_pylist()) == {3}
         assert set(pc.binary_length(batch.column("value")).to_pylist()) == {100}

@@ -127,10 +127,10 @@ def test_errors_become_exit_codes(monkeypatch, capsys, error, exit_code):
     [
         (["p", "7"], "unrecognized arguments: 7"),
         (["give-up", "p"], "required: BATCH"),
-        (["give-up", "p", "x"], "'x' is not the number of a batch"),
-        (["give-up", "p", "-1"], "'-1' is not the number of a batch"),
-        (["give-up", "p", str(2**63)], "is not the number of a batch"),
-        (["give-up", "p", 5_000 * "9"], "is not the number of a batch"),
+        (["give-up", "p", "x"], "'x' is not a whole number, 0 or more"),
+        (["give-up", "p", "-1"], "'-1' is not a whole number, 0 or more"),
+        (["give-up", "p", str(2**63)], "is not a whole number, 0 or more"),
+        (["give-up", "p", 5_000 * "9"], "is not a whole number, 0 or more"),
         (["give-up", "p", "7", "8"], "unrecognized arguments: 8"),
     ],
 )

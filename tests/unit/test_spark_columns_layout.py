@@ -21,18 +21,18 @@ from sbp_core.records import (
     merge_schemas,
 )
 from sbp_spark.column_schema import METADATA_FIELD
+from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.servers import Endpoint, Servers
-from sbp_spark.reading import columns_layout
-from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
+from sbp_spark.reading import layout as layouts
 from sbp_spark.reading.input_partitions import decode_chunks
-from sbp_spark.reading.layout import RowsLayout
+from sbp_spark.reading.layout import ColumnsLayout, RowsLayout, SchemaVersions
 from sbp_spark.reading.losses import DamagedRecordsError
 from sbp_spark.reading.planning import StreamSpan
-from sbp_spark.row_schema import source_arrow_schema, source_schema
+from sbp_spark.row_schema import source_schema
 
 SERVERS = Servers(Endpoint("nowhere", 1))
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-METADATA = source_arrow_schema(StructType([METADATA_FIELD])).field(0)
+METADATA = logical_arrow_schema(StructType([METADATA_FIELD])).field(0)
 FIRST = schema_of(id=pa.int32(), name=pa.string())
 
 
@@ -53,7 +53,7 @@ class FakePlacementDriver:
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch):
-    monkeypatch.setattr(columns_layout, "_known", {})
+    monkeypatch.setattr(layouts, "_known", {})
 
 
 def span(start, end, stream_id=7, range_index=0):
@@ -110,7 +110,7 @@ def test_a_version_that_is_new_is_asked_for_and_others_are_kept():
 
 
 def test_the_schemas_of_no_more_than_some_streams_are_kept(monkeypatch):
-    monkeypatch.setattr(columns_layout, "_STREAMS_KEPT", 2)
+    monkeypatch.setattr(layouts, "_STREAMS_KEPT", 2)
     driver = FakePlacementDriver(s1=[FIRST], s2=[FIRST], s3=[FIRST])
     for stream_id in (1, 2, 3, 3, 2, 1):
         payload = batch(numbers(0, 1), FIRST, 0, stream_id)
@@ -229,7 +229,7 @@ def test_small_batches_with_their_times_in_different_columns():
 
 
 def test_small_batches_are_decoded_together(monkeypatch):
-    monkeypatch.setattr(columns_layout, "decode_columns", lambda *_: pytest.fail("alone"))
+    monkeypatch.setattr(layouts, "decode_columns", lambda *_: pytest.fail("alone"))
     payload = b"".join(batch(numbers(n, n + 2), FIRST, n) for n in range(0, 8, 2))
     for names in ([], ["name"], ["name", "id"]):
         schema = pa.schema([FIRST.arrow.field(name) for name in names])
@@ -304,7 +304,7 @@ def test_rows_in_a_typed_read_are_an_error_that_says_where():
 
 
 def test_columns_in_a_read_of_rows_are_an_error_that_says_where():
-    layout = RowsLayout(source_arrow_schema(source_schema(include_headers=False)))
+    layout = RowsLayout(logical_arrow_schema(source_schema(include_headers=False)))
     chunks = [chunk_of(0, memoryview(batch(numbers(0, 2), FIRST, 4)))]
     with pytest.raises(RecordBatchError, match=r"offset 4 of stream 7 is typed.*encoding=columns"):
         list(decode_chunks(chunks, [span(4, 6)], layout))
@@ -347,9 +347,9 @@ def grown_schema(old):
 def mapped(monkeypatch):
     """How many rows are mapped each time."""
     counts = []
-    original = columns_layout.map_columns
+    original = layouts.map_columns
     monkeypatch.setattr(
-        columns_layout,
+        layouts,
         "map_columns",
         lambda found, schema: counts.append(found.num_rows) or original(found, schema),
     )
@@ -469,9 +469,9 @@ def test_every_version_is_read_in_the_newest_one_from_anywhere_to_anywhere(histo
 
 def test_columns_that_nobody_asked_for_are_not_decoded(monkeypatch):
     seen = []
-    original = columns_layout.decode_columns
+    original = layouts.decode_columns
     monkeypatch.setattr(
-        columns_layout,
+        layouts,
         "decode_columns",
         lambda envelope, schema, names: seen.append(names) or original(envelope, schema, names),
     )

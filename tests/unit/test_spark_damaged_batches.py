@@ -23,16 +23,16 @@ from sbp_core.records import (
     encode_rows,
     write_base_offset,
 )
+from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.servers import Endpoint, Servers
-from sbp_spark.reading import columns_layout
-from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
+from sbp_spark.reading import layout as layouts
 from sbp_spark.reading.input_partitions import StoredRun, decode_chunks
-from sbp_spark.reading.layout import RowsLayout
+from sbp_spark.reading.layout import ColumnsLayout, RowsLayout, SchemaVersions
 from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
 from sbp_spark.reading.planning import StreamSpan
-from sbp_spark.row_schema import source_arrow_schema, source_schema
+from sbp_spark.row_schema import source_schema
 
-ROWS = RowsLayout(source_arrow_schema(source_schema(include_headers=True)))
+ROWS = RowsLayout(logical_arrow_schema(source_schema(include_headers=True)))
 TYPED = schema_of(id=pa.int64(), name=pa.string())
 
 
@@ -189,7 +189,7 @@ class Driver:
 
 
 def typed_layout():
-    columns_layout._known.clear()
+    layouts._known.clear()
     return ColumnsLayout(TYPED.arrow, SchemaVersions(Driver(), Servers(Endpoint("nowhere", 1))))
 
 

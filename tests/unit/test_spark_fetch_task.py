@@ -19,6 +19,7 @@ from sbp_core.errors import (
     StatusCode,
 )
 from sbp_core.records import encode_rows
+from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.servers import Endpoint, Servers
 from sbp_spark.reading import input_partitions, layout, prefetch
 from sbp_spark.reading.input_partitions import (
@@ -31,9 +32,9 @@ from sbp_spark.reading.layout import RowsLayout
 from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import Prefetcher, fetch_chunks
-from sbp_spark.row_schema import source_arrow_schema, source_schema
+from sbp_spark.row_schema import source_schema
 
-ARROW = source_arrow_schema(source_schema(include_headers=False))
+ARROW = logical_arrow_schema(source_schema(include_headers=False))
 ROWS = RowsLayout(ARROW)
 SERVERS = Servers(Endpoint("nowhere", 1))
 
@@ -123,12 +124,12 @@ def test_batches_have_the_columns_that_were_asked_for(columns, count, is_joined)
     schema = StructType(columns[:count])
     spans = [span(5, 9), span(0, 3, stream_id=8)] if is_joined else [span(5, 9)]
     chunks = [chunk_of(i, memoryview(batch(0, 9, each.stream_id))) for i, each in enumerate(spans)]
-    arrow = source_arrow_schema(schema)
+    arrow = logical_arrow_schema(schema)
     (found,) = decode_chunks(chunks, spans, RowsLayout(arrow))
     found.validate(full=True)
     assert found.schema.equals(arrow)
     assert found.num_rows == sum(each.record_count for each in spans)
-    everything = source_arrow_schema(StructType(COLUMNS))
+    everything = logical_arrow_schema(StructType(COLUMNS))
     (whole,) = decode_chunks(chunks, spans, RowsLayout(everything))
     assert found.equals(whole.select(schema.names))
 
@@ -140,7 +141,7 @@ def test_columns_that_nobody_asked_for_are_not_built(monkeypatch):
         "_repeated",
         lambda value, *_: built.append(value) or pa.nulls(16, pa.int64()),
     )
-    schema = source_arrow_schema(StructType([COLUMNS[1], COLUMNS[6]]))
+    schema = logical_arrow_schema(StructType([COLUMNS[1], COLUMNS[6]]))
     (found,) = decode_chunks(
         [chunk_of(0, memoryview(batch(0, 9)))], [span(0, 9)], RowsLayout(schema)
     )

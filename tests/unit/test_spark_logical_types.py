@@ -40,13 +40,13 @@ from sbp_core.records import (
     with_logical_type,
 )
 from sbp_spark.column_schema import written_columns
-from sbp_spark.logical_types import is_told_by_arrow, logical_spark_schema
+from sbp_spark.logical_types import is_told_by_arrow, logical_arrow_schema, logical_spark_schema
 from sbp_spark.options.servers import Endpoint, Servers
 from sbp_spark.options.targets import ColumnOptions
-from sbp_spark.reading import columns_layout
-from sbp_spark.reading.columns_layout import ColumnsLayout, SchemaVersions
+from sbp_spark.reading import layout as layouts
+from sbp_spark.reading.layout import ColumnsLayout, SchemaVersions
 from sbp_spark.reading.planning import StreamSpan
-from sbp_spark.row_schema import as_wide, check_selection, source_arrow_schema
+from sbp_spark.row_schema import as_wide, check_selection
 from sbp_spark.spark_internals import CHAR_VARCHAR_KEY
 
 INTERVALS = [DayTimeIntervalType(first, last) for first in range(4) for last in range(first, 4)]
@@ -151,8 +151,10 @@ class Driver:
 
 
 def test_a_column_that_lost_its_logical_type_since_the_query_started(monkeypatch):
-    monkeypatch.setattr(columns_layout, "_known", {})
-    days, hours = (source_arrow_schema(column(DayTimeIntervalType(*each))) for each in ((0, 0), ()))
+    monkeypatch.setattr(layouts, "_known", {})
+    days, hours = (
+        logical_arrow_schema(column(DayTimeIntervalType(*each))) for each in ((0, 0), ())
+    )
     narrow, wide = StreamSchema.of(days), StreamSchema.of(hours)
     versions = SchemaVersions(Driver(narrow, wide), Servers(Endpoint("nowhere", 1)))
 

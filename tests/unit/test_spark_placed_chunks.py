@@ -10,14 +10,15 @@ from spark_streams import numbered, rows_of
 from sbp_core.client import Batches, FetchOutcome, ReceivedBatches
 from sbp_core.errors import OffsetOutOfRangeError, StatusCode
 from sbp_core.records import encode_rows
+from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.reading.input_partitions import decode_chunks
 from sbp_spark.reading.layout import RowsLayout
 from sbp_spark.reading.losses import DataLossError
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import Prefetcher, fetch_chunks, read_chunks
-from sbp_spark.row_schema import source_arrow_schema, source_schema
+from sbp_spark.row_schema import source_schema
 
-ROWS = RowsLayout(source_arrow_schema(source_schema(include_headers=False)))
+ROWS = RowsLayout(logical_arrow_schema(source_schema(include_headers=False)))
 BATCH_RECORDS = 10
 EMPTY = memoryview(b"")
 

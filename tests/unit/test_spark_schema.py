@@ -15,10 +15,10 @@ from pyspark.sql.types import (
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import ROWS_SCHEMA
+from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.row_schema import (
     check_sink_schema,
     check_source_schema,
-    source_arrow_schema,
     source_schema,
 )
 
@@ -36,7 +36,7 @@ def test_the_source_has_headers_on_demand():
 
 
 def test_arrow_columns_are_those_of_a_record_batch():
-    schema = source_arrow_schema(source_schema(include_headers=True))
+    schema = logical_arrow_schema(source_schema(include_headers=True))
     assert schema.names == [*COLUMNS, "headers"]
     for field in ROWS_SCHEMA:
         assert schema.field(field.name).equals(field)

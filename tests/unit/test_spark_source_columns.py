@@ -36,11 +36,12 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.records import StreamSchema
+from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.reading import input_partitions
 from sbp_spark.reading.input_partitions import SbpBatchReader
 from sbp_spark.reading.layout import Form
 from sbp_spark.reading.source_streams import SourceColumns, find_columns
-from sbp_spark.row_schema import source_arrow_schema, source_schema
+from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 ORDERS = schema_of(id=pa.int32(), price=pa.decimal128(9, 2))
@@ -253,7 +254,7 @@ def test_every_type_is_one_of_sparks_and_back():
         "map": MapType,
         "struct": StructType,
     }
-    assert source_arrow_schema(found.schema).equals(OPEN_TYPES)
+    assert logical_arrow_schema(found.schema).equals(OPEN_TYPES)
     found.check(found.schema)
 
 
@@ -364,7 +365,7 @@ def test_names_may_differ_in_case_as_they_may_in_spark():
         place=columns(x=LongType()),
         price=DecimalType(9, 2),
     )
-    assert found.maybe_renamed(given) == source_arrow_schema(named)
+    assert found.maybe_renamed(given) == logical_arrow_schema(named)
     assert found.maybe_renamed(columns(id=IntegerType())) is None
 
 
