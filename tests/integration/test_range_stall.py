@@ -104,7 +104,7 @@ def test_the_others_go_on_and_the_rest_is_caught_up_with(scene, how, caplog):
         assert time.monotonic() < deadline
     assert query.values == {name: numbered(0, 200) for name in (scene.kept, scene.lost)}
     assert caplog.text.count("is down for more than 0.3 s") == 1
-    assert caplog.text.count("is there again") == 1
+    assert caplog.text.count("is back") == 1
 
 
 def test_a_query_that_begins_meanwhile_and_a_run_to_the_tail(scene):

@@ -55,7 +55,7 @@ def test_a_hang_up_is_logged_and_ends_nothing(tmp_path, prefix):
         with Client(endpoint) as client:
             assert client.ping() > 0
         assert "SIGHUP" not in stopped(process)
-    assert logged.count(b"SIGHUP received: nothing is reloaded") == 2
+    assert logged.count(b"SIGHUP ignored: settings are read") == 2
     assert b"WARNING" in logged
 
 

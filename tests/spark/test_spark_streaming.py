@@ -236,7 +236,7 @@ def test_a_stream_that_was_created_anew(sbp, new_streams, client, checkpoint):
     client.delete_streams([stream])
     client.create_streams([StreamSpec(stream)])
     append_values(client, stream, numbered(5, 20))
-    with pytest.raises(PySparkException, match="created anew"):
+    with pytest.raises(PySparkException, match="created again"):
         run(sbp.load_stream(stream), checkpoint)
 
 
