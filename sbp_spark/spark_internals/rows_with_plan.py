@@ -117,7 +117,7 @@ class SmallBatches:
             size_bytes += len(outcome.payload)
             count += max(0, outcome.next_offset - span.start_offset)
             is_whole = is_whole and outcome.next_offset >= span.end_offset
-            chunks.append(Chunk(outcome.item_index, outcome.payload))
+            chunks.append(Chunk(outcome.item_index, outcome.batches))
         self._record_bytes = size_bytes // max(1, count)
         return chunks if is_whole else None
 
