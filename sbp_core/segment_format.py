@@ -54,7 +54,7 @@ from typing import Final, NamedTuple
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.limits import ENTRY_BYTES_MAX
-from sbp_core.wire.checksum import Octets, crc32c
+from sbp_core.wire.checksum import Buffer, crc32c
 
 SEGMENT_MAGIC: Final = b"SBPLOG\r\n"
 SEGMENT_VERSION: Final = 2
@@ -122,7 +122,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
     return with_checksum(common + _OWN.pack(header.generation, header.end))
 
 
-def decode_segment_header(data: Octets, base: int) -> SegmentHeader:
+def decode_segment_header(data: Buffer, base: int) -> SegmentHeader:
     """Return the header of the segment named after `base`.
 
     Raises LogCorruptionError for a damaged header, and LogError for an intact one of another
@@ -151,7 +151,7 @@ def decode_segment_header(data: Octets, base: int) -> SegmentHeader:
     return SegmentHeader(base, generation, end)
 
 
-def _cut_off(data: Octets) -> LogCorruptionError:
+def _cut_off(data: Buffer) -> LogCorruptionError:
     return LogCorruptionError(
         f"the segment header is cut off after {len(data)} of {SEGMENT_HEADER_BYTES} bytes"
     )
@@ -162,7 +162,7 @@ def with_checksum(fields: bytes) -> bytes:
     return fields + _CRC.pack(crc32c((fields,)))
 
 
-def is_intact(data: Octets, length: int) -> bool:
+def is_intact(data: Buffer, length: int) -> bool:
     """Whether the first `length` bytes of a file have the checksum that is behind them."""
     (crc,) = _CRC.unpack_from(data, length)
     return bool(crc == crc32c((data[:length],)))
@@ -204,7 +204,7 @@ class EntryHeader(NamedTuple):
     base_offset: int
     record_count: int
 
-    def check_body(self, *body: Octets) -> None:
+    def check_body(self, *body: Buffer) -> None:
         """Raise LogCorruptionError unless these are, one behind the other, the body as written."""
         crc = crc32c(body, self.header_crc)
         if crc != self.crc:
@@ -214,7 +214,7 @@ class EntryHeader(NamedTuple):
             )
 
 
-def decode_entry_header(data: Octets, position: int) -> EntryHeader:
+def decode_entry_header(data: Buffer, position: int) -> EntryHeader:
     """Return the header at the start of `data`, which was read at `position`.
 
     Raises LogCorruptionError for damaged bytes, and LogError for an intact header of a kind that

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 
 _BUFFERS_PER_CALL_MAX: Final = 512
 """Below every system's IOV_MAX."""
@@ -99,7 +99,7 @@ class AsyncSocket:
             return False
         return bool(state != _TCP_ESTABLISHED)
 
-    def send(self, buffers: Sequence[Octets]) -> int:
+    def send(self, buffers: Sequence[Buffer]) -> int:
         """Send `buffers` in their order, or abort the connection.
 
         Return how many bytes the system did not take at once: these wait for the peer to read.

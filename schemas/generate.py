@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sbp_core.wire.flat import Field, Kind, Octets, Scalar, Schema, Table, Text, Vector
+from sbp_core.wire.flat import Bytes, Field, Kind, Scalar, Schema, Table, Text, Vector
 from sbp_core.wire.flat.writer import in_order, place_fields
 
 SCHEMAS = Path(__file__).parent
@@ -186,7 +186,7 @@ def render() -> str:
         "",
         "from msgspec import Struct",
         "",
-        "from sbp_core.wire.flat import Field, Octets, Scalar, Table, Text, Vector, repr_without",
+        "from sbp_core.wire.flat import Field, Bytes, Scalar, Table, Text, Vector, repr_without",
         "from sbp_core.wire.flat.writer import MISFIT, Writer, WriteValue, put_u32",
         "",
     ]
@@ -333,7 +333,7 @@ def _kind(schema: ReflectedSchema, field: ReflectedField) -> Kind:
         return Table(_table_name(schema, field))
     if kind == _VECTOR:
         if element == _UBYTE:
-            return Octets()
+            return Bytes()
         if element == _STRING:
             return Vector(Text())
         is_object = element == _OBJECT
@@ -406,7 +406,7 @@ def _test(field: Field, text: str, *, is_present: bool) -> str:
     """Return the condition for a field that is written, or is not."""
     if isinstance(field.kind, Vector):
         return f"{text} {'!=' if is_present else '=='} ()"
-    if isinstance(field.kind, Octets):
+    if isinstance(field.kind, Bytes):
         return f'{text} {"!=" if is_present else "=="} b""'
     if not isinstance(field.kind, Scalar):
         return f"{text} is {'not ' if is_present else ''}None"

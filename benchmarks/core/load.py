@@ -19,7 +19,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import StatusCode
-from sbp_core.wire.checksum import Octets, crc32
+from sbp_core.wire.checksum import Buffer, crc32
 from sbp_core.wire.frame import Frame, FrameDecoder, encode_frame
 from sbp_core.wire.headers import (
     AppendInfo,
@@ -122,7 +122,7 @@ def append_heads(stream_id: int, batch: bytes, call_ids: Sequence[int]) -> list[
     return [_numbered(head, call_id) for call_id in call_ids]
 
 
-def _numbered(head: Octets, call_id: int) -> bytes:
+def _numbered(head: Buffer, call_id: int) -> bytes:
     return bytes(head[:8]) + call_id.to_bytes(4, "big") + bytes(head[12:])
 
 
@@ -142,7 +142,7 @@ class _Sender:
             self._tail = load.batch + crc32([load.batch]).to_bytes(4, "big")
         self.sent_at = [0.0] * load.in_flight
         self.open_count = 0
-        self.outgoing: deque[Octets] = deque()
+        self.outgoing: deque[Buffer] = deque()
         self.incoming = b""
         self.greet()
 

@@ -24,7 +24,7 @@ class Measure(Enum):
     DELAY = "delay"
     """Seconds that single records, micro-batches or looks took: many numbers."""
     OCTETS = "octets"
-    """Octets in the log: one number."""
+    """Buffer in the log: one number."""
     MEMORY = "memory"
     """Resident octets of processes: one number."""
 
@@ -39,7 +39,7 @@ class Shape:
 
     @property
     def payload_bytes(self) -> int:
-        """Octets of all values."""
+        """Buffer of all values."""
         return self.rows * self.value_bytes
 
 

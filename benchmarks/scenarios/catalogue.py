@@ -24,15 +24,15 @@ from benchmarks.scenarios.typed import typed_bytes, typed_read, typed_write
 from benchmarks.systems.opening import AT_LEAST_ONCE, CEILING, KAFKA, KAFKA_SYNCED
 
 VALUES: Final = (100, 1024, 10_240)
-"""Octets of values, of which the runs of minutes leave out the last."""
+"""Buffer of values, of which the runs of minutes leave out the last."""
 STREAMS: Final = (1, 16, 256)
 BACKLOGS: Final = (1, 2, 4, 8)
 PLANNED: Final = (10, 1_000, 10_000)
 LONG_BYTES: Final = 400_000_000
-"""Octets of all values that are read, and in a full run written as well: with fewer, what a job
+"""Buffer of all values that are read, and in a full run written as well: with fewer, what a job
 costs by itself is a good part of the time."""
 SHORT_BYTES: Final = 100_000_000
-"""Octets of all values that are written, which takes longer, and of the least backlog."""
+"""Buffer of all values that are written, which takes longer, and of the least backlog."""
 MEMORY_BYTES: Final = 1024 * 1024 * 1024
 
 Measured = Callable[[Bench, Systems], Sequence[Outcome]]

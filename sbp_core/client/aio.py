@@ -44,7 +44,7 @@ from sbp_core.client.types import (
 )
 from sbp_core.errors import SbpError
 from sbp_core.records.stream_schema import StreamSchema
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import RangeServer
@@ -84,7 +84,7 @@ class AsyncClient:
         endpoint: str,
         opcode: Opcode,
         header: object | None = None,
-        payload: Sequence[Octets] = (),
+        payload: Sequence[Buffer] = (),
         *,
         timeout_ms: int | None = None,
     ) -> list[Frame]:

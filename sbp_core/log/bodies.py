@@ -25,7 +25,7 @@ from sbp_core.log.segment import corruption
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind
-from sbp_core.wire.checksum import Octets, crc32
+from sbp_core.wire.checksum import Buffer, crc32
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def _extent(span: Sequence[Slot]) -> tuple[int, int]:
     return first, span[-1].location.end - first
 
 
-def _cut(key: RangeKey, span: Sequence[Slot], found: Octets) -> Iterator[memoryview]:
+def _cut(key: RangeKey, span: Sequence[Slot], found: Buffer) -> Iterator[memoryview]:
     """Yield the verified bodies of a run of batches. Raises LogCorruptionError."""
     data = memoryview(found)
     first, _ = _extent(span)

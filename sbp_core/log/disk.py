@@ -21,7 +21,7 @@ from sbp_core.errors import LogError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import MIB
 from sbp_core.regular_files import open_regular
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 """Ends the name of a file that is being written; after a crash it is of no use."""
@@ -54,10 +54,10 @@ class DiskFile(Protocol):
         Safe in several threads at once, and while another one writes elsewhere in the file.
         """
 
-    def maybe_pread_cached(self, length: int, position: int) -> Octets | None:
+    def maybe_pread_cached(self, length: int, position: int) -> Buffer | None:
         """Return what `pread` would, if that needs no wait for the disk and it is all there."""
 
-    def pwritev(self, buffers: Sequence[Octets], position: int) -> None:
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         """Write all of `buffers`, one after the other, from `position`, or raise."""
 
     def fdatasync(self) -> None:
@@ -149,7 +149,7 @@ class OsFile:
             got += len(data)
         return b"".join(parts)
 
-    def maybe_pread_cached(self, length: int, position: int) -> Octets | None:
+    def maybe_pread_cached(self, length: int, position: int) -> Buffer | None:
         """Return bytes that are in the page cache, None where they are not."""
         buffer = np.empty(length, np.uint8).data
         try:
@@ -158,7 +158,7 @@ class OsFile:
             return None
         return buffer if got == length else None
 
-    def pwritev(self, buffers: Sequence[Octets], position: int) -> None:
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         """Write all of `buffers` from `position`, in as many calls as it takes."""
         for part in _calls(buffers):
             length = sum(map(len, part))
@@ -167,7 +167,7 @@ class OsFile:
                 self._write_rest(part, written, position)
             position += length
 
-    def _write_rest(self, buffers: Sequence[Octets], written: int, position: int) -> None:
+    def _write_rest(self, buffers: Sequence[Buffer], written: int, position: int) -> None:
         """Finish a short write; what stopped it usually shows as an error now."""
         rest = memoryview(b"".join(buffers))[written:]
         position += written
@@ -197,9 +197,9 @@ class OsFile:
         self._close()
 
 
-def _calls(buffers: Sequence[Octets]) -> Iterator[Sequence[Octets]]:
+def _calls(buffers: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
     """Split what is to be written into calls; a buffer is cut only if it is too long for one."""
-    part: list[Octets] = []
+    part: list[Buffer] = []
     left = _BYTES_PER_CALL_MAX
     for buffer in buffers:
         for start in range(0, len(buffer), _BYTES_PER_CALL_MAX):
@@ -314,7 +314,7 @@ def translate_os_error(error_type: type[LogError], action: str, path: Path) -> I
 
 
 def write_file(
-    disk: Disk, path: Path, buffers: Sequence[Octets], *, is_durable: bool = True
+    disk: Disk, path: Path, buffers: Sequence[Buffer], *, is_durable: bool = True
 ) -> None:
     """Write a file in place of the one that may be there: a reader finds either, whole.
 

@@ -32,7 +32,7 @@ from sbp_core.segment_format import (
     EntryKind,
     decode_entry_header,
 )
-from sbp_core.wire.checksum import Octets, crc32c
+from sbp_core.wire.checksum import Buffer, crc32c
 
 _FIELDS_BYTES: Final = ENTRY_HEADER_BYTES - ENTRY_PREFIX_BYTES
 _COMMIT_BODY: Final = struct.Struct(">16sQQ")
@@ -64,8 +64,8 @@ class Entry:
     range_index: int
     base_offset: int
     count: int
-    body: Octets = b""
-    prefix: Octets = b""
+    body: Buffer = b""
+    prefix: Buffer = b""
 
     @property
     def length(self) -> int:
@@ -73,7 +73,7 @@ class Entry:
         return ENTRY_HEADER_BYTES + len(self.prefix) + len(self.body)
 
     @property
-    def front(self) -> Octets:
+    def front(self) -> Buffer:
         """The first bytes of the body in the log: all of the prefix at least, if there is one."""
         return self.prefix or self.body
 
@@ -90,7 +90,7 @@ class Location(Struct, frozen=True):
         return self.position + self.length
 
 
-def encode_entry(entry: Entry, position: int) -> list[Octets]:
+def encode_entry(entry: Entry, position: int) -> list[Buffer]:
     """Return the buffers of `entry` at `position`; the body is passed on, not copied."""
     parts = [entry.body] if entry.body else []
     if entry.prefix:
@@ -103,7 +103,7 @@ def encode_entry(entry: Entry, position: int) -> list[Octets]:
     return [prefix + checked[-_FIELDS_BYTES:], *parts]
 
 
-def entry_of(header: EntryHeader, body: Octets = b"") -> Entry:
+def entry_of(header: EntryHeader, body: Buffer = b"") -> Entry:
     """Return the entry with this header, and the body that was checked against it."""
     return Entry(*header[3:], body)
 
@@ -122,7 +122,7 @@ def decode_entry(data: memoryview, position: int) -> Entry:
     return entry_of(header, body)
 
 
-def unpack_at(form: struct.Struct, body: Octets, position: int) -> tuple[Any, ...]:
+def unpack_at(form: struct.Struct, body: Buffer, position: int) -> tuple[Any, ...]:
     """Return the fields at `position` of a body. Raises LogCorruptionError if it is cut off."""
     if position + form.size > len(body):
         raise LogCorruptionError(

@@ -59,7 +59,7 @@ from sbp_core.log.segment_rows import DatedOffset, RangeRows, SegmentRows, Slot
 from sbp_core.log.states.range_states import STATE_COLUMNS, LoggedRange, RangeKey, decode_states
 from sbp_core.log.states.staged_entries import STAGED_BATCH_BYTES, StagedRows
 from sbp_core.segment_format import CHECKSUM_BYTES, is_intact, with_checksum
-from sbp_core.wire.checksum import Octets, crc32c
+from sbp_core.wire.checksum import Buffer, crc32c
 
 INDEX_MAGIC: Final = b"SBPIDX\r\n"
 INDEX_VERSION: Final = 3
@@ -103,7 +103,7 @@ def index_path(directory: Path, base: int) -> Path:
 
 def encode_index(
     segment: Segment, ranges: Sequence[LoggedRange], rows: SegmentRows
-) -> list[Octets]:
+) -> list[Buffer]:
     """Return the bytes of a segment's index; `ranges` are in order, as they are at its end."""
     empty = RangeRows()
     found = [rows.maybe_rows(logged.key) or empty for logged in ranges]
@@ -257,7 +257,7 @@ class SegmentIndex:
     Unless it `is_whole`, damage to the segment hides what else should be in it.
     """
 
-    def __init__(self, data: Octets, *, is_whole: bool = True) -> None:
+    def __init__(self, data: Buffer, *, is_whole: bool = True) -> None:
         self.is_whole = is_whole
         self.size_bytes = len(data)
         header = IndexHeader(*_FIELDS.unpack_from(data)[_IDENTITY_FIELDS:])

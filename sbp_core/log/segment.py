@@ -25,7 +25,7 @@ from sbp_core.segment_format import (
     maybe_segment_base,
     segment_path,
 )
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class SegmentView:
             )
         return data
 
-    def maybe_read_cached(self, position: int, length: int) -> Octets | None:
+    def maybe_read_cached(self, position: int, length: int) -> Buffer | None:
         """Return what `read` would, if that needs no wait for the disk; else None."""
         return self.file.maybe_pread_cached(length, position - self.segment.base)
 

@@ -21,7 +21,7 @@ from sbp_core.segment_format import (
     encode_segment_header,
     segment_path,
 )
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 
 _OWN_KINDS: Final = (EntryKind.COMMIT, *SNAPSHOT_KINDS)
 
@@ -71,7 +71,7 @@ class ActiveSegment:
         """Append a group; return where its entries are. Raises OSError."""
         start = self.end
         commit = Commit(self.synced_upto, time_ms)
-        buffers: list[Octets] = encode_entry(commit.to_entry(), start)
+        buffers: list[Buffer] = encode_entry(commit.to_entry(), start)
         locations = []
         end = start + COMMIT_BYTES
         for entry in entries:
@@ -180,7 +180,7 @@ class _WholeSegmentWriter:
     def __init__(self, file: DiskFile, header: SegmentHeader) -> None:
         self._file = file
         self._header = header
-        self._buffers: list[Octets] = [encode_segment_header(header)]
+        self._buffers: list[Buffer] = [encode_segment_header(header)]
         self._buffered_bytes = len(self._buffers[0])
         self._written_bytes = 0
         self._time_ms: int | None = None

@@ -34,13 +34,12 @@ from typing import Final, NamedTuple
 from sbp_core import limits
 from sbp_core.errors import DamagedBatchError, HeaderError, RecordBatchError
 from sbp_core.wire._generated import LAYOUTS, KeyValue, RecordBatchMeta
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.flat import Schema
 
 MAGIC: Final = 0x22
 OFFSET_MAX: Final = 2**63 - 1
 BODY_ALIGNMENT_BYTES: Final = 8
-
-Octets = bytes | bytearray | memoryview
 
 _FIXED: Final = struct.Struct(">Bqi")  # magic, base offset, length of the metadata
 _BASE_OFFSET: Final = struct.Struct(">q")
@@ -111,7 +110,7 @@ class Envelope:
 
 
 def encode_envelope(
-    body: Sequence[Octets],
+    body: Sequence[Buffer],
     *,
     stream_id: int,
     record_count: int,
@@ -166,7 +165,7 @@ def encode_sequence_envelope(
 
 
 def _joined(
-    encoded_meta: bytes, body: Sequence[Octets], *, record_count: int, base_offset: int
+    encoded_meta: bytes, body: Sequence[Buffer], *, record_count: int, base_offset: int
 ) -> bytes:
     length_bytes = _FIXED.size + len(encoded_meta) + sum(map(len, body))
     if length_bytes > limits.BATCH_BYTES_MAX:
@@ -177,7 +176,7 @@ def _joined(
     return b"".join((_FIXED.pack(MAGIC, base_offset, len(encoded_meta)), encoded_meta, *body))
 
 
-def decode_envelope(data: Octets, position: int = 0) -> Envelope:
+def decode_envelope(data: Buffer, position: int = 0) -> Envelope:
     """Return the record batch that starts at `position`; its body is a view of `data`.
 
     Without `body_bytes` in its metadata the body reaches to the end of `data`, that of a record
@@ -189,7 +188,7 @@ def decode_envelope(data: Octets, position: int = 0) -> Envelope:
     return envelope
 
 
-def split_envelopes(payload: Octets) -> Iterator[Envelope]:
+def split_envelopes(payload: Buffer) -> Iterator[Envelope]:
     """Yield the record batches that stand back to back in a payload, in their order.
 
     SPEC "FETCH". Raises RecordBatchError at the first batch that cannot be read.
@@ -202,7 +201,7 @@ def split_envelopes(payload: Octets) -> Iterator[Envelope]:
         position += envelope.length_bytes
 
 
-def peek_batch(data: Octets) -> Envelope:
+def peek_batch(data: Buffer) -> Envelope:
     """Check `data` as exactly one record batch, as a server does that stores it unread.
 
     The base offset may be anything, for the server is about to assign it. The body is not touched,
@@ -219,7 +218,7 @@ def peek_batch(data: Octets) -> Envelope:
     return envelope
 
 
-def maybe_encoding(data: Octets) -> str | None:
+def maybe_encoding(data: Buffer) -> str | None:
     """Return the encoding that a record batch names, None for a record sequence.
 
     Only its metadata is read. Raises RecordBatchError when that cannot be.

@@ -28,7 +28,7 @@ from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import Standing
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import Agreement
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.dialect import Speech, merge_answers
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
@@ -72,7 +72,7 @@ class Responder(Protocol):
     def adopt(self, agreement: Agreement) -> None:
         """Use what was agreed on, from the next frame on."""
 
-    def pack(self, parts: Sequence[Octets], crc32: int | None = None) -> Payload:
+    def pack(self, parts: Sequence[Buffer], crc32: int | None = None) -> Payload:
         """Return a payload as it is to be sent; `crc32` is that of its parts where it is known."""
 
     async def send_response(
@@ -227,7 +227,7 @@ class ServerCall:
             raise
 
     async def respond(
-        self, header: object, payload: Sequence[Octets] = (), *, is_end: bool = True
+        self, header: object, payload: Sequence[Buffer] = (), *, is_end: bool = True
     ) -> None:
         """Send one response frame, as soon as the peer's socket takes it.
 
@@ -285,7 +285,7 @@ class ServerCall:
         """
         return self._responder.reserve(size)
 
-    def pack(self, parts: Sequence[Octets], crc32: int | None = None) -> Payload:
+    def pack(self, parts: Sequence[Buffer], crc32: int | None = None) -> Payload:
         """Return a payload as it is to be sent; takes a while where it is compressed.
 
         `crc32` is that of the parts where it is known.

@@ -25,7 +25,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import StatusCode, ThrottledError
 from sbp_core.sockets import AsyncSocket
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 
 
 class Outgoing:
@@ -97,7 +97,7 @@ class Outgoing:
                     yield
                     return
 
-    def send(self, buffers: Sequence[Octets]) -> None:
+    def send(self, buffers: Sequence[Buffer]) -> None:
         """Send what there is room for."""
         if buffers and self._socket is not None and (unsent := self._socket.send(buffers)):
             self._unread.add(self._backlog, unsent)

@@ -33,7 +33,7 @@ from sbp_core.session.states import (
     RequestReceived,
     RequestRefused,
 )
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import Feature
 from sbp_core.wire.opcodes import Opcode
@@ -143,7 +143,7 @@ class Peer(asyncio.BufferedProtocol):
         """Use what was agreed on, now that the answer was sent."""
         self._session.adopt(agreement, is_client=False)
 
-    def pack(self, parts: Sequence[Octets], crc32: int | None = None) -> Payload:
+    def pack(self, parts: Sequence[Buffer], crc32: int | None = None) -> Payload:
         """Return a payload as it is to be sent; `crc32` is that of its parts where it is known."""
         return self._session.pack(parts, crc32)
 

@@ -43,7 +43,7 @@ from sbp_core.server.transactions_at_servers import (
     end_txns,
 )
 from sbp_core.server.trust import proof_of
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     ClientRole,
@@ -77,16 +77,16 @@ class _Operation(Generic[R]):
 
     opcode: Opcode
     request: Callable[[tuple[RangeId, ...]], object]
-    results: Callable[[Octets], Iterable[R]]
+    results: Callable[[Buffer], Iterable[R]]
 
 
-def _sealed(header: Octets) -> Iterable[SealRangesResult]:
+def _sealed(header: Buffer) -> Iterable[SealRangesResult]:
     response = decode_header(SealRangesResponse, header)
     check_status(response.status)
     return response.seal_responses
 
 
-def _described(header: Octets) -> Iterable[DescribeRangeResult]:
+def _described(header: Buffer) -> Iterable[DescribeRangeResult]:
     response = decode_header(DescribeRangesResponse, header)
     check_status(response.status)
     return response.describe_responses

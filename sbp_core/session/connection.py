@@ -46,7 +46,7 @@ from sbp_core.session.states import (
     RequestRefused,
     ResponseReceived,
 )
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import (
     Frame,
     FrameDecoder,
@@ -69,7 +69,7 @@ class _Call:
 class Payload(Struct, frozen=True):
     """The payload of a frame as it goes over the wire, and its CRC-32 where that is known."""
 
-    parts: Sequence[Octets] = ()
+    parts: Sequence[Buffer] = ()
     is_compressed: bool = False
     crc32: int | None = None
 
@@ -144,7 +144,7 @@ class Connection:
                 HeaderChecksum.REQUIRED if is_client else HeaderChecksum.ACCEPTED
             )
 
-    def pack(self, parts: Sequence[Octets], crc32: int | None = None) -> Payload:
+    def pack(self, parts: Sequence[Buffer], crc32: int | None = None) -> Payload:
         """Compress a payload if that was agreed on and pays. Changes nothing: any thread may.
 
         `crc32` is that of the parts where it is known.
@@ -161,10 +161,10 @@ class Connection:
         self,
         opcode: Opcode,
         header: bytes = b"",
-        payload: Sequence[Octets] = (),
+        payload: Sequence[Buffer] = (),
         *,
         deadline: float | None = None,
-    ) -> tuple[int, list[Octets]]:
+    ) -> tuple[int, list[Buffer]]:
         """Open a call; return its id and the bytes to send.
 
         Raises ShuttingDownError after GOAWAY, ConnectError after the end, ThrottledError at
@@ -213,11 +213,11 @@ class Connection:
     def send_response(
         self,
         request: Frame,
-        header: Octets = b"",
-        payload: Payload | Sequence[Octets] = (),
+        header: Buffer = b"",
+        payload: Payload | Sequence[Buffer] = (),
         *,
         is_end: bool = True,
-    ) -> list[Octets]:
+    ) -> list[Buffer]:
         """Return the bytes of one frame that answers `request`; nothing once it is answered.
 
         A payload that was not packed is packed here. Raises FrameError when the answer is too large
@@ -232,7 +232,7 @@ class Connection:
             self._requests.discard(request.call_id)
         return buffers
 
-    def send_system_error(self, request: Frame, error: SbpError) -> list[Octets]:
+    def send_system_error(self, request: Frame, error: SbpError) -> list[Buffer]:
         """Return the bytes of a system error frame (SPEC "System Error Frame")."""
         self._requests.discard(request.call_id)
         return self._encode(
@@ -242,7 +242,7 @@ class Connection:
             encode_header(SystemErrorResponse(status=status_for(error))),
         )
 
-    def send_farewell(self, error: SbpError) -> list[Octets]:
+    def send_farewell(self, error: SbpError) -> list[Buffer]:
         """Return the bytes of a GOAWAY that reports why the connection is being closed."""
         return self._encode(
             Opcode.GOAWAY,
@@ -251,7 +251,7 @@ class Connection:
             encode_header(SystemErrorResponse(status=status_for(error))),
         )
 
-    def send_goaway(self) -> list[Octets]:
+    def send_goaway(self) -> list[Buffer]:
         """Return the bytes of a GOAWAY request; nothing once either side has sent one.
 
         From now on no new calls are accepted.
@@ -260,7 +260,7 @@ class Connection:
             return []
         return self._encode(Opcode.GOAWAY, _REQUEST, 0)
 
-    def answer_goaway(self, request: Frame) -> list[Octets]:
+    def answer_goaway(self, request: Frame) -> list[Buffer]:
         """Return the bytes that answer a GOAWAY, for peers that expect it."""
         return self._encode(Opcode.GOAWAY, _LAST, request.call_id)
 
@@ -278,7 +278,7 @@ class Connection:
         self._decoder.buffer_updated(count)
         return not self._decoder.is_mid_body
 
-    def receive_data(self, data: Octets) -> None:
+    def receive_data(self, data: Buffer) -> None:
         """Accept bytes from the peer; they are copied."""
         self._decoder.receive_data(data)
 
@@ -318,7 +318,7 @@ class Connection:
 
     def _encode(
         self, opcode: int, flags: int, call_id: int, header: bytes = b"", payload: Payload = _EMPTY
-    ) -> list[Octets]:
+    ) -> list[Buffer]:
         if payload.is_compressed:
             flags |= _COMPRESSED
         return encode_frame(

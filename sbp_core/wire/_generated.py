@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from sbp_core.wire.flat import Field, Octets, Scalar, Table, Text, Vector, repr_without
+from sbp_core.wire.flat import Bytes, Field, Scalar, Table, Text, Vector, repr_without
 from sbp_core.wire.flat.writer import MISFIT, Writer, WriteValue, put_u32
 
 
@@ -779,7 +779,7 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
     ),
     Feature: (
         Field("name", 0, Text()),
-        Field("data", 1, Octets()),
+        Field("data", 1, Bytes()),
     ),
     IdAllocationRequest: (
         Field("timeout_ms", 0, Scalar("i"), 0),
@@ -808,7 +808,7 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
     Status: (
         Field("code", 0, Scalar("h"), 0),
         Field("message", 1, Text()),
-        Field("detail", 2, Octets()),
+        Field("detail", 2, Bytes()),
         Field("handler_duration_us", 3, Scalar("q"), -1),
     ),
     Stream: (
@@ -844,7 +844,7 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("batch_number", 2, Scalar("q"), -1),
         Field("parts", 3, Vector(Table("TxnPart"))),
         Field("record_count", 4, Scalar("q"), 0),
-        Field("digest", 5, Octets()),
+        Field("digest", 5, Bytes()),
         Field("commit", 6, Scalar("?"), False),
         Field("give_up", 7, Scalar("?"), False),
     ),
@@ -854,7 +854,7 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("is_replay", 2, Scalar("?"), False),
         Field("is_published", 3, Scalar("?"), False),
         Field("record_count", 4, Scalar("q"), 0),
-        Field("digest", 5, Octets()),
+        Field("digest", 5, Bytes()),
         Field("parts", 6, Vector(Table("TxnPart"))),
     ),
     CreateStreamsRequest: (
@@ -988,7 +988,7 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("stream_id", 0, Scalar("q"), -1),
         Field("version", 1, Scalar("i"), -1),
         Field("fingerprint", 2, Text()),
-        Field("schema", 3, Octets()),
+        Field("schema", 3, Bytes()),
         Field("registered_at_ms", 4, Scalar("q"), -1),
         Field("status", 5, Table("Status")),
     ),
@@ -1007,7 +1007,7 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("parts", 2, Vector(Table("TxnPart"))),
         Field("state", 3, Text()),
         Field("record_count", 4, Scalar("q"), 0),
-        Field("digest", 5, Octets()),
+        Field("digest", 5, Bytes()),
         Field("decided_at_ms", 6, Scalar("q"), -1),
         Field("staged_at_ms", 7, Scalar("q"), -1),
         Field("lost", 8, Vector(Table("TxnPart"))),
@@ -1157,13 +1157,13 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("ranges", 1, Vector(Table("StreamRange"))),
         Field("status", 2, Table("Status")),
         Field("stream_id", 3, Scalar("q"), -1),
-        Field("writers", 4, Octets()),
+        Field("writers", 4, Bytes()),
     ),
     SealRangesResult: (
         Field("stream_range", 0, Table("StreamRange")),
         Field("status", 1, Table("Status")),
         Field("stream_id", 2, Scalar("q"), -1),
-        Field("writers", 3, Octets()),
+        Field("writers", 3, Bytes()),
     ),
     StreamRanges: (
         Field("stream_id", 0, Scalar("q"), -1),

@@ -25,7 +25,7 @@ from sbp_core.errors import (
     StatusError,
     UnsupportedError,
 )
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.headers import (
     RESULT_FIELDS,
     FetchResult,
@@ -105,7 +105,7 @@ def is_for_driver(operation: Opcode) -> bool:
     return operation not in _AT_ONCE | EXTENSIONS and operation is not Opcode.DESCRIBE_RANGE
 
 
-def check_is_batched(header: Octets) -> None:
+def check_is_batched(header: Buffer) -> None:
     """Raise UnsupportedError if LIST_RANGES for no owner was answered in the tables of May 2023 on.
 
     That question is the only one that both kinds of placement drivers understand. The status is

@@ -34,7 +34,7 @@ from msgspec import Struct
 
 from sbp_core import limits
 from sbp_core.errors import FrameError
-from sbp_core.wire.checksum import Octets, crc32, crc32_joined
+from sbp_core.wire.checksum import Buffer, crc32, crc32_joined
 from sbp_core.wire.opcodes import KNOWN_OPCODES, Flag
 
 MAGIC: Final = 23
@@ -68,8 +68,8 @@ class Frame(Struct, frozen=True):
     opcode: int
     flags: int
     call_id: int
-    header: Octets = b""
-    payload: Octets = b""
+    header: Buffer = b""
+    payload: Buffer = b""
 
     @property
     def is_response(self) -> bool:
@@ -97,11 +97,11 @@ def encode_frame(
     flags: int,
     call_id: int,
     header: bytes = b"",
-    payload: Sequence[Octets] = (),
+    payload: Sequence[Buffer] = (),
     *,
     payload_crc32: int | None = None,
     covers_header: bool = False,
-) -> list[Octets]:
+) -> list[Buffer]:
     """Return the buffers of one frame, in order; the parts of `payload` are not copied.
 
     `payload_crc32` is the CRC-32 of the payload where it is known already. `covers_header` sets
@@ -225,7 +225,7 @@ class FrameDecoder:
         self._buffer = _NO_BUFFER
         self._start = self._end = 0
 
-    def receive_data(self, data: Octets) -> None:
+    def receive_data(self, data: Buffer) -> None:
         """Copy bytes in. For tests and callers that have the bytes already."""
         rest = memoryview(data)
         while rest:
@@ -352,10 +352,10 @@ class FrameDecoder:
             raise FrameError("a frame without a header checksum, which was agreed on")
         return self.header_checksum is HeaderChecksum.REQUIRED
 
-    def _take_payload(self, start: int, end: int, frame_end: int) -> Octets:
+    def _take_payload(self, start: int, end: int, frame_end: int) -> Buffer:
         """Hand the payload out: a small one copied, a large one together with its buffer."""
         if end - start < limits.RECEIVE_BUFFER_BYTES // 4:
-            payload: Octets = bytearray(self._buffer[start:end])
+            payload: Buffer = bytearray(self._buffer[start:end])
             self._start = frame_end
             return payload
         payload = self._buffer[start:end]
@@ -389,7 +389,7 @@ def _allocate(size: int) -> memoryview:
     return np.empty(size, np.uint8).data
 
 
-def maybe_compress(payload: Sequence[Octets]) -> bytes | None:
+def maybe_compress(payload: Sequence[Buffer]) -> bytes | None:
     """Return the compressed form of the concatenation of `payload`, None when it gains little."""
     length = sum(len(part) for part in payload)
     if not limits.COMPRESSION_BYTES_MIN <= length <= limits.FRAME_BYTES_MAX:
@@ -401,7 +401,7 @@ def maybe_compress(payload: Sequence[Octets]) -> bytes | None:
     return _UNCOMPRESSED_LENGTH.pack(length) + compressed if is_worth_it and is_allowed else None
 
 
-def decompress(payload: Octets) -> memoryview:
+def decompress(payload: Buffer) -> memoryview:
     """Return the payload that `maybe_compress` made shorter; it may be written to.
 
     Raises FrameError when it is damaged, or announces more than a frame or COMPRESSION_RATIO_MAX

@@ -19,7 +19,7 @@ from vector_json import to_json
 from sbp_core.records.envelope import encode_envelope
 from sbp_core.wire import headers
 from sbp_core.wire._generated import LAYOUTS, KeyValue, RecordBatchMeta
-from sbp_core.wire.flat import Octets, Scalar, Table, Vector
+from sbp_core.wire.flat import Bytes, Scalar, Table, Vector
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, encode_header
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -43,7 +43,7 @@ def filled(kind, numbers):
     if isinstance(kind, Scalar):
         wide = {"q": 2**40, "i": 2**20, "h": 2**8}.get(kind.code, 0)
         return True if kind.code == "?" else wide + number % 100
-    return b"\0\xff%d" % number if isinstance(kind, Octets) else f"text {number} ü"
+    return b"\0\xff%d" % number if isinstance(kind, Bytes) else f"text {number} ü"
 
 
 def header_vectors():

@@ -19,7 +19,7 @@ from raw_client import RawClient
 
 from sbp_core.errors import InvalidRequestError, PermissionDeniedError, StatusCode
 from sbp_core.records.envelope import encode_envelope
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.dialect import Dialect, check_is_batched, dialect_of
 from sbp_core.wire.headers import (
     AppendInfo,
@@ -63,7 +63,7 @@ class SpecClient(RawClient):
     """Asks as the placement driver does where a range server wants that, if its secret is known."""
 
     async def ask(
-        self, opcode: Opcode, header: object | bytes = b"", payload: Sequence[Octets] = ()
+        self, opcode: Opcode, header: object | bytes = b"", payload: Sequence[Buffer] = ()
     ) -> list[Any]:
         """Return the decoded headers that answer a request; see RawClient."""
         try:

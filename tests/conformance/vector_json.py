@@ -4,7 +4,7 @@ import random
 
 from sbp_core.wire import headers
 from sbp_core.wire._generated import LAYOUTS
-from sbp_core.wire.flat import Octets, Table, Vector
+from sbp_core.wire.flat import Bytes, Table, Vector
 
 
 def to_json(value):
@@ -21,7 +21,7 @@ def _to_json(kind, content):
         return to_json(content)
     if isinstance(kind, Vector):
         return [_to_json(kind.element, item) for item in content]
-    if isinstance(kind, Octets):
+    if isinstance(kind, Bytes):
         return list(content)
     return content.name if isinstance(content, headers.ClientRole) else content
 
@@ -38,7 +38,7 @@ def _from_json(kind, item):
         return from_json(kind.name, item)
     if isinstance(kind, Vector):
         return tuple(_from_json(kind.element, each) for each in item)
-    if isinstance(kind, Octets):
+    if isinstance(kind, Bytes):
         return bytes(item)
     if isinstance(item, str) and item in headers.ClientRole.__members__:
         return headers.ClientRole[item]

@@ -63,7 +63,7 @@ from sbp_core.session.states import (
 from sbp_core.wire._generated import LAYOUTS as WIRE_LAYOUTS
 from sbp_core.wire._generated import WRITERS
 from sbp_core.wire.checksum import crc32c
-from sbp_core.wire.flat import Octets, Scalar, Schema, Table, Text, Vector
+from sbp_core.wire.flat import Bytes, Scalar, Schema, Table, Text, Vector
 from sbp_core.wire.frame import Frame, FrameDecoder, encode_frame
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, decode_header, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
@@ -172,7 +172,7 @@ def _content(kind: Any, depth: int) -> Any:
             return 77
         case Text():
             return "häder"
-        case Octets():
+        case Bytes():
             return b"octets"
         case Table(name):
             return _filled(_TYPES[name], depth=depth - 1) if depth else None

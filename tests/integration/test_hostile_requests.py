@@ -16,7 +16,7 @@ from raw_client import RawClient
 from sbp_core.client import AppendItem, StreamSpec
 from sbp_core.errors import StatusCode
 from sbp_core.wire._generated import LAYOUTS
-from sbp_core.wire.flat import Octets, Scalar, Table, Text
+from sbp_core.wire.flat import Bytes, Scalar, Table, Text
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
     RESPONSE_TABLES,
@@ -46,7 +46,7 @@ def content(rng, kind, depth):
         return number(rng, kind.code)
     if isinstance(kind, Text):
         return rng.choice((None, *TEXTS))
-    if isinstance(kind, Octets):
+    if isinstance(kind, Bytes):
         return rng.randbytes(rng.choice((0, 1, 16, 500)))
     if isinstance(kind, Table):
         return value(rng, TYPES[kind.name], depth - 1) if depth and rng.random() < 0.7 else None

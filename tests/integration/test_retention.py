@@ -79,7 +79,7 @@ async def until(holds: Callable[[], object], wanted: object) -> None:
 
 
 def blocks(folder: Path) -> int:
-    """Octets that the log takes on the disk; files come and go meanwhile."""
+    """Buffer that the log takes on the disk; files come and go meanwhile."""
     octets = 0
     for path in (folder / "rs" / "log").glob("*.*"):
         with suppress(FileNotFoundError):

@@ -13,7 +13,7 @@ from strict_flatbuffers import check_strictly
 from sbp_core.errors import HeaderError
 from sbp_core.wire._generated import LAYOUTS as WIRE_LAYOUTS
 from sbp_core.wire._generated import WRITERS
-from sbp_core.wire.flat import Field, Octets, Scalar, Schema, Structs, Table, Text, Vector
+from sbp_core.wire.flat import Bytes, Field, Scalar, Schema, Structs, Table, Text, Vector
 
 CODES = "?bBhHiIq"
 
@@ -69,7 +69,7 @@ NUMBERS = (
 )
 MIXED = (
     Field("text", 0, Text()),
-    Field("octets", 1, Octets()),
+    Field("octets", 1, Bytes()),
     Field("one", 2, Table("Numbers")),
     Field("texts", 3, Vector(Text())),
     Field("many", 4, Vector(Table("Numbers"))),
@@ -96,7 +96,7 @@ def content(kind):
         return numbers(kind.code)
     if isinstance(kind, Text):
         return st.none() | TEXTS
-    if isinstance(kind, Octets):
+    if isinstance(kind, Bytes):
         return st.binary(max_size=12)
     if isinstance(kind, Structs):
         item = st.tuples(*(numbers(code) for code in kind.codes))

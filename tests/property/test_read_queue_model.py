@@ -30,9 +30,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.gone = []
         self.largest = 0
         self.together = {}
-        """Octets served to each of two classes since both have been waiting."""
+        """Buffer served to each of two classes since both have been waiting."""
         self.passed_over = {}
-        """Octets served to others since a class was served, or came."""
+        """Buffer served to others since a class was served, or came."""
 
     def leave(self, job):
         self.gone.append(job)

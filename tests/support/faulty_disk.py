@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-Octets = bytes | bytearray | memoryview
+Buffer = bytes | bytearray | memoryview
 Choose = Callable[[int], int]
 """choose(n) returns a number in [0, n)."""
 
@@ -129,7 +129,7 @@ class FaultyFile:
     def maybe_pread_cached(self, length: int, position: int) -> None:
         """Nothing is known to be cached: all reads are seen by `pread`."""
 
-    def pwritev(self, buffers: Sequence[Octets], position: int) -> None:
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         data = b"".join(buffers)
         try:
             self._enter("pwritev", writes=True)

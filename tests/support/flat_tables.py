@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from sbp_core.wire.flat import Field, Octets, Scalar, Schema, Structs, Table, Text, Vector
+from sbp_core.wire.flat import Bytes, Field, Scalar, Schema, Structs, Table, Text, Vector
 
 
 class Leaf(Struct, frozen=True, gc=False):
@@ -24,7 +24,7 @@ LEAF = (Field("flag", 0, Scalar("?"), False), Field("number", 1, Scalar("q"), -1
 LAYOUTS = {
     Leaf: (*LEAF, Field("text", 2, Text())),
     Node: (
-        Field("data", 0, Octets()),
+        Field("data", 0, Bytes()),
         Field("numbers", 1, Vector(Scalar("i"))),
         Field("texts", 2, Vector(Text())),
         Field("leaf", 3, Table("Leaf")),

@@ -9,7 +9,7 @@ import flatbuffers
 from flatbuffers import number_types as numbers
 from flatbuffers.table import Table as OfficialTable
 
-from sbp_core.wire.flat import Octets, Scalar, Structs, Table, Text, Vector
+from sbp_core.wire.flat import Bytes, Scalar, Structs, Table, Text, Vector
 
 FLAGS = {
     "?": numbers.BoolFlags,
@@ -56,7 +56,7 @@ def _write(builder, layouts, kind, content):
             return _write_table(builder, layouts, content)
         case Text():
             return builder.CreateString(content)
-        case Octets():
+        case Bytes():
             return builder.CreateByteVector(content)
         case Structs(codes):
             width = struct.calcsize(f"<{codes[0]}")
@@ -107,7 +107,7 @@ def _read(layouts, types, kind, official, position, place):
             return _read_table(layouts, types, types[name], below)
     start, count = official.Vector(place), official.VectorLen(place)
     match kind:
-        case Octets():
+        case Bytes():
             return bytes(official.Bytes[start : start + count])
         case Structs(codes):
             size = struct.calcsize(f"<{codes}")

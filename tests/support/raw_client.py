@@ -23,7 +23,7 @@ from sbp_core.session.states import (
     RequestReceived,
     ResponseReceived,
 )
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     RESPONSE_TABLES,
@@ -84,7 +84,7 @@ class RawClient:
         await asyncio.gather(self._receiver, self._writer.wait_closed(), return_exceptions=True)
 
     async def call(
-        self, opcode: Opcode, header: object | bytes = b"", payload: Sequence[Octets] = ()
+        self, opcode: Opcode, header: object | bytes = b"", payload: Sequence[Buffer] = ()
     ) -> list[Frame]:
         """Return all frames that answer a request; `header` is a table, or raw octets.
 
@@ -101,7 +101,7 @@ class RawClient:
             return await answer
 
     async def ask(
-        self, opcode: Opcode, header: object | bytes = b"", payload: Sequence[Octets] = ()
+        self, opcode: Opcode, header: object | bytes = b"", payload: Sequence[Buffer] = ()
     ) -> list[Any]:
         """Return the decoded headers that answer a request.
 

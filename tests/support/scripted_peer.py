@@ -13,7 +13,7 @@ from typing import Any
 from sbp_core.errors import SbpError, StatusCode
 from sbp_core.session.connection import Connection
 from sbp_core.session.states import ConnectionBroken, RequestReceived, ResponseReceived
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
@@ -46,7 +46,7 @@ class Exchange:
         return decode_header(table, self.frame.header) if table else None
 
     def answer(
-        self, header: object, payload: Sequence[Octets] = (), *, is_end: bool = True
+        self, header: object, payload: Sequence[Buffer] = (), *, is_end: bool = True
     ) -> None:
         with self.link.lock:
             octets = header if isinstance(header, bytes) else b""
@@ -82,14 +82,14 @@ class Link:
         self.has_response = threading.Event()
         self.is_over = threading.Event()
 
-    def send(self, buffers: Sequence[Octets]) -> None:
+    def send(self, buffers: Sequence[Buffer]) -> None:
         data = b"".join(buffers)
         step = 1 if self.peer.dribbles else len(data) or 1
         with contextlib.suppress(OSError):
             for begin in range(0, len(data), step):
                 self.socket.sendall(data[begin : begin + step])
 
-    def ask(self, opcode: Opcode, header: bytes = b"", payload: Sequence[Octets] = ()) -> None:
+    def ask(self, opcode: Opcode, header: bytes = b"", payload: Sequence[Buffer] = ()) -> None:
         """Send the client a request; its answer appears in `responses`."""
         with self.lock:
             self.send(self.session.start_call(opcode, header, payload)[1])

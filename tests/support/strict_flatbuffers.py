@@ -7,7 +7,7 @@ none is zero, vtables are shared, and no default is written.
 
 import struct
 
-from sbp_core.wire.flat import Octets, Scalar, Structs, Table, Text, Vector
+from sbp_core.wire.flat import Bytes, Scalar, Structs, Table, Text, Vector
 
 
 def check_strictly(layouts, table, octets):
@@ -89,7 +89,7 @@ class _Check:
                 self.take(position, 4 + count + 1)
                 assert self.octets[position + 4 + count] == 0
                 self.octets[position + 4 : position + 4 + count].decode()
-            case Octets():
+            case Bytes():
                 self.elements("B", position)
             case Structs(codes):
                 self.elements(codes, position)

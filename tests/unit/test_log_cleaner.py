@@ -246,7 +246,7 @@ def test_the_space_is_free(tmp_path: Path) -> None:
 
 
 def blocks(folder: Path) -> int:
-    """Octets that the files take on the disk."""
+    """Buffer that the files take on the disk."""
     return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
 
 

@@ -39,7 +39,7 @@ FIRST = segment_path(DIRECTORY, 0)
 HEADER = encode_segment_header(SegmentHeader(0))
 SNAPSHOT_CRC = SEGMENT_HEADER_BYTES + COMMIT_BYTES + ENTRY_PREFIX_BYTES - 4
 DISPENSABLE = range(SNAPSHOT_CRC, SNAPSHOT_CRC + 4)
-"""Octets of a snapshot that would be empty, and can be done without."""
+"""Buffer of a snapshot that would be empty, and can be done without."""
 
 
 def test_every_cut_of_the_last_group_keeps_the_longest_valid_prefix() -> None:

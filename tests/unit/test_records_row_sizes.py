@@ -1,4 +1,4 @@
-"""Octets of each row, exactly: what Arrow holds of it, with a bit for what may be null."""
+"""Buffer of each row, exactly: what Arrow holds of it, with a bit for what may be null."""
 
 import numpy as np
 import pyarrow as pa

@@ -280,7 +280,7 @@ def test_the_widest_schema_goes_all_the_way(kind, compression):
         merge_schemas(schema, of(**{f"d{index}": kind for index in range(count)}))
 
 
-# Octets that are no schema.
+# Buffer that are no schema.
 
 
 def table(builder, *slots):

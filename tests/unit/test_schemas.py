@@ -13,7 +13,7 @@ from flatc_tool import needs_flatc
 
 from sbp_core.wire import headers
 from sbp_core.wire._generated import LAYOUTS
-from sbp_core.wire.flat import Octets, Scalar, Table, Text, Vector
+from sbp_core.wire.flat import Bytes, Scalar, Table, Text, Vector
 from sbp_core.wire.headers import decode_header, encode_header
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_one_line_declares_an_operation(tmp_path):
     ("table", "name", "expected"),
     [
         ("Status", "code", (0, Scalar("h"), 0)),
-        ("Status", "detail", (2, Octets(), None)),
+        ("Status", "detail", (2, Bytes(), None)),
         ("SystemErrorResponse", "status", (0, Table("Status"), None)),
         ("HeartbeatRequest", "client_role", (1, Scalar("b"), 0)),
         ("HeartbeatRequest", "features", (3, Vector(Table("Feature")), None)),
@@ -126,7 +126,7 @@ def test_ids_count_up_without_gaps():
 
 
 def test_the_worked_heartbeat():
-    """Octets as flatc lays them out: role 3 and client id "c1"."""
+    """Bytes as flatc lays them out: role 3 and client id "c1"."""
     octets = "0c00000008000c0008000700080000000000000304000000020000006331000000000000"
     value = decode_header(headers.HeartbeatRequest, bytes.fromhex(octets))
     assert value == headers.HeartbeatRequest(client_id="c1", client_role=headers.ClientRole.CLIENT)
@@ -178,7 +178,7 @@ def from_official(kind, value):
         return None if value is None else table(**content)
     if isinstance(kind, Vector):
         return tuple(from_official(kind.element, item) for item in (() if value is None else value))
-    if isinstance(kind, Octets):
+    if isinstance(kind, Bytes):
         return bytes(() if value is None else bytearray(value))
     if isinstance(kind, Text):
         return value.decode() if isinstance(value, bytes) else value
@@ -209,7 +209,7 @@ def filled(kind):
         return (filled(kind.element), filled(kind.element))
     if isinstance(kind, Scalar):
         return True if kind.code == "?" else 77
-    return b"octets" if isinstance(kind, Octets) else "text"
+    return b"octets" if isinstance(kind, Bytes) else "text"
 
 
 MESSAGES = [

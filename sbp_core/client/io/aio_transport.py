@@ -40,7 +40,7 @@ from sbp_core.client.programs.program import (
 from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import ConnectError, SbpError
 from sbp_core.sockets import AsyncSocket
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode
 
@@ -61,7 +61,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._address = parse_endpoint(endpoint)
         self._connect_seconds = connecting.timeout_ms / 1000
         self._conversation = Conversation(endpoint, client_id, connecting.all_wishes)
-        self._queued: list[Octets] = self._conversation.greeting()
+        self._queued: list[Buffer] = self._conversation.greeting()
         self._transport: asyncio.Transport | None = None
         self._socket: AsyncSocket | None = None
         self._may_write = asyncio.Event()
@@ -205,7 +205,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _unsent_bytes(self) -> int:
         return sum(map(len, self._queued)) if self._socket is None else self._socket.unsent_bytes
 
-    def _send(self, buffers: list[Octets]) -> None:
+    def _send(self, buffers: list[Buffer]) -> None:
         if self._conversation.phase is Phase.CLOSED:
             return
         if self._socket is None:

@@ -48,7 +48,7 @@ from sbp_core.client.programs.program import (
 from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import ConnectError, SbpError
 from sbp_core.sockets import Receiving, is_own_address
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode
 
@@ -138,7 +138,7 @@ class BlockingConnection:
 
     # With the lock held.
 
-    def _send(self, buffers: list[Octets]) -> None:
+    def _send(self, buffers: list[Buffer]) -> None:
         was_empty = not self._outgoing
         self._outgoing.extend(memoryview(each) for each in buffers if len(each))
         self._unsent_bytes += sum(map(len, buffers))

@@ -41,7 +41,7 @@ from sbp_core.session.states import (
     RequestRefused,
     ResponseReceived,
 )
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.dialect import (
     Dialect,
     check_is_batched,
@@ -203,7 +203,7 @@ class Conversation:
         """The features that hold on this connection: none before the greeting is answered."""
         return self._session.agreement
 
-    def greeting(self) -> list[Octets]:
+    def greeting(self) -> list[Buffer]:
         """Return the bytes of the first call: a HEARTBEAT that names the client.
 
         It offers the features; calls need not wait for its answer.
@@ -216,7 +216,7 @@ class Conversation:
         )
         return buffers
 
-    def start(self, call: Call, sink: Sink, unsent_bytes: int = 0) -> tuple[Ticket, list[Octets]]:
+    def start(self, call: Call, sink: Sink, unsent_bytes: int = 0) -> tuple[Ticket, list[Buffer]]:
         """Open a call; return its ticket and the bytes to send, none while it is held.
 
         `unsent_bytes` wait to be sent already. Raises SbpError when the call cannot be sent;
@@ -271,13 +271,13 @@ class Conversation:
         self._unasked.on_received(count)
         return self._session.buffer_updated(count)
 
-    def receive(self, unsent_bytes: int = 0) -> list[Octets]:
+    def receive(self, unsent_bytes: int = 0) -> list[Buffer]:
         """Give the frames that are complete to the calls that wait; return the bytes to send back.
 
         `unsent_bytes` wait to be sent already: a server that asks without reading, or sends without
         being asked, ends the connection.
         """
-        outgoing: list[Octets] = []
+        outgoing: list[Buffer] = []
         if not unsent_bytes:
             self._unasked.on_sent()
         try:
@@ -311,7 +311,7 @@ class Conversation:
             return call.feature is not None or depends_on_dialect(call.opcode)
         return is_for_driver(call.opcode) and not (self._is_told_apart or call.only_ours)
 
-    def _hold(self, ticket: Ticket, call: Call) -> list[Octets]:
+    def _hold(self, ticket: Ticket, call: Call) -> list[Buffer]:
         """Keep a call back; return the bytes of the probe that it waits for, if that is next."""
         self._held[ticket] = call
         if self._maybe_dialect is None or self._maybe_probe_id is not None:
@@ -320,10 +320,10 @@ class Conversation:
         self._maybe_probe_id, buffers = self._session.start_call(Opcode.LIST_RANGES, header)
         return buffers
 
-    def _release(self) -> list[Octets]:
+    def _release(self) -> list[Buffer]:
         """Send the held calls for which enough is known now; return their bytes."""
         held, self._held = self._held, {}
-        outgoing: list[Octets] = []
+        outgoing: list[Buffer] = []
         for ticket, call in held.items():
             try:
                 act = self._hold if self._is_early(call) else self._send
@@ -332,7 +332,7 @@ class Conversation:
                 ticket.sink(error)
         return outgoing
 
-    def _send(self, ticket: Ticket, call: Call) -> list[Octets]:
+    def _send(self, ticket: Ticket, call: Call) -> list[Buffer]:
         if self._maybe_refusal is not None and call.opcode is not Opcode.PING:
             raise UnsupportedError(self._maybe_refusal.code, self._maybe_refusal.message)
         is_answered = self._maybe_dialect is not None  # otherwise the session says what is wrong
@@ -354,7 +354,7 @@ class Conversation:
         self._tickets[ticket.call_id] = ticket
         return buffers
 
-    def _on_event(self, event: Event, unsent_bytes: int) -> list[Octets]:
+    def _on_event(self, event: Event, unsent_bytes: int) -> list[Buffer]:
         if isinstance(event, ResponseReceived):
             return self._on_response(event)
         if isinstance(event, CallFailed):
@@ -369,7 +369,7 @@ class Conversation:
             self.end(lost(self.endpoint, str(event.error)))
         return []
 
-    def _on_response(self, event: ResponseReceived) -> list[Octets]:
+    def _on_response(self, event: ResponseReceived) -> list[Buffer]:
         if event.call_id == self._greeting_id:
             return self._on_greeted(event.frame)
         if event.call_id == self._maybe_probe_id:
@@ -389,7 +389,7 @@ class Conversation:
         ticket.sink(event.frame)
         return []
 
-    def _on_greeted(self, frame: Frame) -> list[Octets]:
+    def _on_greeted(self, frame: Frame) -> list[Buffer]:
         """Adopt the server's dialect and what it accepts; return the bytes of what was held.
 
         One that does not even know HEARTBEAT is taken to speak as the specification does. One that
@@ -413,7 +413,7 @@ class Conversation:
         self._session.adopt(settle(self._offer, answer.features), is_client=True)
         return self._release()
 
-    def _on_probed(self, frame: Frame) -> list[Octets]:
+    def _on_probed(self, frame: Frame) -> list[Buffer]:
         """Note whether the server speaks the dialect that its greeting had; see `_release`."""
         self._unasked.on_awaited(self._session.seen_frame_count)
         self._is_told_apart = True
@@ -424,11 +424,11 @@ class Conversation:
                 self._maybe_refusal = error
         return self._release()
 
-    def _counted(self, answer: list[Octets]) -> list[Octets]:
+    def _counted(self, answer: list[Buffer]) -> list[Buffer]:
         self._unasked.on_answer(sum(map(len, answer)))
         return answer
 
-    def _answer(self, request: Frame, unsent_bytes: int) -> list[Octets]:
+    def _answer(self, request: Frame, unsent_bytes: int) -> list[Buffer]:
         """Answer what a server may ask its client: PING with its echo, HEARTBEAT in kind."""
         refusal = self._unasked.maybe_refusal(request, unsent_bytes)
         if refusal is not None:

@@ -17,7 +17,7 @@ from sbp_core import limits
 from sbp_core.client.types import Batches, CallTiming, OnTiming
 from sbp_core.errors import HeaderError, SbpError
 from sbp_core.session.negotiation import FeatureName
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import RESPONSE_TABLES, FetchResponse, FetchResult, decode_header
 from sbp_core.wire.opcodes import Opcode
@@ -37,7 +37,7 @@ class Call(Struct, frozen=True):
     opcode: Opcode
     header: object | None
     timeout_ms: float
-    payload: tuple[Octets, ...] = ()
+    payload: tuple[Buffer, ...] = ()
     feature: FeatureName | None = None
     only_ours: bool = False
     answer_bytes_max: int = limits.ANSWER_BYTES_MAX

@@ -38,7 +38,7 @@ from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import TXN_ID_LENGTH_MAX
 from sbp_core.log.entry import Entry, Location, unpack_at
 from sbp_core.segment_format import EntryKind
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 
 _LENGTH: Final = struct.Struct(">B")
 _COUNT: Final = struct.Struct(">I")
@@ -153,7 +153,7 @@ def encode_prefix(txn_id: str, sequence: int) -> bytes:
     return encode_txn_id(txn_id) + _COUNT.pack(sequence)
 
 
-def decode_prefix(body: Octets) -> tuple[str, int]:
+def decode_prefix(body: Buffer) -> tuple[str, int]:
     """Return the transaction's id and the sequence of a staged batch. Raises LogCorruptionError."""
     txn_id, position = decode_txn_id(body, 0)
     (sequence,) = unpack_at(_COUNT, body, position)
@@ -165,7 +165,7 @@ def encode_txn_id(txn_id: str) -> bytes:
     return _LENGTH.pack(len(txn_id)) + txn_id.encode("ascii")
 
 
-def decode_txn_id(data: Octets, position: int) -> tuple[str, int]:
+def decode_txn_id(data: Buffer, position: int) -> tuple[str, int]:
     """Return the id at `position`, and where the next thing is. Raises LogCorruptionError."""
     (length,) = unpack_at(_LENGTH, data, position)
     start = position + _LENGTH.size

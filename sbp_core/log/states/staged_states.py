@@ -32,7 +32,7 @@ from sbp_core.log.states.staged_entries import (
     prefix_length,
 )
 from sbp_core.segment_format import EntryKind
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class StagedStates:
 
 
 def staged_entry(  # noqa: PLR0917 - the fields of an entry, in its order
-    stream_id: int, range_index: int, txn_id: str, sequence: int, record_count: int, batch: Octets
+    stream_id: int, range_index: int, txn_id: str, sequence: int, record_count: int, batch: Buffer
 ) -> Entry:
     """Return the entry to append for a batch that has no offsets yet."""
     prefix = encode_prefix(txn_id, sequence)

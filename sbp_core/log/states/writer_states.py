@@ -40,7 +40,7 @@ from sbp_core import limits
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.entry import Entry, Location, unpack_at
 from sbp_core.segment_format import EntryKind
-from sbp_core.wire.checksum import Octets
+from sbp_core.wire.checksum import Buffer
 
 _SEQUENCE: Final = struct.Struct(">q")
 _WRITER: Final = struct.Struct(">BBq")
@@ -275,7 +275,7 @@ def encode_writers(writers: Iterable[WriterState]) -> bytes:
     return version + b"".join(map(encode_writer, listed))
 
 
-def decode_writers(encoded: Octets) -> list[WriterState]:
+def decode_writers(encoded: Buffer) -> list[WriterState]:
     """Return the writers of a stream from their bytes. Raises LogCorruptionError."""
     data = bytes(encoded)
     if data[:1] not in {_VERSION, _VERSION_WITH_DIGESTS}:

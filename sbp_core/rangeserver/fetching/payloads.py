@@ -32,7 +32,7 @@ from sbp_core.rangeserver.fetching.batch_finder import Answer, response_of
 from sbp_core.records import with_base_offset
 from sbp_core.segment_format import INSTANCE_NAME, encode_instance
 from sbp_core.server.dispatch import ServerCall
-from sbp_core.wire.checksum import Octets, crc32_joined
+from sbp_core.wire.checksum import Buffer, crc32_joined
 from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse
 
 _LOG: Final = logging.getLogger(__name__)
@@ -46,15 +46,15 @@ class SlotBodies:
     is not known without reading them.
     """
 
-    buffers: tuple[Octets, ...]
+    buffers: tuple[Buffer, ...]
     slot_count: int
     error: LogError | None
     crc32: int | None
 
 
-def joined(parts: Iterable[SlotBodies]) -> tuple[list[Octets], int | None]:
+def joined(parts: Iterable[SlotBodies]) -> tuple[list[Buffer], int | None]:
     """Return the buffers of a payload in their order, and its CRC-32 if it is known."""
-    buffers: list[Octets] = []
+    buffers: list[Buffer] = []
     crc32: int | None = 0
     for part in parts:
         buffers += part.buffers
@@ -74,7 +74,7 @@ def read_slots(
     """
     bodies = read_bodies(key, slots, log.recent, may_wait=may_wait)
     recent: Sequence[RecentBody] = bodies.recent
-    buffers: list[Octets] = []
+    buffers: list[Buffer] = []
     for slot, body in zip(slots, bodies.data, strict=False):  # fewer if one cannot be read
         if slot.prefix_bytes and slot.base_offset >= 0:
             buffers += with_base_offset(body, slot.base_offset)

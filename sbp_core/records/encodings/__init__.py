@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_body import Compression
-from sbp_core.records.envelope import Envelope, Octets, peek_batch
+from sbp_core.records.envelope import Envelope, peek_batch
+from sbp_core.wire.checksum import Buffer
 
 
 class Encoding:
@@ -80,7 +81,7 @@ def encoding_of(envelope: Envelope) -> Encoding:
     return ENCODINGS.get(envelope.encoding, _UNKNOWN)
 
 
-def accept_batch(data: Octets) -> Envelope:
+def accept_batch(data: Buffer) -> Envelope:
     """Return `data`, if it is exactly one record batch that a server may store, body unread.
 
     A batch that declares more records than it has would be acknowledged, occupy their offsets, and

@@ -16,15 +16,15 @@ from msgspec import Struct
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError
-from sbp_core.wire.flat.kinds import Field, Kind, Octets, Scalar, Structs, Table, Text, Vector
+from sbp_core.wire.flat.kinds import Bytes, Field, Kind, Scalar, Structs, Table, Text, Vector
 from sbp_core.wire.flat.reader import Reader, ReadTable
 from sbp_core.wire.flat.template import Templates, maybe_excerpt, maybe_template
 from sbp_core.wire.flat.writer import Writer, WriteValue, WrittenTable
 
 __all__ = [
+    "Bytes",
     "Field",
     "Kind",
-    "Octets",
     "Scalar",
     "Schema",
     "Structs",

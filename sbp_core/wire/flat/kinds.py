@@ -25,7 +25,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Octets:
+class Bytes:
     """A vector of unsigned bytes, `bytes` in Python."""
 
 
@@ -53,7 +53,7 @@ class Structs:
     codes: str
 
 
-Kind = Scalar | Text | Octets | Table | Vector | Structs
+Kind = Scalar | Text | Bytes | Table | Vector | Structs
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from sbp_core import limits
 from sbp_core.errors import HeaderError
 from sbp_core.wire.flat.kinds import (
     REFERENCE_BYTES,
+    Bytes,
     Field,
     Kind,
-    Octets,
     Scalar,
     Structs,
     Table,
@@ -264,7 +264,7 @@ class Reader:
         targets = self._read_targets(position)
         return tuple([self._read_text(_TEXT, target, depth) for target in targets])
 
-    def _read_bytes(self, _: Octets, position: int, __: int) -> bytes:
+    def _read_bytes(self, _: Bytes, position: int, __: int) -> bytes:
         start, count = self._read_count(position, 1)
         return self._data[start : start + count]
 
@@ -305,7 +305,7 @@ _TEXT: Final = Text()
 _METHODS: Final[Mapping[type, Callable[[Reader, Any, int, int], Any]]] = {
     Table: Reader._read_child,
     Text: Reader._read_text,
-    Octets: Reader._read_bytes,
+    Bytes: Reader._read_bytes,
     Structs: Reader._read_structs,
 }
 _ELEMENT_METHODS: Final[Mapping[type, Callable[[Reader, Any, int, int], Any]]] = {

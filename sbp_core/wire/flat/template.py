@@ -18,8 +18,8 @@ from typing import Any, Final
 from sbp_core import limits
 from sbp_core.wire.flat.kinds import (
     REFERENCE_BYTES,
+    Bytes,
     Kind,
-    Octets,
     Scalar,
     Structs,
     Table,
@@ -247,7 +247,7 @@ class _Tracer:
                 return self._table(self._tables[name], position, f"{path}.")
             case Text():
                 return self._text(position, path)
-            case Octets():
+            case Bytes():
                 return self._bytes(position, path)
             case Vector(Scalar(code)):
                 count, size = self._count(position), code_bytes(code)

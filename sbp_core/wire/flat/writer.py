@@ -25,9 +25,9 @@ from sbp_core import limits
 from sbp_core.errors import HeaderError
 from sbp_core.wire.flat.kinds import (
     REFERENCE_BYTES,
+    Bytes,
     Field,
     Kind,
-    Octets,
     Scalar,
     Structs,
     Table,
@@ -187,7 +187,7 @@ class WrittenTable:
                 return self._tables[name].write
             case Text():
                 return Writer.write_text
-            case Octets():
+            case Bytes():
                 return Writer.write_bytes
             case Structs(codes):
                 return partial(Writer.write_structs, codes=codes)
@@ -211,7 +211,7 @@ class WrittenTable:
 
 def _absent_content(field: Field) -> Any:
     """Return the content of a field that is not written."""
-    if isinstance(field.kind, Octets):
+    if isinstance(field.kind, Bytes):
         return b""
     return () if isinstance(field.kind, Vector | Structs) else field.default
 
