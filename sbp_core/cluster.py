@@ -96,6 +96,7 @@ class ClusterSettings:
     range_server_port: int = _setting_of(RangeServerSettings, "port")
     range_server_advertise_port: int = _setting_of(RangeServerSettings, "advertise_port")
     segment_bytes: int = _setting_of(RangeServerSettings, "segment_bytes")
+    record_bytes_max: int = _setting_of(RangeServerSettings, "record_bytes_max")
     fsync: str = _setting_of(RangeServerSettings, "fsync")
     fsync_interval_ms: int = _setting_of(RangeServerSettings, "fsync_interval_ms")
     disk_free_floor_bytes: int = _setting_of(RangeServerSettings, "disk_free_floor_bytes")

@@ -138,8 +138,11 @@ SEQUENCE_RECORDS_MAX: Final = 65_536
 BATCH_TARGET_BYTES: Final = MIB
 RECORD_BYTES_MAX: Final = 8 * MIB
 """Key, value and headers of one record, or its columns; the rest of a batch is room for what is
-around them, which with SCHEMA_FIELDS_MAX columns is more than 1 MiB."""
-DECODED_BATCH_BYTES_MAX: Final = 64 * MIB
+around them, which with SCHEMA_FIELDS_MAX columns is more than 1 MiB. A server may be set to allow
+more: record_sizes.py has the limits that follow."""
+RECORD_BYTES_LARGEST: Final = 64 * MIB
+"""The largest value of a server's record_bytes_max; all readers accept records of this size."""
+DECODED_BATCH_BYTES_MAX: Final = RECORD_BYTES_LARGEST + 2 * MIB
 """Sum of the sizes that a compressed Arrow body declares: guards against decompression bombs."""
 
 # Schemas of typed streams.

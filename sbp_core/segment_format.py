@@ -53,7 +53,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from sbp_core.errors import LogCorruptionError, LogError
-from sbp_core.limits import ENTRY_BYTES_MAX
+from sbp_core.record_sizes import LARGEST
 from sbp_core.wire.checksum import Buffer, crc32c
 
 SEGMENT_MAGIC: Final = b"SBPLOG\r\n"
@@ -228,10 +228,10 @@ def decode_entry_header(data: Buffer, position: int) -> EntryHeader:
         data
     )
     entry_length = length + ENTRY_PREFIX_BYTES
-    if not ENTRY_HEADER_BYTES <= entry_length <= ENTRY_BYTES_MAX:
+    if not ENTRY_HEADER_BYTES <= entry_length <= LARGEST.frame_bytes:
         raise LogCorruptionError(
             f"an entry of {entry_length} bytes is announced, expected {ENTRY_HEADER_BYTES} to"
-            f" {ENTRY_BYTES_MAX}"
+            f" {LARGEST.frame_bytes}"
         )
     seed = _CRC_SEED.pack(position, length)
     real_crc = crc32c((seed, data[ENTRY_PREFIX_BYTES:ENTRY_HEADER_BYTES]))

@@ -18,7 +18,7 @@ from sbp_core.cli.output import write_notice, write_result
 from sbp_core.cli.parsing import add_client_options, parse_separator
 from sbp_core.client import AppendItem, AppendOutcome, Client, Dialect, StreamInfo, Writer
 from sbp_core.errors import ConfigurationError, RecordBatchError, SbpError, UnsupportedError
-from sbp_core.records import ROWS_SCHEMA, RowsBuilder, peek_batch
+from sbp_core.records import ROWS_SCHEMA, RowsBuilder, peek_batch, record_too_large
 
 _READ_BYTES: Final = limits.MIB
 _LINGER_SECONDS: Final = 0.05
@@ -56,7 +56,7 @@ def produce(options: Namespace) -> int:
             )
         writer = _Writer(client, info)
         try:
-            for lines in read_lines(sys.stdin.fileno()):
+            for lines in read_lines(sys.stdin.fileno(), record_bytes_max=writer.record_bytes_max):
                 writer.add(lines, separator)
             writer.flush()
         except SbpError as error:
@@ -67,7 +67,12 @@ def produce(options: Namespace) -> int:
     return 0
 
 
-def read_lines(descriptor: int, read_bytes: int = _READ_BYTES) -> Iterator[list[bytes]]:
+def read_lines(
+    descriptor: int,
+    read_bytes: int = _READ_BYTES,
+    *,
+    record_bytes_max: int = limits.RECORD_BYTES_MAX,
+) -> Iterator[list[bytes]]:
     """Yield the lines of a file, as they come, without their newlines.
 
     An empty list means that input paused for a moment. The last line may lack its newline.
@@ -92,10 +97,11 @@ def read_lines(descriptor: int, read_bytes: int = _READ_BYTES) -> Iterator[list[
         rest.append(first)
         rest_bytes += len(first)
         lines = [b"".join(rest), *others] if others or not data else []
-        if max(rest_bytes, *map(len, lines), 0) > limits.RECORD_BYTES_MAX:
+        size_bytes = max(rest_bytes, *map(len, lines), 0)
+        if size_bytes > record_bytes_max:
             raise RecordBatchError(
-                f"one of the lines from {line_count + 1} on has more than"
-                f" {limits.RECORD_BYTES_MAX} bytes, the limit of a record; split it"
+                f"one of the lines from {line_count + 1} on has at least"
+                f" {record_too_large(size_bytes, record_bytes_max)}"
             )
         if lines:
             last = lines.pop()
@@ -117,7 +123,10 @@ class _Writer:
         self._client = client
         self._info = info
         is_sequence = client.dialect() is Dialect.ELASTICSTREAM_2023_04
-        self._builder = RowsBuilder(info.stream_id, is_sequence=is_sequence)
+        self.record_bytes_max = client.record_bytes_max([info.stream_id])[info.stream_id]
+        self._builder = RowsBuilder(
+            info.stream_id, is_sequence=is_sequence, record_bytes_max=self.record_bytes_max
+        )
         self._maybe_writer: Writer | None = Writer()
         self.record_count = 0
         self._first_offset: int | None = None

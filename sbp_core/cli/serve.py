@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sbp_core import limits
 from sbp_core.cli import output
 from sbp_core.cli.output import OutputError, ReaderGoneError, escape, one_line
 from sbp_core.cli.parsing import parse_integer, parse_path
@@ -61,6 +62,13 @@ def add_serve(parser: ArgumentParser) -> None:
     )
     add(
         "--range-servers", type=parse_integer, metavar="N", help="range servers to run (default: 1)"
+    )
+    add(
+        "--record-bytes-max",
+        type=parse_integer,
+        metavar="BYTES",
+        help=f"largest record that is accepted, {limits.RECORD_BYTES_MAX} to"
+        f" {limits.RECORD_BYTES_LARGEST} (default: {limits.RECORD_BYTES_MAX})",
     )
     add(
         "--ready-file",

@@ -182,6 +182,14 @@ class SocketClient:
         """Return the dialect of the servers, which decides what can be appended to them."""
         return self._run(placement.dialect(self._context))
 
+    def record_bytes_max(self, stream_ids: Collection[int]) -> dict[int, int]:
+        """Return how many bytes a record of each stream may have, by stream id.
+
+        It is the setting record_bytes_max of the range servers. Raises NotFoundError naming all
+        missing streams.
+        """
+        return self._run(metadata.record_bytes_max(self._context, stream_ids))
+
     @property
     def maybe_commit(self) -> StoreCommit | None:
         """The last commit of the placement driver's metadata that it reported, None if it did not.

@@ -200,8 +200,8 @@ class Log:
 
         An empty group makes provable that all before it was synced. A group is not atomic: after
         a crash in here any number of its first entries may be found. Together the entries may have
-        at most GROUP_COMMIT_BYTES_MAX bytes, each at most ENTRY_BYTES_MAX, and they must follow
-        from those before them, or LogError is raised and nothing is written.
+        at most `LARGEST.group_commit_bytes`, each at most `LARGEST.frame_bytes` (record_sizes.py),
+        and they must follow from those before them, or LogError is raised and nothing is written.
 
         After any failure of a write or a sync the log is dead: this call and all later ones raise
         LogWriteError. Its outcome is UNKNOWN if the group may have been written.

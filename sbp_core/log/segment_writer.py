@@ -9,11 +9,12 @@ from typing import Final, Self
 
 from sbp_core.errors import LogError, LogWriteError
 from sbp_core.failpoints import failpoint
-from sbp_core.limits import ENTRY_BYTES_MAX, GROUP_COMMIT_BYTES_MAX, LOG_SCAN_BYTES
+from sbp_core.limits import LOG_SCAN_BYTES
 from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, DiskFile, translate_os_error
 from sbp_core.log.entry import COMMIT_BYTES, SNAPSHOT_KINDS, Commit, Entry, Location, encode_entry
 from sbp_core.log.segment import Segment, SegmentView, create_segment
 from sbp_core.log.segment_rows import SegmentRows
+from sbp_core.record_sizes import LARGEST
 from sbp_core.segment_format import (
     SEGMENT_HEADER_BYTES,
     EntryKind,
@@ -115,14 +116,14 @@ def check_group(entries: Sequence[Entry]) -> int:
     total = 0
     for entry in entries:
         assert entry.kind not in _OWN_KINDS, "the log writes its own"
-        if entry.length > ENTRY_BYTES_MAX:
+        if entry.length > LARGEST.frame_bytes:
             raise LogError(
-                f"an entry of {entry.length} bytes is over the limit of {ENTRY_BYTES_MAX}"
+                f"an entry of {entry.length} bytes is over the limit of {LARGEST.frame_bytes}"
             )
         total += entry.length
-    if total > GROUP_COMMIT_BYTES_MAX:
+    if total > LARGEST.group_commit_bytes:
         raise LogError(
-            f"a group of {total} bytes is over the limit of {GROUP_COMMIT_BYTES_MAX}: split it"
+            f"a group of {total} bytes is over the limit of {LARGEST.group_commit_bytes}: split it"
         )
     return COMMIT_BYTES + total
 

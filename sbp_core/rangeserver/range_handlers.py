@@ -26,7 +26,7 @@ from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTab
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.server.answers import cut, respond_all, respond_in_parts
-from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.dispatch import Handler, PromptHandler, Rest, ServerCall
 from sbp_core.server.trust import check_cluster
 from sbp_core.wire.headers import (
     ClientRole,
@@ -69,32 +69,14 @@ from sbp_core.wire.txn_id import maybe_batch_of
 _FIRST_EPOCH: Final = 0
 
 
-class RangeOperations:
-    """Serves all operations besides APPEND, END_TXN and FETCH."""
+class HeartbeatHandler(PromptHandler):
+    """SPEC "HEARTBEAT": keeps the connection alive, returns the cluster's id, empty if unknown."""
 
-    def __init__(
-        self, host: RangeHost, log: Log, membership: Membership, readers: ThreadPoolExecutor
-    ) -> None:
-        self._host = host
-        self._log = log
+    def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._readers = readers
 
-    def handlers(self) -> Mapping[Opcode, Handler]:
-        """Return the handler of each opcode served here."""
-        return {
-            Opcode.HEARTBEAT: self.heartbeat,
-            Opcode.DESCRIBE_RANGE: self.describe,
-            Opcode.SEAL_RANGE: self._membership.only_for_driver(self.seal),
-            Opcode.SYNC_RANGES: self.sync,
-            Opcode.DELETE_STREAMS: self.delete,
-            Opcode.TRIM_STREAMS: self.trim,
-            Opcode.LOOKUP_OFFSETS: self.look_up,
-            Opcode.DESCRIBE_TXNS: self.describe_txns,
-        }
-
-    async def heartbeat(self, call: ServerCall) -> None:
-        """SPEC "HEARTBEAT": keep the connection alive, return the cluster's id."""
+    def begin(self, call: ServerCall) -> Rest | None:
+        """Answer one HEARTBEAT."""
         request = call.decode(HeartbeatRequest)
         cluster_id = self._membership.maybe_cluster_id
         status = SUCCESS
@@ -110,7 +92,7 @@ class RangeOperations:
                 self._membership.greet_driver(request, call.standing)
         except (InvalidRequestError, PermissionDeniedError) as error:
             status = status_for(error)
-        await call.greet(
+        return call.greet(
             request,
             HeartbeatResponse(
                 client_id=request.client_id,
@@ -120,6 +102,31 @@ class RangeOperations:
                 cluster_id=cluster_id or "",
             ),
         )
+
+
+class RangeOperations:
+    """Serves all operations besides APPEND, END_TXN and FETCH."""
+
+    def __init__(
+        self, host: RangeHost, log: Log, membership: Membership, readers: ThreadPoolExecutor
+    ) -> None:
+        self._host = host
+        self._log = log
+        self._membership = membership
+        self._readers = readers
+
+    def handlers(self) -> Mapping[Opcode, Handler]:
+        """Return the handler of each opcode served here."""
+        return {
+            Opcode.HEARTBEAT: HeartbeatHandler(self._membership),
+            Opcode.DESCRIBE_RANGE: self.describe,
+            Opcode.SEAL_RANGE: self._membership.only_for_driver(self.seal),
+            Opcode.SYNC_RANGES: self.sync,
+            Opcode.DELETE_STREAMS: self.delete,
+            Opcode.TRIM_STREAMS: self.trim,
+            Opcode.LOOKUP_OFFSETS: self.look_up,
+            Opcode.DESCRIBE_TXNS: self.describe_txns,
+        }
 
     async def describe(self, call: ServerCall) -> None:
         """SPEC "DESCRIBE_RANGES": bounds of ranges, `next_offset` is what is durable now.

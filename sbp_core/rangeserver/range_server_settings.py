@@ -7,6 +7,8 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.client import parse_endpoint
+from sbp_core.errors import ConfigurationError
+from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.server.settings import (
     ListenerSettings,
     choice_setting,
@@ -14,6 +16,7 @@ from sbp_core.server.settings import (
     port_setting,
     setting,
 )
+from sbp_core.wire.dialect import Dialect, parse_dialect
 
 FSYNC_ALWAYS: Final = "always"
 FSYNC_INTERVAL: Final = "interval"
@@ -30,6 +33,16 @@ class RangeServerSettings(ListenerSettings):
         limits.SEGMENT_BYTES_MIN,
         limits.SEGMENT_BYTES_MAX,
         default=limits.SEGMENT_BYTES,
+        unit="bytes",
+    )
+    record_bytes_max: int = integer_setting(
+        "Size of the largest record that is accepted. A range server with many clients uses up to"
+        " 200 MiB and four times this size of memory. Older clients neither write nor read records"
+        " above the default, and an older release does not open a log that has them. segment_bytes"
+        " must be larger by at least 9 MiB.",
+        limits.RECORD_BYTES_MAX,
+        limits.RECORD_BYTES_LARGEST,
+        default=limits.RECORD_BYTES_MAX,
         unit="bytes",
     )
     fsync: str = choice_setting(
@@ -83,6 +96,11 @@ class RangeServerSettings(ListenerSettings):
     )
 
     @property
+    def sizes(self) -> RecordSizes:
+        """The limits that follow from `record_bytes_max`."""
+        return RecordSizes(self.record_bytes_max)
+
+    @property
     def sync_interval_ms(self) -> int:
         """How long an acknowledged append may stay unsynced; 0: it is synced before."""
         return self.fsync_interval_ms if self.fsync == FSYNC_INTERVAL else 0
@@ -90,3 +108,14 @@ class RangeServerSettings(ListenerSettings):
     def __post_init__(self) -> None:
         ListenerSettings.__post_init__(self)
         parse_endpoint(self.placement_driver)
+        if self.sizes != DEFAULT and parse_dialect(self.dialect) is not Dialect.SPECIFICATION:
+            raise ConfigurationError(
+                f"record_bytes_max: {self.record_bytes_max} is more than servers of the dialect"
+                f" {self.dialect} accept; leave it out, or set dialect to specification"
+            )
+        if self.segment_bytes < self.sizes.segment_bytes_min:
+            raise ConfigurationError(
+                f"segment_bytes: {self.segment_bytes} is too small for a record_bytes_max of"
+                f" {self.record_bytes_max}, since a segment must hold the largest record; set it to"
+                f" {self.sizes.segment_bytes_min} or more, or lower record_bytes_max"
+            )

@@ -78,6 +78,7 @@ class RangeServer:
             clock=self._clock,
             threads=self._readers,
             pending_bytes=self._pending_bytes,
+            append_bytes_max=settings.sizes.frame_bytes,
         )
         self._membership: Membership | None = None
         self._housekeeping: Housekeeping | None = None
@@ -105,7 +106,7 @@ class RangeServer:
         await self._disk_space.refresh()
         self._membership = membership = self._make_membership(log)
         await membership.check_log()
-        committer = GroupCommitter(log, settings.sync_interval_ms)
+        committer = GroupCommitter(log, settings.sync_interval_ms, settings.sizes)
         self._committer = committer
         host = RangeHost(
             RangeTable(log.ranges()), committer, self._waiters, membership, log.writers
@@ -124,6 +125,7 @@ class RangeServer:
             clock=self._clock,
             metrics=self._metrics,
             check_driver=membership.check_driver,
+            batch_bytes_max=settings.sizes.batch_bytes,
         )
         self._listener = Listener(
             {
@@ -135,6 +137,8 @@ class RangeServer:
             speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
             clock=self._clock,
             connections_per_address_max=settings.connections_per_address_max,
+            in_flight_bytes_max=settings.sizes.server_in_flight_bytes,
+            sizes=settings.sizes,
         )
         committer.start(host.publish)
         self._log_notes = LogNotes(log.high_water)

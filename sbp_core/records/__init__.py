@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sbp_core.records.arrow_body import Compression, record_sizes
-from sbp_core.records.builder import BatchBuilder, ColumnsBuilder, RowsBuilder
+from sbp_core.records.builder import BatchBuilder, ColumnsBuilder, RowsBuilder, record_too_large
 from sbp_core.records.encodings import accept_batch, decode_batch, encoding_of
 from sbp_core.records.encodings.columns import decode_columns, encode_columns
 from sbp_core.records.encodings.rows import ROWS_SCHEMA, encode_rows, offsets_array
@@ -88,6 +88,7 @@ __all__ = [
     "offsets_array",
     "peek_batch",
     "record_sizes",
+    "record_too_large",
     "schema_text",
     "small_runs",
     "split_envelopes",

@@ -33,17 +33,19 @@ class BatchBuilder(ABC):
 
     A record batch has about `target_bytes` of rows before compression: at least three quarters,
     unless it was flushed or has `records_max`, and at most half as much again, unless a single
-    record is larger. Rows that come in batches of that size are so passed on as they came. Between
-    calls a small multiple of `target_bytes` is held, whatever was added.
+    record is larger, up to `record_bytes_max`. Rows that come in batches of that size are so passed
+    on as they came. Between calls a small multiple of `target_bytes` is held, whatever was added.
     """
 
-    def __init__(self, *, target_bytes: int, records_max: int) -> None:
+    def __init__(self, *, target_bytes: int, records_max: int, record_bytes_max: int) -> None:
         assert 0 < target_bytes <= limits.RECORD_BYTES_MAX
         assert 0 < records_max <= limits.BATCH_RECORDS_MAX
+        assert 0 < record_bytes_max <= limits.RECORD_BYTES_LARGEST
         self._target_bytes = target_bytes
         self._full_bytes = target_bytes - target_bytes // 4
         self._bytes_max = min(target_bytes + target_bytes // 2, limits.RECORD_BYTES_MAX)
         self._records_max = records_max
+        self._record_bytes_max = record_bytes_max
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._waiting_count = 0
@@ -68,13 +70,13 @@ class BatchBuilder(ABC):
 
         A record batch gets the `timestamp_ms` (milliseconds since the epoch) that came with its
         first record. Raises RecordBatchError or SchemaError, and adds nothing, when the rows have
-        another schema, are invalid, or hold a record larger than `limits.RECORD_BYTES_MAX`.
+        another schema, are invalid, or hold a record larger than `record_bytes_max`.
         """
         self._check_schema(rows)
         check_values(rows)
         self._check_content(rows)
         ends = row_ends(rows)
-        _check_record_sizes(ends)
+        _check_record_sizes(ends, self._record_bytes_max)
         full: list[bytes] = []
         start = 0
         while start < rows.num_rows:
@@ -140,6 +142,7 @@ class RowsBuilder(BatchBuilder):
     """Builds record batches of rows of ROWS_SCHEMA.
 
     With `is_sequence` they are record sequences (`encode_sequences`), which are not compressed.
+    `Client.record_bytes_max` returns how many bytes the server of a stream accepts.
     """
 
     def __init__(
@@ -148,10 +151,13 @@ class RowsBuilder(BatchBuilder):
         *,
         target_bytes: int = limits.BATCH_TARGET_BYTES,
         records_max: int = limits.BATCH_RECORDS_MAX,
+        record_bytes_max: int = limits.RECORD_BYTES_MAX,
         compression: Compression = "none",
         is_sequence: bool = False,
     ) -> None:
-        super().__init__(target_bytes=target_bytes, records_max=records_max)
+        super().__init__(
+            target_bytes=target_bytes, records_max=records_max, record_bytes_max=record_bytes_max
+        )
         self._stream_id = stream_id
         self._compression: Compression = compression
         self._encoding: PlainEncoding = SequenceEncoding() if is_sequence else RowsEncoding()
@@ -185,9 +191,12 @@ class ColumnsBuilder(BatchBuilder):
         timestamp_column: str | None = None,
         target_bytes: int = limits.BATCH_TARGET_BYTES,
         records_max: int = limits.BATCH_RECORDS_MAX,
+        record_bytes_max: int = limits.RECORD_BYTES_MAX,
         compression: Compression = "none",
     ) -> None:
-        super().__init__(target_bytes=target_bytes, records_max=records_max)
+        super().__init__(
+            target_bytes=target_bytes, records_max=records_max, record_bytes_max=record_bytes_max
+        )
         self._stream_id = stream_id
         check_timestamp_column(timestamp_column, schema)
         self._schema = schema
@@ -226,12 +235,23 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     )
 
 
-def _check_record_sizes(ends: npt.NDArray[np.int64]) -> None:
+def _check_record_sizes(ends: npt.NDArray[np.int64], bytes_max: int) -> None:
     sizes = np.diff(ends)
-    if sizes.size and sizes.max() > limits.RECORD_BYTES_MAX:
+    if sizes.size and sizes.max() > bytes_max:
         index = int(sizes.argmax())
         raise RecordBatchError(
-            f"record {index} of the batch has {sizes[index]} bytes; at most"
-            f" {limits.RECORD_BYTES_MAX} are allowed. Split its value into several records, or"
-            " store it elsewhere and write a reference to it"
+            f"record {index} of the batch has {record_too_large(int(sizes[index]), bytes_max)}"
         )
+
+
+def record_too_large(size_bytes: int, bytes_max: int) -> str:
+    """Return the fault of a record that is larger than its server accepts, and the remedy."""
+    remedy = (
+        "split its value into several records, or store it elsewhere and write a reference to it"
+    )
+    if bytes_max < limits.RECORD_BYTES_LARGEST:
+        remedy += (
+            ", or set record_bytes_max of the range servers higher, which is --record-bytes-max of"
+            f" sbp serve, {limits.RECORD_BYTES_LARGEST} at most"
+        )
+    return f"{size_bytes} bytes; at most {bytes_max} are allowed: {remedy}"

@@ -33,6 +33,7 @@ from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.errors import DamagedBatchError, HeaderError, RecordBatchError
+from sbp_core.record_sizes import LARGEST
 from sbp_core.wire._generated import LAYOUTS, KeyValue, RecordBatchMeta
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.flat import Schema
@@ -51,7 +52,7 @@ _BODY_BYTES: Final = "body_bytes"
 _SCHEMA_FINGERPRINT: Final = "schema"
 _TIMESTAMP_COLUMN: Final = "timestamp_column"
 _DIGEST_BYTES: Final = 16
-_BODY_BYTES_DIGITS_MAX: Final = len(str(limits.BATCH_BYTES_MAX))
+_BODY_BYTES_DIGITS_MAX: Final = len(str(LARGEST.batch_bytes))
 
 _SCHEMA: Final = Schema(LAYOUTS, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
 
@@ -168,10 +169,10 @@ def _joined(
     encoded_meta: bytes, body: Sequence[Buffer], *, record_count: int, base_offset: int
 ) -> bytes:
     length_bytes = _FIXED.size + len(encoded_meta) + sum(map(len, body))
-    if length_bytes > limits.BATCH_BYTES_MAX:
+    if length_bytes > LARGEST.batch_bytes:
         raise RecordBatchError(
             f"{record_count} records make a batch of {length_bytes} bytes, more than the"
-            f" {limits.BATCH_BYTES_MAX} that one may have; spread them over several batches"
+            f" {LARGEST.batch_bytes} that one may have; spread them over several batches"
         )
     return b"".join((_FIXED.pack(MAGIC, base_offset, len(encoded_meta)), encoded_meta, *body))
 
@@ -183,7 +184,7 @@ def decode_envelope(data: Buffer, position: int = 0) -> Envelope:
     sequence to the next batch.
     Raises RecordBatchError when any part of it lies outside the data or breaks a limit.
     """
-    envelope = _read_envelope(memoryview(data).cast("B"), position)
+    envelope = _read_envelope(memoryview(data).cast("B"), position, LARGEST.batch_bytes)
     check_offsets(envelope.base_offset, envelope.record_count)
     return envelope
 
@@ -201,15 +202,15 @@ def split_envelopes(payload: Buffer) -> Iterator[Envelope]:
         position += envelope.length_bytes
 
 
-def peek_batch(data: Buffer) -> Envelope:
+def peek_batch(data: Buffer, bytes_max: int = LARGEST.batch_bytes) -> Envelope:
     """Check `data` as exactly one record batch, as a server does that stores it unread.
 
     The base offset may be anything, for the server is about to assign it. The body is not touched,
     but for a record sequence, whose records are counted.
-    SPEC "APPEND". Raises RecordBatchError.
+    SPEC "APPEND". Raises RecordBatchError, also if it has more than `bytes_max`.
     """
     view = memoryview(data).cast("B")
-    envelope = _read_envelope(view, 0)
+    envelope = _read_envelope(view, 0, bytes_max)
     if envelope.length_bytes != len(view):
         raise RecordBatchError(
             f"record batch of {envelope.length_bytes} bytes in {len(view)} bytes of data;"
@@ -341,7 +342,7 @@ def _read_head(view: memoryview, position: int) -> tuple[_Meta, int, int]:
     return meta, base_offset, body_start
 
 
-def _read_envelope(view: memoryview, position: int) -> Envelope:
+def _read_envelope(view: memoryview, position: int, bytes_max: int) -> Envelope:
     meta, base_offset, body_start = _read_head(view, position)
     record_count, body_bytes = meta.record_count, len(view) - body_start
     if meta.body_bytes is not None:
@@ -351,9 +352,9 @@ def _read_envelope(view: memoryview, position: int) -> Envelope:
         body_bytes = end - body_start
     _check_record_count(record_count)
     length_bytes = body_start - position + body_bytes
-    if length_bytes > limits.BATCH_BYTES_MAX:
+    if length_bytes > bytes_max:
         raise RecordBatchError(
-            f"record batch of {length_bytes} bytes; at most {limits.BATCH_BYTES_MAX} are allowed"
+            f"record batch of {length_bytes} bytes; at most {bytes_max} are allowed"
         )
     return Envelope(
         meta.stream_id,

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sbp_core import limits
+from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.session.states import Symbol
 from sbp_core.wire.frame import Frame
 
@@ -309,14 +310,21 @@ class Held:
 class Intake:
     """The bytes of one connection; `on_change` is called when `may_read` may have changed."""
 
-    def __init__(self, budget: Budget, on_change: Callable[[], None], *, address: str = "") -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        on_change: Callable[[], None],
+        *,
+        address: str = "",
+        sizes: RecordSizes = DEFAULT,
+    ) -> None:
         self._budget = budget
         self._on_change = on_change
         self._account = Account(address)
         self._request_bytes = 0
         self._small_bytes = 0
-        half = max(limits.FRAME_BYTES_MAX, budget.bytes_max // 2)
-        self._bytes_max = min(limits.CONNECTION_IN_FLIGHT_BYTES_MAX, half)
+        half = max(sizes.frame_bytes, budget.bytes_max // 2)
+        self._bytes_max = min(sizes.connection_in_flight_bytes, half)
         self._frame: Charge | None = None
         self._waiting: Charge | None = None
         """Of the frame or of a request."""

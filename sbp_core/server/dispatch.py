@@ -254,18 +254,26 @@ class ServerCall:
             self.respond_now(header, _NOTHING, is_end=True)
         return None
 
-    async def greet(self, request: HeartbeatRequest, response: HeartbeatResponse) -> None:
+    def greet(self, request: HeartbeatRequest, response: HeartbeatResponse) -> Rest | None:
         """Answer a HEARTBEAT, and agree on the features that it offers, if the dialect has any.
 
-        Features of the `response` are accepted by the handler itself.
+        That is done at once if the peer has room, so that it holds for the request that came right
+        behind; else return what does it. Features of the `response` are accepted by the handler
+        itself. Raises StatusError when the answer is too large.
         """
         if request.client_role in _CLUSTER_ROLES:
             self._responder.note_use()
         if self._speech.is_foreign:
-            await self.respond(replace(response, features=()))
-            return
+            return partial(self.respond, replace(response, features=()))
         agreement, features = self._responder.negotiate(request.features)
-        await self.respond(replace(response, features=(*features, *response.features)))
+        rest = self.answer_soon(replace(response, features=(*features, *response.features)))
+        if rest is not None:
+            return partial(self._greet_late, rest, agreement)
+        self._responder.adopt(agreement)
+        return None
+
+    async def _greet_late(self, rest: Rest, agreement: Agreement) -> None:
+        await rest()
         self._responder.adopt(agreement)
 
     @property

@@ -12,6 +12,7 @@ import logging
 from typing import Final, Protocol
 
 from sbp_core import limits
+from sbp_core.record_sizes import RecordSizes
 from sbp_core.server.budget import Budget, Held, Intake, memory_bytes
 from sbp_core.server.outgoing import Echo, Outgoing, Unread
 from sbp_core.server.runtime import Clock, Turns
@@ -54,6 +55,7 @@ class Incoming:
         turns: Turns,
         clock: Clock,
         owner: str,
+        sizes: RecordSizes,
     ) -> None:
         self._receiver = receiver
         self._session = session
@@ -63,7 +65,7 @@ class Incoming:
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._socket: AsyncSocket | None = None
-        self._intake = Intake(budget, self.go_on, address=owner)
+        self._intake = Intake(budget, self.go_on, address=owner, sizes=sizes)
         self._patience = FramePatience(session, self._intake, clock.monotonic())
         self.echo = Echo(unread, self._on_echo_room)
         self._waiting: tuple[Frame, Held] | None = None
@@ -262,7 +264,8 @@ class FramePatience:
         if self._is_stalled(now):
             return limits.FRAME_STALLED_MS
         if self._intake.is_in_the_way:
-            bound_ms = limits.FRAME_CONTENDED_MS
+            frames = max(1, self._session.large_frame_bytes / limits.FRAME_BYTES_MAX)
+            bound_ms = min(round(frames * limits.FRAME_CONTENDED_MS), limits.FRAME_COMPLETION_MS)
         elif self._session.received_frame_count:
             bound_ms = limits.FRAME_COMPLETION_MS
         else:

@@ -17,6 +17,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError, StatusCode, ThrottledError
+from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.server.accepting import Acceptor, Admission, is_spare, local_reserve, owner_of
 from sbp_core.server.budget import Budget
 from sbp_core.server.dispatch import Dispatcher, Handler
@@ -36,7 +37,10 @@ _OWN_BYTES: Final = limits.CONNECTION_OWN_BYTES * (
 
 
 class Listener:
-    """A TCP listener that serves requests with the given handlers, as `speech` has it."""
+    """A TCP listener that serves requests with the given handlers, as `speech` has it.
+
+    `sizes` bound frames, and what one connection holds; `in_flight_bytes_max` is for all of them.
+    """
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Listener:
         connections_per_address_max: int = limits.CONNECTIONS_PER_ADDRESS_MAX,
         idle_connection_ms: int = limits.IDLE_CONNECTION_MS,
         in_flight_bytes_max: int = limits.SERVER_IN_FLIGHT_BYTES_MAX,
+        sizes: RecordSizes = DEFAULT,
     ) -> None:
         self._dispatcher = Dispatcher(handlers, speech=speech, clock=clock)
         self._speech = speech
@@ -55,7 +60,8 @@ class Listener:
         self._budget = Budget(
             in_flight_bytes_max - _OWN_BYTES, own_bytes_max=limits.CONNECTION_OWN_BYTES
         )
-        self._unread = Unread(limits.SERVER_UNREAD_BYTES_MAX, clock.monotonic)
+        self._sizes = sizes
+        self._unread = Unread(sizes.server_unread_bytes, clock.monotonic)
         self._turns = Turns()
         self._connection_ids = itertools.count(1)
         self._peers: set[Peer] = set()
@@ -149,6 +155,7 @@ class Listener:
             turns=self._turns,
             connection_id=next(self._connection_ids),
             owner=owner,
+            sizes=self._sizes,
         )
         self._peers.add(peer)
         connecting = asyncio.create_task(self._connect(peer, connection, address))

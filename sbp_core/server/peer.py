@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 from sbp_core import limits
 from sbp_core.errors import DeadlineExceededError, SbpError
 from sbp_core.failpoints import failpoint
+from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.server.budget import Budget, Held
 from sbp_core.server.dispatch import Deferred, Dispatcher, Serving
 from sbp_core.server.incoming import Incoming, is_overdue
@@ -25,7 +26,7 @@ from sbp_core.server.outgoing import Outgoing, Unread
 from sbp_core.server.runtime import Clock, Turns
 from sbp_core.server.trust import Standing
 from sbp_core.session.connection import Connection, Payload
-from sbp_core.session.negotiation import NOTHING, Agreement, accept
+from sbp_core.session.negotiation import NOTHING, Agreement, FeatureName, accept
 from sbp_core.session.states import (
     ConnectionBroken,
     Event,
@@ -55,6 +56,7 @@ class Peer(asyncio.BufferedProtocol):
         turns: Turns,
         connection_id: int,
         owner: str = "",
+        sizes: RecordSizes = DEFAULT,
     ) -> None:
         self.owner = owner
         """The address, or network, that the connection counts for."""
@@ -67,7 +69,8 @@ class Peer(asyncio.BufferedProtocol):
         self._dispatcher = dispatcher
         self._clock = clock
         self._on_closed = on_closed
-        self._session = Connection()
+        self._sizes = sizes
+        self._session = Connection(sizes.frame_bytes)
         self._outgoing = Outgoing(unread)
         self._incoming = Incoming(
             self,
@@ -78,6 +81,7 @@ class Peer(asyncio.BufferedProtocol):
             turns=turns,
             clock=clock,
             owner=owner,
+            sizes=sizes,
         )
         self._work = Work(clock, self._on_work_ended)
         self._at_rest: asyncio.Event | None = None
@@ -134,10 +138,14 @@ class Peer(asyncio.BufferedProtocol):
         return self._session.agreement
 
     def negotiate(self, offered: Sequence[Feature]) -> tuple[Agreement, tuple[Feature, ...]]:
-        """Return what to agree on and how to answer an offer; a second offer changes nothing."""
-        if self.agreement is not NOTHING:
-            return self.agreement, ()
-        return accept(offered, self._connection_id)
+        """Return what to agree on and how to answer an offer.
+
+        A second offer changes nothing; its answer has only how large a record may be.
+        """
+        if self.agreement is NOTHING:
+            return accept(offered, self._connection_id, self._sizes)
+        asked = (each for each in offered if each.name == FeatureName.RECORD_BYTES)
+        return self.agreement, accept(asked, self._connection_id, self._sizes)[1]
 
     def adopt(self, agreement: Agreement) -> None:
         """Use what was agreed on, now that the answer was sent."""

@@ -84,12 +84,16 @@ _COMPRESSED: Final = int(Flag.COMPRESSED)
 
 
 class Connection:
-    """The conversation on one connection: calls of ours, and requests of the peer."""
+    """The conversation on one connection: calls of ours, and requests of the peer.
 
-    def __init__(self) -> None:
+    It receives frames of up to `frame_bytes_max`, and sends frames of the size that was agreed on.
+    """
+
+    def __init__(self, frame_bytes_max: int = limits.FRAME_BYTES_MAX) -> None:
         self.state = ConnectionState.OPEN
         self.agreement = NOTHING
-        self._decoder = FrameDecoder()
+        self._frame_bytes_max = frame_bytes_max
+        self._decoder = FrameDecoder(frame_bytes_max)
         self._next_call_id = 1
         self._calls: dict[int, _Call] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -150,7 +154,7 @@ class Connection:
         `crc32` is that of the parts where it is known.
         """
         if self.agreement.has_compression:
-            compressed = maybe_compress(parts)
+            compressed = maybe_compress(parts, self.agreement.sizes.frame_bytes)
             if compressed is not None:
                 return Payload((compressed,), is_compressed=True)
         return Payload(parts, crc32=crc32)
@@ -329,11 +333,12 @@ class Connection:
             payload.parts,
             payload_crc32=payload.crc32,
             covers_header=self.agreement.has_header_checksum,
+            bytes_max=self.agreement.sizes.frame_bytes,
         )
 
     def _unpack(self, frame: Frame) -> Frame:
         if frame.is_compressed and self.agreement.has_compression:
-            return replace(frame, payload=decompress(frame.payload))
+            return replace(frame, payload=decompress(frame.payload, self._frame_bytes_max))
         return frame
 
     def _on_request(self, frame: Frame) -> Event | None:

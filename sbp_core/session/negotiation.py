@@ -15,6 +15,8 @@ first frame after that arrived.
     idempotent-append -                           -
     transactions      -                           -
     schemas           -                           -
+    record-bytes      u32, big-endian: the        u32, big-endian: the largest
+                      largest record it reads     record that it accepts
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ import enum
 import re
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError
+from sbp_core.record_sizes import DEFAULT, LARGEST, RecordSizes
 from sbp_core.wire.headers import Feature
 
 _CONNECTION_ID: Final = struct.Struct(">Q")
+_RECORD_BYTES: Final = struct.Struct(">I")
 _CODEC: Final = b"zstd"
 _ISOLATION_CLASS: Final = re.compile(
     rb"[A-Za-z0-9._-]{1,%d}" % limits.ISOLATION_CLASS_LENGTH_MAX, re.ASCII
@@ -49,6 +53,7 @@ class FeatureName(enum.StrEnum):
     IDEMPOTENT_APPEND = "idempotent-append"
     TRANSACTIONS = "transactions"
     SCHEMAS = "schemas"
+    RECORD_BYTES = "record-bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class Agreement:
     class in which the server schedules the connection's reads. `has_header_checksum`: checksums
     are of whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
     `has_transactions`: batches may be staged, and are appended or dropped together. `has_schemas`:
-    streams may have schemas.
+    streams may have schemas. `sizes` are what the peer accepts, or reads where that is the client.
     """
 
     has_compression: bool = False
@@ -73,6 +78,7 @@ class Agreement:
     has_idempotent_append: bool = False
     has_transactions: bool = False
     has_schemas: bool = False
+    sizes: RecordSizes = DEFAULT
 
     def has(self, feature: FeatureName) -> bool:
         """Whether a feature without data holds."""
@@ -113,6 +119,11 @@ class Wishes:
 
 NO_WISHES: Final = Wishes()
 
+RECORD_BYTES_OFFER: Final = Feature(
+    FeatureName.RECORD_BYTES, _RECORD_BYTES.pack(LARGEST.record_bytes)
+)
+"""States the largest record that a client reads, and asks for the largest that a server accepts."""
+
 
 def offer(wishes: Wishes) -> tuple[Feature, ...]:
     """Return the features that a client's first HEARTBEAT offers."""
@@ -123,6 +134,7 @@ def offer(wishes: Wishes) -> tuple[Feature, ...]:
         Feature(FeatureName.IDEMPOTENT_APPEND),
         Feature(FeatureName.TRANSACTIONS),
         Feature(FeatureName.SCHEMAS),
+        RECORD_BYTES_OFFER,
     ]
     if wishes.compression:
         offered.append(Feature(FeatureName.COMPRESSION, _CODEC))
@@ -133,19 +145,25 @@ def offer(wishes: Wishes) -> tuple[Feature, ...]:
     return tuple(offered)
 
 
-def accept(offered: Iterable[Feature], connection_id: int) -> tuple[Agreement, tuple[Feature, ...]]:
-    """Return the agreement of a server, and the features of its answer.
+def accept(
+    offered: Iterable[Feature], connection_id: int, sizes: RecordSizes = DEFAULT
+) -> tuple[Agreement, tuple[Feature, ...]]:
+    """Return the agreement of a server that accepts records of `sizes`, and its answer's features.
 
     Features that are unknown, or whose data are invalid, are declined. If a
     feature is offered twice, the first counts.
     """
     answer: dict[str, Feature] = {}
+    read = DEFAULT
     for feature in offered:
-        accepted = _maybe_accept(feature, connection_id)
-        if accepted is not None and feature.name is not None:
-            answer.setdefault(feature.name, accepted)
+        accepted = _maybe_accept(feature, connection_id, sizes)
+        if accepted is None or feature.name is None or feature.name in answer:
+            continue
+        answer[feature.name] = accepted
+        if feature.name == FeatureName.RECORD_BYTES:
+            read = _sizes(feature.data)
     features = tuple(answer.values())
-    return _agreement(features), features
+    return replace(_agreement(features), sizes=read), features
 
 
 def settle(offered: Iterable[Feature], answered: Iterable[Feature]) -> Agreement:
@@ -154,12 +172,14 @@ def settle(offered: Iterable[Feature], answered: Iterable[Feature]) -> Agreement
     return _agreement(feature for feature in answered if feature.name in names)
 
 
-def _maybe_accept(feature: Feature, connection_id: int) -> Feature | None:
+def _maybe_accept(feature: Feature, connection_id: int, sizes: RecordSizes) -> Feature | None:
     match feature.name:
         case name if name in _FLAGS:
             return Feature(name)
         case FeatureName.CONNECTION_ID:
             return Feature(feature.name, _CONNECTION_ID.pack(connection_id))
+        case FeatureName.RECORD_BYTES if len(feature.data) == _RECORD_BYTES.size:
+            return Feature(feature.name, _RECORD_BYTES.pack(sizes.record_bytes))
         case FeatureName.COMPRESSION if _CODEC in feature.data.split(b","):
             return Feature(feature.name, _CODEC)
         case FeatureName.ISOLATION if _ISOLATION_CLASS.fullmatch(feature.data):
@@ -176,5 +196,10 @@ def _agreement(features: Iterable[Feature]) -> Agreement:
         has_compression=data.get(FeatureName.COMPRESSION) == _CODEC,
         connection_id=int.from_bytes(number, "big") if len(number) == 8 else None,
         isolation=isolation.decode("ascii", "replace"),
+        sizes=_sizes(data.get(FeatureName.RECORD_BYTES, b"")),
         **{field: name in data for name, field in _FLAGS.items()},
     )
+
+
+def _sizes(data: bytes) -> RecordSizes:
+    return RecordSizes(*_RECORD_BYTES.unpack(data)) if len(data) == _RECORD_BYTES.size else DEFAULT

@@ -101,18 +101,19 @@ def encode_frame(
     *,
     payload_crc32: int | None = None,
     covers_header: bool = False,
+    bytes_max: int = limits.FRAME_BYTES_MAX,
 ) -> list[Buffer]:
     """Return the buffers of one frame, in order; the parts of `payload` are not copied.
 
     `payload_crc32` is the CRC-32 of the payload where it is known already. `covers_header` sets
     HEADER_CHECKSUM and makes the checksum one of the whole frame. Raises FrameError when the header
-    or the whole frame is larger than allowed.
+    is larger than allowed, or the length of the frame more than the `bytes_max` of its receiver.
     """
     payload_bytes = sum(len(part) for part in payload)
     length = limits.FRAME_BYTES_MIN + len(header) + payload_bytes
-    if length > limits.FRAME_BYTES_MAX:
+    if length > bytes_max:
         raise FrameError(
-            f"a frame of {length} bytes passes the limit of {limits.FRAME_BYTES_MAX};"
+            f"a frame of {length} bytes passes the limit of {bytes_max};"
             " send fewer or smaller batches in one frame"
         )
     if len(header) > limits.HEADER_BYTES_MAX:
@@ -156,10 +157,12 @@ class FrameDecoder:
     "Magic Code" and "Operation Code" demand. FrameError means that the connection cannot be read
     any further; it is raised again by every later call. `frame_count` counts the complete frames,
     `discarded_count` those that were skipped; `awaited_opcode` is that of a frame that is
-    incomplete, else 0. `header_checksum` is for the owner to set.
+    incomplete, else 0. `header_checksum` is for the owner to set. A length of more than `bytes_max`
+    is refused.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int = limits.FRAME_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
         self.state = DecoderState.PREFIX
         self.header_checksum = HeaderChecksum.IGNORED
         self.frame_count = 0
@@ -266,10 +269,10 @@ class FrameDecoder:
         if available < _LENGTH_OFFSET:
             return False
         length = int.from_bytes(self._buffer[self._start : self._start + _LENGTH_OFFSET], "big")
-        if length > limits.FRAME_BYTES_MAX or length < limits.FRAME_BYTES_MIN:
+        if length > self._bytes_max or length < limits.FRAME_BYTES_MIN:
             raise FrameError(
                 f"frame length {length} is outside {limits.FRAME_BYTES_MIN}"
-                f"..{limits.FRAME_BYTES_MAX}: the peer does not speak SBP, or sends too much"
+                f"..{self._bytes_max}: the peer does not speak SBP, or sends too much"
             )
         if available == _LENGTH_OFFSET:
             return False
@@ -389,10 +392,15 @@ def _allocate(size: int) -> memoryview:
     return np.empty(size, np.uint8).data
 
 
-def maybe_compress(payload: Sequence[Buffer]) -> bytes | None:
-    """Return the compressed form of the concatenation of `payload`, None when it gains little."""
+def maybe_compress(
+    payload: Sequence[Buffer], bytes_max: int = limits.FRAME_BYTES_MAX
+) -> bytes | None:
+    """Return the compressed form of the concatenation of `payload`, None when it gains little.
+
+    A payload of more than `bytes_max`, which its receiver refuses, is not compressed.
+    """
     length = sum(len(part) for part in payload)
-    if not limits.COMPRESSION_BYTES_MIN <= length <= limits.FRAME_BYTES_MAX:
+    if not limits.COMPRESSION_BYTES_MIN <= length <= bytes_max:
         return None
     whole = payload[0] if len(payload) == 1 else b"".join(payload)
     compressed: bytes = _CODEC.compress(whole, asbytes=True)
@@ -401,17 +409,17 @@ def maybe_compress(payload: Sequence[Buffer]) -> bytes | None:
     return _UNCOMPRESSED_LENGTH.pack(length) + compressed if is_worth_it and is_allowed else None
 
 
-def decompress(payload: Buffer) -> memoryview:
+def decompress(payload: Buffer, bytes_max: int = limits.FRAME_BYTES_MAX) -> memoryview:
     """Return the payload that `maybe_compress` made shorter; it may be written to.
 
-    Raises FrameError when it is damaged, or announces more than a frame or COMPRESSION_RATIO_MAX
-    allows; nothing is allocated for it then.
+    Raises FrameError when it is damaged, or announces more than a frame of `bytes_max` or
+    COMPRESSION_RATIO_MAX allows; nothing is allocated for it then.
     """
     if len(payload) < _UNCOMPRESSED_LENGTH.size:
         raise FrameError(f"a compressed payload of {len(payload)} bytes is cut off")
     (length,) = _UNCOMPRESSED_LENGTH.unpack_from(payload)
     compressed = memoryview(payload)[_UNCOMPRESSED_LENGTH.size :]
-    if length > min(limits.FRAME_BYTES_MAX, limits.COMPRESSION_RATIO_MAX * len(compressed)):
+    if length > min(bytes_max, limits.COMPRESSION_RATIO_MAX * len(compressed)):
         raise FrameError(
             f"{len(compressed)} compressed bytes announce {length}, more than a frame or"
             f" {limits.COMPRESSION_RATIO_MAX} times as much"

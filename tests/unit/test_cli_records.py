@@ -72,7 +72,9 @@ def test_input_that_pauses_is_told():
 
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_a_line_too_long_for_a_record_is_refused_with_its_place(end):
-    with pytest.raises(RecordBatchError, match="lines from 2 on has more than"):
+    with pytest.raises(
+        RecordBatchError, match="lines from 2 on has at least 8388609 bytes; at most"
+    ):
         lines_of(b"first\n" + b"x" * (limits.RECORD_BYTES_MAX + 1) + end, read_bytes=limits.MIB)
 
 

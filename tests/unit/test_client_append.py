@@ -14,7 +14,6 @@ from scripted_peer import (
     reset,
 )
 
-from sbp_core import limits
 from sbp_core.client import (
     AppendItem,
     AppendOutcome,
@@ -30,6 +29,7 @@ from sbp_core.errors import (
     StatusCode,
     ThrottledError,
 )
+from sbp_core.record_sizes import LARGEST
 from sbp_core.wire.headers import (
     AppendResponse,
     AppendResult,
@@ -75,7 +75,7 @@ def test_append_splits_frames_that_would_be_too_large(make, peer) -> None:
     assert frames == [[0, 1], [2]]
 
 
-@pytest.mark.parametrize("size", [0, limits.BATCH_BYTES_MAX + 1])
+@pytest.mark.parametrize("size", [0, LARGEST.batch_bytes + 1])
 def test_an_unusable_batch_is_refused_before_anything_is_sent(make, peer, size) -> None:
     with pytest.raises(ConfigurationError, match="item 1"):
         make(peer.endpoint).do("append", [AppendItem(1, b"ok"), AppendItem(1, bytes(size))])

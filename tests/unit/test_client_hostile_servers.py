@@ -15,7 +15,9 @@ from waiting import until
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem
+from sbp_core.client.programs import fetch_answer
 from sbp_core.errors import ConnectionLostError, ProtocolError, SbpError
+from sbp_core.record_sizes import DEFAULT
 from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import (
     DescribeRangeResult,
@@ -135,9 +137,10 @@ def test_a_server_that_reads_nothing_is_left(make, peer, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["more bytes", "backwards", "implausible"])
-def test_fetch_answers_that_cannot_be(make, peer, kind) -> None:
+def test_fetch_answers_that_cannot_be(make, peer, kind, monkeypatch) -> None:
+    monkeypatch.setattr(fetch_answer, "LARGEST", DEFAULT)
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
-    data = bytes(limits.BATCH_BYTES_MAX + 2_000 if kind == "more bytes" else 10)
+    data = bytes(DEFAULT.batch_bytes + 2_000 if kind == "more bytes" else 10)
     next_offset = {"more bytes": 9, "backwards": 2, "implausible": 2**60}[kind]
 
     def answer(exchange: Exchange) -> None:

@@ -12,13 +12,13 @@ from core_cluster import rows_batch
 from log_files import batch, created, open_log
 from msgspec import structs
 
-from sbp_core import limits
 from sbp_core.client import Batches, FetchItem, ReceivedBatches
 from sbp_core.client.io.local_log import LocalLogs, PlacedBatches, read_pieces
 from sbp_core.client.programs.fetch_answer import Found, Question, read_answer
 from sbp_core.client.programs.program import BatchesElsewhere, Call
 from sbp_core.errors import LogCorruptionError, LogError, ProtocolError
 from sbp_core.log.disk import OsDisk
+from sbp_core.record_sizes import LARGEST
 from sbp_core.records import write_base_offset
 from sbp_core.segment_format import INSTANCE_NAME, SEGMENT_HEADER_BYTES, encode_instance
 from sbp_core.wire.frame import Frame
@@ -93,7 +93,7 @@ def test_batches_are_read_one_behind_the_other(placed):
         ({"segment": -1}, IMPOSSIBLE),
         ({"length": 0}, IMPOSSIBLE),
         ({"length": -(2**31)}, IMPOSSIBLE),
-        ({"length": limits.ENTRY_BYTES_MAX + 1}, IMPOSSIBLE),
+        ({"length": LARGEST.frame_bytes + 1}, IMPOSSIBLE),
         ({"length": 2**31 - 1, "prefix_length": 2**31 - 138}, IMPOSSIBLE),
         ({"prefix_length": -1}, IMPOSSIBLE),
         ({"prefix_length": 256}, IMPOSSIBLE),

@@ -27,7 +27,6 @@ from sbp_core.errors import (
     LogWriteError,
     Outcome,
 )
-from sbp_core.limits import ENTRY_BYTES_MAX, GROUP_COMMIT_BYTES_MAX
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.durable_log import LogState
 from sbp_core.log.entry import COMMIT_BYTES, Entry
@@ -35,6 +34,7 @@ from sbp_core.log.index_file import index_path
 from sbp_core.log.segment import Segment, read_segment
 from sbp_core.log.segment_scan import read_snapshot
 from sbp_core.log.states.range_states import encode_states
+from sbp_core.record_sizes import LARGEST
 from sbp_core.segment_format import (
     ENTRY_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
@@ -130,12 +130,12 @@ def test_limits_are_checked_before_anything_is_written() -> None:
     disk = FaultyDisk()
     with open_log(disk) as log:
         writes, end = disk.calls["pwritev"], log.end_position
-        body = bytes(ENTRY_BYTES_MAX - ENTRY_HEADER_BYTES + 1)
-        with pytest.raises(LogError, match="entry of 16777217 bytes is over the limit"):
+        body = bytes(LARGEST.frame_bytes - ENTRY_HEADER_BYTES + 1)
+        with pytest.raises(LogError, match="entry of 75497473 bytes is over the limit"):
             log.append([Entry(EntryKind.BATCH, 1, 0, 0, 1, body)])
         largest = Entry(EntryKind.RANGE_CREATED, 1, 0, 0, 1, body[:-1])
         with pytest.raises(LogError, match="split it"):
-            log.append([largest] * (GROUP_COMMIT_BYTES_MAX // ENTRY_BYTES_MAX) + [note(1, 0)])
+            log.append([largest] * 2)
         with pytest.raises(AssertionError):
             log.append([Entry(EntryKind.COMMIT, 0, 0, 0, 0)])
         with pytest.raises(AssertionError):
@@ -146,7 +146,7 @@ def test_limits_are_checked_before_anything_is_written() -> None:
         assert (disk.calls["pwritev"], log.end_position) == (writes, end)
         location = log.append([largest]).locations[0]
         assert log.state is LogState.OPEN
-        assert location.length == ENTRY_BYTES_MAX
+        assert location.length == LARGEST.frame_bytes
     with pytest.raises(ConfigurationError, match="segment_bytes is 0"):
         open_log(FaultyDisk(), segment_bytes=0)
 

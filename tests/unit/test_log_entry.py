@@ -8,7 +8,6 @@ import pytest
 from crc32c import crc32c
 
 from sbp_core.errors import LogCorruptionError, LogError
-from sbp_core.limits import ENTRY_BYTES_MAX
 from sbp_core.log.entry import (
     COMMIT_BYTES,
     COMMIT_MARKER,
@@ -20,6 +19,7 @@ from sbp_core.log.entry import (
     encode_entry,
     entry_of,
 )
+from sbp_core.record_sizes import LARGEST
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, decode_entry_header
 
 ENTRY = Entry(EntryKind.BATCH, -7, 3, 2**40, 5, b"body octets")
@@ -119,16 +119,18 @@ def test_octets_of_another_position_are_refused(position: int) -> None:
         decode_entry(memoryview(encoded()), position)
 
 
-@pytest.mark.parametrize("length", [0, 24, ENTRY_BYTES_MAX - 11, 2**32 - 1])
+@pytest.mark.parametrize("length", [0, 24, LARGEST.frame_bytes - 11, 2**32 - 1])
 def test_lengths_out_of_bounds_are_refused_at_the_prefix(length: int) -> None:
-    with pytest.raises(LogCorruptionError, match=f"announced, expected 37 to {ENTRY_BYTES_MAX}"):
+    with pytest.raises(
+        LogCorruptionError, match=f"announced, expected 37 to {LARGEST.frame_bytes}"
+    ):
         decode_entry_header(struct.pack(">I", length) + bytes(33), POSITION)
 
 
 def test_the_greatest_length_is_accepted() -> None:
-    largest = Entry(EntryKind.BATCH, 1, 0, 0, 1, bytes(ENTRY_BYTES_MAX - ENTRY_HEADER_BYTES))
+    largest = Entry(EntryKind.BATCH, 1, 0, 0, 1, bytes(LARGEST.frame_bytes - ENTRY_HEADER_BYTES))
     header = encode_entry(largest, POSITION)[0]
-    assert decode_entry_header(header, POSITION).length == ENTRY_BYTES_MAX
+    assert decode_entry_header(header, POSITION).length == LARGEST.frame_bytes
 
 
 def test_an_unknown_kind_is_no_damage() -> None:

@@ -1,11 +1,14 @@
 """What two ends agree on, and what becomes of offers that make no sense."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError
+from sbp_core.record_sizes import DEFAULT, LARGEST, RecordSizes
 from sbp_core.session.negotiation import (
     NO_WISHES,
     NOTHING,
@@ -23,7 +26,7 @@ EVERYTHING = Wishes(compression=True, isolation="nightly.backfill-1", handler_du
 
 def negotiate(wishes, connection_id=7):
     offered = offer(wishes)
-    agreement, answered = accept(offered, connection_id)
+    agreement, answered = accept(offered, connection_id, LARGEST)
     assert settle(offered, answered) == agreement, "the two ends disagree"
     return agreement
 
@@ -39,6 +42,7 @@ def test_everything_that_is_offered_is_agreed_on():
         has_idempotent_append=True,
         has_transactions=True,
         has_schemas=True,
+        sizes=LARGEST,
     )
 
 
@@ -73,6 +77,7 @@ def test_an_absent_feature_is_a_declined_one():
         Feature(None, b""),
         Feature("compression", b"lz4"),
         Feature("compression", b""),
+        Feature("record-bytes", b"\x04"),
         Feature("isolation", b""),
         Feature("isolation", b"two words"),
         Feature("isolation", b"\xff\xfe"),
@@ -133,4 +138,20 @@ def test_an_isolation_class_is_a_name(name):
 def test_whatever_is_offered_both_ends_agree_on_the_same(offered):
     sent = decode_header(HeartbeatRequest, encode_header(HeartbeatRequest(features=tuple(offered))))
     agreement, answered = accept(sent.features, 1)
-    assert settle(offered, answered) == agreement
+    settled = settle(offered, answered)
+    assert replace(settled, sizes=agreement.sizes) == agreement
+    assert settled.sizes == DEFAULT, "what the server accepts, whatever the client reads"
+
+
+@pytest.mark.parametrize(
+    ("told", "read"),
+    [(1, 8), (8, 8), (9, 9), (64, 64), (65, 64), (4095, 64)],
+)
+def test_each_end_learns_how_large_records_may_be(told, read):
+    """In MiB; what is beyond the bounds of this version counts as the nearest one."""
+    sizes = RecordSizes(read * limits.MIB)
+    data = (told * limits.MIB).to_bytes(4, "big")
+    agreement, answered = accept([Feature("record-bytes", data)], 7, RecordSizes(9 * limits.MIB))
+    assert agreement.sizes == sizes
+    assert answered == (Feature("record-bytes", (9 * limits.MIB).to_bytes(4, "big")),)
+    assert settle(offer(NO_WISHES), [Feature("record-bytes", data)]).sizes == sizes

@@ -6,6 +6,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
+from sbp_core.record_sizes import LARGEST
 from sbp_core.records import (
     decode_envelope,
     encode_envelope,
@@ -267,11 +268,11 @@ def test_every_damaged_octet_of_a_known_kind_reads_as_if_it_were_unknown(encoded
 
 
 def test_batches_have_a_limit():
-    too_long = bytes(limits.BATCH_BYTES_MAX)
+    too_long = bytes(LARGEST.batch_bytes)
     with pytest.raises(RecordBatchError, match="spread them over several batches"):
         batch(too_long)
-    with pytest.raises(RecordBatchError, match=f"at most {limits.BATCH_BYTES_MAX}"):
+    with pytest.raises(RecordBatchError, match=f"at most {LARGEST.batch_bytes}"):
         decode_envelope(foreign_batch(too_long))
     overhead = len(foreign_batch(b""))
-    largest = foreign_batch(bytes(limits.BATCH_BYTES_MAX - overhead))
-    assert decode_envelope(largest).length_bytes == limits.BATCH_BYTES_MAX
+    largest = foreign_batch(bytes(LARGEST.batch_bytes - overhead))
+    assert decode_envelope(largest).length_bytes == LARGEST.batch_bytes

@@ -11,6 +11,7 @@ from msgspec.structs import replace as replace_in
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
+from sbp_core.record_sizes import LARGEST
 from sbp_core.records import (
     ROWS_SCHEMA,
     decode_batch,
@@ -167,7 +168,7 @@ def test_rows_too_large_to_be_read_again_are_not_encoded():
     with pytest.raises(RecordBatchError, match="bytes of decoded data"):
         encoded(batch, "zstd")
     with pytest.raises(RecordBatchError, match="spread them over several batches"):
-        encoded(rows([{"value": bytes(limits.BATCH_BYTES_MAX)}]))
+        encoded(rows([{"value": bytes(LARGEST.batch_bytes - 256)}]))
 
 
 def test_another_encoding_is_named():

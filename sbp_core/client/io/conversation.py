@@ -18,6 +18,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.client.programs.program import Call, Sink
 from sbp_core.errors import (
+    ConfigurationError,
     ConnectError,
     ConnectionLostError,
     DeadlineExceededError,
@@ -30,6 +31,7 @@ from sbp_core.errors import (
     ThrottledError,
     UnsupportedError,
 )
+from sbp_core.record_sizes import LARGEST
 from sbp_core.session.connection import Connection
 from sbp_core.session.negotiation import Agreement, FeatureName, Wishes, offer, settle
 from sbp_core.session.states import (
@@ -176,7 +178,7 @@ class Conversation:
         self._client_id = client_id
         self._offer = offer(wishes)
         self._greeting_id = 0
-        self._session = Connection()
+        self._session = Connection(LARGEST.frame_bytes)
         self._unasked = Unasked()
         self._maybe_dialect: Dialect | None = None
         self._is_ours = False
@@ -308,7 +310,8 @@ class Conversation:
         if self._session.state is not ConnectionState.OPEN:
             return False
         if self._maybe_dialect is None:
-            return call.feature is not None or depends_on_dialect(call.opcode)
+            is_large = call.largest_part_bytes > limits.BATCH_BYTES_MAX
+            return is_large or call.feature is not None or depends_on_dialect(call.opcode)
         return is_for_driver(call.opcode) and not (self._is_told_apart or call.only_ours)
 
     def _hold(self, ticket: Ticket, call: Call) -> list[Buffer]:
@@ -348,11 +351,23 @@ class Conversation:
                 f"the range server at {self.endpoint} is ElasticStream's, and would not answer"
                 f" {call.opcode.name}; nothing was sent",
             )
+        self._check_size(call)
         header = b"" if call.header is None else encode_header(call.header)
         opcode = opcode_of(call.opcode, self._maybe_dialect or Dialect.SPECIFICATION)
         ticket.call_id, buffers = self._session.start_call(opcode, header, call.payload)
         self._tickets[ticket.call_id] = ticket
         return buffers
+
+    def _check_size(self, call: Call) -> None:
+        """Raise ConfigurationError for a batch that is larger than the server accepts."""
+        sizes = self.agreement.sizes
+        if call.largest_part_bytes > sizes.batch_bytes:
+            raise ConfigurationError(
+                f"a batch of {call.largest_part_bytes} bytes was not sent to {self.endpoint}, which"
+                f" accepts {sizes.batch_bytes} for records of up to {sizes.record_bytes}: write"
+                " smaller records or batches, or set record_bytes_max of the range server higher,"
+                f" {limits.RECORD_BYTES_LARGEST} at most"
+            )
 
     def _on_event(self, event: Event, unsent_bytes: int) -> list[Buffer]:
         if isinstance(event, ResponseReceived):

@@ -33,6 +33,7 @@ from sbp_core import limits
 from sbp_core.client.programs.program import BatchesElsewhere, Call
 from sbp_core.client.types import Batches, FetchItem, ReceivedBatches
 from sbp_core.errors import LogCorruptionError, LogError, ProtocolError, RecordBatchError
+from sbp_core.record_sizes import LARGEST
 from sbp_core.records import write_base_offset
 from sbp_core.segment_format import (
     ENTRY_HEADER_BYTES,
@@ -234,7 +235,7 @@ def _read_in_folder(
 def _checked(place: BatchPlace) -> BatchPlace:
     """Return a place when it is its turn. Raises LogError if no batch can be there."""
     is_inside = 0 <= place.segment <= place.position - SEGMENT_HEADER_BYTES
-    has_length = place.length <= limits.ENTRY_BYTES_MAX and _batch_bytes(place) > 0
+    has_length = place.length <= LARGEST.frame_bytes and _batch_bytes(place) > 0
     if is_inside and has_length and 0 <= place.prefix_length <= _PREFIX_BYTES_MAX:
         return place
     raise LogError("the server named places that no batches can be at")

@@ -31,6 +31,7 @@ from sbp_core.errors import (
     WriterGapError,
     WriterUnknownError,
 )
+from sbp_core.record_sizes import LARGEST
 from sbp_core.records.envelope import maybe_encoding
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.dialect import Dialect, append_time_ms
@@ -59,9 +60,10 @@ class AppendFrame:
     frame_bytes: int = limits.FRAME_BYTES_MIN + _ITEM_HEADER_BYTES
 
     def takes(self, batch: bytes) -> bool:
-        """Whether one more batch fits."""
+        """Whether one more batch fits; one of more than FRAME_BYTES_MAX has a frame of its own."""
         frame_bytes = self.frame_bytes + len(batch) + _ITEM_HEADER_BYTES
-        return frame_bytes <= limits.FRAME_BYTES_MAX and len(self.indexes) < _ITEMS_MAX
+        is_fitting = frame_bytes <= limits.FRAME_BYTES_MAX and len(self.indexes) < _ITEMS_MAX
+        return is_fitting or not self.indexes
 
     def add(self, index: int, batch: bytes, piece: RangeInfo) -> None:
         """Put an item in."""
@@ -367,10 +369,10 @@ class AppendState:
 
 
 def _check_item(index: int, item: AppendItem) -> None:
-    if not 0 < len(item.batch) <= limits.BATCH_BYTES_MAX:
+    if not 0 < len(item.batch) <= LARGEST.batch_bytes:
         raise ConfigurationError(
             f"the batch of item {index} (stream {item.stream_id}) has {len(item.batch)} bytes;"
-            f" expected 1 to {limits.BATCH_BYTES_MAX}: write smaller batches"
+            f" expected 1 to {LARGEST.batch_bytes}: write smaller batches"
         )
 
 

@@ -13,6 +13,7 @@ from sbp_core.client.programs.calls import Attempts, answered_items, decode_answ
 from sbp_core.client.programs.program import BatchesElsewhere
 from sbp_core.client.types import Batches, FetchItem, FetchOutcome, RangeInfo, ReceivedBatches
 from sbp_core.errors import ProtocolError, SbpError, StatusCode
+from sbp_core.record_sizes import LARGEST
 from sbp_core.records import decode_envelope
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import FetchInfo, FetchResponse, FetchResult, StreamRange
@@ -26,7 +27,7 @@ class Question:
     stream_id: int
     offset: int
     range_index: int = -1
-    bytes_max: int = limits.FRAME_BYTES_MAX
+    bytes_max: int = LARGEST.frame_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +106,10 @@ def _check_extent(question: Question, length_bytes: int, next_offset: int) -> No
 
     A server may add a batch to what there is room for, or more than one where they are small.
     """
-    if length_bytes > question.bytes_max + limits.BATCH_BYTES_MAX:
+    if length_bytes > question.bytes_max + LARGEST.batch_bytes:
         raise ProtocolError(
             f"the FETCH answer for stream {question.stream_id} has {length_bytes} bytes, where"
-            f" {question.bytes_max} were asked for, and a batch has {limits.BATCH_BYTES_MAX} at"
+            f" {question.bytes_max} were asked for, and a batch has {LARGEST.batch_bytes} at"
             " most"
         )
     if not max(question.offset, 0) <= next_offset <= limits.OFFSET_PLAUSIBLE_MAX:
@@ -209,7 +210,7 @@ class FetchTask:
     @property
     def answer_bytes(self) -> int:
         """Bytes of the largest answer to the item: a batch more than it asks for."""
-        return self.item.max_bytes + limits.BATCH_BYTES_MAX
+        return self.item.max_bytes + LARGEST.batch_bytes
 
     def info(self, request_index: int) -> FetchInfo:
         """Return how the item stands in a FETCH request."""

@@ -39,6 +39,7 @@ from sbp_core.errors import (
     StatusCode,
     TransportError,
 )
+from sbp_core.record_sizes import LARGEST
 from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import FetchRequest
 from sbp_core.wire.opcodes import Opcode
@@ -160,7 +161,7 @@ class _Fetch:
             Opcode.FETCH,
             header,
             timeout_ms,
-            answer_bytes_max=limits.FRAME_BYTES_MAX
+            answer_bytes_max=LARGEST.frame_bytes
             + sum(each.answer_bytes for each in opened.tasks.values()),
         )
 

@@ -1,27 +1,45 @@
-"""Programs for the streams themselves: describe, list, create, delete."""
+"""Programs for the streams themselves: describe, list, create, delete; how large records may be."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import Attempts, Context, ask, unanswered, with_message
+from sbp_core.client.programs.calls import (
+    Attempts,
+    Context,
+    ask,
+    decode_reply,
+    unanswered,
+    with_message,
+)
 from sbp_core.client.programs.program import Call, Now, Program, gather, pause
-from sbp_core.client.programs.range_placement import chunks, is_foreign, missing, refresh
+from sbp_core.client.programs.range_placement import (
+    check_errors,
+    chunks,
+    is_foreign,
+    locate,
+    missing,
+    no_server,
+    refresh,
+)
 from sbp_core.client.types import StreamInfo, StreamSpec
 from sbp_core.errors import (
     ConfigurationError,
     NotFoundError,
     Outcome,
+    RangeSealedError,
     SbpError,
     StatusCode,
     StatusError,
     UnsupportedError,
 )
+from sbp_core.session.negotiation import RECORD_BYTES_OFFER, settle
 from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
+    ClientRole,
     CreateStreamsRequest,
     CreateStreamsResponse,
     DeleteStreamsRequest,
@@ -29,6 +47,8 @@ from sbp_core.wire.headers import (
     DescribeStreamResult,
     DescribeStreamsRequest,
     DescribeStreamsResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
     Stream,
 )
 from sbp_core.wire.opcodes import Opcode
@@ -188,6 +208,56 @@ def _create(
                 longest_ms = max(longest_ms, wait_ms)
             yield from pause(longest_ms)
     return [created[index] for index in range(len(specs))]
+
+
+def record_bytes_max(context: Context, stream_ids: Collection[int]) -> Program[dict[int, int]]:
+    """Return how many bytes a record of each stream may have, by stream id.
+
+    SPEC "HEARTBEAT", extension: servers without it accept RECORD_BYTES_MAX. Raises NotFoundError
+    naming all missing streams.
+    """
+    attempts = Attempts(context, (yield Now()))
+    answered: dict[str, int] = {}
+    while True:
+        check_errors((yield from locate(context, stream_ids)))
+        if context.router.dialect is not Dialect.SPECIFICATION:
+            return dict.fromkeys(stream_ids, limits.RECORD_BYTES_MAX)
+        server: str | None = None
+        try:
+            servers = {each: _server_of(context, each) for each in stream_ids}
+            asked = list(dict.fromkeys(each for each in servers.values() if each not in answered))
+            calls = [_record_bytes_call(each, context.timeout_ms) for each in asked]
+            replies = yield from gather(calls)
+            for server, reply in zip(asked, replies, strict=True):
+                answer = decode_reply(reply, HeartbeatResponse)[-1]
+                answered[server] = settle((RECORD_BYTES_OFFER,), answer.features).sizes.record_bytes
+        except SbpError as error:
+            for each in stream_ids:
+                context.router.forget(each)
+            attempts.on_failure()
+            wait_ms = attempts.maybe_wait_ms(error, "HEARTBEAT", server, (yield Now()))
+            if wait_ms is None:
+                raise attempts.explain(error, "HEARTBEAT", server) from error
+        else:
+            return {each: answered[servers[each]] for each in servers}
+        yield from pause(wait_ms)
+
+
+def _server_of(context: Context, stream_id: int) -> str:
+    """Return the server that accepts appends to a stream. Raises SbpError if there is none now."""
+    piece = context.router.maybe_open_range(stream_id)
+    if piece is None:
+        raise RangeSealedError(
+            StatusCode.RANGE_ALREADY_SEALED, f"stream {stream_id} has no open range now"
+        )
+    if not piece.servers:
+        raise no_server(piece)
+    return piece.servers[0]
+
+
+def _record_bytes_call(server: str, timeout_ms: int) -> Call:
+    header = HeartbeatRequest(client_role=ClientRole.CLIENT, features=(RECORD_BYTES_OFFER,))
+    return Call(server, Opcode.HEARTBEAT, header, timeout_ms)
 
 
 def delete_streams(context: Context, refs: Sequence[int | str]) -> Program[None]:

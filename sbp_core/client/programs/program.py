@@ -42,6 +42,11 @@ class Call(Struct, frozen=True):
     only_ours: bool = False
     answer_bytes_max: int = limits.ANSWER_BYTES_MAX
 
+    @property
+    def largest_part_bytes(self) -> int:
+        """Bytes of the largest part of the payload, which is a batch in an APPEND."""
+        return max(map(len, self.payload), default=0)
+
 
 class Start(Struct, frozen=True):
     """Send a call without waiting. Result: its number. Failures come as an Arrival."""

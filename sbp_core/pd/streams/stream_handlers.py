@@ -156,7 +156,7 @@ class PlacementDriverHandlers:
             promised = await self._check_log(request, call.standing)
         except (*_REFUSALS, AlreadyExistsError) as error:
             status = status_for(error)
-        await call.greet(
+        rest = call.greet(
             request,
             HeartbeatResponse(
                 client_id=request.client_id,
@@ -170,6 +170,8 @@ class PlacementDriverHandlers:
                 promised_position=promised,
             ),
         )
+        if rest is not None:
+            await rest()
 
     async def _check_log(self, request: HeartbeatRequest, standing: Standing) -> int:
         """Return how far a range server's log has to reach.

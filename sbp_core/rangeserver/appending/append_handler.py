@@ -98,6 +98,7 @@ class AppendHandler(PromptHandler):
         clock: Clock,
         metrics: Metrics,
         check_driver: Callable[[Standing, str], None],
+        batch_bytes_max: int = limits.BATCH_BYTES_MAX,
     ) -> None:
         self._host = host
         self._log = log
@@ -110,6 +111,7 @@ class AppendHandler(PromptHandler):
         self._clock = clock
         self._metrics = metrics
         self._check_driver = check_driver
+        self._batch_bytes_max = batch_bytes_max
 
     def begin(self, call: ServerCall) -> Rest | Later:
         """Accept one APPEND frame; the rest is to wait until its batches are committed."""
@@ -211,7 +213,7 @@ class AppendHandler(PromptHandler):
                     f"sequence {info.sequence} belongs to no writer: append with a writer_id, or"
                     " without sequence"
                 )
-            record_count = accept_batch(item.batch).record_count
+            record_count = accept_batch(item.batch, self._batch_bytes_max).record_count
             hosted = self._host.table.range_at(item.stream_id, -1)
             if info.txn_id is not None:
                 return self._accept_staged(item, hosted, record_count, frame)

@@ -44,6 +44,7 @@ from sbp_core.errors import LogWriteError, SbpError, StatusCode, ThrottledError
 from sbp_core.log.durable_log import Appended, Log
 from sbp_core.log.entry import APPENDED_KINDS, Entry
 from sbp_core.log.states.range_states import LoggedRange
+from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.segment_format import EntryKind
 
 Publish = Callable[[Sequence[LoggedRange]], None]
@@ -83,11 +84,12 @@ class GroupCommitter:
     One group is written and synced at a time. Only if much is queued by then is the next one
     written while that is synced. After a failed write or sync nothing is acknowledged any more:
     `failed` ends and every submission fails. `sync_interval_ms` is how long an acknowledged batch
-    may stay unsynced, 0 for not at all.
+    may stay unsynced, 0 for not at all. `sizes` bound a group, and the appends that are queued.
     """
 
-    def __init__(self, log: Log, sync_interval_ms: int = 0) -> None:
+    def __init__(self, log: Log, sync_interval_ms: int = 0, sizes: RecordSizes = DEFAULT) -> None:
         self._log = log
+        self._sizes = sizes
         self._sync_interval_ms = sync_interval_ms
         self._sync_timer: asyncio.TimerHandle | None = None
         self._is_sync_due = False
@@ -114,7 +116,7 @@ class GroupCommitter:
 
     def check_room(self, memory_bytes: int) -> None:
         """Raise ThrottledError when there is no memory for another append to wait."""
-        if self._memory_bytes + memory_bytes > limits.PENDING_APPEND_BYTES_MAX:
+        if self._memory_bytes + memory_bytes > self._sizes.pending_append_bytes:
             raise ThrottledError(
                 StatusCode.TOO_MANY_REQUESTS,
                 f"{self.pending_bytes} bytes wait for the disk already; try again later",
@@ -265,7 +267,7 @@ class GroupCommitter:
     def _take_group(self) -> list[_Submission]:
         group = [self._queue.popleft()]
         length = group[0].length
-        while self._queue and length + self._queue[0].length <= limits.GROUP_COMMIT_BYTES_MAX:
+        while self._queue and length + self._queue[0].length <= self._sizes.group_commit_bytes:
             group.append(self._queue.popleft())
             length += group[-1].length
         self._queued_bytes -= length

@@ -23,6 +23,7 @@ from sbp_core.errors import (
     OffsetOutOfRangeError,
     SbpError,
     StatusCode,
+    UnsupportedError,
 )
 from sbp_core.log.durable_log import Log
 from sbp_core.log.segment_rows import Slot
@@ -51,6 +52,7 @@ class Item(Struct, frozen=True):
     end_offset: int
     max_bytes: int
     txn_id: str | None
+    batch_bytes_max: int
 
 
 class Answer(Struct, frozen=True):
@@ -122,8 +124,11 @@ Search = Generator[Wanted | None, tuple[Slot, ...], T]
 """Yields what to look up, or None to let others go on; comes to a T. LogErrors are thrown in."""
 
 
-def item_of(info: FetchInfo) -> Item:
-    """Return what a FetchInfo asks for, with the defaults and within the limits."""
+def item_of(info: FetchInfo, batch_bytes_max: int = limits.BATCH_BYTES_MAX) -> Item:
+    """Return what a FetchInfo asks for, with the defaults and within the limits.
+
+    Its client reads batches of up to `batch_bytes_max`.
+    """
     stream_range = info.stream_range
     stream_id = info.stream_id
     if stream_id < 0 and stream_range is not None:
@@ -139,6 +144,7 @@ def item_of(info: FetchInfo) -> Item:
         info.end_offset,
         min(max_bytes, limits.BATCH_BYTES_MAX),
         info.txn_id,
+        batch_bytes_max,
     )
 
 
@@ -218,6 +224,7 @@ class BatchFinder:
                     if place == (hosted, offset):
                         raise
                     hosted, offset = place
+            slots = _readable(item, slots)
         except SbpError as error:
             return _failed(item, error)
         next_offset = slots[-1].end_offset if slots else offset
@@ -242,6 +249,7 @@ class BatchFinder:
                 item.max_bytes,
                 maybe_staging=staging,
             )
+            slots = _readable(item, slots)
         except SbpError as error:
             return _failed(item, error)
         return Answer(item, slots, item.fetch_offset + len(slots), item.range_index)
@@ -268,6 +276,7 @@ class BatchFinder:
                 room_bytes,
                 limits.LOCAL_READ_BATCH_BYTES_MIN,
             )
+            more = _readable(answer.item, more)
         except SbpError:  # deleted by now, or unreadable: a request for just these says so
             return answer
         if not more:
@@ -363,6 +372,24 @@ def _take_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...]:
         if not slots:
             raise
     return tuple(slots)
+
+
+def _readable(item: Item, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    """Return the batches in front of one that the client cannot read. Raises if that is the first.
+
+    Raises UnsupportedError.
+    """
+    for at, slot in enumerate(slots):
+        if slot.body_length > item.batch_bytes_max:
+            if at:
+                return slots[:at]
+            raise UnsupportedError(
+                StatusCode.UNSUPPORTED_OPERATION,
+                f"the batch at offset {slot.base_offset} of stream {item.stream_id} has"
+                f" {slot.body_length} bytes, and the client reads batches of"
+                f" {item.batch_bytes_max} bytes at most: upgrade the client",
+            )
+    return slots
 
 
 def _failed(item: Item, error: SbpError) -> Answer:

@@ -144,7 +144,10 @@ class _Fetch:
                 f"a FETCH has {limits.STREAMS_PER_REQUEST_MAX} requests at most, got {item_count};"
                 " send several"
             )
-        self._waiting: Sequence[Item] = [item_of(info) for info in request.fetch_requests]
+        batch_bytes_max = call.agreement.sizes.batch_bytes
+        self._waiting: Sequence[Item] = [
+            item_of(info, batch_bytes_max) for info in request.fetch_requests
+        ]
         self._is_staged = any(item.txn_id is not None for item in self._waiting)
         if self._is_staged and call.is_one_frame and len(self._waiting) > 1:
             raise _invalid(

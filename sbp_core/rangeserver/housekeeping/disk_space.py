@@ -34,7 +34,7 @@ class DiskSpace:
     The free space is read by `measure`, for the metrics, and every DISK_LOOK_INTERVAL_MS while
     appends arrive; nothing waits for that. In between the bytes of admitted appends are subtracted,
     and so are `pending_bytes`, which the log has not written yet. The first refusal is logged, and
-    so is the reading that finds space for an append of any size again.
+    so is the reading that finds space for an append of `append_bytes_max` again.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class DiskSpace:
         clock: Clock,
         threads: ThreadPoolExecutor,
         pending_bytes: Callable[[], int],
+        append_bytes_max: int = limits.FRAME_BYTES_MAX,
     ) -> None:
         self._folder = folder
         self.floor_bytes = floor_bytes
@@ -55,6 +56,7 @@ class DiskSpace:
         self._clock = clock
         self._threads = threads
         self._pending_bytes = pending_bytes
+        self._append_bytes_max = append_bytes_max
         self._free_bytes: int | None = None
         self._admitted_bytes = 0
         self._written_bytes = 0
@@ -67,7 +69,7 @@ class DiskSpace:
     def is_short(self) -> bool:
         """Whether an append may be refused that is as long as one may be."""
         left = self._maybe_left_bytes
-        return left is not None and left < self.floor_bytes + limits.FRAME_BYTES_MAX
+        return left is not None and left < self.floor_bytes + self._append_bytes_max
 
     @property
     def _maybe_left_bytes(self) -> int | None:

@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError
+from sbp_core.record_sizes import LARGEST
 from sbp_core.records.arrow_body import Compression
 from sbp_core.records.envelope import Envelope, peek_batch
 from sbp_core.wire.checksum import Buffer
@@ -81,15 +82,16 @@ def encoding_of(envelope: Envelope) -> Encoding:
     return ENCODINGS.get(envelope.encoding, _UNKNOWN)
 
 
-def accept_batch(data: Buffer) -> Envelope:
+def accept_batch(data: Buffer, bytes_max: int = LARGEST.batch_bytes) -> Envelope:
     """Return `data`, if it is exactly one record batch that a server may store, body unread.
 
     A batch that declares more records than it has would be acknowledged, occupy their offsets, and
     fail every reader. So its encoding checks the count. Nothing is decompressed: the declared sizes
     of compressed buffers count, and only readers validate the values. The base offset may be
-    anything: the server is about to assign it. SPEC "APPEND". Raises RecordBatchError.
+    anything: the server is about to assign it. SPEC "APPEND". Raises RecordBatchError, also for a
+    batch of more than `bytes_max`.
     """
-    envelope = peek_batch(data)
+    envelope = peek_batch(data, bytes_max)
     try:
         encoding_of(envelope).check_count(envelope)
     except RecordBatchError as error:
