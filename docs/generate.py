@@ -95,7 +95,10 @@ OPTIONS_LIMITS: Final = """\
 ## Limits
 
 What exceeds a limit is refused before it is sent, with an error that names it. No option raises
-these limits. The [limits](limits.md) of the protocol and the servers have a page of their own.
+these limits. That of a record is a setting of the range servers: `record_bytes_max`, which is
+`--record-bytes-max` of `sbp serve`. A sink writes records of the size that the server of a stream
+accepts; a source reads the largest records, whatever the setting is. The [limits](limits.md) of the
+protocol and the servers have a page of their own.
 """
 
 CLI_INTRODUCTION: Final = """\
@@ -132,7 +135,9 @@ starts.
 """
 
 RECORD_LIMITS: Final = {
-    "bytes of a record: key, value and headers, or its columns": limits.RECORD_BYTES_MAX,
+    "bytes of a record: key, value and headers, or its columns": (
+        f"{limits.RECORD_BYTES_MAX}, or up to {limits.RECORD_BYTES_LARGEST} as the servers are set"
+    ),
     "columns of a typed stream, with all that are in them": limits.SCHEMA_FIELDS_MAX,
     "lists, maps and structs inside each other": limits.SCHEMA_DEPTH_MAX,
     "bytes of a column's name": limits.SCHEMA_NAME_BYTES_MAX,

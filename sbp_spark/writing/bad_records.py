@@ -7,7 +7,7 @@ task, are skipped, or become dead letters, as onBadRecord says.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,14 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError, SbpError
-from sbp_core.records import ROWS_SCHEMA, TEXTS_BYTES_SAFE, map_columns, record_sizes, texts_bytes
+from sbp_core.records import (
+    ROWS_SCHEMA,
+    TEXTS_BYTES_SAFE,
+    map_columns,
+    record_sizes,
+    record_too_large,
+    texts_bytes,
+)
 from sbp_core.records.json_values import describe_columns
 from sbp_spark.reporting import listed
 from sbp_spark.spark_internals.task_log import LOG
@@ -25,6 +32,8 @@ from sbp_spark.writing.directory import TypedStream
 
 StreamIds = int | npt.NDArray[np.int64]
 """The stream of all rows, or of each."""
+RecordBytesMax = Callable[[Collection[int]], Mapping[int, int]]
+"""Returns how many bytes a record of each stream may have, as `Client.record_bytes_max` does."""
 
 ERROR_HEADER: Final = "sbp.error"
 """Header of a dead letter that says what was wrong with the row."""
@@ -48,10 +57,19 @@ class BadRecordError(SbpError):
     """Rows that cannot be written, and are not to be passed over."""
 
 
-def find_bad_rows(rows: pa.RecordBatch) -> list[BadRows]:
-    """Return which of some rows of ROWS_SCHEMA no server takes, whatever their stream is."""
+def default_record_bytes_max(stream_ids: Collection[int]) -> Mapping[int, int]:
+    """Return what every server accepts."""
+    return dict.fromkeys(stream_ids, limits.RECORD_BYTES_MAX)
+
+
+def find_bad_rows(
+    rows: pa.RecordBatch,
+    stream_ids: StreamIds = 0,
+    record_bytes_max: RecordBytesMax = default_record_bytes_max,
+) -> list[BadRows]:
+    """Return which of some rows of ROWS_SCHEMA the servers of their streams do not accept."""
     is_large = rows.nbytes > limits.RECORD_BYTES_MAX // 2
-    found = too_large(record_sizes(rows)) if is_large else []
+    found = too_large(record_sizes(rows), stream_ids, record_bytes_max) if is_large else []
     wrong = _wrong_headers(rows.column("headers"))
     if wrong.size:
         error = RecordBatchError("the name of a header is not UTF-8; correct it")
@@ -59,16 +77,28 @@ def find_bad_rows(rows: pa.RecordBatch) -> list[BadRows]:
     return found
 
 
-def too_large(sizes: npt.NDArray[np.int64]) -> list[BadRows]:
-    """Return which rows have more bytes than a record may."""
+def too_large(
+    sizes: npt.NDArray[np.int64],
+    stream_ids: StreamIds,
+    record_bytes_max: RecordBytesMax = default_record_bytes_max,
+) -> list[BadRows]:
+    """Return which rows have more bytes than a record of their stream may.
+
+    The servers are asked only if a row is larger than the default, which each of them accepts.
+    Raises SbpError.
+    """
     indexes = np.flatnonzero(sizes > limits.RECORD_BYTES_MAX)
     if not indexes.size:
         return []
-    error = RecordBatchError(
-        f"a record of {sizes.max()} bytes; at most {limits.RECORD_BYTES_MAX} are allowed: split its"
-        " value into several records, or store it elsewhere and write a reference to it"
-    )
-    return [BadRows(indexes, error)]
+    ids = np.full(len(sizes), stream_ids)[indexes]
+    known = np.unique(ids[ids >= 0]).tolist()  # a row without a stream is bad for another reason
+    found = []
+    for stream_id, bytes_max in sorted(record_bytes_max(known).items()):
+        large = indexes[(ids == stream_id) & (sizes[indexes] > bytes_max)]
+        if large.size:
+            fault = record_too_large(int(sizes[large].max()), bytes_max)
+            found.append(BadRows(large, RecordBatchError(f"a record of {fault}")))
+    return found
 
 
 def distinct(bad: Sequence[BadRows]) -> list[BadRows]:
@@ -190,14 +220,17 @@ _FIXED_BYTES_MAX: Final = 17 * limits.SCHEMA_FIELDS_MAX
 
 
 def find_bad_columns(
-    rows: pa.RecordBatch, stream_ids: StreamIds, streams: Mapping[int, TypedStream]
+    rows: pa.RecordBatch,
+    stream_ids: StreamIds,
+    streams: Mapping[int, TypedStream],
+    record_bytes_max: RecordBytesMax = default_record_bytes_max,
 ) -> list[BadRows]:
     """Return which rows their streams do not take."""
     ids = np.full(rows.num_rows, stream_ids)
     return [
         *_missing(rows, ids, streams),
         *_invalid(rows),
-        *_too_large(rows, ids, streams),
+        *_too_large(rows, ids, streams, record_bytes_max),
     ]
 
 
@@ -292,7 +325,10 @@ def _maybe_fault(column: pa.Array) -> str | None:
 
 
 def _too_large(
-    rows: pa.RecordBatch, ids: npt.NDArray[np.int64], streams: Mapping[int, TypedStream]
+    rows: pa.RecordBatch,
+    ids: npt.NDArray[np.int64],
+    streams: Mapping[int, TypedStream],
+    record_bytes_max: RecordBytesMax,
 ) -> list[BadRows]:
     ids_by_schema: dict[pa.Schema, list[int]] = {}
     for stream_id in np.unique(ids).tolist():
@@ -306,7 +342,7 @@ def _too_large(
         nullable = pa.schema([field.with_nullable(True) for field in schema])
         mapped = map_columns(rows, nullable)
         sizes = np.where(np.isin(ids, stream_ids), record_sizes(mapped), sizes)
-    return too_large(sizes)
+    return too_large(sizes, ids, record_bytes_max)
 
 
 def _is_nested_alike(given: pa.Schema, there: pa.Schema) -> bool:

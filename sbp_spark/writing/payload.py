@@ -8,6 +8,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sbp_core import limits
 from sbp_core.client import Client, Dialect
 from sbp_core.errors import SchemaError
 from sbp_core.records import (
@@ -23,8 +24,10 @@ from sbp_spark.logical_types import retyped
 from sbp_spark.options.sink import Batching, SinkOptions
 from sbp_spark.writing.bad_records import (
     BadRows,
+    RecordBytesMax,
     StreamIds,
     columns_to_dead_letters,
+    default_record_bytes_max,
     find_bad_columns,
     find_bad_rows,
     to_dead_letters,
@@ -37,8 +40,15 @@ from sbp_spark.writing.routing import Router, split_rows
 class RowsPayload:
     """Plain records; with `is_sequence` they go into record sequences."""
 
-    def __init__(self, batching: Batching, *, is_sequence: bool = False) -> None:
+    def __init__(
+        self,
+        batching: Batching,
+        *,
+        is_sequence: bool = False,
+        record_bytes_max: RecordBytesMax = default_record_bytes_max,
+    ) -> None:
         self._batching = batching
+        self._record_bytes_max = record_bytes_max
         self._is_sequence = is_sequence
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -46,8 +56,8 @@ class RowsPayload:
         return to_rows(batch)
 
     def find_bad(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[BadRows]:
-        """Return which rows no server takes, whatever their stream is."""
-        bad = find_bad_rows(rows)
+        """Return which rows the servers of their streams do not accept."""
+        bad = find_bad_rows(rows, stream_ids, self._record_bytes_max)
         if self._is_sequence:
             bad += [BadRows(indexes, error) for indexes, error in find_unfit(rows)]
         return bad
@@ -72,11 +82,12 @@ class RowsPayload:
 
 
 def rows_builder(stream_id: int, batching: Batching, *, is_sequence: bool = False) -> RowsBuilder:
-    """Return what makes record batches of plain records for a stream."""
+    """Return what makes record batches of plain records for a stream, which `find_bad` admitted."""
     return RowsBuilder(
         stream_id,
         target_bytes=batching.target_bytes,
         records_max=batching.records_max,
+        record_bytes_max=limits.RECORD_BYTES_LARGEST,
         compression=batching.compression,
         is_sequence=is_sequence,
     )
@@ -113,10 +124,13 @@ class ColumnsPayload:
         streams: Mapping[int, TypedStream],
         batching: Batching,
         timestamp_column: str | None = None,
+        *,
+        record_bytes_max: RecordBytesMax = default_record_bytes_max,
     ) -> None:
         # Whether a null may be where Spark says that there is none, the streams say.
         self._given = pa.schema([field.with_nullable(True) for field in given.arrow])
         self._streams = streams
+        self._record_bytes_max = record_bytes_max
         self._batching = batching
         self._timestamp_column = timestamp_column
 
@@ -127,7 +141,7 @@ class ColumnsPayload:
 
     def find_bad(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[BadRows]:
         """Return which rows their streams do not take."""
-        return find_bad_columns(rows, stream_ids, self._streams)
+        return find_bad_columns(rows, stream_ids, self._streams, self._record_bytes_max)
 
     def to_dead_letters(self, rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
         """Return bad rows as JSON, with headers that say what was wrong."""
@@ -159,6 +173,7 @@ class ColumnsPayload:
             timestamp_column=self._timestamp_column,
             target_bytes=self._batching.target_bytes,
             records_max=self._batching.records_max,
+            record_bytes_max=limits.RECORD_BYTES_LARGEST,
             compression=self._batching.compression,
         )
 
@@ -182,6 +197,16 @@ def make_payload(
     """
     columns = options.maybe_columns
     if schema is None or columns is None:
-        return RowsPayload(options.batching, is_sequence=takes_sequences(client))
+        return RowsPayload(
+            options.batching,
+            is_sequence=takes_sequences(client),
+            record_bytes_max=client.record_bytes_max,
+        )
     streams = evolve_streams(client, router.option_streams(), schema, may_change=columns.is_merging)
-    return ColumnsPayload(schema, streams, options.batching, columns.timestamp_column)
+    return ColumnsPayload(
+        schema,
+        streams,
+        options.batching,
+        columns.timestamp_column,
+        record_bytes_max=client.record_bytes_max,
+    )

@@ -88,6 +88,8 @@ class WritingClient:
         self.trims = []
         self.schemas = {}
         self.asked_for_schemas = []
+        self.record_sizes = {}
+        self.asked_sizes = []
         self.decisions = {}
         self.aborted = set()
         self.ended = set()
@@ -97,6 +99,10 @@ class WritingClient:
 
     def dialect(self):
         return self._dialect
+
+    def record_bytes_max(self, stream_ids):
+        self.asked_sizes.append(sorted(stream_ids))
+        return {each: self.record_sizes.get(each, 8 << 20) for each in stream_ids}
 
     def describe_streams(self, refs):
         self.described.append(list(refs))

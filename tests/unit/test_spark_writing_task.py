@@ -13,7 +13,7 @@ from writing_client import WritingClient, sink_options
 
 from sbp_core.errors import ConfigurationError, ConnectError, NotFoundError, TxnEndedError
 from sbp_core.limits import MIB, RECORD_BYTES_MAX
-from sbp_core.records import ROWS_SCHEMA, decode_envelope
+from sbp_core.records import ROWS_SCHEMA, decode_envelope, record_sizes
 from sbp_spark.options.sink import Batching, BatchKey
 from sbp_spark.options.streams import StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord, Routing
@@ -306,7 +306,33 @@ def test_a_record_that_is_too_large():
     append_rows([large], client, sink_options(bad_records=DEAD_LETTERS))
     assert client.values() == {1: [b"a", b"c"], 99: [None]}
     (letter,) = client.published[99]
-    assert b"bytes" in dict(letter["headers"])[ERROR_HEADER]
+    assert b"--record-bytes-max" in dict(letter["headers"])[ERROR_HEADER]
+
+
+def test_each_stream_has_the_limit_of_its_server():
+    def rows(stream, *sizes):
+        return [(stream, bytes(size)) for size in sizes]
+
+    own_bytes = int(record_sizes(to_rows(routed(("s1", b""))))[0])
+    edge = 2 * RECORD_BYTES_MAX - own_bytes
+    sizes = (edge - 1, edge, edge + 1)
+    batch = routed(*rows("s1", *sizes), *rows("s2", 1, RECORD_BYTES_MAX - own_bytes, edge))
+    client = WritingClient()
+    client.record_sizes = {1: 2 * RECORD_BYTES_MAX}
+    append_rows([batch], client, sink_options(bad_records=DEAD_LETTERS))
+    written = client.values()
+    assert list(map(len, written[1])) == [edge - 1, edge]
+    assert list(map(len, written[2])) == [1, RECORD_BYTES_MAX - own_bytes]
+    assert client.asked_sizes == [[1, 2]]
+    two, one = [dict(each["headers"])[ERROR_HEADER].decode() for each in client.published[99]]
+    assert f"at most {2 * RECORD_BYTES_MAX} are allowed" in two
+    assert f"at most {RECORD_BYTES_MAX} are allowed" in one
+
+
+def test_nobody_is_asked_for_limits_that_do_not_matter():
+    client = WritingClient()
+    append_rows([routed(("s1", bytes(RECORD_BYTES_MAX // 2 + 1)))], client, ROUTED)
+    assert client.asked_sizes == []
 
 
 def test_headers_that_are_no_text():
