@@ -294,7 +294,7 @@ class OffsetOutOfRangeError(StatusError):
         )
 
     @property
-    def maybe_bounds(self) -> tuple[int, int] | None:
+    def bounds(self) -> tuple[int, int] | None:
         """(start_offset, next_offset) that the server can serve, None if it did not say."""
         if len(self.detail) != 16:
             return None
@@ -387,7 +387,7 @@ class WriterGapError(StatusError):
         return sequence.to_bytes(8, "big", signed=True)
 
     @property
-    def maybe_expected(self) -> int | None:
+    def expected(self) -> int | None:
         """The sequence that the server expects, None if it did not say."""
         return int.from_bytes(self.detail, "big", signed=True) if len(self.detail) == 8 else None
 

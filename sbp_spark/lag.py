@@ -145,7 +145,7 @@ class _Meter:
         starts, tails = {}, {}
         for stream_id, at in reaches.items():
             next_offset = positions[stream_id]
-            if next_offset is not None and at.next_offset is not None and not at.away:
+            if next_offset is not None and at.next_offset is not None and not at.unavailable:
                 starts[stream_id] = max(next_offset, at.start_offset)
                 tails[stream_id] = max(starts[stream_id], at.next_offset)
         behind = {each: start for each, start in starts.items() if start < tails[each]}

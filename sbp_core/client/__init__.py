@@ -12,7 +12,6 @@ from sbp_core.client.types import (
     NO_CURSOR,
     AppendItem,
     AppendOutcome,
-    AwayRange,
     Batches,
     CallTiming,
     Connecting,
@@ -34,6 +33,7 @@ from sbp_core.client.types import (
     TxnInfo,
     TxnLoss,
     TxnPart,
+    UnavailableRange,
     parse_endpoint,
 )
 from sbp_core.session.negotiation import Wishes
@@ -49,7 +49,6 @@ __all__ = [
     "Appender",
     "AsyncAppender",
     "AsyncClient",
-    "AwayRange",
     "Batches",
     "BoundsView",
     "CallTiming",
@@ -76,6 +75,7 @@ __all__ = [
     "TxnInfo",
     "TxnLoss",
     "TxnPart",
+    "UnavailableRange",
     "Wishes",
     "Writer",
     "is_producer",

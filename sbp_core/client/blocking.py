@@ -38,9 +38,9 @@ class Client(SocketClient):
         super().__init__(
             endpoint, timeout_ms=timeout_ms, connecting=connecting, retry=retry, random=random
         )
-        self._maybe_logs: LocalLogs | None = None
+        self._logs: LocalLogs | None = None
         if reads_locally and CAN_READ:
-            self._maybe_logs = LocalLogs(
+            self._logs = LocalLogs(
                 lambda: self._pool.maybe_cluster_id(self._context.drivers.endpoint),
                 self._fetch_bytes,
                 pause_ms=limits.LOCAL_READ_PAUSE_MS,
@@ -60,7 +60,7 @@ class Client(SocketClient):
         draws their pieces: LOCAL_READ_PLACES_BYTES_MAX of an item then, whatever it asks for.
         """
         program = fetching.fetch(self._context, items, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
-        with closing(BlockingRunner(self._pool, self._maybe_logs).stream(program)) as outcomes:
+        with closing(BlockingRunner(self._pool, self._logs).stream(program)) as outcomes:
             for outcome in outcomes:
                 is_here = leaves_batches or isinstance(outcome.batches, ReceivedBatches)
                 yield outcome if is_here else _read(outcome, items[outcome.item_index])

@@ -191,12 +191,12 @@ class SocketClient:
         return self._run(metadata.record_bytes_max(self._context, stream_ids))
 
     @property
-    def maybe_commit(self) -> StoreCommit | None:
+    def last_commit(self) -> StoreCommit | None:
         """The last commit of the placement driver's metadata that it reported, None if it did not.
 
         It does so whenever it is asked for a revision, or for ranges.
         """
-        return self._context.router.maybe_commit
+        return self._context.router.last_commit
 
     def has_commit(self, commit: StoreCommit) -> bool | None:
         """Return whether the metadata ever had a commit, None if they do not tell.

@@ -104,9 +104,10 @@ class StreamBounds:
 
 
 class StoreCommit(NamedTuple):
-    """A commit of the placement driver's metadata: its number, and the life of the store.
+    """A commit of the placement driver's metadata: a number that grows, in one `life` of the store.
 
-    Metadata that were put back to an older copy go on with the same numbers in another life.
+    Restoring a backup begins a new life. Numbers are used again there, so only commits of the same
+    life can be compared. Keep one, and ask `Client.has_commit` later to detect a restore.
     """
 
     number: int
@@ -121,10 +122,11 @@ class StoreCommit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AwayRange:
-    """A range [start_offset, end_offset) whose server does not answer; None: it is open.
+class UnavailableRange:
+    """The offsets [start_offset, end_offset) of a stream that cannot be read now, and why.
 
-    `server` is the endpoint that was asked, None where no server hosts the range.
+    `end_offset` is None for the open range at the end of the stream. `server` is the endpoint that
+    did not answer, None if no server hosts the range.
     """
 
     start_offset: int
@@ -135,16 +137,17 @@ class AwayRange:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The readable part of a stream: [start_offset, next_offset), without the ranges in `away`.
+    """The part of a stream that can be read now: [start_offset, next_offset) minus `unavailable`.
 
-    These are in the order of their offsets. `next_offset` is None if its server is down, and
-    `start_offset` may then lie behind what that server knows.
+    The unavailable ranges are in the order of their offsets. `next_offset` is None if the server
+    of the open range is unavailable: the tail is not known then, and `start_offset` is what the
+    placement driver knows, so the first records may have been trimmed.
     """
 
     stream_id: int
     start_offset: int
     next_offset: int | None
-    away: tuple[AwayRange, ...] = ()
+    unavailable: tuple[UnavailableRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +199,11 @@ class AppendOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TxnPart:
-    """The records that a transaction has staged in a range, and in how many batches.
+    """The records that a transaction has staged in one range, in `batch_count` batches.
 
-    With `batch_count` a placement driver refuses what is too much to be published; -1 is any
-    number.
+    Get them from `Transaction.parts`, pass them to `commit_txn` or `abort_txns`. The placement
+    driver refuses a commit of more batches than can be published at once; -1, for an unknown
+    number, leaves that check out.
     """
 
     txn_id: str
@@ -211,11 +215,13 @@ class TxnPart:
 
 @dataclass(frozen=True, slots=True)
 class TxnDecision:
-    """The decision about a producer's batch, by this call or, in a replay, by an earlier one.
+    """The final decision about a batch of a producer: what `commit_txn` returns.
 
-    `record_count` and `digest` are those of the decision that counts; None and empty if it is no
-    longer kept. All of it is visible if it `is_published`, and will be if not; except for `lost`,
-    which an operator gave up because a range server lost it.
+    `is_replay`: an earlier call had decided the batch already, perhaps about other records.
+    Compare `record_count` and `digest`, which are those of the decision; they are None and empty
+    if the decision is too old to be kept. `is_published`: all its records are visible; if not,
+    they will be. `lost` are the exceptions: parts that a range server lost and an operator gave
+    up (`give_up_txn`), which will never be visible.
     """
 
     is_replay: bool
@@ -244,8 +250,9 @@ class TxnInfo:
     """The state of a transaction, or of a producer's batch of them.
 
     `state`: "staged" at the range server `server`, "publishing", "published", "stuck" (it cannot be
-    published as it was committed), "lost" (some of it, the rest is published), or "aborted".
-    `parts` are staged, or not published yet; `lost` are given up. Times in ms (UTC).
+    published as it was committed), "lost" (parts of it, the rest is published), or "aborted".
+    `parts` are staged or not published yet. `lost` are the parts that a range server lost and
+    `give_up_txn` gave up: they will never be visible. Times in ms (UTC).
     """
 
     state: str
@@ -395,14 +402,14 @@ class Connecting:
 class CallTiming:
     """One call that was answered. Times are in ms.
 
-    `round_trip_ms`: from the request to the last frame of the answer. `maybe_server_ms`: the
+    `round_trip_ms`: from the request to the last frame of the answer. `server_ms`: the
     time of the server, long polls included; None if it reports none.
     """
 
     endpoint: str
     operation: str
     round_trip_ms: float
-    maybe_server_ms: float | None
+    server_ms: float | None
 
 
 OnTiming = Callable[[CallTiming], None]

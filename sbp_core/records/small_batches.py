@@ -57,7 +57,7 @@ class _Small(NamedTuple):
     """A small batch: its decoded size, and the outline of its message if that is unchecked."""
 
     decoded_bytes: int
-    maybe_unchecked: Outline | None
+    unchecked: Outline | None
 
 
 class Run:
@@ -73,14 +73,14 @@ class Run:
         """Whether a small batch may be added."""
         return not self.envelopes or _kind(self.envelopes[0]) == _kind(envelope)
 
-    def add(self, envelope: Envelope, maybe_small: _Small | None) -> None:
+    def add(self, envelope: Envelope, small: _Small | None) -> None:
         """Add a batch."""
         self.envelopes.append(envelope)
         self.row_count += envelope.record_count
-        if maybe_small is not None:
-            self.decoded_bytes += maybe_small.decoded_bytes
-            if maybe_small.maybe_unchecked is not None:
-                self._unchecked.append(maybe_small.maybe_unchecked)
+        if small is not None:
+            self.decoded_bytes += small.decoded_bytes
+            if small.unchecked is not None:
+                self._unchecked.append(small.unchecked)
 
     def maybe_joined(
         self, schema: pa.Schema, schema_message: bytes, wanted: Sequence[int] | None = None

@@ -170,9 +170,9 @@ def maybe_logical_type(field: pa.Field) -> str | None:
     return None if found is None else found.decode(errors="replace")
 
 
-def with_logical_type(field: pa.Field, maybe_text: str | None) -> pa.Field:
+def with_logical_type(field: pa.Field, text: str | None) -> pa.Field:
     """Return the field with this logical type, or without any, and with no other metadata."""
-    return field.with_metadata(None if maybe_text is None else {LOGICAL_TYPE_KEY: maybe_text})
+    return field.with_metadata(None if text is None else {LOGICAL_TYPE_KEY: text})
 
 
 def logical_type_text(field: pa.Field) -> str:

@@ -238,5 +238,5 @@ def _split(payload: memoryview) -> Iterator[memoryview]:
         position += envelope.length_bytes
 
 
-def _timeout_ms(maybe_timeout_ms: int | None) -> int:
-    return limits.REQUEST_TIMEOUT_MS if maybe_timeout_ms is None else maybe_timeout_ms
+def _timeout_ms(timeout_ms: int | None) -> int:
+    return limits.REQUEST_TIMEOUT_MS if timeout_ms is None else timeout_ms

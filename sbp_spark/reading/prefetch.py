@@ -147,7 +147,7 @@ def _check_outcome(cursor: _Cursor, outcome: FetchOutcome, now_s: float) -> None
 
 
 def _loss(cursor: _Cursor, error: OffsetOutOfRangeError) -> DataLossError:
-    span, bounds = cursor.span, error.maybe_bounds
+    span, bounds = cursor.span, error.bounds
     end_offset = span.end_offset
     if bounds is not None and cursor.offset < bounds[0]:
         end_offset = min(end_offset, bounds[0])
@@ -157,7 +157,7 @@ def _loss(cursor: _Cursor, error: OffsetOutOfRangeError) -> DataLossError:
 
 def _skip_loss(cursor: _Cursor, error: SbpError | None) -> bool:
     """Move the cursor behind what was trimmed, and log it; False if nothing was."""
-    bounds = error.maybe_bounds if isinstance(error, OffsetOutOfRangeError) else None
+    bounds = error.bounds if isinstance(error, OffsetOutOfRangeError) else None
     if bounds is None or cursor.offset >= bounds[0]:
         return False
     lost = Loss(cursor.span.stream_id, cursor.offset, min(bounds[0], cursor.span.end_offset))

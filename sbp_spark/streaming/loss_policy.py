@@ -47,7 +47,7 @@ class LossPolicy:
         one that this run was told of. That is asked for when a placement driver has started since,
         or when its commits go back. None: it counts no commits.
         """
-        told = self._client.maybe_commit
+        told = self._client.last_commit
         known = self._maybe_commit or offset.maybe_commit
         is_later = told and known and told.life == known.life and told.number >= known.number
         is_asked_in_vain = told is None and self._maybe_commit is not None
@@ -67,8 +67,8 @@ class LossPolicy:
                     " continue from the same offsets, set failOnDataLoss to false or report"
                 )
             LOG.warning("data loss: %s are skipped; it is not known which these are", said)
-        self._maybe_commit = self._client.maybe_commit or known
-        return self._client.maybe_commit
+        self._maybe_commit = self._client.last_commit or known
+        return self._client.last_commit
 
     def settle_gone(
         self, begin: SourceOffset, snapshot: Snapshot

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import AwayRange, BoundsView, Client, Reach, StreamBounds, StreamInfo
+from sbp_core.client import BoundsView, Client, Reach, StreamBounds, StreamInfo, UnavailableRange
 from sbp_core.errors import NotFoundError, SbpError, StatusError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.source import SourceOptions
@@ -103,7 +103,7 @@ class Stalls:
 
     def since_ms(self, at: Reach) -> int:
         """Return since when a stream lacks a server, in ms (UTC)."""
-        return min(self._absences[each.server or _NO_SERVER].since_ms for each in at.away)
+        return min(self._absences[each.server or _NO_SERVER].since_ms for each in at.unavailable)
 
     def _probe(self, client: Client) -> None:
         """Probe the servers whose pause is over."""
@@ -123,7 +123,9 @@ class Stalls:
 
     def _note(self, found: Collection[Reach], began_s: float, began_ms: int) -> None:
         """Record which servers were down, and which answer again."""
-        missed = {piece.server or _NO_SERVER: piece.error for each in found for piece in each.away}
+        missed = {
+            piece.server or _NO_SERVER: piece.error for each in found for piece in each.unavailable
+        }
         for server, error in missed.items():
             if server not in self._absences:
                 self._absences[server] = _Absence(began_s, began_ms, error)
@@ -160,7 +162,7 @@ class Stalls:
             names = [
                 f"{display_name(streams[stream_id])} ({stream_id})"
                 for stream_id, at in found.items()
-                if any((piece.server or _NO_SERVER) == server for piece in at.away)
+                if any((piece.server or _NO_SERVER) == server for piece in at.unavailable)
             ]
             LOG.warning(
                 "%s is down for more than %g s error=%s stalled=%d: these streams wait for it,"
@@ -188,7 +190,7 @@ class Snapshot:
 
     streams: Mapping[int, StreamInfo] = field(default_factory=dict)
     bounds: Mapping[int, StreamBounds] = field(default_factory=dict)
-    away: Mapping[int, tuple[AwayRange, ...]] = field(default_factory=dict)
+    away: Mapping[int, tuple[UnavailableRange, ...]] = field(default_factory=dict)
     stalled: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property
@@ -351,8 +353,8 @@ class StreamWatch:
         return Snapshot(
             streams,
             {each: bound for each, at in found.items() if (bound := _maybe_bound(at, known))},
-            {each: at.away for each, at in found.items() if at.away},
-            {each: self._maybe_stalls.since_ms(at) for each, at in found.items() if at.away},
+            {each: at.unavailable for each, at in found.items() if at.unavailable},
+            {each: self._maybe_stalls.since_ms(at) for each, at in found.items() if at.unavailable},
         )
 
     def _watch_bounds(self) -> tuple[Mapping[int, StreamInfo], BoundsView]:
@@ -376,7 +378,7 @@ class StreamWatch:
         """
         if self._maybe_kinds is not None and self._maybe_kinds.is_open:
             return False
-        return self._revision is not None and view.maybe_revision == self._revision
+        return self._revision is not None and view.revision == self._revision
 
     def _select_again(self, selection: Selection) -> Mapping[int, StreamInfo]:
         if isinstance(selection, StreamPattern):
@@ -400,5 +402,5 @@ def _maybe_bound(at: Reach, known: Mapping[int, int]) -> StreamBounds | None:
         return StreamBounds(at.stream_id, at.start_offset, at.next_offset)
     if at.stream_id not in known:
         return None
-    upto = max(known[at.stream_id], at.away[-1].start_offset)
+    upto = max(known[at.stream_id], at.unavailable[-1].start_offset)
     return StreamBounds(at.stream_id, at.start_offset, upto)

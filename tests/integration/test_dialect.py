@@ -111,7 +111,7 @@ def test_either_end_and_an_offset_inside_a_batch(driver):
     ]
     (outcome,) = driver.fetch([item(stream_id, 4)])
     assert isinstance(outcome.error, OffsetOutOfRangeError)
-    assert outcome.error.maybe_bounds == (0, 3)
+    assert outcome.error.bounds == (0, 3)
 
 
 def test_waiting_at_the_tail_ends_with_what_is_appended(driver, foreign_cluster):
@@ -164,7 +164,7 @@ def test_trim_bounds_what_can_be_read(driver):
     assert smallest.start_offset == 2
     (outcome,) = driver.fetch([item(stream_id, 1)])
     assert isinstance(outcome.error, OffsetOutOfRangeError)
-    assert outcome.error.maybe_bounds == (2, 3)
+    assert outcome.error.bounds == (2, 3)
     assert fetched(driver, item(stream_id, EARLIEST)) == [([(2, b"c")], 3)]
     with pytest.raises(OffsetOutOfRangeError):
         driver.do("trim_streams", {stream_id: 99})

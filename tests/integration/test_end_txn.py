@@ -219,7 +219,7 @@ def test_what_waits_for_the_disk_is_waited_for_and_nothing_more_is_taken(tmp_pat
                 return refused
 
             async def is_taken():
-                return (await refusal()).maybe_expected == 1
+                return (await refusal()).expected == 1
 
             async def is_closing():
                 return isinstance(await refusal(), TxnEndedError)

@@ -74,7 +74,7 @@ def test_a_gap_names_what_is_expected_and_appends_nothing(tmp_path):
             assert await send(client, stream_id, "a") == [0]
             gap, later = await send(client, stream_id, "c", "d", first=2)
             assert isinstance(gap, WriterGapError)
-            assert gap.maybe_expected == later.maybe_expected == 1
+            assert gap.expected == later.expected == 1
             assert await send(client, stream_id, "b", "c", first=1) == [1, 2]
             (unknown,) = await send(client, stream_id, "x", first=1, writer="new")
             assert isinstance(unknown, WriterUnknownError)

@@ -133,7 +133,7 @@ def test_records_that_are_trimmed_before_they_are_read(tmp_path):
                 trim()
                 with pytest.raises(OffsetOutOfRangeError) as raised:
                     list(outcome.batches.pieces())
-                assert raised.value.maybe_bounds == (6, 8)
+                assert raised.value.bounds == (6, 8)
 
         await asyncio.to_thread(read)
 

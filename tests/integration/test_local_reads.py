@@ -207,7 +207,7 @@ def test_trimmed_records_are_as_out_of_range_as_ever(tmp_path):
 
         outcome = await asyncio.to_thread(read)
         assert isinstance(outcome.error, OffsetOutOfRangeError)
-        assert outcome.error.maybe_bounds == (4, 8)
+        assert outcome.error.bounds == (4, 8)
         await check_same(cluster, stream_id, 4)
 
     run(tmp_path, body)

@@ -202,7 +202,7 @@ def test_an_offset_out_of_range_carries_the_bounds(tmp_path, offset):
             (answer,) = await client.ask(Opcode.FETCH, fetch_request((stream_id, offset)))
         error = maybe_error(answer.fetch_responses[0].status)
         assert isinstance(error, OffsetOutOfRangeError)
-        assert error.maybe_bounds == (0, 1)
+        assert error.bounds == (0, 1)
 
     run(body, tmp_path)
 

@@ -92,7 +92,7 @@ async def check_begins_at(cluster: CoreCluster, stream_id: int, start: int, tail
     await until(lambda: start_at_pd(cluster, stream_id), start)
     with pytest.raises(OffsetOutOfRangeError) as caught:
         await cluster.read(stream_id, 0)
-    assert caught.value.maybe_bounds == (start, tail)
+    assert caught.value.bounds == (start, tail)
     assert [at for at, _ in await cluster.read(stream_id, start)] == list(range(start, tail))
 
 
@@ -247,7 +247,7 @@ def test_what_is_trimmed_while_it_is_looked_for_is_not_called_damaged(
             monkeypatch.setattr(batch_finder, "find_slots", trimmed_meanwhile)
             with pytest.raises(OffsetOutOfRangeError) as caught:
                 await cluster.read(stream_id, 0)
-            assert caught.value.maybe_bounds == (1, 3)
+            assert caught.value.bounds == (1, 3)
             monkeypatch.setattr(batch_finder, "find_slots", trimmed_meanwhile)
             items = [FetchItem(stream_id, EARLIEST, None, 1)]
             (outcome,) = [outcome async for outcome in cluster.client.fetch(items)]

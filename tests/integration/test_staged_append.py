@@ -65,9 +65,9 @@ def test_a_gap_is_refused_with_what_is_expected(tmp_path):
         results = await stage(client, stream_id, "t", "a", "c", "b", sequences=[0, 2, 1])
         assert (results[0], results[2]) == (-1, -1)
         assert isinstance(results[1], WriterGapError)
-        assert results[1].maybe_expected == 1
+        assert results[1].expected == 1
         (gap,) = await stage(client, stream_id, "other", "a", first=1)
-        assert gap.maybe_expected == 0
+        assert gap.expected == 0
         assert await read_staged(client, stream_id, "t") == ("ab", 2)
 
     run(tmp_path, body)

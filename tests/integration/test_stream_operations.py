@@ -112,13 +112,13 @@ def test_what_is_trimmed_is_refused_with_exact_bounds_also_after_a_restart(tmp_p
         for offset in (0, 6, 13):
             outcome = await fetch(client, 1, offset)
             assert isinstance(outcome.error, OffsetOutOfRangeError)
-            assert outcome.error.maybe_bounds == (7, 12)
+            assert outcome.error.bounds == (7, 12)
         async with RawClient.at(cluster.server.endpoint) as raw:
             info = FetchInfo(request_index=0, fetch_offset=6, batch_max_bytes=9, stream_id=1)
             (answer,) = await raw.ask(Opcode.FETCH, FetchRequest(fetch_requests=(info,)))
             error = maybe_error(answer.fetch_responses[0].status)
             assert isinstance(error, OffsetOutOfRangeError)
-            assert error.maybe_bounds == (7, 12)
+            assert error.bounds == (7, 12)
             (described,) = await raw.ask(
                 Opcode.DESCRIBE_RANGE, DescribeRangesRequest(ranges=(RangeId(1, 0),))
             )
@@ -154,7 +154,7 @@ def test_a_trim_that_cannot_be_is_refused_and_changes_nothing(tmp_path):
             await append(client, stream_id, b"x", b"y")
         with pytest.raises(OffsetOutOfRangeError) as caught:
             await client.trim_streams({first: 3, second: 1})
-        assert caught.value.maybe_bounds == (0, 2)
+        assert caught.value.bounds == (0, 2)
         assert await bounds(client, first) == (0, 2)
         assert await bounds(client, second) == (1, 2)
         with pytest.raises(NotFoundError, match="404"):
@@ -171,7 +171,7 @@ def test_a_trim_that_cannot_be_is_refused_and_changes_nothing(tmp_path):
                 StatusCode.NONE,
                 StatusCode.NONE,
             ]
-            assert maybe_error(results[2].status).maybe_bounds == (0, 2)
+            assert maybe_error(results[2].status).bounds == (0, 2)
             assert results[4].stream_range.start_offset == 1
             size = cluster.server._log.end_position
             await trim_at(raw, (first, 1), (first, 0))
@@ -204,11 +204,11 @@ def test_a_trim_passes_over_ranges_and_servers(tmp_path):
             outcome = await fetch(stale, stream_id, EARLIEST)
             assert [value for _, value in values_of(outcome.payload)] == [b"2-a", b"2-b"]
             outcome = await fetch(stale, stream_id, 1)
-            assert outcome.error.maybe_bounds == (5, 8)
+            assert outcome.error.bounds == (5, 8)
         smallest = (await client.trim_streams({stream_id: 8}))[stream_id]
         assert (smallest.range_index, smallest.start_offset, smallest.end_offset) == (4, 8, None)
         assert await append(client, stream_id, b"on") == 8
-        assert (await fetch(client, stream_id, 3)).error.maybe_bounds == (8, 9)
+        assert (await fetch(client, stream_id, 3)).error.bounds == (8, 9)
 
     run_two(tmp_path, body)
 

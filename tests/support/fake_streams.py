@@ -7,13 +7,13 @@ import json
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from sbp_core.client import (
-    AwayRange,
     BoundsView,
     CursorInfo,
     RangeInfo,
     Reach,
     StreamBounds,
     StreamInfo,
+    UnavailableRange,
 )
 from sbp_core.errors import ConnectError, NotFoundError, StatusCode
 from sbp_spark import client_pool
@@ -56,7 +56,7 @@ class FakeCluster:
         self.commits_asked = []
 
     @property
-    def maybe_commit(self):
+    def last_commit(self):
         return self.commits_had[-1] if self.commits_had else None
 
     def has_commit(self, commit):
@@ -162,7 +162,7 @@ class FakeCluster:
         for bound in self.stream_bounds(list(positions)):
             stream_id, error = bound.stream_id, ConnectError("scripted")
             pieces = self.ranges_ahead(bound, positions[stream_id] or 0)
-            away = tuple(AwayRange(*piece, error) for *piece, is_away in pieces if is_away)
+            away = tuple(UnavailableRange(*piece, error) for *piece, is_away in pieces if is_away)
             is_tail_away = pieces and pieces[-1][-1]
             tail = None if is_tail_away else bound.next_offset
             found[stream_id] = Reach(stream_id, bound.start_offset, tail, away)

@@ -220,8 +220,8 @@ class Workload(ClientThreads):
         except SbpError as error:
             is_refused = error.outcome is Outcome.NOT_APPLIED
             (self._history.fail if is_refused else self._history.unknown)(number, error)
-            if isinstance(error, OffsetOutOfRangeError) and error.maybe_bounds:
-                self._positions[request["stream"]] = error.maybe_bounds[0]
+            if isinstance(error, OffsetOutOfRangeError) and error.bounds:
+                self._positions[request["stream"]] = error.bounds[0]
             self.stopping.wait(FAILURE_PAUSE_SECONDS)
             return None
         self._history.ok(number, **answer(result))

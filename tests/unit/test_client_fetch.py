@@ -210,7 +210,7 @@ def test_an_offset_out_of_range_is_checked_once_more_then_told(make, peer) -> No
     peer.script(Opcode.FETCH, fetch_refused(StatusCode.OFFSET_OUT_OF_RANGE, detail))
     (outcome,) = make(peer.endpoint).fetch([item(1, 1)])
     assert isinstance(outcome.error, OffsetOutOfRangeError)
-    assert outcome.error.maybe_bounds == (3, 9)
+    assert outcome.error.bounds == (3, 9)
     assert len(peer.seen(Opcode.FETCH)) == len(peer.seen(Opcode.LIST_RANGES)) == 2
 
 
@@ -226,7 +226,7 @@ def test_an_offset_before_all_ranges(make, peer) -> None:
     )
     (outcome,) = make(peer.endpoint).fetch([item(1, 10)])
     assert isinstance(outcome.error, OffsetOutOfRangeError)
-    assert outcome.error.maybe_bounds == (50, 75)
+    assert outcome.error.bounds == (50, 75)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How far both clients find streams readable while some of their servers are away."""
+"""How far both clients find streams readable while some of their servers are down."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def servers(peers, peer):
 
 
 def reach(driver, positions, *, timeout_ms=2_000, spared=()):
-    errors = dict.fromkeys(spared, ConnectError("known to be away"))
+    errors = dict.fromkeys(spared, ConnectError("known to be down"))
     return driver.do("reach", positions, timeout_ms=timeout_ms, spared=errors)
 
 
-def test_a_server_that_is_away_stops_its_streams_only(make, servers):
+def test_a_server_that_is_down_stops_its_streams_only(make, servers):
     pd, one, other = servers
     pieces = (placed(1, 0, 3, -1, one.endpoint), placed(2, 0, 4, -1, other.endpoint))
     pd.script(Opcode.LIST_RANGES, ranges(*pieces, revision=3))
@@ -59,10 +59,10 @@ def test_a_server_that_is_away_stops_its_streams_only(make, servers):
     driver = make(pd.endpoint)
     found = reach(driver, {1: 5, 2: None})
     assert found[1] == Reach(1, 3, 9)
-    (away,) = found[2].away
+    (down,) = found[2].unavailable
     assert (found[2].start_offset, found[2].next_offset) == (4, None)
-    assert (away.start_offset, away.end_offset, away.server) == (4, None, other.endpoint)
-    assert isinstance(away.error, ConnectionLostError)
+    assert (down.start_offset, down.end_offset, down.server) == (4, None, other.endpoint)
+    assert isinstance(down.error, ConnectionLostError)
     assert reach(driver, {1: 5, 2: None})[2] == Reach(2, 4, 8)
     assert len(pd.seen(Opcode.LIST_RANGES)) == 2
     assert len(pd.seen(Opcode.LIST_RANGES)[1].header.range_owners) == 1
@@ -83,7 +83,7 @@ def test_servers_of_sealed_ranges_are_asked_if_those_lie_ahead(make, servers):
     for position, blocked in ((None, [0, 20]), (9, [0, 20]), (10, [20]), (29, [20]), (30, [])):
         found = reach(driver, {1: position})[1]
         assert (found.start_offset, found.next_offset) == (0, 35)
-        assert [away.start_offset for away in found.away] == blocked
+        assert [down.start_offset for down in found.unavailable] == blocked
     assert len(other.seen(Opcode.DESCRIBE_RANGE)) == 4
 
 
@@ -94,15 +94,15 @@ def test_a_spared_server_is_not_asked(make, servers):
     one.script(Opcode.DESCRIBE_RANGE, described(s1=12))
     found = reach(make(pd.endpoint), {1: 0, 2: 5}, spared=[other.endpoint])
     assert not other.requests
-    assert [str(each.away[0].error) for each in found.values()] == ["known to be away"] * 2
+    assert [str(each.unavailable[0].error) for each in found.values()] == ["known to be down"] * 2
     assert [each.next_offset for each in found.values()] == [12, None]
 
 
 def test_a_server_that_is_silent_is_waited_for_as_long_as_told(make, peer):
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
     peer.script(Opcode.DESCRIBE_RANGE, silent)
-    (away,) = reach(make(peer.endpoint), {1: 0}, timeout_ms=50)[1].away
-    assert isinstance(away.error, DeadlineExceededError)
+    (down,) = reach(make(peer.endpoint), {1: 0}, timeout_ms=50)[1].unavailable
+    assert isinstance(down.error, DeadlineExceededError)
 
 
 def test_a_range_without_a_server_and_one_that_its_server_does_not_know(make, peer):
@@ -110,9 +110,9 @@ def test_a_range_without_a_server_and_one_that_its_server_does_not_know(make, pe
     peer.script(Opcode.LIST_RANGES, ranges(nowhere, placed(2, 0, 0, -1, peer.endpoint)))
     peer.script(Opcode.DESCRIBE_RANGE, described(StatusCode.RANGE_NOT_FOUND, s2=0))
     found = reach(make(peer.endpoint), {1: 8, 2: 0})
-    assert isinstance(found[1].away[0].error, NoRangeServerError)
-    assert found[1].away[0].server is None
-    assert isinstance(found[2].away[0].error, RangeNotFoundError)
+    assert isinstance(found[1].unavailable[0].error, NoRangeServerError)
+    assert found[1].unavailable[0].server is None
+    assert isinstance(found[2].unavailable[0].error, RangeNotFoundError)
 
 
 def test_what_no_wait_cures_is_raised(make, peer):
@@ -140,7 +140,7 @@ def test_a_range_that_was_sealed_meanwhile_is_followed(make, servers):
     other.script(Opcode.DESCRIBE_RANGE, described(s1=12), reset)
     driver = make(pd.endpoint)
     assert reach(driver, {1: 0}) == {1: Reach(1, 0, 12)}
-    assert [away.start_offset for away in reach(driver, {1: 0})[1].away] == [10]
+    assert [down.start_offset for down in reach(driver, {1: 0})[1].unavailable] == [10]
 
 
 def test_a_probe_tells_who_does_not_answer(make, servers):

@@ -50,12 +50,12 @@ def test_the_last_commit_is_remembered_and_others_are_asked_for(make, peer) -> N
 
     peer.script(Opcode.LIST_RANGES, answer)
     driver = make(peer.endpoint)
-    assert driver.client.maybe_commit is None
+    assert driver.client.last_commit is None
     driver.do("maybe_revision")
-    assert driver.client.maybe_commit == StoreCommit(1, LIFE)
+    assert driver.client.last_commit == StoreCommit(1, LIFE)
     assert driver.do("has_commit", StoreCommit(7, "lost")) is False
     assert driver.do("has_commit", StoreCommit(7, LIFE)) is True
-    assert driver.client.maybe_commit == StoreCommit(3, LIFE)
+    assert driver.client.last_commit == StoreCommit(3, LIFE)
     assert asked == [(-1, None), (7, "lost"), (7, LIFE)]
 
 
@@ -78,7 +78,7 @@ def test_a_commit_that_none_can_be_is_not_remembered(make, peer, number, life, i
     )
     driver = make(peer.endpoint)
     driver.do("maybe_revision")
-    assert driver.client.maybe_commit is None
+    assert driver.client.last_commit is None
     assert driver.do("has_commit", StoreCommit(1, LIFE)) is (True if is_counted else None)
 
 

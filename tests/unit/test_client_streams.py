@@ -448,6 +448,6 @@ def test_bounds_of_a_server_that_counts_no_revisions_are_asked_in_full(
     peer.script(Opcode.DESCRIBE_RANGE, describe_tail(placed(1, 0, 0, -1, "", 3)))
     driver = make(peer.endpoint)
     first = driver.do("watch_bounds", [1])
-    assert first.maybe_revision is None
+    assert first.revision is None
     peer.script(Opcode.DESCRIBE_RANGE, describe_tail(placed(1, 0, 0, -1, "", 5)))
     assert driver.do("watch_bounds", [1], first).bounds == {1: StreamBounds(1, 0, 5)}

@@ -192,7 +192,7 @@ def test_each_item_of_a_trim_fails_by_itself(run):
         ]
         error = maybe_error(results[2].status)
         assert isinstance(error, OffsetOutOfRangeError)
-        assert error.maybe_bounds == (0, 20)
+        assert error.bounds == (0, 20)
         assert [bounds(result) for result in results[3:]] == [(0, 4, 10), (1, 12, 20)]
 
     run(test)

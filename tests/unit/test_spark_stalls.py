@@ -7,7 +7,7 @@ import json
 import pytest
 from fake_streams import ALL, nexts, positions, read_up, reader, spans, use_fake_cluster
 
-from sbp_core.client import AwayRange, Reach, StreamInfo
+from sbp_core.client import Reach, StreamInfo, UnavailableRange
 from sbp_core.errors import ConnectError, RangeNotFoundError, StatusCode
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming import stream_watch
@@ -34,7 +34,7 @@ class Servers:
             error = spared.get(server) or self.away.get(server)
             if server not in spared:
                 self.asked.append(server)
-            away = (AwayRange(0, None, server, error),) if error else ()
+            away = (UnavailableRange(0, None, server, error),) if error else ()
             found[stream_id] = Reach(stream_id, 0, None if away else 9, away)
         return found
 
@@ -59,7 +59,7 @@ def servers():
 
 def look(stalls, servers):
     found = stalls.reach(servers, STREAMS, {1: 3})
-    return {each: stalls.since_ms(at) for each, at in found.items() if at.away}
+    return {each: stalls.since_ms(at) for each, at in found.items() if at.unavailable}
 
 
 def test_a_server_is_waited_for_once_and_then_left_out(servers, caplog):
@@ -299,7 +299,7 @@ def test_a_batch_that_was_planned_is_not_changed(cluster):
 
 def test_a_sealed_range_on_a_server_that_is_away_is_read_up_to(cluster):
     def away_in_the_middle(positions, *, timeout_ms, spared):
-        gone = AwayRange(20, 35, "h:2", ConnectError("scripted"))
+        gone = UnavailableRange(20, 35, "h:2", ConnectError("scripted"))
         ahead = (gone,) if cluster.is_away and positions[1] < 35 else ()
         return {1: Reach(1, 0, 50, ahead)}
 
@@ -320,7 +320,7 @@ def test_a_sealed_range_on_a_server_that_is_away_is_read_up_to(cluster):
 
 
 def test_a_sealed_range_behind_the_start_does_not_count(cluster):
-    gone = AwayRange(0, 35, "h:2", ConnectError("scripted"))
+    gone = UnavailableRange(0, 35, "h:2", ConnectError("scripted"))
     cluster.reach = lambda positions, **_: {1: Reach(1, 0, 50, (gone,))}
     query = stalling("a", startingOffsets="-10")
     read, end = read_up(query)

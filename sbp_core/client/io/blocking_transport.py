@@ -98,9 +98,9 @@ class BlockingConnection:
         return self._conversation.phase is Phase.CLOSED
 
     @property
-    def maybe_cluster_id(self) -> str | None:
+    def cluster_id(self) -> str | None:
         """The cluster that the server says it is of, once it has answered the greeting."""
-        return self._conversation.maybe_cluster_id
+        return self._conversation.cluster_id
 
     def start(self, call: Call, sink: Sink) -> Ticket:
         """Send a call, return its ticket. Raises SbpError when nothing was sent."""
@@ -297,7 +297,7 @@ class ConnectionPool:
         """Return the cluster that a server named on its connection, None if there is none."""
         with self._lock:
             connection = self._connections.get(endpoint)
-        return None if connection is None else connection.maybe_cluster_id
+        return None if connection is None else connection.cluster_id
 
     def close(self) -> None:
         """End all connections; calls that are open fail, new ones are refused."""
@@ -342,18 +342,18 @@ class ConnectionPool:
 class BlockingRunner:
     """Executes one program: performs its effects with threads and sockets.
 
-    With `maybe_logs` the batches of a FETCH may stay in files of this machine.
+    With `logs` the batches of a FETCH may stay in files of this machine.
     """
 
     def __init__(
         self,
         pool: ConnectionPool,
-        maybe_logs: LocalLogs | None = None,
+        logs: LocalLogs | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
-        self._maybe_logs = maybe_logs
+        self._logs = logs
         self._clock = clock
         self._inbox = Inbox()
         self._tickets: dict[int, tuple[BlockingConnection, Ticket, Opcode]] = {}
@@ -405,9 +405,9 @@ class BlockingRunner:
     def _start(self, call: Call) -> int:
         number = self._inbox.open(self._now_ms() + call.timeout_ms)
         elsewhere: BatchesElsewhere | None = None
-        if self._maybe_logs is not None:
+        if self._logs is not None:
             is_on_this_machine = partial(self._is_on_this_machine, number)
-            call, elsewhere = self._maybe_logs.asking(call, is_on_this_machine)
+            call, elsewhere = self._logs.asking(call, is_on_this_machine)
         try:
             connection, ticket = self._pool.start(
                 call, lambda content: self._arrivals.put(Arrival(number, content, elsewhere))

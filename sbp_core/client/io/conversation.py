@@ -173,18 +173,18 @@ class Conversation:
     def __init__(self, endpoint: str, client_id: str, wishes: Wishes) -> None:
         self.endpoint = endpoint
         self.phase = Phase.CONNECTING
-        self.maybe_cluster_id: str | None = None
+        self.cluster_id: str | None = None
         """The cluster that the server says it is of, once the greeting is answered."""
         self._client_id = client_id
         self._offer = offer(wishes)
         self._greeting_id = 0
         self._session = Connection(LARGEST.frame_bytes)
         self._unasked = Unasked()
-        self._maybe_dialect: Dialect | None = None
+        self._dialect: Dialect | None = None
         self._is_ours = False
         self._is_told_apart = False
-        self._maybe_probe_id: int | None = None
-        self._maybe_refusal: UnsupportedError | None = None
+        self._probe_id: int | None = None
+        self._refusal: UnsupportedError | None = None
         self._held: dict[Ticket, Call] = {}
         self._tickets: dict[int, Ticket] = {}
         self._reason: SbpError | None = None
@@ -309,7 +309,7 @@ class Conversation:
         """Whether more has to be known of the server before a call can be sent."""
         if self._session.state is not ConnectionState.OPEN:
             return False
-        if self._maybe_dialect is None:
+        if self._dialect is None:
             is_large = call.largest_part_bytes > limits.BATCH_BYTES_MAX
             return is_large or call.feature is not None or depends_on_dialect(call.opcode)
         return is_for_driver(call.opcode) and not (self._is_told_apart or call.only_ours)
@@ -317,10 +317,10 @@ class Conversation:
     def _hold(self, ticket: Ticket, call: Call) -> list[Buffer]:
         """Keep a call back; return the bytes of the probe that it waits for, if that is next."""
         self._held[ticket] = call
-        if self._maybe_dialect is None or self._maybe_probe_id is not None:
+        if self._dialect is None or self._probe_id is not None:
             return []
         header = encode_header(ListRangesRequest())
-        self._maybe_probe_id, buffers = self._session.start_call(Opcode.LIST_RANGES, header)
+        self._probe_id, buffers = self._session.start_call(Opcode.LIST_RANGES, header)
         return buffers
 
     def _release(self) -> list[Buffer]:
@@ -336,15 +336,15 @@ class Conversation:
         return outgoing
 
     def _send(self, ticket: Ticket, call: Call) -> list[Buffer]:
-        if self._maybe_refusal is not None and call.opcode is not Opcode.PING:
-            raise UnsupportedError(self._maybe_refusal.code, self._maybe_refusal.message)
-        is_answered = self._maybe_dialect is not None  # otherwise the session says what is wrong
+        if self._refusal is not None and call.opcode is not Opcode.PING:
+            raise UnsupportedError(self._refusal.code, self._refusal.message)
+        is_answered = self._dialect is not None  # otherwise the session says what is wrong
         if is_answered and call.feature is not None and not self.agreement.has(call.feature):
             raise UnsupportedError(
                 StatusCode.UNSUPPORTED_OPERATION,
                 f"the server at {self.endpoint} does not know {_WITHOUT[call.feature]}",
             )
-        is_foreign = is_answered and self._maybe_dialect is not Dialect.SPECIFICATION
+        is_foreign = is_answered and self._dialect is not Dialect.SPECIFICATION
         if call.only_ours and is_foreign and not self._is_ours:
             raise UnsupportedError(
                 StatusCode.UNSUPPORTED_OPERATION,
@@ -353,7 +353,7 @@ class Conversation:
             )
         self._check_size(call)
         header = b"" if call.header is None else encode_header(call.header)
-        opcode = opcode_of(call.opcode, self._maybe_dialect or Dialect.SPECIFICATION)
+        opcode = opcode_of(call.opcode, self._dialect or Dialect.SPECIFICATION)
         ticket.call_id, buffers = self._session.start_call(opcode, header, call.payload)
         self._tickets[ticket.call_id] = ticket
         return buffers
@@ -387,7 +387,7 @@ class Conversation:
     def _on_response(self, event: ResponseReceived) -> list[Buffer]:
         if event.call_id == self._greeting_id:
             return self._on_greeted(event.frame)
-        if event.call_id == self._maybe_probe_id:
+        if event.call_id == self._probe_id:
             return self._on_probed(event.frame)
         ticket = self._tickets.get(event.call_id)
         if ticket is None:
@@ -421,10 +421,10 @@ class Conversation:
             self.end(lost(self.endpoint, f"it refused the greeting: {failure}"))
             return []
         self._unasked.on_awaited(self._session.seen_frame_count)
-        self._maybe_dialect = dialect_of(answer.status)
-        self._is_told_apart = self._maybe_dialect is Dialect.SPECIFICATION
+        self._dialect = dialect_of(answer.status)
+        self._is_told_apart = self._dialect is Dialect.SPECIFICATION
         self._is_ours = answer.cluster_id is not None
-        self.maybe_cluster_id = answer.cluster_id or None
+        self.cluster_id = answer.cluster_id or None
         self._session.adopt(settle(self._offer, answer.features), is_client=True)
         return self._release()
 
@@ -436,7 +436,7 @@ class Conversation:
             try:
                 check_is_batched(frame.header)
             except UnsupportedError as error:
-                self._maybe_refusal = error
+                self._refusal = error
         return self._release()
 
     def _counted(self, answer: list[Buffer]) -> list[Buffer]:

@@ -83,20 +83,20 @@ class PlacedBatches:
 class LocalLogs:
     """Which servers are asked for places, and which logs are read. Threads may share it.
 
-    `maybe_cluster_id` returns the cluster that the client's placement driver named. `fetch` fetches
+    `get_cluster_id` returns the cluster that the client's placement driver named. `fetch` fetches
     batches of a stream as bytes, at least one; it raises SbpError.
     """
 
     def __init__(
         self,
-        maybe_cluster_id: Callable[[], str | None],
+        get_cluster_id: Callable[[], str | None],
         fetch: Callable[[FetchItem], ReceivedBatches],
         *,
         pause_ms: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.fetch: Final = fetch
-        self._maybe_cluster_id = maybe_cluster_id
+        self._get_cluster_id = get_cluster_id
         self._pause_ms = pause_ms
         self._clock = clock
         self._off_until_ms: dict[str, float] = {}
@@ -142,7 +142,7 @@ class LocalLogs:
                 f"the FETCH answer for stream {stream_id} has places of batches from offset"
                 f" {result.places[0].base_offset}, and goes on at {result.next_offset}"
             )
-        cluster_id = self._maybe_cluster_id() or ""
+        cluster_id = self._get_cluster_id() or ""
         placed = PlacedBatches(
             endpoint, directory, instance, stream_id, range_index, result.places, cluster_id
         )

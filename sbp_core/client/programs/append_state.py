@@ -234,13 +234,13 @@ class AppendState:
             if not batch.is_appended and index not in self.failures
         ]
 
-    def _place(self, index: int, stream_id: int, maybe_error: SbpError | None) -> RangeInfo:
+    def _place(self, index: int, stream_id: int, error: SbpError | None) -> RangeInfo:
         """Return the range that a batch goes to next.
 
         Raises SbpError if there is none now, or if no server takes the batch.
         """
-        if maybe_error is not None:
-            raise maybe_error
+        if error is not None:
+            raise error
         _check_encoding(self._batches[index].item, self._context.router.dialect)
         try:
             piece = self._numbering.range_for(index, stream_id, self._context.router)

@@ -162,17 +162,17 @@ class _Delivery:
         self._is_repeatable = is_repeatable
         self._sent: dict[int, _Sent] = {}
         """By the numbers of their calls."""
-        self._maybe_attempts: Attempts | None = None
+        self._attempts: Attempts | None = None
 
     def run(self, *, until_answered: bool = True) -> Program[None]:
         """Send everything; return then, or when all of it is answered. Raises as `append` does."""
         state = self._state
         now_ms: float = yield Now()
-        if self._maybe_attempts is None:
-            self._maybe_attempts = Attempts(self._context, now_ms)
+        if self._attempts is None:
+            self._attempts = Attempts(self._context, now_ms)
         elif not state.has_trouble:
-            self._maybe_attempts.on_progress(now_ms)
-        attempts = self._maybe_attempts
+            self._attempts.on_progress(now_ms)
+        attempts = self._attempts
         while True:
             unsent = state.unsent
             if unsent and not state.has_trouble and (yield from self._send(unsent)):

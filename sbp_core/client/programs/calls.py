@@ -98,16 +98,16 @@ class PatienceLog:
     """
 
     def __init__(self) -> None:
-        self._maybe_told_at_ms: float | None = None
+        self._logged_at_ms: float | None = None
 
     def on_wait(
         self, what: str, error: SbpError, *, since_ms: float, now_ms: float, budget_ms: float
     ) -> None:
         """`what` has failed with `error`, and without progress `since_ms`, and is tried again."""
-        told_at_ms = since_ms if self._maybe_told_at_ms is None else self._maybe_told_at_ms
-        if now_ms - max(since_ms, told_at_ms) < limits.RETRY_TOLD_MS:
+        logged_at_ms = since_ms if self._logged_at_ms is None else self._logged_at_ms
+        if now_ms - max(since_ms, logged_at_ms) < limits.RETRY_TOLD_MS:
             return
-        self._maybe_told_at_ms = now_ms
+        self._logged_at_ms = now_ms
         elapsed_ms = now_ms - since_ms
         _LOG.warning(
             "%s has failed for %.0f s and is tried for %.0f s more: %s",

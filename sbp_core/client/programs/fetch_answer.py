@@ -46,12 +46,12 @@ class Found:
 def read_answer(
     frame: Frame,
     questions: Mapping[int, Question],
-    maybe_elsewhere: BatchesElsewhere | None = None,
+    elsewhere: BatchesElsewhere | None = None,
 ) -> dict[int, Found | SbpError]:
     """Return what one response frame says, by request index. Raises SbpError if it is unusable.
 
     The payload holds the batches of the results in the order of the header. `questions` are those
-    that are not answered yet. `maybe_elsewhere` returns batches that are not in the payload.
+    that are not answered yet. `elsewhere` returns batches that are not in the payload.
     """
     response = decode_answer(frame, FetchResponse)
     payload = memoryview(frame.payload)
@@ -71,13 +71,13 @@ def read_answer(
             _check_extent(question, end - position, next_offset)
             batches: Batches = ReceivedBatches(payload[position:end], next_offset)
             if result.places:
-                if maybe_elsewhere is None:
+                if elsewhere is None:
                     raise ProtocolError(
                         f"the FETCH answer for stream {question.stream_id} has places of batches,"
                         " unasked"
                     )
                 range_key = question.stream_id, question.range_index
-                batches = maybe_elsewhere(response, result, range_key)
+                batches = elsewhere(response, result, range_key)
             answers[index] = Found(batches)
             position = end
             continue
@@ -174,7 +174,7 @@ class FetchTask:
     hasty_count: int = 0
     follow_count: int = 0
     was_out_of_range: bool = False
-    maybe_tail: int | None = None
+    tail: int | None = None
     stepped: int = 0
     is_beside: bool = False
 
@@ -204,7 +204,7 @@ class FetchTask:
         ElasticStream's find no offset within the last batch of a range, except its first one. Where
         that batch begins is not known, so the steps double until something is found.
         """
-        has_more = self.maybe_tail is not None and self.maybe_tail > self.offset
+        has_more = self.tail is not None and self.tail > self.offset
         return has_more and self.is_inside and not self.is_beside
 
     @property

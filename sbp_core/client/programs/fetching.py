@@ -174,7 +174,7 @@ class _Fetch:
             answers = read_answer(
                 arrival.content,
                 {request_index: task.question() for request_index, task in asked.tasks.items()},
-                arrival.maybe_elsewhere,
+                arrival.elsewhere,
             )
         except SbpError as error:
             del self._open[arrival.number]
@@ -249,10 +249,10 @@ class _Fetch:
 
         What cannot be learned is taken to be where the task is.
         """
-        asking = [task for task in tasks if task.maybe_tail is None]
+        asking = [task for task in tasks if task.tail is None]
         for task in asking:
-            task.maybe_tail = max(task.known_tail, task.offset)
-        asking = [task for task in asking if task.maybe_tail == task.offset and task.is_inside]
+            task.tail = max(task.known_tail, task.offset)
+        asking = [task for task in asking if task.tail == task.offset and task.is_inside]
         if not asking:
             return
         try:
@@ -262,7 +262,7 @@ class _Fetch:
         except SbpError:
             return
         for task, held in zip(asking, bounds, strict=True):
-            task.maybe_tail = held.next_offset
+            task.tail = held.next_offset
 
     def _catch_up(self, task: FetchTask, found: ReceivedBatches, now_ms: float) -> Program[None]:
         """Answer a task that was asked for too early, or go on to the batches that it is about."""

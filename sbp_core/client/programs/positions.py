@@ -46,7 +46,7 @@ class TimedOffset:
     """A record's offset, and when it was appended; None at the tail, where no record is yet."""
 
     offset: int
-    maybe_time_ms: int | None
+    time_ms: int | None
 
 
 def lookup_offsets(
@@ -86,7 +86,7 @@ def append_times(
         for stream_id, offset in offsets.items()
     }
     found = yield from _look_up(context, wanted, timeout_ms)
-    return {stream_id: each.maybe_time_ms for stream_id, each in found.items()}
+    return {stream_id: each.time_ms for stream_id, each in found.items()}
 
 
 def _check(number: int, what: str) -> int:
@@ -250,9 +250,9 @@ def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, TimedOffset])
     tail_offset = last.end_offset
     if tail_offset is None:
         tail_offset = max(answers[last.servers[0]].offset, last.start_offset)
-    records = [answer for answer in answers.values() if answer.maybe_time_ms is not None]
+    records = [answer for answer in answers.values() if answer.time_ms is not None]
     found = min([*records, TimedOffset(tail_offset, None)], key=lambda each: each.offset)
-    return TimedOffset(max(found.offset, first.start_offset), found.maybe_time_ms)
+    return TimedOffset(max(found.offset, first.start_offset), found.time_ms)
 
 
 def commit_cursors(context: Context, group: str, offsets: Mapping[int, int]) -> Program[None]:

@@ -100,12 +100,12 @@ Raises ProtocolError for a result that is incomplete.
 class Arrival(Struct, frozen=True):
     """A response frame of call `number`, or the error that ends it.
 
-    With `maybe_elsewhere` the runner accepted batches of a FETCH outside the frame.
+    With `elsewhere` the runner accepted batches of a FETCH outside the frame.
     """
 
     number: int
     content: Frame | SbpError
-    maybe_elsewhere: BatchesElsewhere | None = None
+    elsewhere: BatchesElsewhere | None = None
 
     @property
     def is_last(self) -> bool:

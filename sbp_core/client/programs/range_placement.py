@@ -223,7 +223,7 @@ def note_commit(router: Router, answer: ListRangesResponse) -> None:
     """Remember the commit that an answer tells."""
     if answer.store_life is not None:
         told = StoreCommit(answer.store_commit, answer.store_life)
-        router.maybe_commit = told if told.is_plausible else router.maybe_commit
+        router.last_commit = told if told.is_plausible else router.last_commit
 
 
 def _list(context: Context, header: ListRangesRequest) -> Program[list[ListRangesResponse]]:

@@ -119,28 +119,28 @@ class Router:
     """The known ranges of streams, and the revision of the metadata that they are of.
 
     Entries are immutable and replaced whole, so threads may share a router. `dialect` is that of
-    the servers: the specification, until their placement driver has answered. `maybe_commit` is
+    the servers: the specification, until their placement driver has answered. `last_commit` is
     the last commit of its metadata that it reported.
     """
 
     def __init__(self) -> None:
-        self._maybe_dialect: Dialect | None = None
-        self.maybe_commit: StoreCommit | None = None
+        self._dialect: Dialect | None = None
+        self.last_commit: StoreCommit | None = None
         self._placements: dict[int, _Placement] = {}
 
     @property
     def dialect(self) -> Dialect:
         """The dialect of the servers."""
-        return self._maybe_dialect or Dialect.SPECIFICATION
+        return self._dialect or Dialect.SPECIFICATION
 
     @dialect.setter
     def dialect(self, shown: Dialect) -> None:
-        self._maybe_dialect = shown
+        self._dialect = shown
 
     @property
     def has_seen_dialect(self) -> bool:
         """Whether the placement driver has shown what it speaks."""
-        return self._maybe_dialect is not None
+        return self._dialect is not None
 
     def learn(self, stream_id: int, ranges: Iterable[RangeInfo], revision: int = -1) -> None:
         """Replace what is known of a stream. `revision` -1: the server does not count them."""

@@ -29,7 +29,7 @@ from sbp_core.client.programs.range_placement import (
     stream_bounds,
 )
 from sbp_core.client.programs.router import Router
-from sbp_core.client.types import AwayRange, RangeInfo, Reach, StreamBounds
+from sbp_core.client.types import RangeInfo, Reach, StreamBounds, UnavailableRange
 from sbp_core.errors import SbpError
 from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import (
@@ -70,16 +70,16 @@ class BoundsView:
 
     bounds: Mapping[int, StreamBounds]
     _stream_ids: tuple[int, ...]
-    _maybe_basis: _Basis | None = None
+    _basis: _Basis | None = None
 
     @property
-    def maybe_revision(self) -> int | None:
+    def revision(self) -> int | None:
         """The revision of the placement driver's metadata then; None: a next look asks for all."""
-        return None if self._maybe_basis is None else self._maybe_basis.revision
+        return None if self._basis is None else self._basis.revision
 
     def of(self, stream_ids: Sequence[int]) -> _Basis | None:
         """Return what a look at these streams may start from."""
-        return self._maybe_basis if self._stream_ids == stream_ids else None
+        return self._basis if self._stream_ids == stream_ids else None
 
 
 def watch_bounds(
@@ -172,7 +172,7 @@ def _maybe_later(
     if tuple(sources) == basis.sources:
         return earlier
     bounds = {**earlier.bounds, **changed} if changed else earlier.bounds
-    return replace(earlier, bounds=bounds, _maybe_basis=replace(basis, sources=tuple(sources)))
+    return replace(earlier, bounds=bounds, _basis=replace(basis, sources=tuple(sources)))
 
 
 def _news_of(source: _Source, timeout_ms: int) -> Call:
@@ -228,8 +228,8 @@ def reach(
     """Return how far each stream, by id, can be read from its position; None: from its first.
 
     Every server of a range that lies ahead is asked once (SPEC "DESCRIBE_RANGES"), for
-    `timeout_ms`; those in `spared` are taken to be away, with that error, and not asked. Raises
-    NotFoundError naming all missing streams, and the errors that no wait cures.
+    `timeout_ms`. Those in `spared` are not asked: they count as unavailable with that error.
+    Raises NotFoundError naming all missing streams, and errors that a retry would not cure.
     """
     stream_ids = list(positions)
     check_errors((yield from revalidate(context, stream_ids)))
@@ -251,7 +251,7 @@ def reach(
     replies = yield from gather([describe_call(*each, timeout_ms) for each in others])
     for (server, _), reply in zip(others, replies, strict=True):
         servers.note(server, reply.error)
-    for error in (*(error for _, error in failures.values()), *servers.away.values()):
+    for error in (*(error for _, error in failures.values()), *servers.unavailable.values()):
         if not error.retriable:
             raise error
     return {
@@ -272,10 +272,10 @@ def probe(endpoints: Collection[str], timeout_ms: int) -> Program[dict[str, SbpE
 
 
 class _Servers:
-    """The servers that were asked, and which of them are away, or taken to be."""
+    """The servers that were asked or spared, and the errors of the unavailable ones."""
 
     def __init__(self, spared: Mapping[str, SbpError]) -> None:
-        self.away: dict[str, SbpError] = {}
+        self.unavailable: dict[str, SbpError] = {}
         self.known: set[str] = set()
         self.unasked: dict[int, tuple[str | None, SbpError]] = {}
         self._spared = spared
@@ -287,7 +287,7 @@ class _Servers:
         self.unasked = {}
         for server, pieces in questions:
             if server in self._spared:
-                error = self.away[server] = self._spared[server]
+                error = self.unavailable[server] = self._spared[server]
                 self.unasked |= {piece.stream_id: (server, error) for piece in pieces}
         return [each for each in questions if each[0] not in self._spared]
 
@@ -295,7 +295,7 @@ class _Servers:
         """Take note of how a question ended."""
         self.known.add(server)
         if error is not None:
-            self.away[server] = error
+            self.unavailable[server] = error
 
 
 def _ahead(router: Router, stream_id: int, position: int | None) -> tuple[RangeInfo, ...]:
@@ -329,16 +329,18 @@ def _reach(
 ) -> Reach:
     known = bounds.found.get(stream_id)
     open_ranges = [] if known else ahead[-1:]
-    away = []
+    unavailable = []
     for piece in ahead[: len(ahead) - len(open_ranges)]:
         server = piece.servers[0] if piece.servers else None
-        error = no_server(piece) if server is None else servers.away.get(server)
+        error = no_server(piece) if server is None else servers.unavailable.get(server)
         if error is not None:
-            away.append(AwayRange(piece.start_offset, piece.end_offset, server, error))
+            unavailable.append(
+                UnavailableRange(piece.start_offset, piece.end_offset, server, error)
+            )
     if known is not None:
-        return Reach(stream_id, known.start_offset, known.next_offset, tuple(away))
+        return Reach(stream_id, known.start_offset, known.next_offset, tuple(unavailable))
     assert failure is not None
     start_offset = bounds.first_offset(stream_id)
     tail_offset = open_ranges[0].start_offset if open_ranges else start_offset
-    away.append(AwayRange(tail_offset, None, *failure))
-    return Reach(stream_id, start_offset, None, tuple(away))
+    unavailable.append(UnavailableRange(tail_offset, None, *failure))
+    return Reach(stream_id, start_offset, None, tuple(unavailable))

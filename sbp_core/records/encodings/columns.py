@@ -155,14 +155,14 @@ def check_columns_schema(batch: pa.RecordBatch, schema: StreamSchema) -> None:
         )
 
 
-def check_timestamp_column(maybe_name: str | None, schema: StreamSchema) -> None:
+def check_timestamp_column(name: str | None, schema: StreamSchema) -> None:
     """Raise SchemaError unless the times are in a timestamp column of the schema, or in none."""
-    if maybe_name is None:
+    if name is None:
         return
-    index = schema.arrow.get_field_index(maybe_name)
+    index = schema.arrow.get_field_index(name)
     if index < 0 or not pa.types.is_timestamp(schema.arrow.field(index).type):
         raise SchemaError(
-            f"column {name_text(maybe_name)} is to have the times of the records, and is no"
+            f"column {name_text(name)} is to have the times of the records, and is no"
             f" timestamp in ({schema_text(schema.arrow)})"
         )
 

@@ -128,7 +128,7 @@ class WrittenTable:
         table: type[Struct],
         layout: Sequence[Field],
         tables: Mapping[str, WrittenTable],
-        maybe_write: WriteValue | None,
+        write: WriteValue | None,
     ) -> None:
         self._table = table
         self._tables = tables
@@ -136,7 +136,7 @@ class WrittenTable:
         names = [field.name for field in self._fields]
         self._contents = attrgetter(*names) if len(names) > 1 else _one_attribute(*names)
         self._absent = tuple(_absent_content(field) for field in self._fields)
-        self.write = maybe_write or self.write_any
+        self.write = write or self.write_any
         self.plan = lru_cache(maxsize=limits.TABLE_PLANS_MAX)(self._make_plan)
 
     def write_any(self, writer: Writer, value: object) -> int:
