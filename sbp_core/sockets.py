@@ -19,7 +19,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.wire.checksum import Buffer
 
-_BUFFERS_PER_CALL_MAX: Final = 512
+BUFFERS_PER_CALL_MAX: Final = 512
 """Below every system's IOV_MAX."""
 _TCP_INFO: Final = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
 _TCP_ESTABLISHED: Final = 1
@@ -109,7 +109,7 @@ class AsyncSocket:
         sent = 0
         if not self._transport.get_write_buffer_size():
             try:
-                sent = os.writev(self._socket.fileno(), buffers[:_BUFFERS_PER_CALL_MAX])
+                sent = os.writev(self._socket.fileno(), buffers[:BUFFERS_PER_CALL_MAX])
             except BlockingIOError:
                 pass
             except OSError:

@@ -144,7 +144,7 @@ class Membership:
         """Return a handler that serves the placement driver, and refuses others."""
 
         async def serve(call: ServerCall) -> None:
-            self.check_driver(call.standing, call.opcode.name)
+            self.check_driver(call.peer.standing, call.opcode.name)
             await handler(call)
 
         return serve

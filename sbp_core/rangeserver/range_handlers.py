@@ -89,7 +89,7 @@ class HeartbeatHandler(PromptHandler):
                     is_required=is_server and not call.is_one_frame,
                 )
             if request.client_role == ClientRole.PD:
-                self._membership.greet_driver(request, call.standing)
+                self._membership.greet_driver(request, call.peer.standing)
         except (InvalidRequestError, PermissionDeniedError) as error:
             status = status_for(error)
         return call.greet(

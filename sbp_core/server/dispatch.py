@@ -73,7 +73,10 @@ class Responder(Protocol):
         """Use what was agreed on, from the next frame on."""
 
     def pack(self, parts: Sequence[Buffer], crc32: int | None = None) -> Payload:
-        """Return a payload as it is to be sent; `crc32` is that of its parts where it is known."""
+        """Return a payload as it is to be sent; takes a while where it is compressed.
+
+        `crc32` is that of the parts where it is known.
+        """
 
     async def send_response(
         self, request: Frame, header: bytes, payload: Payload, *, is_end: bool
@@ -88,13 +91,17 @@ class Responder(Protocol):
         """Whether the peer reads, so that a small frame need not wait."""
 
     def has_room_for(self, size: int) -> bool:
-        """Whether a frame of `size` bytes need not wait."""
+        """Whether a frame of `size` bytes need not wait, if nothing is awaited before."""
 
     def note_use(self) -> None:
         """Note that the connection is in use, though no request says so."""
 
     def reserve(self, size: int) -> AbstractAsyncContextManager[None]:
-        """Wait for room for one response frame of about `size` bytes, and keep it."""
+        """Wait until there is room for one response frame of about `size` bytes; keep it.
+
+        For a response whose making holds what others wait for: those must not wait for this peer.
+        A connection makes RESPONSES_RESERVED_MAX such responses at a time.
+        """
 
     def send_now(self, request: Frame, header: bytes, payload: Payload, *, is_end: bool) -> None:
         """Send one response frame for which room is reserved."""
@@ -125,7 +132,8 @@ class ServerCall:
         self._memory_bytes = memory_bytes(frame) if held is None else held.size
         self.agreement = responder.agreement
         self._frame = frame
-        self._responder = responder
+        self.peer = responder
+        """The connection that the request came from."""
         self._speech = speech
         self._clock = clock
         self._peer_name = peer_name
@@ -140,16 +148,6 @@ class ServerCall:
     def is_one_frame(self) -> bool:
         """Whether the answer has to be one frame, so that it should not become too large."""
         return self._speech.is_foreign
-
-    @property
-    def is_from_this_host(self) -> bool:
-        """Whether the request came from an address of this machine."""
-        return self._responder.is_from_this_host
-
-    @property
-    def standing(self) -> Standing:
-        """What the peer has proven to be."""
-        return self._responder.standing
 
     @property
     def memory_bytes(self) -> int:
@@ -201,13 +199,13 @@ class ServerCall:
         """Answer with a system error frame."""
         if isinstance(error, SbpError):
             _LOG.debug("%s: %s failed: %s", self._peer_name, self.opcode.name, error)
-            await self._responder.send_system_error(self._frame, error)
+            await self.peer.send_system_error(self._frame, error)
             return
         _LOG.error("%s: %s failed unexpectedly", self._peer_name, self.opcode.name, exc_info=error)
         failure = StatusError(
             StatusCode.UNKNOWN, f"the {self._speech.role} failed unexpectedly; see its log"
         )
-        await self._responder.send_system_error(self._frame, failure)
+        await self.peer.send_system_error(self._frame, failure)
 
     async def _wait_for(self, rest: Rest) -> None:
         """Let the rest of the handler run, as long as anybody waits for the answer.
@@ -240,15 +238,15 @@ class ServerCall:
             header = merge_answers(self._headers)
         with _refusing_large_answers():
             encoded = self._encode(header, is_end=is_end)
-            packed = self.pack(payload)
-            await self._responder.send_response(self._frame, encoded, packed, is_end=is_end)
+            packed = self.peer.pack(payload)
+            await self.peer.send_response(self._frame, encoded, packed, is_end=is_end)
 
     def answer_soon(self, header: object) -> Rest | None:
         """Answer with one frame, at once if the peer has room; else return what does that.
 
         Raises StatusError when it is too large.
         """
-        if not self.has_room:
+        if not self.peer.has_room:
             return partial(self.respond, header)
         with _refusing_large_answers():
             self.respond_now(header, _NOTHING, is_end=True)
@@ -262,48 +260,24 @@ class ServerCall:
         itself. Raises StatusError when the answer is too large.
         """
         if request.client_role in _CLUSTER_ROLES:
-            self._responder.note_use()
+            self.peer.note_use()
         if self._speech.is_foreign:
             return partial(self.respond, replace(response, features=()))
-        agreement, features = self._responder.negotiate(request.features)
+        agreement, features = self.peer.negotiate(request.features)
         rest = self.answer_soon(replace(response, features=(*features, *response.features)))
         if rest is not None:
             return partial(self._greet_late, rest, agreement)
-        self._responder.adopt(agreement)
+        self.peer.adopt(agreement)
         return None
 
     async def _greet_late(self, rest: Rest, agreement: Agreement) -> None:
         await rest()
-        self._responder.adopt(agreement)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether `respond_now` may be called without `reserve`, if nothing is awaited before."""
-        return self._responder.has_room
-
-    def has_room_for(self, size: int) -> bool:
-        """The same for a response of `size` bytes."""
-        return self._responder.has_room_for(size)
-
-    def reserve(self, size: int) -> AbstractAsyncContextManager[None]:
-        """Wait until there is room for one response frame of about `size` bytes; keep it.
-
-        For a response whose making holds what others wait for: those must not wait for this peer.
-        A connection makes RESPONSES_RESERVED_MAX such responses at a time.
-        """
-        return self._responder.reserve(size)
-
-    def pack(self, parts: Sequence[Buffer], crc32: int | None = None) -> Payload:
-        """Return a payload as it is to be sent; takes a while where it is compressed.
-
-        `crc32` is that of the parts where it is known.
-        """
-        return self._responder.pack(parts, crc32)
+        self.peer.adopt(agreement)
 
     def respond_now(self, header: object, payload: Payload, *, is_end: bool) -> None:
-        """Send one response frame without waiting; once within `reserve`, or with `has_room`."""
+        """Send one response frame without waiting: within `peer.reserve`, or if `peer.has_room`."""
         encoded = self._encode(header, is_end=is_end)
-        self._responder.send_now(self._frame, encoded, payload, is_end=is_end)
+        self.peer.send_now(self._frame, encoded, payload, is_end=is_end)
 
     def _encode(self, header: object, *, is_end: bool) -> bytes:
         if is_end and self.agreement.has_handler_duration:

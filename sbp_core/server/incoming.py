@@ -92,7 +92,7 @@ class Incoming:
     @property
     def is_receiving(self) -> bool:
         """Whether a large frame is on its way, for which there is or will be room."""
-        return self._session.large_frame_bytes > 0 and not self.echo.is_awaited
+        return self._session.decoder.large_frame_bytes > 0 and not self.echo.is_awaited
 
     def late_ms(self, now: float) -> int:
         """Return the time within which a frame should have come; 0 while it may come yet."""
@@ -183,7 +183,7 @@ class Incoming:
         event = next(self._session.events(), None)
         if event is not None:
             self._receiver.on_event(event)
-        if event is None or not self._session.is_mid_frame:
+        if event is None or not self._session.decoder.is_mid_frame:
             self._is_behind = False
             self._expect_frame()
             self._expect_more()
@@ -191,8 +191,8 @@ class Incoming:
 
     def _expect_frame(self) -> None:
         """Claim the room of a frame that outgrows the receive buffer; for a PING, of its echo."""
-        size = self._session.large_frame_bytes
-        is_ping = size and self._session.awaited_opcode == Opcode.PING
+        size = self._session.decoder.large_frame_bytes
+        is_ping = size and self._session.decoder.awaited_opcode == Opcode.PING
         if is_ping and not self.echo.may_receive(size):
             self.go_on()
         else:
@@ -205,7 +205,7 @@ class Incoming:
 
     def _expect_more(self) -> None:
         if self._socket is not None:
-            self._socket.expect(self._session.missing_bytes)
+            self._socket.expect(self._session.decoder.missing_bytes)
 
     def _update_reading(self) -> None:
         outgoing = self._outgoing
@@ -240,12 +240,12 @@ class FramePatience:
 
     def note_progress(self, now: float) -> None:
         """Note when the frame began of which a part is here, if there is one."""
-        frame_count = self._session.received_frame_count
+        frame_count = self._session.decoder.frame_count
         has_completed = frame_count > self._seen_frame_count
         self._seen_frame_count = frame_count
         if not frame_count:
             return
-        if not self._session.is_mid_frame:
+        if not self._session.decoder.is_mid_frame:
             self._since = None
         elif has_completed or self._since is None:
             self._since = now
@@ -264,9 +264,9 @@ class FramePatience:
         if self._is_stalled(now):
             return limits.FRAME_STALLED_MS
         if self._intake.is_in_the_way:
-            frames = max(1, self._session.large_frame_bytes / limits.FRAME_BYTES_MAX)
+            frames = max(1, self._session.decoder.large_frame_bytes / limits.FRAME_BYTES_MAX)
             bound_ms = min(round(frames * limits.FRAME_CONTENDED_MS), limits.FRAME_COMPLETION_MS)
-        elif self._session.received_frame_count:
+        elif self._session.decoder.frame_count:
             bound_ms = limits.FRAME_COMPLETION_MS
         else:
             bound_ms = limits.FIRST_FRAME_MS
@@ -277,7 +277,7 @@ class FramePatience:
         if not self._intake.is_in_the_way:
             self._mark = None
             return False
-        here_bytes = self._session.pending_bytes
+        here_bytes = self._session.decoder.pending_bytes
         if self._mark is not None:
             since, were_bytes = self._mark
             if here_bytes == were_bytes:  # a receiver is woken up for RECEIVE_WAKE_BYTES

@@ -103,7 +103,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go."""
-        return self._session.get_buffer()
+        return self._session.decoder.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle the frames that are complete, when it is this connection's turn."""

@@ -93,46 +93,12 @@ class Connection:
         self.state = ConnectionState.OPEN
         self.agreement = NOTHING
         self._frame_bytes_max = frame_bytes_max
-        self._decoder = FrameDecoder(frame_bytes_max)
+        self.decoder = FrameDecoder(frame_bytes_max)
+        """Accepts the bytes from the peer, and knows how much of the next frame is here."""
         self._next_call_id = 1
         self._calls: dict[int, _Call] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._requests: set[int] = set()
-
-    @property
-    def received_frame_count(self) -> int:
-        """Complete frames that the peer sent."""
-        return self._decoder.frame_count
-
-    @property
-    def seen_frame_count(self) -> int:
-        """Frames that the peer sent, with those that were skipped, or are being skipped."""
-        return self._decoder.frame_count + self._decoder.discarded_count
-
-    @property
-    def is_mid_frame(self) -> bool:
-        """Whether the bytes that `events` left are the beginning of a frame."""
-        return self._decoder.is_mid_frame
-
-    @property
-    def large_frame_bytes(self) -> int:
-        """Bytes of the frame that is being received, once it needs much memory; else 0."""
-        return self._decoder.large_frame_bytes
-
-    @property
-    def awaited_opcode(self) -> int:
-        """The opcode of the frame that is being received, once it is known; 0 before."""
-        return self._decoder.awaited_opcode
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes that are here of the frame that is being received."""
-        return self._decoder.pending_bytes
-
-    @property
-    def missing_bytes(self) -> int:
-        """Bytes that are missing before the next event; 1 if that is not known."""
-        return self._decoder.missing_bytes
 
     # Features that both ends agreed on.
 
@@ -144,7 +110,7 @@ class Connection:
         """
         self.agreement = agreement
         if agreement.has_header_checksum:
-            self._decoder.header_checksum = (
+            self.decoder.header_checksum = (
                 HeaderChecksum.REQUIRED if is_client else HeaderChecksum.ACCEPTED
             )
 
@@ -268,30 +234,22 @@ class Connection:
         """Return the bytes that answer a GOAWAY, for peers that expect it."""
         return self._encode(Opcode.GOAWAY, _LAST, request.call_id)
 
-    # Bytes.
-
-    def get_buffer(self) -> memoryview:
-        """Return where the next bytes from the peer go."""
-        return self._decoder.get_buffer()
+    # Bytes from the peer.
 
     def buffer_updated(self, count: int) -> bool:
-        """Accept `count` bytes that were written into the last `get_buffer`.
+        """Accept `count` bytes that were written into `decoder.get_buffer()`.
 
         Return whether there may be an event now; if not, `events` need not be called.
         """
-        self._decoder.buffer_updated(count)
-        return not self._decoder.is_mid_body
-
-    def receive_data(self, data: Buffer) -> None:
-        """Accept bytes from the peer; they are copied."""
-        self._decoder.receive_data(data)
+        self.decoder.buffer_updated(count)
+        return not self.decoder.is_mid_body
 
     def events(self) -> Iterator[Event]:
         """Yield what the bytes so far mean. After ConnectionBroken there is nothing more."""
         if self.state is ConnectionState.CLOSED:
             return
         try:
-            for frame in map(self._unpack, self._decoder.frames()):
+            for frame in map(self._unpack, self.decoder.frames()):
                 event = self._on_response(frame) if frame.is_response else self._on_request(frame)
                 if event is not None:
                     yield event
@@ -305,7 +263,7 @@ class Connection:
         Their outcome is unknown, unless the peer was over its limit and looked at none of them.
         """
         self._enter(ConnectionInput.CLOSE)
-        self._decoder.drop()
+        self.decoder.drop()
         calls, self._calls = self._calls, {}
         self._requests.clear()
         text = f"the connection ended: {reason}" if reason else "the connection ended"
@@ -386,7 +344,7 @@ class Connection:
         A peer that is over its limit and says so at once has looked at nothing.
         """
         error = maybe_error(decode_system_error(frame.header).status)
-        if isinstance(error, ThrottledError) and self.received_frame_count == 1:
+        if isinstance(error, ThrottledError) and self.decoder.frame_count == 1:
             return error
         return ProtocolError(f"the peer closes the connection: {error or 'no reason given'}")
 

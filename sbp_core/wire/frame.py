@@ -178,6 +178,11 @@ class FrameDecoder:
         self._error: FrameError | None = None
 
     @property
+    def seen_count(self) -> int:
+        """Frames that the peer sent, with those that were skipped, or are being skipped."""
+        return self.frame_count + self.discarded_count
+
+    @property
     def is_mid_frame(self) -> bool:
         """Whether a frame has begun and is not complete; of use when `frames` is exhausted."""
         return self._end > self._start or self.state is DecoderState.DISCARD

@@ -44,7 +44,7 @@ def check_features(data: bytes) -> None:
     """Serve the octets; whatever they are, the connection works or is over."""
     octets = _mended(bytearray(data[1:])) if data[:1] == b"\1" else data[1:]
     server = Connection()
-    server.receive_data(octets)
+    server.decoder.receive_data(octets)
     is_broken = False
     for event in server.events():
         assert not is_broken, "an event after the end"

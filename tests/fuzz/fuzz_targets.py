@@ -296,7 +296,7 @@ def check_session(data: bytes) -> None:
     is_broken = False
     while position < len(data):
         size = rng.choice((7, 100, 5000))
-        connection.receive_data(data[position : position + size])
+        connection.decoder.receive_data(data[position : position + size])
         position += size
         for event in connection.events():
             assert not is_broken, "an event after the end"

@@ -157,13 +157,13 @@ def test_a_request_that_crosses_the_goaway_is_refused(monkeypatch):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         session = Connection()
         writer.writelines(session.start_call(Opcode.PING)[1])
-        session.receive_data(await reader.read(100))
+        session.decoder.receive_data(await reader.read(100))
         assert [type(event) for event in session.events()] == [ResponseReceived]
         draining = asyncio.create_task(listener.drain())
         goaway = await reader.readexactly(FRAME_BYTES_MIN + 4)
         header = encode_header(IdAllocationRequest())
         writer.writelines(session.start_call(Opcode.ALLOCATE_ID, header)[1])
-        session.receive_data(goaway + await reader.read(1000))
+        session.decoder.receive_data(goaway + await reader.read(1000))
         sent_away, answer = session.events()
         assert isinstance(sent_away, GoawayReceived)
         assert status_of(answer.frame).code == StatusCode.RS_SHUTTING_DOWN

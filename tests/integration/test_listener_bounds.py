@@ -269,7 +269,7 @@ def test_frames_share_the_servers_memory_and_one_in_the_way_is_cut_off_sooner(ca
                 bench.later(limits.FRAME_STALLED_MS)
                 slow_writer.write(bytes(limits.RECEIVE_WAKE_BYTES))
                 here_bytes += limits.RECEIVE_WAKE_BYTES
-                while peer._session.pending_bytes < here_bytes:  # noqa: ASYNC110
+                while peer._session.decoder.pending_bytes < here_bytes:  # noqa: ASYNC110
                     await asyncio.sleep(0)
             bench.later(limits.FRAME_CONTENDED_MS % limits.FRAME_STALLED_MS)
             assert bench.listener.connection_count == 2

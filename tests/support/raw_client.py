@@ -130,7 +130,7 @@ class RawClient:
         try:
             while octets := await self._reader.read(_READ_BYTES):
                 self.received_bytes += len(octets)
-                self._session.receive_data(octets)
+                self._session.decoder.receive_data(octets)
                 for event in self._session.events():
                     self._on_event(event)
         except ConnectionResetError as error:

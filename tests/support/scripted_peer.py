@@ -111,7 +111,7 @@ class Link:
     def run(self) -> None:
         with contextlib.suppress(OSError):
             while data := self.socket.recv(65536):
-                self.session.receive_data(data)
+                self.session.decoder.receive_data(data)
                 for event in self.session.events():
                     self._on_event(event)
         self.socket.close()

@@ -134,10 +134,10 @@ class WritingClient:
             raise UnsupportedError(StatusCode.UNSUPPORTED_OPERATION, "transactions declined")
         else:
             for item in items:
-                transaction.use(item.stream_id)
+                transaction._staged.use(item.stream_id)
                 if transaction.txn_id in self.ended:
-                    transaction.number((item.stream_id, 0))
-                    transaction.has_failed = True
+                    transaction._staged.number((item.stream_id, 0))
+                    transaction._staged.has_failed = True
                     raise TxnEndedError(StatusCode.TXN_ENDED, "dropped")
                 self._stage(item, transaction)
 
@@ -146,8 +146,8 @@ class WritingClient:
 
     def _stage(self, item, transaction):
         key = (item.stream_id, 0)
-        transaction.number(key)
-        transaction.on_staged(key, len(self._rows_in(item)))
+        transaction._staged.number(key)
+        transaction._staged.on_staged(key, len(self._rows_in(item)))
         self.staged.setdefault((transaction.txn_id, *key), []).extend(self._rows_in(item))
 
     def commit_txn(self, producer, batch_number, parts, *, record_count, digest, timeout_ms=None):

@@ -62,7 +62,7 @@ class Duet:
 
     def served(self, buffers) -> list:
         """The requests that the server receives."""
-        self.server.receive_data(b"".join(buffers))
+        self.server.decoder.receive_data(b"".join(buffers))
         return [each.frame for each in self.server.events() if isinstance(each, RequestReceived)]
 
     def told(self, buffers) -> list:

@@ -204,7 +204,7 @@ def test_goaway_leaves_open_calls_and_refuses_new_ones() -> None:
     conversation.phase = Phase.OPEN
     got: list = []
     _, buffers = conversation.start(PING, got.append)
-    server.receive_data(b"".join([*buffers]))
+    server.decoder.receive_data(b"".join([*buffers]))
     (request,) = [each for each in server.events() if isinstance(each, RequestReceived)]
     feed(conversation, server.send_goaway())
     with pytest.raises(ShuttingDownError):
@@ -218,7 +218,7 @@ def test_goaway_leaves_open_calls_and_refuses_new_ones() -> None:
 def test_what_a_client_does_not_serve_is_refused() -> None:
     conversation, server = Conversation("h:1", "me", Wishes()), Connection()
     _, buffers = server.start_call(Opcode.APPEND, b"", [b"x"])
-    server.receive_data(b"".join(feed(conversation, buffers)))
+    server.decoder.receive_data(b"".join(feed(conversation, buffers)))
     (event,) = server.events()
     assert event.frame.is_system_error
 

@@ -194,12 +194,12 @@ def test_a_server_that_does_not_know_transactions_is_not_asked(make, peer) -> No
 
 def test_a_transaction_does_one_thing_at_a_time() -> None:
     transaction = Transaction("t")
-    first = transaction.begin()
+    first = transaction._begin()
     with pytest.raises(ConfigurationError, match="one append at a time"):
-        transaction.begin()
+        transaction._begin()
     assert not transaction.has_failed
     first.end((), is_complete=True)
-    transaction.begin()
+    transaction._begin()
 
 
 def test_a_transaction_has_no_writer(make, server) -> None:
@@ -219,7 +219,7 @@ PIECE = RangeInfo(1, 0, 0, None, 0, ("127.0.0.1:1",))
 def test_a_number_that_a_range_refused_is_not_lost() -> None:
     """A server that dies before its seal is on disk has an open range again, without a gap."""
     transaction = Transaction("t")
-    staging = transaction.begin()
+    staging = transaction._begin()
     staging.add(items(b"a", b"b", b"c", b"d"))
     assert [staging.marks(index, PIECE).sequence for index in range(3)] == [0, 1, 2]
     staging.on_appended(0)
@@ -235,7 +235,7 @@ def test_a_number_that_a_range_refused_is_not_lost() -> None:
 def test_a_range_that_another_thread_looks_up_is_not_gone() -> None:
     router = Router()
     router.learn(1, [PIECE])
-    staging = Transaction("t").begin()
+    staging = Transaction("t")._begin()
     staging.add(items(b"a"))
     staging.marks(0, staging.range_for(0, 1, router))
     router.forget(1)

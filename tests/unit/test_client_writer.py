@@ -85,7 +85,7 @@ def test_a_server_that_does_not_know_writers_is_not_asked(make, peer) -> None:
         make(peer.endpoint).do("append", items(b"a"), writer=writer)
     assert caught.value.outcome is Outcome.NOT_APPLIED
     assert peer.seen(Opcode.APPEND) == []
-    numbering = writer.begin()
+    numbering = writer._begin()
     numbering.add(items(b"another"))
     assert numbering.marks(0, PIECE).sequence == 0
 
@@ -138,20 +138,20 @@ def test_a_range_server_that_was_not_told_yet_is_asked_again(make, server) -> No
 
 def test_a_writer_does_one_thing_at_a_time() -> None:
     writer = Writer()
-    first = writer.begin()
+    first = writer._begin()
     with pytest.raises(ConfigurationError, match="one append at a time"):
-        writer.begin()
+        writer._begin()
     first.add(items(b"a"))
     first.on_appended(0)
     first.end((), is_complete=True)
-    second = writer.begin()
+    second = writer._begin()
     second.add(items(b"b"))
     assert second.marks(0, PIECE).sequence == 1
 
 
 def test_what_a_writer_refuses_changes_nothing(make, server) -> None:
     writer = Writer("me")
-    first = writer.begin()
+    first = writer._begin()
     first.add(items(b"a", b"b"))
     first.end({0, 1}, is_complete=False)
     driver = make(server.endpoint)
@@ -165,12 +165,12 @@ def test_what_a_writer_refuses_changes_nothing(make, server) -> None:
 def test_what_was_appended_behind_a_batch_in_doubt_is_in_doubt_with_it() -> None:
     """Its number is taken: another batch under it would pass for a repeat, and be lost."""
     writer = Writer()
-    first = writer.begin()
+    first = writer._begin()
     first.add(items(b"a", b"b", b"c", b"d"))
     first.on_appended(0)
     first.on_appended(2)
     first.end({1}, is_complete=False)
-    second = writer.begin()
+    second = writer._begin()
     with pytest.raises(ConfigurationError, match="in doubt"):
         second.add(items(b"b", b"x"))
     assert second.add(items(b"b", b"c", b"e")) == [0, 1]

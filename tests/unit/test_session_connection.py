@@ -29,7 +29,7 @@ from sbp_core.wire.opcodes import Flag, Opcode
 
 
 def deliver(buffers, receiver):
-    receiver.receive_data(b"".join(buffers))
+    receiver.decoder.receive_data(b"".join(buffers))
     return list(receiver.events())
 
 
@@ -139,7 +139,7 @@ def test_closing_fails_open_calls_with_an_unknown_outcome(client, server):
 
 def test_garbage_breaks_the_connection_and_fails_open_calls(client, server):
     call_id, _ = ask(client, server)
-    client.receive_data(b"GET / HTTP/1.1\r\n\r\n")
+    client.decoder.receive_data(b"GET / HTTP/1.1\r\n\r\n")
     failed, broken = client.events()
     assert failed.call_id == call_id
     assert isinstance(broken, ConnectionBroken)

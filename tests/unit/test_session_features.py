@@ -31,7 +31,7 @@ def pair(agreement):
 
 
 def deliver(buffers, receiver):
-    receiver.receive_data(b"".join(buffers))
+    receiver.decoder.receive_data(b"".join(buffers))
     return list(receiver.events())
 
 

@@ -18,7 +18,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.io.conversation import (
@@ -30,6 +30,7 @@ from sbp_core.client.io.conversation import (
     unread,
 )
 from sbp_core.client.io.local_log import LocalLogs
+from sbp_core.client.io.running import Connections, OpenCalls
 from sbp_core.client.programs.program import (
     Abandon,
     Arrival,
@@ -37,7 +38,6 @@ from sbp_core.client.programs.program import (
     Call,
     Effect,
     Emit,
-    Inbox,
     Now,
     Program,
     Receive,
@@ -46,16 +46,12 @@ from sbp_core.client.programs.program import (
     timed,
 )
 from sbp_core.client.types import Connecting, parse_endpoint
-from sbp_core.errors import ConnectError, SbpError
-from sbp_core.sockets import Receiving, is_own_address
+from sbp_core.errors import SbpError
+from sbp_core.sockets import BUFFERS_PER_CALL_MAX, Receiving, is_own_address
 from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode
 
 T = TypeVar("T")
-
-_BUFFERS_PER_SEND: Final = 512
-"""Below every system's IOV_MAX."""
 
 
 class BlockingConnection:
@@ -123,7 +119,7 @@ class BlockingConnection:
             return error
 
     def retire(self) -> None:
-        """Take no new calls, and close after the open ones."""
+        """Accept no new calls, and close after the open ones."""
         with self._lock:
             self._conversation.retire()
             self._close_if_finished()
@@ -149,7 +145,7 @@ class BlockingConnection:
         try:
             self._flush(self._socket)
         except OSError:
-            self._wake()  # the thread meets the same error, and tells everybody
+            self._wake()  # the thread meets the same error, and fails the open calls
             return
         if self._outgoing:
             self._wake()
@@ -157,7 +153,7 @@ class BlockingConnection:
     def _flush(self, connected: socket.socket) -> None:
         """Send as much as the system takes now."""
         while self._outgoing:
-            batch = list(itertools.islice(self._outgoing, _BUFFERS_PER_SEND))
+            batch = list(itertools.islice(self._outgoing, BUFFERS_PER_CALL_MAX))
             try:
                 sent = connected.sendmsg(batch)
             except BlockingIOError:
@@ -260,11 +256,9 @@ class BlockingConnection:
 
 
 class ConnectionPool:
-    """One connection per endpoint, shared by all threads of this process.
+    """The connections that all threads of this process share; see `Connections`.
 
-    A connection that is no longer usable (lost, going away, unresponsive, or idle for so long that
-    the server may be closing it) is replaced at the next call. After a fork the child starts
-    without connections and leaves those of the parent alone.
+    After a fork the child starts without connections and leaves those of the parent alone.
     """
 
     def __init__(
@@ -273,14 +267,9 @@ class ConnectionPool:
         self._connecting = connecting
         self._clock = clock
         self._client_id = uuid.uuid4().hex
-        self._connections: dict[str, BlockingConnection]
-        self._retired: set[BlockingConnection]
-        self._used_at: dict[str, float]
         self._reset()
 
-    def start(
-        self, call: Call, sink: Callable[[Frame | SbpError], None]
-    ) -> tuple[BlockingConnection, Ticket]:
+    def start(self, call: Call, sink: Sink) -> tuple[BlockingConnection, Ticket]:
         """Send a call. Raises SbpError when it cannot be sent."""
         if self._connecting.on_timing is not None:
             sink = timed(call, sink, self._connecting.on_timing, self._clock)
@@ -296,7 +285,7 @@ class ConnectionPool:
     def maybe_cluster_id(self, endpoint: str) -> str | None:
         """Return the cluster that a server named on its connection, None if there is none."""
         with self._lock:
-            connection = self._connections.get(endpoint)
+            connection = self._connections.maybe_at(endpoint)
         return None if connection is None else connection.cluster_id
 
     def close(self) -> None:
@@ -304,39 +293,23 @@ class ConnectionPool:
         if os.getpid() != self._pid:
             self._reset()
         with self._lock:
-            self._is_closed = True
-            connections = [*self._connections.values(), *self._retired]
-            self._connections.clear()
-            self._retired.clear()
+            connections = self._connections.close()
         for connection in connections:
             connection.close()
 
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._connections = {}
-        self._retired = set()
-        self._used_at = {}
-        self._is_closed = False
+        self._connections = Connections(self._make, self._clock)
+
+    def _make(self, endpoint: str) -> BlockingConnection:
+        return BlockingConnection(endpoint, self._client_id, self._connecting)
 
     def _acquire(self, endpoint: str) -> BlockingConnection:
         if os.getpid() != self._pid:
             self._reset()
-        now = self._clock()
         with self._lock:
-            if self._is_closed:
-                raise ConnectError(f"the client is closed; nothing was sent to {endpoint}")
-            known = self._connections.get(endpoint)
-            idle_seconds = now - self._used_at.get(endpoint, now)
-            self._used_at[endpoint] = now
-            if known is not None:
-                if known.is_usable and idle_seconds < limits.IDLE_CONNECTION_MS / 2000:
-                    return known
-                known.retire()
-                self._retired = {each for each in self._retired if not each.is_over} | {known}
-            fresh = BlockingConnection(endpoint, self._client_id, self._connecting)
-            self._connections[endpoint] = fresh
-            return fresh
+            return self._connections.acquire(endpoint)
 
 
 class BlockingRunner:
@@ -354,42 +327,39 @@ class BlockingRunner:
     ) -> None:
         self._pool = pool
         self._logs = logs
-        self._clock = clock
-        self._inbox = Inbox()
-        self._tickets: dict[int, tuple[BlockingConnection, Ticket, Opcode]] = {}
+        self._calls: OpenCalls[BlockingConnection] = OpenCalls(clock)
         self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        """What the threads of connections hand over."""
 
     def stream(self, program: Program[Any]) -> Generator[Any, Any, None]:
         """Run a program, yielding what it emits; it is given what is sent for it."""
-        result: Any = None
+        answer: Any = None
         try:
-            while True:
-                try:
-                    effect = program.send(result)
-                except StopIteration:
-                    return
-                if isinstance(effect, Emit):
-                    result = yield effect.value
-                else:
-                    result = self._perform(effect)
+            while isinstance(found := self._advance(program, answer), Emit):
+                answer = yield found.value
         finally:
             program.close()
-            self._close()
+            self._calls.close()
 
     def run(self, program: Program[T]) -> T:
         """Run a program that emits nothing; return its result."""
-        result: Any = None
         try:
-            while True:
-                try:
-                    effect = program.send(result)
-                except StopIteration as stop:
-                    value: T = stop.value
-                    return value
-                result = self._perform(effect)
+            result: T = self._advance(program, None)
+            return result
         finally:
             program.close()
-            self._close()
+            self._calls.close()
+
+    def _advance(self, program: Program[Any], result: Any) -> Any:
+        """Run a program until it emits something; return that Emit, or the program's result."""
+        while True:
+            try:
+                effect = program.send(result)
+            except StopIteration as stop:
+                return stop.value
+            if isinstance(effect, Emit):
+                return effect
+            result = self._perform(effect)
 
     def _perform(self, effect: Effect) -> Any:
         if isinstance(effect, Start):
@@ -397,63 +367,45 @@ class BlockingRunner:
         if isinstance(effect, Receive):
             return self._receive(effect)
         if isinstance(effect, Now):
-            return self._now_ms()
+            return self._calls.now_ms()
         if isinstance(effect, Abandon):
-            self._abandon(effect.number)
+            self._calls.abandon(effect.number)
         return None
 
     def _start(self, call: Call) -> int:
-        number = self._inbox.open(self._now_ms() + call.timeout_ms)
+        calls = self._calls
+        number = calls.inbox.open(calls.now_ms() + call.timeout_ms)
         elsewhere: BatchesElsewhere | None = None
         if self._logs is not None:
-            is_on_this_machine = partial(self._is_on_this_machine, number)
-            call, elsewhere = self._logs.asking(call, is_on_this_machine)
+            call, elsewhere = self._logs.asking(call, partial(self._is_on_this_machine, number))
         try:
             connection, ticket = self._pool.start(
                 call, lambda content: self._arrivals.put(Arrival(number, content, elsewhere))
             )
         except SbpError as error:
-            self._inbox.deliver(Arrival(number, error))
+            calls.inbox.deliver(Arrival(number, error))
         else:
-            self._tickets[number] = (connection, ticket, call.opcode)
+            calls.sent[number] = (connection, ticket, call.opcode)
         return number
 
     def _receive(self, wanted: Receive) -> Arrival | None:
+        inbox = self._calls.inbox
         while True:
             while not self._arrivals.empty():
-                self._inbox.deliver(self._arrivals.get())
-            arrival = self._inbox.maybe_claim(wanted.numbers)
-            if arrival is not None:
-                return arrival
-            now_ms = self._now_ms()
-            for number in self._inbox.expired(now_ms):
-                connection, ticket, opcode = self._tickets.pop(number)
-                self._inbox.deliver(Arrival(number, connection.expire(ticket, opcode)))
-            arrival = self._inbox.maybe_claim(wanted.numbers)
+                inbox.deliver(self._arrivals.get())
+            now_ms = self._calls.now_ms()
+            arrival = self._calls.maybe_claim(wanted, now_ms)
             if arrival is not None:
                 return arrival
             if wanted.until_ms is not None and wanted.until_ms <= now_ms:
                 return None
-            wake_ms = self._inbox.maybe_wake_ms(wanted.until_ms)
+            wake_ms = inbox.maybe_wake_ms(wanted.until_ms)
             assert wake_ms is not None, "waiting for nothing"
             try:
-                self._inbox.deliver(self._arrivals.get(timeout=(wake_ms - now_ms) / 1000))
+                inbox.deliver(self._arrivals.get(timeout=(wake_ms - now_ms) / 1000))
             except queue.Empty:
                 continue
 
     def _is_on_this_machine(self, number: int) -> bool:
-        connection, _, _ = self._tickets[number]
+        connection, _, _ = self._calls.sent[number]
         return connection.is_on_this_machine
-
-    def _abandon(self, number: int) -> None:
-        self._inbox.abandon(number)
-        if number in self._tickets:
-            connection, ticket, _ = self._tickets.pop(number)
-            connection.abandon(ticket)
-
-    def _close(self) -> None:
-        for number in self._inbox.open_numbers:
-            self._abandon(number)
-
-    def _now_ms(self) -> float:
-        return self._clock() * 1000

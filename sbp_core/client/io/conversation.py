@@ -258,12 +258,12 @@ class Conversation:
 
     def get_buffer(self) -> memoryview:
         """Return where the next bytes from the peer go."""
-        return self._session.get_buffer()
+        return self._session.decoder.get_buffer()
 
     @property
     def missing_bytes(self) -> int:
         """Bytes that are to come before there is anything to do; 1 where that is not known."""
-        return self._session.missing_bytes
+        return self._session.decoder.missing_bytes
 
     def buffer_updated(self, count: int) -> bool:
         """Take in `count` bytes written into `get_buffer`; whether to call `receive` now.
@@ -287,7 +287,7 @@ class Conversation:
                 buffers = self._on_event(event, unsent_bytes)
                 unsent_bytes += sum(map(len, buffers))
                 outgoing += buffers
-            self._unasked.check_received(self._session.seen_frame_count)
+            self._unasked.check_received(self._session.decoder.seen_count)
         except ProtocolError as error:
             self.end(lost(self.endpoint, error))
             return []
@@ -392,7 +392,7 @@ class Conversation:
         ticket = self._tickets.get(event.call_id)
         if ticket is None:
             return []
-        self._unasked.on_awaited(self._session.seen_frame_count)
+        self._unasked.on_awaited(self._session.decoder.seen_count)
         error = ticket.maybe_excess(event.frame)
         if error is not None:
             del self._tickets[event.call_id]
@@ -420,7 +420,7 @@ class Conversation:
         if failure is not None and failure.retriable and not isinstance(failure, NotLeaderError):
             self.end(lost(self.endpoint, f"it refused the greeting: {failure}"))
             return []
-        self._unasked.on_awaited(self._session.seen_frame_count)
+        self._unasked.on_awaited(self._session.decoder.seen_count)
         self._dialect = dialect_of(answer.status)
         self._is_told_apart = self._dialect is Dialect.SPECIFICATION
         self._is_ours = answer.cluster_id is not None
@@ -430,7 +430,7 @@ class Conversation:
 
     def _on_probed(self, frame: Frame) -> list[Buffer]:
         """Note whether the server speaks the dialect that its greeting had; see `_release`."""
-        self._unasked.on_awaited(self._session.seen_frame_count)
+        self._unasked.on_awaited(self._session.decoder.seen_count)
         self._is_told_apart = True
         if not frame.is_system_error:
             try:

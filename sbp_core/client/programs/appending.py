@@ -21,7 +21,7 @@ from typing import Self
 from sbp_core import limits
 from sbp_core.client.programs.append_state import AppendFrame, AppendState
 from sbp_core.client.programs.calls import Attempts, Context
-from sbp_core.client.programs.numbering import Numbering, Transaction, Writer
+from sbp_core.client.programs.numbering import Transaction, Writer, begin_numbering
 from sbp_core.client.programs.program import (
     Arrival,
     Emit,
@@ -66,8 +66,8 @@ class AppendKind:
 
     @contextmanager
     def begin(self, context: Context) -> Iterator[AppendState]:
-        """Give the state of a new append, which ends then."""
-        numbering = self._numbering()
+        """Yield the state of a new append, which ends with the body."""
+        numbering = begin_numbering(self.writer, self.transaction)
         state = AppendState(context, numbering)
         is_complete = False
         try:
@@ -75,11 +75,6 @@ class AppendKind:
             is_complete = True
         finally:
             numbering.end(state.in_doubt, is_complete=is_complete)
-
-    def _numbering(self) -> Numbering:
-        if self.writer is not None:
-            return self.writer.begin()
-        return Numbering() if self.transaction is None else self.transaction.begin()
 
 
 def append(
@@ -238,10 +233,18 @@ AsyncSteps = AsyncGenerator[None, Sequence[AppendItem] | None]
 
 
 class Appender:
-    """Appends batches as they are given, those of one stream in order (see `Client.appender`).
+    """Appends batches one group after the other, while earlier ones are on their way.
 
-    For one thread. After an error it is over, and raises ConfigurationError; so it does when it is
-    closed before `finish`: then the outcome of the batches that are `unacknowledged` is not known.
+    Made by `Client.appender`; for one thread. The batches of one stream are appended in order.
+
+        with client.appender(writer=Writer()) as appender:
+            for items in groups:
+                appender.append(items)
+            appender.finish()
+
+    Leaving the block without `finish` gives up what is not appended. After that, after `finish`
+    and after an error the appender is over: `append` and `finish` raise ConfigurationError, and
+    the outcome of the batches in `unacknowledged` is not known.
     """
 
     def __init__(self, work: GradualAppend, steps: Steps) -> None:
@@ -277,7 +280,10 @@ class Appender:
 
 
 class AsyncAppender:
-    """The same for one task (see `AsyncClient.appender`)."""
+    """Appends batches one group after the other, as `Appender` does, for one asyncio task.
+
+    Made by `AsyncClient.appender`; use it with `async with`, and await `append` and `finish`.
+    """
 
     def __init__(self, work: GradualAppend, steps: AsyncSteps) -> None:
         self._work = work

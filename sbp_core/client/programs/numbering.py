@@ -52,9 +52,9 @@ class Numbering:
     stream_batches_max = sys.maxsize
 
     def add(self, items: Sequence[AppendItem]) -> Collection[int]:
-        """Take the next batches; return the indexes of those that may be appended already.
+        """Accept the next batches; return the indexes of those that may be appended already.
 
-        Raises SbpError for ones that it cannot take: then it takes none.
+        Raises SbpError for unusable ones: then it accepts none.
         """
         return ()
 
@@ -69,29 +69,33 @@ class Numbering:
         return piece
 
     def marks(self, index: int, piece: RangeInfo) -> Marks:
-        """Return what is said of a batch that is sent to a range now."""
+        """Return the marks of a batch that is sent to a range now."""
         return UNMARKED
 
     def on_appended(self, index: int) -> None:
-        """Take note that a server has a batch."""
+        """Record that a server has a batch."""
 
     def on_refused(self, index: int, error: SbpError) -> None:
-        """Take note that a server refused a batch, this time."""
+        """Record that a server refused a batch, this time."""
 
     def end(self, in_doubt: Collection[int], *, is_complete: bool) -> None:
-        """Take note that the append is over: `is_complete` if all batches are appended."""
+        """Record the end of the append: `is_complete` if all batches are appended."""
 
 
 class Writer:
-    """Numbers the batches of a writer, for each stream from 0 (SPEC "APPEND", extension).
+    """Makes appends idempotent: each batch is appended once, however often it is sent.
 
-    Servers append each number once, however often it is sent. So an append of unknown outcome can
-    be retried. One that was given up stays in doubt: the next append to the stream has to begin
-    with the same batches.
+        writer = Writer()
+        client.append(items, writer=writer)
 
-    A writer is for one append at a time, with any client, and ends with the process: an id is not
-    to be used again. Raises ConfigurationError for one that is not 1 to WRITER_ID_LENGTH_MAX
-    letters, digits, `.`, `_` and `-`.
+    It numbers the batches of each stream from 0, and servers append each number once (SPEC
+    "APPEND", extension). So an append of unknown outcome is retried. If an append raised an error,
+    some of its batches may be appended: the next append to the same stream has to begin with the
+    same batches, or raises ConfigurationError.
+
+    One append at a time, with any client. Without `writer_id` the writer gets a new id; use an id
+    in one process only, and never again: numbers begin at 0. Raises ConfigurationError for an id
+    that is not 1 to WRITER_ID_LENGTH_MAX letters, digits, `.`, `_` and `-`.
     """
 
     def __init__(self, writer_id: str | None = None) -> None:
@@ -104,11 +108,7 @@ class Writer:
         self._streams: dict[int, _Stream] = {}
         self._at_work = threading.Lock()
 
-    def begin(self) -> Numbering:
-        """Return how an append numbers its batches; `end` of that comes next.
-
-        Raises ConfigurationError if the writer is at work.
-        """
+    def _begin(self) -> Numbering:
         if not self._at_work.acquire(blocking=False):
             raise ConfigurationError(
                 f"writer {self.writer_id} is at work: one append at a time, or another writer"
@@ -241,72 +241,27 @@ _RangeKey = tuple[int, int]
 """(stream id, range index)."""
 
 
-class Transaction:
-    """Stages batches under an id that no other transaction has (SPEC "APPEND", extension).
+class _Staged:
+    """What a transaction has staged, and the numbers of its batches in each range."""
 
-    Staged batches have no offsets and are not visible until `parts` are committed: then all are
-    appended, those of a stream in the order in which they were staged. Staging is idempotent, so an
-    append with a transaction is retried whatever its outcome. A range that is sealed keeps its
-    staged batches; later ones go to the next range.
-
-    A transaction is for one append at a time, with any client. It must not be committed after a
-    failed append: abort its `parts`, and begin another one under another id. Raises
-    ConfigurationError for an id that is not 1 to TXN_ID_LENGTH_MAX letters, digits, `.`, `_`, `~`
-    and `-`; `txn_id_of` makes one that names its producer.
-    """
-
-    def __init__(self, txn_id: str) -> None:
-        if not is_txn_id(txn_id):
-            raise ConfigurationError(
-                f"{txn_id!a} cannot name a transaction: expected 1 to {limits.TXN_ID_LENGTH_MAX}"
-                " letters, digits, '.', '_', '~' or '-'"
-            )
-        self.txn_id: Final = txn_id
+    def __init__(self) -> None:
         self.has_failed = False
-        """Whether an append failed: then less may be staged than was to be, or more."""
+        self.at_work = threading.Lock()
         self._streams: dict[int, int] = {}
         """Streams by their place in the order of first use."""
         self._numbered: dict[_RangeKey, int] = {}
         """By range: how many numbers were given to batches."""
         self._unused: dict[_RangeKey, list[int]] = {}
         """By range: the numbers that were taken back, as a heap."""
-        self._staged: dict[_RangeKey, tuple[int, int]] = {}
+        self._counts: dict[_RangeKey, tuple[int, int]] = {}
         """By range: how many records and batches are known to be staged."""
-        self._at_work = threading.Lock()
 
-    def parts(self) -> tuple[TxnPart, ...]:
-        """Return what is staged: to commit, or to drop.
-
-        Streams are in the order of first use, and of each its ranges. After a failure also where
-        something may be staged, although no server confirmed it.
-        """
-        used = self._numbered if self.has_failed else self._staged
+    def parts(self, txn_id: str) -> tuple[TxnPart, ...]:
+        used = self._numbered if self.has_failed else self._counts
         return tuple(
-            TxnPart(self.txn_id, *key, *self._staged.get(key, (0, 0)))
+            TxnPart(txn_id, *key, *self._counts.get(key, (0, 0)))
             for key in sorted(used, key=lambda key: (self._streams[key[0]], key[1]))
         )
-
-    def begin(self) -> Numbering:
-        """Return how an append numbers what it stages; `end` of that comes next.
-
-        Raises ConfigurationError if the transaction is at work, or has failed.
-        """
-        if not self._at_work.acquire(blocking=False):
-            raise ConfigurationError(
-                f"transaction {self.txn_id} is at work: one append at a time, or another one"
-            )
-        if self.has_failed:
-            self._at_work.release()
-            raise ConfigurationError(
-                f"an append of transaction {self.txn_id} has failed: drop what is staged, and"
-                " begin another one"
-            )
-        return _Staging(self)
-
-    def end(self, *, has_failed: bool) -> None:
-        """End an append: with one that failed the transaction has."""
-        self.has_failed = has_failed
-        self._at_work.release()
 
     def use(self, stream_id: int) -> None:
         """Give a stream its place in the order of first use."""
@@ -322,12 +277,66 @@ class Transaction:
 
     def take_back(self, key: _RangeKey, sequence: int) -> None:
         """Let another batch have a number: the range has none under it."""
+        # The lowest one is used first: a server refuses a batch behind a gap in the numbers.
         heapq.heappush(self._unused.setdefault(key, []), sequence)
 
     def on_staged(self, key: _RangeKey, record_count: int) -> None:
-        """Take note of a batch that is staged in a range."""
-        records, batches = self._staged.get(key, (0, 0))
-        self._staged[key] = records + record_count, batches + 1
+        """Count a batch that is staged in a range."""
+        records, batches = self._counts.get(key, (0, 0))
+        self._counts[key] = records + record_count, batches + 1
+
+
+class Transaction:
+    """A set of batches that become visible together, or not at all (SPEC "APPEND", extension).
+
+    `txn_id` must be new: 1 to TXN_ID_LENGTH_MAX letters, digits, `.`, `_`, `~` and `-`; `txn_id_of`
+    makes one that names its producer. Raises ConfigurationError for any other.
+
+        transaction = Transaction(txn_id_of("orders", 17, uuid4().hex))
+        client.append(items, transaction=transaction)
+        client.commit_txn("orders", 17, transaction.parts(), record_count=20, digest=digest)
+
+    Appended batches are staged: they are durable, have no offsets and are not visible before
+    `commit_txn`. Then those of a stream get their offsets in the order in which they were staged.
+    Staging is idempotent, so an append is retried whatever its outcome. One append at a time, with
+    any client. If an append raised an error, do not commit: pass `parts` to `abort_txns`, and begin
+    another transaction.
+    """
+
+    def __init__(self, txn_id: str) -> None:
+        if not is_txn_id(txn_id):
+            raise ConfigurationError(
+                f"{txn_id!a} cannot name a transaction: expected 1 to {limits.TXN_ID_LENGTH_MAX}"
+                " letters, digits, '.', '_', '~' or '-'"
+            )
+        self.txn_id: Final = txn_id
+        self._staged = _Staged()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an append failed: then less may be staged than was to be, or more."""
+        return self._staged.has_failed
+
+    def parts(self) -> tuple[TxnPart, ...]:
+        """Return what is staged: to commit, or to abort.
+
+        Streams are in the order of first use, and of each its ranges. After a failure also where
+        something may be staged, although no server confirmed it.
+        """
+        return self._staged.parts(self.txn_id)
+
+    def _begin(self) -> Numbering:
+        if not self._staged.at_work.acquire(blocking=False):
+            raise ConfigurationError(
+                f"transaction {self.txn_id} is at work: one append at a time, or another one"
+            )
+        if self.has_failed:
+            self._staged.at_work.release()
+            raise ConfigurationError(
+                f"an append of transaction {self.txn_id} has failed: drop what is staged, and"
+                " begin another one"
+            )
+        return _Staging(self.txn_id, self._staged)
 
 
 class _Staging(Numbering):
@@ -340,16 +349,17 @@ class _Staging(Numbering):
     feature = FeatureName.TRANSACTIONS
     is_ordered = True
 
-    def __init__(self, transaction: Transaction) -> None:
-        self._transaction = transaction
+    def __init__(self, txn_id: str, staged: _Staged) -> None:
+        self._txn_id = txn_id
+        self._staged = staged
         self._record_counts: list[int] = []
         self._numbers: dict[int, tuple[_RangeKey, int]] = {}
 
     def add(self, items: Sequence[AppendItem]) -> Collection[int]:
-        """Take batches, none of which is staged yet. Raises RecordBatchError if one is none."""
+        """Accept batches, none of which is staged yet. Raises RecordBatchError if one is none."""
         self._record_counts += [peek_batch(item.batch).record_count for item in items]
         for item in items:
-            self._transaction.use(item.stream_id)
+            self._staged.use(item.stream_id)
         return ()
 
     def range_for(self, index: int, stream_id: int, router: Router) -> RangeInfo:
@@ -379,14 +389,14 @@ class _Staging(Numbering):
         """Return the transaction's id and number in the range."""
         if index not in self._numbers:
             key = (piece.stream_id, piece.range_index)
-            self._numbers[index] = key, self._transaction.number(key)
+            self._numbers[index] = key, self._staged.number(key)
         _, sequence = self._numbers[index]
-        return Marks(None, sequence, self._transaction.txn_id)
+        return Marks(None, sequence, self._txn_id)
 
     def on_appended(self, index: int) -> None:
         """Count what is staged now."""
         key, _ = self._numbers.pop(index)
-        self._transaction.on_staged(key, self._record_counts[index])
+        self._staged.on_staged(key, self._record_counts[index])
 
     def on_refused(self, index: int, error: SbpError) -> None:
         """Let a batch go on in the next range.
@@ -394,8 +404,19 @@ class _Staging(Numbering):
         Or in the same one: a server that reported a seal may crash before that is on disk.
         """
         if isinstance(error, RangeSealedError):
-            self._transaction.take_back(*self._numbers.pop(index))
+            self._staged.take_back(*self._numbers.pop(index))
 
     def end(self, in_doubt: Collection[int], *, is_complete: bool) -> None:
         """End the append: if not all of it is staged, the transaction has failed."""
-        self._transaction.end(has_failed=bool(self._record_counts) and not is_complete)
+        self._staged.has_failed = bool(self._record_counts) and not is_complete
+        self._staged.at_work.release()
+
+
+def begin_numbering(writer: Writer | None, transaction: Transaction | None) -> Numbering:
+    """Return how a new append numbers its batches; its `end` has to be called.
+
+    Raises ConfigurationError if the writer or transaction is at work, or the transaction failed.
+    """
+    if writer is not None:
+        return writer._begin()  # noqa: SLF001 - users have no use for it
+    return Numbering() if transaction is None else transaction._begin()  # noqa: SLF001

@@ -150,10 +150,10 @@ class PlacementDriverHandlers:
             )
             if request.client_role == ClientRole.RANGE_SERVER:
                 await self._joining.heard(
-                    request.range_server, request.server_secret, call.standing
+                    request.range_server, request.server_secret, call.peer.standing
                 )
-                commit = await self._check_history(request, call.standing)
-            promised = await self._check_log(request, call.standing)
+                commit = await self._check_history(request, call.peer.standing)
+            promised = await self._check_log(request, call.peer.standing)
         except (*_REFUSALS, AlreadyExistsError) as error:
             status = status_for(error)
         rest = call.greet(
@@ -222,7 +222,7 @@ class PlacementDriverHandlers:
         request = call.decode(ReportMetricsRequest)
         status = SUCCESS
         try:
-            await self._joining.reported(request.range_server, call.standing)
+            await self._joining.reported(request.range_server, call.peer.standing)
             assert request.range_server is not None
             self._membership.report(
                 ServerLoad(

@@ -119,7 +119,7 @@ class AppendHandler(PromptHandler):
         request = call.decode(AppendRequest)
         items = list(split_payload(request.append_requests, call.payload))
         if any(each.info.txn_id is not None and is_copy(each.info.txn_id) for each in items):
-            self._check_driver(call.standing, "APPEND of a copy of a transaction")
+            self._check_driver(call.peer.standing, "APPEND of a copy of a transaction")
         frame = _Frame(call, items, began_at)
         places = [(item.stream_id, item.range_index) for item in items]
         lacking = self._host.lacking(places, is_append=True)

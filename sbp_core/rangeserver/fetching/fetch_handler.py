@@ -291,7 +291,7 @@ class _Fetch:
             if cached is not None:
                 self.send_now(cached, is_end=is_end)
                 return
-        async with call.reserve(sum(answer.length_bytes for answer in answers)):
+        async with call.peer.reserve(sum(answer.length_bytes for answer in answers)):
             read = partial(self._maybe_read, answers, may_wait=True)
             async with shared.reads.read(self._job(answers), read) as frame:
                 assert frame is not None  # what cannot be read is in its answers
@@ -301,7 +301,7 @@ class _Fetch:
         """Whether what is in memory need not wait for a turn; `others` are sending now."""
         call = self._call
         is_alone = self._shared.reads.is_idle and others < limits.READS_AT_WORK_MAX
-        has_room = call.has_room_for(limits.FETCH_FRAME_BYTES)
+        has_room = call.peer.has_room_for(limits.FETCH_FRAME_BYTES)
         return is_alone and has_room and not call.agreement.has_compression
 
     def _maybe_read(self, answers: Sequence[Answer], *, may_wait: bool) -> _Frame | None:
@@ -324,7 +324,7 @@ class _Fetch:
             parts.append(bodies)
             served.append(answer.cut_short(bodies.slot_count, error) if error else answer)
         buffers, crc32 = joined(parts)
-        payload = self._call.pack(buffers, crc32) if buffers else _NOTHING
+        payload = self._call.peer.pack(buffers, crc32) if buffers else _NOTHING
         return _Frame(served, response_of(served), payload)
 
     def _job(self, answers: Sequence[Answer]) -> ReadJob:

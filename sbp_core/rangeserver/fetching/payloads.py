@@ -138,7 +138,7 @@ class LocalReads:
             return False
         if call.agreement.isolation:  # it takes turns with other classes, which files do not
             return False
-        return request.takes_places and call.is_from_this_host and not call.is_one_frame
+        return request.takes_places and call.peer.is_from_this_host and not call.is_one_frame
 
     def response(self, answers: Sequence[Answer]) -> FetchResponse:
         """Return the header of a frame that says where the batches are."""
