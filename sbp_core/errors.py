@@ -1,4 +1,4 @@
-"""The exception tree. Every error says what a caller may decide from it, not just what happened.
+"""The exception tree. The class of an error, and its attributes, are what a caller decides by.
 
 SbpError
 +-- ConfigurationError          a setting, option or argument of ours is wrong
@@ -13,30 +13,7 @@ SbpError
 |   +-- ConnectionLostError     the connection broke while a call was open
 +-- DeadlineExceededError       no answer in time
 +-- StatusError                 the peer answered with an error status
-|   +-- InvalidRequestError
-|   +-- UnsupportedError
-|   +-- PermissionDeniedError
-|   +-- NotFoundError
-|   +-- AlreadyExistsError
-|   +-- RangeNotFoundError
-|   +-- RangeSealedError
-|   +-- OffsetOutOfRangeError
-|   +-- ThrottledError
-|   +-- RequestTimeoutError
-|   +-- NotLeaderError
-|   +-- RangeOpenError
-|   +-- NoRangeServerError
-|   +-- SealUnansweredError
-|   +-- ShuttingDownError
-|   +-- StorageError
-|   +-- DiskFullError
-|   +-- WriterGapError
-|   +-- WriterRepeatError
-|   +-- WriterUnknownError
-|   +-- WritersNotThereError
-|   +-- TxnEndedError
-|   +-- TxnIncompleteError
-|   +-- TxnAbortedError
+|   +-- ...                     one class for each kind of status, see below
 +-- LogError                    the durable log on this machine
     +-- LogCorruptionError
     +-- LogWriteError
@@ -242,7 +219,11 @@ class UnsupportedError(StatusError):
 
 
 class PermissionDeniedError(StatusError):
-    """The request is for the placement driver, or a certain server, which the peer is not."""
+    """The server refuses the request: only another sender may make it.
+
+    Some requests to range servers are for the placement driver of their cluster alone, which has to
+    prove its identity first (SPEC "HEARTBEAT", extension).
+    """
 
     codes = (StatusCode.PERMISSION_DENIED,)
     outcome = Outcome.NOT_APPLIED
@@ -256,7 +237,7 @@ class NotFoundError(StatusError):
 
 
 class AlreadyExistsError(StatusError):
-    """The name is taken, or a server's place."""
+    """The name of a stream is in use, or another range server has the same identity."""
 
     codes = (StatusCode.CONFLICT,)
     outcome = Outcome.NOT_APPLIED
@@ -353,7 +334,7 @@ class SealUnansweredError(StatusError):
 
 
 class ShuttingDownError(StatusError):
-    """The server is draining and takes no new calls."""
+    """The server is draining and accepts no new calls."""
 
     codes = (StatusCode.RS_SHUTTING_DOWN,)
     retriable = True
@@ -400,13 +381,21 @@ class WriterRepeatError(StatusError):
 
 
 class WriterUnknownError(StatusError):
-    """The server does not know the writer, or no longer: it cannot recognise a repeat."""
+    """The server does not know the writer: whether it has the batch is unknown.
+
+    A server remembers the last WRITERS_PER_STREAM_MAX writers of a stream. Read the end of the
+    stream to find out what was appended, then go on with a new writer.
+    """
 
     codes = (StatusCode.WRITER_UNKNOWN,)
 
 
 class WritersNotThereError(StatusError):
-    """The server has the range, and not yet the last numbers of the writers of its stream."""
+    """The server has just got the range, and does not know the numbers of the writers yet.
+
+    It gets them from the server of the range before. Retry: until then a repeat would be appended
+    twice.
+    """
 
     codes = (StatusCode.WRITERS_NOT_THERE,)
     retriable = True
@@ -415,14 +404,14 @@ class WritersNotThereError(StatusError):
 
 
 class TxnEndedError(StatusError):
-    """The transaction was published or dropped before: nothing can be staged under its id."""
+    """The transaction was published or aborted before: nothing can be staged under its id."""
 
     codes = (StatusCode.TXN_ENDED,)
     outcome = Outcome.NOT_APPLIED
 
 
 class TxnIncompleteError(StatusError):
-    """Not all that a transaction is said to have staged is there: nothing of it was published."""
+    """The server has not staged all records that the commit names: none of them was published."""
 
     codes = (StatusCode.TXN_INCOMPLETE,)
     outcome = Outcome.NOT_APPLIED
@@ -463,5 +452,5 @@ _ERROR_BY_CODE = _claimed_codes()
 
 
 def error_for_code(code: int, message: str, detail: bytes = b"") -> StatusError:
-    """Return the exception that stands for an error status (never raises)."""
+    """Return the exception of an error status (never raises)."""
     return _ERROR_BY_CODE.get(code, StatusError)(code, message, detail)

@@ -12,7 +12,7 @@ given), and with + at every later time too:
     error(ERRNO)  OSError is raised, EIO when no errno is named; for places that do I/O
     sleep(MS)     the thread stands still
 
-Each time a line on standard error says so, so that a test can tell that its fault took place.
+Each time a line is written to standard error, which shows a test that its fault took place.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ CHANGES_FOLLOWED_MAX: Final = 10_000
 PING_ECHO_BYTES: Final = KIB
 """A PING with a larger payload is echoed only while little waits to be sent, by either side."""
 PING_UNSENT_BYTES_MAX: Final = 64 * KIB
-"""So much may wait to be sent on a connection of a client before it echoes large requests."""
+"""Bytes that may wait to be sent on a client's connection while it echoes large requests."""
 ANSWERS_UNSENT_BYTES_MAX: Final = MIB
 """Answers to a server's requests that may wait to be sent before the connection is ended."""
 
@@ -158,7 +158,7 @@ SCHEMAS_PER_TURN: Final = 1
 SCHEMA_RESULT_BYTES: Final = KIB
 """So many bytes of a schema count for a result, in RESULTS_PER_FRAME."""
 SCHEMA_FAULTS_LENGTH_MAX: Final = 8 * KIB
-"""Characters that tell a peer what is wrong with a schema; there may be a line for each column."""
+"""Characters of the message about faults of a schema, which may have a line for each column."""
 
 # Server memory.
 CONNECTIONS_MAX: Final = 1024
@@ -186,7 +186,7 @@ FRAMES_PER_TURN_MAX: Final = 256
 TURN_MS: Final = 5
 """The same in time of the processor: some frames take a thousand times as much as others."""
 ACCEPT_PAUSE_MS: Final = 1_000
-"""Before a server tries again that has no descriptor for another connection."""
+"""Pause of a server that has no descriptor for another connection, before it accepts again."""
 DESCRIPTORS_RESERVED: Final = 320
 """Of the process, for files instead of connections; a quarter where it has few."""
 CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
@@ -235,7 +235,7 @@ LOCAL_READ_PLACES_BYTES_MAX: Final = 64 * MIB
 """Bytes of the batches that one answer has places of: these take little room, and a question for
 a few batches as much time as one for many."""
 LOCAL_READ_PAUSE_MS: Final = 60_000
-"""Where a look into the files of a server failed, it is not tried again for so long."""
+"""Pause after a failed read of the files of a server, before they are read again."""
 FETCH_BATCH_BYTES_DEFAULT: Final = MIB
 PENDING_APPEND_BYTES_MAX: Final = 80 * MIB
 """What appends that wait for the disk count for, of all connections; beyond it they are refused.
@@ -260,8 +260,8 @@ SEGMENT_BYTES_MAX: Final = 4096 * MIB
 ENTRY_BYTES_MAX: Final = FRAME_BYTES_MAX
 GROUP_COMMIT_BYTES_MAX: Final = 32 * MIB
 OVERLAPPING_GROUP_BYTES_MIN: Final = 2 * MIB
-"""With so much waiting a group is written while the one before it is synced. Less had better wait
-for that, and share a larger group: a sync costs more than what it takes to write that."""
+"""With so much waiting a group is written while the one before it is synced. Less waits
+for that, and shares a larger group: a sync costs more than what it takes to write that."""
 FSYNC_INTERVAL_MS: Final = 1_000
 """How long acknowledged batches may stay unsynced where `fsync` is "interval"."""
 FSYNC_INTERVAL_MS_MAX: Final = 60_000
@@ -275,7 +275,7 @@ READ_CLASSES_MAX: Final = 32
 """Classes of reads that wait at a time, tail and catch-up apart; those beyond share two."""
 TAIL_WINDOW_BYTES: Final = 2 * GROUP_COMMIT_BYTES_MAX
 """Reads so close to the end of the log are tail reads: the two largest group commits, which were
-just written and lie in the page cache. Who lags by more catches up."""
+just written and lie in the page cache. Readers that lag by more catch up."""
 RECENT_BODIES_BYTES_MAX: Final = 48 * MIB
 """What a range server keeps in memory of the batches that were appended last."""
 SEGMENT_FILES_OPEN_MAX: Final = 128
@@ -361,9 +361,9 @@ SNAPSHOT_STAGED_BYTES: Final = 4 * MIB
 """Bytes of what is staged in one SNAPSHOT_STAGED entry."""
 STAGED_TIMEOUT_MS: Final = 86_400_000
 STAGED_TIMEOUT_MS_MAX: Final = 30 * 86_400_000
-"""How long something may stay staged that nobody decides about."""
+"""How long something may stay staged without a decision."""
 STAGED_ASK_MS: Final = 60_000
-"""So long the placement driver is not asked whether the batch of what is staged was decided."""
+"""How long a batch is staged before the placement driver is asked whether it was decided."""
 
 # Names and metadata.
 STREAM_NAME_LENGTH_MAX: Final = 249
@@ -394,9 +394,9 @@ CLUSTER_RANGE_SERVERS_MAX: Final = 64
 RETRY_BACKOFF_MS: Final = 50
 RETRY_BACKOFF_MS_MAX: Final = 2_000
 RETRY_BUDGET_MS: Final = 60_000
-"""How long an operation is tried again while it makes no progress."""
-RETRY_TOLD_MS: Final = 10_000
-"""After so long without progress a client's log tells why, and then as often."""
+"""How long an operation is retried while it makes no progress."""
+RETRY_LOG_INTERVAL_MS: Final = 10_000
+"""Time without progress after which a client logs the error, and the interval from then on."""
 PLACEMENT_DRIVERS_MAX: Final = 16
 """Nodes of a placement driver's cluster that a client takes note of."""
 STREAMS_PER_CALL: Final = 2_000
@@ -428,7 +428,7 @@ assert ENTRY_BYTES_MAX <= GROUP_COMMIT_BYTES_MAX
 assert 768 * SNAPSHOT_WRITERS_PER_ENTRY <= ENTRY_BYTES_MAX
 assert 768 * WRITERS_PER_STREAM_MAX + RESULTS_PER_FRAME * KIB < HEADER_BYTES_MAX // 2
 assert SNAPSHOT_STAGED_BYTES < ENTRY_BYTES_MAX
-assert RETRY_BUDGET_MS < ONE_SHOT_KEPT_MS, "who tries again is told what was decided"
+assert RETRY_BUDGET_MS < ONE_SHOT_KEPT_MS, "a retry still finds the decision"
 assert 16 * TXN_BATCHES_MAX < ENTRY_BYTES_MAX // 2, "the rest is room for the ids"
 assert WRITER_BATCHES_KEPT > 1
 assert WRITERS_PER_STREAM_MAX <= WRITERS_MAX
@@ -453,7 +453,7 @@ assert GOAWAY_GRACE_MS < DRAIN_TIMEOUT_MS
 assert UNUSED_CONNECTION_MS < SPARED_CONNECTION_MS < IDLE_CONNECTION_MS
 assert HEARTBEAT_INTERVAL_MS < SPARED_CONNECTION_MS, "a range server keeps its connection"
 assert RETRY_BACKOFF_MS < RETRY_BACKOFF_MS_MAX < REQUEST_TIMEOUT_MS <= RETRY_BUDGET_MS
-assert RETRY_TOLD_MS < RETRY_BUDGET_MS, "nobody is kept waiting in silence"
+assert RETRY_LOG_INTERVAL_MS < RETRY_BUDGET_MS, "a log line comes before the error"
 assert 0 < FETCH_POLL_MS <= FETCH_POLL_MS_MAX < FETCH_WAIT_MS_MAX
 assert STREAMS_PER_CALL <= STREAMS_PER_REQUEST_MAX
 assert 6 * STREAMS_PER_REQUEST_MAX < HEADER_TABLES_MAX

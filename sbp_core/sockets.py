@@ -27,7 +27,7 @@ _TCP_ESTABLISHED: Final = 1
 
 
 class Receiving:
-    """Tells the system how many bytes are worth a wake-up of the reader of `connected`.
+    """Sets how many bytes the system waits for before it wakes up the reader of `connected`.
 
     The socket must not block: a call that blocks and has a part of them already is not woken up
     for a rest that is smaller.

@@ -57,7 +57,7 @@ class AsyncClient:
     """An asyncio client of the cluster whose placement driver is at `endpoint` ("host:port").
 
     The tasks of one loop may share it. Every call has a deadline of `timeout_ms`; failed calls are
-    tried again as `retry` says, where that is safe. All methods raise SbpError.
+    retried as `retry` says, where that is safe. All methods raise SbpError.
     """
 
     def __init__(
@@ -88,18 +88,19 @@ class AsyncClient:
         *,
         timeout_ms: int | None = None,
     ) -> list[Frame]:
-        """Make one call to any server, once; return the frames of its answer.
+        """Make one call to any server, without retries; return the frames of its answer.
 
-        `header` is the opcode's request table. Raises SbpError when there is no complete answer,
-        or when it is a system error; a status inside the answer is for the caller to look at.
+        For operations that have no method here. `header` is the opcode's request table (module
+        `sbp_core.wire.headers`). Raises SbpError when there is no complete answer, or when it is a
+        system error. Check the status inside the answer yourself.
         """
         deadline_ms = self._within(timeout_ms).timeout_ms
         return await self.exchange(Call(endpoint, opcode, header, deadline_ms, tuple(payload)))
 
     async def exchange(self, call: Call) -> list[Frame]:
-        """Do what `call` does, for a call that may need a feature.
+        """Do what `call` does, with a call that may need a feature of the connection.
 
-        Raises UnsupportedError where the server did not agree to that.
+        Raises UnsupportedError if the server did not agree to the feature; nothing is sent then.
         """
         return await self._run(calls.exchange(call))
 
@@ -108,8 +109,9 @@ class AsyncClient:
     ) -> list[T]:
         """Ask the placement driver that leads; return the headers of its answer.
 
-        `header` is the opcode's request table, `table` its response table. Tried again as `retry`
-        says, so for what may be repeated. Raises SbpError, also for the status of the answer.
+        `header` is the opcode's request table, `table` its response table. The call is retried,
+        also after a timeout: use it for requests that may be repeated. Raises SbpError, also for
+        an error status of the answer.
         """
         return await self._run(calls.ask(self._within(timeout_ms), opcode, header, table))
 
@@ -191,16 +193,18 @@ class AsyncClient:
 
     @property
     def last_commit(self) -> StoreCommit | None:
-        """The last commit of the placement driver's metadata that it reported, None if it did not.
+        """The last commit of the placement driver's metadata that it reported, or None.
 
-        It does so whenever it is asked for a revision, or for ranges.
+        Answers about revisions and ranges carry it. Keep it to detect a restored backup later.
         """
         return self._context.router.last_commit
 
     async def has_commit(self, commit: StoreCommit) -> bool | None:
-        """Return whether the metadata ever had a commit, None if they do not tell.
+        """Return whether the placement driver's metadata include a commit; None if unknown.
 
-        False: they were put back to an older copy, or are those of another cluster.
+        `commit` is an earlier `last_commit`. False means that the metadata were restored from an
+        older backup since then, or that this is another cluster: offsets that were read or
+        committed after the backup may stand for other records now.
         """
         return await self._run(placement.has_commit(self._context, commit))
 
@@ -220,9 +224,11 @@ class AsyncClient:
     async def watch_bounds(
         self, stream_ids: Sequence[int], earlier: BoundsView | None = None
     ) -> BoundsView:
-        """Return where streams begin and end now, for callers that poll.
+        """Return where streams begin and end now, cheaply for callers that poll.
 
-        `earlier` is what the last look returned: with it only what changed since is asked for.
+        Pass the result of the last call as `earlier`: only changes since then are asked for, and
+        `bounds` is the same object if there are none. Raises NotFoundError naming all missing
+        streams.
         """
         return await self._run(watching.watch_bounds(self._context, stream_ids, earlier))
 
@@ -233,15 +239,20 @@ class AsyncClient:
         timeout_ms: int,
         spared: Mapping[str, SbpError],
     ) -> dict[int, Reach]:
-        """Return how far streams, by id, can be read from a position, None: from the first record.
+        """Return how far streams, by id, can be read from a position; None is their first record.
 
-        Range servers that do not answer within `timeout_ms` are not waited for any longer. Those in
-        `spared` are not asked at all: the error is what is known of them.
+        Unlike `stream_bounds` it does not wait until a range server is available again: the ranges
+        of those that do not answer within `timeout_ms` are `Reach.unavailable`. Those in `spared`
+        are not asked: they count as unavailable with that error. Raises NotFoundError naming all
+        missing streams.
         """
         return await self._run(watching.reach(self._context, positions, timeout_ms, spared))
 
     async def probe(self, endpoints: Collection[str], *, timeout_ms: int) -> dict[str, SbpError]:
-        """Return the errors of those servers that do not answer a PING in time."""
+        """Send a PING to each server; return the errors of those that fail within `timeout_ms`.
+
+        Servers that answer are not in the result: it is empty if all are reachable.
+        """
         return await self._run(watching.probe(endpoints, timeout_ms))
 
     async def lookup_offsets(
@@ -304,9 +315,12 @@ class AsyncClient:
     async def register_schema(
         self, stream_id: int, schema: StreamSchema, *, version: int
     ) -> SchemaVersion:
-        """Make a schema the next version of a stream's; return the version that is newest now.
+        """Register a schema as `version` of a stream's; return the version that is newest now.
 
-        That is another one if another client was faster. Raises SchemaError with what is wrong.
+        `version` is the newest one plus 1, or 1 for the first. Compare the result: if another
+        client registered that version first, its schema is returned, and this one is not
+        registered. Raises SchemaError if the schema does not extend the newest one,
+        AlreadyExistsError for a version that is not the next one. `evolve_schema` does all that.
         """
         return await self._run(changes.register_schema(self._context, stream_id, schema, version))
 
@@ -374,13 +388,17 @@ class AsyncClient:
         writer: Writer | None = None,
         transaction: Transaction | None = None,
     ) -> list[AppendOutcome]:
-        """Append batches, those of one stream in order; return where each landed.
+        """Append encoded batches, those of one stream in order; return an outcome for each.
 
-        `retry_unknown`: try again also when a batch may have been appended already, which may
-        append it twice. With a `writer` each is appended once, however often it is tried. With a
-        `transaction` they are staged: not visible, and with the base offset -1.
-        Raises ConfigurationError for a batch that is no record sequence where the servers speak
-        elasticstream-2023-04.
+        A call whose answer is lost is not repeated, since its batches may be appended: the error
+        has the outcome UNKNOWN then. To retry it nevertheless, pass one of: `writer`, and each
+        batch is appended exactly once; `retry_unknown`, and batches may be appended twice;
+        `transaction`, and they are staged, not visible before it is committed, with the base
+        offset -1. Writer and transaction need servers that know the extension: UnsupportedError.
+
+        Raises the error of the first batch that failed; others may be appended, see its `outcome`.
+        ConfigurationError for a batch that is too large, or no record sequence where the servers
+        speak elasticstream-2023-04; nothing is appended then.
         """
         kind = appending.AppendKind(retry_unknown, writer, transaction)
         return await self._run(appending.append(self._context, items, kind))
@@ -392,10 +410,11 @@ class AsyncClient:
         writer: Writer | None = None,
         transaction: Transaction | None = None,
     ) -> AsyncAppender:
-        """Return what appends batches as they are given, while others are on their way.
+        """Return an appender, which sends batches while earlier ones wait for their answers.
 
-        All are appended once it is finished. With a `writer` or a `transaction` several frames are
-        on their way, of one stream too; these are at work until it is finished or closed.
+        The keywords are those of `append`. All batches are appended once `finish` returns. With a
+        `writer` or a `transaction`, which cannot be used elsewhere before the appender is finished
+        or closed, several frames of one stream are sent at a time, else one.
         """
         kind = appending.AppendKind(retry_unknown, writer, transaction)
         work = appending.GradualAppend(self._context, kind)

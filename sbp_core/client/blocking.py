@@ -20,7 +20,7 @@ from sbp_core.errors import DeadlineExceededError, SbpError
 class Client(SocketClient):
     """A blocking client of the cluster whose placement driver is at `endpoint` ("host:port").
 
-    Threads may share it. Every call has a deadline of `timeout_ms`; failed calls are tried again
+    Threads may share it. Every call has a deadline of `timeout_ms`; failed calls are retried
     as `retry` says, where that is safe. All methods raise SbpError. With `reads_locally` large
     batches of range servers on this machine are read from their files, where these can be opened.
     """

@@ -187,9 +187,9 @@ class AppendItem:
 
 @dataclass(frozen=True, slots=True)
 class AppendOutcome:
-    """Where a batch landed: its first record's offset, and the server's time in ms (UTC).
+    """The offset of an appended batch's first record, and the server's time in ms (UTC).
 
-    The offset is -1 while a batch is only staged.
+    The offset is -1 for a batch that was staged in a transaction.
     """
 
     stream_id: int
@@ -233,10 +233,10 @@ class TxnDecision:
 
 @dataclass(frozen=True, slots=True)
 class TxnLoss:
-    """The parts of a committed batch that are given up, and will never be visible.
+    """The parts of a committed batch that were given up: what `give_up_txn` returns.
 
-    The rest is visible if it `is_published`; else `waits_for` says why not. If `record_count`, that
-    of the decision, is None, the decision is no longer kept, and its outcome is not known.
+    They will never be visible. The rest is visible if it `is_published`; else `waits_for` is the
+    reason. `record_count` is that of the decision; None if the decision is too old to be kept.
     """
 
     parts: tuple[TxnPart, ...]
@@ -317,10 +317,10 @@ class ReceivedBatches(Batches):
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """The one answer to the item at `item_index` of a fetch: whole batches, or `error`.
+    """The answer to the item at `item_index` of a fetch: whole batches, or `error`.
 
     The first batch may begin before the fetch offset, and the last one may pass the end offset:
-    the caller trims. No batches without an error means that nothing was there in time.
+    drop those records. Without batches and without an error there was nothing to read in time.
     """
 
     item_index: int

@@ -135,26 +135,14 @@ def check_record_batch_message(data: memoryview, *, record_count: int) -> Messag
     return check_outline(read_outline(data, record_count=record_count), data)
 
 
-def read_outline(data: memoryview, *, record_count: int) -> Outline:
+def read_outline(data: memoryview, *, record_count: int, is_for_arrow: bool = True) -> Outline:
     """Return the outline of `data` if that is one record batch message of `record_count` rows.
 
-    It is not safe to hand to Arrow before that is checked. Raises RecordBatchError.
-    """
-    return _read_outline(data, record_count, MESSAGE_SCHEMA, is_for_arrow=True)
-
-
-def read_outline_without_arrow(data: memoryview, *, record_count: int) -> Outline:
-    """Return what `read_outline` does, but do not let Arrow check the message.
-
-    A server stores bodies unread: a hostile one must not reach Arrow's code there. Raises
+    It is not safe to hand to Arrow before `check_outline`. A server passes `is_for_arrow=False`: it
+    stores bodies unread, so a hostile one must not even reach Arrow's check of the metadata. Raises
     RecordBatchError.
     """
-    return _read_outline(data, record_count, _UNVERIFIED_SCHEMA, is_for_arrow=False)
-
-
-def _read_outline(
-    data: memoryview, record_count: int, schema: Schema, *, is_for_arrow: bool
-) -> Outline:
+    schema = MESSAGE_SCHEMA if is_for_arrow else _UNVERIFIED_SCHEMA
     buffers_start = find_buffers(data)
     encoded = bytes(data[PREFIX_BYTES:buffers_start])
     found = schema.maybe_recognise(Message, encoded)

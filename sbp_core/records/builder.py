@@ -47,23 +47,14 @@ class BatchBuilder(ABC):
         self._records_max = records_max
         self._record_bytes_max = record_bytes_max
         self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
-        self._waiting_count = 0
+        self.waiting_bytes = 0
+        self.waiting_count = 0
+        """Records that were added and are in no record batch yet, and their bytes."""
         self._timestamp_ms = 0
 
     @property
-    def waiting_count(self) -> int:
-        """Records that were added and are in no record batch yet."""
-        return self._waiting_count
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of the records that wait."""
-        return self._waiting_bytes
-
-    @property
     def _is_full(self) -> bool:
-        return self._waiting_bytes >= self._full_bytes or self._waiting_count >= self._records_max
+        return self.waiting_bytes >= self._full_bytes or self.waiting_count >= self._records_max
 
     def add(self, rows: pa.RecordBatch, *, timestamp_ms: int) -> list[bytes]:
         """Add rows of the schema and return the record batches that are full now.
@@ -99,8 +90,8 @@ class BatchBuilder(ABC):
             self._timestamp_ms,
         )
         self._waiting = []
-        self._waiting_bytes = 0
-        self._waiting_count = 0
+        self.waiting_bytes = 0
+        self.waiting_count = 0
         return encoded
 
     @abstractmethod
@@ -121,19 +112,19 @@ class BatchBuilder(ABC):
         The last rows may fill a batch beyond its target, so that they are not left over. Into an
         empty batch one record always fits.
         """
-        is_rest_fitting = self._waiting_bytes + ends[-1] - ends[start] <= self._bytes_max
+        is_rest_fitting = self.waiting_bytes + ends[-1] - ends[start] <= self._bytes_max
         room_bytes = self._bytes_max if is_rest_fitting else self._target_bytes
-        room_bytes -= self._waiting_bytes
+        room_bytes -= self.waiting_bytes
         stop = int(np.searchsorted(ends, ends[start] + room_bytes, side="right")) - 1
-        stop = min(stop, start + self._records_max - self._waiting_count)
+        stop = min(stop, start + self._records_max - self.waiting_count)
         return max(stop, start if self._waiting else start + 1)
 
     def _wait(self, rows: pa.RecordBatch, size_bytes: int, timestamp_ms: int) -> None:
         if not self._waiting:
             self._timestamp_ms = timestamp_ms
         self._waiting.append(rows)
-        self._waiting_bytes += int(size_bytes)
-        self._waiting_count += rows.num_rows
+        self.waiting_bytes += int(size_bytes)
+        self.waiting_count += rows.num_rows
         if len(self._waiting) >= _SLICES_MAX:
             self._waiting = [_joined(self._waiting)]
 

@@ -75,13 +75,13 @@ class _Meta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """One record batch whose body has not been read.
+    """What every record batch says of itself; `body`, a view, has the records, still encoded.
 
-    `base_offset` is the offset of its first record, `length_bytes` the size of the whole batch.
-    `body` is a view of the bytes that were decoded. `encoding` is None for a record sequence. Of
-    columns, `schema_fingerprint` names their schema, and `timestamp_column` the one with the times
-    of the records, if there is one. `declared_count` is the count in the metadata;
-    `record_count` is the same, or for a sequence the records that were counted.
+    `base_offset` is the offset of its first record, `length_bytes` the size of the whole batch,
+    `base_timestamp_ms` in ms (UTC). `encoding` is "rows" or "columns", None for a record sequence;
+    `decode_batch` and `decode_columns` decode the body. A batch of columns names its schema by
+    `schema_fingerprint`, and may name a `timestamp_column` with the times of the records. For a
+    record sequence `record_count` was counted, and may differ from the `declared_count`.
     """
 
     stream_id: int

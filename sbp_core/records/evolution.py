@@ -37,9 +37,12 @@ _WIDENING: Final = (
 
 
 class Change(Enum):
-    """The change of a column; the value is its sign in a diff.
+    """The kind of a difference between the schema of a stream and another one.
 
-    RELAXED: the column is no longer required. For a part of a column that is a WIDENED type.
+    ADDED: a new column. WIDENED: a wider type, which has all values of the old one; also if a part
+    of a column, such as a field of a struct, is no longer required. RELAXED: the column itself is
+    no longer required, it may be null. FAULTY: what no change of the stream's schema can resolve.
+    The value is the sign in a diff.
     """
 
     ADDED = "+"
@@ -50,7 +53,7 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A column that differs between two schemas; `text` describes the difference."""
+    """One difference between two schemas: its kind, and a sentence that names the column."""
 
     change: Change
     text: str
@@ -61,14 +64,17 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A schema, extended by the columns that another one has more, and the differences."""
+    """The result of `compare_schemas`: the schema that has both, and how they differ.
+
+    `merged` is the stream's schema changed so that data of the other one fit, except for `faults`.
+    """
 
     merged: StreamSchema
     differences: tuple[Difference, ...]
 
     @property
     def faults(self) -> tuple[Difference, ...]:
-        """Return the differences that no change of the stream's schema could resolve."""
+        """The differences that no change of the stream's schema can resolve."""
         return tuple(each for each in self.differences if each.change is Change.FAULTY)
 
 
@@ -228,11 +234,6 @@ def _maybe_common(first: pa.DataType, second: pa.DataType) -> pa.DataType | None
     return None
 
 
-def _is_widening(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether every value of a type without parts is one of the other, too."""
-    return bool(_maybe_common(old, new) == new)
-
-
 def map_columns(
     batch: pa.RecordBatch, target: pa.Schema, *, is_loss_allowed: bool = True
 ) -> pa.RecordBatch:
@@ -304,7 +305,7 @@ def _map_array(array: pa.Array, target: pa.DataType, place: str) -> pa.Array:
         fields = [target.key_field, target.item_field]
         entries = pa.StructArray.from_arrays([entries.field(0), values], fields=fields)
         return _with_children(array, target, entries)
-    if not _is_widening(kind, target):
+    if _maybe_common(kind, target) != target:
         raise SchemaError(
             f"column {place} is {type_text(kind)}, which does not fit into {type_text(target)}"
         )

@@ -6,7 +6,7 @@ left, nothing is accepted for ACCEPT_PAUSE_MS; until then connections wait in th
 
 Each address has a limit, except the machine itself. When the server is full, a reserve is left for
 addresses with few connections, and another for the machine itself: a program that fills the server
-locks out neither the cluster nor its administrators. A connection that was told to leave, to make
+locks out neither the cluster nor its administrators. A connection that was sent GOAWAY, to make
 room for another, no longer counts for its address, though it may take a moment to close.
 """
 
@@ -131,7 +131,7 @@ class Admission:
 
     @property
     def connection_count(self) -> int:
-        """Connections that are open now, without those that were told to leave."""
+        """Connections that are open now, without those that were sent GOAWAY."""
         return self._counts.total()
 
     def count_of(self, owner: str) -> int:
@@ -140,7 +140,7 @@ class Admission:
 
     @property
     def may_send_away(self) -> bool:
-        """Whether one more connection may be told to leave before earlier ones have closed."""
+        """Whether one more connection may be sent GOAWAY before earlier ones have closed."""
         return self._leaving_count < limits.CONNECTIONS_LEAVING_MAX
 
     def is_full_for(self, owner: str) -> bool:
@@ -166,7 +166,7 @@ class Admission:
         self._counts[owner] += 1
 
     def send_away(self, owner: str) -> None:
-        """Note that a connection was told to leave, to make room for another."""
+        """Note that a connection was sent GOAWAY, to make room for another."""
         self._drop(owner)
         self._leaving_count += 1
 

@@ -82,39 +82,26 @@ class Budget:
     """
 
     def __init__(self, bytes_max: int, *, own_bytes_max: int = 0) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max: Final = bytes_max
         self._own_bytes_max = own_bytes_max
         self._share_bytes = bytes_max * _SHARE[0] // _SHARE[1]
-        self._taken_bytes = 0
+        self.taken_bytes = 0
+        """Bytes in use, of the pool and of what connections have for themselves."""
         self._pool_bytes = 0
         self._lane_bytes = dict.fromkeys(Lane, 0)
         self._address_bytes: Counter[str] = Counter()
         self._queues: dict[Lane, OrderedDict[str, deque[Charge]]] = {
             lane: OrderedDict() for lane in Lane
         }
-        self._waiting_count = 0
+        self.waiting_count = 0
+        """Claims that wait."""
         self._yielding: dict[Charge, Callable[[], None]] = {}
         self._is_granting = False
 
     @property
-    def bytes_max(self) -> int:
-        """Bytes of the pool."""
-        return self._bytes_max
-
-    @property
-    def taken_bytes(self) -> int:
-        """Bytes in use, of the pool and of what connections have for themselves."""
-        return self._taken_bytes
-
-    @property
-    def waiting_count(self) -> int:
-        """Claims that wait."""
-        return self._waiting_count
-
-    @property
     def is_contended(self) -> bool:
         """Whether a claim waits."""
-        return self._waiting_count > 0
+        return self.waiting_count > 0
 
     def claim(
         self, account: Account, size: int, lane: Lane, on_granted: Callable[[], None]
@@ -124,18 +111,18 @@ class Budget:
         if account.own_bytes + size <= self._own_bytes_max:
             charge.place = _OWN
             account.own_bytes += size
-            self._taken_bytes += size
+            self.taken_bytes += size
         elif not self._queues[lane] and self._fits(charge):
             self._put(charge, _POOL)
         else:
             self._queues[lane].setdefault(account.address, deque()).append(charge)
             account.waiting.append(charge)
-            self._waiting_count += 1
+            self.waiting_count += 1
             self._ask_to_yield()
         return charge
 
     def resize(self, charge: Charge, size: int) -> None:
-        """Count `size` bytes from now on: so much is there, whether or not there is room for it."""
+        """Count `size` bytes from now on, even if there is no room for them: they are there."""
         place = charge.place
         if place is _RELEASED or size == charge.size:
             return
@@ -146,7 +133,7 @@ class Budget:
             charge.size = size
             fits_own = charge.account.own_bytes + size <= self._own_bytes_max
             self._put(charge, _OWN if place is _OWN and fits_own else _POOL)
-        if self._waiting_count:
+        if self.waiting_count:
             self._grant(charge.account)
 
     def release(self, charge: Charge) -> None:
@@ -156,7 +143,7 @@ class Budget:
             return
         if place is _OWN:
             account.own_bytes -= charge.size
-            self._taken_bytes -= charge.size
+            self.taken_bytes -= charge.size
         elif place is _WAITING:
             self._unqueue(charge)
         else:
@@ -164,7 +151,7 @@ class Budget:
             if self._yielding:
                 self._yielding.pop(charge, None)
         charge.place = _RELEASED
-        if self._waiting_count:
+        if self.waiting_count:
             self._grant(account)
 
     def yield_for_others(self, charge: Charge, on_wanted: Callable[[], None]) -> None:
@@ -189,7 +176,7 @@ class Budget:
         is_bound = lane is _LARGE or bool(self._queues[_LARGE])
         if is_bound and self._lane_bytes[lane] + size > self._share_bytes:
             return False
-        return self._pool_bytes + size <= self._bytes_max
+        return self._pool_bytes + size <= self.bytes_max
 
     def _is_within_share(self, charge: Charge) -> bool:
         taken = self._address_bytes[charge.account.address]
@@ -197,14 +184,14 @@ class Budget:
 
     def _put(self, charge: Charge, place: Place) -> None:
         charge.place = place
-        self._taken_bytes += charge.size
+        self.taken_bytes += charge.size
         if place is _OWN:
             charge.account.own_bytes += charge.size
         else:
             self._count_in_pool(charge, charge.size)
 
     def _take_out(self, charge: Charge) -> None:
-        self._taken_bytes -= charge.size
+        self.taken_bytes -= charge.size
         if charge.place is _OWN:
             charge.account.own_bytes -= charge.size
         else:
@@ -224,7 +211,7 @@ class Budget:
         if not queues[address]:
             del queues[address]
         charge.account.waiting.remove(charge)
-        self._waiting_count -= 1
+        self.waiting_count -= 1
 
     def _grant(self, freed: Account) -> None:
         """Grant what fits now; a claim that is granted may give back at once."""
@@ -367,9 +354,12 @@ class Intake:
     def settle(self, charge: Charge, size: int) -> None:
         """A request turned out to count for `size` bytes; see `Held.settle`."""
         could_read = self.may_read
-        self._count(charge, size - charge.size)
+        self._request_bytes += size - charge.size
+        if charge.lane is _SMALL:
+            self._small_bytes += size - charge.size
         self._budget.resize(charge, size)
-        self._tell_if_changed(could_read=could_read)
+        if self.may_read is not could_read:
+            self._on_change()
 
     def end(self, charge: Charge) -> None:
         """It is done; see `Held.end`."""
@@ -413,15 +403,6 @@ class Intake:
         is_small = size <= limits.SMALL_REQUEST_BYTES_MAX
         has_few = self._small_bytes <= limits.CONNECTION_SMALL_BYTES_MAX
         return _SMALL if is_small and has_few else _LARGE
-
-    def _count(self, charge: Charge, size: int) -> None:
-        self._request_bytes += size
-        if charge.lane is _SMALL:
-            self._small_bytes += size
-
-    def _tell_if_changed(self, *, could_read: bool) -> None:
-        if self.may_read is not could_read:
-            self._on_change()
 
     def _drop_frame(self) -> None:
         frame, self._frame = self._frame, None

@@ -129,7 +129,8 @@ class ServerCall:
         self.opcode = operation
         self.payload = memoryview(frame.payload if operation in WITH_PAYLOAD else b"")
         self._held = held
-        self._memory_bytes = memory_bytes(frame) if held is None else held.size
+        self.memory_bytes = memory_bytes(frame) if held is None else held.size
+        """Bytes of memory that the request counts for while it is worked on."""
         self.agreement = responder.agreement
         self._frame = frame
         self.peer = responder
@@ -148,11 +149,6 @@ class ServerCall:
     def is_one_frame(self) -> bool:
         """Whether the answer has to be one frame, so that it should not become too large."""
         return self._speech.is_foreign
-
-    @property
-    def memory_bytes(self) -> int:
-        """What the request counts for while it is worked on."""
-        return self._memory_bytes
 
     def yield_for_others(self, on_wanted: Callable[[], None]) -> None:
         """Call `on_wanted`, at most once, when others wait for memory that the request holds.
@@ -180,12 +176,12 @@ class ServerCall:
         return header
 
     def _keep_only(self, decoded_bytes: int) -> None:
-        """Let go of the request's bytes: what was decoded is kept, and a payload that is of use."""
+        """Release the bytes of the request, except the decoded header and the payload."""
         frame = self._frame
         size = decoded_bytes + len(self.payload) + limits.REQUEST_OVERHEAD_BYTES
         self._frame = Frame(frame.opcode, frame.flags, frame.call_id)
-        if size != self._memory_bytes and self._held is not None:
-            self._memory_bytes = size
+        if size != self.memory_bytes and self._held is not None:
+            self.memory_bytes = size
             self._held.settle(size)
 
     async def finish(self, rest: Rest) -> None:
@@ -208,7 +204,7 @@ class ServerCall:
         await self.peer.send_system_error(self._frame, failure)
 
     async def _wait_for(self, rest: Rest) -> None:
-        """Let the rest of the handler run, as long as anybody waits for the answer.
+        """Let the rest of the handler run, as long as the caller waits for the answer.
 
         Raises RequestTimeoutError when that is over.
         """
@@ -307,9 +303,9 @@ Rest = Callable[[], Awaitable[None]]
 class Later(Struct, frozen=True):
     """One frame without payload is all that is left to answer, once `ready` is over.
 
-    `make` returns its header, or raises what is answered instead. Nothing is cancelled when nobody
-    waits for the answer any longer. Past its deadline `make` is not called; it is for a peer that
-    is gone, as what was done is counted there.
+    `make` returns its header, or raises what is answered instead. Nothing is cancelled when the
+    caller stops waiting. Past its deadline `make` is not called; it is called for a peer that is
+    gone, as `make` counts what was done.
     """
 
     ready: asyncio.Future[Any]

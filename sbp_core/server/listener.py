@@ -193,7 +193,7 @@ class Listener:
             spare = self._maybe_spare(owner)
             if spare is None:
                 raise
-            _LOG.debug("%s: told to leave, a new connection needs its place", spare.name)
+            _LOG.debug("%s: sent GOAWAY, a new connection needs its place", spare.name)
             self._sent_away.add(spare)
             self._admission.send_away(spare.owner)
             spare.go_away()

@@ -50,7 +50,7 @@ class Outgoing:
 
     @property
     def is_writable(self) -> bool:
-        """Whether the socket takes more."""
+        """Whether the socket accepts bytes."""
         return self._writable.is_set()
 
     @property
@@ -103,11 +103,11 @@ class Outgoing:
             self._unread.add(self._backlog, unsent)
 
     def pause(self) -> None:
-        """The socket takes no more."""
+        """The socket is full: answers wait."""
         self._writable.clear()
 
     def resume(self) -> None:
-        """The socket takes more again."""
+        """The socket accepts bytes again."""
         self._writable.set()
         self._unread.look()
 
@@ -161,7 +161,7 @@ class _Mark:
 
 
 class Backlog:
-    """What one connection was sent and has not read, as its transport tells by `measure`."""
+    """What one connection was sent and has not read, as `measure` returns it."""
 
     def __init__(self, measure: Callable[[], int]) -> None:
         self._measure = measure

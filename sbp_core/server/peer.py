@@ -223,7 +223,7 @@ class Peer(asyncio.BufferedProtocol):
         elif self._leave_at is not None:
             self._close_if_left()
         elif not self._has_work and self._work.idle_ms(now) > 1000 * idle_seconds_max:
-            _LOG.debug("%s: idle, told to leave", self.name)
+            _LOG.debug("%s: idle, sent GOAWAY", self.name)
             self.go_away()
 
     def forsake_if_overdue(self) -> bool:
@@ -333,13 +333,13 @@ class Peer(asyncio.BufferedProtocol):
             self.close()
 
     def _refuse(self, request: Frame, error: SbpError) -> None:
-        told = self._dispatcher.speech.error(error)
-        self._outgoing.send(self._session.send_system_error(request, told))
+        shown = self._dispatcher.speech.error(error)
+        self._outgoing.send(self._session.send_system_error(request, shown))
 
     def _part(self, reason: SbpError) -> None:
-        """Say why, and close."""
-        told = self._dispatcher.speech.error(reason)
-        self._outgoing.send(self._session.send_farewell(told))
+        """Report the reason, and close."""
+        shown = self._dispatcher.speech.error(reason)
+        self._outgoing.send(self._session.send_farewell(shown))
         self.close()
 
 

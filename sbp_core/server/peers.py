@@ -146,7 +146,7 @@ class Peers:
             )
 
     async def end_txns(self, address: str, ends: Sequence[TxnEnd]) -> list[Ended | SbpError]:
-        """End transactions at a server (SPEC "END_TXN"); return what became of each of `ends`."""
+        """End transactions at a server (SPEC "END_TXN"); return the result of each of `ends`."""
         return await end_txns(self, address, ends, timeout_ms=limits.END_TXN_TIMEOUT_MS)
 
     async def copy_staged(
@@ -292,7 +292,7 @@ async def holds(address: str, cluster_id: str, secret: str) -> bool | None:
 async def prove(caller: Caller, address: str, cluster_id: str, secrets: Sequence[str]) -> bool:
     """Prove to the server at `address` to know its secret, one of `secrets`.
 
-    Return whether it holds one of them; one that wants no proof does not tell. Raises
+    Return whether it holds one of them; False too for a server that wants no proof. Raises
     PermissionDeniedError if it holds another one, SbpError if it does not answer.
     """
 

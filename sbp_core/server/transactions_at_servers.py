@@ -1,7 +1,7 @@
-"""What a placement driver asks of range servers for the transactions that it has decided.
+"""Calls of a placement driver to range servers, about the transactions that it has decided.
 
-Each of these is one call to one server, or a few, and is not tried again here: all may be repeated
-by who keeps track of what is done. The client's calls need no placement, so any client will do:
+Each of these is one call to one server, or a few. They are not retried here; all may be repeated by
+a caller that keeps track of the results. They need no placement, so any client will do:
 
     async with AsyncClient(endpoint) as client:
         ended = await end_txns(client, server, [TxnEnd(7, 0, ("a.5.x", "a.5.y"), record_count=20)])
@@ -25,6 +25,7 @@ from sbp_core.client.programs.program import Call
 from sbp_core.client.types import RangeInfo, ReceivedBatches, TxnPart
 from sbp_core.errors import NotFoundError, ProtocolError, SbpError
 from sbp_core.records import split_envelopes
+from sbp_core.server.answers import cut_by_weight
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
@@ -42,15 +43,15 @@ from sbp_core.wire.txn_id import copy_of
 
 
 class Caller(Protocol):
-    """A client, or whatever else makes calls."""
+    """A client, or `Peers`."""
 
     async def exchange(self, call: Call) -> list[Frame]:
-        """Do what `call` does; return the frames of its answer. Raises SbpError."""
+        """Make one call; return the frames of its answer. Raises SbpError."""
 
 
 @dataclass(frozen=True, slots=True)
 class TxnEnd:
-    """What is to be done with what transactions staged in a range: publish it in this order.
+    """The end of transactions in a range: publish what they staged there, in this order.
 
     `record_count` is how many records that has to be, negative for any number. If not
     `is_commit`, it is dropped; `range_index` -1 means in all ranges of the stream then.
@@ -65,16 +66,20 @@ class TxnEnd:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What was done: so many records are readable from `base_offset` on (-1 for none), or not."""
+    """The records that became readable, from `base_offset` on (-1 if none did)."""
 
     base_offset: int
     record_count: int
 
 
 async def end_txns(
-    client: Caller, endpoint: str, ends: Sequence[TxnEnd], *, timeout_ms: int | None = None
+    client: Caller,
+    endpoint: str,
+    ends: Sequence[TxnEnd],
+    *,
+    timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
 ) -> list[Ended | SbpError]:
-    """End transactions at a range server (SPEC "END_TXN"); return what became of each of `ends`.
+    """End transactions at a range server (SPEC "END_TXN"); return the result of each of `ends`.
 
     Those of one frame share a sync. Errors of one: TxnIncompleteError if other records are staged,
     RangeSealedError if the range takes none any more, TxnEndedError if they were dropped,
@@ -82,13 +87,14 @@ async def end_txns(
     deleted. Raises SbpError when the server does not answer.
     """
     outcomes: list[Ended | SbpError] = []
-    for part in _by_frame(ends):
+    parts = cut_by_weight(ends, lambda end: 1 + len(end.txn_ids), limits.STREAMS_PER_CALL)
+    for part in parts:
         outcomes += await _end_frame(client, endpoint, part, timeout_ms)
     return outcomes
 
 
 async def staged_batches(
-    client: Caller, endpoint: str, part: TxnPart, *, timeout_ms: int | None = None
+    client: Caller, endpoint: str, part: TxnPart, *, timeout_ms: int = limits.REQUEST_TIMEOUT_MS
 ) -> AsyncIterator[list[bytes]]:
     """Yield the batches that are staged in a range, in order, a frame's worth at a time.
 
@@ -117,7 +123,7 @@ async def stage(
     first_sequence: int,
     batches: Sequence[bytes],
     *,
-    timeout_ms: int | None = None,
+    timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
 ) -> None:
     """Stage batches under the id and in the range of `where`, which has to be open.
 
@@ -127,7 +133,7 @@ async def stage(
     for frame in _frames(endpoint, where, batches):
         own = [batches[index] for index in frame.indexes]
         marks = [Marks(None, first_sequence + index, where.txn_id) for index in frame.indexes]
-        call = frame.call(own, marks, FeatureName.TRANSACTIONS, _timeout_ms(timeout_ms))
+        call = frame.call(own, marks, FeatureName.TRANSACTIONS, timeout_ms)
         answers = [decode_answer(each, AppendResponse) for each in await client.exchange(call)]
         results = [result for answer in answers for result in answer.append_responses]
         for result in sorted(results, key=lambda each: each.request_index):
@@ -143,12 +149,12 @@ async def copy_staged(
     to_endpoint: str,
     to_range_index: int,
     *,
-    timeout_ms: int | None = None,
+    timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
 ) -> None:
     """Stage what is staged in a range again in another one, under the id of a copy.
 
     Batches that are there already are harmless. If nothing is staged, nothing is copied: END_TXN
-    will tell whether that matters. Raises as `stage` does.
+    will report whether that matters. Raises as `stage` does.
     """
     copy = TxnPart(
         copy_of(part.txn_id, part.range_index), part.stream_id, to_range_index, part.record_count
@@ -175,28 +181,15 @@ def _frames(endpoint: str, where: TxnPart, batches: Sequence[bytes]) -> Iterator
         yield frame
 
 
-def _by_frame(ends: Sequence[TxnEnd]) -> Iterator[Sequence[TxnEnd]]:
-    """Cut into what fits into one frame each; one always does."""
-    start = weight = 0
-    for at, end in enumerate(ends):
-        weight += 1 + len(end.txn_ids)
-        if weight > limits.STREAMS_PER_CALL and at > start:
-            yield ends[start:at]
-            start, weight = at, 1 + len(end.txn_ids)
-    if ends:
-        yield ends[start:]
-
-
 async def _end_frame(
-    client: Caller, endpoint: str, ends: Sequence[TxnEnd], timeout_ms: int | None
+    client: Caller, endpoint: str, ends: Sequence[TxnEnd], timeout_ms: int
 ) -> list[Ended | SbpError]:
     infos = tuple(
         EndTxnInfo(end.stream_id, at, end.txn_ids, end.is_commit, end.range_index, end.record_count)
         for at, end in enumerate(ends)
     )
-    deadline_ms = _timeout_ms(timeout_ms)
-    request = EndTxnRequest(deadline_ms, infos)
-    call = Call(endpoint, Opcode.END_TXN, request, deadline_ms, feature=FeatureName.TRANSACTIONS)
+    request = EndTxnRequest(timeout_ms, infos)
+    call = Call(endpoint, Opcode.END_TXN, request, timeout_ms, feature=FeatureName.TRANSACTIONS)
     outcomes: list[Ended | SbpError] = [
         unanswered(f"the transactions in stream {end.stream_id}") for end in ends
     ]
@@ -210,7 +203,7 @@ async def _end_frame(
 
 
 async def _read_staged(
-    client: Caller, endpoint: str, part: TxnPart, sequence: int, timeout_ms: int | None
+    client: Caller, endpoint: str, part: TxnPart, sequence: int, timeout_ms: int
 ) -> ReceivedBatches:
     info = FetchInfo(
         stream_range=StreamRange(stream_id=part.stream_id, range_index=part.range_index),
@@ -219,9 +212,8 @@ async def _read_staged(
         stream_id=part.stream_id,
         txn_id=part.txn_id,
     )
-    deadline_ms = _timeout_ms(timeout_ms)
-    request = FetchRequest(fetch_requests=(info,), timeout_ms=deadline_ms)
-    call = Call(endpoint, Opcode.FETCH, request, deadline_ms, feature=FeatureName.TRANSACTIONS)
+    request = FetchRequest(fetch_requests=(info,), timeout_ms=timeout_ms)
+    call = Call(endpoint, Opcode.FETCH, request, timeout_ms, feature=FeatureName.TRANSACTIONS)
     for frame in await client.exchange(call):
         answer = read_answer(frame, {0: Question(part.stream_id, sequence)}).get(0)
         if isinstance(answer, SbpError):
@@ -236,7 +228,3 @@ def _split(payload: memoryview) -> Iterator[memoryview]:
     for envelope in split_envelopes(payload):
         yield payload[position : position + envelope.length_bytes]
         position += envelope.length_bytes
-
-
-def _timeout_ms(timeout_ms: int | None) -> int:
-    return limits.REQUEST_TIMEOUT_MS if timeout_ms is None else timeout_ms

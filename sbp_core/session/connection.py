@@ -1,7 +1,8 @@
 """One end of an SBP connection, without I/O and without a clock.
 
 Bytes go in, events come out; calls and responses go in, bytes come out. Both ends obey the same
-tables (states.py). Times are seconds of any monotonic clock that the owner passes as `now`.
+tables (states.py): read these first. Deadlines and sockets are the owner's: the client has
+conversation.py, the server peer.py.
 
 SPEC "Stream Identifier": a request and the frames that answer it carry the same id. Ids are issued
 in ascending order and never twice, so an answer to an id that was issued but is no longer open is
@@ -10,7 +11,6 @@ late and dropped, while one to an id that was never issued breaks the protocol.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,7 +22,6 @@ from sbp_core import limits
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
-    DeadlineExceededError,
     FrameError,
     ProtocolError,
     SbpError,
@@ -97,7 +96,6 @@ class Connection:
         """Accepts the bytes from the peer, and knows how much of the next frame is here."""
         self._next_call_id = 1
         self._calls: dict[int, _Call] = {}
-        self._deadlines: list[tuple[float, int]] = []
         self._requests: set[int] = set()
 
     # Features that both ends agreed on.
@@ -128,12 +126,7 @@ class Connection:
     # Our calls.
 
     def start_call(
-        self,
-        opcode: Opcode,
-        header: bytes = b"",
-        payload: Sequence[Buffer] = (),
-        *,
-        deadline: float | None = None,
+        self, opcode: Opcode, header: bytes = b"", payload: Sequence[Buffer] = ()
     ) -> tuple[int, list[Buffer]]:
         """Open a call; return its id and the bytes to send.
 
@@ -151,8 +144,6 @@ class Connection:
         buffers = self._encode(opcode, _REQUEST, call_id, header, self.pack(payload))
         self._next_call_id = call_id % limits.CALL_ID_MAX + 1
         self._calls[call_id] = _Call(opcode)
-        if deadline is not None:
-            heapq.heappush(self._deadlines, (deadline, call_id))
         return call_id, buffers
 
     def abandon_call(self, call_id: int) -> None:
@@ -160,23 +151,6 @@ class Connection:
         call = self._calls.get(call_id)
         if call is not None:
             self._move(call, CallInput.ABANDON)
-
-    def maybe_next_deadline(self) -> float | None:
-        """Return when `expire` has something to do, None when no call has a deadline."""
-        while self._deadlines and not self._is_waited_for(self._deadlines[0][1]):
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def expire(self, now: float) -> list[CallFailed]:
-        """Abandon the calls whose deadline is not after `now`."""
-        failed = []
-        while (deadline := self.maybe_next_deadline()) is not None and deadline <= now:
-            _, call_id = heapq.heappop(self._deadlines)
-            opcode = self._calls[call_id].opcode
-            self.abandon_call(call_id)
-            error = DeadlineExceededError(f"no answer to {_name(opcode)} in time")
-            failed.append(CallFailed(call_id, error))
-        return failed
 
     # The peer's requests.
 
@@ -245,7 +219,7 @@ class Connection:
         return not self.decoder.is_mid_body
 
     def events(self) -> Iterator[Event]:
-        """Yield what the bytes so far mean. After ConnectionBroken there is nothing more."""
+        """Yield the events in the bytes so far. ConnectionBroken is the last one."""
         if self.state is ConnectionState.CLOSED:
             return
         try:
@@ -360,10 +334,6 @@ class Connection:
         target = CALL.maybe_next(call.state, received)
         assert target is not None, (call, received)
         call.state = target
-
-    def _is_waited_for(self, call_id: int) -> bool:
-        call = self._calls.get(call_id)
-        return call is not None and call.state is not CallState.ABANDONED
 
     def _refusal(self) -> SbpError:
         if self.state is ConnectionState.DRAINING:

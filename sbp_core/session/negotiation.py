@@ -62,7 +62,7 @@ class Agreement:
 
     `has_compression`: payloads may be compressed. `has_deadline`: the server drops requests
     whose callers no longer wait. `connection_id`: the server's number for the connection, which
-    its log shows. `has_handler_duration`: answers tell how long the server took. `isolation`: the
+    its log shows. `has_handler_duration`: answers report how long the server took. `isolation`: the
     class in which the server schedules the connection's reads. `has_header_checksum`: checksums
     are of whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
     `has_transactions`: batches may be staged, and are appended or dropped together. `has_schemas`:
@@ -100,9 +100,13 @@ NOTHING: Final = Agreement()
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The features that the owner of a client may choose; all others are always offered.
+    """The optional features of a client's connections: `Connecting(wishes=Wishes(...))`.
 
-    Raises ConfigurationError for an isolation class that is no name.
+    A server may decline each of them. `compression`: large payloads are compressed with zstd, both
+    ways; saves network, costs CPU. `isolation`: the name of the class in which range servers
+    schedule the reads of this client, apart from those of other classes: 1 to
+    ISOLATION_CLASS_LENGTH_MAX letters, digits, `.`, `_` and `-`. `handler_duration`: answers report
+    how long the server worked. Raises ConfigurationError for another name of a class.
     """
 
     compression: bool = False

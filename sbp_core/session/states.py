@@ -48,7 +48,7 @@ class Machine(Generic[S, I]):
         for state in self.states:
             missing = set(self.inputs) - set(self.table.get(state, {}))
             if missing:
-                raise AssertionError(f"{self.name}: {state} says nothing about {missing}")
+                raise AssertionError(f"{self.name}: {state} has no entry for {missing}")
 
     def maybe_next(self, state: S, received: I) -> S | None:
         """Return the state after `received`, None when it is refused in `state`."""
@@ -169,15 +169,10 @@ class RequestRefused(Struct, frozen=True):
 
 
 class ResponseReceived(Struct, frozen=True):
-    """A frame that answers call `call_id`; `is_end` if it is the last one."""
+    """A frame that answers call `call_id`; the last one if `frame.is_end`."""
 
     call_id: int
     frame: Frame
-
-    @property
-    def is_end(self) -> bool:
-        """Whether the call is finished by this frame."""
-        return self.frame.is_end
 
 
 class CallFailed(Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 Their description is in docs/reference/protocol.md.
 
-A server speaks one dialect to everybody. A client recognises it by the success code of the answer
+A server speaks one dialect to all clients. A client recognises it by the success code of the answer
 to its greeting, and adapts. `elasticstream-2023-04` is that of the batched servers of April 2023.
 Later ones greet alike and end at a batched header: see `check_is_batched`.
 """

@@ -184,7 +184,7 @@ class FrameDecoder:
 
     @property
     def is_mid_frame(self) -> bool:
-        """Whether a frame has begun and is not complete; of use when `frames` is exhausted."""
+        """Whether a frame has begun and is not complete; valid once `frames` is exhausted."""
         return self._end > self._start or self.state is DecoderState.DISCARD
 
     @property

@@ -30,7 +30,7 @@ _SCHEMA: Final = Schema(LAYOUTS, WRITERS)
 REQUEST_TABLES: Final[Mapping[Opcode, type]] = {
     opcode: request for opcode, (request, _) in OPERATIONS.items()
 }
-"""The request of each opcode; PING and GOAWAY carry a header that nobody interprets."""
+"""The request of each opcode; the header of PING and GOAWAY is not interpreted."""
 RESPONSE_TABLES: Final[Mapping[Opcode, type]] = {
     opcode: response for opcode, (_, response) in OPERATIONS.items()
 }

@@ -20,12 +20,7 @@ from sbp_core.errors import (
     StatusError,
     error_for_code,
 )
-from sbp_core.wire.headers import (
-    PlacementDriverCluster,
-    Status,
-    decode_header,
-    encode_header,
-)
+from sbp_core.wire.headers import PlacementDriverCluster, Status, decode_header
 
 _FAULTS_OF_REQUESTS: Final = (
     FrameError,
@@ -73,16 +68,11 @@ def status_for(error: SbpError) -> Status:
     return Status(code=StatusCode.UNKNOWN, message=str(error))
 
 
-def encode_cluster(cluster: PlacementDriverCluster) -> bytes:
-    """Return the `detail` of PD_NOT_LEADER: the placement drivers, and which one leads.
+def maybe_cluster(detail: bytes) -> PlacementDriverCluster | None:
+    """Return the cluster in the `detail` of PD_NOT_LEADER; None if it has no such table.
 
     SPEC "Error Codes Table".
     """
-    return encode_header(cluster)
-
-
-def maybe_cluster(detail: bytes) -> PlacementDriverCluster | None:
-    """Return the cluster in the `detail` of PD_NOT_LEADER; None if it has no such table."""
     try:
         return decode_header(PlacementDriverCluster, detail)
     except HeaderError:

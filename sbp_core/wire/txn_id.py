@@ -27,7 +27,10 @@ _COPY_MARK: Final = "~"
 
 
 def is_producer(text: str) -> bool:
-    """Whether a text is a valid id of a producer."""
+    """Whether a text can name a producer of transactions (`Client.commit_txn`).
+
+    That is 1 to PRODUCER_LENGTH_MAX letters, digits, `.`, `_` and `-`.
+    """
     return _PRODUCER.fullmatch(text) is not None
 
 
@@ -50,7 +53,10 @@ def is_writer_id(text: str) -> bool:
 
 
 def txn_id_of(producer: str, batch_number: int, unique: str) -> str:
-    """Return the id of a transaction of a producer's batch."""
+    """Return the id of a transaction of a producer's batch; `unique` differs for each try.
+
+    For example `txn_id_of("orders", 17, "6f1c")` is `orders.17.6f1c`.
+    """
     return f"{producer}.{batch_number}.{unique}"
 
 

@@ -18,9 +18,10 @@ from sbp_core.wire.headers import (
     HeartbeatResponse,
     PlacementDriverCluster,
     PlacementDriverNode,
+    encode_header,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import encode_cluster, status_for
+from sbp_core.wire.status import status_for
 
 
 def cluster_of(leader: str | None, *followers: str) -> PlacementDriverCluster:
@@ -48,7 +49,7 @@ class Follower:
 
     def name(self, leader: str | None, *followers: str) -> None:
         """From now on name these nodes."""
-        self.detail = encode_cluster(cluster_of(leader, *followers))
+        self.detail = encode_header(cluster_of(leader, *followers))
 
     async def serve(self, call: ServerCall) -> None:
         if call.opcode is Opcode.HEARTBEAT:

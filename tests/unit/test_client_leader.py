@@ -18,15 +18,15 @@ from sbp_core.errors import (
     SbpError,
     StatusCode,
 )
-from sbp_core.wire.headers import PlacementDriverCluster, PlacementDriverNode
-from sbp_core.wire.status import encode_cluster, maybe_cluster
+from sbp_core.wire.headers import PlacementDriverCluster, PlacementDriverNode, encode_header
+from sbp_core.wire.status import maybe_cluster
 
 GIVEN = "given:1"
 
 
 def not_leader(*cluster: str | None, detail: bytes | None = None) -> NotLeaderError:
     """The answer of one that does not lead, and names the leader and the followers."""
-    octets = encode_cluster(cluster_of(*cluster)) if detail is None else detail
+    octets = encode_header(cluster_of(*cluster)) if detail is None else detail
     return NotLeaderError(StatusCode.PD_NOT_LEADER, "no", octets)
 
 
@@ -40,7 +40,7 @@ def after(*steps: tuple[str, SbpError]) -> tuple[str, ...]:
 
 def test_the_cluster_survives_its_octets() -> None:
     cluster = cluster_of("a:1", "b:2", "c:3")
-    assert maybe_cluster(encode_cluster(cluster)) == cluster
+    assert maybe_cluster(encode_header(cluster)) == cluster
 
 
 @pytest.mark.parametrize("detail", [b"", b"\0", b"\xff" * 40, b"not a table at all"])
@@ -94,7 +94,7 @@ def test_an_address_that_cannot_be_one_is_passed_over(address) -> None:
         PlacementDriverNode("bad", address, is_leader=True),
         PlacementDriverNode("good", "b:2"),
     )
-    error = not_leader(detail=encode_cluster(PlacementDriverCluster(nodes)))
+    error = not_leader(detail=encode_header(PlacementDriverCluster(nodes)))
     assert after((GIVEN, error)) == ("b:2", GIVEN)
 
 
@@ -103,7 +103,7 @@ clusters = st.lists(
     st.builds(PlacementDriverNode, st.just("n"), addresses, st.booleans()), max_size=40
 ).map(tuple)
 errors = st.one_of(
-    clusters.map(lambda nodes: not_leader(detail=encode_cluster(PlacementDriverCluster(nodes)))),
+    clusters.map(lambda nodes: not_leader(detail=encode_header(PlacementDriverCluster(nodes)))),
     st.binary(max_size=20).map(lambda detail: not_leader(detail=detail)),
     st.just(ConnectError("x")),
     st.just(NotFoundError(StatusCode.NOT_FOUND, "x")),

@@ -13,7 +13,7 @@ from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import DiskFullError, NotFoundError, SbpError, StatusCode
 
 FULL = DiskFullError(StatusCode.RS_DISK_FULL, "the disk has 12 MiB left, 64 are kept free")
-TOLD_MS = limits.RETRY_TOLD_MS
+TOLD_MS = limits.RETRY_LOG_INTERVAL_MS
 
 
 @pytest.fixture

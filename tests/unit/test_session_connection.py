@@ -6,7 +6,6 @@ from sbp_core import limits
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
-    DeadlineExceededError,
     InvalidRequestError,
     Outcome,
     ProtocolError,
@@ -57,7 +56,7 @@ def test_a_response_of_several_frames_ends_with_the_end_flag(client, server):
     for number in range(3):
         buffers = server.send_response(request, b"", [b"%d" % number], is_end=number == 2)
         events += deliver(buffers, client)
-    assert [(e.call_id, bytes(e.frame.payload), e.is_end) for e in events] == [
+    assert [(e.call_id, bytes(e.frame.payload), e.frame.is_end) for e in events] == [
         (call_id, b"0", False),
         (call_id, b"1", False),
         (call_id, b"2", True),
@@ -79,25 +78,13 @@ def test_after_the_end_nothing_more_is_sent(client, server):
     assert server.send_response(request) == []
 
 
-def test_a_deadline_abandons_the_call_and_drops_the_late_answer(client, server):
-    early, early_request = ask(client, server, deadline=5.0)
-    ask(client, server, deadline=9.0)
-    assert client.maybe_next_deadline() == 5.0
-    assert client.expire(4.9) == []
-    (failed,) = client.expire(5.0)
-    assert failed.call_id == early
-    assert isinstance(failed.error, DeadlineExceededError)
-    assert client.maybe_next_deadline() == 9.0
+def test_an_abandoned_call_drops_the_late_answer(client, server):
+    early, early_request = ask(client, server)
+    ask(client, server)
+    client.abandon_call(early)
     assert deliver(server.send_response(early_request, is_end=False), client) == []
     assert deliver(server.send_response(early_request), client) == []
     assert len(client._calls) == 1
-
-
-def test_an_answered_call_has_no_deadline_left(client, server):
-    _, request = ask(client, server, deadline=5.0)
-    deliver(server.send_response(request), client)
-    assert client.maybe_next_deadline() is None
-    assert client.expire(10.0) == []
 
 
 def test_goaway_lets_open_calls_finish_and_refuses_new_ones(client, server):

@@ -2,9 +2,10 @@
 
 Shared by the blocking and the asyncio transport, which add sockets and, where needed, a lock.
 
-The answer to the greeting tells which dialect the server speaks, and what it agrees to. Calls for
-which that matters are held until then; all others go out at once. One of the two dialects has a
-successor that greets alike: what is for placement drivers waits for a probe that tells them apart.
+The answer to the greeting shows the dialect of the server and the features that it accepts. Calls
+that depend on these are held until then; all others go out at once. One of the two dialects has a
+successor that greets alike: calls to placement drivers wait for a probe that tells them apart.
+Read `Conversation.start` and `Conversation.receive` first.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ class Conversation:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the connection is of no use to anybody, so that its owner closes it."""
+        """Whether no call is open and none can be started, so that its owner closes it."""
         return not self.is_usable and not self._tickets and not self._held
 
     @property
@@ -221,8 +222,8 @@ class Conversation:
     def start(self, call: Call, sink: Sink, unsent_bytes: int = 0) -> tuple[Ticket, list[Buffer]]:
         """Open a call; return its ticket and the bytes to send, none while it is held.
 
-        `unsent_bytes` wait to be sent already. Raises SbpError when the call cannot be sent;
-        is_usable tells whether the connection is to blame.
+        `unsent_bytes` wait to be sent already. Raises SbpError when the call cannot be sent; if
+        `is_usable` then, another call may be.
         """
         if self._reason is not None:
             raise not_sent(self.endpoint, self._reason)
@@ -252,7 +253,7 @@ class Conversation:
         return DeadlineExceededError(f"{self.endpoint} did not answer {opcode.name} in time")
 
     def retire(self) -> None:
-        """Take no new calls; the open ones finish."""
+        """Accept no new calls; the open ones finish."""
         if self.phase is Phase.OPEN:
             self.phase = Phase.RETIRED
 
@@ -266,7 +267,7 @@ class Conversation:
         return self._session.decoder.missing_bytes
 
     def buffer_updated(self, count: int) -> bool:
-        """Take in `count` bytes written into `get_buffer`; whether to call `receive` now.
+        """Accept `count` bytes written into `get_buffer`; return whether to call `receive` now.
 
         Needs no lock, as long as one thread calls it, `get_buffer` and `receive`.
         """
@@ -399,7 +400,7 @@ class Conversation:
             error.outcome = Outcome.UNKNOWN
             ticket.sink(error)
             raise error
-        if event.is_end:
+        if event.frame.is_end:
             del self._tickets[event.call_id]
         ticket.sink(event.frame)
         return []

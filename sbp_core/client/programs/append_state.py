@@ -147,10 +147,10 @@ class AppendState:
         self._has_gap = False
 
     def add(self, items: Sequence[AppendItem]) -> None:
-        """Take batches, those of one stream in order.
+        """Accept batches, those of one stream in order.
 
         Raises ConfigurationError for one that is unusable, and what the numbering raises; then none
-        of them is taken.
+        of them is accepted.
         """
         for index, item in enumerate(items, start=self._count):
             _check_item(index, item)
@@ -168,7 +168,7 @@ class AppendState:
 
     @property
     def has_trouble(self) -> bool:
-        """Whether it has to be settled first what becomes of batches that were not appended."""
+        """Whether batches failed or were refused, so that `settle` comes before the next frames."""
         return bool(self._errors) or self._has_gap
 
     @property
@@ -252,7 +252,7 @@ class AppendState:
         return piece
 
     def on_sent(self, frames: Sequence[AppendFrame]) -> list[Call]:
-        """Take note of frames that are on their way now; return the calls that send them."""
+        """Record that frames are being sent; return the calls that send them."""
         calls = []
         for frame in frames:
             for index, piece in zip(frame.indexes, frame.pieces, strict=True):
@@ -266,7 +266,7 @@ class AppendState:
         return calls
 
     def on_reply(self, frame: AppendFrame, reply: Reply) -> None:
-        """Take note of what became of each batch of a frame."""
+        """Record the outcome of each batch of a frame."""
         for sent_index in frame.indexes:
             self._batches[sent_index].range_index = None
         missing = dict(enumerate(frame.indexes))
@@ -324,8 +324,8 @@ class AppendState:
     def settle(self, attempts: Attempts, now_ms: float, *, is_repeatable: bool) -> float:
         """Decide which batches are sent again, now that none is on its way; return the wait in ms.
 
-        A batch that was refused for coming too early is. Where one failed for good, the later ones
-        of its stream are given up.
+        One that arrived before an earlier one is sent again. Where one failed finally, the later
+        ones of its stream are given up.
         """
         errors, self._errors, self._has_gap = self._errors, {}, False
         if errors:

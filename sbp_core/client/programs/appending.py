@@ -2,13 +2,14 @@
 
 Order: the batches of one stream are appended in the order given. Where their numbers keep them in
 it, as those of a writer or a transaction do, several frames are on their way at a time; otherwise
-one. A batch that failed is tried again only once all that was sent is answered, and, without
-numbers, while no later one of its stream was appended; after a final failure the stream's later
-batches are given up too.
+one. A batch that failed is retried only once all that was sent is answered, and, without numbers,
+while no later one of its stream was appended; after a final failure the stream's later batches are
+given up too.
 
-A writer's batches have numbers, so they may be tried again whatever became of them. A server knows
-the offsets of the last ones only: of a stream at most that many are on their way. A transaction
-numbers its batches in each range, so those of a stream go to one range at a time.
+A writer's batches have numbers, so they may be retried whatever their outcome. A server knows the
+offsets of the last WRITER_BATCHES_KEPT only: of a stream at most that many are on their way. A
+transaction numbers its batches in each range, so those of a stream go to one range at a time.
+Read `_Delivery.run` first.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from sbp_core.wire.frame import Frame
 
 @dataclass(frozen=True, slots=True)
 class AppendKind:
-    """How the batches of an append are numbered, if at all, and which are tried again.
+    """How the batches of an append are numbered, if at all, and which are retried.
 
     `retry_unknown`: also those that may have been appended already (at least once instead of at
     most once). With a `writer` they are too, and each batch is appended once; UnsupportedError

@@ -1,4 +1,7 @@
-"""Calls with retries, which every operation consists of. Pure: time and random numbers come in."""
+"""Calls with retries, which every operation consists of.
+
+Read `Attempts` and `ask` first. No I/O: times and random numbers are passed in.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +50,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long (ms) and how fast an operation is tried again while it makes no progress.
+    """How long (ms) a client retries a failed operation, and how long it waits between tries.
 
-    The wait before try n is uniform in [0, min(backoff_ms * 2**n, backoff_ms_max)]. Where a server
-    asks for a wait, it is added, spread over the same time at least: calls that were refused
-    together are not repeated together. `budget_ms` 0 disables retries. Raises
-    ConfigurationError for negative or contradictory values.
+    `budget_ms` is the time without progress after which the error is raised; 0 disables retries.
+    The wait before retry n = 0, 1, 2 ... is random, from 0 to the smaller one of backoff_ms * 2**n
+    and `backoff_ms_max`. If a server asks for a wait, that is added. Only errors that are
+    `retriable` are retried, and only if repeating the call does no harm.
+
+        Client(endpoint, retry=RetryPolicy(budget_ms=5_000))
+
+    Raises ConfigurationError for a negative value, and for backoff_ms above backoff_ms_max.
     """
 
     budget_ms: int = limits.RETRY_BUDGET_MS
@@ -77,8 +84,8 @@ class RetryPolicy:
         """Return the wait before the next try, None to give up.
 
         `is_repeatable`: doing it twice does no harm (a read, or an append whose caller accepts
-        duplicates); otherwise only what surely had no effect is tried again. `attempt_count` tries
-        failed so far, in `elapsed_ms` since the last progress.
+        duplicates); otherwise only calls without effect are retried. `attempt_count` tries failed
+        so far, in `elapsed_ms` since the last progress.
         """
         if not error.retriable:
             return None
@@ -86,13 +93,15 @@ class RetryPolicy:
             return None
         doublings = min(max(attempt_count - 1, 0), 30)
         throttle_ms = error.throttle_time_ms if isinstance(error, StatusError) else 0
+        # Full jitter, over the server's throttle time too: calls that were refused together are
+        # not repeated together.
         spread_ms = max(self.backoff_ms << doublings, throttle_ms)
         wait_ms = throttle_ms + random.uniform(0, min(spread_ms, self.backoff_ms_max))
         return wait_ms if elapsed_ms + wait_ms < self.budget_ms else None
 
 
 class PatienceLog:
-    """Logs operations without progress, at most one line in RETRY_TOLD_MS for a client.
+    """Logs operations without progress, at most one line in RETRY_LOG_INTERVAL_MS for a client.
 
     Times are in ms, of any clock that runs evenly.
     """
@@ -103,9 +112,9 @@ class PatienceLog:
     def on_wait(
         self, what: str, error: SbpError, *, since_ms: float, now_ms: float, budget_ms: float
     ) -> None:
-        """`what` has failed with `error`, and without progress `since_ms`, and is tried again."""
+        """Log that `what` fails with `error` and is retried, without progress since `since_ms`."""
         logged_at_ms = since_ms if self._logged_at_ms is None else self._logged_at_ms
-        if now_ms - max(since_ms, logged_at_ms) < limits.RETRY_TOLD_MS:
+        if now_ms - max(since_ms, logged_at_ms) < limits.RETRY_LOG_INTERVAL_MS:
             return
         self._logged_at_ms = now_ms
         elapsed_ms = now_ms - since_ms
@@ -134,7 +143,7 @@ class Context:
 
 
 class Attempts:
-    """How often and how long one operation failed since it last made progress."""
+    """How often and how long one operation failed since its last progress, for its retries."""
 
     def __init__(self, context: Context, now_ms: float) -> None:
         self._context = context
@@ -182,7 +191,7 @@ class Attempts:
         return wait_ms
 
     def explain(self, error: SbpError, operation: str, endpoint: str | None) -> SbpError:
-        """Return `error` with what was tried and what to do in its message."""
+        """Return `error` with the operation, the number of tries and a remedy in its message."""
         tries = f" (given up after {self._count} tries)" if self._count > 1 else ""
         remedy = ""
         if endpoint is not None and isinstance(error, TransportError | DeadlineExceededError):
@@ -219,7 +228,7 @@ def unanswered(what: str) -> ProtocolError:
 
 
 def check_system_error(frame: Frame) -> None:
-    """Raise what a system error frame stands for (SPEC "System Error Frame")."""
+    """Raise the error of a system error frame (SPEC "System Error Frame")."""
     if frame.is_system_error:
         status = decode_system_error(frame.header).status
         error = maybe_error(status)
@@ -229,7 +238,7 @@ def check_system_error(frame: Frame) -> None:
 def decode_answer(frame: Frame, table: type[T]) -> T:
     """Return the header of a response frame.
 
-    Raises StatusError when the whole frame stands for a failure, ProtocolError when it is none.
+    Raises StatusError if the whole frame is an error, ProtocolError if it is no valid answer.
     """
     try:
         check_system_error(frame)
@@ -282,9 +291,8 @@ def ask(
 ) -> Program[list[T]]:
     """Ask the placement driver, again where that may help; return the headers of the answer.
 
-    One that does not lead names the one that does: that one is asked then, and from then on. The
-    outcome of the error that it raises speaks of all tries. What needs a `feature` is sent only
-    where that was agreed on.
+    One that does not lead names the leader, which is asked from then on. The outcome of the error
+    that is raised covers all tries. With a `feature` the call is sent only where it was agreed on.
     """
     attempts = Attempts(context, (yield Now()))
     is_untouched = True
@@ -337,7 +345,7 @@ def exchange(call: Call) -> Program[list[Frame]]:
 
 
 def ping(context: Context) -> Program[float]:
-    """Measure a round trip to the placement driver in ms (SPEC "PING"). Not tried again."""
+    """Measure a round trip to the placement driver in ms (SPEC "PING"). Not retried."""
     begin_ms: float = yield Now()
     asked = context.drivers.endpoint
     try:

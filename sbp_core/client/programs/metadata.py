@@ -17,6 +17,7 @@ from sbp_core.client.programs.calls import (
 )
 from sbp_core.client.programs.program import Call, Now, Program, gather, pause
 from sbp_core.client.programs.range_placement import (
+    by_server,
     check_errors,
     chunks,
     is_foreign,
@@ -44,7 +45,6 @@ from sbp_core.wire.headers import (
     CreateStreamsResponse,
     DeleteStreamsRequest,
     DeleteStreamsResponse,
-    DescribeStreamResult,
     DescribeStreamsRequest,
     DescribeStreamsResponse,
     HeartbeatRequest,
@@ -266,16 +266,13 @@ def delete_streams(context: Context, refs: Sequence[int | str]) -> Program[None]
     The placement driver deletes them; then the range servers are asked to refuse appends, but for
     ElasticStream's, which cannot. A range server that is down learns it from the placement driver
     later.
+
     Raises NotFoundError naming all that are missing; nothing is deleted then.
     """
     infos = yield from describe_streams(context, refs)
     stream_ids = list(dict.fromkeys(info.stream_id for info in infos))
     yield from refresh(context, stream_ids)
-    hosted: dict[str, list[int]] = {}
-    for stream_id in stream_ids:
-        ranges = context.router.maybe_ranges(stream_id) or ()
-        for server in dict.fromkeys(each for piece in ranges for each in piece.servers):
-            hosted.setdefault(server, []).append(stream_id)
+    hosted = by_server({each: context.router.maybe_ranges(each) or () for each in stream_ids})
     for chunk in chunks(stream_ids):
         answers = yield from ask(
             context,
@@ -302,8 +299,7 @@ def delete_streams(context: Context, refs: Sequence[int | str]) -> Program[None]
                 context.timeout_ms,
                 only_ours=True,
             )
-            for server, known in hosted.items()
-            for chunk in chunks(known)
+            for server, chunk in hosted
         ]
     )
 
@@ -369,19 +365,14 @@ def _describe(context: Context, header: DescribeStreamsRequest) -> Program[list[
             f" of {', '.join(map(repr, header.names))}",
         )
     for result in results:
-        error = _maybe_failure(result)
-        if error is not None:
+        error = maybe_error(result.status)
+        if error is not None and not isinstance(error, NotFoundError):
             raise error
     return [
         stream_info(result.stream)
         for result in results
         if result.stream is not None and maybe_error(result.status) is None
     ]
-
-
-def _maybe_failure(result: DescribeStreamResult) -> SbpError | None:
-    error = maybe_error(result.status)
-    return None if isinstance(error, NotFoundError) else error
 
 
 def _delete_header(context: Context, stream_ids: Sequence[int]) -> DeleteStreamsRequest:

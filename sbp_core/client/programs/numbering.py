@@ -1,6 +1,6 @@
 """How the batches of an append are numbered: not at all, by a writer, or in a transaction.
 
-The numbers decide to which ranges batches go, and which may be tried again.
+The numbers decide to which ranges batches go, and which may be retried.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs that say where to read on: from a time, or from the cursor of a consumer group."""
+"""Programs that find where to read on: from a time, or from the cursor of a consumer group."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class _Lookups:
         return [(server, part) for server, whole in hosted.items() for part in chunks(whole)]
 
     def on_reply(self, server: str, stream_ids: Sequence[int], reply: Reply) -> None:
-        """Take in what a server found in the ranges that it hosts."""
+        """Record what a server found in the ranges that it hosts."""
         answered: dict[int, LookupOffsetResult] = {}
         try:
             for answer in decode_reply(reply, LookupOffsetsResponse):

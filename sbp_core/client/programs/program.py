@@ -28,7 +28,7 @@ T = TypeVar("T")
 class Call(Struct, frozen=True):
     """One request frame for `endpoint`; `header` is a table of wire.headers, or None.
 
-    One that needs a `feature` is sent only where that was agreed on. One that is `only_ours` is not
+    With a `feature` it is sent only on connections that agreed on it. If `only_ours`, it is not
     sent to range servers of ElasticStream, which would never answer. An answer that is longer than
     `answer_bytes_max` ends the call and the connection.
     """
@@ -55,7 +55,7 @@ class Start(Struct, frozen=True):
 
 
 class Receive(Struct, frozen=True):
-    """Wait for something of the calls `numbers`. Result: an Arrival, None at `until_ms`."""
+    """Wait for an answer to the calls `numbers`. Result: an Arrival, None at `until_ms`."""
 
     numbers: frozenset[int]
     until_ms: float | None = None
@@ -196,7 +196,7 @@ def pause(wait_ms: float) -> Program[None]:
 
 
 def timed(call: Call, sink: Sink, on_timing: OnTiming, clock: Callable[[], float]) -> Sink:
-    """Return a sink that passes everything on, and tells `on_timing` of the end of the answer."""
+    """Return a sink that passes everything on, and reports the end of the answer to `on_timing`."""
     began_at = clock()
 
     def on_content(content: Frame | SbpError) -> None:

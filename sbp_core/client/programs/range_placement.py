@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from sbp_core import limits
@@ -42,6 +42,18 @@ def chunks(values: Sequence[T], size: int = limits.STREAMS_PER_CALL) -> Iterator
     """Cut into pieces of at most `size`."""
     for begin in range(0, len(values), size):
         yield values[begin : begin + size]
+
+
+def by_server(ranges: Mapping[int, Sequence[RangeInfo]]) -> list[tuple[str, Sequence[int]]]:
+    """Return each server with the streams, by id, that it has ranges of, STREAMS_PER_CALL at most.
+
+    A server with more comes several times.
+    """
+    hosted: dict[str, list[int]] = {}
+    for stream_id, pieces in ranges.items():
+        for server in dict.fromkeys(each for piece in pieces for each in piece.servers):
+            hosted.setdefault(server, []).append(stream_id)
+    return [(server, part) for server, whole in hosted.items() for part in chunks(whole)]
 
 
 def stream_id_of(result: SealRangesResult | DescribeRangeResult) -> int:
@@ -205,7 +217,7 @@ def dialect(context: Context) -> Program[Dialect]:
 
 
 def has_commit(context: Context, commit: StoreCommit) -> Program[bool | None]:
-    """Return whether the metadata ever had a commit; None: the placement driver does not tell.
+    """Return whether the metadata ever had a commit; None if it does not report commits.
 
     SPEC "LIST_RANGES". False means that they were put back to an older copy, or are others.
     """
@@ -220,10 +232,10 @@ def has_commit(context: Context, commit: StoreCommit) -> Program[bool | None]:
 
 
 def note_commit(router: Router, answer: ListRangesResponse) -> None:
-    """Remember the commit that an answer tells."""
+    """Remember the commit that an answer reports."""
     if answer.store_life is not None:
-        told = StoreCommit(answer.store_commit, answer.store_life)
-        router.last_commit = told if told.is_plausible else router.last_commit
+        commit = StoreCommit(answer.store_commit, answer.store_life)
+        router.last_commit = commit if commit.is_plausible else router.last_commit
 
 
 def _list(context: Context, header: ListRangesRequest) -> Program[list[ListRangesResponse]]:
@@ -342,7 +354,7 @@ class Bounds:
         return [(server, piece) for server, whole in groups.items() for piece in chunks(whole)]
 
     def on_reply(self, server: str, pieces: Sequence[RangeInfo], reply: Reply) -> None:
-        """Take in what a server says of its open ranges."""
+        """Record the answer of a server about its open ranges."""
         described = _described(reply, pieces, server)
         for stream_id, tail in described.items():
             if isinstance(tail, SbpError):
@@ -396,7 +408,7 @@ def describe_call(server: str, pieces: Sequence[RangeInfo], timeout_ms: int) -> 
 def _described(
     reply: Reply, pieces: Sequence[RangeInfo], server: str
 ) -> dict[int, RangeInfo | SbpError]:
-    """Return what a server said of each stream."""
+    """Return the answer of a server for each stream."""
     try:
         answers = decode_reply(reply, DescribeRangesResponse)
     except SbpError as error:
@@ -421,7 +433,7 @@ def _described(
 
 
 def _absent(stream_id: int) -> NotFoundError:
-    """Return what it means in some dialects that a stream has no ranges."""
+    """Return the error of a stream without ranges, where the dialect means that it is missing."""
     return NotFoundError(StatusCode.NOT_FOUND, f"stream {stream_id} does not exist")
 
 

@@ -9,6 +9,7 @@ from sbp_core.client.programs.calls import Context, ask, decode_reply, unanswere
 from sbp_core.client.programs.metadata import check_named, check_spec, describe_streams, stream_info
 from sbp_core.client.programs.program import Call, Program, gather
 from sbp_core.client.programs.range_placement import (
+    by_server,
     check_errors,
     chunks,
     list_ranges,
@@ -58,7 +59,7 @@ from sbp_core.wire.status import maybe_error
 def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program[list[StreamInfo]]:
     """Change streams; return them as they are then, in the order of `updates`.
 
-    SPEC "UPDATE_STREAMS". Raises ConfigurationError for what no server would take, NotFoundError
+    SPEC "UPDATE_STREAMS". Raises ConfigurationError for what no server would accept, NotFoundError
     naming all that are missing (nothing is changed then), AlreadyExistsError for a name in use. The
     others of the same call are changed nevertheless.
     """
@@ -124,11 +125,7 @@ def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
             )
     before = yield from list_ranges(context, list(offsets))
     smallest, errors = yield from _trim_metadata(context, offsets)
-    hosted: dict[str, list[int]] = {}
-    for stream_id in smallest:
-        for server in dict.fromkeys(each for piece in before[stream_id] for each in piece.servers):
-            hosted.setdefault(server, []).append(stream_id)
-    parts = [(server, part) for server, stream_ids in hosted.items() for part in chunks(stream_ids)]
+    parts = by_server({stream_id: before[stream_id] for stream_id in smallest})
     replies = yield from gather(
         [
             Call(
@@ -355,7 +352,7 @@ def _fixed(newest: SchemaVersion, schema: StreamSchema) -> SchemaError:
 
 
 def _versions(entry: SchemaEntry) -> list[SchemaVersion]:
-    """Return the version that an entry stands for; nothing if it says that there is none."""
+    """Return the version in an entry, an empty list if the stream has none."""
     if entry.version == 0:
         return []
     try:

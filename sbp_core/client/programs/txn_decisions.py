@@ -1,4 +1,4 @@
-"""Programs that decide transactions, and tell what became of them."""
+"""Programs that decide transactions, and report their states."""
 
 from __future__ import annotations
 

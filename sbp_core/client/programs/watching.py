@@ -1,8 +1,8 @@
-"""Programs that look where many streams begin and end, and how far they can be read now.
+"""Programs that find where many streams begin and end, and how far they can be read now.
 
-`watch_bounds` is for callers that poll. As long as nothing changes it takes one
-short question to the placement driver and to each range server, all at the same time: servers
-count what changes, and tell which ranges that was (SPEC "DESCRIBE_RANGE").
+`watch_bounds` is for callers that poll. While nothing changes it costs one short call to the
+placement driver and to each range server, all at the same time: servers count changes, and report
+the ranges that changed since a count (SPEC "DESCRIBE_RANGE").
 
 `reach` does not wait until a server is available again; only the placement driver has to be.
 """
@@ -27,6 +27,7 @@ from sbp_core.client.programs.range_placement import (
     note_commit,
     revalidate,
     stream_bounds,
+    stream_id_of,
 )
 from sbp_core.client.programs.router import Router
 from sbp_core.client.types import RangeInfo, Reach, StreamBounds, UnavailableRange
@@ -124,10 +125,10 @@ def _maybe_basis(context: Context, stream_ids: tuple[int, ...]) -> Program[_Basi
     replies = yield from gather([_question(each, header) for each in counts])
     sources = []
     for server, reply in zip(counts, replies, strict=True):
-        told = _maybe_told(reply)
-        if told is None:
+        news = _maybe_news(reply)
+        if news is None:
             return None
-        sources.append(_Source(server, told[0], counts[server]))
+        sources.append(_Source(server, news[0], counts[server]))
     return _Basis(revision, ranges, tuple(sources))
 
 
@@ -150,13 +151,13 @@ def _maybe_later(
     sources: list[_Source] = []
     changed: dict[int, StreamBounds] = {}
     for source, reply in zip(basis.sources, replies, strict=True):
-        told = _maybe_told(reply)
-        if told is None:
+        news = _maybe_news(reply)
+        if news is None:
             return None
-        revision, results = told
+        revision, results = news
         sources.append(replace(source, revision=revision))
         for result in results:
-            pieces = basis.ranges.get(_stream_of(result), ())
+            pieces = basis.ranges.get(stream_id_of(result), ())
             if _maybe_server(pieces) != source.endpoint:
                 continue
             if maybe_error(result.status) is not None or result.stream_range is None:
@@ -187,7 +188,7 @@ def _question(endpoint: str, header: DescribeRangesRequest) -> Call:
 
 
 def _maybe_revision(router: Router, reply: Reply) -> int | None:
-    """Return the revision of the placement driver's metadata, None if it does not tell."""
+    """Return the revision of the placement driver's metadata, None if it reports none."""
     try:
         answer = decode_reply(reply, ListRangesResponse)[-1]
     except SbpError:
@@ -196,8 +197,8 @@ def _maybe_revision(router: Router, reply: Reply) -> int | None:
     return answer.revision
 
 
-def _maybe_told(reply: Reply) -> tuple[int, list[DescribeRangeResult]] | None:
-    """Return a server's revision and the results; None if it failed, or cannot tell."""
+def _maybe_news(reply: Reply) -> tuple[int, list[DescribeRangeResult]] | None:
+    """Return a server's revision and the results; None if it failed, or has no revision."""
     try:
         answers = decode_reply(reply, DescribeRangesResponse)
     except SbpError:
@@ -211,12 +212,6 @@ def _maybe_server(pieces: Sequence[RangeInfo]) -> str | None:
     """Return the server that knows where a stream ends, None if none has to be asked."""
     last = pieces[-1] if pieces else None
     return last.servers[0] if last and last.end_offset is None and last.servers else None
-
-
-def _stream_of(result: DescribeRangeResult) -> int:
-    if result.stream_id >= 0 or result.stream_range is None:
-        return result.stream_id
-    return result.stream_range.stream_id
 
 
 def reach(
@@ -292,7 +287,7 @@ class _Servers:
         return [each for each in questions if each[0] not in self._spared]
 
     def note(self, server: str, error: SbpError | None) -> None:
-        """Take note of how a question ended."""
+        """Record how a call ended."""
         self.known.add(server)
         if error is not None:
             self.unavailable[server] = error

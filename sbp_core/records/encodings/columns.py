@@ -22,7 +22,7 @@ from sbp_core.records.arrow_body import (
 )
 from sbp_core.records.arrow_message import (
     check_outline,
-    read_outline_without_arrow,
+    read_outline,
     split_pairs,
 )
 from sbp_core.records.encodings import Encoding, register
@@ -52,7 +52,7 @@ class ColumnsEncoding(Encoding):
             raise RecordBatchError(
                 "a record batch of columns that does not name its schema by 32 hexadecimal digits"
             )
-        outline = read_outline_without_arrow(body, record_count=count)
+        outline = read_outline(body, record_count=count, is_for_arrow=False)
         size = check_outline(outline, body)
         first = next(iter(split_pairs(outline.nodes)[0]), 0)
         if first != count or _BITS * size.decoded_bytes < count:

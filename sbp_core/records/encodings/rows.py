@@ -21,7 +21,7 @@ from sbp_core.records.arrow_body import (
 from sbp_core.records.arrow_message import (
     check_sizes,
     decoded_sizes,
-    read_outline_without_arrow,
+    read_outline,
     split_pairs,
 )
 from sbp_core.records.encodings import PlainEncoding, register
@@ -82,7 +82,7 @@ class RowsEncoding(PlainEncoding):
         Raises RecordBatchError.
         """
         count, body = envelope.record_count, envelope.body
-        outline = read_outline_without_arrow(body, record_count=count)
+        outline = read_outline(body, record_count=count, is_for_arrow=False)
         sizes = decoded_sizes(outline, body)
         check_sizes(outline, sizes)
         lengths, _ = split_pairs(outline.nodes)
