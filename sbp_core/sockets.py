@@ -68,7 +68,7 @@ class AsyncSocket:
         self._transport = transport
         self._socket: socket.socket = transport.get_extra_info("socket")
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._receiving = Receiving(self._socket)
+        self.receiving: Final = Receiving(self._socket)
         self._taken_bytes = 0
 
     @property
@@ -80,10 +80,6 @@ class AsyncSocket:
     def sent_bytes(self) -> int:
         """Bytes that the system took, of all that it did not take at once."""
         return self._taken_bytes - self.unsent_bytes
-
-    def expect(self, missing_bytes: int) -> None:
-        """Wake up when as many bytes came as are worth it; see `Receiving.expect`."""
-        self._receiving.expect(missing_bytes)
 
     @property
     def is_broken(self) -> bool:

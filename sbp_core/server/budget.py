@@ -287,7 +287,7 @@ class Held:
 
         A request within the connection's own share never makes others wait.
         """
-        self._intake.yield_for_others(self._charge, on_wanted)
+        self._intake.budget.yield_for_others(self._charge, on_wanted)
 
     def end(self) -> None:
         """Give everything back; of no effect the second time."""
@@ -305,7 +305,7 @@ class Intake:
         address: str = "",
         sizes: RecordSizes = DEFAULT,
     ) -> None:
-        self._budget = budget
+        self.budget: Final = budget
         self._on_change = on_change
         self._account = Account(address)
         self._request_bytes = 0
@@ -330,7 +330,7 @@ class Intake:
     def is_in_the_way(self) -> bool:
         """Whether others wait for memory while this connection's frame holds some of it."""
         is_holding = self._frame is not None and self._waiting is None
-        return is_holding and self._budget.is_contended
+        return is_holding and self.budget.is_contended
 
     def begin(self, size: int) -> Held:
         """A request of `size` bytes is there; while it waits for room it must not be worked on.
@@ -343,7 +343,7 @@ class Intake:
             charge = self._claim(size, self._lane_of(size))
         else:
             self._frame = None
-            self._budget.resize(charge, size)
+            self.budget.resize(charge, size)
         self._request_bytes += size
         if charge.lane is _SMALL:
             self._small_bytes += size
@@ -357,7 +357,7 @@ class Intake:
         self._request_bytes += size - charge.size
         if charge.lane is _SMALL:
             self._small_bytes += size - charge.size
-        self._budget.resize(charge, size)
+        self.budget.resize(charge, size)
         if self.may_read is not could_read:
             self._on_change()
 
@@ -371,13 +371,9 @@ class Intake:
             self._small_bytes -= charge.size
         if charge is self._waiting:
             self._waiting = None
-        self._budget.release(charge)
+        self.budget.release(charge)
         if not could_read and self.may_read:
             self._on_change()
-
-    def yield_for_others(self, charge: Charge, on_wanted: Callable[[], None]) -> None:
-        """Call `on_wanted` when others wait for memory; see `Held.yield_for_others`."""
-        self._budget.yield_for_others(charge, on_wanted)
 
     def expect_frame(self, size: int) -> None:
         """A frame that is being received takes `size` bytes in all; 0 for none to speak of."""
@@ -393,7 +389,7 @@ class Intake:
         self._drop_frame()
 
     def _claim(self, size: int, lane: Lane) -> Charge:
-        charge = self._budget.claim(self._account, size, lane, self._on_granted)
+        charge = self.budget.claim(self._account, size, lane, self._on_granted)
         if charge.is_waiting:
             self._waiting = charge
         return charge
@@ -409,7 +405,7 @@ class Intake:
         if frame is not None:
             if frame is self._waiting:
                 self._waiting = None
-            self._budget.release(frame)
+            self.budget.release(frame)
 
     def _on_granted(self) -> None:
         self._waiting = None

@@ -205,7 +205,7 @@ class Incoming:
 
     def _expect_more(self) -> None:
         if self._socket is not None:
-            self._socket.expect(self._session.decoder.missing_bytes)
+            self._socket.receiving.expect(self._session.decoder.missing_bytes)
 
     def _update_reading(self) -> None:
         outgoing = self._outgoing

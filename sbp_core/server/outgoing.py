@@ -241,15 +241,11 @@ class Unread:
         return not self._waiting and self._fits(size)
 
     def may_begin_echo(self, size: int) -> bool:
-        """Take room for the echo of a large PING until `end_echo`, if there is some."""
+        """Reserve room for the echo of a large PING until `give_back`, if there is some."""
         if self.total_bytes + size > self._bytes_max // _ECHO_PART:
             return False
         self._making_bytes += size
         return True
-
-    def end_echo(self, size: int) -> None:
-        """The echo was sent, or never will be."""
-        self._give_back(size)
 
     def when_echo(self, size: int, callback: Callable[[], None]) -> None:
         """Call `callback`, once, when there may be room for an echo. Answers do not wait for it."""
@@ -266,7 +262,7 @@ class Unread:
         try:
             yield
         finally:
-            self._give_back(size)
+            self.give_back(size)
 
     def add(self, backlog: Backlog, size: int) -> None:
         """The socket of a connection did not take `size` bytes at once."""
@@ -318,10 +314,11 @@ class Unread:
         except asyncio.CancelledError:
             self._waiting.pop(granted, None)
             if not granted.cancelled():  # there was room, and it was counted
-                self._give_back(size)
+                self.give_back(size)
             raise
 
-    def _give_back(self, size: int) -> None:
+    def give_back(self, size: int) -> None:
+        """Release the room of an answer or echo that was sent, or never will be."""
         self._making_bytes -= size
         self._tell()
 
@@ -398,4 +395,4 @@ class Echo:
         """The echo was sent, or never will be."""
         if self._taken_bytes:
             taken_bytes, self._taken_bytes = self._taken_bytes, 0
-            self._unread.end_echo(taken_bytes)
+            self._unread.give_back(taken_bytes)

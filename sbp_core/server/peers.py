@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -43,18 +42,16 @@ from sbp_core.server.transactions_at_servers import (
     end_txns,
 )
 from sbp_core.server.trust import proof_of
-from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
+    REQUEST_TABLES,
+    RESPONSE_TABLES,
+    RESULT_FIELDS,
     ClientRole,
     DescribeRangeResult,
-    DescribeRangesRequest,
-    DescribeRangesResponse,
     HeartbeatRequest,
     HeartbeatResponse,
     RangeId,
-    SealRangesRequest,
-    SealRangesResponse,
     SealRangesResult,
     StreamRange,
     StreamRanges,
@@ -65,41 +62,9 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import check_status, maybe_error
 
 T = TypeVar("T")
-R = TypeVar("R", SealRangesResult, DescribeRangeResult)
 
 _CONNECTIONS_MAX: Final = 256
 """Warm connections; more only while more servers are being asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Operation(Generic[R]):
-    """An operation on many ranges: its opcode, its request, and the results in its answer."""
-
-    opcode: Opcode
-    request: Callable[[tuple[RangeId, ...]], object]
-    results: Callable[[Buffer], Iterable[R]]
-
-
-def _sealed(header: Buffer) -> Iterable[SealRangesResult]:
-    response = decode_header(SealRangesResponse, header)
-    check_status(response.status)
-    return response.seal_responses
-
-
-def _described(header: Buffer) -> Iterable[DescribeRangeResult]:
-    response = decode_header(DescribeRangesResponse, header)
-    check_status(response.status)
-    return response.describe_responses
-
-
-_SEAL: Final = _Operation(
-    Opcode.SEAL_RANGE, lambda ids: SealRangesRequest(limits.SEAL_TIMEOUT_MS, ids), _sealed
-)
-_DESCRIBE: Final = _Operation(
-    Opcode.DESCRIBE_RANGE,
-    lambda ids: DescribeRangesRequest(limits.SEAL_TIMEOUT_MS, ids),
-    _described,
-)
 
 
 class Peers:
@@ -128,13 +93,13 @@ class Peers:
 
         Return what each server answered, by stream id, or why it did not.
         """
-        return await self._call_all(_SEAL, ranges)
+        return await self._call_all(Opcode.SEAL_RANGE, ranges)
 
     async def describe(
         self, ranges: Iterable[StreamRange]
     ) -> dict[int, DescribeRangeResult | SbpError]:
         """Describe ranges at their servers (SPEC "DESCRIBE_RANGES"); return as `seal` does."""
-        return await self._call_all(_DESCRIBE, ranges)
+        return await self._call_all(Opcode.DESCRIBE_RANGE, ranges)
 
     async def sync(self, address: str, ranges: Sequence[StreamRange]) -> None:
         """Announce new ranges to their server (SPEC "SYNC_RANGES")."""
@@ -193,28 +158,29 @@ class Peers:
         spare = [self._links.pop(address) for address in unused[:spare_count]]
         await asyncio.gather(*(link.close() for link in spare))
 
-    async def _call_all(
-        self, operation: _Operation[R], ranges: Iterable[StreamRange]
-    ) -> dict[int, R | SbpError]:
-        """Call the servers of ranges at the same time."""
+    async def _call_all(self, opcode: Opcode, ranges: Iterable[StreamRange]) -> dict[int, Any]:
+        """Call the servers of ranges at the same time; return the results of the answers."""
         by_address = by_server({each.stream_id: each for each in ranges}.values())
         parts = await asyncio.gather(
-            *(self._call_at(operation, address, hosted) for address, hosted in by_address.items())
+            *(self._call_at(opcode, address, hosted) for address, hosted in by_address.items())
         )
         return {stream_id: answer for part in parts for stream_id, answer in part.items()}
 
     async def _call_at(
-        self, operation: _Operation[R], address: str, hosted: Sequence[StreamRange]
-    ) -> dict[int, R | SbpError]:
-        answers: dict[int, R | SbpError] = {}
+        self, opcode: Opcode, address: str, hosted: Sequence[StreamRange]
+    ) -> dict[int, Any]:
+        table = RESPONSE_TABLES[opcode]
+        answers: dict[int, Any] = {}
         reason: SbpError = ProtocolError("its answer leaves the range out")
         try:
             for chunk in chunks(hosted):
                 ids = tuple(RangeId(each.stream_id, each.range_index) for each in chunk)
-                request = operation.request(ids)
-                call = Call(address, operation.opcode, request, limits.SEAL_TIMEOUT_MS)
+                request = REQUEST_TABLES[opcode](limits.SEAL_TIMEOUT_MS, ids)
+                call = Call(address, opcode, request, limits.SEAL_TIMEOUT_MS)
                 for frame in await self.exchange(call):
-                    for result in operation.results(frame.header):
+                    response: Any = decode_header(table, frame.header)
+                    check_status(response.status)
+                    for result in getattr(response, RESULT_FIELDS[table]):
                         answers[stream_id_of(result)] = maybe_error(result.status) or result
         except SbpError as error:
             reason = error

@@ -26,13 +26,8 @@ class Symbol(enum.Enum):
     __hash__ = object.__hash__
 
 
-class Refusal(enum.Enum):
-    """The entry of a table for an input that is not allowed."""
-
-    REFUSED = "refused"
-
-
-REFUSED: Final = Refusal.REFUSED
+REFUSED: Final = None
+"""The entry of a table for an input that is not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +37,7 @@ class Machine(Generic[S, I]):
     name: str
     states: type[S]
     inputs: type[I]
-    table: Mapping[S, Mapping[I, S | Refusal]]
+    table: Mapping[S, Mapping[I, S | None]]
 
     def __post_init__(self) -> None:
         for state in self.states:
@@ -52,8 +47,7 @@ class Machine(Generic[S, I]):
 
     def maybe_next(self, state: S, received: I) -> S | None:
         """Return the state after `received`, None when it is refused in `state`."""
-        target = self.table[state][received]
-        return None if isinstance(target, Refusal) else target
+        return self.table[state][received]
 
 
 class ConnectionState(Symbol):

@@ -203,9 +203,9 @@ def test_echoes_leave_half_of_the_room_and_keep_nobody_waiting():
         told = []
         bench.unread.when_echo(MIB, lambda: told.append(bench.unread.may_begin_echo(MIB)))
         assert not bench.unread.is_contended
-        bench.unread.end_echo(4 * MIB)
+        bench.unread.give_back(4 * MIB)
         assert told == [True]
-        bench.unread.end_echo(MIB)
+        bench.unread.give_back(MIB)
         assert bench.unread.total_bytes == 0
 
     run(body)

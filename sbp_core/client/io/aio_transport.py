@@ -170,7 +170,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._send(self._conversation.receive(self._unsent_bytes))
             self._close_if_finished()
         if self._socket is not None:
-            self._socket.expect(self._conversation.missing_bytes)
+            self._socket.receiving.expect(self._conversation.missing_bytes)
 
     def eof_received(self) -> bool:
         """Close when the server does."""

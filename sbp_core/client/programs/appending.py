@@ -233,7 +233,19 @@ Steps = Generator[None, Sequence[AppendItem] | None, None]
 AsyncSteps = AsyncGenerator[None, Sequence[AppendItem] | None]
 
 
-class Appender:
+class _Appending:
+    """What both appenders have."""
+
+    def __init__(self, work: GradualAppend) -> None:
+        self._work = work
+
+    @property
+    def unacknowledged(self) -> list[AppendItem]:
+        """The batches that are not known to be appended, and those after them in their streams."""
+        return self._work.unacknowledged
+
+
+class Appender(_Appending):
     """Appends batches one group after the other, while earlier ones are on their way.
 
     Made by `Client.appender`; for one thread. The batches of one stream are appended in order.
@@ -249,14 +261,9 @@ class Appender:
     """
 
     def __init__(self, work: GradualAppend, steps: Steps) -> None:
-        self._work = work
+        super().__init__(work)
         self._steps = steps
         next(steps)
-
-    @property
-    def unacknowledged(self) -> list[AppendItem]:
-        """The batches that are not known to be appended, and those after them in their streams."""
-        return self._work.unacknowledged
 
     def append(self, items: Sequence[AppendItem]) -> None:
         """Send batches; return when all are sent, and most are answered. Raises SbpError."""
@@ -280,21 +287,16 @@ class Appender:
         self.close()
 
 
-class AsyncAppender:
+class AsyncAppender(_Appending):
     """Appends batches one group after the other, as `Appender` does, for one asyncio task.
 
     Made by `AsyncClient.appender`; use it with `async with`, and await `append` and `finish`.
     """
 
     def __init__(self, work: GradualAppend, steps: AsyncSteps) -> None:
-        self._work = work
+        super().__init__(work)
         self._steps = steps
         self._is_begun = False
-
-    @property
-    def unacknowledged(self) -> list[AppendItem]:
-        """The batches that are not known to be appended, and those after them in their streams."""
-        return self._work.unacknowledged
 
     async def append(self, items: Sequence[AppendItem]) -> None:
         """Send batches; return when all are sent, and most are answered. Raises SbpError."""

@@ -122,7 +122,7 @@ def refresh(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, Sb
             errors.update(dict.fromkeys(chunk, error))
             continue
         revision = answers[-1].revision
-        context.router.dialect = dialect_of(answers[-1].status)
+        context.router.learn_dialect(dialect_of(answers[-1].status))
         for stream_id, found in listed.items():
             if isinstance(found, SbpError):
                 context.router.forget(stream_id)
@@ -204,7 +204,7 @@ def maybe_revision(context: Context) -> Program[int | None]:
         answers = yield from _list(context, header)
     except (InvalidRequestError, UnsupportedError):  # that no stream is named
         return None
-    context.router.dialect = dialect_of(answers[-1].status)
+    context.router.learn_dialect(dialect_of(answers[-1].status))
     revision = answers[-1].revision
     return None if revision < 0 else revision
 

@@ -124,23 +124,14 @@ class Router:
     """
 
     def __init__(self) -> None:
-        self._dialect: Dialect | None = None
+        self.dialect = Dialect.SPECIFICATION
+        self.has_seen_dialect = False
         self.last_commit: StoreCommit | None = None
         self._placements: dict[int, _Placement] = {}
 
-    @property
-    def dialect(self) -> Dialect:
-        """The dialect of the servers."""
-        return self._dialect or Dialect.SPECIFICATION
-
-    @dialect.setter
-    def dialect(self, shown: Dialect) -> None:
-        self._dialect = shown
-
-    @property
-    def has_seen_dialect(self) -> bool:
-        """Whether the placement driver has shown what it speaks."""
-        return self._dialect is not None
+    def learn_dialect(self, shown: Dialect) -> None:
+        """Remember the dialect in which the placement driver answered."""
+        self.dialect, self.has_seen_dialect = shown, True
 
     def learn(self, stream_id: int, ranges: Iterable[RangeInfo], revision: int = -1) -> None:
         """Replace what is known of a stream. `revision` -1: the server does not count them."""

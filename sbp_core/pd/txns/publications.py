@@ -24,7 +24,7 @@ from sbp_core.errors import (
     TxnIncompleteError,
 )
 from sbp_core.pd.txns.transactions import Part
-from sbp_core.session.states import REFUSED, Machine, Refusal
+from sbp_core.session.states import REFUSED, Machine
 from sbp_core.wire.txn_id import copy_of
 
 
@@ -59,7 +59,7 @@ class PublicationInput(enum.Enum):
 _ENDING, _COPYING, _COPIED, _STUCK, _MOVING, _PUBLISHED, _SETTLED = PublicationState
 
 
-def _row(**targets: PublicationState) -> dict[PublicationInput, PublicationState | Refusal]:
+def _row(**targets: PublicationState) -> dict[PublicationInput, PublicationState | None]:
     return {each: targets.get(each.name, REFUSED) for each in PublicationInput}
 
 
