@@ -149,7 +149,7 @@ class Outgoing:
 
 
 _ECHO_PART: Final = 2
-"""Echoes have a half of the room, so that there is always some for answers."""
+"""Echoes may use half of the room: PINGs are free to ask for, and must not displace answers."""
 
 
 @dataclass(slots=True)

@@ -279,6 +279,7 @@ class ConnectionPool:
         except SbpError:
             if connection.is_usable:
                 raise
+        # It ended between the two calls, and nothing was sent: the call may use another one.
         connection = self._acquire(call.endpoint)
         return connection, connection.start(call, sink)
 

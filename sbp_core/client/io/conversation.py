@@ -249,6 +249,7 @@ class Conversation:
         self.abandon(ticket)
         if self.phase is Phase.CONNECTING:
             return ConnectError(f"no connection to {self.endpoint} in time; nothing was sent")
+        # A server that leaves one call unanswered may be stuck: new calls use a new connection.
         self.retire()
         return DeadlineExceededError(f"{self.endpoint} did not answer {opcode.name} in time")
 

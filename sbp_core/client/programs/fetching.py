@@ -182,6 +182,8 @@ class _Fetch:
             for task in asked.tasks.values():
                 yield from self._on_error(task, error, asked.endpoint, now_ms)
             return
+        # A frame with batches of some items may have had no room for those of the others, which
+        # are asked for again at once.
         is_serving = any(
             isinstance(each, Found) and each.batches.size_bytes for each in answers.values()
         )
@@ -192,7 +194,7 @@ class _Fetch:
                 yield from self._on_error(task, answer, asked.endpoint, now_ms)
                 continue
             if answer.is_hasty and is_serving:
-                self._wait(task, now_ms)  # the frame may have had no room for this one
+                self._wait(task, now_ms)
                 continue
             batches = answer.batches
             if task.stepped and isinstance(batches, ReceivedBatches) and batches.payload:

@@ -1,4 +1,7 @@
-"""Programs for the streams themselves: describe, list, create, delete; how large records may be."""
+"""Programs for the streams themselves: describe, list, create, delete; how large records may be.
+
+stream_changes.py has what changes them; range_placement.py finds their ranges.
+"""
 
 from __future__ import annotations
 
