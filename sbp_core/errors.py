@@ -13,7 +13,30 @@ SbpError
 |   +-- ConnectionLostError     the connection broke while a call was open
 +-- DeadlineExceededError       no answer in time
 +-- StatusError                 the peer answered with an error status
-|   +-- ...                     one class for each kind of status, see below
+|   +-- InvalidRequestError
+|   +-- UnsupportedError
+|   +-- PermissionDeniedError
+|   +-- NotFoundError
+|   +-- AlreadyExistsError
+|   +-- RangeNotFoundError
+|   +-- RangeSealedError
+|   +-- OffsetOutOfRangeError
+|   +-- ThrottledError
+|   +-- RequestTimeoutError
+|   +-- NotLeaderError
+|   +-- RangeOpenError
+|   +-- NoRangeServerError
+|   +-- SealUnansweredError
+|   +-- ShuttingDownError
+|   +-- StorageError
+|   +-- DiskFullError
+|   +-- WriterGapError
+|   +-- WriterRepeatError
+|   +-- WriterUnknownError
+|   +-- WritersNotThereError
+|   +-- TxnEndedError
+|   +-- TxnIncompleteError
+|   +-- TxnAbortedError
 +-- LogError                    the durable log on this machine
     +-- LogCorruptionError
     +-- LogWriteError
