@@ -198,11 +198,11 @@ _HEADER: Final = (
 def _prepare(cluster: LocalCluster, seconds: float) -> tuple[Bench, Target]:
     """Fill a stream with what is old by the end."""
     bench = Bench(cluster, seconds)
-    octets = batch(_MIB - 2048)
+    data = batch(_MIB - 2048)
     with Client(cluster.endpoint) as client:
         (old,) = client.create_streams([StreamSpec("old")])
         for _ in range(_OLD_BATCHES):
-            client.append([AppendItem(old.stream_id, octets)])
+            client.append([AppendItem(old.stream_id, data)])
     driver_port = int(cluster.endpoint.rpartition(":")[2])
     return bench, Target(driver_port, bench.port, old.stream_id, _OLD_BATCHES // 2)
 

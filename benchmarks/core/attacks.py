@@ -54,14 +54,14 @@ class _Wire:
         self._socket = connected
         self._loop = asyncio.get_running_loop()
 
-    async def send(self, octets: bytes) -> None:
-        await self._loop.sock_sendall(self._socket, octets)
+    async def send(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self._socket, data)
 
     async def receive(self) -> bytes:
-        octets = await self._loop.sock_recv(self._socket, _MIB)
-        if not octets:
+        data = await self._loop.sock_recv(self._socket, _MIB)
+        if not data:
             raise ConnectionResetError
-        return octets
+        return data
 
 
 Attacker = Callable[[_Wire, Target, int], Awaitable[None]]
@@ -78,13 +78,13 @@ class Attack:
 
 
 def _frame(opcode: Opcode, header: object, payload: bytes = b"", call_id: int = 1) -> bytes:
-    octets = header if isinstance(header, bytes) else encode_header(header)
-    return b"".join(encode_frame(opcode, Flag.REQUEST, call_id, octets, [payload]))
+    data = header if isinstance(header, bytes) else encode_header(header)
+    return b"".join(encode_frame(opcode, Flag.REQUEST, call_id, data, [payload]))
 
 
 def _padded(header: object) -> bytes:
-    octets = encode_header(header)
-    return octets + bytes(limits.HEADER_BYTES_MAX - len(octets))
+    data = encode_header(header)
+    return data + bytes(limits.HEADER_BYTES_MAX - len(data))
 
 
 async def _fetch_padded(wire: _Wire, target: Target, _: int) -> None:

@@ -38,7 +38,7 @@ class HeaderCost:
 
     header: str
     items: int
-    octets: int
+    length_bytes: int
     encode_us: float
     decode_us: float
 
@@ -92,7 +92,7 @@ def _cost(header: object, item_count: int) -> HeaderCost:
     return HeaderCost(
         header=type(header).__name__,
         items=item_count,
-        octets=len(encoded),
+        length_bytes=len(encoded),
         encode_us=_microseconds(lambda: encode_header(header)),
         decode_us=_microseconds(lambda: decode_header(type(header), encoded)),
     )
@@ -115,12 +115,12 @@ def _seconds(work: Callable[[], object], calls: int) -> float:
 
 def show(costs: Sequence[HeaderCost]) -> str:
     """Return the costs of headers as a table for the terminal."""
-    header = ("header", "items", "octets", "encode us", "decode us", "both us")
+    header = ("header", "items", "bytes", "encode us", "decode us", "both us")
     lines = [
         (
             each.header,
             f"{each.items:,}",
-            f"{each.octets:,}",
+            f"{each.length_bytes:,}",
             f"{each.encode_us:,.0f}",
             f"{each.decode_us:,.0f}",
             f"{each.encode_us + each.decode_us:,.0f}",

@@ -72,17 +72,17 @@ class _Round:
 
     append_seconds: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    octets_per_s: float = 0.0
+    bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What each round of a side gave: seconds of appends, and of records; octets in a second."""
+    """What each round of a side gave: seconds of appends, and of records; bytes in a second."""
 
     side: str
     appends: Series
     records: Series
-    octets_per_s: float
+    bytes_per_s: float
 
 
 def measure(folder: Path, rounds: int, *, tell: Callable[[str], None]) -> list[Waits]:
@@ -99,7 +99,7 @@ def measure(folder: Path, rounds: int, *, tell: Callable[[str], None]) -> list[W
             side.value,
             Series(side.value, tuple(tuple(each.append_seconds) for each in found[side][1:])),
             Series(side.value, tuple(tuple(each.seconds) for each in found[side][1:])),
-            median(each.octets_per_s for each in found[side][1:]),
+            median(each.bytes_per_s for each in found[side][1:]),
         )
         for side in Side
     ]
@@ -116,7 +116,7 @@ def show(waits: Sequence[Waits]) -> str:
             *(each.records.percentile(percent) for percent in (50, 99, 100)),
         )
         texts = [f"{second * 1000:.1f}" for second in seconds]
-        lines.append((each.side, *texts, f"{each.octets_per_s / 1e6:,.0f}"))
+        lines.append((each.side, *texts, f"{each.bytes_per_s / 1e6:,.0f}"))
     return table(header, lines, text_columns={0})
 
 
@@ -145,10 +145,10 @@ def _run(folder: Path, side: Side, streams: _Streams) -> _Round:
     with _server(folder, side) as endpoint:
         if side is Side.ALONE:
             return asyncio.run(_follow_tail(endpoint, streams.tail))
-        with _others(endpoint, streams.backlog) as octets:
-            before, started = octets.value, time.perf_counter()
+        with _others(endpoint, streams.backlog) as byte_count:
+            before, started = byte_count.value, time.perf_counter()
             timed = asyncio.run(_follow_tail(endpoint, streams.tail))
-            timed.octets_per_s = (octets.value - before) / (time.perf_counter() - started)
+            timed.bytes_per_s = (byte_count.value - before) / (time.perf_counter() - started)
             return timed
 
 
@@ -176,10 +176,10 @@ async def _poll(reader: AsyncClient, stream_id: int, offset: int) -> float:
     return time.perf_counter()
 
 
-def _check(error: Exception | None, octets: int) -> None:
+def _check(error: Exception | None, byte_count: int) -> None:
     if error is not None:
         raise error
-    if not octets:
+    if not byte_count:
         raise BenchmarkError("a fetch was answered with nothing")
 
 
@@ -208,11 +208,11 @@ def _server(folder: Path, side: Side) -> Iterator[str]:
 
 @contextmanager
 def _others(endpoint: str, stream_id: int) -> Iterator[Synchronized[int]]:
-    """Let others catch up; give the octets that they have read so far."""
-    octets = _SPAWN.Value("q", 0)
-    with _child(_catch_up, endpoint, stream_id, octets) as pipe:
+    """Let others catch up; give the bytes that they have read so far."""
+    byte_count = _SPAWN.Value("q", 0)
+    with _child(_catch_up, endpoint, stream_id, byte_count) as pipe:
         pipe.recv()
-        yield octets
+        yield byte_count
 
 
 def _serve(folder: Path, bounds: dict[str, int], pipe: Connection) -> None:
@@ -229,13 +229,15 @@ def _serve(folder: Path, bounds: dict[str, int], pipe: Connection) -> None:
     asyncio.run(serve())
 
 
-def _catch_up(endpoint: str, stream_id: int, octets: Synchronized[int], pipe: Connection) -> None:
+def _catch_up(
+    endpoint: str, stream_id: int, byte_count: Synchronized[int], pipe: Connection
+) -> None:
     async def read_for_ever(client: AsyncClient, offset: int) -> None:
         while True:
             item = FetchItem(stream_id, offset % OLD_BATCHES, None, limits.MIB)
             async for outcome in client.fetch([item]):
                 _check(outcome.error, len(outcome.payload))
-                octets.value += len(outcome.payload)
+                byte_count.value += len(outcome.payload)
             offset += 1
 
     async def catch_up() -> None:

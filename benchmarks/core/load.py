@@ -156,8 +156,8 @@ class _Sender:
         self._ask(b"".join((self.heads[0], self._tail)))
         self.socket.setblocking(False)
 
-    def _ask(self, octets: bytes) -> None:
-        self.socket.sendall(octets)
+    def _ask(self, encoded: bytes) -> None:
+        self.socket.sendall(encoded)
         decoder = FrameDecoder()
         while not (frames := list(decoder.frames())):
             received = self.socket.recv(_READ_BYTES)
@@ -187,22 +187,22 @@ class _Sender:
                 self.outgoing[0] = memoryview(self.outgoing[0])[sent:]
 
     def receive(self) -> list[tuple[int, int, bytes]]:
-        """Return call id, length and octets of what was answered."""
+        """Return call id, length and bytes of what was answered."""
         try:
-            octets = self.incoming + self.socket.recv(_READ_BYTES)
+            encoded = self.incoming + self.socket.recv(_READ_BYTES)
         except BlockingIOError:
             return []
         found = []
         at = 0
-        while at + 4 <= len(octets):
-            end = at + 4 + int.from_bytes(octets[at : at + 4], "big")
-            if end > len(octets):
+        while at + 4 <= len(encoded):
+            end = at + 4 + int.from_bytes(encoded[at : at + 4], "big")
+            if end > len(encoded):
                 break
             found.append(
-                (int.from_bytes(octets[at + 8 : at + 12], "big"), end - at, octets[at:end])
+                (int.from_bytes(encoded[at + 8 : at + 12], "big"), end - at, encoded[at:end])
             )
             at = end
-        self.incoming = octets[at:]
+        self.incoming = encoded[at:]
         return found
 
 
@@ -224,11 +224,11 @@ class _Judge:
     def __init__(self) -> None:
         self._codes: dict[int, int] = {}
 
-    def code(self, length: int, octets: bytes) -> int:
+    def code(self, length: int, encoded: bytes) -> int:
         """Return the status code of an answer."""
         if length not in self._codes:
             decoder = FrameDecoder()
-            decoder.receive_data(octets)
+            decoder.receive_data(encoded)
             (frame,) = decoder.frames()
             self._codes[length] = _code_of(frame)
         return self._codes[length]
@@ -287,8 +287,8 @@ def _count(
 ) -> None:
     """Count what was answered, and send it again while there is time."""
     now = time.perf_counter()
-    for call_id, length, octets in sender.receive():
-        code = judge.code(length, octets)
+    for call_id, length, encoded in sender.receive():
+        code = judge.code(length, encoded)
         latency = now - sender.sent_at[call_id]
         sender.open_count -= 1
         answers.asked += 1

@@ -2,7 +2,7 @@
 
 First as many appends as it acknowledges at its best, then ten times as many in flight, and more
 than its memory has room for, from peers that never wait; then from our own clients. Then a thousand
-connections, and five hundred that send an octet a second. The load comes from a process of its own,
+connections, and five hundred that send a byte a second. The load comes from a process of its own,
 on the same machine: each ratio compares two things that ran one after the other.
 """
 
@@ -56,9 +56,9 @@ class Bench:
         self.seconds = seconds
         self._process = psutil.Process(cluster.pid)
 
-    def load(self, octets: bytes, connection_count: int, in_flight: int) -> Load:
+    def load(self, data: bytes, connection_count: int, in_flight: int) -> Load:
         """Return a load on this server."""
-        return Load(self.port, self.stream_ids, octets, connection_count, in_flight, self.seconds)
+        return Load(self.port, self.stream_ids, data, connection_count, in_flight, self.seconds)
 
     def resident_mib(self) -> float:
         """Return the server's resident memory."""
@@ -113,7 +113,7 @@ class _Found:
 
 def measure_overload(bench: Bench, value_bytes: int, tell: Tell) -> None:
     """Offer more and more appends of one size."""
-    octets = batch(value_bytes)
+    data = batch(value_bytes)
     header = (
         *("in flight", "acks/s", "of the best", "answers/CPU s", "of the best's"),
         *("p50 ms", "p99 ms", "refused/s", "failed", "late %", "peak MiB"),
@@ -121,7 +121,7 @@ def measure_overload(bench: Bench, value_bytes: int, tell: Tell) -> None:
     found: list[_Found] = []
 
     def measure(connection_count: int, in_flight: int) -> None:
-        load = bench.load(octets, connection_count, in_flight)
+        load = bench.load(data, connection_count, in_flight)
         began = bench.processor_seconds()
         with bench.watched() as peak_mib:
             answers = run(load)
@@ -133,7 +133,7 @@ def measure_overload(bench: Bench, value_bytes: int, tell: Tell) -> None:
     connection_count = min(10 * best.load.connection_count, _FULL_CONNECTIONS)
     in_flight = 10 * best.load.connection_count * best.load.in_flight
     measure(connection_count, in_flight // connection_count)
-    request_bytes = limits.REQUEST_OVERHEAD_BYTES + len(octets)
+    request_bytes = limits.REQUEST_OVERHEAD_BYTES + len(data)
     beyond = 2 * limits.SERVER_IN_FLIGHT_BYTES_MAX // request_bytes // _FULL_CONNECTIONS
     measure(_FULL_CONNECTIONS, beyond)
     rows = [each.row(best) for each in found]
@@ -144,15 +144,15 @@ def measure_overload(bench: Bench, value_bytes: int, tell: Tell) -> None:
 
 def measure_clients(bench: Bench, tell: Tell) -> None:
     """Let our own clients append, many at a time on one connection."""
-    octets = batch(1024)
+    data = batch(1024)
     rows = []
     for name, count, append in (
         ("asyncio", _TASKS, _append_in_tasks),
         ("blocking", _THREADS, _append_in_threads),
     ):
-        few, _ = append(bench, octets, count // 16)
+        few, _ = append(bench, data, count // 16)
         with bench.watched() as peak_mib:
-            many, failures = append(bench, octets, count)
+            many, failures = append(bench, data, count)
         latency = Answers(latencies=many)
         rows.append(
             (
@@ -173,11 +173,11 @@ def measure_clients(bench: Bench, tell: Tell) -> None:
     tell(f"our own clients, one connection\n\n{table(header, rows, text_columns={0, 1})}\n")
 
 
-def _append_in_tasks(bench: Bench, octets: bytes, count: int) -> tuple[list[float], int]:
+def _append_in_tasks(bench: Bench, data: bytes, count: int) -> tuple[list[float], int]:
     async def work(client: AsyncClient, stream_id: int) -> None:
         while (began := time.perf_counter()) < until:
             try:
-                await client.append([AppendItem(stream_id, octets)])
+                await client.append([AppendItem(stream_id, data)])
                 latencies.append(time.perf_counter() - began)
             except SbpError as error:
                 failures.append(error)
@@ -194,14 +194,14 @@ def _append_in_tasks(bench: Bench, octets: bytes, count: int) -> tuple[list[floa
     return latencies, len(failures)
 
 
-def _append_in_threads(bench: Bench, octets: bytes, count: int) -> tuple[list[float], int]:
+def _append_in_threads(bench: Bench, data: bytes, count: int) -> tuple[list[float], int]:
     latencies: list[float] = []
     failures: list[SbpError] = []
 
     def work(client: Client, stream_id: int) -> None:
         while (began := time.perf_counter()) < until:
             try:
-                client.append([AppendItem(stream_id, octets)])
+                client.append([AppendItem(stream_id, data)])
                 latencies.append(time.perf_counter() - began)
             except SbpError as error:
                 failures.append(error)
@@ -223,10 +223,10 @@ def _append_in_threads(bench: Bench, octets: bytes, count: int) -> tuple[list[fl
 
 def measure_connections(bench: Bench, tell: Tell) -> None:
     """Let a thousand connections be idle, then let all of them append."""
-    octets = batch(1024)
-    run(replace(bench.load(octets, 16, 4), seconds=1.0))
+    data = batch(1024)
+    run(replace(bench.load(data, 16, 4), seconds=1.0))
     rows = [("none", f"{bench.resident_mib():,.0f}", "")]
-    generator = Generator(bench.load(octets, _FULL_CONNECTIONS, 1))
+    generator = Generator(bench.load(data, _FULL_CONNECTIONS, 1))
     generator.wait_connected()
     rows.append(("idle, after a HEARTBEAT and an APPEND each", f"{bench.resident_mib():,.0f}", ""))
     with bench.watched() as peak_mib:
@@ -238,7 +238,7 @@ def measure_connections(bench: Bench, tell: Tell) -> None:
 
 
 def measure_slow_peers(bench: Bench, tell: Tell) -> None:
-    """Let a client append alone, and beside peers that send an octet a second of their frames."""
+    """Let a client append alone, and beside peers that send a byte a second of their frames."""
     load = bench.load(batch(1024), 1, 16)
     before = run(load)
     with slow_peers(bench.port, _SLOW_PEERS) as gone_after_s:

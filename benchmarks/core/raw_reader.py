@@ -39,22 +39,22 @@ class RawReader:
     def read_seconds(
         self, stream_id: int, offsets: Sequence[int], *, max_bytes: int, in_flight: int
     ) -> tuple[float, int]:
-        """Fetch `max_bytes` from each of `offsets`; return how long that took, and the octets."""
+        """Fetch `max_bytes` from each of `offsets`; return how long that took, and the bytes."""
         requests = iter(
             b"".join(_request(call_id, stream_id, offset, max_bytes))
             for call_id, offset in enumerate(offsets)
         )
-        octets = 0
+        byte_count = 0
         started = time.perf_counter()
         for request in islice(requests, in_flight):
             self._socket.sendall(request)
         for _ in offsets:
-            octets += self._receive()
+            byte_count += self._receive()
             self._socket.sendall(next(requests, b""))
-        return time.perf_counter() - started, octets
+        return time.perf_counter() - started, byte_count
 
     def _receive(self) -> int:
-        """Return the octets of the next answer."""
+        """Return the bytes of the next answer."""
         while True:
             for frame in self._decoder.frames():
                 (result,) = decode_header(FetchResponse, frame.header).fetch_responses

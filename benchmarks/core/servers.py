@@ -1,7 +1,7 @@
 """`python -m benchmarks.core.servers`: the servers without Spark, by the raw disk and loopback.
 
 Each ratio compares two things that ran in turn in this run: appends with plain writes and
-fdatasync, fetches of cached data with plain octets through a socket. Then 1, 16 and 256 clients
+fdatasync, fetches of cached data with plain bytes through a socket. Then 1, 16 and 256 clients
 append small batches, each waiting for its acknowledgement: what group commit is for. As many
 clients send PINGs, to tell what the disk adds to a round trip.
 
@@ -78,39 +78,39 @@ def batch(value_bytes: int) -> bytes:
     return encode_rows(rows, stream_id=0, timestamp_ms=0)
 
 
-async def append_seconds(client: AsyncClient, stream_id: int, octets: bytes) -> float:
+async def append_seconds(client: AsyncClient, stream_id: int, data: bytes) -> float:
     """Append a round of large batches, some of them in flight at a time."""
     left = iter(range(_ROUND_BATCHES))
 
     async def work() -> None:
         for _ in left:
-            await client.append([AppendItem(stream_id, octets)])
+            await client.append([AppendItem(stream_id, data)])
 
     started = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(_IN_FLIGHT)))
     return time.perf_counter() - started
 
 
-def socket_append_seconds(endpoint: str, stream_id: int, octets: bytes) -> float:
+def socket_append_seconds(endpoint: str, stream_id: int, data: bytes) -> float:
     """Append large batches over a bare socket, as many in flight; return what a round takes."""
     port = int(endpoint.rpartition(":")[2])
-    answers = run(Load(port, (stream_id,), octets, 1, _IN_FLIGHT, _LARGE_SECONDS, _WARM_UP_SECONDS))
+    answers = run(Load(port, (stream_id,), data, 1, _IN_FLIGHT, _LARGE_SECONDS, _WARM_UP_SECONDS))
     assert answers.acknowledged > 0 == answers.failed + answers.refused
     return _ROUND_BATCHES / answers.per_second
 
 
-def raw_append_seconds(path: Path, octets: bytes) -> float:
-    """Write the same octets to the end of a file, with fdatasync.
+def raw_append_seconds(path: Path, data: bytes) -> float:
+    """Write the same bytes to the end of a file, with fdatasync.
 
     The file goes on as a log does: the page cache of one that is written anew takes memory that
     was in use a moment ago, which a virtual machine has at hand. Other memory it first has to get
-    from its host, for several times what it costs to copy the octets there.
+    from its host, for several times what it costs to copy the bytes there.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     started = time.perf_counter()
     for number in range(1, _ROUND_BATCHES + 1):
-        os.write(descriptor, octets)
-        if number * len(octets) % _SYNC_BYTES < len(octets):
+        os.write(descriptor, data)
+        if number * len(data) % _SYNC_BYTES < len(data):
             os.fdatasync(descriptor)
     os.fdatasync(descriptor)
     seconds = time.perf_counter() - started
@@ -118,23 +118,23 @@ def raw_append_seconds(path: Path, octets: bytes) -> float:
     return seconds
 
 
-async def fetch_seconds(client: AsyncClient, stream_id: int, octets: bytes) -> float:
+async def fetch_seconds(client: AsyncClient, stream_id: int, data: bytes) -> float:
     """Fetch a round of large batches with our client, one by one, some in flight at a time."""
     left = iter(range(_ROUND_BATCHES))
 
     async def work() -> None:
         for offset in left:
-            item = FetchItem(stream_id, offset, None, len(octets))
+            item = FetchItem(stream_id, offset, None, len(data))
             async for outcome in client.fetch([item]):
                 assert outcome.error is None, outcome.error
-                assert len(outcome.payload) == len(octets)
+                assert len(outcome.payload) == len(data)
 
     started = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(_IN_FLIGHT // 2)))
     return time.perf_counter() - started
 
 
-def reader_seconds(endpoint: str, stream_id: int, first: int, octets: bytes) -> float:
+def reader_seconds(endpoint: str, stream_id: int, first: int, data: bytes) -> float:
     """Fetch batches from `first` on, _READ_BATCHES in an answer, as often as makes a round.
 
     Each time on a connection of its own: a server gives up those that are idle for long.
@@ -145,23 +145,23 @@ def reader_seconds(endpoint: str, stream_id: int, first: int, octets: bytes) -> 
         seconds, received = reader.read_seconds(
             stream_id,
             [*offsets] * (_ROUND_BATCHES // _RECENT_BATCHES),
-            max_bytes=_READ_BATCHES * len(octets),
+            max_bytes=_READ_BATCHES * len(data),
             in_flight=2,
         )
-    assert received == answers * (_ROUND_BATCHES // _RECENT_BATCHES) * _READ_BATCHES * len(octets)
+    assert received == answers * (_ROUND_BATCHES // _RECENT_BATCHES) * _READ_BATCHES * len(data)
     return seconds
 
 
-def raw_fetch_seconds(octets: bytes) -> float:
-    """Receive the same octets from another process over the loopback interface."""
+def raw_fetch_seconds(data: bytes) -> float:
+    """Receive the same bytes from another process over the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sender = multiprocessing.get_context("spawn").Process(
-            target=_send, args=(listener.getsockname()[1], octets)
+            target=_send, args=(listener.getsockname()[1], data)
         )
         sender.start()
         connection, _ = listener.accept()
-        buffer = bytearray(len(octets))
-        left = _ROUND_BATCHES * len(octets)
+        buffer = bytearray(len(data))
+        left = _ROUND_BATCHES * len(data)
         connection.recv(1)
         started = time.perf_counter()
         while left:
@@ -172,11 +172,11 @@ def raw_fetch_seconds(octets: bytes) -> float:
     return seconds
 
 
-def _send(port: int, octets: bytes) -> None:
+def _send(port: int, data: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(b"!")
         for _ in range(_ROUND_BATCHES):
-            connection.sendall(octets)
+            connection.sendall(data)
 
 
 async def of_clients(
@@ -184,10 +184,10 @@ async def of_clients(
 ) -> Acknowledgements:
     """Let clients append one small batch after the other, each on a connection of its own."""
     clients = [AsyncClient(endpoint) for _ in range(client_count)]
-    octets = batch(_SMALL_BYTES)
+    data = batch(_SMALL_BYTES)
 
     async def append(client: AsyncClient) -> None:
-        await client.append([AppendItem(stream_id, octets)])
+        await client.append([AppendItem(stream_id, data)])
 
     async def ping(client: AsyncClient) -> None:
         await client.ping()
@@ -261,11 +261,11 @@ def p99_sync_ms(folder: Path) -> float:
     """Return the 99th percentile of a small write with fdatasync, in ms."""
     path = folder / "syncs"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    octets = os.urandom(_SMALL_BYTES)
+    data = os.urandom(_SMALL_BYTES)
     seconds = []
     for _ in range(1000):
         started = time.perf_counter()
-        os.write(descriptor, octets)
+        os.write(descriptor, data)
         os.fdatasync(descriptor)
         seconds.append(time.perf_counter() - started)
     os.close(descriptor)
@@ -290,7 +290,7 @@ def _ratio_row(
 
 async def _measure(folder: Path, cluster: LocalCluster, tell: Callable[[str], None]) -> None:
     log = folder / "data" / "range-server-0" / "log"
-    octets = batch(_LARGE_BYTES)
+    data = batch(_LARGE_BYTES)
     sides = ("socket append", "append", "raw append", "fetch", "memory", "page cache", "raw fetch")
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     async with AsyncClient(cluster.endpoint) as client:
@@ -300,13 +300,13 @@ async def _measure(folder: Path, cluster: LocalCluster, tell: Callable[[str], No
             first = number * _ROUND_BATCHES
             recent = first + _ROUND_BATCHES - _RECENT_BATCHES
             times = (
-                socket_append_seconds(server, other.stream_id, octets),
-                await append_seconds(client, stream.stream_id, octets),
-                raw_append_seconds(folder / "raw", octets),
-                await fetch_seconds(client, stream.stream_id, octets),
-                reader_seconds(server, stream.stream_id, recent, octets),
-                reader_seconds(server, stream.stream_id, first, octets),
-                raw_fetch_seconds(octets),
+                socket_append_seconds(server, other.stream_id, data),
+                await append_seconds(client, stream.stream_id, data),
+                raw_append_seconds(folder / "raw", data),
+                await fetch_seconds(client, stream.stream_id, data),
+                reader_seconds(server, stream.stream_id, recent, data),
+                reader_seconds(server, stream.stream_id, first, data),
+                raw_fetch_seconds(data),
             )
             for side, taken in zip(sides, times, strict=True):
                 if number:  # the first round warms up

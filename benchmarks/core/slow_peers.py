@@ -1,4 +1,4 @@
-"""Peers that send an octet of their frames every second, until the server has enough of them."""
+"""Peers that send a byte of their frames every second, until the server has enough of them."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def slow_peers(port: int, count: int) -> Iterator[list[float]]:
         thread.join()
 
 
-def _trickle(selector: selectors.BaseSelector, octets: bytes, gone: list[float]) -> None:
+def _trickle(selector: selectors.BaseSelector, data: bytes, gone: list[float]) -> None:
     began = time.monotonic()
-    for octet in octets:
+    for byte in data:
         for key in list(selector.get_map().values()):
-            _send(key.fileobj, octet)
+            _send(key.fileobj, byte)
         next_at = time.monotonic() + 1
         while (left := next_at - time.monotonic()) > 0:
             for key, _ in selector.select(left):
@@ -50,10 +50,10 @@ def _trickle(selector: selectors.BaseSelector, octets: bytes, gone: list[float])
                 return
 
 
-def _send(peer: object, octet: int) -> None:
+def _send(peer: object, byte: int) -> None:
     assert isinstance(peer, socket.socket)
     try:
-        peer.send(bytes([octet]))
+        peer.send(bytes([byte]))
     except OSError:
         return  # `_is_closed` finds it
 

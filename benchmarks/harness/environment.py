@@ -76,20 +76,20 @@ def _new_memory() -> float:
 
 
 def _loopback() -> float:
-    """Return the MB/s of plain octets over a connection of this machine with itself."""
+    """Return the MB/s of plain bytes over a connection of this machine with itself."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = threading.Thread(target=_send, args=(server.getsockname(),))
         sender.start()
         connection, _ = server.accept()
         buffer = bytearray(_MIB)
-        octets = 0
+        byte_count = 0
         started = time.perf_counter()
         with connection:
             while received := connection.recv_into(buffer):
-                octets += received
+                byte_count += received
         seconds = time.perf_counter() - started
         sender.join()
-    return octets / seconds / 1e6
+    return byte_count / seconds / 1e6
 
 
 def _send(address: tuple[str, int]) -> None:

@@ -66,4 +66,4 @@ def attempt(case: Case, name: str, do: Callable[[], T]) -> T | str:
 
 
 def _text(measure: Measure, number: float) -> str:
-    return f"{number / 2**20:,.1f} MiB" if measure is Measure.OCTETS else f"{number:.3f} s"
+    return f"{number / 2**20:,.1f} MiB" if measure is Measure.BYTES else f"{number:.3f} s"

@@ -23,15 +23,15 @@ class Measure(Enum):
     """Seconds that all the rows of the case took: one number."""
     DELAY = "delay"
     """Seconds that single records, micro-batches or looks took: many numbers."""
-    OCTETS = "octets"
+    BYTES = "bytes"
     """Buffer in the log: one number."""
     MEMORY = "memory"
-    """Resident octets of processes: one number."""
+    """Resident bytes of processes: one number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Rows over all streams, octets of each value, and the streams: a partition each."""
+    """Rows over all streams, bytes of each value, and the streams: a partition each."""
 
     rows: int
     value_bytes: int

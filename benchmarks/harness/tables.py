@@ -15,7 +15,7 @@ def show(outcomes: Sequence[Outcome]) -> str:
     makers = {
         Measure.RATE: _rates,
         Measure.DELAY: _delays,
-        Measure.OCTETS: _sizes,
+        Measure.BYTES: _sizes,
         Measure.MEMORY: _memories,
     }
     parts = []

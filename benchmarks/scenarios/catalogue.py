@@ -55,7 +55,7 @@ class Scenario:
 def shape(
     value_bytes: int, *, streams: int = 2, payload_bytes: int = SHORT_BYTES, rows: int = 0
 ) -> Shape:
-    """Return rows of so many octets, of which there are `rows` or as many as fill the payload."""
+    """Return rows of so many bytes, of which there are `rows` or as many as fill the payload."""
     names = tuple(f"bench-{index}" for index in range(streams))
     return Shape(rows or max(1, payload_bytes // value_bytes), value_bytes, names)
 

@@ -36,7 +36,7 @@ def memory(bench: Bench, systems: Systems) -> list[Outcome]:
 
 
 def _peaks(bench: Bench, system: System | str) -> dict[tuple[str, str], float] | str:
-    """Return the highest resident octets of each process in each step."""
+    """Return the highest resident bytes of each process in each step."""
     if isinstance(system, str):
         return system
     log_system = cast("LogSystem", system)
@@ -70,7 +70,7 @@ def _peaks(bench: Bench, system: System | str) -> dict[tuple[str, str], float] |
 
 
 def resident_bytes(server_pid: int, jvm_pid: int) -> dict[str, int]:
-    """Return the resident octets of the server, of the JVM, and of the JVM's Python processes.
+    """Return the resident bytes of the server, of the JVM, and of the JVM's Python processes.
 
     Pages that forked processes share count in each of them.
     """

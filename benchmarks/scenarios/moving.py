@@ -15,7 +15,7 @@ from benchmarks.systems.sbp import Sbp, Streams
 
 CHATTY_SBP: Final = {"batchRecords": "10"}
 CHATTY_KAFKA: Final = {"kafka.batch.size": "1200", "kafka.linger.ms": "0"}
-"""About ten records of 100 B; Kafka's producer counts octets, with those of its batch's header."""
+"""About ten records of 100 B; Kafka's producer counts bytes, with those of its batch's header."""
 
 
 def batch_read(bench: Bench, system: System) -> Run:

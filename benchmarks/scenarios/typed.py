@@ -37,7 +37,7 @@ _FETCH_BYTES: Final = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Flights:
-    """Flights to move, out of Parquet files; `shape` counts the octets of Arrow's columns."""
+    """Flights to move, out of Parquet files; `shape` counts the bytes of Arrow's columns."""
 
     frame: DataFrame
     shape: Shape
@@ -104,10 +104,10 @@ def typed_bytes(bench: Bench, systems: Systems) -> list[Outcome]:
         for compression in COMPRESSIONS:
             system = sbp.with_options({"batchCompression": compression})
             runs: dict[str, Run | str] = {
-                name: partial(_octets, system, flights, form)
+                name: partial(_stored_bytes, system, flights, form)
                 for name, form in ((OURS, Columns()), (OUR_JSON, Json()))
             }
-            case = Case("typed-bytes", Measure.OCTETS, flights.shape, compression)
+            case = Case("typed-bytes", Measure.BYTES, flights.shape, compression)
             found.append(in_turn(case, runs, rounds=1, warm_ups=0, tell=bench.tell))
     return found
 
@@ -157,11 +157,11 @@ def _write(system: LogSystem, flights: Flights, form: Form) -> tuple[Log, float]
     return log, seconds
 
 
-def _octets(system: Sbp, flights: Flights, form: Form) -> Sequence[float]:
-    """Return the octets of all record batches of a stream with the flights."""
+def _stored_bytes(system: Sbp, flights: Flights, form: Form) -> Sequence[float]:
+    """Return the bytes of all record batches of a stream with the flights."""
     log, _ = _write(system, flights, form)
     assert isinstance(log, Streams)
-    octets = 0
+    byte_count = 0
     with Client(log.endpoint) as client:
         (info,) = client.describe_streams(log.shape.streams)
         (bounds,) = client.stream_bounds([info.stream_id])
@@ -171,9 +171,9 @@ def _octets(system: Sbp, flights: Flights, form: Form) -> Sequence[float]:
             (outcome,) = client.fetch([item])
             if outcome.error is not None:
                 raise outcome.error
-            octets += len(outcome.payload)
+            byte_count += len(outcome.payload)
             offset = outcome.next_offset
-    return [octets]
+    return [byte_count]
 
 
 def _fingerprint(frame: DataFrame) -> tuple[int, int]:

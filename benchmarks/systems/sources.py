@@ -132,7 +132,7 @@ def _prebuilt_batch(portion: Portion) -> pa.RecordBatch:
 
 
 def random_binary(count: int, size_bytes: int) -> pa.Array:
-    """Return `count` values of `size_bytes` octets each, the same ones every time."""
+    """Return `count` values of `size_bytes` bytes each, the same ones every time."""
     data = np.random.default_rng(seed=0).bytes(count * size_bytes)
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(size_bytes)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]

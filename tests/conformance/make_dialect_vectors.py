@@ -23,7 +23,7 @@ DRIVER = {"server_id": 0, "advertise_addr": "127.0.0.1:10911"}
 
 
 def laid_out(table, value, month=APRIL):
-    """The octets of a table."""
+    """The bytes of a table."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "value.json").write_text(json.dumps(value), "utf-8")
         root = ["--root-type", f"sbp.{table}"]
@@ -42,11 +42,11 @@ def batch(base_offset, bodies, *, delta, seconds=False):
             "base_timestamp": TIME_MS // 1000 if seconds else TIME_MS,
         },
     )
-    octets = struct.pack(">bqi", 0x22, base_offset, len(meta)) + meta
+    data = struct.pack(">bqi", 0x22, base_offset, len(meta)) + meta
     for index, body in enumerate(bodies):
         record = laid_out("RecordMeta", {"offset_delta": index, "timestamp_delta": index})
-        octets += struct.pack(">ii", len(record), len(body)) + record + body
-    return octets
+        data += struct.pack(">ii", len(record), len(body)) + record + body
+    return data
 
 
 def frame(opcode, flags, call_id, header, payload):
@@ -57,9 +57,9 @@ def frame(opcode, flags, call_id, header, payload):
 
 
 def vector(name, opcode, flags, call_id, table, value, batches=(), month=APRIL):
-    """A frame, and what it means; `batches` are (base offset, bodies, octets)."""
+    """A frame, and what it means; `batches` are (base offset, bodies, bytes)."""
     header = b"" if table is None else laid_out(table, value, month)
-    payload = b"".join(octets for _, _, octets in batches)
+    payload = b"".join(data for _, _, data in batches)
     return {
         "name": name,
         "opcode": opcode,

@@ -143,9 +143,9 @@ def official_batch(body, *, stream_id, record_count, base_timestamp_ms, encoding
         base_timestamp=base_timestamp_ms,
         properties=properties,
     )
-    octets = encode_officially(LAYOUTS, meta)
-    octets += bytes(-(13 + len(octets)) % 8)
-    return struct.pack(">Bqi", 0x22, base_offset, len(octets)) + octets + body
+    data = encode_officially(LAYOUTS, meta)
+    data += bytes(-(13 + len(data)) % 8)
+    return struct.pack(">Bqi", 0x22, base_offset, len(data)) + data + body
 
 
 def invalid_batches():
@@ -156,10 +156,10 @@ def invalid_batches():
     meta_end = len(valid) - len(b"body")
     announced = valid.rindex(b"\x01\0\0\x004\0") + 4
 
-    def changed(position, octets):
-        return valid[:position] + octets + valid[position + len(octets) :]
+    def changed(position, data):
+        return valid[:position] + data + valid[position + len(data) :]
 
-    for name, octets, message in (
+    for name, data, message in (
         ("another magic", changed(0, b"\x21"), "magic 0x21"),
         ("no metadata", changed(9, bytes(4)), "announces 0 bytes"),
         ("metadata of negative length", changed(9, b"\xff" * 4), "announces -1 bytes"),
@@ -171,7 +171,7 @@ def invalid_batches():
         ("cut off in the metadata", valid[: meta_end - 1], "bytes of metadata"),
         ("cut off in the body", valid[:-1], "announces a body"),
     ):
-        yield {"name": name, "hex": octets.hex(), "message": message}
+        yield {"name": name, "hex": data.hex(), "message": message}
 
 
 def write(name, valid, invalid):

@@ -190,10 +190,10 @@ def append_request(
                 end_offset=-1,
             ),
             request_index=index,
-            batch_length=len(octets),
+            batch_length=len(data),
             stream_id=placed.stream_id,
         )
-        for index, (placed, octets) in zip(indexes or range(len(batches)), batches, strict=True)
+        for index, (placed, data) in zip(indexes or range(len(batches)), batches, strict=True)
     )
     return AppendRequest(timeout_ms=10_000, append_requests=infos), [each for _, each in batches]
 
@@ -251,7 +251,7 @@ def frame(
     flags: int = 0,
     magic: int = 23,
 ) -> bytes:
-    """The octets of a frame."""
+    """The bytes of a frame."""
     length = 16 + len(header) + len(payload)
     prefix = struct.pack(">IBHBI", length, magic, opcode, flags, call_id)
     header_length = b"\x01" + len(header).to_bytes(3, "big")
@@ -259,7 +259,7 @@ def frame(
 
 
 class Wire:
-    """A blocking connection that sends octets and reads frames."""
+    """A blocking connection that sends bytes and reads frames."""
 
     def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.rpartition(":")
@@ -277,7 +277,7 @@ class Wire:
         self._socket.close()
 
     def send(self, *frames: bytes) -> None:
-        """Send octets."""
+        """Send bytes."""
         self._socket.sendall(b"".join(frames))
 
     def read(self) -> WireFrame:
@@ -289,7 +289,7 @@ class Wire:
         return WireFrame(*fields, header, payload, *struct.unpack(">I", self._exactly(4)))
 
     def ask(self, *frames: bytes) -> WireFrame:
-        """Send octets; return the next frame."""
+        """Send bytes; return the next frame."""
         self.send(*frames)
         return self.read()
 
@@ -301,10 +301,10 @@ class Wire:
             return None
 
     def _exactly(self, count: int) -> bytes:
-        octets = b""
-        while len(octets) < count:
-            part = self._socket.recv(count - len(octets))
+        data = b""
+        while len(data) < count:
+            part = self._socket.recv(count - len(data))
             if not part:
                 raise EOFError("the server closed the connection")
-            octets += part
-        return octets
+            data += part
+        return data

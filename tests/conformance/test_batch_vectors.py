@@ -41,7 +41,7 @@ def test_batches_are_read_in_whatever_pieces_their_frame_comes(vector, layout):
 
 
 @pytest.mark.parametrize("vector", VALID, **BY_NAME)
-def test_batches_are_written_to_the_same_octets(vector):
+def test_batches_are_written_to_the_same_bytes(vector):
     written = b"".join(
         encode_envelope([bytes.fromhex(each.pop("body"))], **each)
         for each in (dict(each) for each in vector["batches"])
@@ -50,27 +50,27 @@ def test_batches_are_written_to_the_same_octets(vector):
 
 
 @pytest.mark.parametrize("vector", VALID, **BY_NAME)
-def test_batches_with_octets_after_them_are_refused_after_the_last_whole_one(vector):
-    octets = bytes.fromhex(vector["hex"])
+def test_batches_with_bytes_after_them_are_refused_after_the_last_whole_one(vector):
+    data = bytes.fromhex(vector["hex"])
     found = []
     with pytest.raises(RecordBatchError, match="cut off"):
-        found += split_envelopes(octets + octets[:12])
+        found += split_envelopes(data + data[:12])
     with pytest.raises(RecordBatchError):
-        peek_batch(octets + b"\x22")
+        peek_batch(data + b"\x22")
 
 
 @pytest.mark.parametrize("vector", VALID[:3], **BY_NAME)
 def test_every_batch_that_is_cut_off_is_refused(vector):
-    octets = bytes.fromhex(vector["hex"])
-    for length in range(len(octets)):
+    data = bytes.fromhex(vector["hex"])
+    for length in range(len(data)):
         with pytest.raises(RecordBatchError):
-            peek_batch(octets[:length])
+            peek_batch(data[:length])
 
 
 @pytest.mark.parametrize("vector", INVALID, **BY_NAME)
 def test_invalid_batches_are_refused(vector):
-    octets = bytes.fromhex(vector["hex"])
+    data = bytes.fromhex(vector["hex"])
     with pytest.raises(RecordBatchError, match=vector["message"]):
-        peek_batch(octets)
+        peek_batch(data)
     with pytest.raises(RecordBatchError, match=vector["message"]):
-        list(split_envelopes(octets))
+        list(split_envelopes(data))

@@ -46,8 +46,8 @@ def check(vector, frame):
     else:
         expected = from_json(vector["table"], vector["value"])
         assert to_json(expected) == vector["value"]
-        for octets in (frame.header, bytes(frame.header) + bytes(8)):
-            assert decode_header(type(expected), octets) == expected
+        for data in (frame.header, bytes(frame.header) + bytes(8)):
+            assert decode_header(type(expected), data) == expected
     found = [
         {
             "base_offset": envelope.base_offset,
@@ -66,9 +66,9 @@ def test_frames_are_read_in_whatever_pieces_they_come(vector):
 
 
 @pytest.mark.parametrize("vector", VALID, **BY_NAME)
-def test_trailing_octets_wait_for_the_rest(vector):
-    octets = bytes.fromhex(vector["hex"])
-    frames = frames_of([octets + octets[:7], octets[7:]])
+def test_trailing_bytes_wait_for_the_rest(vector):
+    data = bytes.fromhex(vector["hex"])
+    frames = frames_of([data + data[:7], data[7:]])
     assert len(frames) == 2
     for frame in frames:
         check(vector, frame)
@@ -87,19 +87,19 @@ def test_what_is_written_is_read_by_the_tables_of_the_dialect(vector, tmp_path):
 
 
 def payload_of(frame):
-    """The octets of a frame's payload, by the framing alone."""
-    octets = bytes.fromhex(frame["hex"])
-    return octets[16 + int.from_bytes(octets[13:16], "big") : -4]
+    """The bytes of a frame's payload, by the framing alone."""
+    data = bytes.fromhex(frame["hex"])
+    return data[16 + int.from_bytes(data[13:16], "big") : -4]
 
 
 @pytest.mark.parametrize("vector", VALID, **BY_NAME)
-def test_frames_are_written_to_the_same_octets(vector):
-    octets = bytes.fromhex(vector["hex"])
-    header = octets[16 : 16 + int.from_bytes(octets[13:16], "big")]
+def test_frames_are_written_to_the_same_bytes(vector):
+    data = bytes.fromhex(vector["hex"])
+    header = data[16 : 16 + int.from_bytes(data[13:16], "big")]
     written = encode_frame(
         vector["opcode"], Flag(vector["flags"]), vector["call_id"], header, [payload_of(vector)]
     )
-    assert b"".join(written) == octets
+    assert b"".join(written) == data
 
 
 def answered(name, *questions):

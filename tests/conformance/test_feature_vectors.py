@@ -29,7 +29,7 @@ def test_checked_frames_decode_in_every_split(vector):
 
 
 @pytest.mark.parametrize("vector", CHECKED["invalid"], **BY_NAME)
-def test_false_checked_frames_are_refused_at_the_earliest_octet(vector):
+def test_false_checked_frames_are_refused_at_the_earliest_byte(vector):
     data = bytes.fromhex(vector["hex"])
     last = vector["refused_after"]
     decoder = agreed_decoder()

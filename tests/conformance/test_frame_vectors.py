@@ -1,4 +1,4 @@
-"""Every frame vector, fed whole, octet by octet, in random splits and with trailing octets."""
+"""Every frame vector, fed whole, byte by byte, in random splits and with trailing bytes."""
 
 import json
 import random
@@ -50,7 +50,7 @@ def test_valid_frames_decode_in_every_split(vector):
 
 
 @pytest.mark.parametrize("vector", VECTORS["valid"], **BY_NAME)
-def test_trailing_octets_wait_for_the_rest(vector):
+def test_trailing_bytes_wait_for_the_rest(vector):
     data = bytes.fromhex(vector["hex"])
     decoder = FrameDecoder()
     frames = feed(decoder, [data + data[:7]])
@@ -69,7 +69,7 @@ AS_WRITTEN = [vector for vector in VECTORS["valid"] if is_as_we_write_it(vector)
 
 
 @pytest.mark.parametrize("vector", AS_WRITTEN, **BY_NAME)
-def test_frames_encode_to_the_same_octets(vector):
+def test_frames_encode_to_the_same_bytes(vector):
     (frame,) = vector["frames"]
     encoded = encode_frame(
         frame["opcode"],
@@ -82,7 +82,7 @@ def test_frames_encode_to_the_same_octets(vector):
 
 
 @pytest.mark.parametrize("vector", VECTORS["invalid"], **BY_NAME)
-def test_invalid_frames_are_refused_at_the_earliest_octet(vector):
+def test_invalid_frames_are_refused_at_the_earliest_byte(vector):
     data = bytes.fromhex(vector["hex"])
     decoder = FrameDecoder()
     for count in range(vector["refused_after"] - 1):

@@ -31,9 +31,9 @@ def test_there_is_a_vector_for_every_operation():
 @pytest.mark.parametrize("layout", ["hex", "hex_written"])
 @pytest.mark.parametrize("vector", VALID, **BY_NAME)
 def test_headers_are_read_in_whatever_pieces_they_come(vector, layout):
-    octets = bytes.fromhex(vector[layout])
+    data = bytes.fromhex(vector[layout])
     expected = from_json(vector["table"], vector["value"])
-    framed = b"".join(encode_frame(Opcode.FETCH, Flag.REQUEST, 1, octets))
+    framed = b"".join(encode_frame(Opcode.FETCH, Flag.REQUEST, 1, data))
     for pieces in feedings(framed):
         decoder, found = FrameDecoder(), []
         for piece in pieces:
@@ -41,11 +41,11 @@ def test_headers_are_read_in_whatever_pieces_they_come(vector, layout):
             found += list(decoder.frames())
         (frame,) = found
         assert decode_header(type(expected), frame.header) == expected
-    assert decode_header(type(expected), octets + bytes(8)) == expected
+    assert decode_header(type(expected), data + bytes(8)) == expected
 
 
 @pytest.mark.parametrize("vector", VALID, **BY_NAME)
-def test_headers_are_written_to_the_same_octets(vector):
+def test_headers_are_written_to_the_same_bytes(vector):
     value = from_json(vector["table"], vector["value"])
     assert encode_header(value).hex() == vector["hex_written"]
     assert encode_officially(LAYOUTS, value).hex() == vector["hex"]
@@ -61,16 +61,16 @@ def test_invalid_headers_are_refused(vector):
 @pytest.mark.parametrize("layout", ["hex", "hex_written"])
 @pytest.mark.parametrize("vector", VALID[::2], **BY_NAME)
 def test_headers_that_are_cut_off_are_refused_or_read_as_far_as_they_go(vector, layout):
-    octets = bytes.fromhex(vector[layout])
+    data = bytes.fromhex(vector[layout])
     table = getattr(headers, vector["table"])
-    whole = decode_header(table, octets)
+    whole = decode_header(table, data)
     refused_count = 0
-    for length in range(len(octets) - 4):
+    for length in range(len(data) - 4):
         try:
-            assert decode_header(table, octets[:length]) != whole
+            assert decode_header(table, data[:length]) != whole
         except HeaderError:
             refused_count += 1
-    assert refused_count > len(octets) // 2
+    assert refused_count > len(data) // 2
 
 
 def flatc(folder, *options):
@@ -92,6 +92,6 @@ def test_flatc_agrees_both_ways(table, tmp_path):
     flatc(tmp_path, "--binary", *root, SCHEMA, *theirs)
     for number, vector in enumerate(vectors):
         assert json.loads((tmp_path / f"ours{number}.json").read_text("utf-8")) == vector["value"]
-        octets = (tmp_path / f"theirs{number}.bin").read_bytes()
+        data = (tmp_path / f"theirs{number}.bin").read_bytes()
         expected = from_json(table, vector["value"])
-        assert decode_header(type(expected), octets) == expected
+        assert decode_header(type(expected), data) == expected

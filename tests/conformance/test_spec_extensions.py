@@ -142,8 +142,8 @@ def test_a_range_server_says_what_is_wrong_by_code(at_server):
     """RANGE_NOT_FOUND, RANGE_ALREADY_SEALED, NOT_FOUND, INVALID_REQUEST of single items."""
 
     async def test(client, placed):
-        async def codes(octets, **fields):
-            request, payload = append_request((placed, octets))
+        async def codes(data, **fields):
+            request, payload = append_request((placed, data))
             info = replace(request.append_requests[0], **fields)
             (answer,) = await client.ask(Opcode.APPEND, AppendRequest(0, (info,)), payload)
             return [code_of(each.status) for each in answer.append_responses]

@@ -1,4 +1,4 @@
-"""Frames, flags, call ids and what both servers share; octets made and read by hand.
+"""Frames, flags, call ids and what both servers share; bytes made and read by hand.
 
 Tests are named after the sentence of the specification that they check. `Rule` names the line of
 docs/reference/protocol.md.
@@ -49,7 +49,7 @@ def test_all_frames_begin_with_a_fixed_header_followed_by_an_extended_header_and
 
 
 def test_the_payload_is_followed_by_its_checksum(endpoint):
-    """SPEC "Frame Length": the 16 counts four octets after the payload. Rule: payload-checksum."""
+    """SPEC "Frame Length": the 16 counts four bytes after the payload. Rule: payload-checksum."""
     with Wire(endpoint) as wire:
         assert wire.ask(frame(PING, 1, b"", b"abcdef")).checksum == 0x4B8E39EF
         assert wire.ask(frame(PING, 2, b"header")).checksum == 0
@@ -154,10 +154,10 @@ def test_receivers_of_a_ping_do_a_pong_with_the_same_extended_headers_and_payloa
 
 def test_a_frame_is_read_in_whatever_pieces_it_comes(endpoint):
     """SPEC "Overview", a frame base protocol: segments of TCP mean nothing. Rule: frame-layout."""
-    octets = frame(PING, 1, b"header", b"payload") + frame(PING, 2)
+    data = frame(PING, 1, b"header", b"payload") + frame(PING, 2)
     with Wire(endpoint) as wire:
-        for position in range(len(octets)):
-            wire.send(octets[position : position + 1])
+        for position in range(len(data)):
+            wire.send(data[position : position + 1])
         assert [wire.read().call_id, wire.read().call_id] == [1, 2]
 
 

@@ -42,7 +42,7 @@ async def streams_at_one_server(target, count):
 
 
 def answers_of(frames):
-    """(result, its octets) of every item, in the order in which the frames list them."""
+    """(result, its bytes) of every item, in the order in which the frames list them."""
     found = []
     for each in frames:
         header = decode_header(FetchResponse, each.header)
@@ -116,7 +116,7 @@ def test_the_error_of_one_batch_is_its_own(target):
             damaged = b"\x21" + batch()[1:]
             cut_off = batch()[:-1]
             batches = [batch(2), damaged, batch(1), cut_off, b"", batch(4)]
-            request = append_request(*((placed, octets) for octets in batches))
+            request = append_request(*((placed, data) for data in batches))
             answers = await client.ask(Opcode.APPEND, *request)
             results = [result for answer in answers for result in answer.append_responses]
             results.sort(key=lambda result: result.request_index)
@@ -164,9 +164,9 @@ def test_batch_lengths_that_are_not_the_payloads_fail_the_whole_frame(target, ex
     async def body(target):
         async with streams_at_one_server(target, 1) as ((placed,), client):
             header, payload = append_request((placed, batch()), (placed, batch()))
-            octets = b"".join(payload)
-            octets = octets + b"x" if excess > 0 else octets[:-1]
-            (frame,) = await client.call(Opcode.APPEND, header, [octets])
+            data = b"".join(payload)
+            data = data + b"x" if excess > 0 else data[:-1]
+            (frame,) = await client.call(Opcode.APPEND, header, [data])
             assert frame.is_system_error
             assert await append(client, (placed, batch())) == [0]
 
@@ -239,13 +239,13 @@ def test_the_maximum_bytes_bound_a_fetch_and_one_batch_comes_at_least(target):
 
     async def body(target):
         async with streams_at_one_server(target, 1) as ((placed,), client):
-            octets = batch(1, bytes(1000))
-            await append(client, *[(placed, octets)] * 10)
+            data = batch(1, bytes(1000))
+            await append(client, *[(placed, data)] * 10)
             offset = 0
             while offset < 10:
-                size = 1 if offset < 5 else 2 * len(octets)
+                size = 1 if offset < 5 else 2 * len(data)
                 ((_, found),) = await fetch(client, (placed, offset), max_bytes=size)
-                assert 1 <= len(found) <= max(1, size // len(octets))
+                assert 1 <= len(found) <= max(1, size // len(data))
                 offset = found[-1].base_offset + 1
 
     target.run(body)

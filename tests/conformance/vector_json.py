@@ -8,7 +8,7 @@ from sbp_core.wire.flat import Bytes, Table, Vector
 
 
 def to_json(value):
-    """A table's fields that are not at their defaults; octets are lists, enums their names."""
+    """A table's fields that are not at their defaults; bytes are lists, enums their names."""
     return {
         field.name: _to_json(field.kind, content)
         for field in LAYOUTS[type(value)]
@@ -45,11 +45,11 @@ def _from_json(kind, item):
     return item
 
 
-def feedings(octets):
-    """Pieces in which a decoder may get octets: all at once, one by one, in random splits."""
-    chance = random.Random(len(octets))
-    shapes = [[octets], [octets[i : i + 1] for i in range(len(octets))]]
+def feedings(data):
+    """Pieces in which a decoder may get bytes: all at once, one by one, in random splits."""
+    chance = random.Random(len(data))
+    shapes = [[data], [data[i : i + 1] for i in range(len(data))]]
     for _ in range(5):
-        cuts = sorted(chance.sample(range(1, len(octets)), 3))
-        shapes.append([octets[a:b] for a, b in zip([0, *cuts], [*cuts, len(octets)], strict=True)])
+        cuts = sorted(chance.sample(range(1, len(data)), 3))
+        shapes.append([data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)])
     return shapes

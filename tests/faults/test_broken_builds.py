@@ -163,9 +163,9 @@ def test_damage_is_served(tmp_path, history, alterations, kind):
         append_one(cluster.endpoint, history, stream_id)
         cluster.stop()
         (segment,) = cluster.log_folder.glob("*.log")
-        octets = bytearray(segment.read_bytes())
-        octets[octets.index(encode_record("record", 4_000)) + 2_000] ^= 1
-        segment.write_bytes(octets)
+        data = bytearray(segment.read_bytes())
+        data[data.index(encode_record("record", 4_000)) + 2_000] ^= 1
+        segment.write_bytes(data)
         cluster.start()
         list_streams(cluster.endpoint, history, [stream_id])
     assert kind in found(history)

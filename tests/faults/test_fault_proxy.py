@@ -35,14 +35,14 @@ class Echo:
                 arguments = (accepted, self.received[-1])
                 threading.Thread(target=self.serve, args=arguments, daemon=True).start()
 
-    def serve(self, accepted, octets):
+    def serve(self, accepted, received):
         try:
             while data := accepted.recv(65536):
-                octets += data
+                received += data
                 accepted.sendall(data)
-            octets += b"<end>"
+            received += b"<end>"
         except ConnectionError:
-            octets += b"<reset>"
+            received += b"<reset>"
         accepted.close()
 
     def close(self):
@@ -170,10 +170,10 @@ def test_reset_inside_a_frame(proxy, connect, upstream, after_bytes):
     assert read(client, len(PING)) == PING
     got = b""
     with contextlib.suppress(ConnectionResetError):
-        while octet := client.recv(1):
-            got += octet
+        while byte := client.recv(1):
+            got += byte
         pytest.fail("the connection was closed, not reset")
-    assert APPEND[:after_bytes].startswith(got)  # a reset may overtake octets
+    assert APPEND[:after_bytes].startswith(got)  # a reset may overtake bytes
     assert proxy.injected == {"Reset": 1}
 
 

@@ -104,7 +104,7 @@ def names_found(cluster, history, stream_id):
 @both_clients
 @pytest.mark.parametrize("direction", Direction)
 def test_reset_inside_a_frame(cluster, history, rounds, stream_id, appender, direction):
-    """At every octet of it, where there are rounds enough."""
+    """At every byte of it, where there are rounds enough."""
     proxy = cluster.to_range_server
     assert [appender.append()[1] for _ in range(2)] == ["ok", "ok"]
     length = proxy.last_bytes[direction, Opcode.APPEND]
@@ -212,7 +212,7 @@ def open_resources():
 
 
 @both_clients
-def test_an_octet_at_a_time(cluster, history, stream_id, new_driver):
+def test_a_byte_at_a_time(cluster, history, stream_id, new_driver):
     for proxy in cluster.proxies:
         for direction in Direction:
             proxy.inject(Split(1), direction)

@@ -1,6 +1,6 @@
 """Typed streams as a fuzz target: schema messages, and batches of columns of some schemas.
 
-The first octet of a batch chooses its schema. What is accepted is then used as readers use it:
+The first byte of a batch chooses its schema. What is accepted is then used as readers use it:
 mapped onto a schema that has grown, measured, taken from, and encoded again.
 """
 
@@ -118,10 +118,10 @@ def columns_corpus() -> list[bytes]:
                 for field in schema.arrow
             ]
             batch = pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
-            octets = encode_columns(
+            encoded = encode_columns(
                 batch, schema, stream_id=1, timestamp_ms=5, compression=compression
             )
-            corpus.append(bytes([index]) + octets)
+            corpus.append(bytes([index]) + encoded)
     return corpus
 
 

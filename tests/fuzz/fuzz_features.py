@@ -1,6 +1,6 @@
 """Connections that agree on features: header checksums, compressed payloads, hostile offers.
 
-The first octet of an input says whether checksums are put right first: else hardly any mutated
+The first byte of an input says whether checksums are put right first: else hardly any mutated
 frame would get beyond its checksum.
 """
 
@@ -33,18 +33,18 @@ def features_corpus() -> list[bytes]:
             Opcode.HEARTBEAT, encode_header(HeartbeatRequest(client_id="c", features=features))
         )
         client.adopt(accept(features, 1)[0], is_client=True)
-        octets = b"".join(greeting)
+        encoded = b"".join(greeting)
         for payload in ([], [b"short"], [_TEXT], [_TEXT, b"x" * 10_000]):
-            octets += b"".join(client.start_call(Opcode.PING, b"header", payload)[1])
-        inputs += [bytes([mends]) + octets for mends in (0, 1)]
+            encoded += b"".join(client.start_call(Opcode.PING, b"header", payload)[1])
+        inputs += [bytes([mends]) + encoded for mends in (0, 1)]
     return inputs
 
 
 def check_features(data: bytes) -> None:
-    """Serve the octets; whatever they are, the connection works or is over."""
-    octets = _mended(bytearray(data[1:])) if data[:1] == b"\1" else data[1:]
+    """Serve the bytes; whatever they are, the connection works or is over."""
+    encoded = _mended(bytearray(data[1:])) if data[:1] == b"\1" else data[1:]
     server = Connection()
-    server.decoder.receive_data(octets)
+    server.decoder.receive_data(encoded)
     is_broken = False
     for event in server.events():
         assert not is_broken, "an event after the end"
@@ -67,15 +67,15 @@ def _greet(server: Connection, header: bytes) -> None:
     server.adopt(agreement, is_client=False)
 
 
-def _mended(octets: bytearray) -> bytes:
+def _mended(encoded: bytearray) -> bytes:
     position = 0
-    while position + _FRAME.size + _CHECKSUM.size <= len(octets):
-        length, _, _, flags, _, header_word = _FRAME.unpack_from(octets, position)
+    while position + _FRAME.size + _CHECKSUM.size <= len(encoded):
+        length, _, _, flags, _, header_word = _FRAME.unpack_from(encoded, position)
         end = position + length
-        if length < limits.FRAME_BYTES_MIN or end + _CHECKSUM.size > len(octets):
+        if length < limits.FRAME_BYTES_MIN or end + _CHECKSUM.size > len(encoded):
             break
         start = position if flags & Flag.HEADER_CHECKSUM else position + _FRAME.size
         start += 0 if flags & Flag.HEADER_CHECKSUM else header_word & 0xFFFFFF
-        _CHECKSUM.pack_into(octets, end, crc32(octets[start:end]))
+        _CHECKSUM.pack_into(encoded, end, crc32(encoded[start:end]))
         position = end + _CHECKSUM.size
-    return bytes(octets)
+    return bytes(encoded)

@@ -28,7 +28,7 @@ def _flip_bit(rng: Random, data: bytearray) -> None:
     data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
 
 
-def _set_octet(rng: Random, data: bytearray) -> None:
+def _set_byte(rng: Random, data: bytearray) -> None:
     data[rng.randrange(len(data))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
 
 
@@ -75,7 +75,7 @@ def _copy_over(rng: Random, data: bytearray) -> None:
 _ALL_EDITS: Sequence[Edit] = (
     _flip_bit,
     _flip_bit,
-    _set_octet,
+    _set_byte,
     _edit_number,
     _edit_number,
     _edit_number,

@@ -1,6 +1,6 @@
-"""What is fuzzed: for each target valid inputs, and a check that any octets must pass.
+"""What is fuzzed: for each target valid inputs, and a check that any bytes must pass.
 
-A check raises nothing for whatever octets: the documented errors are caught in it, and what it
+A check raises nothing for whatever bytes: the documented errors are caught in it, and what it
 asserts holds for every input that is accepted.
 """
 
@@ -73,13 +73,13 @@ logging.getLogger("sbp_core").addHandler(logging.NullHandler())
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`corpus` makes valid inputs; `check` raises when octets do what they must not."""
+    """`corpus` makes valid inputs; `check` raises when bytes do what they must not."""
 
     corpus: Callable[[], list[bytes]]
     check: Callable[[bytes], None]
 
 
-# Frames: any cutting of the octets gives the same frames and the same error.
+# Frames: any cutting of the bytes gives the same frames and the same error.
 
 
 def frame_corpus() -> list[bytes]:
@@ -102,7 +102,7 @@ def check_frames(data: bytes) -> None:
     whole = _frames(data, [len(data)])
     rng = Random(crc32(data))
     sizes = [rng.choice((1, 3, 16, 100, 5000)) for _ in range(50)]
-    assert _frames(data, sizes) == whole, "frames depend on how the octets were cut"
+    assert _frames(data, sizes) == whole, "frames depend on how the bytes were cut"
 
 
 def _frames(data: bytes, sizes: list[int]) -> tuple[list[Frame], str]:
@@ -120,7 +120,7 @@ def _frames(data: bytes, sizes: list[int]) -> tuple[list[Frame], str]:
     return frames, ""
 
 
-# Headers: the first octet chooses the table; what is accepted survives another round.
+# Headers: the first byte chooses the table; what is accepted survives another round.
 
 _TABLES = list(WIRE_LAYOUTS)
 _TYPES = {table.__name__: table for table in _TABLES}
@@ -173,7 +173,7 @@ def _content(kind: Any, depth: int) -> Any:
         case Text():
             return "häder"
         case Bytes():
-            return b"octets"
+            return b"bytes"
         case Table(name):
             return _filled(_TYPES[name], depth=depth - 1) if depth else None
         case Vector(element):
@@ -349,7 +349,7 @@ def _frame(opcode: int, flags: int, call_id: int, header: bytes = b"") -> bytes:
     return b"".join(encode_frame(opcode, flags, call_id, header, [b"payload"]))
 
 
-# The log: two segments. An octet says whether checksums are put right first, four how long the
+# The log: two segments. A byte says whether checksums are put right first, four how long the
 # first segment is. What recovery accepts it accepts again, and finds the same.
 
 _LOG_PREFIX = struct.Struct(">BI")
@@ -371,8 +371,8 @@ def check_log(data: bytes) -> None:
     if len(data) < _LOG_PREFIX.size:
         return
     mends, first_bytes = _LOG_PREFIX.unpack_from(data)
-    octets = data[_LOG_PREFIX.size :]
-    first, rest = octets[:first_bytes], octets[first_bytes:]
+    raw = data[_LOG_PREFIX.size :]
+    first, rest = raw[:first_bytes], raw[first_bytes:]
     disk = FaultyDisk()
     for base, content in ((0, first), (len(first), rest)):
         if content:
@@ -415,13 +415,13 @@ def _contents(log: Log) -> list[object]:
 
 def _segment(base: int, tail: int, *, groups: int) -> bytes:
     """A segment with a group for each of so many batches, and one more that was staged."""
-    octets = encode_segment_header(SegmentHeader(base))
+    raw = encode_segment_header(SegmentHeader(base))
 
     def put(*entries: Entry) -> Location:
-        nonlocal octets
-        for entry in (Commit(base + len(octets), 1).to_entry(), *entries):
-            location = Location(base + len(octets), entry.length)
-            octets += b"".join(encode_entry(entry, location.position))
+        nonlocal raw
+        for entry in (Commit(base + len(raw), 1).to_entry(), *entries):
+            location = Location(base + len(raw), entry.length)
+            raw += b"".join(encode_entry(entry, location.position))
         return location
 
     states = RangeStates([LoggedRange(1, 0, 0, tail)])
@@ -438,7 +438,7 @@ def _segment(base: int, tail: int, *, groups: int) -> bytes:
     put(commit_entry(1, 0, tail + groups, [staging]))
     put(staged_entry(1, 0, "later", 0, 1, b"body that is staged"))
     put(drop_entry(1, 0, ["before"]))
-    return octets
+    return raw
 
 
 def _mended(content: bytes, base: int) -> bytes:
@@ -455,11 +455,11 @@ def _mended(content: bytes, base: int) -> bytes:
     return bytes(mended)
 
 
-def _entry_lengths(octets: bytearray) -> Iterator[int]:
+def _entry_lengths(raw: bytearray) -> Iterator[int]:
     position = SEGMENT_HEADER_BYTES
-    while position + ENTRY_HEADER_BYTES <= len(octets):
-        (length, *_) = _ENTRY_PREFIX.unpack_from(octets, position)
-        if position + ENTRY_PREFIX_BYTES + length > len(octets):
+    while position + ENTRY_HEADER_BYTES <= len(raw):
+        (length, *_) = _ENTRY_PREFIX.unpack_from(raw, position)
+        if position + ENTRY_PREFIX_BYTES + length > len(raw):
             return
         yield length
         position += ENTRY_PREFIX_BYTES + length

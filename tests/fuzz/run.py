@@ -47,7 +47,7 @@ class HangError(Exception):
 
 
 class BlackBox:
-    """The input being tried, in a file that survives the process: its length, then its octets."""
+    """The input being tried, in a file that survives the process: its length, then its bytes."""
 
     def __init__(self, path: Path, input_bytes_max: int) -> None:
         self.path = path
@@ -99,7 +99,7 @@ class Watch:
         signal.setitimer(signal.ITIMER_PROF, INPUT_SECONDS_MAX)
         self._check(data)
         if self.grown_bytes > MEMORY_GROWTH_BYTES_MAX:
-            raise MemoryError(f"the process has grown by {self.grown_bytes} octets")
+            raise MemoryError(f"the process has grown by {self.grown_bytes} bytes")
 
     def _peak_bytes(self) -> int:
         """Return the process's largest resident size; getrusage would count its parent's too."""

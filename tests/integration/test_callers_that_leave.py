@@ -81,11 +81,11 @@ def at_range_server(stream_id):
     yield Opcode.DESCRIBE_TXNS, DescribeTxnsRequest(), b""
 
 
-async def leave(endpoint, octets, steps):
+async def leave(endpoint, data, steps):
     """Send a request and be gone `steps` turns of the loop later."""
     host, _, port = endpoint.rpartition(":")
     _, writer = await asyncio.open_connection(host, int(port))
-    writer.write(octets)
+    writer.write(data)
     for _ in range(steps):
         await asyncio.sleep(0)
     writer.transport.abort()
@@ -95,10 +95,10 @@ async def leave_at_every_step(server, requests):
     listener = server._listener
     own_count = listener.connection_count
     for opcode, header, payload in requests:
-        octets = b"".join(
+        data = b"".join(
             encode_frame(opcode, Flag.REQUEST, 1, encode_header(header), [payload] * bool(payload))
         )
-        await asyncio.gather(*(leave(server.endpoint, octets, steps) for steps in range(STEPS)))
+        await asyncio.gather(*(leave(server.endpoint, data, steps) for steps in range(STEPS)))
         try:
             async with asyncio.timeout(20):
                 while listener.connection_count > own_count or listener._departed:  # noqa: ASYNC110

@@ -67,9 +67,9 @@ class Servers:
         directory = self._folder / name / "log"
         hits = 0
         for path in directory.glob("*.log"):
-            octets = path.read_bytes()
-            hits += octets.count(letters.encode())
-            path.write_bytes(octets.replace(letters.encode(), b"?" * len(letters)))
+            data = path.read_bytes()
+            hits += data.count(letters.encode())
+            path.write_bytes(data.replace(letters.encode(), b"?" * len(letters)))
         assert hits == 1
         await self.start_server(name)
 

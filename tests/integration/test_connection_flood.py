@@ -61,8 +61,8 @@ def farewell(connection):
     """What the server said to a connection before it closed it."""
     connection.settimeout(DEADLINE_SECONDS)
     decoder = FrameDecoder()
-    while octets := connection.recv(1 << 16):
-        decoder.receive_data(octets)
+    while data := connection.recv(1 << 16):
+        decoder.receive_data(data)
     (last,) = decoder.frames()
     assert last.opcode == Opcode.GOAWAY
     return decode_system_error(last.header).status

@@ -185,7 +185,7 @@ def test_a_client_reads_what_it_wrote_with_every_feature(tmp_path):
     assert any(each.server_ms is not None for each in timings)
 
 
-def test_compression_saves_octets_on_the_wire(tmp_path):
+def test_compression_saves_bytes_on_the_wire(tmp_path):
     async def body(cluster):
         await cluster.client.create_streams([StreamSpec("s")])
         await cluster.client.append([AppendItem(1, rows_batch(VALUES))])

@@ -53,14 +53,14 @@ class Wire:
         return wire
 
     def send(self, opcode, call_id, header=None, payload=()):
-        octets = b"" if header is None else encode_header(header)
-        self._writer.writelines(encode_frame(opcode, Flag.REQUEST, call_id, octets, payload))
+        data = b"" if header is None else encode_header(header)
+        self._writer.writelines(encode_frame(opcode, Flag.REQUEST, call_id, data, payload))
 
     async def read(self) -> Frame:
         while not self._frames:
-            octets = await self._reader.read(65536)
-            assert octets, "the server closed the connection"
-            self._decoder.receive_data(octets)
+            data = await self._reader.read(65536)
+            assert data, "the server closed the connection"
+            self._decoder.receive_data(data)
             self._frames += self._decoder.frames()
         return self._frames.pop(0)
 

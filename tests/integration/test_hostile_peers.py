@@ -45,8 +45,8 @@ ROUNDS = 10
 
 
 def frame(opcode, header=b"", payload=b"", *, call_id=1, flags=Flag.REQUEST):
-    octets = header if isinstance(header, bytes) else encode_header(header)
-    return b"".join(encode_frame(opcode, flags, call_id, octets, [payload] if payload else []))
+    raw = header if isinstance(header, bytes) else encode_header(header)
+    return b"".join(encode_frame(opcode, flags, call_id, raw, [payload] if payload else []))
 
 
 PING = frame(Opcode.PING, payload=b"hello")
@@ -146,13 +146,13 @@ def lying_batches():
             yield bytes(batch)
 
 
-async def tell(endpoint, octets, *, then_close=False):
-    """Send octets; return what the server answers until it closes, or after a PING's answer."""
+async def tell(endpoint, raw, *, then_close=False):
+    """Send bytes; return what the server answers until it closes, or after a PING's answer."""
     host, _, port = endpoint.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     decoder, answers = FrameDecoder(), []
     try:
-        writer.write(octets)
+        writer.write(raw)
         if then_close:
             return answers
         while data := await reader.read(1 << 16):
@@ -251,8 +251,8 @@ def test_lying_batches_are_refused_one_by_one_and_none_is_stored(tmp_path):
         (target,) = await cluster.client.create_streams([StreamSpec("target")])
         statuses, stored = [], 0
         for batch in lying_batches():
-            octets = append_frame(len(batch), payload=batch, stream_id=target.stream_id)
-            (answer,) = await tell(cluster.server.endpoint, octets)
+            raw = append_frame(len(batch), payload=batch, stream_id=target.stream_id)
+            (answer,) = await tell(cluster.server.endpoint, raw)
             (result,) = decode_header(
                 RESPONSE_TABLES[Opcode.APPEND], answer.header
             ).append_responses
@@ -316,16 +316,14 @@ def test_long_strings_in_a_heartbeat_are_bounded(tmp_path):
     async def go(cluster):
         answers = []
         for length in (limits.STRING_BYTES_MAX, limits.STRING_BYTES_MAX + 1, 3 * limits.MIB):
-            octets = frame(
-                Opcode.HEARTBEAT, HeartbeatRequest(client_id="\x1b\n" + "x" * (length - 2))
-            )
-            answers += await tell(cluster.server.endpoint, octets)
+            raw = frame(Opcode.HEARTBEAT, HeartbeatRequest(client_id="\x1b\n" + "x" * (length - 2)))
+            answers += await tell(cluster.server.endpoint, raw)
         return answers
 
     assert [answer.is_system_error for answer in attack(tmp_path, go)] == [False, True, True]
 
 
-def test_connections_that_break_at_every_octet_leave_nothing(tmp_path):
+def test_connections_that_break_at_every_byte_leave_nothing(tmp_path):
     whole = append_frame(len(BATCH), stream_id=1)
 
     async def go(cluster):

@@ -37,10 +37,10 @@ def test_batches_that_are_left_in_the_files(tmp_path, looks, monkeypatch):
 
         def read() -> None:
             with Client(cluster.pd.endpoint) as client:
-                octets, counts = left_octets(client, stream_id)
+                data, counts = left_bytes(client, stream_id)
                 assert counts == [3, 3, 3, 1]
-                assert octets == octets_of(client, stream_id, 0, 1)
-                assert len(octets) > 10 * LARGE_BYTES
+                assert data == octets_of(client, stream_id, 0, 1)
+                assert len(data) > 10 * LARGE_BYTES
                 assert len(looks.found) == 4 + 10
                 item = FetchItem(stream_id, 0, None, 1)
                 (outcome,) = client.fetch([item])
@@ -51,18 +51,18 @@ def test_batches_that_are_left_in_the_files(tmp_path, looks, monkeypatch):
     run(tmp_path, body, **SMALL_SEGMENTS)
 
 
-def left_octets(client: Client, stream_id: int) -> tuple[bytes, list[int]]:
-    """All octets of a stream, read where they were left, and how many batches at a time."""
-    octets, counts, start = b"", [], 0
+def left_bytes(client: Client, stream_id: int) -> tuple[bytes, list[int]]:
+    """All bytes of a stream, read where they were left, and how many batches at a time."""
+    data, counts, start = b"", [], 0
     while True:
         item = FetchItem(stream_id, start, None, 1)
         (outcome,) = client.fetch([item], leaves_batches=True)
         if not outcome.batches.size_bytes:
             assert outcome.next_offset == start
-            return octets, counts
+            return data, counts
         counts.append((outcome.next_offset - start) // 2)
         pieces = list(outcome.batches.pieces())
-        octets += b"".join(piece.payload for piece in pieces)
+        data += b"".join(piece.payload for piece in pieces)
         start = outcome.next_offset
         assert pieces[-1].next_offset == start
         assert sum(len(piece.payload) for piece in pieces) == outcome.batches.size_bytes
@@ -102,8 +102,8 @@ def test_files_that_go_while_they_are_read_piece_by_piece(tmp_path):
                 remove_segments(tmp_path)
                 found += pieces
                 assert [piece.next_offset for piece in found] == [*range(2, 21, 2)]
-                octets = b"".join(piece.payload for piece in found)
-                assert octets == octets_of(client, stream_id, 0)
+                data = b"".join(piece.payload for piece in found)
+                assert data == octets_of(client, stream_id, 0)
                 (outcome,) = client.fetch([item], leaves_batches=True)
                 assert isinstance(outcome.batches, ReceivedBatches)
 

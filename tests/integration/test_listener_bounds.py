@@ -52,8 +52,8 @@ def test_a_peer_that_says_nothing_is_closed():
 def test_a_first_frame_that_trickles_in_is_as_late():
     async def body(bench):
         async with bench.connection() as (reader, writer):
-            for octet in PING[:-1]:
-                writer.write(bytes([octet]))
+            for byte in PING[:-1]:
+                writer.write(bytes([byte]))
                 await writer.drain()
                 bench.later(FIRST_FRAME_MS // len(PING))
             async with RawClient("127.0.0.1", bench.port) as other:
@@ -138,15 +138,15 @@ def test_time_in_which_the_server_does_not_read_is_not_the_peers(monkeypatch):
 
 
 def test_pauses_of_the_server_do_not_give_a_slow_peer_more_time(monkeypatch):
-    """Each octet has to wait for its turn, and the socket is not read meanwhile."""
+    """Each byte has to wait for its turn, and the socket is not read meanwhile."""
     monkeypatch.setattr(limits, "FRAMES_PER_TURN_MAX", 1)
 
     async def body(bench):
         async with bench.connection() as (reader, writer), bench.connection() as (_, busy):
             await ping(reader, writer)
-            for octet in PING[:10]:
+            for byte in PING[:10]:
                 busy.write(PING * 10)
-                writer.write(bytes([octet]))
+                writer.write(bytes([byte]))
                 async with RawClient("127.0.0.1", bench.port) as other:
                     await other.call(Opcode.PING)
                 bench.later(FRAME_MS // 10)

@@ -165,7 +165,7 @@ def test_the_tail_is_waited_for(tmp_path, looks):
 
 
 def test_the_tail_that_was_waited_for_is_not_passed_over(tmp_path, looks):
-    """Asked again for octets, the server would take the tail of then for the one that is meant."""
+    """Asked again for bytes, the server would take the tail of then for the one that is meant."""
 
     async def body(cluster):
         stream_id = await new_stream(cluster)
@@ -228,13 +228,13 @@ def cut_segments(folder: Path) -> None:
         other.replace(path)
 
 
-def flip_octets(folder: Path) -> None:
+def flip_bytes(folder: Path) -> None:
     for path in segments(folder):
         with path.open("r+b") as file:
             file.seek(-100, os.SEEK_END)
-            octet = file.read(1)
+            byte = file.read(1)
             file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([octet[0] ^ 1]))
+            file.write(bytes([byte[0] ^ 1]))
 
 
 def shift_entries(folder: Path) -> None:
@@ -266,7 +266,7 @@ def put_a_pipe_there(folder: Path) -> None:
         remove_segments,
         replace_segments,
         cut_segments,
-        flip_octets,
+        flip_bytes,
         shift_entries,
         name_another_server,
         forget_the_server,
@@ -358,7 +358,7 @@ def test_a_log_whose_instance_cannot_be_written(tmp_path, looks, caplog):
     assert "local reads off" in caplog.text
 
 
-def test_who_does_not_ask_gets_octets(tmp_path):
+def test_who_does_not_ask_gets_bytes(tmp_path):
     """As older clients and the asyncio client do."""
 
     async def body(cluster):
@@ -376,7 +376,7 @@ def test_who_does_not_ask_gets_octets(tmp_path):
     ("address", "isolation", "is_here"),
     [("127.0.0.1", "", True), ("127.0.0.2", "", False), ("127.0.0.1", "backfill", False)],
 )
-def test_who_comes_from_elsewhere_or_takes_turns_gets_octets(tmp_path, address, isolation, is_here):
+def test_who_comes_from_elsewhere_or_takes_turns_gets_bytes(tmp_path, address, isolation, is_here):
     async def body(cluster):
         stream_id = await new_stream(cluster)
         await append(cluster, stream_id, [1])

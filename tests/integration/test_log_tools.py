@@ -74,9 +74,9 @@ def state_of(folder):
 def flip(path, position):
     with path.open("r+b") as file:
         file.seek(position)
-        octet = file.read(1)[0]
+        byte = file.read(1)[0]
         file.seek(position)
-        file.write(bytes([octet ^ 1]))
+        file.write(bytes([byte ^ 1]))
 
 
 def sbp_log(capfd, action, folder, *options):
@@ -97,7 +97,7 @@ def test_an_intact_log_is_reported_as_such_and_not_touched(folder, capfd):
     assert state_of(folder) == before
 
 
-def test_a_flipped_octet_is_found_and_after_a_repair_everything_else_is_served(folder, capfd):
+def test_a_flipped_byte_is_found_and_after_a_repair_everything_else_is_served(folder, capfd):
     (path,) = [path for path in segments(folder) if b"other-2" in path.read_bytes()]
     damaged_at = path.read_bytes().index(b"other-2")
     flip(path, damaged_at)

@@ -80,11 +80,11 @@ async def until(holds: Callable[[], object], wanted: object) -> None:
 
 def blocks(folder: Path) -> int:
     """Buffer that the log takes on the disk; files come and go meanwhile."""
-    octets = 0
+    used_bytes = 0
     for path in (folder / "rs" / "log").glob("*.*"):
         with suppress(FileNotFoundError):
-            octets += path.stat().st_blocks * 512
-    return octets
+            used_bytes += path.stat().st_blocks * 512
+    return used_bytes
 
 
 async def check_begins_at(cluster: CoreCluster, stream_id: int, start: int, tail: int) -> None:

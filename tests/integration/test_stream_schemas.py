@@ -157,8 +157,8 @@ def test_a_long_history_comes_in_several_frames(tmp_path):
                 columns[f"new{version}"] = pa.int8()
                 schema = schema_of(**columns)
                 made.append(await client.register_schema(stream.stream_id, schema, version=version))
-            octets = sum(len(each.schema.encode()) for each in made)
-            assert octets > 2 * limits.RESULTS_PER_FRAME * limits.SCHEMA_RESULT_BYTES
+            data = sum(len(each.schema.encode()) for each in made)
+            assert data > 2 * limits.RESULTS_PER_FRAME * limits.SCHEMA_RESULT_BYTES
             found = await client.describe_schemas([bare.stream_id, stream.stream_id])
             assert found == {bare.stream_id: (), stream.stream_id: tuple(made)}
             newest = await client.describe_schemas([stream.stream_id], newest_only=True)
@@ -167,7 +167,7 @@ def test_a_long_history_comes_in_several_frames(tmp_path):
     asyncio.run(main())
 
 
-def test_whatever_octets_are_called_a_schema_the_placement_driver_goes_on(tmp_path):
+def test_whatever_bytes_are_called_a_schema_the_placement_driver_goes_on(tmp_path):
     chance = random.Random(20)
     rich = schema_of(
         a=pa.int32(), b=pa.list_(pa.struct([("x", pa.map_(pa.string(), pa.int8()))])), c=pa.string()
@@ -175,22 +175,22 @@ def test_whatever_octets_are_called_a_schema_the_placement_driver_goes_on(tmp_pa
     whole = rich.encode()
 
     def spoiled() -> bytes:
-        octets = bytearray(whole)
+        data = bytearray(whole)
         for _ in range(chance.randint(1, 6)):
-            at = chance.randrange(len(octets))
+            at = chance.randrange(len(data))
             match chance.randrange(4):
                 case 0:
-                    octets[at] = chance.randrange(256)
+                    data[at] = chance.randrange(256)
                 case 1:
-                    octets[at : at + 4] = chance.choice([0, 1, 2**31 - 1, 2**32 - 1]).to_bytes(
+                    data[at : at + 4] = chance.choice([0, 1, 2**31 - 1, 2**32 - 1]).to_bytes(
                         4, "little"
                     )
                 case 2:
-                    del octets[at:]
-                    octets += b"\0"
+                    del data[at:]
+                    data += b"\0"
                 case _:
-                    octets[at:at] = chance.randbytes(8)
-        return bytes(octets)
+                    data[at:at] = chance.randbytes(8)
+        return bytes(data)
 
     async def main():
         async with core_cluster(tmp_path) as cluster, RawClient.at(cluster.pd.endpoint) as raw:
@@ -206,7 +206,7 @@ def test_whatever_octets_are_called_a_schema_the_placement_driver_goes_on(tmp_pa
                 assert sum(len(answer.schemas) for answer in answers) == len(items)
             (versions,) = (await cluster.client.describe_schemas([stream.stream_id])).values()
             for each in versions:
-                assert each.schema == rich, "only octets that still mean the same are taken"
+                assert each.schema == rich, "only bytes that still mean the same are taken"
             made = await cluster.client.evolve_schema(
                 stream.stream_id, schema_of(a=pa.int32()), may_change=True
             )

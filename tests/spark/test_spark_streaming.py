@@ -73,7 +73,7 @@ def test_max_records_per_trigger(sbp, new_streams, client, checkpoint):
     assert sorted(sbp.values(copy)) == sorted(numbered(0, 30))
 
 
-def test_octets_and_records_per_trigger(sbp, new_streams, client, checkpoint):
+def test_bytes_and_records_per_trigger(sbp, new_streams, client, checkpoint):
     (stream,) = new_streams(1)
     for start in range(0, 100, 10):
         append_values(client, stream, [b"%07d" % n + b"x" * 993 for n in range(start, start + 10)])

@@ -32,7 +32,7 @@ def test_columns_of_any_type_arrive_as_they_were(sbp, new_streams, client):
     (stream,) = new_streams(1)
     frame = sbp.spark.sql(
         "select id, cast(id as byte) as tiny, id / 4 as half, cast(id as decimal(20, 3)) as amount,"
-        " concat('n', id) as name, cast(concat('b', id) as binary) as octets,"
+        " concat('n', id) as name, cast(concat('b', id) as binary) as bytes,"
         " id % 2 = 0 as is_even,"
         " date'2026-01-01' + cast(id as int) as day, timestamp_micros(id) as at,"
         " timestamp_ntz'2026-01-01 00:00:00' as wall, array(id, null) as some,"
@@ -53,7 +53,7 @@ def test_columns_of_any_type_arrive_as_they_were(sbp, new_streams, client):
         "half": 0.75,
         "amount": Decimal("3.000"),
         "name": "n3",
-        "octets": b"b3",
+        "bytes": b"b3",
         "is_even": False,
         "day": date(2026, 1, 4),
         "at": datetime(1970, 1, 1, 0, 0, 0, 3, tzinfo=UTC),

@@ -204,7 +204,7 @@ class TestTables:
         assert line.split()[-3:] == ["4,000.0", "5,000.0", "5,000.0"]
 
     def test_sizes_are_told_for_each_row_too(self):
-        case = replace(READ, measure=Measure.OCTETS, detail="zstd")
+        case = replace(READ, measure=Measure.BYTES, detail="zstd")
         found = Outcome(case, (Series("sbp", ((20e6,),)), Series("sbp JSON", ((40e6,),))))
         ours, theirs = show([found]).splitlines()[2:]
         assert ours.startswith("batch-read zstd")
@@ -251,7 +251,7 @@ class TestHeaders:
     def test_they_are_shown_in_microseconds(self):
         cost = headers.HeaderCost("FetchRequest", 1000, 72_016, encode_us=4000.4, decode_us=5000)
         assert headers.show([cost]).splitlines() == [
-            "header        items  octets  encode us  decode us  both us",
+            "header        items   bytes  encode us  decode us  both us",
             "------------  -----  ------  ---------  ---------  -------",
             "FetchRequest  1,000  72,016      4,000      5,000    9,000",
         ]
@@ -262,7 +262,7 @@ class TestHeaders:
         costs = headers.measure()
         assert [cost.items for cost in costs] == [1] * 4 + [10] * 4 + [1000] * 4
         assert len({(cost.header, cost.items) for cost in costs}) == 12
-        assert all(cost.octets > 16 * cost.items for cost in costs)
+        assert all(cost.length_bytes > 16 * cost.items for cost in costs)
 
 
 class TestMemory:
