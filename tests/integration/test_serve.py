@@ -79,7 +79,7 @@ def bodies(client: Client, stream_id: int) -> list[bytes]:
 
 def test_serving_from_the_first_line_to_sigterm(tmp_path):
     ready_path = tmp_path / "ready.json"
-    ready_path.write_text("of an earlier run")
+    ready_path.write_text("stale")
     words = ["--ready-file", str(ready_path), "--range-servers", "2"]
     with serve(tmp_path / "data", *words) as process:
         lines = [process.stdout.readline().decode() for _ in range(4)]
@@ -190,7 +190,7 @@ def test_a_folder_without_the_metadata_of_its_cluster_is_refused(tmp_path):
         pass
     shutil.rmtree(tmp_path / "placement-driver")
     stale = tmp_path / "stale.json"
-    stale.write_text("of an earlier run")
+    stale.write_text("stale")
     error = refused(serve(tmp_path, "--ready-file", str(stale)))
     assert "the metadata of that are gone. Nothing was changed" in error
     assert not (tmp_path / "placement-driver").exists()
@@ -356,7 +356,9 @@ def test_standard_input_that_cannot_be_watched(tmp_path):
             check=False,
         )
     assert (refusal.returncode, refusal.stdout) == (2, "")
-    assert refusal.stderr == ("sbp: --until-stdin-closes: standard input is no pipe or terminal\n")
+    assert refusal.stderr == (
+        "sbp: --until-stdin-closes: standard input is not a pipe or terminal; pass a pipe\n"
+    )
 
 
 def test_a_terminal_that_is_watched_stays_as_it_is(tmp_path):
