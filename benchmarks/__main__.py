@@ -36,8 +36,7 @@ JAVA_OPTIONS: Final = (
 ARROW: Final = "spark.sql.execution.arrow"
 ARROW_BYTES: Final = 4 * 1024 * 1024
 ARROW_ROWS: Final = 10_000
-"""As that page advises, too: the rows that a task writes come in batches of so many, and of this
-size, told to Spark as a number of rows."""
+"""As that page advises, too: the rows of a batch that a task writes, instead of `ARROW_BYTES`."""
 WARM_UPS: Final = 5
 """Rounds that are not measured: Java compiles what it runs often, and Kafka's side is all Java. In
 the first case of a run, rounds still took less from the fourth to the eighth."""
@@ -98,7 +97,7 @@ def _more_shapes(scenario: Scenario, settings: argparse.Namespace) -> tuple[Shap
 
 
 def start_spark(folder: Path, jars: Sequence[Path] = ()) -> SparkSession:
-    """Start Spark in this process with more jars and so many task slots."""
+    """Start Spark in this process, with `jars` and `TASKS` task slots."""
     use_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

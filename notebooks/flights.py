@@ -1,4 +1,4 @@
-"""The flights that left New York City in 2013: what the demo and the notebooks share."""
+"""The flights that left New York City in 2013, shared by the demo and the notebooks."""
 
 from __future__ import annotations
 

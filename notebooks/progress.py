@@ -1,4 +1,4 @@
-"""What a person sees while a streaming query runs."""
+"""The progress of a streaming query on a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLL_SECONDS: Final = 0.1
 
 
 class Display:
-    """What a person sees while a query runs, also after restarts from its checkpoint.
+    """Show the progress of a query, also after restarts from its checkpoint.
 
     On a terminal the line of the last micro-batch replaces the one before.
     """

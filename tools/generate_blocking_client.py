@@ -3,8 +3,8 @@
     python tools/generate_blocking_client.py            write it
     python tools/generate_blocking_client.py --check    exit 1 when the committed one differs
 
-The words `async` and `await` are left out, and the names and phrases below are replaced. What the
-two clients do differently is not here: see `Client` in sbp_core/client/blocking.py.
+The words `async` and `await` are left out, and the names and phrases below are replaced. The
+differences of the two clients are not here: see `Client` in sbp_core/client/blocking.py.
 """
 
 from __future__ import annotations

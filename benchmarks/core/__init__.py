@@ -1,1 +1,1 @@
-"""What needs no Spark: the log, the servers, their headers, and what too much work does to them."""
+"""Measurements without Spark: the log, the servers, their headers, overload and attacks."""

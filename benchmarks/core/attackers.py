@@ -47,14 +47,14 @@ P99_MAX: Final = 3.0
 
 @dataclass(slots=True)
 class Measured:
-    """What the harmless client got, and what it took: latencies of the driver in seconds."""
+    """Results of the harmless client, and their cost; latencies of the driver in seconds."""
 
     answers: Answers
     peak_mib: float = 0.0
     asked: list[float] = field(default_factory=list)
     failed: int = 0
     busy_share: float = 0.0
-    """Of one processor, by the process beside."""
+    """The share of one processor that the process beside used."""
 
     @property
     def asked_per_second(self) -> float:
@@ -124,7 +124,7 @@ def _beside(share: float) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Ratios:
-    """What one measurement was by those alone around it."""
+    """One measurement relative to those without attackers around it."""
 
     kept: float
     p99: float
@@ -213,8 +213,8 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m benchmarks.core.attackers", description=__doc__
     )
     parser.add_argument("--only", action="append", choices=ATTACKS, help="may be repeated")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement (4)")
-    parser.add_argument("--rounds", type=int, default=5, help="of each attack (5)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="time of each measurement (4)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each attack (5)")
     settings = parser.parse_args(arguments)
     rows = []
     for name in settings.only or ATTACKS:

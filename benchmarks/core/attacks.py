@@ -1,7 +1,7 @@
-"""What bare sockets can do to servers on purpose, from a process of its own.
+"""Attacks on servers over bare sockets, from a process of its own.
 
-Each attack is some connections that do the same; one that was closed or refused comes again. They
-speak valid frames, so that nothing but the server's bounds stands in their way.
+Each attack is some connections that do the same; one that was closed or refused is opened again.
+They send valid frames, so that only the server's bounds limit them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sbp_core.wire.opcodes import Flag, Opcode
 
 _MIB: Final = 1024 * 1024
 _PAUSE_S: Final = 0.25
-"""Before a connection that was closed comes again."""
+"""Pause before a connection that was closed is opened again."""
 _BYTE_S: Final = 1.0
 _PING_S: Final = 1.0
 _LEAVE_S: Final = 0.05

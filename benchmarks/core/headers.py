@@ -1,4 +1,4 @@
-"""`python -m benchmarks.core.headers`: what a frame's header costs the processor.
+"""`python -m benchmarks.core.headers`: processor time per frame header.
 
 That is writing it, and reading it with all its checks.
 """
@@ -34,7 +34,7 @@ ROUNDS: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class HeaderCost:
-    """Processor time that it takes to encode a header with so many items, and to decode it."""
+    """Processor time to encode a header with `items` items, and to decode it."""
 
     header: str
     items: int

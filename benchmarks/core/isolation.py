@@ -35,7 +35,7 @@ CLIENTS: Final = 4
 FETCHES_IN_FLIGHT: Final = 8
 BACKLOG_BATCHES: Final = 512
 OLD_BATCHES: Final = BACKLOG_BATCHES * 3 // 4
-"""What the others read over and over lies well before the end of the log."""
+"""The batches that the others read repeatedly; they end well before the end of the log."""
 BATCH_BYTES: Final = limits.MIB - 4 * limits.KIB
 RECORD_BYTES: Final = limits.KIB
 RECORDS_PER_ROUND: Final = 100
@@ -54,7 +54,7 @@ class Side(Enum):
 
     @property
     def bounds(self) -> dict[str, int]:
-        """What the server's limits are replaced by."""
+        """The replaced limits of the server, by name."""
         if self is not Side.FIRST_COME:
             return {}
         return {"TAIL_WINDOW_BYTES": 0, "RESPONSES_RESERVED_MAX": limits.CALLS_IN_FLIGHT_MAX}
@@ -77,7 +77,7 @@ class _Round:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What each round of a side gave: seconds of appends, and of records; bytes in a second."""
+    """The results of each round of a side: seconds of appends and of records, and bytes/s."""
 
     side: str
     appends: Series

@@ -1,7 +1,7 @@
 """Calls over raw sockets, as many as the machine makes: frames are encoded once, answers counted.
 
-It runs in a process of its own. Each connection keeps so many appends in flight: what is answered
-is sent again at once, also what was refused, which no polite client does.
+It runs in a process of its own. Each connection keeps a fixed number of appends in flight:
+each answer, a refusal too, is followed by the same append at once, which no polite client does.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Load:
 
 @dataclass(slots=True)
 class Answers:
-    """What came of a load; latencies of acknowledged calls in seconds.
+    """The results of a load; latencies of acknowledged calls in seconds.
 
     `asked` and `late` are of the whole run, with its warm-up and what was answered after its end.
     """

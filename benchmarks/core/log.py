@@ -1,8 +1,8 @@
 """`python -m benchmarks.core.log`: how a restart and reads depend on the length of the log.
 
-For each size a server is filled with batches of 1 MiB in several streams until the log has so many
-full segments and a quarter of the last one. Then the server is started again a few times, and read:
-at random offsets of all segments, and in full.
+For each size a server is filled with batches of 1 MiB in several streams until the log has the
+wanted number of full segments and a quarter of the last one. Then the server is restarted a few
+times, and read: at random offsets of all segments, and in full.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FETCH_BYTES: Final = 4 * limits.MIB
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured of a log of `log_mb`; times are medians, rates in MB/s."""
+    """Results for a log of `log_mb`; times are medians, rates in MB/s."""
 
     log_mb: float
     append_rate: float
@@ -54,7 +54,7 @@ class Figures:
 
 
 def measure(folder: Path, full_segments: int) -> Figures:
-    """Fill a log with so many full segments and a part of the next, and measure."""
+    """Fill a log with `full_segments` segments and a part of the next, and measure."""
     log_folder = folder / "range-server-0" / "log"
     cluster = LocalCluster(folder)
     with cluster, Client(cluster.endpoint) as client:
@@ -161,7 +161,7 @@ def _items(offsets: dict[int, int], tails: dict[int, int]) -> Iterator[FetchItem
 def check(is_right: bool) -> None:  # noqa: FBT001 - it reads like an assertion
     """Fail a run whose reads are wrong."""
     if not is_right:
-        raise RuntimeError("what was read is not what was written")
+        raise RuntimeError("the records read differ from those written")
 
 
 def main(arguments: Sequence[str]) -> int:

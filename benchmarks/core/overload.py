@@ -83,7 +83,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What came of one load, and what it took of the server."""
+    """The results of one load, and its cost for the server."""
 
     load: Load
     answers: Answers
@@ -115,7 +115,7 @@ def measure_overload(bench: Bench, value_bytes: int, tell: Tell) -> None:
     """Offer more and more appends of one size."""
     data = batch(value_bytes)
     header = (
-        *("in flight", "acks/s", "of the best", "answers/CPU s", "of the best's"),
+        *("in flight", "acks/s", "share of best", "answers/CPU s", "share of best"),
         *("p50 ms", "p99 ms", "refused/s", "failed", "late %", "peak MiB"),
     )
     found: list[_Found] = []
@@ -271,7 +271,7 @@ def main(arguments: Sequence[str]) -> int:
     """Measure; print a table of each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.core.overload", description=__doc__)
     parser.add_argument("--only", action="append", choices=MEASUREMENTS, help="may be repeated")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each load (8)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="time of each load (8)")
     settings = parser.parse_args(arguments)
     for name in settings.only or MEASUREMENTS:
         with new_folder() as folder, LocalCluster(folder / "data") as cluster:

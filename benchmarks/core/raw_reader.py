@@ -1,4 +1,4 @@
-"""FETCH over a blocking socket: what a reader costs that does no more than it has to.
+"""FETCH over a blocking socket: the cost of a reader that does the least it can.
 
 It keeps a few requests in flight, and checks the checksum of every answer.
 """

@@ -2,8 +2,8 @@
 
 Each ratio compares two things that ran in turn in this run: appends with plain writes and
 fdatasync, fetches of cached data with plain bytes through a socket. Then 1, 16 and 256 clients
-append small batches, each waiting for its acknowledgement: what group commit is for. As many
-clients send PINGs, to tell what the disk adds to a round trip.
+append small batches, each waiting for its acknowledgement: the case for group commit. As many
+clients send PINGs; the difference is the share of the disk in a round trip.
 
 Clients are our own, all in this process, and take a good part of the two processors themselves;
 and bare sockets (load.py, raw_reader.py), so that it is the servers.
@@ -46,7 +46,7 @@ _LARGE_SECONDS: Final = 0.5
 _READ_BATCHES: Final = 4
 """Batches in an answer of a reader that asks for much at a time."""
 _RECENT_BATCHES: Final = 32
-"""So many of the last batches a range server has in its memory, and more."""
+"""The last batches of a range; a range server has at least this number in memory."""
 _SMALL_BYTES: Final = 1024
 _SMALL_SECONDS: Final = 4.0
 _WARM_UP_SECONDS: Final = 0.5
@@ -55,7 +55,7 @@ _CLIENT_COUNTS: Final = (1, 16, 256)
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgements:
-    """What some clients got that append one small batch at a time. Latencies in ms."""
+    """Results of clients that append one small batch at a time. Latencies in ms."""
 
     kind: str
     client_count: int
@@ -102,7 +102,7 @@ def socket_append_seconds(endpoint: str, stream_id: int, data: bytes) -> float:
 def raw_append_seconds(path: Path, data: bytes) -> float:
     """Write the same bytes to the end of a file, with fdatasync.
 
-    The file goes on as a log does: the page cache of one that is written anew takes memory that
+    The file goes on as a log does: the page cache of a file that is rewritten gets memory that
     was in use a moment ago, which a virtual machine has at hand. Other memory it first has to get
     from its host, for several times what it costs to copy the bytes there.
     """

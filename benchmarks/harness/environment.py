@@ -1,4 +1,4 @@
-"""What the figures of a run depend on: the machine, its disk and loopback, and versions."""
+"""The environment of a run: the machine, its disk and loopback, and versions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _write_seconds(descriptor: int, data: bytes, *, times: int = 1) -> float:
 def _new_memory() -> float:
     """Return the MB/s of writing to memory that the system has to give first.
 
-    What is written to files takes such memory, too. Below 500, a virtual machine most likely gets
+    Writing to files needs such memory, too. Below 500, a virtual machine most likely gets
     it from its host, whom it gave it back to: then figures say little, see
     docs/explanation/benchmarks.md.
     """

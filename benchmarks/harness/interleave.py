@@ -22,9 +22,9 @@ def in_turn(
 ) -> Outcome:
     """Run each system `warm_ups` times unmeasured and then `rounds` times, in turn.
 
-    A text in the place of a run tells why there is none. Of the systems that we are compared with,
-    one that fails has no figures from then on. Before every run, what is still to be written to the
-    disk is written, so that nobody pays for what another has left.
+    A text in the place of a run is the reason why there is none. If a system that we are compared
+    with fails, it has no figures from then on. Dirty pages are written to the disk before every
+    run, so that no system pays for the writes of another.
     """
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in runs}
     there = dict(runs)

@@ -1,4 +1,4 @@
-"""What a run finds: cases, the rounds of each system, and ratios between them."""
+"""The results of a run: cases, the rounds of each system, and ratios between them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class BenchmarkError(Exception):
 
 
 class Measure(Enum):
-    """What the numbers of a run are."""
+    """The unit of the numbers of a case."""
 
     RATE = "rate"
     """Seconds that all the rows of the case took: one number."""
     DELAY = "delay"
     """Seconds that single records, micro-batches or looks took: many numbers."""
     BYTES = "bytes"
-    """Buffer in the log: one number."""
+    """Bytes in the log: one number."""
     MEMORY = "memory"
     """Resident bytes of processes: one number."""
 
@@ -39,7 +39,7 @@ class Shape:
 
     @property
     def payload_bytes(self) -> int:
-        """Buffer of all values."""
+        """Bytes of all values."""
         return self.rows * self.value_bytes
 
 
@@ -58,7 +58,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What a system gave in each round; without rounds, `absent` tells why."""
+    """The results of a system in each round; without rounds, `absent` is the reason."""
 
     system: str
     rounds: tuple[tuple[float, ...], ...] = ()

@@ -19,7 +19,7 @@ import psutil
 from benchmarks.peer.jars import PeerAbsentError
 
 HEAP: Final = ("-Xms1g", "-Xmx1g")
-"""What Kafka's own start script asks for."""
+"""The heap of Kafka's own start script."""
 JAVA_OPTIONS: Final = (
     "-server",
     "-XX:+UseG1GC",

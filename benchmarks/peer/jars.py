@@ -36,7 +36,7 @@ class Jar:
 
     @property
     def file_name(self) -> str:
-        """What the file is called, in the repository and in the cache."""
+        """The name of the file in the repository and in the cache."""
         return f"{self.artifact}-{self.version}.jar"
 
     def address(self, repository: str) -> str:

@@ -1,1 +1,1 @@
-"""What is measured in Spark, each in a module of its own, and the list of all."""
+"""The measurements in Spark, a module each, and the list of all."""

@@ -1,4 +1,4 @@
-"""What every scenario is given, and the steps that several of them take."""
+"""The arguments of every scenario, and steps that several of them share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.systems.ceiling import MemoryStore
 QUERY_TIMEOUT_S: Final = 600
 
 Systems = Mapping[str, System | str]
-"""What is measured, by name; a text tells why there is none."""
+"""The measured systems by name; a text is the reason why there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""All scenarios: what each measures, on which systems, and with which rows."""
+"""All scenarios, with the systems and the rows of each."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from benchmarks.scenarios.typed import typed_bytes, typed_read, typed_write
 from benchmarks.systems.opening import AT_LEAST_ONCE, CEILING, KAFKA, KAFKA_SYNCED
 
 VALUES: Final = (100, 1024, 10_240)
-"""Buffer of values, of which the runs of minutes leave out the last."""
+"""Bytes of values, of which the runs of minutes leave out the last."""
 STREAMS: Final = (1, 16, 256)
 BACKLOGS: Final = (1, 2, 4, 8)
 PLANNED: Final = (10, 1_000, 10_000)
 LONG_BYTES: Final = 400_000_000
-"""Buffer of all values that are read, and in a full run written as well: with fewer, what a job
+"""Bytes of all values that are read, and in a full run written as well: with fewer, what a job
 costs by itself is a good part of the time."""
 SHORT_BYTES: Final = 100_000_000
-"""Buffer of all values that are written, which takes longer, and of the least backlog."""
+"""Bytes of all values that are written, which takes longer, and of the least backlog."""
 MEMORY_BYTES: Final = 1024 * 1024 * 1024
 
 Measured = Callable[[Bench, Systems], Sequence[Outcome]]
@@ -55,7 +55,7 @@ class Scenario:
 def shape(
     value_bytes: int, *, streams: int = 2, payload_bytes: int = SHORT_BYTES, rows: int = 0
 ) -> Shape:
-    """Return rows of so many bytes, of which there are `rows` or as many as fill the payload."""
+    """Return a shape of `rows` rows, or of as many as fill the payload."""
     names = tuple(f"bench-{index}" for index in range(streams))
     return Shape(rows or max(1, payload_bytes // value_bytes), value_bytes, names)
 

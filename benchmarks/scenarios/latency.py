@@ -18,8 +18,8 @@ TRIGGER_S: Final = 1
 """Of `steady`: longer than a micro-batch takes, so that all systems have as many."""
 TRIGGERS: Final = 5
 RECORDS: Final = 201
-"""Sent in so many triggers' time, whole ones: their numbers have no common divisor, so that each
-record finds another part of a trigger's time already over, all parts alike."""
+"""Sent over a whole number of trigger intervals. Both numbers have no common divisor, so that each
+record comes at another point of a trigger interval, all points alike."""
 RECORDS_IGNORED: Final = 40
 INTERVAL_S: Final = TRIGGERS * TRIGGER_S / RECORDS
 

@@ -1,4 +1,4 @@
-"""What a micro-batch of a few rows takes, beside that of a source that has them for nothing."""
+"""The time of a micro-batch of a few rows, beside that of a source without any cost."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _reader(endpoint: str, names: Sequence[str]) -> SbpStreamReader:
 
 
 def _look_seconds(reader: SbpStreamReader, offset: Mapping[str, Any]) -> float:
-    """Return how long a look takes from an offset that was parsed anew, as Spark does."""
+    """Return how long a look takes from an offset that was just parsed, as Spark does."""
     start = json.loads(json.dumps(offset))
     started = time.perf_counter()
     latest = reader.latestOffset(start, ReadAllAvailable())

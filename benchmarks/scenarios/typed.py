@@ -1,6 +1,6 @@
 """Columns with types beside the same columns as JSON in values, in our log and in Kafka's.
 
-What differs is who knows the types: the stream, or `to_json` and `from_json`.
+The types are known to the stream in one case, to `to_json` and `from_json` in the other.
 """
 
 from __future__ import annotations

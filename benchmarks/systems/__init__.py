@@ -1,1 +1,1 @@
-"""What is measured: the connector, Spark's ceilings, and Apache Kafka, behind one interface."""
+"""The measured systems: the connector, Spark's ceilings, and Apache Kafka, behind one interface."""

@@ -1,4 +1,4 @@
-"""What a scenario needs of a system: places for rows, which Spark reads and writes."""
+"""The interface of a measured system: places for rows, which Spark reads and writes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Append = Callable[[bytes], None]
 
 
 WRITTEN: Final = ("stream", "key", "value")
-"""The columns of a record that are written into streams, as Kafka's records have them: whoever
-writes gives each record its time."""
+"""The columns of a record that are written into streams, as in Kafka: the writer sets the
+time of each record."""
 
 
 class Store(Protocol):

@@ -102,7 +102,7 @@ def _records(rows: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Kafka:
-    """The broker; so many `tasks` read, at least.
+    """The broker, read by at least `tasks` tasks.
 
     New topics have `settings`, writers have `sink_options` beside the usual ones.
     """

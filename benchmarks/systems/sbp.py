@@ -44,9 +44,9 @@ class Streams:
         return self.spark.readStream.format("sbp").options(**options).load()
 
     def source_options(self) -> dict[str, str]:
-        """Return the options with which so many tasks read, as of the other systems.
+        """Return the options with which as many tasks read as from the other systems.
 
-        By default a long stream is split into shares of a million records; what is short never is.
+        By default a long stream is split into shares of a million records; a short one never is.
         """
         return {
             "endpoint": self.endpoint,
@@ -97,7 +97,7 @@ def _one_row(stream_id: int, value: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Sbp:
-    """The connector; so many `tasks` read, and writers have `sink_options`."""
+    """The connector, read by `tasks` tasks; writers have `sink_options`."""
 
     spark: SparkSession
     endpoint: str

@@ -76,7 +76,7 @@ class Portion:
 
 @dataclass(frozen=True)
 class Work(InputPartition):
-    """What one task yields, one stream after the other."""
+    """The rows that one task yields, one stream after the other."""
 
     portions: tuple[Portion, ...]
 

@@ -229,7 +229,7 @@ def range_server_vectors():
 
 
 def later_vectors():
-    """Of April 2023, added after the others: what servers were seen to do."""
+    """Vectors of April 2023 that were added later: observed behaviour of servers."""
     yield vector("LIST_RANGES request of none", 0x2001, REQUEST, 15, "ListRangesRequest", {})
     yield vector(
         "LIST_RANGES answer of none", 0x2001, ANSWER, 15, "ListRangesResponse", {"status": OK}
@@ -254,7 +254,7 @@ def later_vectors():
 
 
 def july_vectors():
-    """Of July 2023: the answers by which that protocol is told from the batched one."""
+    """Vectors of July 2023: the answers that distinguish that protocol from the batched one."""
     answers = {
         "LIST_RANGES answer of none": (0x2001, "ListRangeResponse", {"ranges": []}),
         "LIST_RANGES answer of none, throttled": (

@@ -143,7 +143,7 @@ def test_an_answer_of_the_later_tables_does_not_pass_the_probe(vector):
 
 
 def test_an_id_of_the_later_tables_has_no_status_here():
-    """What would be taken for the id is where the status lies."""
+    """The status is where the later tables have the id."""
     answers = [each for each in JULY if each["name"].startswith("ALLOCATE_ID")]
     third, first = [frames_of([bytes.fromhex(each["hex"])])[0].header for each in answers]
     with pytest.raises(HeaderError):

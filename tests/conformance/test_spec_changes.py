@@ -158,7 +158,7 @@ def test_sync_ranges_syncs_newly_writable_ranges(target):
 
 
 def test_report_metrics_reports_load_metrics_of_range_server_to_pd(target):
-    """SPEC "REPORT_METRICS": of an allocated server and no other. Rule: report-metrics."""
+    """SPEC "REPORT_METRICS": only an allocated server may report. Rule: report-metrics."""
 
     async def body(target):
         async with target.pd() as client:

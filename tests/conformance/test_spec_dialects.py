@@ -1,4 +1,4 @@
-"""What servers that speak elasticstream-2023-04 do otherwise than the specification says.
+"""Differences of servers that speak elasticstream-2023-04 from the specification.
 
 They are checked against the tables of their peers, which know none of this project's fields.
 """
@@ -91,7 +91,7 @@ def tables_in(value):
 
 
 def absent_fields(header):
-    """What a reader of the dialect misses; addresses are required too, soon after."""
+    """Fields that a reader of the dialect requires and that are absent, addresses included."""
     found = list(tables_in(header))
     wanted = [*REQUIRED, ("RangeServer", "advertise_addr")]
     return [
@@ -146,7 +146,7 @@ def server_requests(placed):
 
 
 def test_every_status_is_there_and_success_is_1200(target):
-    """Of an answer, and of each of its results. Rule: dialect-success."""
+    """An answer and each of its results have a status. Rule: dialect-success."""
 
     async def body(target):
         assert ("FetchResult", "status") in REQUIRED
@@ -216,7 +216,7 @@ def test_an_answer_is_one_frame_however_many_results_it_has(target):
 def test_a_fetch_is_one_frame_that_never_grows_too_large(target):
     """Twenty MiB are there, in one frame is room for some. Rule: dialect-one-frame, dialect-fetch.
 
-    Whoever asks for the rest again gets all of it.
+    A client that asks for the rest gets all of it.
     """
 
     async def body(target):

@@ -1,4 +1,4 @@
-"""What this project adds to the specification: its fields, its status codes, its offsets.
+"""Extensions of this project to the specification: fields, status codes, offsets.
 
 Another server may fail here and be a conforming one.
 """
@@ -281,7 +281,7 @@ def test_a_placement_driver_says_what_is_wrong_by_code(target):
 
 
 def test_a_member_of_another_cluster_is_refused(target):
-    """`cluster_id` of HEARTBEAT, at both servers, whoever sends it."""
+    """`cluster_id` of HEARTBEAT, at both servers, from any member."""
 
     async def body(target):
         async with target.streams() as (placed,), target.pd() as pd:
@@ -397,7 +397,7 @@ async def commit_cursors(client, group, *cursors):
 
 
 async def cursors_of(client, group, *stream_ids):
-    """What is described, without the groups' own status."""
+    """The described cursors, without the status of the group."""
     request = DescribeCursorsRequest(10_000, group, stream_ids)
     answers = await client.ask(Opcode.DESCRIBE_CURSORS, request)
     return [cursor for answer in answers for cursor in answer.cursors]

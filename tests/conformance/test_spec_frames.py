@@ -112,7 +112,7 @@ def test_the_rest_of_the_flags_are_currently_unused_and_ignored(endpoint, flags)
 
 
 def test_with_the_system_error_flag_the_extended_header_is_a_system_error_response(endpoint):
-    """SPEC "System Error Frame": what does not decode is answered so. Rule: system-error."""
+    """SPEC "System Error Frame": answer to a header that does not decode. Rule: system-error."""
     with Wire(endpoint) as wire:
         answer = wire.ask(frame(Opcode.HEARTBEAT, 5, GARBAGE))
         assert (answer.opcode, answer.call_id) == (Opcode.HEARTBEAT, 5)

@@ -60,7 +60,7 @@ async def ask(client, placed, *, txn_id=None, offset=0, range_index=0):
 
 
 async def read(client, placed, **asked):
-    """(base offset, body) of batches: of those that are readable, or staged."""
+    """(base offset, body) of batches, either the readable or the staged ones."""
     result, frame = await ask(client, placed, **asked)
     assert code_of(result.status) == 0
     found = [(each.base_offset, bytes(each.body)) for each in split_envelopes(frame.payload)]

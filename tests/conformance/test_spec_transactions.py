@@ -70,7 +70,7 @@ class Staging:
         return [part for answer in answers for part in answer.parts]
 
     async def bodies(self) -> list[bytes]:
-        """What readers see of a stream."""
+        """The bodies that readers of a stream see."""
         where = StreamRange(stream_id=self.placed.stream_id, range_index=0, end_offset=-1)
         info = FetchInfo(where, 0, 0, 1 << 20, self.placed.stream_id)
         (frame,) = await self.server.call(Opcode.FETCH, FetchRequest(0, 1, (info,)))

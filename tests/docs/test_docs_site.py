@@ -30,7 +30,7 @@ CLICKS_MAX = 3
 
 
 class Links(HTMLParser):
-    """The links of a page, and the ids that links may lead to. What only draws is not looked at."""
+    """The links of a page, and the ids that links may lead to. Drawings are ignored."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()

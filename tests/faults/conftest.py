@@ -1,4 +1,4 @@
-"""What the fault tests share: a seed that can be set, a number of rounds, a journal, and disks."""
+"""Fixtures of the fault tests: a seed that can be set, a number of rounds, a journal, disks."""
 
 from __future__ import annotations
 

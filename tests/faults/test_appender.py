@@ -1,6 +1,6 @@
 """Appends with several frames on their way, while servers die, ranges are sealed and networks cut.
 
-What is given to an appender is there once and in order, whatever of it had to be sent again.
+Records given to an appender are stored once and in order, however often they were sent.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Appending:
         self._thread.join()
 
     def go_on(self, groups: int) -> None:
-        """Return when so many more groups were given."""
+        """Return when `groups` more groups were given."""
         wanted = self.group_count + groups
         until(lambda: self.group_count >= wanted or self.failures)
         assert not self.failures, self.failures

@@ -33,7 +33,7 @@ LIFE_RECORD_BYTES = 10_000
 KILLS_MAX = 50
 FULL_DISKS_MAX = 5
 CUT = "bytes that were never synced off"
-"""What a server says that finds an end of its log damaged, or gone."""
+"""Part of the message of a server that finds the end of its log damaged or missing."""
 NEW = StreamSpec(None)
 
 

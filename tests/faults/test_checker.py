@@ -163,8 +163,8 @@ BAD = {
         {"torn"},
     ),
     "a batch the wrong way round": (Story().append("bc", "unknown").end("cb"), {"torn"}),
-    "what nobody wrote": (Story().append("a").end("aq"), {"invented"}),
-    "what nobody wrote, read once": (
+    "a record that was never written": (Story().append("a").end("aq"), {"invented"}),
+    "a record that was never written, read once": (
         Story().append("a").read(0, "q").end("a"),
         {"invented", "vanished"},
     ),
@@ -186,7 +186,7 @@ BAD = {
         Story().append("a", base_offset=1).append("b", base_offset=0).end("ba"),
         {"reordered"},
     ),
-    "what was trimmed is back": (
+    "trimmed records are back": (
         Story().append("abc").trim(2).end("abc"),
         {"trimmed-wrongly"},
     ),

@@ -1,4 +1,4 @@
-"""kill -9 while batches are staged and committed: what was decided is there once, nothing else is.
+"""kill -9 while batches are staged and committed: committed ones are there once, others never.
 
 Some batches are staged more than once, some streams are sealed between staging and commit, and some
 batches are committed a second time.

@@ -1,4 +1,4 @@
-"""What a power cut may leave of a log, by the thousand: it opens, and nothing synced is lost."""
+"""Thousands of states of a log after a power cut: each opens, and nothing synced is lost."""
 
 import itertools
 import logging
@@ -33,7 +33,7 @@ PLACES = {
     ("note_end", "pwritev", ".1"),
     ("open", "pwritev", ".log"),
 }
-"""What the log must have been about to do in some of the states, to which files, and what for."""
+"""Operations of the log that some of the states interrupt: the file, and the purpose."""
 
 
 @pytest.fixture(autouse=True)

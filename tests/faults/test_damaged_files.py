@@ -49,7 +49,7 @@ RECORDS = 20
 
 
 class Expected(enum.Enum):
-    """What may come of damage to a file."""
+    """The expected outcomes of damage to a file."""
 
     SERVED = "all is served: the file is made again, or not needed"
     NAMED = "all is served, but for what an error, a refusal to start or a report names"
@@ -110,7 +110,7 @@ def damage(folder: Path, kinds: list[Kind], rng: random.Random) -> tuple[Kind, s
 
 @dataclass(slots=True)
 class Verdicts:
-    """What came of the rounds."""
+    """The outcomes of the rounds."""
 
     counts: Counter[str]
 

@@ -137,7 +137,7 @@ KINDS = {
 
 @pytest.mark.timeout(600)
 def test_killed_in_the_first_micro_batch(tmp_path, client):
-    """What it wrote is written again: it starts where it did then, not where it would now.
+    """Its records are written again: the query starts where it did then, not where it would now.
 
     Sources that break that promise, or read beyond the end, are noticed.
     """

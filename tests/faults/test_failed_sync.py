@@ -14,8 +14,8 @@ from real_disks import LARGE_BYTES
 from workload import Workload, list_streams, new_streams
 
 
-@pytest.mark.parametrize("is_mounted_anew", [False, True], ids=["cache kept", "mounted anew"])
-def test_a_sync_that_fails(tmp_path, small_memory, full_disk, history, rng, is_mounted_anew):
+@pytest.mark.parametrize("is_remounted", [False, True], ids=["cache kept", "mounted again"])
+def test_a_sync_that_fails(tmp_path, small_memory, full_disk, history, rng, is_remounted):
     with FaultCluster(tmp_path, data_dir=full_disk.folder / "data", alterations=[]) as cluster:
         stream_ids = new_streams(cluster.endpoint)
         with Workload(
@@ -26,14 +26,14 @@ def test_a_sync_that_fails(tmp_path, small_memory, full_disk, history, rng, is_m
             assert cluster.wait_for_end() == 1
             history.fault("the sync failed")
             small_memory.resize(LARGE_BYTES)
-            if is_mounted_anew:
+            if is_remounted:
                 full_disk.unmount()
                 full_disk.mount()
             cluster.start()
             workload.wait_for_progress()
         cluster.stop()
         full_disk.unmount()
-        full_disk.mount()  # what only the cache shows is gone now
+        full_disk.mount()  # drops pages that only the cache has
         cluster.start()
         list_streams(cluster.endpoint, history, stream_ids)
     operations = history.operations()

@@ -1,4 +1,4 @@
-"""kill -9 of `sbp serve` under load: what was acknowledged is there, once, at its offset.
+"""kill -9 of `sbp serve` under load: acknowledged records are there once, at their offsets.
 
 Writers, a reader, and one who seals and trims go on through all deaths of the server, which begins
 small segments, writes their indexes, and removes what is not kept. Each death comes at a random
@@ -76,7 +76,7 @@ def some_streams(cluster, history):
 
 
 def undone(cluster, history):
-    """What the server has not done yet of all that it can."""
+    """The operations that the server has not completed yet."""
     operations = history.operations()
     is_done = {
         "segments removed": read_start(OsDisk(), cluster.log_folder) > 0,
@@ -103,7 +103,7 @@ def live(cluster, workload, seconds):
 
 
 def test_asked_to_end_under_load(tmp_path, history, rng, rounds):
-    """What it took it answers, the rest it refuses: nobody is left in doubt about an append."""
+    """It answers the accepted appends and refuses the rest: the outcome of each append is known."""
     with FaultCluster(tmp_path) as cluster:
         stream_ids = new_streams(cluster.endpoint)
         with Workload(
@@ -135,7 +135,7 @@ def test_killed_at_each_failpoint(tmp_path, history, rng):
             for name in others:
                 kill_at(name, cluster, history, rng)
             cluster.start()
-            # What these commit is never trimmed, so the front of the log stays from here on.
+            # The committers' streams are never trimmed: the front of the log stays from here on.
             committed_to = new_streams(cluster.endpoint)
             with Committers(cluster.endpoint, history, rng, committed_to) as committers:
                 cluster.kill()

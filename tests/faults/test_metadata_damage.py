@@ -23,7 +23,7 @@ STORE_ROUNDS = 300
 
 
 def told(cluster):
-    """What the server tells of its metadata."""
+    """The metadata as the server reports it."""
     with Client(cluster.endpoint) as client:
         streams = client.list_streams()
         return (

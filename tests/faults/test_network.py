@@ -93,7 +93,7 @@ def appender(cluster, history, stream_id, new_driver):
 
 
 def names_found(cluster, history, stream_id):
-    """What is there at the end, after a look at all that was journalled."""
+    """The records of the stream at the end, after a check against the journal."""
     cluster.heal()
     list_streams(cluster.endpoint, history, [stream_id])
     operations = history.operations()
@@ -125,7 +125,7 @@ def test_reset_inside_a_frame(cluster, history, rounds, stream_id, appender, dir
 def test_a_writer_is_cut_off_inside_a_frame(
     cluster, history, rounds, stream_id, new_driver, direction
 ):
-    """Wherever that is: what it appends is there once, and it is told so."""
+    """At any byte: its records are there once, and the append succeeds."""
     proxy = cluster.to_range_server
     driver = new_driver(cluster.endpoint)
     appender = Appender(driver, history, stream_id, Writer())
@@ -142,7 +142,7 @@ def test_a_writer_is_cut_off_inside_a_frame(
 
 @both_clients
 def test_a_writer_whose_answers_come_too_late(cluster, history, stream_id, new_driver):
-    """It gives up waiting, and asks again; meanwhile the first request is on its way."""
+    """It times out and retries while the first request is still on its way."""
     driver = new_driver(cluster.endpoint)
     appender = Appender(driver, history, stream_id, Writer())
     assert appender.append()[1] == "ok"
@@ -262,7 +262,7 @@ def test_flipped_bits_in_what_is_read(cluster, history, rng, rounds, stream_id, 
 
 
 def test_without_the_placement_driver(cluster, history, stream_id):
-    """What is known goes on; what asks it ends in time, and works again when it is back."""
+    """Appends to known ranges go on; calls to it time out, and succeed when it is back."""
     driver = BlockingDriver(cluster.endpoint, retry=NO_RETRIES)
     appender = Appender(driver, history, stream_id)
     assert appender.append()[1] == "ok"

@@ -71,7 +71,7 @@ def wait_for_another_unknown(history):
 
 
 def test_a_range_server_that_stands_still_for_too_long(tmp_path):
-    """It gets no new ranges meanwhile; what it had it has, and what was asked of it comes late."""
+    """It gets no new ranges while it is stopped; it keeps its ranges, and answers late."""
 
     async def main():
         settings = PlacementDriverSettings(

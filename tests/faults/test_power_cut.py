@@ -1,8 +1,8 @@
-"""Power cuts of a real file system: what was acknowledged was on the disk. Needs root.
+"""Power cuts of a real file system: acknowledged records are on the disk. Needs root.
 
-The file system is shut down under the server as a power cut would: what it did not sync is gone.
-The server stands still before that. A sync that is under way may report success though nothing of
-it stays; what has no power tells that to nobody.
+The file system is shut down under the server as a power cut would: unsynced data are lost.
+The server is stopped before that: else a sync that is under way could report success though
+nothing of it is on the disk, which cannot happen in a power cut.
 """
 
 import time

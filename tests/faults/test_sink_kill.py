@@ -2,7 +2,7 @@
 
 A query copies numbers, which a producer appends all the time, to two streams. In each life it has
 other limits, and its rows come in another partitioning; something kills it, or something that it
-needs. What it has copied in the end has to be what was there.
+needs. In the end the copies must equal the source.
 """
 
 import os
@@ -31,7 +31,7 @@ START_KILLED_EVERY = 4
 """Each life of this number may be killed before it has done anything."""
 SLEEP_MS = 4_000
 RECORDS_MAX_OF_LAST = 100_000
-"""Of a micro-batch when nothing is killed any more, and hours of appends may be left."""
+"""Limit of a micro-batch once nothing is killed any more: hours of appends may be left."""
 STREAMS = ("numbers", "even", "odd")
 ENDLESS = {"processingTime": "0 seconds"}
 AVAILABLE_NOW = {"availableNow": True}
@@ -119,7 +119,7 @@ class Copy:
 
 
 def find_anomalies(contents, *, is_ordered):
-    """What is wrong with the copies: lost, doubled, invented, or not in the order of the source."""
+    """The anomalies of the copies: lost, doubled, invented, or not in the order of the source."""
     found = set()
     for name, remainder in (("even", 0), ("odd", 1)):
         wanted = [number for number in contents["numbers"] if number % 2 == remainder]
@@ -204,7 +204,7 @@ def report(copy, kills, contents):
 def test_killed_at_each_step(tmp_path, rng):
     """The process that takes a step dies; then the driver dies, while that process sleeps there.
 
-    What slept goes on when the next life has committed its micro-batch: it must change nothing.
+    The process continues when the next life has committed its micro-batch: it must change nothing.
     """
     with FaultCluster(tmp_path, alterations=(), range_servers=2) as cluster:
         copy = Copy(tmp_path, cluster)
@@ -241,7 +241,7 @@ def test_a_sink_without_transactions_doubles(tmp_path, rng):
         copy = Copy(tmp_path, cluster, delivery="at-least-once")
         with Client(cluster.endpoint) as client:
             append_values(client, "numbers", numbered(0, 2_000))
-        life = copy.begin(rng, partitions=0, failpoints="sink.appended=kill:1")  # of each attempt
+        life = copy.begin(rng, partitions=0, failpoints="sink.appended=kill:1")  # in each attempt
         assert life.wait_for_end() in {QUERY_FAILED, TOO_SLOW}, copy.log
         copy.finish(rng, partitions=2)
         contents = copy.contents()

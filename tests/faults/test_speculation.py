@@ -1,4 +1,4 @@
-"""Speculation: of a task that runs twice at a time, one copy loses, late, and changes nothing."""
+"""Speculation: if a task runs twice at a time, the late copy changes nothing."""
 
 import random
 import re

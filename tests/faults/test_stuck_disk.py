@@ -41,7 +41,9 @@ def test_a_sync_that_never_ends(tmp_path):
         assert len(fetch_once(driver, stream_id, 0).payload) > 0
         driver.close()
         grown_bytes = peak_bytes(cluster.pid) - before_bytes
-        print(f"{sum(flood.sent_bytes for flood in floods)} bytes taken, {grown_bytes} more held")
+        print(
+            f"{sum(flood.sent_bytes for flood in floods)} bytes accepted, {grown_bytes} more held"
+        )
         assert cluster.fired_count == 1
         assert all(0 < flood.sent_bytes < OFFERED_BYTES for flood in floods)
         most = CONNECTIONS * limits.CONNECTION_IN_FLIGHT_BYTES_MAX + OVERHEAD_BYTES

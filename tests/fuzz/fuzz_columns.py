@@ -1,6 +1,6 @@
 """Typed streams as a fuzz target: schema messages, and batches of columns of some schemas.
 
-The first byte of a batch chooses its schema. What is accepted is then used as readers use it:
+The first byte of a batch chooses its schema. An accepted batch is then used as readers use it:
 mapped onto a schema that has grown, measured, taken from, and encoded again.
 """
 

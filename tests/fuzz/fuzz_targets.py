@@ -1,4 +1,4 @@
-"""What is fuzzed: for each target valid inputs, and a check that any bytes must pass.
+"""The targets: for each, valid inputs, and a check that any bytes must pass.
 
 A check raises nothing for whatever bytes: the documented errors are caught in it, and what it
 asserts holds for every input that is accepted.
@@ -350,7 +350,7 @@ def _frame(opcode: int, flags: int, call_id: int, header: bytes = b"") -> bytes:
 
 
 # The log: two segments. A byte says whether checksums are put right first, four how long the
-# first segment is. What recovery accepts it accepts again, and finds the same.
+# first segment is. Recovery accepts its own result, and finds the same.
 
 _LOG_PREFIX = struct.Struct(">BI")
 _ENTRY_PREFIX = struct.Struct(">III")
@@ -414,7 +414,7 @@ def _contents(log: Log) -> list[object]:
 
 
 def _segment(base: int, tail: int, *, groups: int) -> bytes:
-    """A segment with a group for each of so many batches, and one more that was staged."""
+    """A segment with `groups` groups of a batch each, and a staged one."""
     raw = encode_segment_header(SegmentHeader(base))
 
     def put(*entries: Entry) -> Location:

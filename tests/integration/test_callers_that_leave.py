@@ -1,4 +1,4 @@
-"""Callers that close their connection while they are served: what they held is free again.
+"""Callers that close their connection while they are served: their resources are released.
 
 Each operation is left at every step of the event loop that it takes, on both event loops.
 """

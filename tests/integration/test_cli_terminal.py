@@ -28,7 +28,7 @@ def stream(cluster, new_streams) -> str:
 
 
 def on_a_terminal(words: list[str]) -> bytes:
-    """What a command writes to a terminal, which makes \\r\\n of each \\n."""
+    """The output of a command on a terminal, which makes \\r\\n of each \\n."""
     ours, theirs = pty.openpty()
     try:
         with subprocess.Popen(

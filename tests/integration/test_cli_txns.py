@@ -65,7 +65,7 @@ def test_a_stream_goes_on_without_what_is_lost(shown, capfd, cluster, client, ne
     (stream_id,) = (info.stream_id for info in client.describe_streams(new_streams(1)))
     producer = f"cli-{stream_id}"
     (part,) = stage(client, f"{producer}.1.a", stream_id)
-    more = replace(part, record_count=3)  # so many were staged once
+    more = replace(part, record_count=3)  # three were staged once
     client.commit_txn(producer, 1, [more], record_count=3, digest=b"12345678", timeout_ms=200)
     later = stage(client, f"{producer}.2.a", stream_id)
     client.commit_txn(producer, 2, later, record_count=2, digest=b"12345678", timeout_ms=200)

@@ -1,4 +1,4 @@
-"""Transactions from end to end: staged, decided once, published once, whoever is away meanwhile."""
+"""Transactions from end to end: staged, decided and published once, also if a server is down."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def stage(client: AsyncClient, transaction: Transaction, stream_id: int, t
 
 
 async def letters(client: AsyncClient, stream_id: int) -> str:
-    """What readers see of a stream."""
+    """The records that readers of a stream see."""
     found: dict[int, bytes | None] = {}
     offset = 0
     while True:

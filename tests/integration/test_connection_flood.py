@@ -39,7 +39,7 @@ def served(tmp_path_factory):
 
 @contextmanager
 def descriptors(pid, count):
-    """Let a process have so many descriptors for a while."""
+    """Limit a process to `count` descriptors within the block."""
     usual = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, usual[1]))
     try:
@@ -58,7 +58,7 @@ def address_of(endpoint):
 
 
 def farewell(connection):
-    """What the server said to a connection before it closed it."""
+    """The status of the GOAWAY with which the server closed a connection."""
     connection.settimeout(DEADLINE_SECONDS)
     decoder = FrameDecoder()
     while data := connection.recv(1 << 16):

@@ -47,8 +47,8 @@ def test_a_killed_range_server_gets_no_new_ranges_until_it_is_back(tmp_path):
                 assert await servers_of(client, before) == {kept.endpoint: 2, killed.endpoint: 2}
                 await killed.kill()
                 await until_live(driver, 1)
-                meanwhile = await create(client, 10, "meanwhile")
-                assert await servers_of(client, meanwhile) == {kept.endpoint: 10}
+                during = await create(client, 10, "during")
+                assert await servers_of(client, during) == {kept.endpoint: 10}
                 placed = (await client.list_ranges(before)).items()
                 hosted = [each for each, (piece,) in placed if piece.servers[0] == kept.endpoint]
                 opened = await client.seal_streams(hosted)

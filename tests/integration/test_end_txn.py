@@ -1,4 +1,4 @@
-"""END_TXN: what is staged becomes visible in one step, in order, once; or it is dropped."""
+"""END_TXN: staged batches become visible in one step, in order, once; or they are dropped."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_what_waits_for_the_disk_is_waited_for_and_nothing_more_is_taken(tmp_pat
             disk.gate.clear()
 
             async def refusal():
-                """Of a batch that is never the next one: how far things are."""
+                """The refusal of a batch that is never the next one; it reports the progress."""
                 (refused,) = await stage(appender, stream_id, "t", "z", first=9)
                 return refused
 
@@ -340,7 +340,7 @@ def test_published_records_are_trimmed_and_kept_as_all_others(tmp_path):
 
 
 def test_what_was_staged_many_segments_ago_is_published(tmp_path):
-    """Also when those segments were rewritten meanwhile, and the server was started again."""
+    """Also after those segments were rewritten, and the server was restarted."""
     large = "x" * (1 << 20)
 
     async def main():
@@ -369,7 +369,7 @@ def test_what_was_staged_many_segments_ago_is_published(tmp_path):
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_a_stream_that_is_deleted_meanwhile_publishes_nothing(tmp_path):
+def test_a_stream_that_is_deleted_before_publishes_nothing(tmp_path):
     async def body(cluster, stream_id, client):
         await stage(client, stream_id, "t", "a")
         await cluster.client.delete_streams([stream_id])

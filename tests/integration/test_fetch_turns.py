@@ -109,7 +109,7 @@ async def until(is_so):
 
 @asynccontextmanager
 async def stuck_reader(cluster, request, calls):
-    """A peer that sends a request in so many calls at once and reads nothing."""
+    """A peer that sends a request in all `calls` at once and reads nothing."""
     host, port = cluster.server.endpoint.split(":")
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

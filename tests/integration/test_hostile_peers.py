@@ -37,7 +37,7 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Flag, Opcode
 
 OWN_CONNECTIONS = 2
-"""Of the client, and of the placement driver, which announced the range."""
+"""Connections of the client, and of the placement driver, which announced the range."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 FIRST_VALUE = b"honest 0"
 ROUNDS = 10
@@ -201,7 +201,7 @@ def attack(folder, make_attack):
             async with asyncio.timeout(20):  # a heartbeat may be under way
                 while (after := await settled(cluster))[0] > before[0]:  # noqa: ASYNC110
                     await asyncio.sleep(0)
-            assert after[1] - before[1] <= 2  # fewer, if what earlier tests left went meanwhile
+            assert after[1] - before[1] <= 2  # fewer if connections of earlier tests were closed
             return result
 
     return asyncio.run(body())
@@ -257,7 +257,7 @@ def test_lying_batches_are_refused_one_by_one_and_none_is_stored(tmp_path):
                 RESPONSE_TABLES[Opcode.APPEND], answer.header
             ).append_responses
             statuses.append(result.status.code)
-            # What a server cannot know (how many records, a timestamp) is the writer's own.
+            # A server cannot check the number of records and the timestamps: the writer sets them.
             stored += peek_batch(batch).record_count if result.status.code == 0 else 0
         async with driver_at(cluster.server.endpoint, tmp_path / "rs") as client:
             (sealed,) = await client.ask(

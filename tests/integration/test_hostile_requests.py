@@ -1,6 +1,6 @@
 """Well-formed requests with senseless values, to both servers: no handler trips over them.
 
-What a handler does not foresee is answered with UNKNOWN and logged as an error: there must be none.
+An exception of a handler is answered with UNKNOWN and logged as an error: there must be none.
 """
 
 import asyncio

@@ -300,7 +300,7 @@ def test_the_writers_go_with_the_stream_to_another_server_and_back(tmp_path, tak
 
 
 def without_writers(list_hosted_ranges):
-    """What a placement driver answers that knows nothing of writers."""
+    """The answer of a placement driver that does not know writers."""
 
     async def listed(stream_ids):
         return [
@@ -348,7 +348,7 @@ def test_what_is_told_while_a_batch_is_looked_for_does_not_make_it_a_gap(
     """The log's thread takes in who appended before, while the loop looks for a repeat."""
     look = Writers.maybe_repeat
 
-    def told_meanwhile(self, number, record_count, batch):
+    def overtaken(self, number, record_count, batch):
         found = look(self, number, record_count, batch)
         known = encode_writers([WriterState("w", 0, (NumberedBatch(0, 1, 7),))])
         told = Entry(EntryKind.RANGE_WRITERS, number.stream_id, 1, 1, 1, known)
@@ -363,7 +363,7 @@ def test_what_is_told_while_a_batch_is_looked_for_does_not_make_it_a_gap(
                 membership.list_hosted_ranges = without_writers(membership.list_hosted_ranges)
             opened = await moved(client, stream.stream_id)
             async with RawClient.at(opened.servers[0]) as raw:
-                monkeypatch.setattr(Writers, "maybe_repeat", told_meanwhile)
+                monkeypatch.setattr(Writers, "maybe_repeat", overtaken)
                 (refused,) = await send(raw, stream.stream_id, "a")
                 assert refused.code == StatusCode.WRITERS_NOT_THERE
                 assert await send(raw, stream.stream_id, "a") == [0]

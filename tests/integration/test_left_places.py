@@ -87,7 +87,7 @@ def test_no_small_batch_is_among_those_that_come_besides(tmp_path):
 
 
 def test_files_that_go_while_they_are_read_piece_by_piece(tmp_path):
-    """What is no longer there is fetched from the server, which has its files open."""
+    """Removed files are read through the server, which has them open."""
 
     async def body(cluster):
         stream_id = await new_stream(cluster)

@@ -1,4 +1,4 @@
-"""What both servers share, over real sockets: dispatch, idleness, draining, bounds."""
+"""The listener of both servers over real sockets: dispatch, idleness, draining, bounds."""
 
 import asyncio
 import logging

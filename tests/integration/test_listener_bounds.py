@@ -138,7 +138,7 @@ def test_time_in_which_the_server_does_not_read_is_not_the_peers(monkeypatch):
 
 
 def test_pauses_of_the_server_do_not_give_a_slow_peer_more_time(monkeypatch):
-    """Each byte has to wait for its turn, and the socket is not read meanwhile."""
+    """Each byte waits for its turn; the socket is not read during the wait."""
     monkeypatch.setattr(limits, "FRAMES_PER_TURN_MAX", 1)
 
     async def body(bench):
@@ -390,7 +390,7 @@ def test_what_is_done_for_a_peer_that_is_gone_counts_until_it_is_done():
 
 
 def test_connections_with_requests_that_wait_take_turns():
-    """Whoever sends one request does not wait for all of those that another one sent before."""
+    """A connection with one request does not wait for all earlier requests of another one."""
 
     async def body(bench):
         budget = bench.listener._budget = Budget(limits.REQUEST_OVERHEAD_BYTES)
@@ -411,7 +411,7 @@ def test_connections_with_requests_that_wait_take_turns():
     run(body)
 
 
-def test_a_request_that_waited_is_not_begun_for_a_peer_that_left_meanwhile():
+def test_a_request_that_waits_is_not_started_if_its_peer_leaves():
     async def body(bench):
         budget = bench.listener._budget = Budget(limits.REQUEST_OVERHEAD_BYTES)
         request = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1))

@@ -1,4 +1,4 @@
-"""Who makes room in a full server, and what does not give up what it holds; time stands still."""
+"""Connections that a full server closes for new ones, and those it keeps. The clock is frozen."""
 
 import asyncio
 from contextlib import suppress

@@ -111,7 +111,7 @@ async def stage_large(client: RawClient, stream_id: int, txn_id: str, seed: int)
 
 
 def test_segments_that_were_rewritten(tmp_path, looks, monkeypatch):
-    """Batches stand elsewhere then, those that were staged too; it may go on meanwhile."""
+    """Batches, staged ones too, have moved then; the rewrite may go on during the read."""
     monkeypatch.setattr(limits, "LOCAL_READ_PAUSE_MS", 0)
 
     async def main():
@@ -238,7 +238,7 @@ def flip_bytes(folder: Path) -> None:
 
 
 def shift_entries(folder: Path) -> None:
-    """What stands in the file is whole, but belongs to another place."""
+    """The entries are whole, but belong to another position."""
     for path in segments(folder):
         other = path.with_suffix(".tmp")
         data = path.read_bytes()

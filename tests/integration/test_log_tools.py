@@ -117,7 +117,7 @@ def test_a_flipped_byte_is_found_and_after_a_repair_everything_else_is_served(fo
     assert f"kept as it was: {copy}" in out
     assert copy.read_bytes() == damaged
     exit_code, out, _ = sbp_log(capfd, "check", folder)
-    assert exit_code == 1, "what is lost stays lost"
+    assert exit_code == 1, "the lost records stay lost"
     assert out.splitlines()[1:] == [lost]
     assert "incomplete" in out
 

@@ -132,7 +132,7 @@ def test_staged_batches_are_compared_before_and_after_a_restart(tmp_path):
 
 
 def test_data_of_a_release_without_digests_are_read_and_gone_on_with(tmp_path):
-    """Of what that wrote no content is known: repeats are told by their counts, as they were."""
+    """Its entries have no digests: repeats are recognised by their record counts, as before."""
     with tarfile.open(Path(__file__).with_name("data-before-digests.tar.gz")) as archive:
         archive.extractall(tmp_path, filter="data")
 

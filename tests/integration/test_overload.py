@@ -21,11 +21,11 @@ from sbp_core.wire.opcodes import Opcode
 
 CONNECTIONS = 8
 APPENDS = 50
-"""Of each connection, at once."""
+"""Concurrent appends of each connection."""
 ROOM = 20
 """Appends for which there is memory."""
 COST_BYTES = 16 * limits.KIB
-"""What one of them counts for at most."""
+"""The most that one append counts for."""
 
 
 class WatchedBudget(Budget):
@@ -71,7 +71,7 @@ class Bench:
         return sum(call.done() for call in self.calls.values())
 
     async def others_are_served(self):
-        """What does not append is served as ever, also on connections that do."""
+        """Other requests are served as usual, also on connections that append."""
         fetch = FetchRequest(fetch_requests=(FetchInfo(stream_id=self.stream_id, fetch_offset=0),))
         for client in self.clients:
             await client.call(Opcode.PING)
@@ -141,7 +141,7 @@ def test_what_the_server_has_no_room_for_waits_and_is_done_once(tmp_path):
         while bench.budget.waiting_count < CONNECTIONS:  # noqa: ASYNC110
             await asyncio.sleep(0)
         assert bench.answered_count == 0
-        assert bench.budget.peak_bytes > (3 * ROOM // 4 - 1) * COST_BYTES, "of one address"
+        assert bench.budget.peak_bytes > (3 * ROOM // 4 - 1) * COST_BYTES, "memory of one address"
         bench.disk.gate.set()
         answers = {value: (await call)[1] for value, call in bench.calls.items()}
         assert {result.status.code for result in answers.values()} == {0}

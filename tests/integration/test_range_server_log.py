@@ -1,4 +1,4 @@
-"""What a range server makes of its log's files: many segments, lost indexes, damage."""
+"""A range server with many segments, lost indexes, or damaged log files."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_batch_that_rots_while_the_server_runs_is_never_served(tmp_path):
             await fetch(cluster, STREAM, 0)
 
     run(fill, tmp_path)
-    run(body, tmp_path)  # started anew, it has nothing in memory
+    run(body, tmp_path)  # after a restart it has nothing in memory
 
 
 def test_a_damaged_header_refuses_the_start_and_changes_nothing(tmp_path):
@@ -166,7 +166,7 @@ def test_whether_the_cache_is_told_of_or_not_the_same_is_served(tmp_path, monkey
 
 
 def test_every_entry_of_the_log_was_submitted_to_the_group_committer(tmp_path, monkeypatch):
-    """What does not go that way would not be copied to other servers."""
+    """Entries that bypass it would not be copied to other servers."""
     submitted = []
     submit = GroupCommitter.submit
 
@@ -192,7 +192,7 @@ def test_every_entry_of_the_log_was_submitted_to_the_group_committer(tmp_path, m
     asyncio.run(asyncio.wait_for(body(), 60))
     found = [entry for entry, _ in logged(OsDisk(), tmp_path / "rs" / "log")]
     kinds = {entry.kind for entry in found}
-    moved_only = {EntryKind.RANGE_WRITERS}  # of a range that comes from another server
+    moved_only = {EntryKind.RANGE_WRITERS}  # only for a range moved from another server
     assert kinds == set(EntryKind) - {EntryKind.COMMIT} - SNAPSHOT_KINDS - moved_only
 
     def of(entry):

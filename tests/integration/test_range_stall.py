@@ -45,7 +45,7 @@ class Scene:
 
 
 class Query:
-    """What Spark does with a streaming reader, with the values of each stream that it read."""
+    """A streaming reader driven as by Spark, with the values that were read from each stream."""
 
     def __init__(self, options):
         self._reader = SbpStreamReader(options, source_schema(include_headers=False))
@@ -107,7 +107,7 @@ def test_the_others_go_on_and_the_rest_is_caught_up_with(scene, how, caplog):
     assert caplog.text.count("is back") == 1
 
 
-def test_a_query_that_begins_meanwhile_and_a_run_to_the_tail(scene):
+def test_a_query_that_begins_during_a_stall_and_a_run_to_the_tail(scene):
     append_values(scene.client, scene.kept, numbered(0, 10))
     append_values(scene.client, scene.lost, numbered(0, 10))
     scene.run(scene.server.kill())

@@ -79,7 +79,7 @@ async def until(holds: Callable[[], object], wanted: object) -> None:
 
 
 def blocks(folder: Path) -> int:
-    """Buffer that the log takes on the disk; files come and go meanwhile."""
+    """Bytes that the log uses on the disk; files may appear and vanish while it counts."""
     used_bytes = 0
     for path in (folder / "rs" / "log").glob("*.*"):
         with suppress(FileNotFoundError):
@@ -237,18 +237,18 @@ def test_what_is_trimmed_while_it_is_looked_for_is_not_called_damaged(
             await append(cluster, stream_id, 3)
             offset = 0
 
-            async def trimmed_meanwhile(*args: object) -> object:
+            async def find_after_a_trim(*args: object) -> object:
                 nonlocal offset
                 offset += 1
                 await cluster.client.trim_streams({stream_id: offset})
                 monkeypatch.setattr(batch_finder, "find_slots", find)
                 raise LogCorruptionError("gone")
 
-            monkeypatch.setattr(batch_finder, "find_slots", trimmed_meanwhile)
+            monkeypatch.setattr(batch_finder, "find_slots", find_after_a_trim)
             with pytest.raises(OffsetOutOfRangeError) as caught:
                 await cluster.read(stream_id, 0)
             assert caught.value.bounds == (1, 3)
-            monkeypatch.setattr(batch_finder, "find_slots", trimmed_meanwhile)
+            monkeypatch.setattr(batch_finder, "find_slots", find_after_a_trim)
             items = [FetchItem(stream_id, EARLIEST, None, 1)]
             (outcome,) = [outcome async for outcome in cluster.client.fetch(items)]
             assert (outcome.error, outcome.next_offset) == (None, 3)

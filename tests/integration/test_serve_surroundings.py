@@ -28,7 +28,7 @@ def serve(folder, *words: str, prefix=(), **streams) -> subprocess.Popen[bytes]:
 
 
 def stopped(process: subprocess.Popen[bytes]) -> str:
-    """What a server logged that is told to stop."""
+    """The log of a server up to its stop by SIGTERM."""
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0

@@ -32,7 +32,7 @@ from sbp_core.wire.opcodes import Opcode
 
 SECONDS = 60
 LONG_MS = 600_000
-"""A silence that no test waits for: what happens does not happen because of it."""
+"""A silence longer than any test: nothing that happens is due to a timeout."""
 
 
 @asynccontextmanager

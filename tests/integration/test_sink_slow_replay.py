@@ -22,7 +22,7 @@ KEY = BatchKey("query-1", 7)
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    """What was staged a moment ago is asked about, and every batch is an append of its own."""
+    """Ask about staged batches at once, and append every batch by itself."""
     monkeypatch.setattr(limits, "STAGED_ASK_MS", 0)
     monkeypatch.setattr(limits, "CLOCK_EVEN_MS", 0)
     monkeypatch.setattr(sending, "APPEND_BYTES", 1)
@@ -34,7 +34,7 @@ def row(value):
 
 
 def slow_rows(client, *, staging_count, end):
-    """Rows of a task during which what it staged first is dropped; it is the last of so many."""
+    """Rows of a task. Its first batch is dropped once `staging_count` tasks have staged one."""
     yield row(b"a")
     yield row(b"b")  # now the first one is on its way
     until(lambda: len(open_txns(client)) == staging_count)
@@ -71,7 +71,7 @@ def run(folder, body):
     return asyncio.run(main())
 
 
-def test_a_batch_that_another_try_commits_meanwhile_is_a_replay(tmp_path):
+def test_a_batch_that_another_attempt_commits_in_between_is_a_replay(tmp_path):
     def body(endpoint, options):
         with Client(endpoint) as client:
             staged_for = StagedFor(KEY, is_repeatable=True)

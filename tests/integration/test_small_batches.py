@@ -27,7 +27,7 @@ SCHEMA = logical_arrow_schema(COLUMNS)
 
 
 class Query:
-    """What Spark's planner does with a reader, in one process."""
+    """A reader driven as by Spark's planner, in one process."""
 
     def __init__(self, endpoint, *streams, **options):
         given = {"endpoint": endpoint, "streams": ",".join(streams)} | options

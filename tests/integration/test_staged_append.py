@@ -1,4 +1,4 @@
-"""Staged appends: what is taken, what is refused, and that nobody reads any of it."""
+"""Staged appends: accepted ones, refused ones, and that readers see none of them."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_there_is_room_for_so_many_transactions(tmp_path, monkeypatch):
         refused = await stage(client, stream_id, "v", "a", "b")
         assert [type(each) for each in refused] == [ThrottledError, ThrottledError]
         assert await stage(client, stream_id, "u", "a", "b") == [-1, -1]
-        assert await stage(client, stream_id, "u~0", "a") == [-1], "what is decided is copied"
+        assert await stage(client, stream_id, "u~0", "a") == [-1], "copies of a decided transaction"
         for name in ("u", "u~0"):
             await end(client, stream_id, name, commit=False)
         assert await stage(client, stream_id, "v", "a", "b") == [-1, -1]

@@ -1,4 +1,4 @@
-"""What is staged and will never be published goes: the placement driver says so."""
+"""Staged batches that will never be published are dropped: the placement driver decides it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIGEST = bytes(8)
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    """What was staged a moment ago is asked about, and the clock is believed soon."""
+    """Ask about staged batches at once, and trust the clock at once."""
     monkeypatch.setattr(limits, "STAGED_ASK_MS", 0)
     monkeypatch.setattr(limits, "CLOCK_EVEN_MS", 0)
 

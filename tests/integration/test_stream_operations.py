@@ -406,7 +406,7 @@ def test_data_that_has_not_yet_been_indexed_is_reported(tmp_path):
 def test_a_server_reports_what_it_did(tmp_path):
     async def body(cluster):
         server = cluster.server
-        for task in server._membership._tasks:  # each of its own reports begins to count anew
+        for task in server._membership._tasks:  # each of its own reports restarts the count
             task.cancel()
         await asyncio.gather(*server._membership._tasks, return_exceptions=True)
         await cluster.client.create_streams([StreamSpec("s")])

@@ -90,7 +90,7 @@ async def text(client, stream_id):
 
 
 async def staged_text(client, server, part):
-    """What is staged, as it is read for a copy."""
+    """The staged batches, as they are read for a copy."""
     found = [each async for frame in staged_batches(client, server, part) for each in frame]
     return b"".join(value for each in found for _, value in values_of(each)).decode()
 
@@ -253,7 +253,7 @@ def test_a_server_that_is_killed_in_between_forgets_nothing(tmp_path):
 
 
 def test_a_server_that_is_killed_while_it_stages_and_ends_does_each_once(tmp_path):
-    """What is sent meanwhile is sent again, until it is known to be done."""
+    """Requests that fail are retried until they are acknowledged."""
 
     async def main():
         async with killable(tmp_path) as (server, client, stream_id):

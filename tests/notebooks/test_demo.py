@@ -33,7 +33,7 @@ def flights():
 
 @pytest.fixture
 def read():
-    """What a query that read each flight of `flights` once has in its table."""
+    """The expected table of a query that read each flight of `flights` once."""
     rows = [
         ("flights.AA", "AA", "2013-01", 2, 1, 5, 0, 1, 2),
         ("flights.AA", "AA", "2013-11", 1, 1, -3, 2, 2, 1),

@@ -1,4 +1,4 @@
-"""What the Spark tests share."""
+"""Fixtures of the Spark tests."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from every_path import check_every_path
 
 MAIN = Path(__file__).parents[1] / "support" / "every_path_main.py"
 EXAMPLES = 250
-"""Of each of the two tests; EXAMPLES in the environment says another number."""
+"""Examples of each of the two tests; EXAMPLES in the environment overrides it."""
 
 
 @pytest.mark.timeout(0 if os.environ.get("EXAMPLES") else 600)

@@ -1,4 +1,4 @@
-"""What a worker of Spark's finds out about itself, in the releases of `SEEN_IN`."""
+"""Facts that a Spark worker finds out about itself, in the releases of `SEEN_IN`."""
 
 from __future__ import annotations
 

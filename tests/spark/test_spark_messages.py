@@ -1,4 +1,4 @@
-"""What a user is told, through all that Spark wraps around it."""
+"""Error messages as a user sees them, wrapped by Spark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from spark_streams import append_values, numbered
 
 OWN_FRAMES_MAX = 3
-"""Of the data source, the connector behind it, and what raises an error without its frames."""
+"""Frames of the data source, of the connector, and of the function that raises without frames."""
 
 
 @pytest.fixture

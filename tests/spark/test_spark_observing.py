@@ -1,4 +1,4 @@
-"""What is told of running queries: how far they are behind, and which task a log line is of."""
+"""Observing running queries: their lag, and the task of a log line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_lines_of_a_task_say_which_it_is(spark, sbp, new_streams, client):
     (stream,) = new_streams(1)
     append_values(client, stream, numbered(0, 10))
     (info,) = client.describe_streams([stream])
-    # What Spark sets for the tasks of a micro-batch. Of streaming reads it does not collect lines.
+    # Spark sets these for the tasks of a micro-batch. It collects no log lines of streaming reads.
     properties = {"sql.streaming.queryId": "q-1", "streaming.sql.batchId": "7"}
     for key, value in properties.items():
         spark.sparkContext.setLocalProperty(key, value)

@@ -1,4 +1,4 @@
-"""What is between two offsets is the same whenever, and however, it is read."""
+"""The records between two offsets are the same whenever, and however, they are read."""
 
 from __future__ import annotations
 
@@ -177,14 +177,14 @@ def batch_rows(world, cluster, batch, plan):
 
 
 class Kept:
-    """A foreachBatch function that keeps all rows, and lets things happen meanwhile."""
+    """A foreachBatch function that keeps all rows, and calls `during` in each micro-batch."""
 
-    def __init__(self, meanwhile: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, during: Callable[[int], None] = lambda _: None) -> None:
         self.batches: dict[int, list[tuple]] = {}
-        self._meanwhile = meanwhile
+        self._during = during
 
     def __call__(self, frame, batch_id):
-        self._meanwhile(batch_id)
+        self._during(batch_id)
         rows = frame.orderBy("stream_id", "offset").collect()
         self.batches[batch_id] = [tuple(row) for row in rows]
 

@@ -1,4 +1,4 @@
-"""What is written by Spark is read by Spark: in batch, every column, every odd value."""
+"""Records written by Spark are read by Spark: in batch, every column, every odd value."""
 
 from __future__ import annotations
 

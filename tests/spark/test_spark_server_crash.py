@@ -56,7 +56,7 @@ def test_queries_outlive_the_server(own_sbp, tmp_path):
 
 
 def test_a_process_that_is_new_waits_for_the_server_too(own_sbp, tmp_path):
-    """Spark ends idle workers after a minute: who plans and commits has never met the server."""
+    """Spark ends idle workers after a minute, so a new worker plans and commits."""
     from sbp_core.client import Client, StreamSpec
 
     sbp, cluster = own_sbp

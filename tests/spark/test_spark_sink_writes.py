@@ -1,4 +1,4 @@
-"""What the options of the sink do, from a DataFrame to streams."""
+"""The options of the sink, from a DataFrame to streams."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def run(frame, checkpoint, process):
 
 
 def rows_after_trimming(client, frame, stream, checkpoint):
-    """What each action on a micro-batch finds whose records are trimmed when it begins."""
+    """The rows that each action finds if the records of its micro-batch are trimmed first."""
     (info,) = client.describe_streams([stream])
     found = []
 

@@ -263,7 +263,7 @@ def test_a_query_goes_on_with_a_grown_schema(sbp, new_streams, client, checkpoin
 
 
 def test_a_stream_made_again_without_a_column_ends_the_query(sbp, new_streams, client, checkpoint):
-    """Its schema is another one then: what has no place in it is never left out."""
+    """Its schema is another one then: a column that it lacks is never left out silently."""
     source, target = new_streams(2)
     append_values(client, source, numbered(0, 3))
     frame = sbp.load_stream(source).selectExpr(NUMBERED, "'precious' as word")
@@ -273,7 +273,7 @@ def test_a_stream_made_again_without_a_column_ends_the_query(sbp, new_streams, c
     client.create_streams([StreamSpec(target)])
     save(sbp, sbp.spark.sql("select cast(7 as int) as n"), target)
     append_values(client, source, numbered(3, 5))
-    assert end_python_workers(COMMITTER)  # as Spark ends idle ones: who aborts is new
+    assert end_python_workers(COMMITTER)  # as Spark ends idle ones: a new worker aborts
     with pytest.raises(PySparkException, match=r"\+ column word string is new"):
         copy(sbp, frame, target, checkpoint)
     assert typed_rows(client, target).to_pylist() == [{"n": 7}]
