@@ -130,7 +130,7 @@ def measure(spark: SparkSession, job: Job, peer: Peer, *, rounds: int, label: st
     what = f"{label} {scenario.name}, {shape.rows:,} x {shape.value_bytes:,} B"
 
     def say(line: str) -> None:
-        tell(f"{what}, {len(shape.streams)} streams: {line}")
+        report(f"{what}, {len(shape.streams)} streams: {line}")
 
     with (
         new_folder() as folder,
@@ -142,7 +142,7 @@ def measure(spark: SparkSession, job: Job, peer: Peer, *, rounds: int, label: st
     return outcomes
 
 
-def tell(line: str) -> None:
+def report(line: str) -> None:
     """Print a line of progress at once."""
     print(line, file=sys.stderr, flush=True)
 
@@ -151,10 +151,10 @@ def main(arguments: Sequence[str]) -> int:
     """Measure what was asked for; return the exit code."""
     settings = parse_arguments(arguments)
     started = time.monotonic()
-    peer = Peer(absent="not asked for") if settings.no_kafka else Peer.find(tell)
+    peer = Peer(absent="not asked for") if settings.no_kafka else Peer.find(report)
     with new_folder() as folder:
         surroundings = environment(folder) | {"kafka": peer.version or peer.absent}
-        tell(", ".join(f"{name} {value}" for name, value in surroundings.items()))
+        report(", ".join(f"{name} {value}" for name, value in surroundings.items()))
         spark = start_spark(folder, peer.connector_jars)
         outcomes: list[Outcome] = []
         chosen = jobs(settings)
@@ -171,9 +171,9 @@ def main(arguments: Sequence[str]) -> int:
     print(f"\n{show(outcomes)}")
     pictures = draw(RESULTS, outcomes)
     if not pictures:
-        tell("no pictures: matplotlib is not installed, or there is none of these scenarios")
-    tell("\n".join(map(str, ["", RESULTS / "results.json", *pictures])))
-    tell(f"{time.monotonic() - started:.0f} s")
+        report("no pictures: matplotlib is not installed, or there is none of these scenarios")
+    report("\n".join(map(str, ["", RESULTS / "results.json", *pictures])))
+    report(f"{time.monotonic() - started:.0f} s")
     return 0
 
 

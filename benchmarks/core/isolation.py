@@ -85,7 +85,7 @@ class Waits:
     bytes_per_s: float
 
 
-def measure(folder: Path, rounds: int, *, tell: Callable[[str], None]) -> list[Waits]:
+def measure(folder: Path, rounds: int, *, report: Callable[[str], None]) -> list[Waits]:
     """Run the sides in turn, once unmeasured and then `rounds` times, on one log in `folder`."""
     with _server(folder, Side.ALONE) as endpoint:
         streams = _fill(endpoint)
@@ -93,7 +93,7 @@ def measure(folder: Path, rounds: int, *, tell: Callable[[str], None]) -> list[W
     for number in range(rounds + 1):
         for side in Side:
             found[side].append(_run(folder, side, streams))
-        tell(f"isolation: {f'round {number}' if number else 'warm-up'} done")
+        report(f"isolation: {f'round {number}' if number else 'warm-up'} done")
     return [
         Waits(
             side.value,
@@ -266,7 +266,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (5)")
     settings = parser.parse_args(arguments)
     with new_folder() as folder:
-        waits = measure(folder, settings.rounds, tell=lambda line: print(line, file=sys.stderr))
+        waits = measure(folder, settings.rounds, report=lambda line: print(line, file=sys.stderr))
     print(f"\n{show(waits)}")
     return 0
 

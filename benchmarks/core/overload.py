@@ -41,7 +41,7 @@ _THREADS: Final = 64
 _SLOW_PEERS: Final = 500
 _SAMPLE_S: Final = 0.05
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class Bench:
@@ -111,7 +111,7 @@ class _Found:
         )
 
 
-def measure_overload(bench: Bench, value_bytes: int, tell: Tell) -> None:
+def measure_overload(bench: Bench, value_bytes: int, report: Report) -> None:
     """Offer more and more appends of one size."""
     data = batch(value_bytes)
     header = (
@@ -137,12 +137,12 @@ def measure_overload(bench: Bench, value_bytes: int, tell: Tell) -> None:
     beyond = 2 * limits.SERVER_IN_FLIGHT_BYTES_MAX // request_bytes // _FULL_CONNECTIONS
     measure(_FULL_CONNECTIONS, beyond)
     rows = [each.row(best) for each in found]
-    tell(
+    report(
         f"appends of {value_bytes:,} B, never waiting\n\n{table(header, rows, text_columns={0})}\n"
     )
 
 
-def measure_clients(bench: Bench, tell: Tell) -> None:
+def measure_clients(bench: Bench, report: Report) -> None:
     """Let our own clients append, many at a time on one connection."""
     data = batch(1024)
     rows = []
@@ -170,7 +170,7 @@ def measure_clients(bench: Bench, tell: Tell) -> None:
         *("client", "at a time", "few: acks/s", "many: acks/s"),
         *("p50 ms", "p99 ms", "failed", "peak MiB"),
     )
-    tell(f"our own clients, one connection\n\n{table(header, rows, text_columns={0, 1})}\n")
+    report(f"our own clients, one connection\n\n{table(header, rows, text_columns={0, 1})}\n")
 
 
 def _append_in_tasks(bench: Bench, data: bytes, count: int) -> tuple[list[float], int]:
@@ -221,7 +221,7 @@ def _append_in_threads(bench: Bench, data: bytes, count: int) -> tuple[list[floa
     return latencies, len(failures)
 
 
-def measure_connections(bench: Bench, tell: Tell) -> None:
+def measure_connections(bench: Bench, report: Report) -> None:
     """Let a thousand connections be idle, then let all of them append."""
     data = batch(1024)
     run(replace(bench.load(data, 16, 4), seconds=1.0))
@@ -234,10 +234,10 @@ def measure_connections(bench: Bench, tell: Tell) -> None:
         answers = generator.finish()
     rows.append(("all appending", f"{peak_mib[0]:,.0f}", f"{answers.per_second:,.0f}"))
     header = (f"{_FULL_CONNECTIONS} connections", "server MiB", "acks/s")
-    tell(f"{table(header, rows, text_columns={0})}\n")
+    report(f"{table(header, rows, text_columns={0})}\n")
 
 
-def measure_slow_peers(bench: Bench, tell: Tell) -> None:
+def measure_slow_peers(bench: Bench, report: Report) -> None:
     """Let a client append alone, and beside peers that send a byte a second of their frames."""
     load = bench.load(batch(1024), 1, 16)
     before = run(load)
@@ -254,13 +254,13 @@ def measure_slow_peers(bench: Bench, tell: Tell) -> None:
         ),
         ("alone, after", f"{after.per_second:,.0f}", ""),
     ]
-    tell(table(("a client with 16 in flight", "acks/s", "ratio"), rows, text_columns={0}))
-    tell(f"the last slow peer was gone after {max(gone_after_s):.1f} s\n")
+    report(table(("a client with 16 in flight", "acks/s", "ratio"), rows, text_columns={0}))
+    report(f"the last slow peer was gone after {max(gone_after_s):.1f} s\n")
 
 
-MEASUREMENTS: Final[dict[str, Callable[[Bench, Tell], None]]] = {
-    "small": lambda bench, tell: measure_overload(bench, 1024, tell),
-    "large": lambda bench, tell: measure_overload(bench, 64 * 1024, tell),
+MEASUREMENTS: Final[dict[str, Callable[[Bench, Report], None]]] = {
+    "small": lambda bench, report: measure_overload(bench, 1024, report),
+    "large": lambda bench, report: measure_overload(bench, 64 * 1024, report),
     "clients": measure_clients,
     "connections": measure_connections,
     "slow-peers": measure_slow_peers,

@@ -288,7 +288,7 @@ def _ratio_row(
     )
 
 
-async def _measure(folder: Path, cluster: LocalCluster, tell: Callable[[str], None]) -> None:
+async def _measure(folder: Path, cluster: LocalCluster, report: Callable[[str], None]) -> None:
     log = folder / "data" / "range-server-0" / "log"
     data = batch(_LARGE_BYTES)
     sides = ("socket append", "append", "raw append", "fetch", "memory", "page cache", "raw fetch")
@@ -322,9 +322,9 @@ async def _measure(folder: Path, cluster: LocalCluster, tell: Callable[[str], No
         )
     ]
     header = ("what", "MB/s", "ceiling", "its MB/s", "ratio", "spread")
-    tell(table(header, rows, text_columns={0, 2}) + "\n")
+    report(table(header, rows, text_columns={0, 2}) + "\n")
     sync_ms = p99_sync_ms(folder)
-    tell(f"p99 of 1 KiB + fdatasync {sync_ms:.2f} ms\n")
+    report(f"p99 of 1 KiB + fdatasync {sync_ms:.2f} ms\n")
     waits = ("median ms", "p99 ms", "PING p99 ms")
     columns = ("by", "clients", "acks/s", *waits, "bound", "acks/sync")
     found: list[Acknowledgements] = []
@@ -345,8 +345,8 @@ async def _measure(folder: Path, cluster: LocalCluster, tell: Callable[[str], No
         )
         for each in sorted(found, key=lambda each: each.kind)
     ]
-    tell(table(columns, lines, text_columns={0}))
-    tell("bound: p99 of an append / (p99 of fdatasync + p99 of as many clients' PINGs)")
+    report(table(columns, lines, text_columns={0}))
+    report("bound: p99 of an append / (p99 of fdatasync + p99 of as many clients' PINGs)")
 
 
 def main() -> int:

@@ -14,11 +14,11 @@ REASON_LENGTH_MAX: Final = 300
 
 Run = Callable[[], Sequence[float]]
 """Does the work of a case on one system once, and gives its numbers."""
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def in_turn(
-    case: Case, runs: Mapping[str, Run | str], *, rounds: int, warm_ups: int, tell: Tell
+    case: Case, runs: Mapping[str, Run | str], *, rounds: int, warm_ups: int, report: Report
 ) -> Outcome:
     """Run each system `warm_ups` times unmeasured and then `rounds` times, in turn.
 
@@ -29,7 +29,7 @@ def in_turn(
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in runs}
     there = dict(runs)
     for number in range(1 - warm_ups, rounds + 1):
-        said = []
+        results = []
         for name, run in there.items():
             if isinstance(run, str):
                 continue
@@ -37,13 +37,13 @@ def in_turn(
             done = attempt(case, name, run)
             if isinstance(done, str):
                 there[name] = done
-                said.append(f"{name} {done}")
+                results.append(f"{name} {done}")
                 continue
             numbers = tuple(done)
-            said.append(f"{name} {_text(case.measure, median(numbers))}")
+            results.append(f"{name} {_text(case.measure, median(numbers))}")
             if number > 0:
                 found[name].append(numbers)
-        tell(f"{f'round {number}' if number > 0 else 'warm-up'}: {', '.join(said)}")
+        report(f"{f'round {number}' if number > 0 else 'warm-up'}: {', '.join(results)}")
     return Outcome(
         case,
         tuple(

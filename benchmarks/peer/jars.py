@@ -83,7 +83,7 @@ def parse_jars(text: str) -> tuple[Jar, ...]:
 
 
 def ensure_jars(
-    jars: Sequence[Jar], cache: Path | None = None, *, tell: Callable[[str], None]
+    jars: Sequence[Jar], cache: Path | None = None, *, report: Callable[[str], None]
 ) -> tuple[Path, ...]:
     """Return the files of the jars, fetching those that `cache` does not have.
 
@@ -98,7 +98,7 @@ def ensure_jars(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for index, (jar, file) in enumerate(missing, start=1):
-            tell(f"fetching jar {index} of {len(missing)}: {jar.file_name}")
+            report(f"fetching jar {index} of {len(missing)}: {jar.file_name}")
             _fetch(jar.address(repository), jar, file)
     except OSError as error:
         raise PeerAbsentError(f"{folder} cannot be written: {error}") from error

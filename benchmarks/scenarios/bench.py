@@ -13,7 +13,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from benchmarks.harness.interleave import Run, Tell, attempt, in_turn
+from benchmarks.harness.interleave import Report, Run, attempt, in_turn
 from benchmarks.harness.model import BenchmarkError, Case, Outcome, Shape
 from benchmarks.systems.base import Store, System, check_stored
 from benchmarks.systems.ceiling import MemoryStore
@@ -33,7 +33,7 @@ class Bench:
     shape: Shape
     rounds: int
     warm_ups: int
-    tell: Tell
+    report: Report
     _numbers: Iterator[int] = field(default_factory=count)
 
     def new_checkpoint(self) -> str:
@@ -88,7 +88,7 @@ def measure(bench: Bench, case: Case, systems: Systems, prepare: Prepare) -> Out
         else attempt(case, name, partial(prepare, bench, system))
         for name, system in systems.items()
     }
-    return in_turn(case, runs, rounds=bench.rounds, warm_ups=bench.warm_ups, tell=bench.tell)
+    return in_turn(case, runs, rounds=bench.rounds, warm_ups=bench.warm_ups, report=bench.report)
 
 
 def seconds_to_nothing(rows: DataFrame) -> float:

@@ -65,7 +65,7 @@ def _peaks(bench: Bench, system: System | str) -> dict[tuple[str, str], float] |
         with Sampler(sample) as sampler:
             work()
         found |= {(step, process): peak for process, peak in highest(sampler.samples).items()}
-        bench.tell(f"{step} done")
+        bench.report(f"{step} done")
     return found
 
 

@@ -108,7 +108,7 @@ def typed_bytes(bench: Bench, systems: Systems) -> list[Outcome]:
                 for name, form in ((OURS, Columns()), (OUR_JSON, Json()))
             }
             case = Case("typed-bytes", Measure.BYTES, flights.shape, compression)
-            found.append(in_turn(case, runs, rounds=1, warm_ups=0, tell=bench.tell))
+            found.append(in_turn(case, runs, rounds=1, warm_ups=0, report=bench.report))
     return found
 
 
@@ -131,7 +131,7 @@ def _measure(
     bench: Bench, scenario: str, flights: Flights, runs: Mapping[str, Run | str]
 ) -> Outcome:
     case = Case(scenario, Measure.RATE, flights.shape)
-    return in_turn(case, runs, rounds=bench.rounds, warm_ups=bench.warm_ups, tell=bench.tell)
+    return in_turn(case, runs, rounds=bench.rounds, warm_ups=bench.warm_ups, report=bench.report)
 
 
 @contextmanager

@@ -44,12 +44,12 @@ class Peer:
     absent: str = ""
 
     @staticmethod
-    def find(tell: Callable[[str], None]) -> Peer:
+    def find(report: Callable[[str], None]) -> Peer:
         """Find the jars, fetching those that are not here."""
         pinned = Pinned.load()
         try:
-            broker = ensure_jars(pinned.broker, tell=tell)
-            return Peer(pinned.broker_version, broker, ensure_jars(pinned.connector, tell=tell))
+            broker = ensure_jars(pinned.broker, report=report)
+            return Peer(pinned.broker_version, broker, ensure_jars(pinned.connector, report=report))
         except PeerAbsentError as error:
             return Peer(pinned.broker_version, absent=str(error))
 

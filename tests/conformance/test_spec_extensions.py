@@ -205,20 +205,20 @@ def test_a_commit_that_the_metadata_never_had_is_told_and_nothing_is_refused(tar
         async with target.streams() as (placed,), target.pd() as client:
             owners = (RangeCriteria(stream_id=placed.stream_id),)
             request = ListRangesRequest(range_owners=owners)
-            (told,) = await client.ask(Opcode.LIST_RANGES, request)
-            assert (told.store_commit >= 0, told.lacks_commit) == (True, False)
+            (reported,) = await client.ask(Opcode.LIST_RANGES, request)
+            assert (reported.store_commit >= 0, reported.lacks_commit) == (True, False)
             for number, life, is_lacking in (
-                (told.store_commit, told.store_life, False),
-                (0, told.store_life, False),
-                (2**63 - 1, told.store_life, True),
-                (told.store_commit, told.store_life[:-1], True),
-                (told.store_commit, "another", True),
-                (told.store_commit, "", True),
+                (reported.store_commit, reported.store_life, False),
+                (0, reported.store_life, False),
+                (2**63 - 1, reported.store_life, True),
+                (reported.store_commit, reported.store_life[:-1], True),
+                (reported.store_commit, "another", True),
+                (reported.store_commit, "", True),
             ):
                 known = replace(request, store_commit=number, store_life=life)
                 (answer,) = await client.ask(Opcode.LIST_RANGES, known)
                 assert (answer.lacks_commit, len(answer.list_responses)) == (is_lacking, 1)
-                assert (answer.store_commit, answer.store_life) >= (told.store_commit, "")
+                assert (answer.store_commit, answer.store_life) >= (reported.store_commit, "")
 
     target.run(body)
 

@@ -56,18 +56,18 @@ def test_a_range_server_tells_which_ranges_have_changed(at_server):
         await append(client, (placed, batch(4)))
         appended, results = await changes(client, revision)
         assert appended > revision
-        (told,) = (each for each in results if each.stream_id == stream_id)
-        assert told.stream_range.next_offset == 10
+        (found,) = (each for each in results if each.stream_id == stream_id)
+        assert found.stream_range.next_offset == 10
         await client.ask(Opcode.SEAL_RANGE, SealRangesRequest(0, (RangeId(stream_id, 0),)))
         sealed, results = await changes(client, appended)
-        (told,) = (each for each in results if each.stream_id == stream_id)
-        assert told.stream_range.end_offset == 10
+        (found,) = (each for each in results if each.stream_id == stream_id)
+        assert found.stream_range.end_offset == 10
         await client.ask(
             Opcode.DELETE_STREAMS, DeleteStreamsRequest(0, (Stream(stream_id=stream_id),))
         )
         _, results = await changes(client, sealed)
-        (told,) = (each for each in results if each.stream_id == stream_id)
-        assert code_of(told.status) == StatusCode.NOT_FOUND
+        (found,) = (each for each in results if each.stream_id == stream_id)
+        assert code_of(found.status) == StatusCode.NOT_FOUND
 
     at_server(test)
 

@@ -22,7 +22,7 @@ CASES_PER_FILE = 8
 STORE_ROUNDS = 300
 
 
-def told(cluster):
+def metadata_of(cluster):
     """The metadata as the server reports it."""
     with Client(cluster.endpoint) as client:
         streams = client.list_streams()
@@ -52,7 +52,7 @@ def test_what_is_served_was_committed(tmp_path, rng, is_killed):
         ids = [stream.stream_id for stream in client.create_streams(specs)]
         client.commit_cursors("group", {stream_id: 7 * stream_id for stream_id in ids})
         client.seal_streams(ids[:5])
-    expected = told(cluster)
+    expected = metadata_of(cluster)
     if is_killed:
         cluster.kill()
     else:
@@ -73,7 +73,7 @@ def test_what_is_served_was_committed(tmp_path, rng, is_killed):
             cluster.log_path.write_bytes(b"")
             refusal = maybe_refusal(cluster)
             if refusal is None:
-                assert told(cluster) == expected, (path.name, number, place)
+                assert metadata_of(cluster) == expected, (path.name, number, place)
                 cluster.kill()
             else:
                 assert "metadata." in refusal

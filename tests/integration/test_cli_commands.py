@@ -126,15 +126,15 @@ def test_json_of_records(run, stream):
 def test_lines_go_through_pipes_unchanged(cluster, stream):
     lines = b"".join(b"%07d %s\n" % (number, b"\xff" * 90) for number in range(100_000))
     with start(cluster, "produce", stream) as producer:
-        told = producer.communicate(lines, timeout=TIMEOUT_SECONDS)
-        assert (producer.returncode, *told) == (
+        outputs = producer.communicate(lines, timeout=TIMEOUT_SECONDS)
+        assert (producer.returncode, *outputs) == (
             0,
             f"100000 records appended to {stream}\n".encode(),
             b"",
         )
     with start(cluster, "consume", stream) as consumer:
-        told = consumer.communicate(timeout=TIMEOUT_SECONDS)
-        assert (consumer.returncode, *told) == (0, lines, b"")
+        outputs = consumer.communicate(timeout=TIMEOUT_SECONDS)
+        assert (consumer.returncode, *outputs) == (0, lines, b"")
 
 
 def test_lines_travel_in_few_batches(run, client, stream):

@@ -76,9 +76,9 @@ def test_a_schema_and_how_it_came_to_be(shell, client, stream_id):
     assert title.startswith(f"{shell.stream} (id {stream_id}), version 2 of 20")
     assert columns == ["  id int64", "  name string", "  at date"]
     (line,) = shell.done("schema", "show", str(stream_id), "--json")
-    told = json.loads(line)
-    assert (told["version"], told["fingerprint"]) == (2, newest.fingerprint)
-    assert told["columns"] == ["id int64", "name string", "at date"]
+    printed = json.loads(line)
+    assert (printed["version"], printed["fingerprint"]) == (2, newest.fingerprint)
+    assert printed["columns"] == ["id int64", "name string", "at date"]
     first, *lines = shell.done("schema", "history", shell.stream)
     assert first.startswith("version 1 of 20")
     assert lines[:2] == ["  + column id int32 not null", "  + column name string"]
@@ -104,24 +104,24 @@ def test_whether_a_file_fits(shell, client, stream_id, tmp_path):
             "schema", "check", shell.stream, saved(tmp_path / "a.parquet", schema), *words
         )
 
-    exit_code, (told,) = check(FIRST)
+    exit_code, (printed,) = check(FIRST)
     assert exit_code == 0
-    assert "gets the schema of what is written first" in told
+    assert "gets the schema of what is written first" in printed
     evolve(client, stream_id, FIRST)
-    exit_code, (told,) = check(FIRST)
+    exit_code, (printed,) = check(FIRST)
     assert exit_code == 0
-    assert f"fits as it is into {shell.stream}" in told
-    exit_code, (difference, told) = check(pa.schema([pa.field("id", pa.int16())]))
+    assert f"fits as it is into {shell.stream}" in printed
+    exit_code, (difference, printed) = check(pa.schema([pa.field("id", pa.int16())]))
     assert (exit_code, difference[:5]) == (0, "  ? c")
-    assert "fits as it is" in told
-    exit_code, (*differences, told) = check(SECOND)
+    assert "fits as it is" in printed
+    exit_code, (*differences, printed) = check(SECOND)
     assert (exit_code, len(differences)) == (0, 3)
-    assert "fits with mergeSchema=true" in told
+    assert "fits with mergeSchema=true" in printed
     wrong = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("NAME", pa.string())])
-    exit_code, (*differences, told) = check(wrong)
+    exit_code, (*differences, printed) = check(wrong)
     assert exit_code == 1
     assert [each[:3] for each in differences] == ["  !", "  !"]
-    assert "does not fit" in told
+    assert "does not fit" in printed
     exit_code, (line,) = check(wrong, "--json")
     assert (exit_code, json.loads(line)["fits"]) == (1, None)
     assert {each["change"] for each in json.loads(line)["differences"]} == {"FAULTY"}
@@ -141,11 +141,11 @@ def test_what_cannot_be_compared(shell, client, stream_id, tmp_path):
     with path.open("rb") as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", file)
         shell.done("produce", shell.stream)
-    exit_code, (told,) = shell.run(
+    exit_code, (printed,) = shell.run(
         "schema", "check", shell.stream, saved(tmp_path / "a.parquet", FIRST)
     )
     assert exit_code == 1
-    assert "plain records and no schema" in told
+    assert "plain records and no schema" in printed
 
 
 def test_rows_of_all_versions_are_printed(shell, client, stream_id):
@@ -186,8 +186,8 @@ def test_a_schema_of_a_later_release_does_not_hide_others(
         return schema
 
     monkeypatch.setattr(schemas, "decode_stream_schema", decode_first_only)
-    told = shell.done("streams", "describe", shell.stream, other)
-    found = [line for line in told if line.startswith("  schema  ")]
+    printed = shell.done("streams", "describe", shell.stream, other)
+    found = [line for line in printed if line.startswith("  schema  ")]
     assert found[1:] == ["  schema     version 1: id, name"]
     assert "unknown type; a later release may know it" in found[0]
     lines = shell.done("streams", "describe", shell.stream, other, "--json")

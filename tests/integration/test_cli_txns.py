@@ -75,8 +75,11 @@ def test_a_stream_goes_on_without_what_is_lost(shown, capfd, cluster, client, ne
     assert shown("give-up", producer, "1") == [
         f"3 records of batch 1 of {producer} are lost: stream {stream_id} continues without them"
     ]
-    (told,) = map(json.loads, shown("give-up", producer, "1", "--json"))
-    assert (told["is_published"], told["parts"]) == (True, [asdict(replace(more, batch_count=-1))])
+    (result,) = map(json.loads, shown("give-up", producer, "1", "--json"))
+    assert (result["is_published"], result["parts"]) == (
+        True,
+        [asdict(replace(more, batch_count=-1))],
+    )
     assert client.commit_txn(producer, 2, (), record_count=0, digest=bytes(8)).is_published
     (bounds,) = client.stream_bounds([stream_id])
     assert bounds.next_offset == 2

@@ -39,9 +39,9 @@ EXPECTED = [(0, {"Keys": "k"}, b"v"), (1, {}, b"no key"), (2, {"Keys": ""}, b"")
 
 def test_lines_go_to_a_stand_in_as_the_java_client_reads_them(produce, peers) -> None:
     server = ElasticStreamPeer(peers(), peers(), 7)
-    code, said = produce(server.endpoint, 7, b"k:v\nno key\n:\n", "--key-separator", ":")
-    assert code == 0, said
-    assert "3 records appended" in said
+    code, output = produce(server.endpoint, 7, b"k:v\nno key\n:\n", "--key-separator", ":")
+    assert code == 0, output
+    assert "3 records appended" in output
     assert records_of(server.endpoint, 7) == EXPECTED
 
 
@@ -49,14 +49,14 @@ def test_lines_go_to_our_servers_in_that_dialect(produce, foreign_cluster) -> No
     with Client(foreign_cluster.endpoint) as client:
         (info,) = client.create_streams([StreamSpec(None)])
     where = foreign_cluster.endpoint, info.stream_id
-    code, said = produce(*where, b"k:v\nno key\n:\n", "--key-separator", ":")
-    assert code == 0, said
+    code, output = produce(*where, b"k:v\nno key\n:\n", "--key-separator", ":")
+    assert code == 0, output
     assert records_of(*where) == EXPECTED
 
 
 def test_a_key_that_is_no_text_is_refused_by_name(produce, peers) -> None:
     server = ElasticStreamPeer(peers(), peers(), 7)
-    code, said = produce(server.endpoint, 7, b"a:b\n\xff:c\n", "--key-separator", ":")
+    code, output = produce(server.endpoint, 7, b"a:b\n\xff:c\n", "--key-separator", ":")
     assert code != 0
-    assert "row 1 of 2: a key that is not UTF-8" in said
+    assert "row 1 of 2: a key that is not UTF-8" in output
     assert server.next_offset(7) == 0

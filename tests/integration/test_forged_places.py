@@ -79,9 +79,9 @@ def test_the_log_of_another_cluster_stays_closed(tmp_path, caplog, cluster_id):
             assert forger.asked_for_places == 1
 
     run(tmp_path, body)
-    told = [each for each in caplog.records if "local_log" in each.name]
-    assert told
-    assert all(each.levelno == logging.DEBUG for each in told)
+    logged = [each for each in caplog.records if "local_log" in each.name]
+    assert logged
+    assert all(each.levelno == logging.DEBUG for each in logged)
 
 
 async def _places(cluster, stream_id) -> tuple[BatchPlace, ...]:

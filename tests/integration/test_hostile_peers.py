@@ -146,7 +146,7 @@ def lying_batches():
             yield bytes(batch)
 
 
-async def tell(endpoint, raw, *, then_close=False):
+async def exchange(endpoint, raw, *, then_close=False):
     """Send bytes; return what the server answers until it closes, or after a PING's answer."""
     host, _, port = endpoint.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -227,7 +227,7 @@ def resident_bytes():
 @pytest.mark.parametrize("name", CLOSING_ATTACKS)
 def test_who_breaks_the_framing_is_closed_with_a_reason(tmp_path, name):
     async def go(cluster):
-        return await tell(cluster.server.endpoint, CLOSING_ATTACKS[name])
+        return await exchange(cluster.server.endpoint, CLOSING_ATTACKS[name])
 
     answers = attack(tmp_path, go)
     farewells = [answer for answer in answers if answer.opcode == Opcode.GOAWAY]
@@ -239,7 +239,7 @@ def test_who_breaks_the_framing_is_closed_with_a_reason(tmp_path, name):
 @pytest.mark.parametrize("name", REFUSED_ATTACKS)
 def test_who_sends_a_bad_request_is_told_so(tmp_path, name):
     async def go(cluster):
-        return await tell(cluster.server.endpoint, REFUSED_ATTACKS[name])
+        return await exchange(cluster.server.endpoint, REFUSED_ATTACKS[name])
 
     (answer,) = attack(tmp_path, go)
     assert answer.is_system_error
@@ -252,7 +252,7 @@ def test_lying_batches_are_refused_one_by_one_and_none_is_stored(tmp_path):
         statuses, stored = [], 0
         for batch in lying_batches():
             raw = append_frame(len(batch), payload=batch, stream_id=target.stream_id)
-            (answer,) = await tell(cluster.server.endpoint, raw)
+            (answer,) = await exchange(cluster.server.endpoint, raw)
             (result,) = decode_header(
                 RESPONSE_TABLES[Opcode.APPEND], answer.header
             ).append_responses
@@ -317,7 +317,7 @@ def test_long_strings_in_a_heartbeat_are_bounded(tmp_path):
         answers = []
         for length in (limits.STRING_BYTES_MAX, limits.STRING_BYTES_MAX + 1, 3 * limits.MIB):
             raw = frame(Opcode.HEARTBEAT, HeartbeatRequest(client_id="\x1b\n" + "x" * (length - 2)))
-            answers += await tell(cluster.server.endpoint, raw)
+            answers += await exchange(cluster.server.endpoint, raw)
         return answers
 
     assert [answer.is_system_error for answer in attack(tmp_path, go)] == [False, True, True]
@@ -328,6 +328,6 @@ def test_connections_that_break_at_every_byte_leave_nothing(tmp_path):
 
     async def go(cluster):
         for cut in range(0, len(whole), 7):
-            await tell(cluster.server.endpoint, whole[:cut], then_close=True)
+            await exchange(cluster.server.endpoint, whole[:cut], then_close=True)
 
     attack(tmp_path, go)

@@ -320,10 +320,10 @@ def test_who_appended_before_is_asked_for_and_never_guessed(tmp_path, taking_tur
             writer = Writer()
             item = AppendItem(stream_id, rows_batch([b"a"], stream_id))
             await client.append([item], writer=writer)
-            told = {}
+            originals = {}
             for server in servers.values():
-                told[server.endpoint] = server._membership.list_hosted_ranges
-                server._membership.list_hosted_ranges = without_writers(told[server.endpoint])
+                originals[server.endpoint] = server._membership.list_hosted_ranges
+                server._membership.list_hosted_ranges = without_writers(originals[server.endpoint])
             opened = await moved(client, stream_id)
             async with RawClient.at(opened.servers[0]) as raw:
                 options = {"writer": writer.writer_id}
@@ -335,14 +335,14 @@ def test_who_appended_before_is_asked_for_and_never_guessed(tmp_path, taking_tur
                 plain = AppendItem(stream_id, rows_batch([b"plain"], stream_id))
                 await client.append([plain])
                 (endpoint,) = opened.servers
-                servers[endpoint]._membership.list_hosted_ranges = told[endpoint]
+                servers[endpoint]._membership.list_hosted_ranges = originals[endpoint]
                 assert await eventually(raw, stream_id, "a", **options) == [0]
                 assert await eventually(raw, stream_id, "b", first=1, **options) == [2]
 
     run(body())
 
 
-def test_what_is_told_while_a_batch_is_looked_for_does_not_make_it_a_gap(
+def test_writers_learnt_while_a_batch_is_looked_for_do_not_make_it_a_gap(
     tmp_path, taking_turns, monkeypatch
 ):
     """The log's thread takes in who appended before, while the loop looks for a repeat."""
@@ -351,8 +351,8 @@ def test_what_is_told_while_a_batch_is_looked_for_does_not_make_it_a_gap(
     def overtaken(self, number, record_count, batch):
         found = look(self, number, record_count, batch)
         known = encode_writers([WriterState("w", 0, (NumberedBatch(0, 1, 7),))])
-        told = Entry(EntryKind.RANGE_WRITERS, number.stream_id, 1, 1, 1, known)
-        self._known.apply(told, 7)
+        entry = Entry(EntryKind.RANGE_WRITERS, number.stream_id, 1, 1, 1, known)
+        self._known.apply(entry, 7)
         return found
 
     async def body():

@@ -58,8 +58,8 @@ def test_deleted_streams_are_left_out(client, cluster, streams):
 
 
 def test_without_servers_a_listener_tells_what_the_progress_says(caplog, streams):
-    told = []
-    listener = LagListener("127.0.0.1:1", lambda _, found: told.append(found))
+    reports = []
+    listener = LagListener("127.0.0.1:1", lambda _, found: reports.append(found))
     listener.onQueryProgress(SimpleNamespace(progress=progress((streams[0], 20))))
-    assert told == [[StreamLag(streams[0], 20, 0)]]
+    assert reports == [[StreamLag(streams[0], 20, 0)]]
     assert "lag is that of the query's progress" in caplog.text

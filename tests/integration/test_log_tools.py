@@ -221,8 +221,8 @@ def test_dump_tells_of_transactions(tmp_path, capfd):
         log.append([commit(log, "t.1.x"), drop("u", "v")])
     _, out, _ = sbp_log(capfd, "dump", tmp_path, "--json")
     items = [json.loads(line) for line in out.splitlines()]
-    told = [(item["txn_id"], item["sequence"]) for item in items if item["kind"] == "staged"]
-    assert told == [("t.1.x", 0), ("t.1.x", 1), ("u", 0)]
+    listed = [(item["txn_id"], item["sequence"]) for item in items if item["kind"] == "staged"]
+    assert listed == [("t.1.x", 0), ("t.1.x", 1), ("u", 0)]
     ends = [item for item in items if item["kind"] == "txn_end"]
     assert [(end["is_commit"], end["txn_ids"], end["batches"]) for end in ends] == [
         (True, ["t.1.x"], 2),

@@ -224,13 +224,15 @@ def test_the_check_of_a_log_asks_the_metadata_beside_it(
     before = contents(cluster.data_dir)
     for name in (cluster.data_dir, cluster.log_folder.parent, cluster.log_folder):
         assert main(["log", "check", str(name)]) == 1
-        assert re.search(r"was synced up to position \d+: \d+ bytes are missing", told(capsys))
+        assert re.search(r"was synced up to position \d+: \d+ bytes are missing", printed(capsys))
     assert contents(cluster.data_dir) == before
     database = driver / "metadata.sqlite"
     whole = database.read_bytes()
     database.write_bytes(b"xxxx" + whole[4:])
     assert main(["log", "check", str(cluster.data_dir)]) == 0
-    assert f"not compared with what its placement driver knows: {driver} is damaged" in told(capsys)
+    assert f"not compared with what its placement driver knows: {driver} is damaged" in printed(
+        capsys
+    )
     database.write_bytes(whole)
 
 
@@ -238,7 +240,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> str:
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 

@@ -218,9 +218,9 @@ def folder(tmp_path: Path, copies: Copies) -> Iterator[Path]:
 def test_the_command_of_a_message_helps(state: str, folder: Path, copies: Copies) -> None:
     damage, message = REPAIRED[state]
     damage(folder, copies)
-    told = refusal(folder)
-    assert re.search(message, told)
-    (command,) = COMMAND.findall(told)
+    output = refusal(folder)
+    assert re.search(message, output)
+    (command,) = COMMAND.findall(output)
     assert main(shlex.split(command)) == 0
     serve_and_add(folder, "new")
 
@@ -229,9 +229,9 @@ def test_the_command_of_a_message_helps(state: str, folder: Path, copies: Copies
 def test_what_cannot_be_repaired_is_put_back(state: str, folder: Path, copies: Copies) -> None:
     damage, message, part = LOST[state]
     damage(folder, copies)
-    told = refusal(folder)
-    assert re.search(message, told)
-    assert COMMAND.findall(told) == []
+    output = refusal(folder)
+    assert re.search(message, output)
+    assert COMMAND.findall(output) == []
     if part == DRIVER:
         assert main(["pd", "check", str(folder)]) != 0
         assert main(["pd", "accept", str(folder)]) == 2
@@ -252,12 +252,12 @@ def test_what_cannot_be_repaired_is_put_back(state: str, folder: Path, copies: C
 def test_a_lost_range_server_starts_as_a_new_one(state: str, folder: Path, copies: Copies) -> None:
     damage, _, _ = LOST[state]
     damage(folder, copies)
-    told = refusal(folder)
-    assert "delete and create again the streams that had ranges in it" in told
-    if named := re.search(r"remove (.+) to start as a new server", told):
+    output = refusal(folder)
+    assert "delete and create again the streams that had ranges in it" in output
+    if named := re.search(r"remove (.+) to start as a new server", output):
         Path(named[1]).unlink()
     else:
-        assert re.search(r"move .+ away to start as a new server", told)
+        assert re.search(r"move .+ away to start as a new server", output)
         (folder / SERVER).rename(folder / "away")
     with LocalCluster(folder) as cluster:
         with Client(cluster.endpoint) as client:

@@ -88,8 +88,14 @@ def test_columns_are_chosen_by_a_schema(sbp, stream):
 def test_options_about_records_are_refused(sbp):
     with pytest.raises(PySparkException) as raised:
         load_table(sbp, "topics", streams="a", includeHeaders="true", grup="b")
-    for told in ("4 faults", "table is 'topics'", "streams is given", "includeHeaders", "'grup'"):
-        assert told in str(raised.value)
+    for expected in (
+        "4 faults",
+        "table is 'topics'",
+        "streams is given",
+        "includeHeaders",
+        "'grup'",
+    ):
+        assert expected in str(raised.value)
 
 
 def test_tables_are_for_batches(sbp, stream, tmp_path):
@@ -141,8 +147,8 @@ def texts(frame):
 def test_a_table_has_its_options_where_it_is_used(sbp, new_streams, table, checkpoint):
     origin, copy = new_streams(2)
     sql = sbp.spark.sql
-    told = f"endpoint '{sbp.endpoint}', streams '{origin}'"
-    sql(f"CREATE TABLE {table} (offset BIGINT, value STRING) USING sbp OPTIONS ({told})")
+    settings = f"endpoint '{sbp.endpoint}', streams '{origin}'"
+    sql(f"CREATE TABLE {table} (offset BIGINT, value STRING) USING sbp OPTIONS ({settings})")
     into = of_table(sbp, table, stream=origin)
     sql(f"INSERT INTO {into} (value) VALUES ('a'), ('b')")
     found = of_table(sbp, table, streams=origin)
@@ -163,8 +169,8 @@ def test_a_table_has_its_options_where_it_is_used(sbp, new_streams, table, check
 
 def test_a_table_without_options_says_where_they_belong(sbp, new_streams, table):
     (stream,) = new_streams(1)
-    told = f"endpoint '{sbp.endpoint}', streams '{stream}'"
-    sbp.spark.sql(f"CREATE TABLE {table} (value BINARY) USING sbp OPTIONS ({told})")
+    settings = f"endpoint '{sbp.endpoint}', streams '{stream}'"
+    sbp.spark.sql(f"CREATE TABLE {table} (value BINARY) USING sbp OPTIONS ({settings})")
     for use in (f"SELECT * FROM {table}", f"INSERT INTO {table} VALUES (binary('a'))"):
         with pytest.raises(PySparkException) as raised:
             sbp.spark.sql(use).collect()

@@ -31,12 +31,12 @@ def test_a_batch_and_a_stream(cluster, client, new_streams, tmp_path):
         timeout=SECONDS,
         check=True,
     )
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["session"] == "pyspark.sql.connect.session"
-    assert told["is_over"]
-    assert told["values"] == read_values(client, origin)
-    assert sorted(told["values"], key=int) == [str(number) for number in range(100)]
-    assert sorted(read_values(client, copy)) == sorted(told["values"])
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["session"] == "pyspark.sql.connect.session"
+    assert result["is_over"]
+    assert result["values"] == read_values(client, origin)
+    assert sorted(result["values"], key=int) == [str(number) for number in range(100)]
+    assert sorted(read_values(client, copy)) == sorted(result["values"])
 
 
 def read_values(client, name):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyspark.sql.types import StringType, StructField, StructType
 
-TOLD = StructType([StructField("found", StringType())])
+SCHEMA = StructType([StructField("found", StringType())])
 
 
 def make_look_around():
@@ -31,7 +31,7 @@ def make_look_around():
 
 
 def test_workers_know_what_they_are_and_share_a_folder(spark):
-    frame = spark.range(0, 2, 1, 2).mapInArrow(make_look_around(), TOLD)
+    frame = spark.range(0, 2, 1, 2).mapInArrow(make_look_around(), SCHEMA)
     first, second = (json.loads(row.found) for row in frame.collect())
     assert first == second
     assert first["program"] == "pyspark.daemon"

@@ -27,17 +27,17 @@ def closed_endpoint():
         yield f"127.0.0.1:{unused.getsockname()[1]}"
 
 
-def check_read(sbp, *told, options, schema=None):
+def check_read(sbp, *parts, options, schema=None):
     """The fault is told by load() or by the first action."""
     reader = sbp.spark.read.format("sbp").options(endpoint=sbp.endpoint)
     with pytest.raises(PySparkException) as raised:
         (reader.schema(schema) if schema else reader).options(**options).load().count()
-    check_told(raised, *told)
+    check_message(raised, *parts)
 
 
-def check_told(raised, *told):
+def check_message(raised, *parts):
     message = str(raised.value)
-    for text in told:
+    for text in parts:
         assert text in message
     assert "During handling" not in message
     assert "direct cause" not in message
@@ -51,17 +51,17 @@ def test_nobody_answers(sbp, stream, closed_endpoint):
     writer = sbp.load(stream).write.format("sbp").mode("append").option("endpoint", closed_endpoint)
     with pytest.raises(PySparkException) as raised:
         writer.save()
-    check_told(raised, "option endpoint", closed_endpoint, "`sbp serve`")
+    check_message(raised, "option endpoint", closed_endpoint, "`sbp serve`")
 
 
 def test_unknown_streams_are_all_named(sbp, stream):
-    told = (
+    parts = (
         "option streams",
         "'nowhere'",
         "999999",
         f"sbp streams create NAME --endpoint {sbp.endpoint}",
     )
-    check_read(sbp, *told, options={"streams": f"nowhere,{stream},999999"})
+    check_read(sbp, *parts, options={"streams": f"nowhere,{stream},999999"})
 
 
 def test_a_stream_by_name_and_by_id_is_one(sbp, stream, client):
@@ -72,14 +72,14 @@ def test_a_stream_by_name_and_by_id_is_one(sbp, stream, client):
 
 def test_all_faults_of_the_options_at_once(sbp):
     options = {"strems": "a", "includeHeaders": "perhaps", "startingOffsets": "{"}
-    told = ("strems", "did you mean streams?", "includeHeaders", "startingOffsets", "streams is")
-    check_read(sbp, *told, options=options)
+    parts = ("strems", "did you mean streams?", "includeHeaders", "startingOffsets", "streams is")
+    check_read(sbp, *parts, options=options)
 
 
 def test_an_unknown_option_with_a_suggestion_lists_no_others(sbp, stream):
     with pytest.raises(PySparkException) as raised:
         sbp.load(stream, failOnDataLos="true").count()
-    check_told(raised, "did you mean failOnDataLoss?")
+    check_message(raised, "did you mean failOnDataLoss?")
     assert "trimOnCommit" not in str(raised.value)
 
 
@@ -94,9 +94,14 @@ def test_an_offset_outside_of_the_stream(sbp, stream):
 
 
 def test_another_schema(sbp, stream):
-    told = ("column value bigint", "expected value binary", "column price does not exist", "offset")
+    parts = (
+        "column value bigint",
+        "expected value binary",
+        "column price does not exist",
+        "offset",
+    )
     schema = "value bigint, price int"
-    check_read(sbp, *told, options={"streams": stream}, schema=schema)
+    check_read(sbp, *parts, options={"streams": stream}, schema=schema)
 
 
 def test_a_streaming_query_tells_its_faults_at_its_start(sbp, stream, tmp_path):
@@ -105,14 +110,14 @@ def test_a_streaming_query_tells_its_faults_at_its_start(sbp, stream, tmp_path):
         "expected value binary": reader.schema("value bigint").load(),
         "[0, 10)": sbp.load_stream(stream, startingOffsets=f'{{"{stream}": 11}}'),
     }
-    for number, (told, frame) in enumerate(frames.items()):
+    for number, (parts, frame) in enumerate(frames.items()):
         with pytest.raises(PySparkException) as raised:
             sbp.copy(frame.select("value"), stream, tmp_path / str(number))
-        check_told(raised, told)
+        check_message(raised, parts)
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "parts"),
     [
         (["value", "1 as price"], ["column price (int) would be lost"]),
         (["1 as value"], ["column value has type int", "string or binary"]),
@@ -121,37 +126,37 @@ def test_a_streaming_query_tells_its_faults_at_its_start(sbp, stream, tmp_path):
         (["value", "'x' as timestamp"], ["column timestamp has type string"]),
     ],
 )
-def test_columns_that_cannot_be_written(sbp, stream, columns, told):
+def test_columns_that_cannot_be_written(sbp, stream, columns, parts):
     with pytest.raises(PySparkException) as raised:
         sbp.save(sbp.load(stream).selectExpr(*columns), stream=stream)
-    check_told(raised, *told)
+    check_message(raised, *parts)
 
 
 def test_no_stream_is_named(sbp, stream):
     with pytest.raises(PySparkException) as raised:
         sbp.save(sbp.load(stream).select("value"))
-    check_told(raised, "column stream is missing", "option stream")
+    check_message(raised, "column stream is missing", "option stream")
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "parts"),
     [
         ("null", "column stream is null; expected the name"),
         ("'nowhere'", "column stream: not found: stream 'nowhere'"),
         ("'no name'", "column stream: 'no name' is no stream name"),
     ],
 )
-def test_rows_that_name_no_stream(sbp, stream, name, told):
+def test_rows_that_name_no_stream(sbp, stream, name, parts):
     with pytest.raises(PySparkException) as raised:
         sbp.save(sbp.load(stream).selectExpr("value", f"cast({name} as string) as stream"))
-    check_told(raised, told)
+    check_message(raised, parts)
 
 
 def test_overwriting_is_refused(sbp, stream):
     writer = sbp.load(stream).write.format("sbp").options(endpoint=sbp.endpoint, stream=stream)
     with pytest.raises(PySparkException) as raised:
         writer.mode("overwrite").save()
-    check_told(raised, "mode overwrite", ".mode('append')", "truncate=true")
+    check_message(raised, "mode overwrite", ".mode('append')", "truncate=true")
     assert len(sbp.values(stream)) == 10
 
 
@@ -165,7 +170,7 @@ def test_a_streaming_sink_tells_a_wrong_target_before_it_reads(
             "stream": "nowhere",
         },
     }
-    for number, (told, target) in enumerate(targets.items()):
+    for number, (parts, target) in enumerate(targets.items()):
         writer = sbp.load_stream(stream, startingOffsets="earliest").select("value").writeStream
         query = (
             writer.format("sbp")
@@ -175,4 +180,4 @@ def test_a_streaming_sink_tells_a_wrong_target_before_it_reads(
         )
         with pytest.raises(PySparkException) as raised:
             query.awaitTermination(60)
-        check_told(raised, told)
+        check_message(raised, parts)

@@ -37,8 +37,8 @@ def test_a_listener_tells_how_far_each_micro_batch_is_behind(
     )
     frame = sbp.load_stream(stream, maxRecordsPerTrigger="10").select("value")
     query = sbp.copy(frame, copy, checkpoint)
-    until(lambda: {len(each) for each in told(query, by_progress, by_servers)} == {3})
-    progress, servers = told(query, by_progress, by_servers)
+    until(lambda: {len(each) for each in reports(query, by_progress, by_servers)} == {3})
+    progress, servers = reports(query, by_progress, by_servers)
     for found in (progress, servers):
         assert [(each.next_offset, each.record_count) for (each,) in found] == [
             (10, 15),
@@ -52,7 +52,7 @@ def test_a_listener_tells_how_far_each_micro_batch_is_behind(
     assert lag(json.loads(query.lastProgress.json), sbp.endpoint) == servers[-1]
 
 
-def told(query, *lists):
+def reports(query, *lists):
     return [[found for query_id, found in each if str(query_id) == str(query.id)] for each in lists]
 
 

@@ -65,7 +65,7 @@ def test_a_query_copies_what_another_client_wrote(foreign, server, checkpoint) -
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({}, "elasticstream-2023-04, which has no transactions.*set delivery=at-least-once"),
         (
@@ -76,9 +76,9 @@ def test_a_query_copies_what_another_client_wrote(foreign, server, checkpoint) -
     ids=["exactly once", "columns"],
 )
 def test_what_these_servers_cannot_do_is_refused_by_name(
-    spark, foreign, server, checkpoint, options, told
+    spark, foreign, server, checkpoint, options, message
 ) -> None:
-    with pytest.raises(PySparkException, match=told):
+    with pytest.raises(PySparkException, match=message):
         foreign.save(
             spark.range(3).selectExpr("cast(id as string) as value"), stream="7", **options
         )
@@ -86,7 +86,7 @@ def test_what_these_servers_cannot_do_is_refused_by_name(
     writer = frame.writeStream.format("sbp").options(endpoint=foreign.endpoint, stream="7")
     writer = writer.options(checkpointLocation=str(checkpoint), **options)
     server.put(8, b"a")
-    with pytest.raises(PySparkException, match=told):
+    with pytest.raises(PySparkException, match=message):
         wait_until_over(writer.trigger(availableNow=True).start())
     assert server.next_offset(7) == 0
 

@@ -247,8 +247,8 @@ def test_trimmed_records_fail_a_query_or_are_reported(sbp, new_streams, client, 
     append_values(client, stream, numbered(5, 20))
     (info,) = client.describe_streams([stream])
     client.trim_streams({info.stream_id: 12})
-    told = rf"7 offsets are lost.*stream {info.stream_id} \({stream}\): \[5, 12\)"
-    with pytest.raises(PySparkException, match=told):
+    message = rf"7 offsets are lost.*stream {info.stream_id} \({stream}\): \[5, 12\)"
+    with pytest.raises(PySparkException, match=message):
         sbp.copy(sbp.load_stream(stream).select("value"), copy, checkpoint)
     lenient = sbp.load_stream(stream, failOnDataLoss="report").select("value")
     query = sbp.copy(lenient, copy, checkpoint)

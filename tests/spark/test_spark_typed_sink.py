@@ -88,9 +88,9 @@ def test_a_change_is_refused_with_what_differs_and_made_if_wanted(sbp, new_strea
     grown = sbp.spark.range(3, 6).selectExpr("id", "id as n", "'x' as word")
     with pytest.raises(PySparkException, match="set mergeSchema=true") as caught:
         save(sbp, grown, stream)
-    told = str(caught.value)
-    assert "~ column n widens from int32 to int64" in told
-    assert "+ column word string is new" in told
+    shown = str(caught.value)
+    assert "~ column n widens from int32 to int64" in shown
+    assert "+ column word string is new" in shown
     save(sbp, grown, stream, mergeSchema="true")
     save(sbp, sbp.spark.range(6, 9).selectExpr("id", "cast(id as int) as n"), stream)
     table = typed_rows(client, stream).sort_by("id")

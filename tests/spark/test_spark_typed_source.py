@@ -169,12 +169,12 @@ def test_columns_and_metadata_of_a_schema(sbp, new_streams, client):
     assert [tuple(row) for row in frame.selectExpr("id", "_metadata.*").collect()] == [
         (n, n, stream) for n in range(30, 100)
     ]
-    for given, told in (
+    for given, message in (
         ("_metadata struct<offset:bigint>, id smallint", "expected id int: cast it afterwards"),
         ("nome string, _metadata struct<offset:bigint>", "did you mean name"),
         ("name string", "_metadata is left out, but includeMetadata asks for it"),
     ):
-        with pytest.raises(PySparkException, match=told):
+        with pytest.raises(PySparkException, match=message):
             reader.schema(given).load().collect()
 
 
@@ -247,8 +247,8 @@ def test_a_column_that_is_widened_while_a_query_runs(sbp, new_streams, client, c
     append_columns(client, stream, people(5, 7, WIDE_PERSON))
     with pytest.raises(PySparkException) as raised:
         wait_until_over(query)
-    for told in ("offset 5 of stream", "column id is int64", "version 2", "start the query"):
-        assert told in str(raised.value)
+    for message in ("offset 5 of stream", "column id is int64", "version 2", "start the query"):
+        assert message in str(raised.value)
     with pytest.raises(PySparkException, match="column id int; expected id bigint"):
         run(frame, checkpoint)
     assert run(sbp.load_stream(stream), checkpoint) == people_rows(5, 7)

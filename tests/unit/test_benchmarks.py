@@ -156,7 +156,7 @@ class TestRounds:
             {"sbp": lambda: run("sbp"), "x": "away", "kafka": lambda: run("kafka")},
             rounds=2,
             warm_ups=1,
-            tell=told.append,
+            report=told.append,
         )
         assert runs == ["sbp", "kafka"] * 3
         assert found.series == (
@@ -172,7 +172,7 @@ class TestRounds:
 
         runs = {"sbp": lambda: [1.0], "kafka": fail, "ceiling": lambda: [2.0]}
         told = []
-        found = in_turn(READ, runs, rounds=1, warm_ups=1, tell=told.append)
+        found = in_turn(READ, runs, rounds=1, warm_ups=1, report=told.append)
         reason = f"failed in {READ.scenario} with {len(READ.shape.streams)} streams, TimeoutError"
         assert found.series == (
             Series("sbp", ((1.0,),)),
@@ -187,7 +187,7 @@ class TestRounds:
             raise TimeoutError("ours")
 
         with pytest.raises(TimeoutError, match="ours"):
-            in_turn(READ, {"sbp": fail}, rounds=1, warm_ups=0, tell=lambda _: None)
+            in_turn(READ, {"sbp": fail}, rounds=1, warm_ups=0, report=lambda _: None)
 
 
 class TestTables:

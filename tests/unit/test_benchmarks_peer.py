@@ -68,36 +68,36 @@ class TestPinned:
 class TestJars:
     def test_they_are_fetched_once(self, tmp_path, repository):
         told = []
-        (file,) = ensure_jars([JAR], tmp_path / "cache", tell=told.append)
+        (file,) = ensure_jars([JAR], tmp_path / "cache", report=told.append)
         assert file.read_bytes() == CONTENT
         repository.unlink()
-        assert ensure_jars([JAR], tmp_path / "cache", tell=told.append) == (file,)
+        assert ensure_jars([JAR], tmp_path / "cache", report=told.append) == (file,)
         assert told == ["fetching jar 1 of 1: a_2.13-1.0.jar"]
         assert [*(tmp_path / "cache").iterdir()] == [file]
 
     def test_a_damaged_one_is_fetched_again(self, tmp_path, repository):
-        (file,) = ensure_jars([JAR], tmp_path / "cache", tell=print)
+        (file,) = ensure_jars([JAR], tmp_path / "cache", report=print)
         file.write_bytes(b"half")
-        ensure_jars([JAR], tmp_path / "cache", tell=print)
+        ensure_jars([JAR], tmp_path / "cache", report=print)
         assert file.read_bytes() == CONTENT
 
     def test_another_file_is_refused_and_not_kept(self, tmp_path, repository):
         repository.write_bytes(b"another jar")
         with pytest.raises(PeerAbsentError, match="SHA-256"):
-            ensure_jars([JAR], tmp_path / "cache", tell=print)
+            ensure_jars([JAR], tmp_path / "cache", report=print)
         assert [*(tmp_path / "cache").iterdir()] == []
 
     def test_one_that_is_not_there_means_no_peer(self, tmp_path, repository):
         repository.unlink()
         with pytest.raises(PeerAbsentError, match=r"a_2\.13-1\.0\.jar"):
-            ensure_jars([JAR], tmp_path / "cache", tell=print)
+            ensure_jars([JAR], tmp_path / "cache", report=print)
 
 
 class TestAbsence:
     def test_no_repository_means_no_peer_and_says_why(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         monkeypatch.setenv(REPOSITORY_VARIABLE, (tmp_path / "nowhere").as_uri())
-        peer = Peer.find(tell=lambda _: None)
+        peer = Peer.find(report=lambda _: None)
         assert peer.connector_jars == ()
         assert "nowhere" in peer.absent
         assert peer.version == Pinned.load().broker_version

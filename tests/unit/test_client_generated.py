@@ -25,10 +25,10 @@ def generate():
 
 
 def test_the_committed_client_is_the_generated_one():
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False
     )
-    assert told.returncode == 0, told.stdout + told.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("name", METHODS)
