@@ -36,7 +36,7 @@ class Group(NamedTuple):
 
 
 def read_groups(page: str) -> list[Group]:
-    """Return what the benchmark page says about ROWS; raise ValueError if a row is missing."""
+    """Return the figures of ROWS on the benchmark page; raise ValueError if a row is missing."""
     groups = list(_groups(page))
     if len(groups) != 3 * len(ROWS):
         raise ValueError(f"{PAGE} has {len(groups)} rows for the chart, not {3 * len(ROWS)}")

@@ -74,7 +74,7 @@ def save_months(flights: pd.DataFrame, folder: Path) -> int:
 def start_spark(log_path: Path, cores: int = 2) -> SparkSession:
     """Start Spark in this process, with a Java that is found or fetched.
 
-    All that Java and Spark's workers have to say goes to `log_path`.
+    The output of Java and Spark's workers is written to `log_path`.
     """
     use_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -58,7 +58,7 @@ class Display:
 
 
 def _lag(progress: dict[str, Any]) -> str:
-    """Return how many records are to be read behind the batch that a progress is of."""
+    """Return the number of records after the batch of a progress report."""
     counts = [each.record_count for each in lag(progress)]
     known = [count for count in counts if count is not None]
     if len(known) < len(counts):  # the batch was planned before a restart

@@ -45,7 +45,7 @@ _SPAWN: Final = multiprocessing.get_context("spawn")
 
 
 class Side(Enum):
-    """Nobody else reads; or others do, and reads are served in the order in which they come, as
+    """No other client reads; or others do, and reads are served in the order of their requests, as
     many as a connection asks for; or they take turns."""
 
     ALONE = "alone"
@@ -169,7 +169,7 @@ async def _follow_tail(endpoint: str, stream_id: int) -> _Round:
 
 
 async def _poll(reader: AsyncClient, stream_id: int, offset: int) -> float:
-    """Wait for the record at `offset`; return when it came."""
+    """Wait for the record at `offset`; return when it arrived."""
     item = FetchItem(stream_id, offset, None, limits.FETCH_BATCH_BYTES_DEFAULT)
     async for outcome in reader.fetch([item], max_wait_ms=limits.FETCH_WAIT_MS_MAX):
         _check(outcome.error, len(outcome.payload))

@@ -32,7 +32,7 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Flag, Opcode
 
 _TIMEOUT_S: Final = limits.REQUEST_TIMEOUT_MS / 1000
-"""An answer that takes longer came too late: our clients would have given up."""
+"""A longer answer is too late: our clients would have timed out."""
 _DRAIN_S: Final = 2 * _TIMEOUT_S
 _CONNECT_PAUSE_S: Final = 0.1
 _BUFFERS_PER_SEND: Final = 64
@@ -147,7 +147,7 @@ class _Sender:
         self.greet()
 
     def greet(self) -> None:
-        """Do a HEARTBEAT; a server closes connections on which nothing comes."""
+        """Do a HEARTBEAT; a server closes connections that stay silent."""
         header = encode_header(HeartbeatRequest(client_id="load"))
         self._ask(b"".join(encode_frame(Opcode.HEARTBEAT, Flag.REQUEST, 0, header)))
 
@@ -207,7 +207,7 @@ class _Sender:
 
 
 def _connected(load: Load, number: int) -> _Sender:
-    """Return a connection that the server took; one that is full takes it a little later."""
+    """Return a connection that the server accepted; a full one accepts it a little later."""
     until = time.perf_counter() + _TIMEOUT_S
     while True:
         try:
@@ -219,7 +219,7 @@ def _connected(load: Load, number: int) -> _Sender:
 
 
 class _Judge:
-    """Tells acknowledged calls from refused ones: answers of one length say the same."""
+    """Distinguishes acknowledged from refused calls: answers of one length have the same result."""
 
     def __init__(self) -> None:
         self._codes: dict[int, int] = {}

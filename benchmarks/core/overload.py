@@ -1,7 +1,7 @@
 """`python -m benchmarks.core.overload`: a server that is offered far more than it can do.
 
 First as many appends as it acknowledges at its best, then ten times as many in flight, and more
-than its memory has room for, from peers that never wait; then from our own clients. Then a thousand
+than its memory can hold, from peers that never wait; then from our own clients. Then a thousand
 connections, and five hundred that send a byte a second. The load comes from a process of its own,
 on the same machine: each ratio compares two things that ran one after the other.
 """

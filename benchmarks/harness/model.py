@@ -47,7 +47,7 @@ class Shape:
 class Case:
     """One line of the results: a scenario with what it was done with.
 
-    `detail` tells cases of one scenario and shape apart.
+    `detail` distinguishes cases of one scenario and shape.
     """
 
     scenario: str

@@ -97,7 +97,7 @@ def open_broker(folder: Path, jars: Sequence[Path]) -> Iterator[Broker]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, and that no system gives to who asks for any.
+    """Return free ports outside of the range from which systems assign ports.
 
     Spark keeps producers for minutes. When their broker is gone they go on calling, and must not
     reach a server that was given its port.

@@ -22,7 +22,7 @@ _LISTS: Final = Path(__file__).parent
 
 
 class PeerAbsentError(Exception):
-    """The peer cannot be measured here; the message says why."""
+    """The peer cannot be measured here; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Jar:
         return f"{repository.rstrip('/')}/{folder}/{self.file_name}"
 
     def is_intact(self, content: bytes) -> bool:
-        """Tell whether this is the file that was pinned."""
+        """Return whether this is the pinned file."""
         return hashlib.sha256(content).hexdigest() == self.sha256
 
 

@@ -27,7 +27,7 @@ _TIMEOUT_S: Final = 60
 
 
 class Arrivals:
-    """When records came to a query; their values begin with their numbers."""
+    """Arrival times of records at a query; their values begin with their numbers."""
 
     def __init__(self, count: int) -> None:
         self.seconds: list[float | None] = [None] * count

@@ -36,7 +36,7 @@ NAMES: Final = (*_SBP, CEILING, *_KAFKA)
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Kafka by its jars; without them it is absent, and `absent` tells why."""
+    """Kafka by its jars; without them it is absent, and `absent` is the reason."""
 
     version: str = ""
     broker_jars: tuple[Path, ...] = ()
@@ -58,7 +58,7 @@ class Peer:
 def open_systems(
     spark: SparkSession, folder: Path, names: Sequence[str], peer: Peer
 ) -> Iterator[dict[str, System | str]]:
-    """Start the servers of systems below `folder`; for one that cannot be had, tell why."""
+    """Start the servers of systems below `folder`; an unavailable one has the reason instead."""
     with ExitStack() as stack:
         found: dict[str, System | str] = {}
         if any(name in _SBP for name in names):

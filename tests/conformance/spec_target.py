@@ -106,7 +106,7 @@ class Target:
         return cls(endpoint, dialect)
 
     def run(self, body: Callable[[Target], Awaitable[None]]) -> None:
-        """Run a test; it is a failure that it takes for ever."""
+        """Run a test; it fails if it does not end."""
         asyncio.run(asyncio.wait_for(body(self), TIMEOUT_SECONDS))
 
     def pd(self) -> SpecClient:

@@ -1,4 +1,4 @@
-"""Every record batch vector: alone, back to back, in whatever pieces its frame comes."""
+"""Every record batch vector: alone, one after the other, and in any pieces of its frame."""
 
 import json
 from pathlib import Path

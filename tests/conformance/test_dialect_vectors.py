@@ -1,6 +1,6 @@
 """Every frame of the other dialect: read in all sorts of pieces, and written so that it is read.
 
-Frames of the protocol after it are told from these.
+Frames of the protocol after it can be distinguished from these.
 """
 
 import json

@@ -114,7 +114,7 @@ def test_a_deleted_stream_does_not_stop_the_retention_of_others(april, tmp_path)
         try:
             await server.start()
             found = await server._membership.find_retentions([7, 8, 9])
-            await server._membership.report_trims({7: 0})  # which nobody there records
+            await server._membership.report_trims({7: 0})  # which that server does not record
             return {stream_id: kept.period_ms for stream_id, kept in found.items()}
         finally:
             await server.stop()

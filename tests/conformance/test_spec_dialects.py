@@ -112,7 +112,7 @@ async def answer_to(client, opcode, header, payload=()):
 
 
 def pd_requests(placed, server_id):
-    """Requests that a placement driver grants, in an order that works; the id is nobody's."""
+    """Requests that a placement driver grants, in an order that works; the id is unknown."""
     stream = Stream(stream_id=placed.stream_id, replica_nums=1)
     server = placed.server
     yield Opcode.HEARTBEAT, HeartbeatRequest("c")
@@ -214,7 +214,7 @@ def test_an_answer_is_one_frame_however_many_results_it_has(target):
 
 
 def test_a_fetch_is_one_frame_that_never_grows_too_large(target):
-    """Twenty MiB are there, in one frame is room for some. Rule: dialect-one-frame, dialect-fetch.
+    """Twenty MiB are stored, one frame has a part of them. Rule: dialect-one-frame, dialect-fetch.
 
     A client that asks for the rest gets all of it.
     """

@@ -68,7 +68,7 @@ async def fetch_one(client, placed, offset, **options):
 
 @pytest.mark.parametrize(("offset", "count"), [(EARLIEST, 3), (0, 3), (2, 2), (5, 1), (LATEST, 0)])
 def test_minus_two_is_the_first_offset_and_minus_one_the_tail(at_server, offset, count):
-    """The first and the last offset have names; `next_offset` says where to go on."""
+    """The first and the last offset have names; `next_offset` is where to continue."""
 
     async def test(client, placed):
         result, payload = await fetch_one(client, placed, offset)

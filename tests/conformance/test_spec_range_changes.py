@@ -1,4 +1,4 @@
-"""How a range server tells what has changed: an extension, which another one need not know."""
+"""A range server reports what has changed: an extension, which others need not know."""
 
 import pytest
 from spec_target import Target, append, batch, code_of

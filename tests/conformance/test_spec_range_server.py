@@ -59,7 +59,7 @@ def answers_of(frames):
 async def fetch(client, *items, **options):
     """The batches of each item, in the order of the request.
 
-    Where an answer is one frame, what had no room beside other batches is asked for again.
+    If an answer is one frame, batches that did not fit into it are requested again.
     """
     answers = answers_of(await client.call(Opcode.FETCH, fetch_request(*items, **options)))
     by_index = {result.request_index: (result, found) for result, found in answers}

@@ -24,7 +24,7 @@ from sbp_core.wire.opcodes import Opcode
 
 
 async def stage(client, placed, *numbers, txn_id="conformance", record_count=1, **changes):
-    """The results of one frame of batches with these sequences; each says its number."""
+    """The results of one frame of batches with these sequences; each has its number."""
     bodies = [(placed, batch(record_count, b"%s-%d" % (txn_id.encode(), n))) for n in numbers]
     request, payload = append_request(*bodies)
     infos = tuple(
@@ -51,7 +51,7 @@ async def end(client, placed, *txn_ids, commit=True, range_index=0, record_count
 
 
 async def ask(client, placed, *, txn_id=None, offset=0, range_index=0):
-    """The result of FETCH of one item, and what came with it."""
+    """The result of FETCH of one item, and its payload."""
     where = StreamRange(stream_id=placed.stream_id, range_index=range_index, end_offset=-1)
     info = FetchInfo(where, 0, offset, 1 << 20, placed.stream_id, txn_id=txn_id)
     (frame,) = await client.call(Opcode.FETCH, FetchRequest(0, 1, (info,)))

@@ -4,7 +4,7 @@ Sybil finds the blocks and their HTML comments. One test is one document, since 
 each other, and since pytest then gives it the Spark session of the other tests and an empty server
 of its own. Two things of a block are replaced: the default endpoint and the folder /tmp/sbp-demo.
 
-A block that cannot run here has a comment before it that says why:
+A block that cannot run here has a comment before it with the reason:
 
     <!-- skip: next "needs a second terminal" -->
 

@@ -58,7 +58,7 @@ def small_memory(tmp_path: Path) -> Iterator[SmallMemory]:
 
 @pytest.fixture
 def full_disk(small_memory: SmallMemory, tmp_path: Path) -> Iterator[LoopDisk]:
-    """A file system that is larger than the folder that it lies in. Skips likewise."""
+    """A file system that is larger than the folder of its image. Skips likewise."""
     with skipping_where_nothing_can_be_mounted():
         mounted = LoopDisk(tmp_path / "disk", small_memory.folder / "disk.img", LARGE_BYTES)
     yield mounted

@@ -29,7 +29,7 @@ KINDS = pytest.mark.parametrize("is_staged", [False, True], ids=["writer", "tran
 
 
 class Appending:
-    """Gives groups of batches to an appender, in a thread, until it is told that it is enough."""
+    """Gives groups of batches to an appender, in a thread, until it is stopped."""
 
     def __init__(self, endpoint, rng, stream_ids, *, is_staged) -> None:
         self.names = {stream_id: [] for stream_id in stream_ids}

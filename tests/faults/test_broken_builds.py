@@ -127,7 +127,7 @@ def test_frames_are_not_checked(tmp_path, history):
 
 
 def test_what_is_not_synced_yet_is_read(tmp_path, history, rng):
-    """The one who kills waits for a reader who saw what nobody was told of yet."""
+    """The kill waits until a reader has seen records that are not acknowledged yet."""
     alterations = ["volatile-disk", "early-reads"]
     with FaultCluster(tmp_path, alterations=alterations) as cluster:
         stream_ids = new_streams(cluster.endpoint)
@@ -188,7 +188,7 @@ def test_a_torn_tail_stays(tmp_path, history, alterations):
 
 @pytest.mark.parametrize("alterations", [[], ["forgotten-seals"]], ids=["unbroken", "broken"])
 def test_a_seal_is_forgotten(tmp_path, history, alterations):
-    """A writer who does not know of the seal asks the server of the sealed range again."""
+    """A writer that does not know of the seal asks the server of the sealed range again."""
     with FaultCluster(tmp_path, alterations=alterations, range_servers=2) as cluster:
         with Client(cluster.endpoint) as client:
             stream_id, other, _ = (each.stream_id for each in client.create_streams(3 * [NEW]))
@@ -212,7 +212,7 @@ def test_a_seal_is_forgotten(tmp_path, history, alterations):
 
 
 async def append_to_range(placed, name):
-    """Append a record to this very range, whatever the placement driver says; its offset."""
+    """Append a record to this range without asking the placement driver; return its offset."""
     batch = rows_batch([encode_record(name, 40)], placed.stream_id)
     where = StreamRange(stream_id=placed.stream_id, range_index=placed.range_index)
     info = AppendInfo(where, 0, len(batch), placed.stream_id)

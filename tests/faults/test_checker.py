@@ -9,7 +9,7 @@ OTHER = 2
 
 
 class Story:
-    """A history of one stream, told in short."""
+    """A history of one stream in short notation."""
 
     def __init__(self, path=None):
         self.history = History(path)
@@ -170,7 +170,7 @@ BAD = {
     ),
     "a read with a hole before it": (Story().append("ab").read(0, "b", first=1).end("ab"), {"gap"}),
     "a tail that is not there": (Story().append("a").end("a", next_offset=2), {"gap"}),
-    "nobody can read it any more": (
+    "a record that can no longer be read": (
         Story().append("a").end("a").end(None),
         {"unreadable", "lost", "vanished"},
     ),
@@ -194,7 +194,7 @@ BAD = {
         Story().append("abc").trim(1).end("c", 2),
         {"trimmed-wrongly"},
     ),
-    "gone, and nobody asked": (Story().append("abc").end("bc", 1), {"trimmed-wrongly"}),
+    "trimmed without a request": (Story().append("abc").end("bc", 1), {"trimmed-wrongly"}),
     "gone, though the newest record is kept": (
         Story().keep().append("abc").end("", 3),
         {"trimmed-wrongly"},

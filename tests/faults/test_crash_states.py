@@ -38,7 +38,7 @@ PLACES = {
 
 @pytest.fixture(autouse=True)
 def few_words(caplog):
-    """Thousands of logs say that they make an index again."""
+    """Thousands of logs report that they rebuild an index."""
     caplog.set_level(logging.CRITICAL, "sbp_core.log")
 
 
@@ -80,7 +80,7 @@ class NoSyncOfNewFiles(SteppedDisk):
 
 
 class NoSyncOfNames(SteppedDisk):
-    """Nobody makes names durable, of new files or of those that others replace."""
+    """Folders are never synced: names of new and replaced files are not durable."""
 
     def fsync_dir(self, directory):
         pass
@@ -96,7 +96,7 @@ class RemovedBeforeReplaced(SteppedDisk):
 
 
 class StartsTooLate(SteppedDisk):
-    """The cleaner removes segments before the log starts behind them, durably."""
+    """The cleaner removes segments before the new start of the log is durable."""
 
     late = None
 

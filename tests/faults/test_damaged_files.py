@@ -1,9 +1,9 @@
-"""Any file below a data directory, damaged anyhow: the same bytes are served, or a refusal says so.
+"""Damage to any file of a data directory: the same bytes are served, or an error names it.
 
 A round damages one file of a log, or of a whole server, by a flip, a cut, an empty or missing file,
 a stretch of zeros or bytes at its end. Then everything that was acknowledged is read. A record that
-differs is *wrong*; one that is not there, and that no error, refusal or report names, is
-*unnoticed*. Neither may ever be.
+differs is *wrong*; a missing one that no error, refusal or report names is *unnoticed*. Neither may
+ever happen.
 
 Most rounds open the log in the process; a sample has `sbp serve` around it.
 """
@@ -57,7 +57,7 @@ class Expected(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Files by their path below the data directory, and what may come of damage to one."""
+    """Files by their path below the data directory, and the expected outcomes of damage to them."""
 
     pattern: re.Pattern[str]
     expected: Expected
@@ -119,7 +119,7 @@ class Verdicts:
         wrong = {key: value for key, value in found.items() if written.get(key) != value}
         assert not wrong, f"{what}: wrong {wrong}"
         missing = [key for key in written if key not in found]
-        assert not missing or named, f"{what}: {len(missing)} records are missed by nobody"
+        assert not missing or named, f"{what}: {len(missing)} lost records are not reported"
         assert not missing or kind.expected is Expected.NAMED, f"{what}: {named}"
         self.counts["named" if named else "served"] += 1
 
@@ -237,7 +237,7 @@ def test_a_damaged_file_of_a_log(
             except LogError as error:
                 named = [str(error)]
             if len(found) < len(written):
-                assert not faults.is_intact, f"{what}: `sbp log check` says nothing"
+                assert not faults.is_intact, f"{what}: `sbp log check` reports nothing"
             verdicts.check(kind, what, found, written, named)
 
 

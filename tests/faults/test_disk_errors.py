@@ -1,6 +1,6 @@
-"""Writes and syncs that fail: the server acknowledges nothing more, says why, and ends.
+"""Writes and syncs that fail: the server acknowledges nothing more, logs the reason, and ends.
 
-After a failed sync nobody knows what is on the disk, so it never goes on; started again it serves
+After a failed sync the content of the disk is unknown, so it never goes on; restarted it serves
 all that was acknowledged.
 """
 
@@ -33,7 +33,7 @@ def strace():
 
 
 def run_until_it_fails(cluster, history, rng, wrapper):
-    """Serve behind `wrapper` until the disk fails; then again, without."""
+    """Serve under `wrapper` until the disk fails; then again without it."""
     with cluster:
         stream_ids = new_streams(cluster.endpoint)
         with Workload(cluster.endpoint, history, rng, stream_ids) as workload:
@@ -88,7 +88,7 @@ def test_a_file_that_must_not_grow(tmp_path, history, rng):
 
 
 def refusals(history):
-    """The appends that were refused for want of room."""
+    """The appends that were refused because the disk was full."""
     failed = chosen(history.operations(), "append", "fail")
     return [each for each in failed if "RS_DISK_FULL" in each.answer["error"]]
 
@@ -101,7 +101,7 @@ def wait_until(is_so):
 
 
 def test_a_disk_that_gets_full(tmp_path, small_memory, history, rng):
-    """Appends are refused and reads go on; once there is room, so do appends, without a restart."""
+    """Appends are refused and reads go on; once space is free, appends work without a restart."""
     settings = {"range_server": {"disk_free_floor_bytes": FLOOR_BYTES}}
     with FaultCluster(
         tmp_path, data_dir=small_memory.folder / "data", alterations=[], settings=settings

@@ -1,7 +1,7 @@
 """kill -9 of Spark's driver: all its micro-batches together are the log, once, in its order.
 
 A producer appends, and ranges are sealed, while the query lives and while it is dead. It goes on
-from its checkpoint for ever or to what is available, with other limits in each life.
+from its checkpoint, endlessly or up to the available records, with other limits in each life.
 """
 
 from collections import Counter

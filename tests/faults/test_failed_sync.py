@@ -1,6 +1,6 @@
 """A sync that really fails, with the kernel's page cache around it. Needs root.
 
-The file system lies in a folder in memory that gets full, so that what the server wrote cannot be
+The file system is in a folder in memory that gets full, so that what the server wrote cannot be
 written back: its sync fails once. A second one would succeed, and the cache still shows what never
 got to the disk; a server that believed either would lose what it acknowledges next.
 """

@@ -1,4 +1,4 @@
-"""The proxy does to frames what it is told, and to nothing else."""
+"""The proxy applies its faults to the chosen frames, and to no others."""
 
 import contextlib
 import socket
@@ -156,7 +156,7 @@ def test_the_server_is_not_told_of_the_end_of_a_half_open_connection(proxy, conn
     client.sendall(PING)
     wait_until(lambda: proxy.injected["Swallow"])
     client.close()
-    probe = connect()  # whatever the proxy has to tell of the first one comes before it
+    probe = connect()  # the proxy records the faults of the first one before it
     probe.sendall(PING)
     assert read(probe, len(PING)) == PING
     assert upstream.received == [b"", PING]

@@ -1,7 +1,7 @@
 """kill -9 of `sbp serve` under load: acknowledged records are there once, at their offsets.
 
-Writers, a reader, and one who seals and trims go on through all deaths of the server, which begins
-small segments, writes their indexes, and removes what is not kept. Each death comes at a random
+Writers, a reader, and a client that seals and trims go on through all deaths of the server. It
+writes small segments and their indexes, and removes records by retention. Each death is at a random
 time or at a failpoint. On the volatile disk it is a power cut to the log.
 """
 
@@ -27,7 +27,7 @@ KEPT_BYTES = 100_000
 PATIENT_MS = 60_000
 HITS = (1, 2, 3, 5, 10)
 SELDOM = ("log.recovery.", "cleaner.", "start.")
-"""Begin the names of failpoints that a server comes to once or seldom in its life."""
+"""Prefixes of failpoints that a server reaches once or rarely in its life."""
 
 DISKS = pytest.mark.parametrize(
     "alterations",
@@ -70,7 +70,7 @@ def test_killed_at_any_time(tmp_path, history, rng, rounds, alterations):
 
 
 def some_streams(cluster, history):
-    """Two streams for ever, one of which only the newest records are kept."""
+    """Two endless streams; of one only the newest records are kept."""
     short = new_short_stream(cluster.endpoint, history, KEPT_BYTES)
     return [*new_streams(cluster.endpoint), short]
 
@@ -118,7 +118,7 @@ def test_asked_to_end_under_load(tmp_path, history, rng, rounds):
     operations = history.operations()
     assert_sound(operations)
     assert chosen(operations, "append", "unknown") == []
-    assert len(chosen(operations, "append", "fail")) > 0, "nobody was refused"
+    assert len(chosen(operations, "append", "fail")) > 0, "no append was refused"
 
 
 def test_killed_at_each_failpoint(tmp_path, history, rng):

@@ -1,6 +1,6 @@
 """Networks that delay, cut and falsify: clients get through, or get an honest error.
 
-An append whose answer does not come has an unknown outcome: it is there once, or not at all.
+An append without an answer has an unknown outcome: it is stored once, or not at all.
 
 Calls have all the time that there is, but for those that will not be answered.
 """
@@ -158,7 +158,7 @@ def test_a_writer_whose_answers_come_too_late(cluster, history, stream_id, new_d
 @both_clients
 @pytest.mark.parametrize("direction", Direction)
 def test_half_open(cluster, history, stream_id, new_driver, direction):
-    """The call ends in time, the next one takes another connection, nothing is left behind."""
+    """The call ends in time, the next one uses another connection, nothing is leaked."""
     break_connections(cluster)
     resources_before = open_resources()
     driver = new_driver(cluster.endpoint, retry=NO_RETRIES)
@@ -281,7 +281,7 @@ def test_without_the_placement_driver(cluster, history, stream_id):
 
 
 def test_any_harm_at_any_time(cluster, history, rng, rounds):
-    """Writers, a reader, and one who seals and trims, over a network that is seldom well."""
+    """Writers, a reader, and a client that seals and trims, over a network that often fails."""
     stream_ids = new_streams(cluster.endpoint)
     drivers = (BlockingDriver, AsyncDriver)
     met = Counter()

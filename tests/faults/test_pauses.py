@@ -1,4 +1,4 @@
-"""Processes that stand still, ends that lose each other, clocks that jump."""
+"""Stopped processes, lost connections, clocks that jump."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ def test_a_server_that_stands_still(tmp_path, history, rng, rounds):
 
 
 def wait_for_another_unknown(history):
-    """Wait until an append to a server that stands still has had no answer for too long."""
+    """Wait until an append to a stopped server has timed out."""
     before = len(chosen(history.operations(), "append", "unknown"))
     deadline = time.monotonic() + DEADLINE_SECONDS
     while len(chosen(history.operations(), "append", "unknown")) == before:
@@ -102,9 +102,9 @@ def test_a_range_server_that_stands_still_for_too_long(tmp_path):
 
 
 class JumpingClock(SystemClock):
-    """The wall clock is wrong, differently each time, by up to a day; the other one stands still.
+    """The wall clock is wrong, differently each time, by up to a day; the monotonic one is frozen.
 
-    So nothing is ever late, but for somebody who goes by the wall clock.
+    So only code that uses the wall clock sees anything late.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -169,7 +169,7 @@ async def until(condition):
 
 
 def test_a_range_server_that_lost_its_placement_driver(tmp_path):
-    """It goes on with what it has; new streams have no place until the two meet again."""
+    """It goes on with its ranges; new streams have no server until both are connected again."""
 
     async def main():
         with FaultProxy() as proxy:

@@ -42,7 +42,7 @@ def test_power_cuts(tmp_path, loop_disk, history, rng, rounds, journal):
 
 
 def wait_for_an_unanswered_append(history):
-    """Wait until somebody has asked a server that stands still."""
+    """Wait until a client has sent a request to the stopped server."""
     deadline = time.monotonic() + END_SECONDS
     while not any(not each.answer for each in chosen(history.operations(), "append", "unknown")):
         assert time.monotonic() < deadline

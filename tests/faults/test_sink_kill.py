@@ -1,7 +1,7 @@
 """kill -9 of a query that writes, of its tasks, and of the servers: each record is there once.
 
 A query copies numbers, which a producer appends all the time, to two streams. In each life it has
-other limits, and its rows come in another partitioning; something kills it, or something that it
+other limits, and another partitioning of its rows; something kills it, or something that it
 needs. In the end the copies must equal the source.
 """
 
@@ -28,7 +28,7 @@ from sbp_core.client import Client, StreamSpec
 MAIN = Path(__file__).parent.parent / "support" / "sink_main.py"
 LIFE_SECONDS_MAX = 4.0
 START_KILLED_EVERY = 4
-"""Each life of this number may be killed before it has done anything."""
+"""Up to this number of lives may be killed before they have done anything."""
 SLEEP_MS = 4_000
 RECORDS_MAX_OF_LAST = 100_000
 """Limit of a micro-batch once nothing is killed any more: hours of appends may be left."""
@@ -142,7 +142,7 @@ def kill_driver(copy, life, rng):
 
 
 def kill_worker(copy, life, rng):
-    """A task that is at work fails, and is tried again; whatever else fails the query."""
+    """A running task fails, and is retried; any other failure ends the query."""
     until(lambda: life.python_workers() or not life.is_alive, PATIENCE_SECONDS)
     life.live(rng.uniform(0, 1))
     victims = life.python_workers()

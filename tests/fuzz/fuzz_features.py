@@ -1,6 +1,6 @@
 """Connections that agree on features: header checksums, compressed payloads, hostile offers.
 
-The first byte of an input says whether checksums are put right first: else hardly any mutated
+The first byte of an input decides whether checksums are corrected first: else hardly any mutated
 frame would get beyond its checksum.
 """
 
@@ -41,7 +41,7 @@ def features_corpus() -> list[bytes]:
 
 
 def check_features(data: bytes) -> None:
-    """Serve the bytes; whatever they are, the connection works or is over."""
+    """Serve any bytes: the connection works or is closed."""
     encoded = _mended(bytearray(data[1:])) if data[:1] == b"\1" else data[1:]
     server = Connection()
     server.decoder.receive_data(encoded)

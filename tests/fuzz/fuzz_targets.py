@@ -1,6 +1,6 @@
 """The targets: for each, valid inputs, and a check that any bytes must pass.
 
-A check raises nothing for whatever bytes: the documented errors are caught in it, and what it
+A check raises nothing for any bytes: the documented errors are caught in it, and what it
 asserts holds for every input that is accepted.
 """
 
@@ -349,7 +349,7 @@ def _frame(opcode: int, flags: int, call_id: int, header: bytes = b"") -> bytes:
     return b"".join(encode_frame(opcode, flags, call_id, header, [b"payload"]))
 
 
-# The log: two segments. A byte says whether checksums are put right first, four how long the
+# The log: two segments. A byte decides whether checksums are corrected first, four how long the
 # first segment is. Recovery accepts its own result, and finds the same.
 
 _LOG_PREFIX = struct.Struct(">BI")

@@ -1,4 +1,4 @@
-"""Whenever a task is cancelled that uses an asyncio client, the client still closes, wholly."""
+"""An asyncio client closes completely, at whatever point a task that uses it is cancelled."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def done(ended: Ended) -> bytes:
 
 
 def failed(ended: Ended, exit_code: int) -> str:
-    """The one line that a failed command says."""
+    """The one line that a failed command prints."""
     error = ended.errors.decode()
     assert (ended.exit_code, ended.output) == (exit_code, b""), error
     assert error.startswith("sbp: ")

@@ -341,7 +341,7 @@ def test_what_was_given_up_is_never_committed(tmp_path):
 
 
 def test_a_stream_goes_on_without_what_a_server_has_lost(tmp_path):
-    """One batch of those that were staged is lost; the others are dropped, wherever they are."""
+    """One batch of those that were staged is lost; the others are dropped on all servers."""
 
     async def body(servers: Servers, client: AsyncClient, *, is_sealed: bool) -> None:
         one, two = await create(client, "one", "two")

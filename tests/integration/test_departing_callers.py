@@ -50,4 +50,4 @@ def test_callers_that_seal_and_leave(tmp_path):
         until(lambda: len(list(descriptors.iterdir())) <= before + 2, 30)
         client.create_streams([StreamSpec("after")])
         log = cluster.log_path
-    assert "was destroyed" not in log.read_text(), "a task waited for ever"
+    assert "was destroyed" not in log.read_text(), "a task waited without end"

@@ -1,4 +1,4 @@
-"""A range server whose disk runs full: it refuses appends before the log dies of it."""
+"""A range server whose disk runs full: it refuses appends before the log fails."""
 
 from __future__ import annotations
 

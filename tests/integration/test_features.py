@@ -117,7 +117,7 @@ def test_a_server_drops_a_request_whose_deadline_is_over(tmp_path):
             assert (await client.greet(NO_WISHES)).has_deadline
             with pytest.raises(RequestTimeoutError, match="timeout_ms"):
                 await client.ask(Opcode.FETCH, long_poll(50))
-            assert not cluster.server._waiters._events, "somebody still waits for the stream"
+            assert not cluster.server._waiters._events, "a waiter for the stream is left"
 
     run(tmp_path, body)
 

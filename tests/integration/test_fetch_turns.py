@@ -1,4 +1,4 @@
-"""FETCH by many: nobody waits for a peer that does not read, the tail not for a backlog."""
+"""FETCH of many clients: none waits for a peer that does not read, nor the tail for a backlog."""
 
 import asyncio
 import socket
@@ -37,7 +37,7 @@ def _nothing_in_memory(monkeypatch):
 class GatedDisk(OsDisk):
     """Reads of opened segments, which nothing caches, wait for `gate`.
 
-    `begun` and `read_lengths` say what was asked.
+    `begun` and `read_lengths` record the requests.
     """
 
     def __init__(self):

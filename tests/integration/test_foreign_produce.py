@@ -16,7 +16,7 @@ pytest_plugins = ["client_fixtures"]
 
 @pytest.fixture
 def produce(monkeypatch, tmp_path, capfd):
-    """Runs `sbp produce` in this process; returns its exit code and what it said."""
+    """Runs `sbp produce` in this process; returns its exit code and output."""
 
     def run(endpoint: str, stream_id: int, text: bytes, *words: str) -> tuple[int, str]:
         path = tmp_path / "stdin"

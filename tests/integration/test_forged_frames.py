@@ -1,4 +1,4 @@
-"""Frames that only another server may send, from somebody who knows the protocol and no secret.
+"""Frames that only another server may send, from a peer that knows the protocol and no secret.
 
 Against `sbp serve` as a user starts it.
 """

@@ -1,4 +1,4 @@
-"""A server that names the folder of somebody else's log does not get it read."""
+"""A client does not read the log of another server that a server names in its answer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_log_of_another_cluster_stays_closed(tmp_path, caplog, cluster_id):
 
 
 async def _places(cluster, stream_id) -> tuple[BatchPlace, ...]:
-    """Where the true server says that a batch is."""
+    """The place of a batch as the true server reports it."""
     item = FetchInfo(StreamRange(stream_id, 0), 0, 0, 1 << 20, stream_id, -1)
     request = FetchRequest(0, 1, (item,), 0, takes_places=True)
     endpoint = cluster.server.endpoint

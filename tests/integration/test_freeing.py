@@ -1,4 +1,4 @@
-"""A disk without room for appends: trimming and deleting bring it back."""
+"""A disk without space for appends: trimming and deleting free it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH_BYTES = 1_000_000
 
 
 class SmallDisk(FixedProbe):
-    """A disk that only the log and its index take room on."""
+    """A disk that has only the log and its index."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(None)
@@ -70,7 +70,7 @@ def test_what_was_trimmed_in_the_open_segment_is_freed(tmp_path: Path) -> None:
         bounds = (await cluster.client.stream_bounds([2]))[0]
         await cluster.client.trim_streams({2: bounds.next_offset - 1})
         for _ in range(10):
-            await append(cluster.client, 2)  # it waits for the room
+            await append(cluster.client, 2)  # it waits for the space
         assert len(await cluster.read(1)) == 1
         assert len(await cluster.read(2, bounds.next_offset - 1)) == 11
 

@@ -65,7 +65,7 @@ def test_a_seal_waits_for_the_disk(tmp_path):
 
 
 def test_what_is_staged_waits_for_the_disk(tmp_path):
-    """The placement driver may decide on it at once: a power cut must not take it away."""
+    """The placement driver may decide on it at once: a power cut must not lose it."""
 
     async def body(cluster, disk):
         await cluster.client.create_streams([StreamSpec("s")])

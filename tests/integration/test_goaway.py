@@ -230,7 +230,7 @@ def test_a_client_may_say_goaway_and_gets_its_answers_before_the_end(tmp_path):
 
 
 class Loop:
-    """A writer and a reader of one stream, each with a client of its own, until told to stop."""
+    """A writer and a reader of one stream, each with a client of its own, until stopped."""
 
     def __init__(self, kind, endpoint, stream_id):
         self.written = []

@@ -1,4 +1,4 @@
-"""Attackers at a range server: they get an error or are closed, nobody beside them notices it.
+"""Attackers at a range server: they get an error or are closed, and other clients are not affected.
 
 Every attack runs against one server while a well-behaved client appends and fetches beside it.
 Afterwards the data are right, and no task and no descriptor is left.
@@ -76,7 +76,7 @@ def shared_tables_header(count):
     )
     struct.pack_into("<I", encoded, field, start - field)
     encoded += struct.pack("<I", count)
-    # Offsets are unsigned and point forward, so the table moves behind them.
+    # Offsets are unsigned and point forward, so the table moves after them.
     table_at = start + 4 + 4 * count
     encoded += b"".join(struct.pack("<I", table_at - start - 4 - 4 * i) for i in range(count))
     vtable = item - struct.unpack_from("<i", encoded, item)[0]
@@ -111,8 +111,8 @@ CLOSING_ATTACKS = {
     "length too large": struct.pack(">I", limits.FRAME_BYTES_MAX + 1),
     "length too small": struct.pack(">I", 15),
     "header longer than its frame": header_length_beyond_the_frame(),
-    "an answer that nobody asked for": frame(Opcode.PING, flags=Flag.RESPONSE | Flag.END),
-    "an error that nobody asked for": frame(
+    "an unrequested answer": frame(Opcode.PING, flags=Flag.RESPONSE | Flag.END),
+    "an unrequested error": frame(
         Opcode.APPEND, flags=Flag.RESPONSE | Flag.END | Flag.SYSTEM_ERROR
     ),
     "negative call id": frame(Opcode.PING, call_id=2**32 - 1),
@@ -138,7 +138,7 @@ REFUSED_ATTACKS = {
 
 
 def lying_batches():
-    """Batches whose own lengths and counts lie, in APPENDs to a stream that exists."""
+    """Batches with wrong lengths and counts, in APPENDs to a stream that exists."""
     for position, width in ((0, 1), (9, 4), (20, 4), (40, 8), (len(BATCH) // 2, 8)):
         for value in (0, 1, 2 ** (8 * width - 1) - 1, 2 ** (8 * width) - 1):
             batch = bytearray(BATCH)
@@ -188,7 +188,7 @@ async def serve_honestly(cluster, stream_id, attack):
 
 
 def attack(folder, make_attack):
-    """Run an attack on a fresh cluster, and look for what it leaves behind."""
+    """Run an attack on a fresh cluster, and look for leaks."""
 
     async def body():
         async with core_cluster(folder) as cluster:

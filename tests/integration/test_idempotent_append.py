@@ -1,4 +1,4 @@
-"""Appends that are numbered by their writers: each is there once, whatever is repeated."""
+"""Appends that are numbered by their writers: each is stored once, even if repeated."""
 
 import asyncio
 import dataclasses
@@ -311,7 +311,7 @@ def without_writers(list_hosted_ranges):
 
 
 def test_who_appended_before_is_asked_for_and_never_guessed(tmp_path, taking_turns):
-    """A server that has a range from elsewhere, without a placement driver that tells it more."""
+    """A server with a range from elsewhere, and a placement driver that does not know writers."""
 
     async def body():
         async with two_servers(tmp_path) as (servers, client):
@@ -345,7 +345,7 @@ def test_who_appended_before_is_asked_for_and_never_guessed(tmp_path, taking_tur
 def test_writers_learnt_while_a_batch_is_looked_for_do_not_make_it_a_gap(
     tmp_path, taking_turns, monkeypatch
 ):
-    """The log's thread takes in who appended before, while the loop looks for a repeat."""
+    """The log's thread adds earlier writers while the event loop looks for a repeat."""
     look = Writers.maybe_repeat
 
     def overtaken(self, number, record_count, batch):

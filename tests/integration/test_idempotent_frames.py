@@ -1,4 +1,4 @@
-"""Frames of numbered batches, and what they cost while the disk stands still."""
+"""Frames of numbered batches, and their memory while the disk is blocked."""
 
 import asyncio
 from contextlib import AsyncExitStack

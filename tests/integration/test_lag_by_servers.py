@@ -1,4 +1,4 @@
-"""How far a query is behind, by what its servers say."""
+"""The lag of a query, as its servers report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a peer may keep a server waiting, and how much it may make it hold; time stands still.
+"""Limits on the time and memory that a peer may cost a server. The clock is frozen.
 
 The listener's sweep is called by the tests, with a clock that they move.
 """
@@ -248,7 +248,7 @@ def test_running_out_of_descriptors_stops_neither_the_server_nor_its_connections
 
 
 def test_frames_share_the_servers_memory_and_one_in_the_way_is_cut_off_sooner(caplog):
-    """Room for one large frame: the second waits, unread, until the first is there or given up."""
+    """Memory for one large frame: the second waits, unread, until the first is read or given up."""
     large = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1, b"", [bytes(12 << 20)]))
 
     async def body(bench):
@@ -296,7 +296,7 @@ def test_a_frame_in_the_way_that_stands_still_is_cut_off_at_once(caplog):
             while budget.taken_bytes < len(large):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             bench.later(limits.FRAME_STALLED_MS + 1)
-            assert bench.listener.connection_count == 2, "nobody waits for its memory"
+            assert bench.listener.connection_count == 2, "no connection waits for its memory"
             writer.write(large)
             while not budget.is_contended:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -447,7 +447,7 @@ def test_requests_that_waited_are_begun_in_turns_once_there_is_room(monkeypatch)
             first.write(large)
             while bench.deferring.ready is None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            for number in range(21):  # the first of them gets room in any case
+            for number in range(21):  # the first of them is admitted in any case
                 _, writer = await connections.enter_async_context(bench.connection())
                 writer.write(small)
                 while bench.begun_count + budget.waiting_count <= number:  # noqa: ASYNC110

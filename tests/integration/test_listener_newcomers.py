@@ -24,7 +24,7 @@ from sbp_core.wire.opcodes import Flag, Opcode
 
 @pytest.fixture
 def few(monkeypatch):
-    """Room for two connections."""
+    """Capacity for two connections."""
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 2)
     monkeypatch.setattr(limits, "CONNECTIONS_RESERVED", 0)
 

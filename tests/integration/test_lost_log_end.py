@@ -1,4 +1,4 @@
-"""A server whose log was cut, emptied, exchanged or put back: nothing is passed over in silence."""
+"""A server whose log was cut, emptied, exchanged or put back: every loss is reported."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_an_older_copy_and_its_repair(
     cluster.start()
     append(cluster, HURT, b"not in the copy")
     cluster.stop()
-    cluster.start()  # it tells the placement driver what the log has
+    cluster.start()  # it reports the end of its log to the placement driver
     cluster.stop()
     shutil.rmtree(cluster.log_folder)
     shutil.copytree(tmp_path / "copy", cluster.log_folder)
@@ -182,7 +182,7 @@ def test_the_log_of_another_server(
 
 
 def test_the_placement_driver_knows_the_end_of_a_log_that_was_closed(cluster: FaultCluster) -> None:
-    """Also where the notes beside the log are gone: the last heartbeat said it."""
+    """Also if the notes beside the log are lost: the last heartbeat reported it."""
     cluster.start()
     fill(cluster)
     cluster.stop()

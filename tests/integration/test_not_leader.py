@@ -80,7 +80,7 @@ def run(body, **follower_options):
 
 
 async def with_driver(kind, endpoint, work, **options):
-    """Do blocking work with a client, away from the servers' loop."""
+    """Do blocking work with a client, outside of the servers' event loop."""
 
     def call():
         driver = kind(endpoint, **{"retry": QUICK, **options})
@@ -264,7 +264,7 @@ def test_messages_name_the_one_that_was_asked(kind):
 
 @asynccontextmanager
 async def in_front_of(pd, cluster):
-    """Another door to a placement driver, which says that it is one of `cluster`."""
+    """Another endpoint of a placement driver, which reports that it is one of `cluster`."""
 
     async def describe(call):
         await call.respond(DescribePlacementDriverClusterResponse(status=SUCCESS, cluster=cluster))
@@ -284,7 +284,7 @@ async def until(condition):
 
 
 def test_range_servers_send_heartbeats_and_load_metrics_to_all_pd_nodes(tmp_path):
-    """SPEC "DESCRIBE_PD_CLUSTER"; and when the leader is gone they know whom to ask."""
+    """SPEC "DESCRIBE_PD_CLUSTER"; and if the leader is down they know which node to ask."""
 
     async def body(follower):
         servers = Servers(tmp_path, follower)

@@ -1,6 +1,6 @@
-"""More appends than a server has room for: each is answered once, and nothing is done twice.
+"""More appends than a server has memory for: each is answered once, and none is done twice.
 
-The disk stands still until the test lets it go on; so what is offered cannot be done, for sure.
+The disk is blocked until the test releases it, so that no append completes before.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class WatchedBudget(Budget):
 
 
 class Bench:
-    """A cluster whose disk stands still, and what was offered to it."""
+    """A cluster whose disk is blocked, and the appends that were sent to it."""
 
     def __init__(self, cluster, disk, stream_id, budget):
         self.cluster = cluster
@@ -153,7 +153,7 @@ def test_what_the_server_has_no_room_for_waits_and_is_done_once(tmp_path):
 
 
 def test_what_nobody_waits_for_any_longer_is_dropped_before_it_is_begun(tmp_path):
-    """The room for which a request waits comes after the deadline of the request."""
+    """The memory that a request waits for is free after the deadline of the request."""
 
     async def body(bench):
         first, second = bench.clients[:2]

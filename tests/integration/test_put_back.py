@@ -62,7 +62,7 @@ def read(cluster, stream_id):
 
 
 def wait_until_remembered(cluster):
-    """Wait until the range server was told of what was just done."""
+    """Wait until the range server knows the last commit."""
     path = cluster.data_dir / "range-server-0" / DRIVER_COMMIT_NAME
     before = path.read_bytes()
     deadline = time.monotonic() + WAIT_SECONDS
@@ -111,7 +111,7 @@ def test_metadata_that_were_put_back_are_refused_until_they_are_accepted(
 
 
 def test_a_stream_that_got_the_id_of_another_one_is_refused_where_that_is(cluster, tmp_path):
-    """Nobody remembers the commit here, so only the time of creation tells the two apart."""
+    """No server knows the commit here, so only the time of creation distinguishes the two."""
     driver, copy = cluster.data_dir / "placement-driver", tmp_path / "copy"
     memory = cluster.data_dir / "range-server-0" / DRIVER_COMMIT_NAME
     cluster.start()
@@ -266,7 +266,7 @@ def append(cluster, stream_id, *values):
 def test_a_query_misses_what_a_data_directory_lost_that_was_put_back_and_overtaken(
     cluster, tmp_path, is_hot, caplog
 ):
-    """Metadata and logs are of one copy, so no server has anything to object to."""
+    """Metadata and logs are of one copy, so no server reports a difference."""
     cluster.start()
     a = create(cluster, "a", b"a0", b"a1")
     if not is_hot:

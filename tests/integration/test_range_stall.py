@@ -127,7 +127,7 @@ def test_a_query_that_begins_during_a_stall_and_a_run_to_the_tail(scene):
 def move_lost(scene):
     """Let the lost stream go on at the server that stays."""
     stream_id = int(scene.ids[scene.lost])
-    scene.client.delete_streams([scene.spare])  # so that there is more room at the other server
+    scene.client.delete_streams([scene.spare])  # so that the other server gets more ranges
     opened = scene.client.seal_streams([stream_id])[stream_id]
     assert opened.servers[0] != scene.server.endpoint
 

@@ -1,4 +1,4 @@
-"""`sbp serve` as a process: starting, ending, crashing, and being in somebody's way."""
+"""`sbp serve` as a process: start, stop, crash, and conflicts with another process."""
 
 import asyncio
 import dataclasses
@@ -50,7 +50,7 @@ def serve(data_dir, *words: str) -> subprocess.Popen[bytes]:
 
 
 def refused(process: subprocess.Popen[bytes], exit_code: int = 2) -> str:
-    """The one line that a server says which cannot start."""
+    """The one line of a server that cannot start."""
     output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     error = errors.decode()
     assert (process.returncode, output) == (exit_code, b""), error

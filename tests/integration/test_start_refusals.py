@@ -1,7 +1,7 @@
-"""`sbp serve` on folders that are damaged, older, others or gone: each message names what works.
+"""`sbp serve` on damaged, older, exchanged or missing folders: each message has a working remedy.
 
-A refused start either recommends a command, and the next start works once that was run; or it says
-that nothing can be repaired, and what to put back. Where it tells how to go on without, that works.
+A refused start either recommends a command, and the next start works after it; or it reports that
+nothing can be repaired, and what to restore. A way to go on without works, too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Copies:
     serve_and_add(made.newest, "a")
     shutil.copytree(made.newest, made.older)
     serve_and_add(made.newest, "b")
-    LocalCluster(made.newest).start().stop()  # the range server is told of the last commits
+    LocalCluster(made.newest).start().stop()  # the range server learns the last commits
     serve_and_add(made.other, "z")
     return made
 
@@ -120,7 +120,7 @@ def changed_row(folder: Path, _: Copies) -> None:
 
 
 def cut_log(folder: Path, _: Copies) -> None:
-    """Cut what was synced, and remove what says beside the log how far that is."""
+    """Cut what was synced, and remove the note of its position beside the log."""
     segment = max((folder / SERVER / "log").glob("*.log"))
     os.truncate(segment, segment.stat().st_size - 500)
     for note in (folder / SERVER / "log").glob("high-water.*"):

@@ -46,7 +46,7 @@ def test_a_query_reads_again_what_came_after_the_batch_it_is_taken_back_to(
     printed = run("rewind", checkpoint, "--to-batch", "1", "--yes")
     assert "is read again from 20, it was at 50" in printed
     append_values(client, stream, numbered(50, 55))
-    # Batch 1 has kept where its run was to end: that is gone to before what came since.
+    # Batch 1 has the end of its run: that is read before later records.
     assert read(frame, checkpoint) == {each: first[each] for each in (2, 3, 4)}
     run("rewind", checkpoint, "--batches", "2", "--yes")
     other = sbp.load_stream(stream, maxRecordsPerTrigger="100", minPartitions="3")

@@ -1,4 +1,4 @@
-"""Each row is there once, whatever is tried again."""
+"""Each row is stored once, whatever is retried."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_replay_of_other_rows_fails_if_that_is_wanted(sbp, streams, checkpoint
 
 
 def test_a_batch_that_comes_too_late_fails_the_query(sbp, streams, checkpoint, client):
-    """Somebody else has committed a later batch as this query: its own would be lost."""
+    """Another writer has committed a later batch as this query: its own would be lost."""
     source, target = streams
     frame = sbp.load_stream(source).select("value")
     query = sbp.copy(frame, target, checkpoint)

@@ -146,7 +146,7 @@ def rows_of_all(*frames):
 def check_filters(spark, frame, filters):
     """Compare what Spark leaves of a DataFrame with what it leaves of the same rows.
 
-    The unfiltered part of each query is read as planned for the filter: all has to be there.
+    The unfiltered part of each query is read as planned for the filter: all rows must be there.
     """
     kept = spark.createDataFrame(frame.collect(), frame.schema)
     for each in filters:

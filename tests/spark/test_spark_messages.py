@@ -28,7 +28,7 @@ def closed_endpoint():
 
 
 def check_read(sbp, *parts, options, schema=None):
-    """The fault is told by load() or by the first action."""
+    """load() or the first action raises the error."""
     reader = sbp.spark.read.format("sbp").options(endpoint=sbp.endpoint)
     with pytest.raises(PySparkException) as raised:
         (reader.schema(schema) if schema else reader).options(**options).load().count()

@@ -13,7 +13,7 @@ from sbp_core.cli.main import main
 
 @pytest.fixture
 def lags(cluster, capfd):
-    """What `sbp lag GROUP` tells of each stream, by name."""
+    """The lag of each stream by name, as printed by `sbp lag GROUP`."""
 
     def ask(group):
         capfd.readouterr()

@@ -1,4 +1,4 @@
-"""The records between two offsets are the same whenever, and however, they are read."""
+"""The records between two offsets are the same at every read, in any way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sbp serve` is killed and comes back, in the middle of queries that read and write."""
+"""`sbp serve` is killed and restarted, in the middle of queries that read and write."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_queries_outlive_the_server(own_sbp, tmp_path):
         assert [query.exception() for query in queries] == [None, None]
         for query in queries:
             query.stop()
-        # At least once: an append whose answer was lost with the server may be there twice.
+        # At least once: an append whose answer was lost with the server may be stored twice.
         assert sbp.values("origin") == numbered(0, 3_000)
         assert set(sbp.values("end")) == set(sbp.values("middle")) == set(numbered(0, 3_000))
         assert without_repeats(sbp.values("middle")) == numbered(0, 3_000)

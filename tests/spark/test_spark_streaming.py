@@ -13,7 +13,7 @@ from sbp_spark.reading.offsets import SourceOffset
 
 
 class Collected:
-    """A foreachBatch function that keeps the values of each batch, and fails when told to."""
+    """A foreachBatch function that keeps the values of each batch, and fails on demand."""
 
     def __init__(self, *, fails=False):
         self.batches = {}

@@ -23,7 +23,7 @@ COLUMNS = (
     " tags array<string>, at timestamp"
 )
 MICROSECONDS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
-"""Spark writes JSON with milliseconds only, unless it is told."""
+"""By default Spark writes JSON with milliseconds only."""
 READINGS = [
     (1, -7.25, ("Zürich", 408.0), ["roof", "north"], time("2024-02-29T12:00:00.123456")),
     (2**62, 31.5, ("東京", 40.0), [], time("1969-12-31T23:59:59")),
