@@ -169,7 +169,7 @@ def test_every_status_is_there_and_success_is_1200(target):
     target.run(body)
 
 
-def test_what_fails_says_so_by_the_codes_of_the_dialect(target):
+def test_failures_have_the_codes_of_the_dialect(target):
     """1400 and 1498 in place of 2 and 3, system errors too. Rule: dialect-codes."""
 
     async def body(target):
@@ -193,7 +193,7 @@ def test_what_fails_says_so_by_the_codes_of_the_dialect(target):
     target.run(body)
 
 
-def test_why_a_connection_is_closed_is_told_by_the_codes_of_the_dialect(target):
+def test_the_reason_of_a_closed_connection_has_a_code_of_the_dialect(target):
     """A negative call id. Rule: dialect-codes."""
     with Wire(target.endpoint) as wire:
         refusal = wire.ask(frame(Opcode.PING, 2**31))
@@ -245,7 +245,7 @@ def test_a_fetch_is_one_frame_that_never_grows_too_large(target):
     target.run(body)
 
 
-def test_a_fetch_that_finds_nothing_says_so(target):
+def test_a_fetch_that_finds_nothing_has_a_code(target):
     """At the tail, at the end of a sealed range, and beside an error. Rule: dialect-fetch."""
 
     async def body(target):

@@ -78,7 +78,7 @@ def test_minus_two_is_the_first_offset_and_minus_one_the_tail(at_server, offset,
     at_server(test)
 
 
-def test_an_offset_out_of_bounds_is_told_the_bounds(at_server):
+def test_an_offset_out_of_bounds_gets_the_bounds(at_server):
     """`detail` of OFFSET_OUT_OF_RANGE: the first and the next offset."""
 
     async def test(client, placed):
@@ -91,7 +91,7 @@ def test_an_offset_out_of_bounds_is_told_the_bounds(at_server):
 
 
 @pytest.mark.parametrize(("end", "count"), [(1, 1), (2, 1), (3, 2), (6, 3), (0, 0)])
-def test_an_end_offset_keeps_later_batches_away(at_server, end, count):
+def test_an_end_offset_excludes_later_batches(at_server, end, count):
     """A fetch that has an end does not wait for more."""
 
     async def test(client, placed):
@@ -138,7 +138,7 @@ def test_a_guarantee_that_is_not_given_is_refused(at_server, field):
     at_server(test)
 
 
-def test_a_range_server_says_what_is_wrong_by_code(at_server):
+def test_a_range_server_reports_errors_by_code(at_server):
     """RANGE_NOT_FOUND, RANGE_ALREADY_SEALED, NOT_FOUND, INVALID_REQUEST of single items."""
 
     async def test(client, placed):
@@ -198,7 +198,7 @@ def test_metadata_that_did_not_change_is_not_sent_again(target):
     target.run(body)
 
 
-def test_a_commit_that_the_metadata_never_had_is_told_and_nothing_is_refused(target):
+def test_a_commit_that_the_metadata_never_had_is_reported_and_nothing_is_refused(target):
     """`lacks_commit` of LIST_RANGES. Rule: list-commit."""
 
     async def body(target):
@@ -255,7 +255,7 @@ def test_streams_have_names(target):
     target.run(body)
 
 
-def test_a_placement_driver_says_what_is_wrong_by_code(target):
+def test_a_placement_driver_reports_errors_by_code(target):
     """CREATE_RANGE_BEFORE_SEAL, INVALID_REQUEST, NOT_FOUND, UNSUPPORTED_OPERATION."""
 
     async def body(target):

@@ -41,7 +41,7 @@ async def changes(client, revision, changed_max=1000):
     return answers[0].revision, results
 
 
-def test_a_range_server_tells_which_ranges_have_changed(at_server):
+def test_a_range_server_reports_which_ranges_have_changed(at_server):
     """`since_revision` of DESCRIBE_RANGE. Rule: describe-changed."""
 
     async def test(client, placed):

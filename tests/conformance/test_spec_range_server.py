@@ -196,7 +196,7 @@ def test_fetch_returns_what_was_appended(target):
 
 
 @pytest.mark.parametrize("takes_places", [False, True])
-def test_places_are_for_who_takes_them(target, takes_places):
+def test_places_are_for_clients_that_accept_them(target, takes_places):
     """An extension: places of batches instead of a payload. Rule: fetch-places."""
 
     async def body(target):

@@ -99,7 +99,7 @@ def test_a_version_is_there_once(at_pd):
     at_pd(body)
 
 
-def test_whoever_was_overtaken_gets_the_newest_version(at_pd):
+def test_an_overtaken_client_gets_the_newest_version(at_pd):
     """Rule: register-conflict."""
 
     async def body(pd, one, bare):

@@ -96,7 +96,7 @@ def at_server(target):
     return run
 
 
-def test_nobody_sees_what_is_staged(at_server):
+def test_no_reader_sees_staged_batches(at_server):
     """`txn_id` of APPEND. Rule: staged-unseen."""
 
     async def test(client, placed):

@@ -210,7 +210,7 @@ def test_what_is_lost_is_given_up(staging):
     staging(body)
 
 
-def test_transactions_are_told(staging):
+def test_transactions_are_described(staging):
     """Rule: describe-txns."""
 
     async def body(txns):

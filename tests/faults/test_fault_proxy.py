@@ -150,7 +150,7 @@ def test_a_half_open_connection_stays_so_and_new_ones_do_not(proxy, connect, ups
     assert proxy.injected == {"Swallow": 1}
 
 
-def test_the_server_is_not_told_of_the_end_of_a_half_open_connection(proxy, connect, upstream):
+def test_the_server_does_not_learn_of_the_end_of_a_half_open_connection(proxy, connect, upstream):
     proxy.inject(Swallow(), TO_SERVER, count=1)
     client = connect()
     client.sendall(PING)
@@ -195,7 +195,7 @@ def test_the_first_rule_that_fits_wins_until_it_is_used_up(proxy, connect):
     assert read(client, 2 * len(PING)) == flip(PING, -1) + flip(PING, -2)
 
 
-def test_nobody_behind_the_proxy(proxy, connect, upstream):
+def test_no_server_behind_the_proxy(proxy, connect, upstream):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         proxy.target = f"127.0.0.1:{unused.getsockname()[1]}"

@@ -178,7 +178,7 @@ def test_a_reader_that_has_enough_is_no_error(run, cluster, stream):
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_what_was_created_is_told_though_others_are_refused(run, as_json):
+def test_created_streams_are_printed_though_others_are_refused(run, as_json):
     done(run("streams", "create", f"some-{as_json}-1"))
     ended = run("streams", "create", f"some-{as_json}", "--count", "3", *["--json"] * as_json)
     assert ended.exit_code == 1
@@ -199,7 +199,7 @@ def test_the_ranges_of_a_stream_are_described_with_their_ends(run, stream):
     assert ends == [(2, 2), (None, 3)]
 
 
-def test_what_was_created_before_a_limit_is_told(run, tmp_path):
+def test_streams_created_before_a_limit_are_printed(run, tmp_path):
     config = tmp_path / "server.toml"
     config.write_text(f"[placement_driver]\nstreams_max = {limits.STREAMS_PER_CALL}\n")
     with LocalCluster(tmp_path / "data", options=["--config", str(config)]) as small:
@@ -280,13 +280,13 @@ def test_a_name_that_is_taken(run, stream):
 
 
 @pytest.mark.parametrize("words", [["ping"], ["consume", "a"], ["streams", "list"]])
-def test_nobody_at_the_endpoint(run, words):
+def test_no_server_at_the_endpoint(run, words):
     error = failed(run(*words, endpoint="127.0.0.1:1"), 1)
     assert "127.0.0.1:1" in error
     assert "sbp serve" in error
 
 
-def test_a_producer_says_how_far_it_came(run, stream):
+def test_a_producer_prints_its_progress(run, stream):
     text = b"fits\n" * 300_000 + b"x" * (limits.RECORD_BYTES_MAX + 1)
     error = failed(run("produce", stream, stdin=text), 1)
     there = len(done(run("consume", stream)).splitlines())

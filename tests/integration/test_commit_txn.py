@@ -262,7 +262,7 @@ def test_what_was_staged_before_a_seal_is_published_behind_it(tmp_path):
     run(tmp_path, body)
 
 
-def test_a_server_that_is_away_is_waited_for(tmp_path):
+def test_a_commit_waits_for_a_server_that_is_down(tmp_path):
     async def body(servers: Servers, client: AsyncClient) -> None:
         one, two = await create(client, "one", "two")
         hosts = [(await client.list_ranges([each]))[each][-1].servers[0] for each in (one, two)]
@@ -380,7 +380,7 @@ def test_a_stream_goes_on_without_what_a_server_has_lost(tmp_path):
         run(tmp_path / str(is_sealed), partial(body, is_sealed=is_sealed))
 
 
-def test_what_waits_for_a_server_that_is_away_is_not_given_up(tmp_path):
+def test_a_batch_that_waits_for_a_server_that_is_down_is_not_given_up(tmp_path):
     async def body(servers: Servers, client: AsyncClient) -> None:
         (one,) = await create(client, "one")
         host = servers.name_at((await client.list_ranges([one]))[one][-1].servers[0])

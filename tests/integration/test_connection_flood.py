@@ -122,7 +122,7 @@ def test_a_server_that_cannot_accept_can_be_stopped(tmp_path):
         cluster.restart()
 
 
-def test_an_address_with_too_many_connections_is_told_so():
+def test_an_address_with_too_many_connections_gets_an_error():
     async def body():
         listener = Listener(
             {},

@@ -228,7 +228,7 @@ def test_no_feature_is_agreed_on(foreign_cluster):
 @pytest.mark.parametrize(
     ("role", "code"), [(ServerRole.PLACEMENT_DRIVER, 1500), (ServerRole.RANGE_SERVER, 2500)]
 )
-def test_a_bug_of_a_server_is_told_by_its_own_code(role, code):
+def test_a_bug_of_a_server_has_its_own_code(role, code):
     async def fail(call):
         raise RuntimeError("a bug")
 

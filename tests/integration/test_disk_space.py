@@ -102,7 +102,7 @@ def test_without_room_streams_can_be_created_sealed_trimmed_and_deleted(tmp_path
     run(tmp_path, probe, body, heartbeat_interval_ms=limits.HEARTBEAT_TIMEOUT_MS // 3)
 
 
-def test_a_machine_that_does_not_tell_refuses_nothing(tmp_path):
+def test_an_unknown_amount_of_free_space_refuses_nothing(tmp_path):
     async def body(cluster):
         await cluster.client.create_streams([StreamSpec("s")])
         assert await append(cluster.client, 1, b"value") == 0

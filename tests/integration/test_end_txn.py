@@ -63,7 +63,7 @@ async def append(cluster, stream_id, letter):
     return outcome.base_offset
 
 
-def test_the_request_says_in_which_order(tmp_path):
+def test_the_request_defines_the_order(tmp_path):
     async def body(cluster, stream_id, client):
         await append(cluster, stream_id, "-")
         for name in ("c", "ab", "d"):
@@ -257,7 +257,7 @@ def test_an_end_that_failed_lets_more_be_staged(tmp_path):
     run(tmp_path, body)
 
 
-def test_an_end_that_nobody_waits_for_any_longer_is_done(tmp_path):
+def test_an_end_whose_caller_left_is_completed(tmp_path):
     async def body(cluster, stream_id, client):
         await stage(client, stream_id, "t", "a")
         disk.gate.clear()
@@ -379,7 +379,7 @@ def test_a_stream_that_is_deleted_before_publishes_nothing(tmp_path):
     run(tmp_path, body)
 
 
-def test_who_stops_ends_what_was_begun():
+def test_a_stopping_server_completes_ends():
     async def main():
         in_flight = InFlight()
         handler = EndTxnHandler(None, Stagings(StagedStates(), in_flight), None)

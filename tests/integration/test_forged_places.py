@@ -107,7 +107,7 @@ def test_a_server_rewrites_what_an_earlier_version_left(tmp_path):
     run(tmp_path, body)
 
 
-def test_the_address_of_the_connection_tells_whether_a_server_is_here():
+def test_the_address_of_the_connection_decides_whether_a_server_is_local():
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()[:2]) as connected,

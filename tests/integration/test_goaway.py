@@ -103,7 +103,7 @@ async def create(cluster, *names):
     return [info.stream_id for info in infos]
 
 
-def send_idle_away(server):
+def send_idle_goaway(server):
     """Sweep as if every connection had been idle for long enough."""
     listener = server._listener
     idle_seconds, listener._idle_seconds = listener._idle_seconds, -1
@@ -159,12 +159,12 @@ def test_a_peer_that_does_not_close_after_goaway_is_closed(tmp_path, monkeypatch
             wire = await Wire.to(server.endpoint)
             wire.send(Opcode.PING, 1)
             assert (await wire.read()).call_id == 1
-            send_idle_away(server)
+            send_idle_goaway(server)
             await wire.read_goaway()
             async with asyncio.timeout(30):
                 end = asyncio.create_task(wire.read_end())
                 while not end.done():
-                    send_idle_away(server)
+                    send_idle_goaway(server)
                     await asyncio.sleep(0.01)
             await end
             await wire.close()
@@ -178,7 +178,7 @@ def test_a_request_that_crosses_an_idle_goaway_is_refused_by_code(tmp_path):
             wire = await Wire.to(server.endpoint)
             wire.send(Opcode.PING, 1)
             assert (await wire.read()).call_id == 1
-            send_idle_away(server)
+            send_idle_goaway(server)
             wire.send(Opcode.HEARTBEAT, 2, HeartbeatRequest(client_id="late"))
             await wire.read_goaway()
             await wire.read_refusal(2)
@@ -187,7 +187,7 @@ def test_a_request_that_crosses_an_idle_goaway_is_refused_by_code(tmp_path):
     run(tmp_path, body)
 
 
-def test_a_client_may_say_goaway_and_gets_its_answers_before_the_end(tmp_path):
+def test_a_client_may_send_goaway_and_gets_its_answers_before_the_end(tmp_path):
     disk = HeldDisk()
     disk.gate.set()
 
@@ -304,8 +304,8 @@ def test_clients_go_on_after_idle_goaways(tmp_path, kind):
                 await asyncio.to_thread(loop.wait_for_progress)
                 peers = list(cluster.server._listener._peers)
                 assert peers
-                send_idle_away(cluster.server)
-                send_idle_away(cluster.pd)
+                send_idle_goaway(cluster.server)
+                send_idle_goaway(cluster.pd)
         finally:
             await asyncio.to_thread(loop.end)
 

@@ -225,7 +225,7 @@ def resident_bytes():
 
 
 @pytest.mark.parametrize("name", CLOSING_ATTACKS)
-def test_who_breaks_the_framing_is_closed_with_a_reason(tmp_path, name):
+def test_a_peer_that_breaks_the_framing_is_closed_with_a_reason(tmp_path, name):
     async def go(cluster):
         return await exchange(cluster.server.endpoint, CLOSING_ATTACKS[name])
 
@@ -237,7 +237,7 @@ def test_who_breaks_the_framing_is_closed_with_a_reason(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", REFUSED_ATTACKS)
-def test_who_sends_a_bad_request_is_told_so(tmp_path, name):
+def test_a_peer_that_sends_a_bad_request_gets_an_error(tmp_path, name):
     async def go(cluster):
         return await exchange(cluster.server.endpoint, REFUSED_ATTACKS[name])
 

@@ -171,7 +171,7 @@ def test_a_repeat_of_what_waits_for_its_sync_is_answered_with_it(tmp_path):
     run(body())
 
 
-def test_a_repeat_is_answered_though_nobody_waits_for_the_original_any_longer(tmp_path):
+def test_a_repeat_is_answered_though_the_caller_of_the_original_left(tmp_path):
     async def body():
         disk = HeldDisk()
         disk.gate.set()
@@ -310,7 +310,7 @@ def without_writers(list_hosted_ranges):
     return listed
 
 
-def test_who_appended_before_is_asked_for_and_never_guessed(tmp_path, taking_turns):
+def test_earlier_writers_are_looked_up_and_never_guessed(tmp_path, taking_turns):
     """A server with a range from elsewhere, and a placement driver that does not know writers."""
 
     async def body():

@@ -26,7 +26,7 @@ def progress(*nexts):
     return {"id": "q", "name": "n", "batchId": 7, "sources": sources}
 
 
-def test_the_servers_tell_what_came_since_its_age_and_its_size(client, cluster, streams):
+def test_the_servers_report_the_lag_in_records_time_and_bytes(client, cluster, streams):
     first, second = streams
     append_values(client, first, [b"x" * 1000] * 50)
     shown = progress((first, 20), (second, 0))
@@ -57,7 +57,7 @@ def test_deleted_streams_are_left_out(client, cluster, streams):
     assert [(each.stream_id, each.record_count) for each in found] == [(second, 1)]
 
 
-def test_without_servers_a_listener_tells_what_the_progress_says(caplog, streams):
+def test_without_servers_a_listener_reports_the_progress(caplog, streams):
     reports = []
     listener = LagListener("127.0.0.1:1", lambda _, found: reports.append(found))
     listener.onQueryProgress(SimpleNamespace(progress=progress((streams[0], 20))))

@@ -201,7 +201,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not():
     run(body, idle_connection_ms=50)
 
 
-def test_one_connection_too_many_is_told_so(monkeypatch):
+def test_one_connection_too_many_gets_an_error(monkeypatch):
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
     monkeypatch.setattr(limits, "CONNECTIONS_RESERVED", 0)
 

@@ -37,7 +37,7 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Flag, Opcode
 
 
-def test_a_peer_that_says_nothing_is_closed():
+def test_a_silent_peer_is_closed():
     async def body(bench):
         async with bench.connection() as (reader, _):
             bench.later(FIRST_FRAME_MS)
@@ -171,7 +171,7 @@ def test_a_peer_that_does_not_read_is_cut_off_and_others_are_not():
     run(body)
 
 
-def test_answers_that_nobody_reads_stop_the_reading_of_requests():
+def test_unread_answers_stop_the_reading_of_requests():
     request = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(1 << 20)]))
 
     async def body(bench):

@@ -38,7 +38,7 @@ async def ask(reader, writer):
     return opcodes(await reader.readexactly(ANSWER_BYTES))
 
 
-def test_a_newcomer_gets_the_place_of_who_asked_for_nothing(few):
+def test_a_newcomer_gets_the_place_of_an_idle_connection(few):
     async def body(bench):
         idle, used = await connect(bench), await connect(bench)
         await ping(*idle)
@@ -56,7 +56,7 @@ def test_a_newcomer_gets_the_place_of_who_asked_for_nothing(few):
     run(body)
 
 
-def test_a_newcomer_gets_the_place_of_who_asked_for_nothing_for_the_longest_time(few):
+def test_a_newcomer_gets_the_place_of_the_longest_idle_connection(few):
     async def body(bench):
         first, second = await connect(bench), await connect(bench)
         for connection in (first, second):
@@ -70,7 +70,7 @@ def test_a_newcomer_gets_the_place_of_who_asked_for_nothing_for_the_longest_time
     run(body)
 
 
-def test_who_is_young_or_in_use_or_waits_for_an_answer_keeps_its_place(few):
+def test_a_young_busy_or_waiting_connection_keeps_its_place(few):
     async def body(bench):
         at_work, used = await connect(bench), await connect(bench)
         at_work[1].write(b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1)))

@@ -358,7 +358,7 @@ def test_a_log_whose_instance_cannot_be_written(tmp_path, looks, caplog):
     assert "local reads off" in caplog.text
 
 
-def test_who_does_not_ask_gets_bytes(tmp_path):
+def test_a_client_that_does_not_ask_gets_bytes(tmp_path):
     """As older clients and the asyncio client do."""
 
     async def body(cluster):
@@ -376,7 +376,7 @@ def test_who_does_not_ask_gets_bytes(tmp_path):
     ("address", "isolation", "is_here"),
     [("127.0.0.1", "", True), ("127.0.0.2", "", False), ("127.0.0.1", "backfill", False)],
 )
-def test_who_comes_from_elsewhere_or_takes_turns_gets_bytes(tmp_path, address, isolation, is_here):
+def test_a_remote_or_isolated_client_gets_bytes(tmp_path, address, isolation, is_here):
     async def body(cluster):
         stream_id = await new_stream(cluster)
         await append(cluster, stream_id, [1])

@@ -214,7 +214,7 @@ def test_dump_shows_entries_from_a_position_on(folder, capfd):
     assert "base_offset=1" in line
 
 
-def test_dump_tells_of_transactions(tmp_path, capfd):
+def test_dump_shows_transactions(tmp_path, capfd):
     with open_log(OsDisk(), tmp_path) as log:
         log.append([created()])
         log.append([staged("t.1.x", 0), staged("t.1.x", 1), staged("u", 0)])

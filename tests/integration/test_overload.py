@@ -152,7 +152,7 @@ def test_what_the_server_has_no_room_for_waits_and_is_done_once(tmp_path):
     run(body, tmp_path, memory_bytes=ROOM * COST_BYTES)
 
 
-def test_what_nobody_waits_for_any_longer_is_dropped_before_it_is_begun(tmp_path):
+def test_requests_whose_callers_left_are_dropped_before_they_start(tmp_path):
     """The memory that a request waits for is free after the deadline of the request."""
 
     async def body(bench):

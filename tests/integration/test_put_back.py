@@ -301,7 +301,7 @@ def test_a_query_misses_what_a_data_directory_lost_that_was_put_back_and_overtak
     cluster.stop()
 
 
-def test_the_command_tells_that_a_data_directory_was_put_back(cluster, tmp_path, capsys):
+def test_the_command_reports_that_a_data_directory_was_put_back(cluster, tmp_path, capsys):
     cluster.start()
     create(cluster, "a", b"a0")
     reader = query(cluster)

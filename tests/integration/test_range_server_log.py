@@ -150,8 +150,10 @@ def test_a_damaged_header_refuses_the_start_and_changes_nothing(tmp_path):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("cache", [OsFile.maybe_pread_cached, lambda *_: None], ids=["told", "not"])
-def test_whether_the_cache_is_told_of_or_not_the_same_is_served(tmp_path, monkeypatch, cache):
+@pytest.mark.parametrize(
+    "cache", [OsFile.maybe_pread_cached, lambda *_: None], ids=["cached", "uncached"]
+)
+def test_the_same_is_served_with_and_without_cached_reads(tmp_path, monkeypatch, cache):
     monkeypatch.setattr(OsFile, "maybe_pread_cached", cache)
 
     async def body(cluster):

@@ -157,7 +157,7 @@ def test_a_server_of_what_was_read_is_not_needed_for_an_end_by_time(scene):
     assert found[scene.lost].age_ms is not None
 
 
-def test_a_sealed_range_of_a_server_that_is_away_is_waited_for(scene):
+def test_a_query_waits_for_a_sealed_range_of_a_server_that_is_down(scene):
     append_values(scene.client, scene.lost, numbered(0, 10))
     move_lost(scene)
     append_values(scene.client, scene.lost, numbered(10, 20))

@@ -184,20 +184,20 @@ def test_the_oldest_records_go_when_there_are_too_many(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hasty_clock")
-def test_the_placement_driver_hears_of_it_also_when_it_was_away(
+def test_the_placement_driver_learns_of_it_also_after_it_was_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = Membership.report_trims
     refused = 0
 
-    async def away(self: Membership, offsets: dict[int, int]) -> None:
+    async def refuse_twice(self: Membership, offsets: dict[int, int]) -> None:
         nonlocal refused
         if refused < 2:
             refused += 1
-            raise ConnectError("away")
+            raise ConnectError("down")
         await report(self, offsets)
 
-    monkeypatch.setattr(Membership, "report_trims", away)
+    monkeypatch.setattr(Membership, "report_trims", refuse_twice)
 
     async def main() -> None:
         clock = ShiftedClock()

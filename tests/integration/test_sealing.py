@@ -124,7 +124,7 @@ def test_writers_that_race_with_seals_lose_nothing(tmp_path):
     run(tmp_path, body)
 
 
-def test_a_server_that_is_away_is_named_and_the_range_stays_open(tmp_path):
+def test_a_server_that_is_down_is_named_and_the_range_stays_open(tmp_path):
     async def body(cluster, client, pd):
         (stream,) = await client.create_streams([StreamSpec("stuck")])
         await append(client, stream.stream_id, b"a")

@@ -170,7 +170,7 @@ def frozen(pid):
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_server_that_says_nothing_holds_the_plan_up_for_seconds_only(monkeypatch):
+def test_a_silent_server_delays_the_plan_for_seconds_only(monkeypatch):
     """A task waits for a minute; this would come on top of that."""
     patience = client_pool.Patience.STARTING
     with LocalCluster() as cluster, Client(cluster.endpoint) as client:

@@ -44,7 +44,7 @@ def run(folder, body, **options):
     asyncio.run(main())
 
 
-def test_what_is_staged_is_there_once_and_read_by_nobody(tmp_path):
+def test_staged_batches_are_stored_once_and_not_readable(tmp_path):
     async def body(cluster, stream_id, client):
         assert await stage(client, stream_id, "t", "ab", "c") == [-1, -1]
         assert await stage(client, stream_id, "t", "ab", "c", "d") == [-1, -1, -1]

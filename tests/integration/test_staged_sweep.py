@@ -65,7 +65,7 @@ def test_what_a_decided_batch_does_not_name_is_dropped(tmp_path):
     run(tmp_path, body)
 
 
-def test_what_nobody_decides_about_is_given_up(tmp_path):
+def test_undecided_batches_are_given_up(tmp_path):
     async def body(cluster, stream_id, client):
         given_up = await stage(cluster, stream_id, "p.7.x", "a")
         await until_staged(client)

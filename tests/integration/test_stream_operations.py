@@ -441,7 +441,7 @@ def test_a_full_server_gets_no_ranges(tmp_path):
     run(tmp_path, body, heartbeat_interval_ms=20, probe=probe)
 
 
-def test_the_revision_tells_whether_streams_have_changed(tmp_path):
+def test_the_revision_shows_whether_streams_have_changed(tmp_path):
     async def body(cluster):
         client = cluster.client
         seen = [await client.maybe_revision()]

@@ -98,7 +98,7 @@ def test_a_version_is_registered_once_however_often_it_is_asked_for(tmp_path):
     asyncio.run(main())
 
 
-def test_whoever_races_to_change_a_schema_gets_one_that_has_all_columns(tmp_path):
+def test_racing_changes_of_a_schema_give_one_with_all_columns(tmp_path):
     count = 6
     with LocalCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
         (stream,) = client.create_streams([StreamSpec("raced")])

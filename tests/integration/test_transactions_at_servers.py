@@ -177,7 +177,7 @@ def test_more_than_a_frame_is_copied(tmp_path):
     run(tmp_path, body)
 
 
-def test_what_cannot_be_staged_is_said(tmp_path):
+def test_a_batch_that_cannot_be_staged_is_reported(tmp_path):
     async def body(client):
         stream_id = await create(client)
         server = await server_of(client, stream_id)

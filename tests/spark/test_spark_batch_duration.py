@@ -42,7 +42,7 @@ def scene(spark, tmp_path):
             runner.run(server.__aexit__(None, None, None))
 
 
-def test_a_query_goes_on_without_a_server_that_is_away(scene, checkpoint):
+def test_a_query_goes_on_without_a_server_that_is_down(scene, checkpoint):
     sbp, client, runner, server, (kept, lost) = scene
     for info in (kept, lost):
         append_values(client, info.name, numbered(0, 10))

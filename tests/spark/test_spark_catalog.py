@@ -167,7 +167,7 @@ def test_a_table_has_its_options_where_it_is_used(sbp, new_streams, table, check
     assert sbp.values(copy) == [b"c", b"d"]
 
 
-def test_a_table_without_options_says_where_they_belong(sbp, new_streams, table):
+def test_a_table_without_options_names_their_place(sbp, new_streams, table):
     (stream,) = new_streams(1)
     settings = f"endpoint '{sbp.endpoint}', streams '{stream}'"
     sbp.spark.sql(f"CREATE TABLE {table} (value BINARY) USING sbp OPTIONS ({settings})")

@@ -75,7 +75,7 @@ def test_a_batch_that_comes_too_late_fails_the_query(sbp, streams, checkpoint, c
     assert sorted(sbp.values(target)) == sorted(numbered(0, 100))
 
 
-def test_nothing_is_seen_before_the_commit_and_nothing_of_who_is_not_named(
+def test_only_rows_of_named_stagings_are_visible_and_only_after_the_commit(
     sbp, streams, checkpoint
 ):
     source, target = streams

@@ -45,7 +45,7 @@ def check_message(raised, *parts):
     assert len(frames) <= OWN_FRAMES_MAX, frames
 
 
-def test_nobody_answers(sbp, stream, closed_endpoint):
+def test_no_server_answers(sbp, stream, closed_endpoint):
     options = {"endpoint": closed_endpoint, "streams": stream}
     check_read(sbp, "option endpoint", closed_endpoint, "`sbp serve`", options=options)
     writer = sbp.load(stream).write.format("sbp").mode("append").option("endpoint", closed_endpoint)
@@ -104,7 +104,7 @@ def test_another_schema(sbp, stream):
     check_read(sbp, *parts, options={"streams": stream}, schema=schema)
 
 
-def test_a_streaming_query_tells_its_faults_at_its_start(sbp, stream, tmp_path):
+def test_a_streaming_query_reports_its_faults_at_its_start(sbp, stream, tmp_path):
     reader = sbp.spark.readStream.format("sbp").options(endpoint=sbp.endpoint, streams=stream)
     frames = {
         "expected value binary": reader.schema("value bigint").load(),
@@ -160,7 +160,7 @@ def test_overwriting_is_refused(sbp, stream):
     assert len(sbp.values(stream)) == 10
 
 
-def test_a_streaming_sink_tells_a_wrong_target_before_it_reads(
+def test_a_streaming_sink_reports_a_wrong_target_before_it_reads(
     sbp, stream, closed_endpoint, tmp_path
 ):
     targets = {

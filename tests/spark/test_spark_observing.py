@@ -25,7 +25,7 @@ def listen(spark):
         spark.streams.removeListener(listener)
 
 
-def test_a_listener_tells_how_far_each_micro_batch_is_behind(
+def test_a_listener_reports_the_lag_of_each_micro_batch(
     sbp, new_streams, client, checkpoint, listen
 ):
     stream, copy = new_streams(2)
@@ -56,7 +56,7 @@ def reports(query, *lists):
     return [[found for query_id, found in each if str(query_id) == str(query.id)] for each in lists]
 
 
-def test_lines_of_a_task_say_which_it_is(spark, sbp, new_streams, client):
+def test_log_lines_of_a_task_name_it(spark, sbp, new_streams, client):
     (stream,) = new_streams(1)
     append_values(client, stream, numbered(0, 10))
     (info,) = client.describe_streams([stream])

@@ -169,7 +169,7 @@ def test_reading_while_others_append(sbp, new_streams, client, checkpoint):
     assert max(batch_sizes(query)) <= 400
 
 
-def test_a_query_ends_where_it_is_told_to(sbp, new_streams, client, checkpoint):
+def test_a_query_ends_at_its_ending_offsets(sbp, new_streams, client, checkpoint):
     (stream,) = new_streams(1)
     append_values(client, stream, numbered(0, 10))
     frame = sbp.load_stream(stream, startingOffsets="-4", endingOffsets=f'{{"{stream}": 12}}')
@@ -229,7 +229,7 @@ def test_streams_that_are_created_while_a_pattern_is_read(sbp, new_streams, clie
     assert sorted(sbp.values(copy)) == sorted(numbered(5, 15))
 
 
-def test_a_stream_that_was_created_anew(sbp, new_streams, client, checkpoint):
+def test_a_stream_that_was_created_again(sbp, new_streams, client, checkpoint):
     (stream,) = new_streams(1)
     append_values(client, stream, numbered(0, 5))
     run(sbp.load_stream(stream), checkpoint)
@@ -260,7 +260,7 @@ def test_trimmed_records_fail_a_query_or_are_reported(sbp, new_streams, client, 
     assert rows.count() == 8
 
 
-def test_a_stream_that_was_created_anew_is_read_anew_if_that_is_no_failure(
+def test_a_stream_that_was_created_again_is_read_from_its_start_if_that_is_no_failure(
     sbp, new_streams, client, checkpoint
 ):
     (stream,) = new_streams(1)
@@ -269,8 +269,8 @@ def test_a_stream_that_was_created_anew_is_read_anew_if_that_is_no_failure(
     client.delete_streams([stream])
     client.create_streams([StreamSpec(stream)])
     append_values(client, stream, numbered(5, 20))
-    anew = sbp.load_stream(stream, startingOffsets="latest", failOnDataLoss="report")
-    assert run(anew, checkpoint).values == numbered(5, 20)
+    recreated = sbp.load_stream(stream, startingOffsets="latest", failOnDataLoss="report")
+    assert run(recreated, checkpoint).values == numbered(5, 20)
 
 
 def test_nothing_new_writes_nothing(sbp, new_streams, client, checkpoint):

@@ -204,7 +204,7 @@ KEPT = """
 """
 
 
-def test_what_arrow_does_not_tell_apart_comes_back_as_it_was(sbp, new_streams):
+def test_types_that_arrow_does_not_distinguish_are_read_as_written(sbp, new_streams):
     """Also for Spark itself, and not only by its name: an equal text of another case is found."""
     (stream,) = new_streams(1)
     sbp.spark.conf.set("spark.sql.timeType.enabled", "true")
