@@ -75,7 +75,7 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
-def test_a_flood_takes_no_descriptors_from_the_log_and_its_end_lets_others_in(served):
+def test_a_flood_takes_no_descriptors_from_the_log_and_its_end_admits_others(served):
     address = address_of(served.range_servers[0])
     log = served.data_dir / "range-server-0" / "log"
     with Client(served.endpoint) as client:
@@ -171,7 +171,7 @@ def full(monkeypatch):
     return fill
 
 
-def test_clients_that_are_refused_at_the_door_try_again(tmp_path, full, caplog):
+def test_clients_that_are_refused_at_accept_try_again(tmp_path, full, caplog):
     """An append that is not to be repeated is: the server looked at nothing."""
 
     async def body():
@@ -191,7 +191,7 @@ def test_clients_that_are_refused_at_the_door_try_again(tmp_path, full, caplog):
                         asyncio.create_task(client.append([item])),
                         asyncio.create_task(asyncio.to_thread(blocking.append, [item])),
                     ]
-                    while "is refused" not in caplog.text:
+                    while "connection refused" not in caplog.text:
                         await occupant.call(Opcode.PING)
                     full(10)
                     offsets = {(await append)[0].base_offset for append in appends}
