@@ -32,7 +32,7 @@ RECORD_BYTES = 200_000
 LIFE_RECORD_BYTES = 10_000
 KILLS_MAX = 50
 FULL_DISKS_MAX = 5
-CUT = "bytes that were never synced off"
+CUT = "bytes that were never synced"
 """Part of the message of a server that finds the end of its log damaged or missing."""
 NEW = StreamSpec(None)
 
