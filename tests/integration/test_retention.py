@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from core_cluster import CoreCluster, core_cluster, rows_batch
+from core_cluster import CoreCluster, allow_small_segments, core_cluster, rows_batch
 
 from sbp_core import limits
 from sbp_core.client import EARLIEST, AppendItem, FetchItem, StreamSpec, StreamUpdate
@@ -33,7 +33,7 @@ class ShiftedClock(SystemClock):
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbp_core.limits.SEGMENT_BYTES_MIN", 1)
+    allow_small_segments(monkeypatch)
 
 
 @pytest.fixture

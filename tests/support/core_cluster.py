@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from sbp_core.client import AsyncClient, FetchItem
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
@@ -63,6 +64,16 @@ class CoreCluster:
             if outcome.next_offset == offset:
                 return records
             offset = outcome.next_offset
+
+
+def allow_small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let range servers of this process have segments of any size."""
+    (segment_bytes,) = (
+        each for each in fields(RangeServerSettings) if each.name == "segment_bytes"
+    )
+    _, high = segment_bytes.metadata["bounds"]
+    metadata = {**segment_bytes.metadata, "bounds": (1, high)}
+    monkeypatch.setattr(segment_bytes, "metadata", metadata)
 
 
 @asynccontextmanager

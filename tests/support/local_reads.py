@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from core_cluster import CoreCluster, core_cluster, rows_batch
+from core_cluster import CoreCluster, allow_small_segments, core_cluster, rows_batch
 
 from sbp_core import limits
 from sbp_core.client import (
@@ -47,7 +47,7 @@ class Looks:
 
 def watch_looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     """What is read in files from now on, which may be of any size."""
-    monkeypatch.setattr(limits, "SEGMENT_BYTES_MIN", 1)
+    allow_small_segments(monkeypatch)
     looks = Looks()
     monkeypatch.setattr(local_log, "read_pieces", looks.read)
     return looks
