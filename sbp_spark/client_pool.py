@@ -88,7 +88,7 @@ def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> l
             client.ping()
             return []
         try:
-            return client.describe_streams(wanted(refs))
+            return client.describe_streams([ref.key for ref in refs])
         except NotFoundError as error:
             raise NotFoundError(
                 error.code,
@@ -97,20 +97,6 @@ def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> l
                 f" `sbp streams list --endpoint {servers}`; if a stream was renamed,"
                 " use its new name or its id",
             ) from None
-
-
-def existing_streams(client: Client, refs: Collection[int | str]) -> dict[int, StreamInfo]:
-    """Return, by id, those of the streams named by id or name that exist. Raises SbpError."""
-    try:
-        infos = client.describe_streams(list(refs))
-    except NotFoundError:
-        infos = [each for each in client.list_streams() if {each.stream_id, each.name} & {*refs}]
-    return {info.stream_id: info for info in infos}
-
-
-def wanted(refs: Sequence[StreamRef]) -> list[int | str]:
-    """Return how a client takes references: ids as numbers."""
-    return [ref.text if ref.maybe_id is None else ref.maybe_id for ref in refs]
 
 
 def newest_schemas(

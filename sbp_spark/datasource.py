@@ -82,7 +82,7 @@ class SbpDataSource(DataSource):
         Raises SbpError.
         """
         with plain_errors():
-            options, maybe_schema = self._sink(schema, streaming=False)
+            options, columns = self._sink(schema, streaming=False)
             is_truncating = options.delivery.is_truncating
             if overwrite and not is_truncating:
                 raise ConfigurationError(
@@ -94,8 +94,8 @@ class SbpDataSource(DataSource):
                     "option truncate: nothing is trimmed in mode append; use .mode('overwrite'), or"
                     " remove the option"
                 )
-            options = replace(options, found=find_targets(options, maybe_schema))
-        return SbpBatchWriter(options, maybe_schema)
+            options = replace(options, found=find_targets(options, columns))
+        return SbpBatchWriter(options, columns)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> SbpStreamWriter:  # noqa: N802, FBT001
         """Return what writes a stream. Asked for when a micro-batch is planned, and when it ends.
@@ -105,7 +105,7 @@ class SbpDataSource(DataSource):
         its checkpoint tells from others, go on with the streams that were found. Raises SbpError.
         """
         with plain_errors():
-            options, maybe_schema = self._sink(schema, streaming=True)
+            options, columns = self._sink(schema, streaming=True)
             if overwrite:
                 raise ConfigurationError(
                     "output mode complete: streams are append-only, their records are never"
@@ -117,18 +117,18 @@ class SbpDataSource(DataSource):
                 checkpoint = self.options.get("checkpointlocation", "")
                 found = find_once(
                     options.servers,
-                    f"{purpose_of(options, maybe_schema)} {checkpoint}",
-                    partial(find_targets, options, maybe_schema),
+                    f"{purpose_of(options, columns)} {checkpoint}",
+                    partial(find_targets, options, columns),
                 )
                 options = replace(options, found=found if checkpoint else {})
-        return SbpStreamWriter(options, maybe_schema)
+        return SbpStreamWriter(options, columns)
 
     def _sink(
         self, schema: StructType, *, streaming: bool
     ) -> tuple[SinkOptions, StreamSchema | None]:
         """Return the options and, if columns are to be written, which. Raises SbpError."""
         options = parse_sink_options(self.options, streaming=streaming)
-        if options.maybe_columns is not None:
-            return options, written_columns(without_metadata(schema), options.maybe_columns)
+        if options.columns is not None:
+            return options, written_columns(without_metadata(schema), options.columns)
         check_sink_schema(schema, is_stream_given=bool(options.targets.refs))
         return options, None

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.listener import (
 
 from sbp_core.client import parse_endpoint
 from sbp_core.errors import SbpError
-from sbp_spark.client_pool import Patience, client_for, existing_streams
+from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.servers import Endpoint, Servers
 from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.offsets import CheckpointError, SourceOffset
@@ -84,7 +84,7 @@ class LagListener(StreamingQueryListener):
         on_lag: Callable[[Mapping[str, Any], Sequence[StreamLag]], None] | None = None,
     ) -> None:
         self._on_lag = on_lag or log_lag
-        self._maybe_meter = None if endpoint is None else _Meter(endpoint)
+        self._meter = None if endpoint is None else _Meter(endpoint)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
         """Nothing is known yet."""
@@ -94,9 +94,9 @@ class LagListener(StreamingQueryListener):
         sources = _sources(event.progress)
         if not sources:
             return
-        if self._maybe_meter is not None:
+        if self._meter is not None:
             try:
-                sources = [self._maybe_meter.measure(each) for each in sources]
+                sources = [self._meter.measure(each) for each in sources]
             except SbpError as error:
                 LOG.warning("lag is that of the query's progress error=%s", error)
         self._on_lag(event.progress, [each for source in sources for each in source])
@@ -138,7 +138,8 @@ class _Meter:
 
     def measure(self, found: Sequence[StreamLag]) -> list[StreamLag]:
         """Return the lags as they are now; streams that were deleted are left out."""
-        infos = existing_streams(self._client, [each.stream_id for each in found])
+        existing = self._client.find_streams([each.stream_id for each in found])
+        infos = {info.stream_id: info for info in existing}
         there = [each for each in found if each.stream_id in infos]
         positions = {each.stream_id: each.next_offset for each in there}
         reaches = self._client.reach(positions, timeout_ms=_ANSWER_MS, spared={})

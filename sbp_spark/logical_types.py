@@ -80,7 +80,7 @@ def is_told_by_arrow(schema: StructType) -> bool:
     return [each.dataType for each in found] == [each.dataType for each in schema]
 
 
-def _with_logical(arrow: pa.Field, kind: DataType, maybe_text: str | None = None) -> pa.Field:
+def _with_logical(arrow: pa.Field, kind: DataType, text: str | None = None) -> pa.Field:
     inner = arrow.type
     match kind:
         case StructType():
@@ -92,10 +92,10 @@ def _with_logical(arrow: pa.Field, kind: DataType, maybe_text: str | None = None
             key = _with_logical(inner.key_field, kind.keyType)
             inner = pa.map_(key, _with_logical(inner.item_field, kind.valueType))
         case UserDefinedType():
-            maybe_text = kind.scalaUDT()
+            text = kind.scalaUDT()
         case StringType() | DayTimeIntervalType() | TimeType() if kind not in _WIDEST:
-            maybe_text = kind.simpleString()
-    return with_logical_type(pa.field(arrow.name, inner, arrow.nullable), maybe_text)
+            text = kind.simpleString()
+    return with_logical_type(pa.field(arrow.name, inner, arrow.nullable), text)
 
 
 def _spark_field(field: pa.Field) -> StructField:

@@ -12,7 +12,7 @@ from sbp_core.cli.connect import connect, label
 from sbp_core.cli.output import write_json, write_table
 from sbp_core.cli.parsing import add_client_options
 from sbp_core.client import Client, CursorInfo, GroupInfo, StreamBounds, StreamInfo
-from sbp_core.errors import NotFoundError, StatusCode, error_for_code
+from sbp_core.errors import StatusCode, error_for_code
 
 _HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "")
 
@@ -90,7 +90,8 @@ def _write_groups(groups: Sequence[GroupInfo], now_ms: int, *, is_json: bool) ->
 
 
 def _find_lags(client: Client, cursors: Sequence[CursorInfo], now_ms: int) -> list[Lag]:
-    infos = _existing(client, [cursor.stream_id for cursor in cursors])
+    existing = client.find_streams([cursor.stream_id for cursor in cursors])
+    infos = {info.stream_id: info for info in existing}
     bounds = {each.stream_id: each for each in client.stream_bounds(list(infos))}
     behind = {
         cursor.stream_id: cursor.next_offset
@@ -107,16 +108,6 @@ def _find_lags(client: Client, cursors: Sequence[CursorInfo], now_ms: int) -> li
         )
         for cursor in cursors
     ]
-
-
-def _existing(client: Client, stream_ids: Sequence[int]) -> dict[int, StreamInfo]:
-    """Return the streams that were not deleted since their cursors were read."""
-    try:
-        infos = client.describe_streams(stream_ids)
-    except NotFoundError:
-        wanted = set(stream_ids)
-        infos = [each for each in client.list_streams() if each.stream_id in wanted]
-    return {each.stream_id: each for each in infos}
 
 
 def measure(

@@ -127,7 +127,7 @@ class _Writer:
         self._builder = RowsBuilder(
             info.stream_id, is_sequence=is_sequence, record_bytes_max=self.record_bytes_max
         )
-        self._maybe_writer: Writer | None = Writer()
+        self._writer: Writer | None = Writer()
         self.record_count = 0
         self._first_offset: int | None = None
         self._last_offset: int | None = None
@@ -168,16 +168,16 @@ class _Writer:
     def _append_one(self, item: AppendItem) -> AppendOutcome:
         try:
             (outcome,) = self._client.append(
-                [item], writer=self._maybe_writer, retry_unknown=self._maybe_writer is None
+                [item], writer=self._writer, retry_unknown=self._writer is None
             )
         except UnsupportedError:
-            if self._maybe_writer is None:
+            if self._writer is None:
                 raise
             write_notice(
                 "the server has no idempotent appends: records may be duplicated if a connection"
                 " breaks"
             )
-            self._maybe_writer = None
+            self._writer = None
             return self._append_one(item)
         return outcome
 

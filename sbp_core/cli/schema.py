@@ -117,13 +117,13 @@ def check(options: Namespace) -> int:
     if newest is None:
         return _tell(options, info, _AS_IS, "it gets the schema of what is written first", [])
     compared = compare_schemas(newest.schema, given)
-    maybe_how: str | None = _AS_IS
+    fit: str | None = _AS_IS
     if compared.faults:
-        maybe_how = None
+        fit = None
     elif any(each.change is not Change.RELAXED for each in compared.differences):
-        maybe_how = _WITH_MERGE
+        fit = _WITH_MERGE
     return _tell(
-        options, info, maybe_how, f"version {newest.version} of its schema", compared.differences
+        options, info, fit, f"version {newest.version} of its schema", compared.differences
     )
 
 
@@ -135,20 +135,20 @@ def _has_records(client: Client, info: StreamInfo) -> bool:
 def _tell(
     options: Namespace,
     info: StreamInfo,
-    maybe_how: str | None,
+    fit: str | None,
     basis: str,
     differences: Sequence[Difference],
 ) -> int:
-    """Print what comes of a comparison; return the exit code. `maybe_how` it fits, if it does."""
+    """Print what comes of a comparison; return the exit code. `fit` it fits, if it does."""
     if options.json:
         found = [{"change": each.change.name, "text": each.text} for each in differences]
-        write_json({"stream": label(info), "fits": maybe_how, "differences": found})
+        write_json({"stream": label(info), "fits": fit, "differences": found})
     else:
         for each in differences:
             write_line(f"  {each}")
-        fits = "does not fit" if maybe_how is None else f"fits {maybe_how}"
+        fits = "does not fit" if fit is None else f"fits {fit}"
         write_line(f"{options.file} {fits} into {_titled(info)}: {basis}")
-    return 1 if maybe_how is None else 0
+    return 1 if fit is None else 0
 
 
 def _changes(before: SchemaVersion | None, version: SchemaVersion) -> list[str]:

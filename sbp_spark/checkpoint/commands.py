@@ -121,7 +121,7 @@ def to_starting_offsets(options: Namespace) -> int:
     """Print where a new query goes on, as the option startingOffsets takes it."""
     checkpoint = open_checkpoint(options.folder)
     source = find_source(checkpoint, options.source)
-    batch = checkpoint.maybe_last_committed if options.batch is None else options.batch
+    batch = checkpoint.last_committed if options.batch is None else options.batch
     if batch is None:
         raise ConfigurationError(
             f"{checkpoint.folder} has no committed batch: start the new query with the"
@@ -177,7 +177,7 @@ def rewind(options: Namespace) -> int:
 def _target(checkpoint: Checkpoint, options: Namespace) -> int:
     if options.to_batch is not None:
         return int(options.to_batch)
-    last = checkpoint.maybe_last_committed
+    last = checkpoint.last_committed
     if last is None:
         raise ConfigurationError(f"{checkpoint.folder} has no committed batch to go back from")
     return last - int(options.batches)
@@ -186,14 +186,12 @@ def _target(checkpoint: Checkpoint, options: Namespace) -> int:
 def _write_batches(source: SbpSource) -> None:
     checkpoint = source.checkpoint
     write_line(f"query {checkpoint.query_id}, source {source.name} (one of {source.count})")
-    committed = checkpoint.maybe_last_committed
+    committed = checkpoint.last_committed
     done = "none is committed" if committed is None else f"{committed} is the last committed one"
     kept = f"{checkpoint.logged[0]} to {checkpoint.logged[-1]}"
     write_line(f"batches {kept} are kept; {done}")
-    if checkpoint.maybe_unfinished is not None:
-        write_line(
-            f"batch {checkpoint.maybe_unfinished} is not committed: it is run again at the start"
-        )
+    if checkpoint.unfinished is not None:
+        write_line(f"batch {checkpoint.unfinished} is not committed: it is run again at the start")
 
 
 def _row(each: StreamProgress) -> tuple[object, ...]:
@@ -228,7 +226,7 @@ def measure(source: SbpSource, client: Client | None = None) -> list[StreamProgr
     Raises CheckpointError, and SbpError of the client.
     """
     checkpoint = source.checkpoint
-    last = checkpoint.maybe_last_committed
+    last = checkpoint.last_committed
     committed = SourceOffset({}) if last is None else source.offset(last)
     done = {**committed.left_out, **committed.streams}
     newest = source.offset(checkpoint.logged[-1])
@@ -263,7 +261,7 @@ def maybe_put_back(source: SbpSource, client: Client) -> bool | None:
     Then they were put back to an older copy, or are those of another cluster. None: the offset or
     the placement driver tells no commits. Raises CheckpointError, and SbpError of the client.
     """
-    commit = source.offset(source.checkpoint.logged[-1]).maybe_commit
+    commit = source.offset(source.checkpoint.logged[-1]).commit
     is_there = None if commit is None else client.has_commit(commit)
     return None if is_there is None else not is_there
 
@@ -275,7 +273,7 @@ class _Seen(NamedTuple):
 
 def _look(client: Client, stream_ids: Collection[int]) -> dict[int, _Seen]:
     """Return those of the streams that exist."""
-    infos = [each for each in client.list_streams() if each.stream_id in stream_ids]
+    infos = client.find_streams([*stream_ids])
     bounds = client.stream_bounds([each.stream_id for each in infos])
     return {info.stream_id: _Seen(info, held) for info, held in zip(infos, bounds, strict=True)}
 

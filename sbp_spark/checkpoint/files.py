@@ -45,12 +45,12 @@ class Checkpoint:
     committed: tuple[int, ...]
 
     @property
-    def maybe_last_committed(self) -> int | None:
+    def last_committed(self) -> int | None:
         """The last micro-batch that was finished, None if there was none."""
         return self.committed[-1] if self.committed else None
 
     @property
-    def maybe_unfinished(self) -> int | None:
+    def unfinished(self) -> int | None:
         """The micro-batch that was begun and is run again when the query starts."""
         return self.logged[-1] if self.logged[-1] not in self.committed else None
 

@@ -130,7 +130,7 @@ def _maybe_key(reader: OptionReader) -> BatchKey | None:
 class DeliveryOptions:
     """The guarantee of a write: how often a row is there afterwards.
 
-    `maybe_key` is the one that the user gave to a batch write, `is_truncating` whether what was in
+    `key` is the one that the user gave to a batch write, `is_truncating` whether what was in
     the streams before goes.
     """
 
@@ -156,7 +156,7 @@ class DeliveryOptions:
         " that of a committed one, and whose outcome is no longer known, fails the query in any"
         " case: its rows may never have been written. In a batch write only with txnAppId."
     )
-    maybe_key: BatchKey | None = field(default=None, metadata=reads(_maybe_key, _APP_ID, _VERSION))
+    key: BatchKey | None = field(default=None, metadata=reads(_maybe_key, _APP_ID, _VERSION))
     is_truncating: bool = option(
         "truncate",
         FLAG,
@@ -173,7 +173,7 @@ class DeliveryOptions:
 
     def check_options(self, reader: OptionReader) -> None:
         """Note what decides nothing beside the rest, or must not stand beside it."""
-        is_replay = self.maybe_key is not None or reader.streaming is not False
+        is_replay = self.key is not None or reader.streaming is not False
         if reader.is_given("onReplayMismatch") and not is_replay:
             wrong = "is given without txnAppId and txnVersion, so no write is a replay of another"
             remedy = "give them, or remove it"
@@ -182,7 +182,7 @@ class DeliveryOptions:
             wrong = "is given beside delivery=at-least-once, which decides nothing"
             deciding = tuple(each for each in options_of(type(self)) if each.name != "delivery")
             reader.refuse_given(deciding, wrong, "exactly-once", "remove one of them")
-        elif self.is_truncating and self.maybe_key is not None:
+        elif self.is_truncating and self.key is not None:
             wrong = "is given beside txnAppId: if the write was done before, its own rows would go"
             reader.add_fault("truncate", wrong, "one of the two", "remove one of them")
 
@@ -230,19 +230,19 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Options of a sink; with a `maybe_creation` missing streams are created.
+    """Options of a sink; with a `creation` missing streams are created.
 
-    With `maybe_columns` columns are written, without them plain records. `found` are streams that
+    With `columns` columns are written, without them plain records. `found` are streams that
     options name, as they were when the write was planned: as long as one exists it is the one that
     is meant, also after it was renamed.
     """
 
     servers: Servers = field(metadata=reads(Servers))
     targets: Targets = field(default_factory=Targets, metadata=reads(Targets))
-    maybe_columns: ColumnOptions | None = field(
+    columns: ColumnOptions | None = field(
         default=None, metadata=reads(read_columns, ENCODING, ColumnOptions)
     )
-    maybe_creation: Creation | None = field(
+    creation: Creation | None = field(
         default=None, metadata=reads(read_creation, CREATE_STREAMS, Creation)
     )
     delivery: DeliveryOptions = field(
@@ -264,7 +264,7 @@ class SinkOptions:
     @property
     def key_column(self) -> str | None:
         """The column that may tell which of several streams a row goes to."""
-        return "key" if self.maybe_columns is None else self.maybe_columns.routing_column
+        return "key" if self.columns is None else self.columns.routing_column
 
 
 SINK_OPTIONS: Final = options_of(SinkOptions, side="sink")

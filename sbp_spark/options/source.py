@@ -168,7 +168,7 @@ class CommitOptions:
     The cursors of the group are set, and what was read is trimmed.
     """
 
-    maybe_group: str | None = option(
+    group: str | None = option(
         "group",
         GROUP,
         None,

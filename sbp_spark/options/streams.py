@@ -22,14 +22,9 @@ class StreamRef:
     text: str
 
     @property
-    def maybe_id(self) -> int | None:
-        """The stream id, None if the stream is given by name."""
-        return int(self.text) if self.text.isdecimal() else None
-
-    @property
-    def maybe_name(self) -> str | None:
-        """The stream name, None if the stream is given by id."""
-        return None if self.text.isdecimal() else self.text
+    def key(self) -> int | str:
+        """The id or the name, as the client accepts it."""
+        return int(self.text) if self.text.isdecimal() else self.text
 
     def __str__(self) -> str:
         return self.text

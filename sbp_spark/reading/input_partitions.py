@@ -130,7 +130,7 @@ class SpanPartition(InputPartition):
     """Spans that one task reads, from the cluster of `servers`.
 
     Offsets that are lost by then are an error, or skipped and logged. The task holds
-    about `buffer_bytes` that are not decoded yet. `maybe_columns` are the columns as the streams
+    about `buffer_bytes` that are not decoded yet. `columns` are the columns as the streams
     name them, if the query names any of them otherwise.
     """
 
@@ -139,7 +139,7 @@ class SpanPartition(InputPartition):
     form: Form = Form.ROWS
     is_loss_fatal: bool = True
     buffer_bytes: int = FETCH_BUFFER_BYTES_DEFAULT
-    maybe_columns: pa.Schema | None = None
+    columns: pa.Schema | None = None
 
 
 class BrokenSequenceError(ProtocolError):
@@ -172,8 +172,8 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
 
 def layout_for(partition: SpanPartition, schema: pa.Schema, client: Client) -> Layout:
     """Return what makes the columns of `schema` of a partition's record batches."""
-    if partition.maybe_columns is not None:
-        own = layout_for(replace(partition, maybe_columns=None), partition.maybe_columns, client)
+    if partition.columns is not None:
+        own = layout_for(replace(partition, columns=None), partition.columns, client)
         return RenamedLayout(own, schema)
     if not partition.form.is_typed:
         return RowsLayout(schema)
@@ -200,8 +200,8 @@ def decode_chunks(
     begins = list(positions)
     for chunk in chunks:
         span = spans[chunk.span_index]
-        if chunk.maybe_skip_to is not None:
-            positions[chunk.span_index] = begins[chunk.span_index] = chunk.maybe_skip_to
+        if chunk.skip_to is not None:
+            positions[chunk.span_index] = begins[chunk.span_index] = chunk.skip_to
         position = positions[chunk.span_index]
         is_first = position == begins[chunk.span_index]
         for envelopes, end in _runs(chunk.batches, span, position, is_first=is_first):
@@ -308,12 +308,12 @@ def plan_read(
     streams: Mapping[int, StreamInfo],
     form: Form,
     *,
-    maybe_columns: pa.Schema | None = None,
+    columns: pa.Schema | None = None,
     as_of: int | None = None,
 ) -> Planned:
     """Return the partitions that read the intervals, in the form that the query has chosen.
 
-    `maybe_columns` is as in SpanPartition; `as_of` is the revision of the metadata, if the caller
+    `columns` is as in SpanPartition; `as_of` is the revision of the metadata, if the caller
     knows the current one.
 
     The same intervals are cut in the same way whenever they are planned, as long as the ranges of
@@ -350,7 +350,7 @@ def plan_read(
             form,
             is_loss_fatal=is_loss_fatal,
             buffer_bytes=options.partitions.buffer_bytes,
-            maybe_columns=maybe_columns,
+            columns=columns,
         )
         for each in planned
     ]
@@ -401,9 +401,7 @@ class SbpBatchReader(DataSourceReader):
                 check_ends(options.ending.option, starts, ends, streams)
             intervals = [Interval(each, starts[each], ends[each]) for each in streams]
             renamed = columns.maybe_renamed(self._schema)
-            planned = plan_read(
-                client, options, intervals, streams, columns.form, maybe_columns=renamed
-            )
+            planned = plan_read(client, options, intervals, streams, columns.form, columns=renamed)
         # Spark makes a partition of its own where there is none.
         return planned.partitions or [SpanPartition(options.servers, ())]
 

@@ -197,7 +197,7 @@ class SourceOffset:
     of which one knew when the offset was decided. `stalled` are streams that were left out of the
     micro-batch because a range server was down, each with the time since when, in ms (UTC).
     `left_out` are streams that were read before and are no longer selected: each goes on from its
-    position if it is selected again. `maybe_commit` is one that the placement driver's metadata had
+    position if it is selected again. `commit` is one that the placement driver's metadata had
     when the offset was decided: metadata without it were put back to an older copy since.
     """
 
@@ -206,7 +206,7 @@ class SourceOffset:
     lost: tuple[Loss, ...] = ()
     stalled: Mapping[int, int] = field(default_factory=dict)
     left_out: Mapping[int, StreamPosition] = field(default_factory=dict)
-    maybe_commit: StoreCommit | None = None
+    commit: StoreCommit | None = None
 
     @property
     def pending(self) -> frozenset[int]:
@@ -225,7 +225,7 @@ class SourceOffset:
         """Return the JSON form; equal offsets give equal `json.dumps` text."""
         if self.is_initial:
             return {"initial": True, "version": _PLAIN_VERSION}
-        commit = self.maybe_commit
+        commit = self.commit
         stalled = ((str(stream_id), since_ms) for stream_id, since_ms in self.stalled.items())
         return {
             **({"left_out": positions_text(self.left_out.values())} if self.left_out else {}),
@@ -249,7 +249,7 @@ class SourceOffset:
         if "left_out" in value and (not left_out or left_out.keys() & streams.keys()):
             raise foreign(value["left_out"], "left_out to name streams that are not in streams")
         commit = _maybe_commit(value)
-        return cls(streams, lost=lost, stalled=stalled, left_out=left_out, maybe_commit=commit)
+        return cls(streams, lost=lost, stalled=stalled, left_out=left_out, commit=commit)
 
 
 INITIAL: Final = SourceOffset({}, is_initial=True)
@@ -287,7 +287,7 @@ def advance(
     if replace(result, lost=start.lost, stalled=start.stalled) == start and not result.lost:
         return start
     intervals(start, result)
-    return replace(result, maybe_commit=commit or start.maybe_commit)
+    return replace(result, commit=commit or start.commit)
 
 
 def intervals(start: SourceOffset, end: SourceOffset) -> tuple[Interval, ...]:

@@ -34,13 +34,13 @@ _PAUSE_S: Final = 0.05
 class Chunk:
     """Record batches of the span at `span_index`, as they came.
 
-    `maybe_skip_to` is the offset at which reading goes on where those before it are lost. If
+    `skip_to` is the offset at which reading goes on where those before it are lost. If
     `is_more`, not all that follows was asked for yet.
     """
 
     span_index: int
     batches: Batches
-    maybe_skip_to: int | None = None
+    skip_to: int | None = None
     is_more: bool = False
 
 
@@ -194,7 +194,7 @@ class Prefetcher:
         self._is_over = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
-        self._maybe_thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
 
     def __iter__(self) -> Iterator[Chunk]:
         for chunk in self._chunks:
@@ -205,7 +205,7 @@ class Prefetcher:
 
     def close(self) -> None:
         """Let the thread end; what it has drawn is dropped."""
-        if self._maybe_thread is None:
+        if self._thread is None:
             self._chunks.close()
         with self._changed:
             self._is_closed = True
@@ -215,8 +215,8 @@ class Prefetcher:
     def _prefetched(self, first: Chunk) -> Iterator[Chunk]:
         """Yield a chunk, and all that follow, which a thread draws ahead."""
         self._held_bytes = first.batches.size_bytes
-        self._maybe_thread = threading.Thread(target=self._run, name="sbp-prefetch", daemon=True)
-        self._maybe_thread.start()
+        self._thread = threading.Thread(target=self._run, name="sbp-prefetch", daemon=True)
+        self._thread.start()
         chunk: Chunk | None = first
         while chunk is not None:
             yield chunk

@@ -42,7 +42,7 @@ def _newest_there(
     try:
         return newest_schemas(client, stream_ids, is_required=is_required)
     except NotFoundError:  # deleted since it was selected; reading it raises the error
-        there = [each.stream_id for each in client.list_streams() if each.stream_id in stream_ids]
+        there = [info.stream_id for info in client.find_streams([*stream_ids])]
         return newest_schemas(client, there, is_required=is_required)
 
 

@@ -43,20 +43,20 @@ class RowsWithPlan:
     block is lost, it reads the partition as it always does.
     """
 
-    _maybe_rows: list[pa.RecordBatch] | None = None
+    _rows: list[pa.RecordBatch] | None = None
 
     def getCache(  # noqa: N802 - Spark's name
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Iterator[pa.RecordBatch]:
         """Return the rows of the micro-batch that was just planned, once."""
-        rows, self._maybe_rows = self._maybe_rows, None
+        rows, self._rows = self._rows, None
         assert rows is not None
         return iter(rows)
 
     @property  # type: ignore[misc]  # it cannot be set
     def __class__(self) -> type:
         """The class for `isinstance`: Spark's own reader as long as there are rows to return."""
-        return type(self) if self._maybe_rows is None or OWN_READER is None else OWN_READER
+        return type(self) if self._rows is None or OWN_READER is None else OWN_READER
 
 
 RECORDS_MAX: Final = ROWS_PER_BATCH

@@ -48,8 +48,8 @@ def maybe_session_folder() -> Path | None:
     """
     if not is_worker():
         return None
-    maybe_folder: str | None = SparkFiles.getRootDirectory()
-    return None if maybe_folder is None else Path(maybe_folder)
+    folder: str | None = SparkFiles.getRootDirectory()
+    return None if folder is None else Path(folder)
 
 
 def _program() -> str | None:

@@ -33,18 +33,18 @@ class Commits:
         self._is_trimming = options.is_trimming
         self._trims: Mapping[int, int] = {}
         self._trimming = _Sender("trim what was read", client.trim_streams)
-        self._maybe_cursors: _Sender | None = None
-        group = options.maybe_group
+        self._cursors: _Sender | None = None
+        group = options.group
         if group is not None:
-            self._maybe_cursors = _Sender(
+            self._cursors = _Sender(
                 f"set the cursors of group {group}",
                 lambda news: client.commit_cursors(group, news),
             )
 
     def on_processed(self, at: SourceOffset) -> None:
         """Take note that micro-batches up to `at` are done: Spark asks for the next one."""
-        if self._maybe_cursors is not None:
-            self._maybe_cursors.send(
+        if self._cursors is not None:
+            self._cursors.send(
                 {each: position.next_offset for each, position in at.streams.items()}
             )
         self._trim()
@@ -72,8 +72,8 @@ class Commits:
     def _trim(self) -> None:
         """Trim up to the cursors that are set: none may lie before the first record."""
         trims = self._trims
-        if self._maybe_cursors is not None:
-            cursors = self._maybe_cursors.sent
+        if self._cursors is not None:
+            cursors = self._cursors.sent
             trims = {each: upto for each, upto in trims.items() if upto <= cursors.get(each, -1)}
         self._trimming.send(trims)
 

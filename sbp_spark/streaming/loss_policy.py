@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sbp_core.client import Client, StoreCommit, StreamInfo
-from sbp_spark.client_pool import existing_streams
 from sbp_spark.options.source import OnDataLoss
 from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.losses import DataLossError, Loss, log_losses
@@ -31,7 +30,7 @@ class LossPolicy:
     def __init__(self, on_data_loss: OnDataLoss, client: Client) -> None:
         self._on_data_loss = on_data_loss
         self._client = client
-        self._maybe_commit: StoreCommit | None = None
+        self._commit: StoreCommit | None = None
         self._names: dict[int, str] = {}
         self._noted: list[Loss] = []
         self._told_backward: set[int] = set()
@@ -48,11 +47,11 @@ class LossPolicy:
         or when its commits go back. None: it counts no commits.
         """
         told = self._client.last_commit
-        known = self._maybe_commit or offset.maybe_commit
+        known = self._commit or offset.commit
         is_later = told and known and told.life == known.life and told.number >= known.number
-        is_asked_in_vain = told is None and self._maybe_commit is not None
+        is_asked_in_vain = told is None and self._commit is not None
         if known is None or is_later or is_asked_in_vain:
-            self._maybe_commit = told or known
+            self._commit = told or known
             return told
         if self._client.has_commit(known) is False:
             said = (
@@ -67,7 +66,7 @@ class LossPolicy:
                     " continue from the same offsets, set failOnDataLoss to false or report"
                 )
             LOG.warning("data loss: %s are skipped; it is not known which these are", said)
-        self._maybe_commit = self._client.last_commit or known
+        self._commit = self._client.last_commit or known
         return self._client.last_commit
 
     def settle_gone(
@@ -169,7 +168,8 @@ class LossPolicy:
         """Return the positions whose streams do not exist, whatever is selected."""
         if not missing:
             return []
-        existing = existing_streams(self._client, [at.stream_id for at in missing])
+        infos = self._client.find_streams([at.stream_id for at in missing])
+        existing = {info.stream_id: info for info in infos}
         self._learn_names(existing)
         return find_gone(missing, _created(existing))
 

@@ -22,7 +22,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sbp_spark.client_pool import existing_streams
 from sbp_spark.logical_types import is_told_by_arrow, logical_arrow_schema
 from sbp_spark.options.source import SourceOptions, parse_source_options
 from sbp_spark.reading.input_partitions import plan_read, read_partition
@@ -58,13 +57,13 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
         self._given_schema = schema
         self._checked_options: SourceOptions | None = None
         self._form = Form.ROWS
-        self._maybe_renamed: pa.Schema | None = None
+        self._renamed: pa.Schema | None = None
         self._watch: StreamWatch | None = None
         self._snapshot = Snapshot()
         self._is_available_now = False
-        self._maybe_targets: dict[int, int] | None = None
-        self._maybe_added: frozenset[int] | None = None
-        self._maybe_quiet: Quiet | None = None
+        self._targets: dict[int, int] | None = None
+        self._added: frozenset[int] | None = None
+        self._quiet: Quiet | None = None
         self._small_batches = SmallBatches()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -100,29 +99,29 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
         """
         with plain_errors():
             self._trigger.on_asked()
-            quiet, self._maybe_quiet = self._maybe_quiet, None
+            quiet, self._quiet = self._quiet, None
             if quiet is not None and start != quiet.answer:
                 quiet = None
             given = SourceOffset.from_json(start) if quiet is None else quiet.offset
             self._look(given, quiet)
             commit = self._losses.settle_put_back(given)
             if quiet is not None and self._snapshot is quiet.snapshot:
-                self._maybe_quiet = quiet
+                self._quiet = quiet
                 return self._go_nowhere(quiet, limit)
             begin, gone = self._losses.settle_gone(given, self._snapshot)
             self._commits.on_processed(begin)
-            if self._maybe_added is None:
+            if self._added is None:
                 # Beside streams that were deleted, a new one may be the same, created again.
                 new = () if gone else added_streams(self._options(), begin, self._snapshot)
-                self._maybe_added = frozenset(new)
-            client, added = self._streams().client, self._maybe_added
+                self._added = frozenset(new)
+            client, added = self._streams().client, self._added
             way = way_ahead(client, self._options(), begin, self._snapshot, added)
             self._losses.settle_trimmed(way.losses)
             if self._is_available_now:
-                if self._maybe_targets is None:
+                if self._targets is None:
                     ends_at = self._options().limits.available_now_end
-                    self._maybe_targets = frozen_targets(begin, way, ends_at)
-                way = way.until(self._maybe_targets)
+                    self._targets = frozen_targets(begin, way, ends_at)
+                way = way.until(self._targets)
             # Trigger.Once asks for everything, whatever the limits are.
             is_unlimited = isinstance(limit, ReadAllAvailable)
             ends = way.farthest() if is_unlimited else self._admitted(way)
@@ -130,7 +129,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             end = advance(begin, way.positions(ends), lost, way.stalled, commit=commit)
             answer = end.to_json()
             if end is given and not self._is_available_now and is_quiet(way):
-                self._maybe_quiet = Quiet(end, answer, self._snapshot)
+                self._quiet = Quiet(end, answer, self._snapshot)
             return answer
 
     def _go_nowhere(self, quiet: Quiet, limit: ReadLimit) -> dict[str, Any]:
@@ -156,7 +155,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
         Small micro-batches are read at once. Raises SbpError.
         """
         with plain_errors():
-            self._maybe_quiet = self._maybe_rows = None
+            self._quiet = self._rows = None
             begin, finish = SourceOffset.from_json(start), SourceOffset.from_json(end)
             wanted = [
                 each for each in intervals(begin, finish) if each.start_offset < each.end_offset
@@ -168,22 +167,23 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             self._losses.settle_put_back(finish)
             there = self._losses.settle_unreadable(finish, wanted, streams)
             if left := {each.stream_id for each in there} - streams.keys():
-                streams = {**streams, **existing_streams(self._streams().client, left)}
-            as_of = self._streams().maybe_revision
+                found = self._streams().client.find_streams(sorted(left))
+                streams = {**streams, **{info.stream_id: info for info in found}}
+            as_of = self._streams().revision
             planned = plan_read(
                 self._streams().client,
                 self._options(),
                 there,
                 streams,
                 self._form,
-                maybe_columns=self._maybe_renamed,
+                columns=self._renamed,
                 as_of=as_of,
             )
             self._losses.note(planned.losses)
             schema = logical_arrow_schema(self._given_schema)
             # For rows that come with the plan Spark uses Arrow's types only.
             if OWN_READER is not None and is_told_by_arrow(self._given_schema):
-                self._maybe_rows = self._small_batches.maybe_read(planned.partitions, schema)
+                self._rows = self._small_batches.maybe_read(planned.partitions, schema)
             return planned.partitions
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -210,7 +210,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
                 columns.check(self._given_schema)
             self._checked_options = options.knowing(streams.values())
             self._form = columns.form
-            self._maybe_renamed = columns.maybe_renamed(self._given_schema)
+            self._renamed = columns.maybe_renamed(self._given_schema)
             self._watch = watch
         return self._checked_options
 
@@ -221,7 +221,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
         """
         known = begin.next_offsets() if quiet is None else quiet.known
         is_frozen = self._is_available_now and (
-            self._maybe_targets is not None or is_plausible(self._snapshot, known)
+            self._targets is not None or is_plausible(self._snapshot, known)
         )
         if not is_frozen:
             believed = None if quiet is None else quiet.snapshot

@@ -274,10 +274,10 @@ class StreamWatch:
         self._options = options
         self._sleep = sleep
         stall_ms_max = options.limits.stall_ms_max
-        self._maybe_stalls = None if stall_ms_max is None else Stalls(stall_ms_max, sleep=sleep)
-        self._maybe_kinds = kinds = maybe_kinds(options)
+        self._stalls = None if stall_ms_max is None else Stalls(stall_ms_max, sleep=sleep)
+        self._kinds = kinds = maybe_kinds(options)
         is_held_back = kinds is not None and not kinds.is_typed_wanted
-        self._maybe_plain = PlainStreams(kinds) if kinds is not None and is_held_back else None
+        self._plain = PlainStreams(kinds) if kinds is not None and is_held_back else None
         self._streams: Mapping[int, StreamInfo] | None = None
         self._found: dict[str, FoundStream] = {}
         self._revision: int | None = None
@@ -290,7 +290,7 @@ class StreamWatch:
         return client_for(self._options.servers, Patience.RUNNING)
 
     @property
-    def maybe_revision(self) -> int | None:
+    def revision(self) -> int | None:
         """The revision of the metadata in which the streams were found last, if there is one."""
         return self._revision
 
@@ -309,8 +309,8 @@ class StreamWatch:
         if revision is None or revision != self._revision:
             self._streams = self._select_again(self._options.selection)
             self._revision = revision
-        elif self._maybe_kinds is not None and self._maybe_kinds.is_open:
-            self._streams = self._maybe_kinds.select_again(self.client)
+        elif self._kinds is not None and self._kinds.is_open:
+            self._streams = self._kinds.select_again(self.client)
         return self._streams
 
     def look(
@@ -338,23 +338,21 @@ class StreamWatch:
 
     def _look_once(self, known: Mapping[int, int]) -> Snapshot:
         seen = self._see(known)
-        return (
-            seen if self._maybe_plain is None else self._maybe_plain.show(self.client, seen, known)
-        )
+        return seen if self._plain is None else self._plain.show(self.client, seen, known)
 
     def _see(self, known: Mapping[int, int]) -> Snapshot:
-        if self._maybe_stalls is None:
+        if self._stalls is None:
             streams, view = self._watch_bounds()
             if streams is not self._last.streams or view.bounds is not self._last.bounds:
                 self._last = Snapshot(streams, view.bounds)
             return self._last
         streams = self.streams()
-        found = self._maybe_stalls.reach(self.client, streams, known)
+        found = self._stalls.reach(self.client, streams, known)
         return Snapshot(
             streams,
             {each: bound for each, at in found.items() if (bound := _maybe_bound(at, known))},
             {each: at.unavailable for each, at in found.items() if at.unavailable},
-            {each: self._maybe_stalls.since_ms(at) for each, at in found.items() if at.unavailable},
+            {each: self._stalls.since_ms(at) for each, at in found.items() if at.unavailable},
         )
 
     def _watch_bounds(self) -> tuple[Mapping[int, StreamInfo], BoundsView]:
@@ -376,18 +374,15 @@ class StreamWatch:
 
         That a stream gets a schema does not change the revision.
         """
-        if self._maybe_kinds is not None and self._maybe_kinds.is_open:
+        if self._kinds is not None and self._kinds.is_open:
             return False
         return self._revision is not None and view.revision == self._revision
 
     def _select_again(self, selection: Selection) -> Mapping[int, StreamInfo]:
         if isinstance(selection, StreamPattern):
-            return select_matching(self.client, selection, self._maybe_kinds)
+            return select_matching(self.client, selection, self._kinds)
         found = set(self._found.values())
-        try:
-            infos = self.client.describe_streams(sorted(each.stream_id for each in found))
-        except NotFoundError:
-            infos = []
+        infos = self.client.find_streams(sorted(each.stream_id for each in found))
         if set(map(FoundStream.of, infos)) != found:
             there = {each.stream_id: each for each in self.client.list_streams()}
             ids = find_ids(there.values(), self._found)

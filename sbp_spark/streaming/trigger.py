@@ -178,7 +178,7 @@ class Pace:
     records_max: int = RECORDS_FIRST
     growth: float = GROWTH_MIN
     before: Batch | None = None
-    maybe_costs: Costs | None = None
+    costs: Costs | None = None
 
     def after(
         self, record_count: int, took_ms: float, *, is_idle: bool = False, interval_ms: int = 0
@@ -208,7 +208,7 @@ class Pace:
             records_max=records_max,
             growth=growth,
             before=before if costs is None else batch,
-            maybe_costs=costs,
+            costs=costs,
         )
 
 
@@ -225,11 +225,11 @@ class Ticks:
         self.interval_ms = 0
         """The interval if it is known, else 0."""
         self._suggested_ms = 0
-        self._maybe_last_ms: float | None = None
+        self._last_ms: float | None = None
 
     def is_tick(self, now_ms: float) -> bool:
         """Whether Spark seems to have waited before it asks now (UTC). To be called each time."""
-        last_ms, self._maybe_last_ms = self._maybe_last_ms, now_ms
+        last_ms, self._last_ms = self._last_ms, now_ms
         if last_ms is None:
             return False
         if self.interval_ms and now_ms < (last_ms // self.interval_ms + 1) * self.interval_ms:
@@ -257,7 +257,7 @@ class PaceMaker:
         self._clock = clock
         self._wall = wall
         self._ticks = Ticks()
-        self._maybe_running: tuple[int, float] | None = None
+        self._running: tuple[int, float] | None = None
         self._is_told = False
 
     @property
@@ -268,19 +268,19 @@ class PaceMaker:
     def on_asked(self) -> None:
         """Spark asks for a micro-batch: the last one is over."""
         is_idle = self._ticks.is_tick(self._wall() * 1000)
-        if self._maybe_running is not None:
-            record_count, began_s = self._maybe_running
+        if self._running is not None:
+            record_count, began_s = self._running
             took_ms = (self._clock() - began_s) * 1000
             self._pace = self._pace.after(
                 record_count, took_ms, is_idle=is_idle, interval_ms=self._ticks.interval_ms
             )
             self._warn()
-        self._maybe_running = None
+        self._running = None
 
     def _warn(self) -> None:
         """Log once that no number of records keeps the target."""
         target_ms = max(self._pace.target_ms, self._ticks.interval_ms)
-        costs = self._pace.maybe_costs
+        costs = self._pace.costs
         if costs is not None and costs.fixed_ms > target_ms and not self._is_told:
             LOG.warning(
                 "targetBatchDuration cannot be kept fixed_s=%.1f target_s=%.1f: micro-batches take"
@@ -292,7 +292,7 @@ class PaceMaker:
 
     def on_admitted(self, record_count: int) -> None:
         """Start the time of a micro-batch of `record_count` records; with 0 there is none."""
-        self._maybe_running = (record_count, self._clock()) if record_count else None
+        self._running = (record_count, self._clock()) if record_count else None
 
 
 def _suggest_ms(last_ms: float, now_ms: float) -> int:
@@ -329,14 +329,14 @@ class Trigger:
         self._limits = limits
         self._sizes = sizes
         self._clock = clock
-        self._maybe_pace = None if limits.target_ms is None else PaceMaker(limits.target_ms)
+        self._pace = None if limits.target_ms is None else PaceMaker(limits.target_ms)
         self._turn = 0
-        self._maybe_last_s: float | None = None
+        self._last_s: float | None = None
 
     def on_asked(self) -> None:
         """Spark asks for a micro-batch: the last one is over."""
-        if self._maybe_pace is not None:
-            self._maybe_pace.on_asked()
+        if self._pace is not None:
+            self._pace.on_asked()
 
     def ends(self, way: Way, *, is_waiting_allowed: bool) -> dict[int, int]:
         """Return the end of a micro-batch in each stream, its start where nothing is admitted.
@@ -349,8 +349,8 @@ class Trigger:
         if is_waiting_allowed and not is_due and not way.bases:
             return dict(way.starts)
         self._turn += 1
-        if self._maybe_pace is not None:
-            self._maybe_pace.on_admitted(record_count)
+        if self._pace is not None:
+            self._pace.on_admitted(record_count)
         return ends
 
     def _admit(self, way: Way) -> dict[int, int]:
@@ -360,8 +360,8 @@ class Trigger:
         if limits.bytes_max is not None:
             sizes = self._sizes.estimate(way.starts, way.tails)
         records_max = limits.records_max
-        if self._maybe_pace is not None:
-            records_max = min(records_max or INT64_MAX, self._maybe_pace.records_max)
+        if self._pace is not None:
+            records_max = min(records_max or INT64_MAX, self._pace.records_max)
         return admit(
             way.starts,
             way.tails,
@@ -381,10 +381,9 @@ class Trigger:
             return True
         now_s = self._clock()
         is_long_ago = (
-            self._maybe_last_s is None
-            or (now_s - self._maybe_last_s) * 1000 >= self._limits.delay_ms_max
+            self._last_s is None or (now_s - self._last_s) * 1000 >= self._limits.delay_ms_max
         )
         if record_count >= records_min or is_cut or is_long_ago:
-            self._maybe_last_s = now_s
+            self._last_s = now_s
             return True
         return False

@@ -26,7 +26,6 @@ from sbp_spark.client_pool import (
     describe_refs,
     first_contact,
     newest_schemas,
-    wanted,
 )
 from sbp_spark.options.sink import Delivery, SinkOptions
 from sbp_spark.options.streams import FoundStream, StreamRef, find_ids, parse_stream_ref
@@ -220,8 +219,7 @@ class StreamDirectory:
         """Return the ids of streams if all exist, for which that is the shortest question."""
         found = [self._found.get(ref.text) for ref in refs]
         asked = [
-            name if at is None else at.stream_id
-            for at, name in zip(found, wanted(refs), strict=True)
+            ref.key if at is None else at.stream_id for at, ref in zip(found, refs, strict=True)
         ]
         try:
             infos = self._client.describe_streams(asked)
@@ -253,8 +251,8 @@ def create_missing(client: Client, refs: Iterable[StreamRef], creation: Creation
 
     Raises SbpError.
     """
-    for name in (ref.maybe_name for ref in refs):
-        if name is not None:
+    for name in (ref.key for ref in refs):
+        if isinstance(name, str):
             try:
                 client.create_streams([creation.spec(name)])
             except AlreadyExistsError:
@@ -262,7 +260,7 @@ def create_missing(client: Client, refs: Iterable[StreamRef], creation: Creation
 
 
 def find_targets(
-    options: SinkOptions, maybe_schema: StreamSchema | None = None
+    options: SinkOptions, schema: StreamSchema | None = None
 ) -> dict[str, FoundStream]:
     """Return the streams that options name, by what they call them.
 
@@ -277,7 +275,7 @@ def find_targets(
     letters = _named(options, list(filter(None, [options.bad_records.dead_letters])), "onBadRecord")
     with first_contact(options.servers) as client:
         check_plain(client, _by_id(letters), ON_BAD_RECORD)
-        if maybe_schema is None or options.maybe_columns is None:
+        if schema is None or options.columns is None:
             check_plain(client, _by_id(targets), f"option {option}")
             return targets | letters
         both = [repr(name) for name, each in targets.items() if each in letters.values()]
@@ -286,20 +284,20 @@ def find_targets(
                 f"option onBadRecord: stream {listed(both)} is for columns, but dead letters are"
                 " plain records; name another stream"
             )
-        may_change = options.maybe_columns.is_merging
-        evolve_streams(client, _by_id(targets), maybe_schema, may_change=may_change)
+        may_change = options.columns.is_merging
+        evolve_streams(client, _by_id(targets), schema, may_change=may_change)
         return targets | letters
 
 
-def purpose_of(options: SinkOptions, maybe_schema: StreamSchema | None = None) -> str:
+def purpose_of(options: SinkOptions, schema: StreamSchema | None = None) -> str:
     """Return a text that tells sinks apart for which `find_targets` does not do the same."""
-    named = (options.targets.refs, options.bad_records.dead_letters, options.maybe_creation)
+    named = (options.targets.refs, options.bad_records.dead_letters, options.creation)
     return repr(
         (
             named,
             options.delivery.delivery,
-            options.maybe_columns,
-            maybe_schema and maybe_schema.fingerprint,
+            options.columns,
+            schema and schema.fingerprint,
         )
     )
 
@@ -308,7 +306,7 @@ def _check_dialect(dialect: Dialect, options: SinkOptions) -> None:
     """Raise ConfigurationError for what servers of the dialect cannot do."""
     if dialect is Dialect.SPECIFICATION:
         return
-    if options.maybe_columns is not None:
+    if options.columns is not None:
         raise ConfigurationError(
             f"option encoding: the servers speak {dialect}, where streams have no schemas, so no"
             " columns can be written; set encoding=rows, and give each row a value, for example"
@@ -327,10 +325,10 @@ def _named(options: SinkOptions, refs: Sequence[StreamRef], option: str) -> dict
     try:
         infos = describe_refs(options.servers, refs, option)
     except NotFoundError:
-        if options.maybe_creation is None:
+        if options.creation is None:
             raise
         patient = client_for(options.servers, Patience.RUNNING)
-        create_missing(patient, refs, options.maybe_creation)
+        create_missing(patient, refs, options.creation)
         infos = describe_refs(options.servers, refs, option)
     return {ref.text: FoundStream.of(info) for info, ref in zip(infos, refs, strict=True)}
 

@@ -195,7 +195,7 @@ def make_payload(
 
     Raises SbpError.
     """
-    columns = options.maybe_columns
+    columns = options.columns
     if schema is None or columns is None:
         return RowsPayload(
             options.batching,

@@ -70,7 +70,7 @@ def write_rows(
     batches: Iterable[pa.RecordBatch],
     options: SinkOptions,
     staged_for: StagedFor | None,
-    maybe_schema: StreamSchema | None = None,
+    schema: StreamSchema | None = None,
 ) -> WrittenMessage:
     """Write all rows of a task; return when all of them are acknowledged. Raises SbpError.
 
@@ -82,7 +82,7 @@ def write_rows(
     write: Callable[..., WrittenMessage] = append_rows
     if staged_for is not None:
         write = partial(stage_rows, staged_for=staged_for)
-    written = write(batches, client, options, maybe_schema=maybe_schema, partition_id=partition_id)
+    written = write(batches, client, options, schema=schema, partition_id=partition_id)
     LOG.debug("wrote %s", written)
     return written
 
@@ -92,12 +92,12 @@ def append_rows(
     client: Client,
     options: SinkOptions,
     *,
-    maybe_schema: StreamSchema | None = None,
+    schema: StreamSchema | None = None,
     partition_id: int = 0,
 ) -> WrittenMessage:
     """Append rows of a checked schema, those of one stream in their order."""
     with Sender(PlainAppend(client)) as sender:
-        work = _Work(client, options, sender, partition_id, maybe_schema)
+        work = _Work(client, options, sender, partition_id, schema)
         work.write(batches)
     failpoint("sink.appended")
     return WrittenMessage(partition_id, *work.counts())
@@ -109,7 +109,7 @@ def stage_rows(
     options: SinkOptions,
     staged_for: StagedFor,
     *,
-    maybe_schema: StreamSchema | None = None,
+    schema: StreamSchema | None = None,
     partition_id: int = 0,
 ) -> StagedMessage:
     """Stage rows of a checked schema in a transaction of their own.
@@ -126,7 +126,7 @@ def stage_rows(
             options,
             sender,
             partition_id,
-            maybe_schema,
+            schema,
             is_digested=staged_for.is_repeatable,
         )
         try:
@@ -153,15 +153,15 @@ class _Work:
         options: SinkOptions,
         sender: Sender,
         partition_id: int,
-        maybe_schema: StreamSchema | None,
+        schema: StreamSchema | None,
         *,
         is_digested: bool = False,
     ) -> None:
         directory = StreamDirectory(
             client,
-            options.maybe_creation,
+            options.creation,
             options.targets.where,
-            is_for_columns=maybe_schema is not None,
+            is_for_columns=schema is not None,
             found=options.found if options.targets.refs else {},
         )
         self.digest = 0
@@ -169,10 +169,10 @@ class _Work:
         self._router = Router(
             options.targets, directory, key_column=options.key_column, partition_id=partition_id
         )
-        self._make_payload = partial(make_payload, client, options, self._router, maybe_schema)
+        self._make_payload = partial(make_payload, client, options, self._router, schema)
         self._policy = options.bad_records
         self._dead_letters = StreamDirectory(
-            client, options.maybe_creation, ON_BAD_RECORD, found=options.found
+            client, options.creation, ON_BAD_RECORD, found=options.found
         )
         self._builders = Builders(self._make_builder, options.batching.linger_ms)
         self._sender = sender
@@ -272,31 +272,29 @@ class SbpBatchWriter(DataSourceArrowWriter):
     for the commit: what is decided here holds for all of them.
     """
 
-    def __init__(self, options: SinkOptions, maybe_schema: StreamSchema | None = None) -> None:
+    def __init__(self, options: SinkOptions, schema: StreamSchema | None = None) -> None:
         self._options = options
-        self._maybe_schema = maybe_schema
-        self._maybe_staged_for: StagedFor | None = None
+        self._schema = schema
+        self._staged_for: StagedFor | None = None
         if options.delivery.delivery is Delivery.EXACTLY_ONCE:
-            key = options.delivery.maybe_key
-            self._maybe_staged_for = StagedFor(
-                key or BatchKey(one_shot_producer(), 0), key is not None
-            )
+            key = options.delivery.key
+            self._staged_for = StagedFor(key or BatchKey(one_shot_producer(), 0), key is not None)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task; return when all of them are acknowledged."""
         with plain_errors():
-            return write_rows(iterator, self._options, self._maybe_staged_for, self._maybe_schema)
+            return write_rows(iterator, self._options, self._staged_for, self._schema)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Let the rows be read, and then trim what was there before, if that is to go."""
-        if self._maybe_staged_for is not None:
+        if self._staged_for is not None:
             client = client_for(self._options.servers, Patience.RUNNING)
             delivery = self._options.delivery
             commit = commit_and_trim if delivery.is_truncating else commit_staged
             with plain_errors():
-                if self._maybe_schema is None:
+                if self._schema is None:
                     check_plain_parts(client, messages)
-                commit(client, messages, self._maybe_staged_for.key, delivery.on_replay_mismatch)
+                commit(client, messages, self._staged_for.key, delivery.on_replay_mismatch)
         log_lost(messages, "the write")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -316,9 +314,9 @@ class SbpStreamWriter(DataSourceStreamArrowWriter):
     task and each commit: only messages go from one to the other.
     """
 
-    def __init__(self, options: SinkOptions, maybe_schema: StreamSchema | None = None) -> None:
+    def __init__(self, options: SinkOptions, schema: StreamSchema | None = None) -> None:
         self._options = options
-        self._maybe_schema = maybe_schema
+        self._schema = schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task; return when all of them are acknowledged."""
@@ -326,7 +324,7 @@ class SbpStreamWriter(DataSourceStreamArrowWriter):
             staged_for = None
             if self._is_exactly_once:
                 staged_for = StagedFor(running_batch(), is_repeatable=True)
-            return write_rows(iterator, self._options, staged_for, self._maybe_schema)
+            return write_rows(iterator, self._options, staged_for, self._schema)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Let the rows be read. May be called again for the same micro-batch.
@@ -346,7 +344,7 @@ class SbpStreamWriter(DataSourceStreamArrowWriter):
         client = client_for(self._options.servers, Patience.RUNNING)
         on_mismatch = self._options.delivery.on_replay_mismatch
         with plain_errors():
-            if self._maybe_schema is None:
+            if self._schema is None:
                 check_plain_parts(client, messages)
             commit_staged(client, messages, BatchKey(producer, batchId), on_mismatch)
         log_lost(messages, BatchKey(producer, batchId))

@@ -82,7 +82,7 @@ def test_a_release_of_spark_that_takes_no_rows_has_tasks_read_them(query, client
     append_values(client, name, numbered(0, 5))
     monkeypatch.setattr(stream_reader, "OWN_READER", None)
     assert query.plan() is None
-    assert query.reader._maybe_rows is None
+    assert query.reader._rows is None
     assert query.read() == wanted(name, 0, 5)
 
 

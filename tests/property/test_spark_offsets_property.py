@@ -42,9 +42,7 @@ def offsets(draw, min_size=0):
     stalled = draw(st.dictionaries(int64, int64, max_size=4))
     commit = draw(st.none() | st.builds(StoreCommit, int64, st.text(WORD, min_size=1, max_size=32)))
     ordered = tuple(ordered)
-    return SourceOffset(
-        positions, lost=ordered, stalled=stalled, left_out=left_out, maybe_commit=commit
-    )
+    return SourceOffset(positions, lost=ordered, stalled=stalled, left_out=left_out, commit=commit)
 
 
 def text(offset):

@@ -39,8 +39,8 @@ def test_any_text_gives_a_sink_or_a_configuration_error(options):
 @given(refs)
 def test_a_stream_is_either_an_id_or_a_name(text):
     stream = parse_stream_ref(text)
-    assert (stream.maybe_id is None) != (stream.maybe_name is None)
-    assert text == (stream.maybe_name if stream.maybe_id is None else str(stream.maybe_id))
+    assert isinstance(stream.key, int) == text.isdecimal()
+    assert str(stream.key) == text
 
 
 @given(stream_lists, st.sampled_from(["startingOffsets", "endingOffsets"]), st.data())

@@ -169,7 +169,7 @@ def test_a_target_that_cannot_be_kept_is_told_of_once(caplog):
     query = Query(10_000, 0.01, overhead_ms=12_000)
     query.run(40)
     (record,) = caplog.records
-    assert "micro-batches take about 12.0 s whatever they read" in record.getMessage()
+    assert "fixed_s=12.0 target_s=10.0" in record.getMessage()
     caplog.clear()
     Query(10_000, 0.01, overhead_ms=7_000).run(40)
     assert not caplog.records

@@ -80,6 +80,9 @@ class FakeCluster:
             raise NotFoundError(StatusCode.NOT_FOUND, f"not found: {missing}")
         return [infos.get(each) or named[each] for each in refs]
 
+    def find_streams(self, stream_ids):
+        return [info for info in self._infos() if info.stream_id in stream_ids]
+
     def describe_schemas(self, stream_ids, *, newest_only=False):
         first = -1 if newest_only else 0
         return {each: tuple(self.schemas.get(each, ())[first:]) for each in stream_ids}

@@ -153,7 +153,7 @@ def messages(caplog):
 
 
 def wait_for_the_attempt(query):
-    for teller in (query._commits._maybe_cursors, query._commits._trimming):
+    for teller in (query._commits._cursors, query._commits._trimming):
         if teller is not None and teller._thread is not None:
             teller._thread.join()
 
@@ -172,9 +172,9 @@ def test_cursors_do_not_wait_for_a_trim(cluster, monkeypatch):
     for tail in (60, 70, 80):
         cluster.streams["a"][3] = tail
         end, _ = next_batch(query, end)
-        query._commits._maybe_cursors._thread.join()
+        query._commits._cursors._thread.join()
     next_batch(query, end)
-    query._commits._maybe_cursors._thread.join()
+    query._commits._cursors._thread.join()
     assert begun.is_set()
     assert cluster.cursors == {"nightly": {1: 80, 2: 30}}
     answers.set()

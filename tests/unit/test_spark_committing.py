@@ -297,7 +297,7 @@ def test_each_batch_write_is_one_of_its_own(client, monkeypatch):
 
 def test_a_numbered_batch_write_is_done_once(client, monkeypatch):
     for version, value in ((4, b"a"), (4, b"a"), (5, b"b"), (3, b"too late")):
-        sink = batch_sink("s1", maybe_key=BatchKey("app", version))
+        sink = batch_sink("s1", key=BatchKey("app", version))
         sink.commit(written(sink, monkeypatch, [value]))
         if version == 5:
             client.decisions["app"][3] = client.decisions["app"][4]

@@ -33,7 +33,7 @@ def valued(*values):
 def test_missing_streams_are_created_once():
     client = WritingClient()
     creation = Creation(replica_count=2, retention_period_ms=5)
-    options = sink_options(maybe_creation=creation)
+    options = sink_options(creation=creation)
     batch = routed(("new", b"a"), ("s1", b"b"), ("newer", b"c"))
     append_rows([batch, batch], client, options)
     assert [client.names[name] for name in ("new", "newer")] == [100, 101]
@@ -56,7 +56,7 @@ def test_a_stream_that_was_renamed_since_it_was_found_is_written_on(creation, is
     client = WritingClient()
     found = found_by(s1=1, s2=2, s99=99)
     options = sink_options("s1", "s2", routing=Routing.ROUND_ROBIN, found=found)
-    options = replace(options, maybe_creation=creation, bad_records=DEAD_LETTERS)
+    options = replace(options, creation=creation, bad_records=DEAD_LETTERS)
     rename(client, "s1", "new")
     rename(client, "s99", "letters")
     if is_named_again:
@@ -76,7 +76,7 @@ def test_a_name_counts_again_when_the_stream_that_had_it_is_gone():
     with pytest.raises(NotFoundError, match="option streams: not found: stream 's2'"):
         append_rows([rows], client, options)
     for _ in range(2):
-        append_rows([rows], client, replace(options, maybe_creation=Creation()))
+        append_rows([rows], client, replace(options, creation=Creation()))
     assert [spec.name for spec in client.created] == ["s2"]
     assert client.values() == {1: [b"a"] * 2, client.names["s2"]: [b"b"] * 2}
 

@@ -470,5 +470,5 @@ def test_a_task_that_is_not_read_to_its_end_closes_its_thread(monkeypatch):
     )
     assert next(reading).num_rows == 10_000
     reading.close()
-    prefetchers[0]._maybe_thread.join(10)
-    assert not prefetchers[0]._maybe_thread.is_alive()
+    prefetchers[0]._thread.join(10)
+    assert not prefetchers[0]._thread.is_alive()

@@ -29,7 +29,7 @@ class Planned(RowsWithPlan):
         self.rows = rows
 
     def partitions(self, start, end):
-        self._maybe_rows = self.rows
+        self._rows = self.rows
         return ["partition"]
 
 

@@ -12,7 +12,7 @@ from sbp_spark import lag
 
 def test_the_age_is_not_known_where_a_server_does_not_tell_in_time(monkeypatch):
     cluster = FakeCluster(**{"1": [1, 100, 0, 50], "2": [2, 200, 0, 50], "3": [3, 300, 0, 50]})
-    cluster.describe_streams = lambda stream_ids: cluster.list_streams()
+    cluster.find_streams = lambda stream_ids: cluster.list_streams()
     asked = []
 
     def append_times(offsets, *, timeout_ms):

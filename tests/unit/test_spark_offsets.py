@@ -78,7 +78,7 @@ COMMIT = StoreCommit(7, "0-0123456789abcdef")
 
 
 def test_a_commit_is_kept_and_is_no_news():
-    start = SourceOffset({17: at(17, 120)}, maybe_commit=COMMIT)
+    start = SourceOffset({17: at(17, 120)}, commit=COMMIT)
     assert text(start) == (
         '{"store_commit": 7, "store_life": "0-0123456789abcdef",'
         ' "streams": "17=120@1700000000000", "version": 3}'
@@ -86,8 +86,8 @@ def test_a_commit_is_kept_and_is_no_news():
     assert SourceOffset.from_json(json.loads(text(start))) == start
     later = StoreCommit(8, COMMIT.life)
     assert advance(start, [at(17, 120)], commit=later) is start
-    assert advance(start, [at(17, 121)], commit=later).maybe_commit == later
-    assert advance(start, [at(17, 121)]).maybe_commit == COMMIT
+    assert advance(start, [at(17, 121)], commit=later).commit == later
+    assert advance(start, [at(17, 121)]).commit == COMMIT
     plain = offset(at(17, 120))
     assert advance(plain, [at(17, 120)], commit=later) is plain
 

@@ -193,13 +193,13 @@ def test_credentials_in_an_endpoint_are_not_repeated():
 @pytest.mark.parametrize("text", ["a", "A.b_c-9", "...", "1a", "x" * 249, "-1", "1.5"])
 def test_names(text):
     stream = parse_stream_ref(text)
-    assert (stream.maybe_name, stream.maybe_id) == (text, None)
+    assert stream.key == text
 
 
 @pytest.mark.parametrize(("text", "stream_id"), [("0", 0), ("17", 17), (str(2**63 - 1), 2**63 - 1)])
 def test_ids(text, stream_id):
     stream = parse_stream_ref(text)
-    assert (stream.maybe_name, stream.maybe_id) == (None, stream_id)
+    assert stream.key == stream_id
 
 
 @pytest.mark.parametrize(

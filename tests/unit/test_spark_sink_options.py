@@ -45,8 +45,8 @@ def test_defaults():
     assert options.delivery.delivery is Delivery.EXACTLY_ONCE
     assert options.batching == Batching()
     assert options.bad_records == BadRecordPolicy()
-    assert options.maybe_creation is None
-    assert options.maybe_columns is None
+    assert options.creation is None
+    assert options.columns is None
     assert options.key_column == "key"
 
 
@@ -70,7 +70,7 @@ def test_every_option_of_the_table_is_known():
     }
     options = sink(False, **given)
     assert options.targets == Targets((StreamRef("orders"),))
-    assert options.maybe_creation == Creation(1, 7 * 86_400_000, 1024 * MIB)
+    assert options.creation == Creation(1, 7 * 86_400_000, 1024 * MIB)
     key = BatchKey("nightly", 0)
     assert options.delivery == DeliveryOptions(Delivery.EXACTLY_ONCE, OnReplayMismatch.FAIL, key)
     assert options.bad_records == BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("bad-ones"))
@@ -85,7 +85,7 @@ def test_every_option_of_the_table_is_known():
         "routingColumn": "Account",
         "timestampColumn": "at",
     }
-    assert sink(False, streams="a,b", **columns).maybe_columns == ColumnOptions(
+    assert sink(False, streams="a,b", **columns).columns == ColumnOptions(
         is_merging=True, routing_column="Account", timestamp_column="at"
     )
     assert {"endpoint", *given, *others, *columns} == {spec.name for spec in SINK_OPTIONS}

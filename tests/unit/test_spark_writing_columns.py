@@ -51,11 +51,11 @@ def client_with(*schemas):
 def options(*streams, **changes):
     names = [each for each in changes if each.endswith("_column") or each == "is_merging"]
     columns = {each: changes.pop(each) for each in names}
-    return sink_options(*streams, maybe_columns=ColumnOptions(**columns), **changes)
+    return sink_options(*streams, columns=ColumnOptions(**columns), **changes)
 
 
 def append(client, batches, given, schema=PAIRS, **more):
-    return append_rows(batches, client, given, maybe_schema=schema, **more)
+    return append_rows(batches, client, given, schema=schema, **more)
 
 
 def test_each_stream_gets_its_rows_in_its_own_newest_schema():
@@ -228,7 +228,7 @@ def test_the_digest_depends_neither_on_the_division_nor_on_the_schemas():
         client = client_with(*schemas)
         streams = [f"s{number}" for number, _ in enumerate(schemas, start=1)]
         given = options(*streams, bad_records=bad_records)
-        return stage_rows(batches, client, given, STAGED_FOR, maybe_schema=PAIRS).digest
+        return stage_rows(batches, client, given, STAGED_FOR, schema=PAIRS).digest
 
     whole = digest([batch], PAIRS)
     assert whole == digest([batch[2:], batch[:2]], PAIRS) != 0
@@ -279,9 +279,7 @@ def test_a_null_struct_has_no_fields_that_could_be_missing(wrap, zone):
     append(client, [pa.record_batch({"s": column.slice(1)})], options("s1"), schema)
     expected = [*column.to_pylist(), *column.to_pylist()[1:]]
     assert [row["s"] for row in client.published[1]] == expected
-    stage_rows(
-        [pa.record_batch({"s": column})], client, options("s1"), STAGED_FOR, maybe_schema=schema
-    )
+    stage_rows([pa.record_batch({"s": column})], client, options("s1"), STAGED_FOR, schema=schema)
 
 
 def test_a_dead_letter_shows_a_null_struct_beside_a_text_that_is_none():

@@ -275,7 +275,7 @@ def test_rows_that_name_no_stream_are_refused(stream, told):
 def test_a_number_is_an_id_and_never_a_name(columns, told):
     client = WritingClient()
     batch = pa.record_batch({**columns, "value": [b"a", b"b", b"c"]})
-    creating = sink_options(maybe_creation=Creation())
+    creating = sink_options(creation=Creation())
     with pytest.raises(BadRecordError, match=told):
         append_rows([batch], client, creating)
     letters = replace(creating, bad_records=DEAD_LETTERS)
@@ -287,7 +287,7 @@ def test_a_number_is_an_id_and_never_a_name(columns, told):
 
 def test_a_text_may_be_a_name_that_looks_like_a_negative_number():
     client = WritingClient()
-    append_rows([routed(("-1", b"a"))], client, sink_options(maybe_creation=Creation()))
+    append_rows([routed(("-1", b"a"))], client, sink_options(creation=Creation()))
     assert client.values() == {client.names["-1"]: [b"a"]}
 
 
