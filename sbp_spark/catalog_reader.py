@@ -24,7 +24,6 @@ from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.servers import CatalogOptions, Table
-from sbp_spark.reading.locating import display_name
 from sbp_spark.reporting import plain_errors
 from sbp_spark.row_schema import as_named
 
@@ -171,10 +170,10 @@ def _bounds(held: Reach) -> Row:
 
 def _lag(cursor: CursorInfo, info: StreamInfo, held: Reach) -> Row:
     if held.next_offset is None:
-        return {"stream": display_name(info)}
+        return {"stream": info.label}
     first = max(cursor.next_offset, held.start_offset)
     return {
-        "stream": display_name(info),
+        "stream": info.label,
         "lag_records": max(held.next_offset - first, 0),
         "lost_records": first - cursor.next_offset,
     }
@@ -194,7 +193,7 @@ def _ask_of_all(client: Client, ask: Callable[[list[int]], T]) -> tuple[list[Str
 
 
 def _identity(info: StreamInfo) -> Row:
-    return {"stream": display_name(info), "stream_id": info.stream_id}
+    return {"stream": info.label, "stream_id": info.stream_id}
 
 
 def _maybe_us(time_ms: int) -> int | None:

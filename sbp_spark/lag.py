@@ -25,7 +25,6 @@ from sbp_core.client import parse_endpoint
 from sbp_core.errors import SbpError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.servers import Endpoint, Servers
-from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.offsets import CheckpointError, SourceOffset
 from sbp_spark.reading.planning import RecordSizes
 from sbp_spark.reporting import LOG
@@ -155,7 +154,7 @@ class _Meter:
         now_ms = time.time_ns() // 1_000_000
         measured = []
         for each in there:
-            named = replace(each, stream=display_name(infos[each.stream_id]))
+            named = replace(each, stream=infos[each.stream_id].label)
             if each.stream_id in starts:
                 count = tails[each.stream_id] - starts[each.stream_id]
                 is_unknown = each.stream_id in behind and each.stream_id not in times_ms

@@ -56,9 +56,9 @@ def newest_versions(client: Client, stream_ids: Sequence[int]) -> dict[int, Sche
     return {stream_id: versions[-1] for stream_id, versions in described.items() if versions}
 
 
-def label(info: StreamInfo) -> str:
-    """Return a stream's name, or its id when it has none."""
-    return info.name if info.name is not None else str(info.stream_id)
+def titled(info: StreamInfo) -> str:
+    """Return how lines for people name a stream."""
+    return f"{info.label} (id {info.stream_id})"
 
 
 def add_cluster(parser: ArgumentParser) -> None:

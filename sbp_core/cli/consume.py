@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from sbp_core import limits
-from sbp_core.cli.connect import PATIENT, connect, find_stream, label
+from sbp_core.cli.connect import PATIENT, connect, find_stream
 from sbp_core.cli.output import write_records, write_values
 from sbp_core.cli.parsing import add_client_options, parse_positive, parse_start, parse_timestamp
 from sbp_core.client import Client, FetchItem
@@ -82,7 +82,7 @@ def consume(options: Namespace) -> int:
         end = None if options.follow else tail
         for found in read_records(client, info.stream_id, start, end):
             wanted = found.first(left)
-            _write(label(info), wanted, is_json=options.json)
+            _write(info.label, wanted, is_json=options.json)
             left -= wanted.rows.num_rows
             if left == 0:
                 break

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
-from sbp_core.cli.connect import connect, label
+from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_table
 from sbp_core.cli.parsing import add_client_options
 from sbp_core.client import Client, CursorInfo, GroupInfo, StreamBounds, StreamInfo
@@ -121,7 +121,7 @@ def measure(
         cursor.stream_id,
         cursor.next_offset,
         cursor.committed_at_ms,
-        label(info),
+        info.label,
         held.start_offset,
         held.next_offset,
         lag_records=max(held.next_offset - first, 0),

@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from sbp_core import limits
-from sbp_core.cli.connect import PATIENT, connect, find_stream, label, newest_versions
+from sbp_core.cli.connect import PATIENT, connect, find_stream, newest_versions
 from sbp_core.cli.output import write_notice, write_result
 from sbp_core.cli.parsing import add_client_options, parse_separator
 from sbp_core.client import AppendItem, AppendOutcome, Client, Dialect, StreamInfo, Writer
@@ -51,7 +51,7 @@ def produce(options: Namespace) -> int:
         info = find_stream(client, options.stream)
         if newest_versions(client, [info.stream_id]):
             raise ConfigurationError(
-                f"{label(info)} has a schema, and lines have no columns; write to it with Spark and"
+                f"{info.label} has a schema, and lines have no columns; write to it with Spark and"
                 " encoding=columns, or produce to another stream"
             )
         writer = _Writer(client, info)
@@ -62,7 +62,7 @@ def produce(options: Namespace) -> int:
         except SbpError as error:
             error.add_note(f"{writer.record_count} records were acknowledged before")
             raise
-    text = f"{writer.record_count} records appended to {label(info)}"
+    text = f"{writer.record_count} records appended to {info.label}"
     write_result(writer.summary(), text, is_json=options.json)
     return 0
 
@@ -148,7 +148,7 @@ class _Writer:
     def summary(self) -> dict[str, str | int | None]:
         """Return what was acknowledged; offsets are None when nothing was."""
         return {
-            "stream": label(self._info),
+            "stream": self._info.label,
             "stream_id": self._info.stream_id,
             "records": self.record_count,
             "first_offset": self._first_offset,

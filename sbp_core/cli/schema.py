@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sbp_core.cli.connect import connect, find_stream, label, newest_versions
+from sbp_core.cli.connect import connect, find_stream, newest_versions, titled
 from sbp_core.cli.output import show_time, write_json, write_line
 from sbp_core.cli.parsing import Actions, parse_path
 from sbp_core.client import Client, SchemaVersion, StreamInfo
@@ -81,7 +81,7 @@ def show(options: Namespace) -> int:
     if options.json:
         write_json(_described(info, newest))
         return 0
-    write_line(f"{_titled(info)}, version {newest.version} of {show_time(newest.registered_at_ms)}")
+    write_line(f"{titled(info)}, version {newest.version} of {show_time(newest.registered_at_ms)}")
     for field in newest.schema.arrow:
         write_line(f"  {field_text(field)}")
     return 0
@@ -142,12 +142,12 @@ def _tell(
     """Print what comes of a comparison; return the exit code. `fit` it fits, if it does."""
     if options.json:
         found = [{"change": each.change.name, "text": each.text} for each in differences]
-        write_json({"stream": label(info), "fits": fit, "differences": found})
+        write_json({"stream": info.label, "fits": fit, "differences": found})
     else:
         for each in differences:
             write_line(f"  {each}")
         fits = "does not fit" if fit is None else f"fits {fit}"
-        write_line(f"{options.file} {fits} into {_titled(info)}: {basis}")
+        write_line(f"{options.file} {fits} into {titled(info)}: {basis}")
     return 1 if fit is None else 0
 
 
@@ -159,7 +159,7 @@ def _changes(before: SchemaVersion | None, version: SchemaVersion) -> list[str]:
 
 def _described(info: StreamInfo, version: SchemaVersion) -> dict[str, object]:
     return {
-        "stream": label(info),
+        "stream": info.label,
         "stream_id": info.stream_id,
         "version": version.version,
         "registered_at_ms": version.registered_at_ms,
@@ -168,14 +168,10 @@ def _described(info: StreamInfo, version: SchemaVersion) -> dict[str, object]:
     }
 
 
-def _titled(info: StreamInfo) -> str:
-    return f"{label(info)} (id {info.stream_id})"
-
-
 def _untyped(info: StreamInfo) -> NotFoundError:
     return NotFoundError(
         StatusCode.NOT_FOUND,
-        f"{_titled(info)} has no schema: its records are plain, or it has none yet",
+        f"{titled(info)} has no schema: its records are plain, or it has none yet",
     )
 
 

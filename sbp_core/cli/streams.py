@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from sbp_core import limits
-from sbp_core.cli.connect import connect, find_stream, label, newest_versions, parse_stream
+from sbp_core.cli.connect import connect, find_stream, newest_versions, parse_stream, titled
 from sbp_core.cli.output import (
     one_line,
     show_time,
@@ -133,7 +133,7 @@ def create(options: Namespace) -> int:
     ]
 
     def show(info: StreamInfo) -> None:
-        text = f"created {label(info)} (id {info.stream_id})"
+        text = f"created {titled(info)}"
         write_result(asdict(info), text, is_json=options.json)
 
     with connect(options) as client:
@@ -189,7 +189,7 @@ def delete(options: Namespace) -> int:
         infos = list(dict.fromkeys(client.describe_streams(refs)))
         client.delete_streams([info.stream_id for info in infos])
     for info in infos:
-        text = f"deleted {label(info)} (id {info.stream_id})"
+        text = f"deleted {titled(info)}"
         write_result(asdict(info), text, is_json=options.json)
     return 0
 
@@ -207,7 +207,7 @@ def update(options: Namespace) -> int:
     )
     with connect(options) as client:
         (info,) = client.update_streams([change])
-    text = f"updated {label(info)} (id {info.stream_id}): retention {_retention(info)}"
+    text = f"updated {titled(info)}: retention {_retention(info)}"
     write_result(asdict(info), text, is_json=options.json)
     return 0
 
@@ -218,10 +218,7 @@ def trim(options: Namespace) -> int:
         info = find_stream(client, options.stream)
         client.trim_streams({info.stream_id: options.offset})
         (held,) = client.stream_bounds([info.stream_id])
-    text = (
-        f"trimmed {label(info)} (id {info.stream_id}): offsets {held.start_offset} to"
-        f" {held.next_offset}, exclusive"
-    )
+    text = f"trimmed {titled(info)}: offsets {held.start_offset} to {held.next_offset}, exclusive"
     write_result({**asdict(info), **asdict(held)}, text, is_json=options.json)
     return 0
 
@@ -232,7 +229,7 @@ def seal(options: Namespace) -> int:
         info = find_stream(client, options.stream)
         opened = client.seal_streams([info.stream_id])[info.stream_id]
     text = (
-        f"sealed {label(info)} (id {info.stream_id}): it goes on in range {opened.range_index} from"
+        f"sealed {titled(info)}: it goes on in range {opened.range_index} from"
         f" {opened.start_offset}, on {', '.join(opened.servers) or 'no server'}"
     )
     write_result({**asdict(info), **asdict(opened)}, text, is_json=options.json)
@@ -284,7 +281,7 @@ def _write_stream(
     schema: SchemaVersion | SchemaError | None,
     ranges: tuple[RangeInfo, ...],
 ) -> None:
-    write_line(f"{label(info)} (id {info.stream_id})")
+    write_line(titled(info))
     write_line(f"  records    {held.next_offset - held.start_offset}")
     write_line(f"  offsets    {held.start_offset} to {held.next_offset}, exclusive")
     write_line(f"  replicas   {info.replica_count}")

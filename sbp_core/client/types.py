@@ -53,6 +53,11 @@ class StreamInfo:
     created_at_ms: int
     retention_bytes: int = 0
 
+    @property
+    def label(self) -> str:
+        """The name, or the id of a stream without one: commands, options and rows accept both."""
+        return self.name or str(self.stream_id)
+
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:

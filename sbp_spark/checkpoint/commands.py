@@ -25,7 +25,6 @@ from sbp_spark.checkpoint.files import (
     plan_rewind,
     ways_back,
 )
-from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.offsets import SourceOffset, StreamPosition, find_gone
 
 _HEADING: Final = ("ID", "STREAM", "READ TO", "BEGUN TO", "TAIL", "LAG", "")
@@ -291,7 +290,7 @@ def _compare(each: StreamProgress, at: StreamPosition, seen: _Seen | None) -> St
     return replace(
         each,
         remark=remark,
-        stream=display_name(seen.info),
+        stream=seen.info.label,
         tail_offset=seen.bounds.next_offset,
         lag_records=max(seen.bounds.next_offset - first, 0),
     )

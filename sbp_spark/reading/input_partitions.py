@@ -39,7 +39,7 @@ from sbp_spark.reading.layout import (
     SchemaVersions,
     is_enough,
 )
-from sbp_spark.reading.locating import check_ends, display_name, ending_offsets, starting_offsets
+from sbp_spark.reading.locating import check_ends, ending_offsets, starting_offsets
 from sbp_spark.reading.losses import (
     DOUBT_WAITS_S,
     DamagedRecordsError,
@@ -323,7 +323,7 @@ def plan_read(
     wanted = [each for each in intervals if each.start_offset < each.end_offset]
     if not wanted:
         return Planned([], ())
-    names = {each.stream_id: display_name(streams[each.stream_id]) for each in wanted}
+    names = {each.stream_id: streams[each.stream_id].label for each in wanted}
     spans, losses = _look_up(client, wanted, names, as_of)
     is_loss_fatal = options.on_data_loss is OnDataLoss.FAIL
     if losses and is_loss_fatal:

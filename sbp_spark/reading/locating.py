@@ -28,11 +28,6 @@ from sbp_spark.options.streams import find_ids
 from sbp_spark.reporting import LOG, listed
 
 
-def display_name(info: StreamInfo) -> str:
-    """Return what the column `stream` shows, and the sink accepts: the name, or the id."""
-    return info.name or str(info.stream_id)
-
-
 def positions_of(positions: Positions, infos: Collection[StreamInfo]) -> dict[int, Position]:
     """Return the position of each stream, by id; those that JSON does not name are left out."""
     if positions.everywhere is not None:
@@ -58,7 +53,7 @@ def check_positions(positions: Positions, infos: Collection[StreamInfo]) -> None
             faults.append(f"names stream {stream_id} twice, by its name and by its id")
         else:
             found.add(stream_id)
-    faults += [f"leaves out {display_name(info)}" for info in infos if info.stream_id not in found]
+    faults += [f"leaves out {info.label}" for info in infos if info.stream_id not in found]
     if faults:
         raise ConfigurationError(
             f"option {positions.option} {listed(faults, '; ')}; expected exactly the streams that"
@@ -97,7 +92,7 @@ def check_inside(
     Streams of `trimmed_allowed` may have trimmed theirs.
     """
     faults = [
-        f"{display_name(streams[stream_id])} at {offset}, which has offsets"
+        f"{streams[stream_id].label} at {offset}, which has offsets"
         f" [{bounds[stream_id].start_offset}, {bounds[stream_id].next_offset})"
         for stream_id, offset in offsets.items()
         if offset > bounds[stream_id].next_offset
@@ -118,7 +113,7 @@ def check_ends(
 ) -> None:
     """Raise ConfigurationError naming every stream that would end before it starts."""
     faults = [
-        f"{display_name(streams[stream_id])} starts at {starts[stream_id]} and ends at {end}"
+        f"{streams[stream_id].label} starts at {starts[stream_id]} and ends at {end}"
         for stream_id, end in ends.items()
         if stream_id in starts and end < starts[stream_id]
     ]
@@ -201,7 +196,7 @@ def find_offsets(
     since = find_times(client, times_ms, bounds, timeout_ms=timeout_ms)
     cursors = _find_cursors(client, asked)
     missing = [
-        f"{display_name(streams[stream_id])}, whose last record is before {times_ms[stream_id]}"
+        f"{streams[stream_id].label}, whose last record is before {times_ms[stream_id]}"
         for stream_id, at in asked.items()
         if isinstance(at, AtTime | Ago) and at.must_exist and since.get(stream_id, 0) is None
     ]

@@ -23,7 +23,6 @@ from sbp_spark.options.streams import StreamList, StreamPattern, StreamRef
 from sbp_spark.reading.layout import Form
 from sbp_spark.reading.locating import (
     check_option_positions,
-    display_name,
 )
 from sbp_spark.reporting import listed
 from sbp_spark.row_schema import (
@@ -195,7 +194,7 @@ def find_columns(
     if newest:
         return _typed(contents, newest, streams)
     if is_typed_wanted:
-        names = listed([display_name(each) for each in streams.values()]) or "there are none"
+        names = listed([each.label for each in streams.values()]) or "there are none"
         raise ConfigurationError(
             f"option encoding: none of the streams ({names}) has a schema, so there are no columns"
             " to read; write to one with encoding=columns first, or set encoding=rows"
@@ -216,7 +215,7 @@ def _typed(
             "option includeHeaders: the streams have schemas, so columns are read, and those have"
             " no headers; remove it, or set encoding=rows"
         )
-    named = {display_name(streams[each]): version.schema for each, version in newest.items()}
+    named = {streams[each].label: version.schema for each, version in newest.items()}
     # A schema may drop a requirement while the query runs.
     schema = _nullable(logical_spark_schema(_union(named).arrow))
     if not contents.include_metadata:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from sbp_core.client import Client, StoreCommit, StreamInfo
 from sbp_spark.options.source import OnDataLoss
-from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.losses import DataLossError, Loss, log_losses
 from sbp_spark.reading.offsets import (
     NEW_CHECKPOINT,
@@ -184,7 +183,7 @@ class LossPolicy:
             )
 
     def _learn_names(self, streams: Mapping[int, StreamInfo]) -> None:
-        self._names |= {each: display_name(info) for each, info in streams.items()}
+        self._names |= {each: info.label for each, info in streams.items()}
 
 
 def _created(streams: Mapping[int, StreamInfo]) -> dict[int, int]:

@@ -17,7 +17,6 @@ from sbp_spark.options.source import AvailableNowEnd, SourceOptions
 from sbp_spark.options.streams import StreamPattern
 from sbp_spark.reading.locating import (
     check_ends,
-    display_name,
     find_times,
     is_moving,
     locate,
@@ -211,7 +210,7 @@ def frozen_targets(begin: SourceOffset, way: Way, ends_at: AvailableNowEnd) -> d
         max(0, way.tails[each] - start) for each, start in way.starts.items() if each not in left
     )
     if left and later:
-        ends = [f"{display_name(way.snapshot.streams[each])} at {left[each]}" for each in left]
+        ends = [f"{way.snapshot.streams[each].label} at {left[each]}" for each in left]
         LOG.warning(
             "run with Trigger.AvailableNow resumed ends=%s later_records=%d: the run before was"
             " interrupted, so this one ends where that would have; the next run reads the later"
@@ -236,7 +235,7 @@ def added_streams(
     if added:
         LOG.info(
             "streams added to the checkpoint: %s; they start as option %s says",
-            listed([display_name(snapshot.streams[each]) for each in sorted(added)]),
+            listed([snapshot.streams[each].label for each in sorted(added)]),
             options.starting.option,
         )
     return added

@@ -18,7 +18,6 @@ from sbp_core.errors import NotFoundError, SbpError, StatusError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.source import SourceOptions
 from sbp_spark.options.streams import FoundStream, Selection, StreamList, StreamPattern, find_ids
-from sbp_spark.reading.locating import display_name
 from sbp_spark.reading.losses import DOUBT_WAITS_S
 from sbp_spark.reading.offsets import StreamPosition
 from sbp_spark.reading.source_streams import (
@@ -160,7 +159,7 @@ class Stalls:
                 continue
             absence.is_given_up = True
             names = [
-                f"{display_name(streams[stream_id])} ({stream_id})"
+                f"{streams[stream_id].label} ({stream_id})"
                 for stream_id, at in found.items()
                 if any((piece.server or _NO_SERVER) == server for piece in at.unavailable)
             ]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Final
 
 import pyarrow as pa
@@ -68,67 +68,30 @@ class StagedFor:
 
 def write_rows(
     batches: Iterable[pa.RecordBatch],
-    options: SinkOptions,
-    staged_for: StagedFor | None,
-    schema: StreamSchema | None = None,
-) -> WrittenMessage:
-    """Write all rows of a task; return when all of them are acknowledged. Raises SbpError.
-
-    Without `staged_for` they are readable at once. With a schema they are columns of it, without
-    one plain records.
-    """
-    client = client_for(options.servers, Patience.RUNNING)
-    partition_id = int(task_ids().get("partition_id", 0))
-    write: Callable[..., WrittenMessage] = append_rows
-    if staged_for is not None:
-        write = partial(stage_rows, staged_for=staged_for)
-    written = write(batches, client, options, schema=schema, partition_id=partition_id)
-    LOG.debug("wrote %s", written)
-    return written
-
-
-def append_rows(
-    batches: Iterable[pa.RecordBatch],
     client: Client,
     options: SinkOptions,
+    staged_for: StagedFor | None = None,
     *,
     schema: StreamSchema | None = None,
     partition_id: int = 0,
 ) -> WrittenMessage:
-    """Append rows of a checked schema, those of one stream in their order."""
-    with Sender(PlainAppend(client)) as sender:
-        work = _Work(client, options, sender, partition_id, schema)
-        work.write(batches)
-    failpoint("sink.appended")
-    return WrittenMessage(partition_id, *work.counts())
+    """Write all rows of a task, those of one stream in their order; return when acknowledged.
 
-
-def stage_rows(
-    batches: Iterable[pa.RecordBatch],
-    client: Client,
-    options: SinkOptions,
-    staged_for: StagedFor,
-    *,
-    schema: StreamSchema | None = None,
-    partition_id: int = 0,
-) -> StagedMessage:
-    """Stage rows of a checked schema in a transaction of their own.
-
-    If servers drop it early, as they may in a replay, the rest is only counted and digested.
-    The message names the transaction all the same: the commit tells why it was dropped.
+    Without `staged_for` they are readable at once. Otherwise they are staged in a transaction of
+    their own: if servers drop it early, as they may in a replay, the rest is only counted and
+    digested, and the commit reports why it was dropped. With a schema the rows are columns of it,
+    without one plain records. Raises SbpError.
     """
-    key = staged_for.key
+    if staged_for is None:
+        with Sender(PlainAppend(client)) as sender:
+            work = _Work(client, options, sender, partition_id, schema)
+            work.write(batches)
+        failpoint("sink.appended")
+        return WrittenMessage(partition_id, *work.counts())
+    key, is_repeatable = staged_for.key, staged_for.is_repeatable
     transaction = Transaction(txn_id_of(key.producer, key.batch_number, uuid.uuid4().hex))
-    staging = StagedAppend(client, transaction, may_end=staged_for.is_repeatable)
-    with Sender(staging) as sender:
-        work = _Work(
-            client,
-            options,
-            sender,
-            partition_id,
-            schema,
-            is_digested=staged_for.is_repeatable,
-        )
+    with Sender(StagedAppend(client, transaction, may_end=is_repeatable)) as sender:
+        work = _Work(client, options, sender, partition_id, schema, is_digested=is_repeatable)
         try:
             work.write(batches)
         except UnsupportedError as error:
@@ -169,7 +132,9 @@ class _Work:
         self._router = Router(
             options.targets, directory, key_column=options.key_column, partition_id=partition_id
         )
-        self._make_payload = partial(make_payload, client, options, self._router, schema)
+        self._client = client
+        self._options = options
+        self._schema = schema
         self._policy = options.bad_records
         self._dead_letters = StreamDirectory(
             client, options.creation, ON_BAD_RECORD, found=options.found
@@ -210,7 +175,7 @@ class _Work:
     @cached_property
     def _payload(self) -> Payload:
         """How rows are written; made at the first row: a task without rows makes no request."""
-        return self._make_payload()
+        return make_payload(self._client, self._options, self._router, self._schema)
 
     def _make_builder(self, stream_id: int) -> BatchBuilder:
         return self._payload.make_builder(stream_id)
@@ -265,41 +230,72 @@ def _now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class SbpBatchWriter(DataSourceArrowWriter):
-    """Writes a DataFrame as a whole, unless the options ask for less.
+class _Sink:
+    """The part that both writers share. With a schema columns are written, else plain records.
 
-    With a schema columns are written, without one plain records. Spark pickles it for the tasks and
-    for the commit: what is decided here holds for all of them.
+    Spark pickles a writer for the tasks, and makes another one for each commit of a stream: only
+    messages go from one to the other.
     """
 
     def __init__(self, options: SinkOptions, schema: StreamSchema | None = None) -> None:
         self._options = options
         self._schema = schema
+
+    @property
+    def _is_exactly_once(self) -> bool:
+        return self._options.delivery.delivery is Delivery.EXACTLY_ONCE
+
+    def _client(self, patience: Patience = Patience.RUNNING) -> Client:
+        return client_for(self._options.servers, patience)
+
+    def _write(
+        self, rows: Iterable[pa.RecordBatch], staged_for: StagedFor | None
+    ) -> WriterCommitMessage:
+        partition_id = int(task_ids().get("partition_id", 0))
+        schema, client = self._schema, self._client()
+        written = write_rows(
+            rows, client, self._options, staged_for, schema=schema, partition_id=partition_id
+        )
+        LOG.debug("wrote %s", written)
+        return written
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], key: BatchKey) -> None:
+        delivery = self._options.delivery
+        commit = commit_and_trim if delivery.is_truncating else commit_staged
+        with plain_errors():
+            client = self._client()
+            if self._schema is None:
+                check_plain_parts(client, messages)
+            commit(client, messages, key, delivery.on_replay_mismatch)
+
+
+class SbpBatchWriter(_Sink, DataSourceArrowWriter):
+    """Writes a DataFrame as a whole, unless the options ask for less.
+
+    The key of the batch is decided here: the same writer is pickled for the tasks and the commit.
+    """
+
+    def __init__(self, options: SinkOptions, schema: StreamSchema | None = None) -> None:
+        super().__init__(options, schema)
         self._staged_for: StagedFor | None = None
-        if options.delivery.delivery is Delivery.EXACTLY_ONCE:
+        if self._is_exactly_once:
             key = options.delivery.key
             self._staged_for = StagedFor(key or BatchKey(one_shot_producer(), 0), key is not None)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task; return when all of them are acknowledged."""
         with plain_errors():
-            return write_rows(iterator, self._options, self._staged_for, self._schema)
+            return self._write(iterator, self._staged_for)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Let the rows be read, and then trim what was there before, if that is to go."""
+        """Make the rows readable, then trim older records if the options ask for it."""
         if self._staged_for is not None:
-            client = client_for(self._options.servers, Patience.RUNNING)
-            delivery = self._options.delivery
-            commit = commit_and_trim if delivery.is_truncating else commit_staged
-            with plain_errors():
-                if self._schema is None:
-                    check_plain_parts(client, messages)
-                commit(client, messages, self._staged_for.key, delivery.on_replay_mismatch)
+            self._commit(messages, self._staged_for.key)
         log_lost(messages, "the write")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Give up what was staged, but never what is committed: abort may follow a commit."""
-        abort_staged(client_for(self._options.servers, Patience.STARTING), messages)
+        abort_staged(self._client(Patience.STARTING), messages)
 
 
 UNREPORTED_HOLD_S: Final = 150
@@ -307,27 +303,17 @@ UNREPORTED_HOLD_S: Final = 150
 which is spark.network.timeout, 120 s."""
 
 
-class SbpStreamWriter(DataSourceStreamArrowWriter):
-    """Writes micro-batches: exactly once each, unless the options ask for less.
-
-    With a schema columns are written, without one plain records. Spark makes another one for each
-    task and each commit: only messages go from one to the other.
-    """
-
-    def __init__(self, options: SinkOptions, schema: StreamSchema | None = None) -> None:
-        self._options = options
-        self._schema = schema
+class SbpStreamWriter(_Sink, DataSourceStreamArrowWriter):
+    """Writes micro-batches: exactly once each, unless the options ask for less."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task; return when all of them are acknowledged."""
         with plain_errors():
-            staged_for = None
-            if self._is_exactly_once:
-                staged_for = StagedFor(running_batch(), is_repeatable=True)
-            return write_rows(iterator, self._options, staged_for, self._schema)
+            staged_for = StagedFor(running_batch(), True) if self._is_exactly_once else None
+            return self._write(iterator, staged_for)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Let the rows be read. May be called again for the same micro-batch.
+        """Make the rows readable. May be called again for the same micro-batch.
 
         Raises IncompleteWriteError unless each task reported what it wrote.
         """
@@ -341,21 +327,13 @@ class SbpStreamWriter(DataSourceStreamArrowWriter):
             LOG.debug("batch %d has no tasks", batchId)
             return
         (producer,) = producers
-        client = client_for(self._options.servers, Patience.RUNNING)
-        on_mismatch = self._options.delivery.on_replay_mismatch
-        with plain_errors():
-            if self._schema is None:
-                check_plain_parts(client, messages)
-            commit_staged(client, messages, BatchKey(producer, batchId), on_mismatch)
-        log_lost(messages, BatchKey(producer, batchId))
+        key = BatchKey(producer, batchId)
+        self._commit(messages, key)
+        log_lost(messages, key)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Give up what was staged, but never what is committed: abort may follow a commit."""
-        abort_staged(client_for(self._options.servers, Patience.STARTING), messages)
-
-    @property
-    def _is_exactly_once(self) -> bool:
-        return self._options.delivery.delivery is Delivery.EXACTLY_ONCE
+        abort_staged(self._client(Patience.STARTING), messages)
 
 
 def running_batch() -> BatchKey:

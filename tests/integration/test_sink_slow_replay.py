@@ -15,7 +15,7 @@ from sbp_core.errors import TxnAbortedError
 from sbp_spark.options.sink import BatchKey, OnReplayMismatch, parse_sink_options
 from sbp_spark.writing import sending
 from sbp_spark.writing.committing import commit_staged
-from sbp_spark.writing.sinks import StagedFor, stage_rows
+from sbp_spark.writing.sinks import StagedFor, write_rows
 
 KEY = BatchKey("query-1", 7)
 
@@ -75,8 +75,8 @@ def test_a_batch_that_another_attempt_commits_in_between_is_a_replay(tmp_path):
     def body(endpoint, options):
         with Client(endpoint) as client:
             staged_for = StagedFor(KEY, is_repeatable=True)
-            first = stage_rows(map(row, (b"c", b"a", b"b")), client, options, staged_for)
-            again = stage_rows(
+            first = write_rows(map(row, (b"c", b"a", b"b")), client, options, staged_for)
+            again = write_rows(
                 slow_rows(client, staging_count=2, end=lambda _: commit(client, first)),
                 client,
                 options,
@@ -92,7 +92,7 @@ def test_what_was_given_up_is_not_committed(tmp_path):
         with Client(endpoint) as client:
             staged_for = StagedFor(KEY, is_repeatable=True)
             rows = slow_rows(client, staging_count=1, end=client.abort_txns)
-            message = stage_rows(rows, client, options, staged_for)
+            message = write_rows(rows, client, options, staged_for)
             with pytest.raises(TxnAbortedError):
                 commit(client, message)
 

@@ -10,7 +10,7 @@ from sbp_core.records import ROWS_SCHEMA
 from sbp_spark.options.streams import StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, OnBadRecord
 from sbp_spark.writing.bad_records import ERROR_HEADER, BadRecordError
-from sbp_spark.writing.sinks import append_rows
+from sbp_spark.writing.sinks import write_rows
 
 NO_TEXT = b"a\xff"
 
@@ -40,7 +40,7 @@ GOOD = {"value": b"good", "key": b"k", "headers": [("Tag", b"t"), ("h", b"x")], 
 
 def test_rows_become_sequences_and_are_sent_without_a_writer():
     client = foreign_client()
-    written = append_rows([batch(GOOD, GOOD), batch(GOOD)], client, sink_options("s1"))
+    written = write_rows([batch(GOOD, GOOD), batch(GOOD)], client, sink_options("s1"))
     assert written.record_count == 3
     assert [
         (row["key"], row["value"], row["headers"], row["timestamp"].microsecond)
@@ -52,15 +52,15 @@ def test_rows_become_sequences_and_are_sent_without_a_writer():
 def test_a_row_that_a_sequence_cannot_hold_ends_the_task(bad):
     client = foreign_client()
     with pytest.raises(BadRecordError, match=r"row 1 of 3 in a batch; 1 of them.*onBadRecord=skip"):
-        append_rows([batch(GOOD, bad, GOOD)], client, sink_options("s1"))
+        write_rows([batch(GOOD, bad, GOOD)], client, sink_options("s1"))
     assert client.published == {}
-    append_rows([batch(GOOD, bad, GOOD)], WritingClient(), sink_options("s1"))
+    write_rows([batch(GOOD, bad, GOOD)], WritingClient(), sink_options("s1"))
 
 
 def test_such_rows_are_skipped():
     client = foreign_client()
     options = sink_options("s1", bad_records=BadRecordPolicy(OnBadRecord.SKIP))
-    written = append_rows([batch(GOOD, *BAD, GOOD)], client, options)
+    written = write_rows([batch(GOOD, *BAD, GOOD)], client, options)
     assert client.values() == {1: [b"good"] * 2}
     assert written.skipped_count == len(BAD)
 
@@ -68,7 +68,7 @@ def test_such_rows_are_skipped():
 def test_such_rows_are_kept_as_dead_letters_that_a_sequence_can_hold():
     client = foreign_client()
     policy = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s9"))
-    append_rows([batch(*BAD, GOOD)], client, sink_options("s1", bad_records=policy))
+    write_rows([batch(*BAD, GOOD)], client, sink_options("s1", bad_records=policy))
     assert client.values() == {
         1: [b"good"],
         9: [b"", b"key", b"header", b"null header", b"large"],
@@ -94,4 +94,4 @@ def test_a_row_with_a_header_name_that_is_no_text_is_found_first():
     )
     client = foreign_client()
     with pytest.raises(BadRecordError, match="the name of a header is not UTF-8"):
-        append_rows([rows], client, sink_options("s1"))
+        write_rows([rows], client, sink_options("s1"))

@@ -39,7 +39,7 @@ from sbp_spark.writing.committing import (
     ReplayMismatchError,
     commit_staged,
 )
-from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter, StagedFor, stage_rows
+from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter, StagedFor, write_rows
 
 QUERY = {"query_id": "query", "batch_id": "7"}
 KEY = BatchKey("query", 7)
@@ -405,7 +405,7 @@ def test_streams_that_get_no_rows_are_emptied_if_options_name_them(client, monke
 
 def test_the_same_call_may_come_again(client):
     options = SinkOptions(SERVERS, sink_options("s1").targets)
-    staged = stage_rows([rows(b"a")], client, options, StagedFor(KEY, is_repeatable=True))
+    staged = write_rows([rows(b"a")], client, options, StagedFor(KEY, is_repeatable=True))
     for _ in range(3):
         commit_staged(client, [staged], KEY, OnReplayMismatch.FAIL)
     assert client.values() == {1: [b"a"]}

@@ -10,7 +10,7 @@ from sbp_spark.options.sink import BatchKey
 from sbp_spark.options.streams import StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, OnBadRecord
 from sbp_spark.writing.bad_records import BadRecordError
-from sbp_spark.writing.sinks import StagedFor, append_rows, stage_rows
+from sbp_spark.writing.sinks import StagedFor, write_rows
 
 KEY = BatchKey("query", 3)
 TYPED = StreamSchema.of(pa.schema({"n": pa.int64()}))
@@ -29,8 +29,8 @@ def test_a_stream_with_a_schema_takes_no_rows(is_staged):
     def write(client, batch, **changes):
         given = sink_options(**changes)
         if is_staged:
-            return stage_rows([batch], client, given, StagedFor(KEY, is_repeatable=True))
-        return append_rows([batch], client, given)
+            return write_rows([batch], client, given, StagedFor(KEY, is_repeatable=True))
+        return write_rows([batch], client, given)
 
     client = WritingClient()
     client.register_schema(7, TYPED, version=1)
@@ -50,8 +50,8 @@ def test_streams_that_options_name_are_looked_at_by_each_task():
     client = WritingClient()
     client.register_schema(7, TYPED, version=1)
     with pytest.raises(ConfigurationError, match="option stream: stream 's7' has a schema"):
-        append_rows([routed(("s1", b"a"))], client, sink_options("s7", bad_records=SKIP))
+        write_rows([routed(("s1", b"a"))], client, sink_options("s7", bad_records=SKIP))
     client.register_schema(99, TYPED, version=1)
     with pytest.raises(ConfigurationError, match="dead letters are plain records; name"):
-        append_rows([routed(("s7", b"a"))], client, sink_options(bad_records=DEAD_LETTERS))
+        write_rows([routed(("s7", b"a"))], client, sink_options(bad_records=DEAD_LETTERS))
     assert client.appends == []

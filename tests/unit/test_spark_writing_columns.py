@@ -16,7 +16,7 @@ from sbp_spark.options.sink import BatchKey
 from sbp_spark.options.streams import StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, ColumnOptions, OnBadRecord
 from sbp_spark.writing.bad_records import ERROR_HEADER, BadRecordError
-from sbp_spark.writing.sinks import StagedFor, append_rows, stage_rows
+from sbp_spark.writing.sinks import StagedFor, write_rows
 
 TIME = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
 DEAD_LETTERS = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s99"))
@@ -55,7 +55,7 @@ def options(*streams, **changes):
 
 
 def append(client, batches, given, schema=PAIRS, **more):
-    return append_rows(batches, client, given, schema=schema, **more)
+    return write_rows(batches, client, given, schema=schema, **more)
 
 
 def test_each_stream_gets_its_rows_in_its_own_newest_schema():
@@ -228,7 +228,7 @@ def test_the_digest_depends_neither_on_the_division_nor_on_the_schemas():
         client = client_with(*schemas)
         streams = [f"s{number}" for number, _ in enumerate(schemas, start=1)]
         given = options(*streams, bad_records=bad_records)
-        return stage_rows(batches, client, given, STAGED_FOR, schema=PAIRS).digest
+        return write_rows(batches, client, given, STAGED_FOR, schema=PAIRS).digest
 
     whole = digest([batch], PAIRS)
     assert whole == digest([batch[2:], batch[:2]], PAIRS) != 0
@@ -279,7 +279,7 @@ def test_a_null_struct_has_no_fields_that_could_be_missing(wrap, zone):
     append(client, [pa.record_batch({"s": column.slice(1)})], options("s1"), schema)
     expected = [*column.to_pylist(), *column.to_pylist()[1:]]
     assert [row["s"] for row in client.published[1]] == expected
-    stage_rows([pa.record_batch({"s": column})], client, options("s1"), STAGED_FOR, schema=schema)
+    write_rows([pa.record_batch({"s": column})], client, options("s1"), STAGED_FOR, schema=schema)
 
 
 def test_a_dead_letter_shows_a_null_struct_beside_a_text_that_is_none():

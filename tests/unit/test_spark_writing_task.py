@@ -20,7 +20,7 @@ from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord, Ro
 from sbp_spark.writing import sending
 from sbp_spark.writing.bad_records import ERROR_HEADER, STREAM_HEADER, BadRecordError
 from sbp_spark.writing.payload import fill_times, to_rows
-from sbp_spark.writing.sinks import StagedFor, append_rows, stage_rows
+from sbp_spark.writing.sinks import StagedFor, write_rows
 
 NOW_US = 1_700_000_000_000_000
 ROUTED = sink_options()
@@ -53,10 +53,10 @@ def test_every_stream_gets_its_rows_in_their_order(batches, is_staged):
     client = WritingClient()
     given_batches = [routed(*((f"s{number}", value) for number, value in rows)) for rows in batches]
     if is_staged:
-        message = stage_rows(given_batches, client, ROUTED, StagedFor(KEY, is_repeatable=True))
+        message = write_rows(given_batches, client, ROUTED, StagedFor(KEY, is_repeatable=True))
         found = client.staged_values()
     else:
-        message = append_rows(given_batches, client, ROUTED)
+        message = write_rows(given_batches, client, ROUTED)
         found = client.values()
     expected = {}
     for number, value in (row for rows in batches for row in rows):
@@ -76,7 +76,7 @@ def test_each_try_stages_under_an_id_of_its_own_and_says_what():
     batch = routed(("s1", b"a"), ("s2", b"b"), ("s1", b"c"))
     staged_for = StagedFor(KEY, is_repeatable=True)
     first, second = (
-        stage_rows([batch], client, ROUTED, staged_for, partition_id=7) for _ in range(2)
+        write_rows([batch], client, ROUTED, staged_for, partition_id=7) for _ in range(2)
     )
     (txn_id,) = {part[0] for part in first.parts}
     assert txn_id.startswith("query.3.")
@@ -94,7 +94,7 @@ def test_the_digest_tells_over_which_streams_rows_are_spread():
     def digest(*streams, batches=(batch,), partition_id=0):
         options = sink_options(*streams)
         client = WritingClient()
-        return stage_rows(batches, client, options, staged_for, partition_id=partition_id).digest
+        return write_rows(batches, client, options, staged_for, partition_id=partition_id).digest
 
     assert digest("s1", "s2") != digest("s3", "s4")
     assert digest("s1", "s2") != digest("s1", "s2", "s3")
@@ -114,7 +114,7 @@ def test_the_digest_of_dead_letters_does_not_depend_on_the_rows_beside_them():
     together = pa.Table.from_batches(rows).combine_chunks().to_batches()
 
     def digest(batches):
-        return stage_rows(batches, WritingClient(), options, staged_for).digest
+        return write_rows(batches, WritingClient(), options, staged_for).digest
 
     assert digest(rows) == digest(rows[::-1]) == digest(together)
     assert digest(rows[:3]) != digest([*rows[:2], routed(("nowhere", b"e"), ("s1", b"b"))])
@@ -122,13 +122,13 @@ def test_the_digest_of_dead_letters_does_not_depend_on_the_rows_beside_them():
 
 def test_no_digest_is_made_that_nothing_will_be_compared_with():
     once = StagedFor(KEY, is_repeatable=False)
-    assert stage_rows([routed(("s1", b"a"))], WritingClient(), ROUTED, once).digest == 0
+    assert write_rows([routed(("s1", b"a"))], WritingClient(), ROUTED, once).digest == 0
 
 
 def test_a_server_without_transactions_is_told_with_the_remedy():
     client = WritingClient(has_transactions=False)
     with pytest.raises(ConfigurationError, match="set delivery=at-least-once"):
-        stage_rows([routed(("s1", b"a"))], client, ROUTED, StagedFor(KEY, is_repeatable=True))
+        write_rows([routed(("s1", b"a"))], client, ROUTED, StagedFor(KEY, is_repeatable=True))
 
 
 def test_what_is_dropped_meanwhile_is_left_to_the_commit(monkeypatch):
@@ -145,37 +145,37 @@ def test_what_is_dropped_meanwhile_is_left_to_the_commit(monkeypatch):
         yield routed(("s1", b"c"), ("s3", b"d"))
         yield routed(("s4", b"e"))
 
-    dropped = stage_rows(batches(), client, ROUTED, StagedFor(KEY, is_repeatable=True))
+    dropped = write_rows(batches(), client, ROUTED, StagedFor(KEY, is_repeatable=True))
     rows = [routed(("s1", b"a"), ("s2", b"b"), ("s1", b"c"), ("s3", b"d"), ("s4", b"e"))]
-    whole = stage_rows(rows, client, ROUTED, StagedFor(KEY, is_repeatable=True))
+    whole = write_rows(rows, client, ROUTED, StagedFor(KEY, is_repeatable=True))
     assert (dropped.record_count, dropped.digest) == (whole.record_count, whole.digest)
     assert {part[0] for part in dropped.parts} == client.ended
     with pytest.raises(TxnEndedError):
-        stage_rows(batches(), client, ROUTED, StagedFor(KEY, is_repeatable=False))
+        write_rows(batches(), client, ROUTED, StagedFor(KEY, is_repeatable=False))
 
 
 def test_a_server_without_writers_gets_plain_appends():
     client = WritingClient(has_transactions=False, has_writers=False)
-    append_rows([routed(("s1", b"a"), ("s2", b"b"))], client, ROUTED)
+    write_rows([routed(("s1", b"a"), ("s2", b"b"))], client, ROUTED)
     assert client.values() == {1: [b"a"], 2: [b"b"]}
 
 
 def test_a_name_and_an_id_of_one_stream_keep_the_order_of_their_rows():
     client = WritingClient()
-    append_rows([routed(("s5", b"a"), ("5", b"b"), ("s5", b"c"), ("s1", b"x"))], client, ROUTED)
+    write_rows([routed(("s5", b"a"), ("5", b"b"), ("s5", b"c"), ("s1", b"x"))], client, ROUTED)
     assert client.values() == {5: [b"a", b"b", b"c"], 1: [b"x"]}
 
 
 def test_names_are_looked_up_once():
     client = WritingClient()
     batch = routed(("s1", b"a"), ("s2", b"b"))
-    append_rows([batch, batch, routed(("s2", b"c"), ("s3", b"d"))], client, ROUTED)
+    write_rows([batch, batch, routed(("s2", b"c"), ("s3", b"d"))], client, ROUTED)
     assert client.described == [["s1", "s2"], ["s3"]]
 
 
 def test_the_option_wins_over_the_column():
     client = WritingClient()
-    append_rows([routed(("nowhere", b"a"), (None, b"b"))], client, sink_options("7"))
+    write_rows([routed(("nowhere", b"a"), (None, b"b"))], client, sink_options("7"))
     assert client.values() == {7: [b"a", b"b"]}
     assert client.described == [[7]]
 
@@ -184,10 +184,10 @@ def test_ids_tell_the_stream_where_no_name_does():
     client = WritingClient()
     values = {"value": pa.array([b"a", b"b"])}
     ids = pa.array([8, 9])
-    append_rows([pa.record_batch({"stream_id": ids, **values})], client, ROUTED)
+    write_rows([pa.record_batch({"stream_id": ids, **values})], client, ROUTED)
     names = pa.array(["s1", None])
-    append_rows([pa.record_batch({"stream": names, "stream_id": ids, **values})], client, ROUTED)
-    append_rows([pa.record_batch({"stream": ids, **values})], client, ROUTED)
+    write_rows([pa.record_batch({"stream": names, "stream_id": ids, **values})], client, ROUTED)
+    write_rows([pa.record_batch({"stream": ids, **values})], client, ROUTED)
     assert client.values() == {8: [b"a", b"a"], 9: [b"b", b"b", b"b"], 1: [b"a"]}
 
 
@@ -195,7 +195,7 @@ def test_a_key_always_gets_the_same_stream():
     client = WritingClient()
     options = sink_options("s0", "s1", "s2")
     batch = keyed(*((b"%d" % (n % 50), b"%d" % n) for n in range(300)))
-    append_rows([batch.slice(0, 100), batch.slice(100)], client, options)
+    write_rows([batch.slice(0, 100), batch.slice(100)], client, options)
     assert set(client.values()) == {0, 1, 2}
     places = {}
     for stream_id, values in client.values().items():
@@ -208,7 +208,7 @@ def test_a_key_always_gets_the_same_stream():
 def test_rows_without_a_key_and_round_robin_take_turns():
     client = WritingClient()
     options = sink_options("s0", "s1", "s2")
-    append_rows([keyed(*((None, b"%d" % n) for n in range(5)))] * 2, client, options)
+    write_rows([keyed(*((None, b"%d" % n) for n in range(5)))] * 2, client, options)
     assert client.values() == {
         0: [b"0", b"3", b"1", b"4"],
         1: [b"1", b"4", b"2"],
@@ -216,19 +216,19 @@ def test_rows_without_a_key_and_round_robin_take_turns():
     }
     client = WritingClient()
     turns = sink_options("s0", "s1", routing=Routing.ROUND_ROBIN)
-    append_rows([keyed((b"k", b"a"), (b"k", b"b"))], client, turns, partition_id=1)
+    write_rows([keyed((b"k", b"a"), (b"k", b"b"))], client, turns, partition_id=1)
     assert client.values() == {1: [b"a"], 0: [b"b"]}
 
 
 def test_many_streams_share_an_append():
     client = WritingClient()
-    append_rows([routed(*((f"s{n % 100}", b"%d" % n) for n in range(1_000)))], client, ROUTED)
+    write_rows([routed(*((f"s{n % 100}", b"%d" % n) for n in range(1_000)))], client, ROUTED)
     assert [len(items) for items in client.appends] == [100]
 
 
 def test_no_rows_ask_nobody():
     client = WritingClient()
-    message = append_rows([routed()], client, ROUTED)
+    message = write_rows([routed()], client, ROUTED)
     assert (message.record_count, message.batch_count, message.stream_count) == (0, 0, 0)
     assert client.described == client.appends == []
 
@@ -247,13 +247,13 @@ def test_rows_that_name_no_stream_are_refused(stream, told):
     client = WritingClient()
     batch = routed(("s1", b"a"), (stream, b"b"), ("s2", b"c"))
     with pytest.raises(BadRecordError, match="onBadRecord=skip") as raised:
-        append_rows([batch], client, ROUTED)
+        write_rows([batch], client, ROUTED)
     assert raised.match(told)
     assert client.values() == {}
-    skipping = append_rows([batch], client, sink_options(bad_records=SKIP))
+    skipping = write_rows([batch], client, sink_options(bad_records=SKIP))
     assert (skipping.record_count, skipping.skipped_count) == (2, 1)
     assert client.values() == {1: [b"a"], 2: [b"c"]}
-    keeping = append_rows([batch], client, sink_options(bad_records=DEAD_LETTERS))
+    keeping = write_rows([batch], client, sink_options(bad_records=DEAD_LETTERS))
     assert (keeping.record_count, keeping.dead_letter_count) == (3, 1)
     (letter,) = client.published[99]
     assert letter["value"] == b"b"
@@ -277,9 +277,9 @@ def test_a_number_is_an_id_and_never_a_name(columns, told):
     batch = pa.record_batch({**columns, "value": [b"a", b"b", b"c"]})
     creating = sink_options(creation=Creation())
     with pytest.raises(BadRecordError, match=told):
-        append_rows([batch], client, creating)
+        write_rows([batch], client, creating)
     letters = replace(creating, bad_records=DEAD_LETTERS)
-    assert append_rows([batch], client, letters).dead_letter_count in {1, 3}
+    assert write_rows([batch], client, letters).dead_letter_count in {1, 3}
     named = {dict(letter["headers"])[STREAM_HEADER] for letter in client.published[99]}
     assert named <= {b"-1", b"-7", b"1000"}
     assert client.created == []
@@ -287,13 +287,13 @@ def test_a_number_is_an_id_and_never_a_name(columns, told):
 
 def test_a_text_may_be_a_name_that_looks_like_a_negative_number():
     client = WritingClient()
-    append_rows([routed(("-1", b"a"))], client, sink_options(creation=Creation()))
+    write_rows([routed(("-1", b"a"))], client, sink_options(creation=Creation()))
     assert client.values() == {client.names["-1"]: [b"a"]}
 
 
 def test_an_option_that_names_no_stream_fails_whatever_is_done_with_bad_rows():
     with pytest.raises(NotFoundError, match="option stream: not found: stream 'nowhere'"):
-        append_rows(
+        write_rows(
             [routed(("s1", b"a"))], WritingClient(), sink_options("nowhere", bad_records=SKIP)
         )
 
@@ -301,9 +301,9 @@ def test_an_option_that_names_no_stream_fails_whatever_is_done_with_bad_rows():
 def test_a_record_that_is_too_large():
     large = routed(("s1", b"a"), ("s1", bytes(RECORD_BYTES_MAX)), ("s1", b"c"))
     with pytest.raises(BadRecordError, match=r"a record of \d+ bytes.*row 1 of 3"):
-        append_rows([large], WritingClient(), ROUTED)
+        write_rows([large], WritingClient(), ROUTED)
     client = WritingClient()
-    append_rows([large], client, sink_options(bad_records=DEAD_LETTERS))
+    write_rows([large], client, sink_options(bad_records=DEAD_LETTERS))
     assert client.values() == {1: [b"a", b"c"], 99: [None]}
     (letter,) = client.published[99]
     assert b"--record-bytes-max" in dict(letter["headers"])[ERROR_HEADER]
@@ -345,9 +345,9 @@ def test_headers_that_are_no_text():
     headers = pa.MapArray.from_arrays(pa.array([0, 1, 2, 2], pa.int32()), keys, good.items)
     batch = pa.record_batch({"headers": headers, "value": pa.array([b"a", b"b", b"c"])})
     with pytest.raises(BadRecordError, match=r"not UTF-8; correct it \(row 1 of 3"):
-        append_rows([batch], WritingClient(), sink_options("s1"))
+        write_rows([batch], WritingClient(), sink_options("s1"))
     client = WritingClient()
-    append_rows([batch], client, sink_options("s1", bad_records=DEAD_LETTERS))
+    write_rows([batch], client, sink_options("s1", bad_records=DEAD_LETTERS))
     assert client.values() == {1: [b"a", b"c"], 99: [b"b"]}
     (letter,) = client.published[99]
     assert [name for name, _ in letter["headers"]] == [ERROR_HEADER]
@@ -357,9 +357,9 @@ def test_a_stream_that_is_no_text_is_a_bad_row():
     names = pa.array([b"s1", b"s\xff", b"s\xff", b"s2"]).view(pa.string())
     batch = pa.record_batch({"stream": names, "value": pa.array([b"a", b"b", b"c", b"d"])})
     with pytest.raises(BadRecordError, match=r"is no stream name.*row 1 of 4 in a batch; 2 of"):
-        append_rows([batch], WritingClient(), ROUTED)
+        write_rows([batch], WritingClient(), ROUTED)
     client = WritingClient()
-    append_rows([batch], client, sink_options(bad_records=DEAD_LETTERS))
+    write_rows([batch], client, sink_options(bad_records=DEAD_LETTERS))
     assert client.values() == {1: [b"a"], 2: [b"d"], 99: [b"b", b"c"]}
     assert dict(client.published[99][0]["headers"])[STREAM_HEADER] == rb"s\xff"
 
@@ -367,7 +367,7 @@ def test_a_stream_that_is_no_text_is_a_bad_row():
 def test_a_dead_letter_has_the_beginning_of_a_long_name():
     client = WritingClient()
     name = "ä" * RECORD_BYTES_MAX
-    append_rows([routed((name, b"a"))], client, sink_options(bad_records=DEAD_LETTERS))
+    write_rows([routed((name, b"a"))], client, sink_options(bad_records=DEAD_LETTERS))
     (letter,) = client.published[99]
     assert letter["value"] == b"a"
     assert dict(letter["headers"])[STREAM_HEADER] == "ä".encode() * 2048
@@ -376,7 +376,7 @@ def test_a_dead_letter_has_the_beginning_of_a_long_name():
 def test_a_row_that_is_bad_twice_is_counted_once():
     client = WritingClient()
     batch = routed(("nowhere", bytes(RECORD_BYTES_MAX)))
-    message = append_rows([batch], client, sink_options(bad_records=SKIP))
+    message = write_rows([batch], client, sink_options(bad_records=SKIP))
     assert message.skipped_count == 1
 
 
@@ -391,7 +391,7 @@ def test_what_waits_is_bounded_over_all_streams(monkeypatch):
             client_seen.append(sum(map(len, client.values().values())))
             yield routed((f"s{number}", bytes(1_000)))
 
-    append_rows(batches(), client, ROUTED)
+    write_rows(batches(), client, ROUTED)
     lag = [number - seen for number, seen in enumerate(client_seen)]
     assert max(lag) < 40
     assert sum(map(len, client.values().values())) == 100
@@ -400,7 +400,7 @@ def test_what_waits_is_bounded_over_all_streams(monkeypatch):
 def test_large_input_goes_out_in_several_appends():
     client = WritingClient()
     batches = [routed(("s1", bytes(MIB)), ("s1", bytes(MIB))) for _ in range(10)]
-    append_rows(batches, client, ROUTED)
+    write_rows(batches, client, ROUTED)
     assert len(client.appends) > 3
     assert client.values() == {1: [bytes(MIB)] * 20}
 
@@ -408,13 +408,13 @@ def test_large_input_goes_out_in_several_appends():
 def test_how_rows_are_put_together_is_an_option():
     client = WritingClient()
     options = sink_options("s1", batching=Batching(records_max=3, compression="zstd"))
-    append_rows([keyed(*((None, bytes(1_000)) for _ in range(10)))], client, options)
+    write_rows([keyed(*((None, bytes(1_000)) for _ in range(10)))], client, options)
     items = [item for each in client.appends for item in each]
     assert [decode_envelope(item.batch).record_count for item in items] == [3, 3, 3, 1]
     assert all(len(item.batch) < 1_500 for item in items)
     client = WritingClient()
     options = sink_options("s1", batching=Batching(target_bytes=2_000))
-    append_rows([keyed(*((None, bytes(1_000)) for _ in range(10)))], client, options)
+    write_rows([keyed(*((None, bytes(1_000)) for _ in range(10)))], client, options)
     assert len([item for each in client.appends for item in each]) >= 5
 
 
@@ -428,7 +428,7 @@ def test_rows_that_linger_are_sent(monkeypatch):
             now[0] = at
             yield routed(("s1", b"%d" % at))
 
-    append_rows(batches(), client, sink_options(batching=Batching(linger_ms=100)))
+    write_rows(batches(), client, sink_options(batching=Batching(linger_ms=100)))
     assert [decode_envelope(items[0].batch).record_count for items in client.appends] == [3, 1]
 
 
@@ -438,7 +438,7 @@ def test_a_failed_append_fails_the_task():
             raise ConnectError("refused")
 
     with pytest.raises(ConnectError, match="refused"):
-        append_rows([routed(("s1", b"a"))], BrokenClient(), ROUTED)
+        write_rows([routed(("s1", b"a"))], BrokenClient(), ROUTED)
 
 
 def test_no_failed_append_is_forgotten_when_later_ones_succeed(monkeypatch):
@@ -455,7 +455,7 @@ def test_no_failed_append_is_forgotten_when_later_ones_succeed(monkeypatch):
             return super().append(items, **kind)
 
     with pytest.raises(ConnectError, match="refused"):
-        append_rows(
+        write_rows(
             [routed(("s1", b"%d" % number)) for number in range(5)], OnceBrokenClient(), ROUTED
         )
 
