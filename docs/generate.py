@@ -95,10 +95,10 @@ OPTIONS_LIMITS: Final = """\
 ## Limits
 
 A write that exceeds a limit is refused before it is sent, with an error that names it. No option
-raises these limits. That of a record is a setting of the range servers: `record_bytes_max`, which is
-`--record-bytes-max` of `sbp serve`. A sink writes records of the size that the server of a stream
-accepts; a source reads the largest records, whatever the setting is. The [limits](limits.md) of the
-protocol and the servers have a page of their own.
+raises these limits. The limit of a record is a setting of the range servers: `record_bytes_max`,
+which is `--record-bytes-max` of `sbp serve`. A sink writes records of the size that the server of a
+stream accepts; a source reads the largest records, whatever the setting is. The
+[limits](limits.md) of the protocol and the servers have a page of their own.
 """
 
 CLI_INTRODUCTION: Final = """\

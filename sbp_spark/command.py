@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Final
 
 CHECKPOINT: Final = (
@@ -22,11 +23,11 @@ def script() -> int:
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return main()  # started in the background by a shell, which has SIGINT ignored
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    run = _command()
+    import_module("sbp_core.cli.main")
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        return run(None)
-    except KeyboardInterrupt:  # just before or after what `main` makes of it
+        return main()
+    except KeyboardInterrupt:  # just before or after `main` handles it
         return 130
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -34,14 +35,10 @@ def script() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code, as that of the core does."""
-    return _command()(arguments)
-
-
-def _command() -> Callable[[Sequence[str] | None], int]:
     from sbp_core.cli.main import Command
     from sbp_core.cli.main import main as main_of_core
 
-    return lambda arguments: main_of_core(arguments, more=[Command(*CHECKPOINT)])
+    return main_of_core(arguments, more=[Command(*CHECKPOINT)])
 
 
 if __name__ == "__main__":

@@ -132,9 +132,9 @@ class AsyncClient:
         """
         return await self._run(metadata.describe_streams(self._context, refs))
 
-    async def find_streams(self, stream_ids: Sequence[int]) -> list[StreamInfo]:
-        """Return the metadata of those streams, by id, that are known, in any order."""
-        return await self._run(metadata.find_streams(self._context, stream_ids))
+    async def find_streams(self, refs: Sequence[int | str]) -> list[StreamInfo]:
+        """Return the metadata of those streams, by id or name, that exist, in any order."""
+        return await self._run(metadata.find_streams(self._context, refs))
 
     async def list_streams(self) -> list[StreamInfo]:
         """Return all streams of the cluster, by id."""

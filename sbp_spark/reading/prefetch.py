@@ -88,9 +88,13 @@ def fetch_chunks(
     while waiting or reading:
         while waiting and len(reading) < SPANS_PER_FETCH:
             reading.append(waiting.popleft())
-        cursors = [lane[0] for lane in reading]
         has_progress = False
-        fetched = _fetch(client, cursors, round_bytes, leaves_batches=leaves_batches)
+        bytes_max = max(1, round_bytes // len(reading))
+        items = [
+            FetchItem(at.span.stream_id, at.offset, at.span.end_offset, bytes_max)
+            for at in (lane[0] for lane in reading)
+        ]
+        fetched = client.fetch(items, max_wait_ms=FETCH_WAIT_MS, leaves_batches=leaves_batches)
         with closing(fetched) as outcomes:
             for outcome in outcomes:
                 lane = reading[outcome.item_index]
@@ -111,17 +115,6 @@ def fetch_chunks(
         reading = [lane for lane in reading if lane]
         if not has_progress:
             sleep(_PAUSE_S)
-
-
-def _fetch(
-    client: Client, cursors: Sequence[_Cursor], round_bytes: int, *, leaves_batches: bool
-) -> Generator[FetchOutcome, None, None]:
-    bytes_max = max(1, round_bytes // len(cursors))
-    items = [
-        FetchItem(cursor.span.stream_id, cursor.offset, cursor.span.end_offset, bytes_max)
-        for cursor in cursors
-    ]
-    yield from client.fetch(items, max_wait_ms=FETCH_WAIT_MS, leaves_batches=leaves_batches)
 
 
 def _check_outcome(cursor: _Cursor, outcome: FetchOutcome, now_s: float) -> None:

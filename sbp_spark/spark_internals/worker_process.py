@@ -132,36 +132,26 @@ def find_once(servers: Servers, purpose: str, find: Callable[[], Found]) -> Foun
     key = (os.getpid(), servers.endpoint, purpose)
     if key not in _found:
         folder = maybe_session_folder()
-        path = None if folder is None else folder / _file_name(servers.endpoint, purpose)
-        found = _maybe_read(path)
-        if found is None:
-            found = find()
-            _write(path, found)
-        _found[key] = found
+        if folder is None:
+            _found[key] = find()
+        else:
+            _found[key] = _read_or_write(folder / _file_name(servers.endpoint, purpose), find)
     return _found[key]
 
 
-def _maybe_read(path: Path | None) -> Found | None:
-    if path is None:
-        return None
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        return None
-    return {name: FoundStream(*pair) for name, pair in json.loads(text).items()}
-
-
-def _write(path: Path | None, found: Found) -> None:
-    """Write a file as a whole, as others may read it; if that fails, they look again."""
-    if path is None:
-        return
-    with (
+def _read_or_write(path: Path, find: Callable[[], Found]) -> Found:
+    with suppress(OSError):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return {name: FoundStream(*pair) for name, pair in kept.items()}
+    found = find()
+    with (  # as a whole, as others may read it; if that fails, they look again
         suppress(OSError),
         NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file,
     ):
         json.dump(found, file)
         file.close()
         Path(file.name).replace(path)
+    return found
 
 
 def _file_name(endpoint: Endpoint, purpose: str) -> str:

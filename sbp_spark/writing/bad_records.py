@@ -7,7 +7,7 @@ task, are skipped, or become dead letters, as onBadRecord says.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -142,23 +142,34 @@ def to_dead_letters(
     With `is_sequence` they fit into record sequences: null values are empty, bytes of a key or
     header that are not UTF-8 are escaped, and key and headers are left out if they are too large.
     """
-    described = {int(index): each for each in bad for index in each.indexes}
     letters = []
-    for index, each in sorted(described.items()):
-        row = rows.slice(index, 1)
-        size = int(record_sizes(row)[0])
-        is_kept = size <= KEPT_BYTES_MAX
+    for row, each in _one_by_one(rows, bad):
+        is_kept = int(record_sizes(row)[0]) <= KEPT_BYTES_MAX
         has_texts = is_kept and not (is_sequence and texts_bytes(row)[0] > TEXTS_BYTES_SAFE // 2)
         key = row.column("key")[0].as_py() if has_texts else None
         value = row.column("value")[0].as_py() if is_kept else None
-        headers = _headers_of(row, each, is_kept=has_texts)
+        has_headers = has_texts and not _wrong_headers(row.column("headers")).size
+        headers = (row.column("headers")[0].as_py() if has_headers else None) or []
+        headers += fault_headers(each)
         if is_sequence:
             key, value = None if key is None else _as_text(key), value or b""
             headers = [(name, _as_text(content or b"")) for name, content in headers]
         time = row.column("timestamp")[0]
         letters.append({"key": key, "value": value, "headers": headers, "timestamp": time})
+    return _plain_rows(letters)
+
+
+def _one_by_one(
+    rows: pa.RecordBatch, bad: Sequence[BadRows]
+) -> Iterator[tuple[pa.RecordBatch, BadRows]]:
+    described = {int(index): each for each in bad for index in each.indexes}
+    for index in sorted(described):
+        yield rows.slice(index, 1), described[index]
+
+
+def _plain_rows(records: Sequence[Mapping[str, object]]) -> pa.RecordBatch:
     columns = [
-        pa.array([letter[field.name] for letter in letters], field.type) for field in ROWS_SCHEMA
+        pa.array([each.get(field.name) for each in records], field.type) for field in ROWS_SCHEMA
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
 
@@ -175,16 +186,6 @@ def log_bad_rows(bad: Sequence[BadRows], action: str) -> None:
     """Log how bad rows were handled."""
     for each in bad:
         LOG.warning("bad rows %s count=%d error=%s", action, len(each.indexes), each.error)
-
-
-def _headers_of(
-    row: pa.RecordBatch, bad: BadRows, *, is_kept: bool
-) -> list[tuple[str, bytes | None]]:
-    headers: list[tuple[str, bytes | None]] = []
-    column = row.column("headers")
-    if is_kept and not _wrong_headers(column).size:
-        headers += column[0].as_py() or []
-    return [*headers, *fault_headers(bad)]
 
 
 def _as_text(data: bytes) -> bytes:
@@ -239,19 +240,12 @@ def columns_to_dead_letters(rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.
 
     Only the headers of a row that is too large are kept.
     """
-    described = {int(index): each for each in bad for index in each.indexes}
-    values, headers = [], []
-    for index, each in sorted(described.items()):
-        row = rows.slice(index, 1)
-        is_kept = int(record_sizes(row)[0]) <= KEPT_BYTES_MAX
-        text = _json(row) if is_kept else b""
-        values.append(text if is_kept and len(text) <= KEPT_BYTES_MAX else None)
-        headers.append(fault_headers(each))
-    columns = {"value": values, "headers": headers}
-    arrays = [
-        pa.array(columns.get(field.name, [None] * len(values)), field.type) for field in ROWS_SCHEMA
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=ROWS_SCHEMA)
+    letters = []
+    for row, each in _one_by_one(rows, bad):
+        text = _json(row) if int(record_sizes(row)[0]) <= KEPT_BYTES_MAX else b""
+        value = text if 0 < len(text) <= KEPT_BYTES_MAX else None
+        letters.append({"value": value, "headers": fault_headers(each)})
+    return _plain_rows(letters)
 
 
 def _json(row: pa.RecordBatch) -> bytes:

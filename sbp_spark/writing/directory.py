@@ -200,7 +200,7 @@ class StreamDirectory:
                 self._refuse_typed([ref.text for ref in refs], where)
 
     def _describe(self, refs: list[StreamRef], where: str) -> None:
-        self._ids |= self._maybe_all(refs) or self._find(refs)
+        self._ids |= self._find(refs)
         missing = [ref for ref in refs if ref.text not in self._ids]
         if missing and self._creation is not None:
             create_missing(self._client, missing, self._creation)
@@ -215,25 +215,11 @@ class StreamDirectory:
             )
             self._faults |= {ref.text: error for ref in missing}
 
-    def _maybe_all(self, refs: Sequence[StreamRef]) -> dict[str, int] | None:
-        """Return the ids of streams if all exist, for which that is the shortest question."""
-        found = [self._found.get(ref.text) for ref in refs]
-        asked = [
-            ref.key if at is None else at.stream_id for at, ref in zip(found, refs, strict=True)
-        ]
-        try:
-            infos = self._client.describe_streams(asked)
-        except NotFoundError:
-            return None
-        if any(
-            at not in {None, FoundStream.of(info)} for at, info in zip(found, infos, strict=True)
-        ):
-            return None
-        return {ref.text: info.stream_id for ref, info in zip(refs, infos, strict=True)}
-
-    def _find(self, refs: Iterable[StreamRef]) -> dict[str, int]:
+    def _find(self, refs: Sequence[StreamRef]) -> dict[str, int]:
         """Return the ids of those streams that exist."""
-        ids = find_ids(self._client.list_streams(), self._found)
+        found = [self._found[ref.text].stream_id for ref in refs if ref.text in self._found]
+        infos = self._client.find_streams([*(ref.key for ref in refs), *found])
+        ids = find_ids(infos, self._found)
         return {ref.text: ids[ref.text] for ref in refs if ref.text in ids}
 
     def _refuse_typed(self, texts: Iterable[str], where: str) -> None:

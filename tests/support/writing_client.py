@@ -112,6 +112,14 @@ class WritingClient:
             raise NotFoundError(StatusCode.NOT_FOUND, f"not found: {missing}")
         return [self._info(str(ref), self.names.get(ref, ref)) for ref in refs]
 
+    def find_streams(self, refs):
+        self.described.append(list(refs))
+        return [
+            self._info(name, stream_id)
+            for name, stream_id in self.names.items()
+            if {name, stream_id} & {*refs}
+        ]
+
     def list_streams(self):
         return [self._info(name, stream_id) for name, stream_id in self.names.items()]
 

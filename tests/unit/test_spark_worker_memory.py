@@ -85,7 +85,7 @@ def test_who_asks_for_a_client_settles_first(monkeypatch):
 
 @pytest.mark.skipif(not IS_GLIBC, reason="other C libraries are left alone")
 def test_freed_memory_is_kept():
-    assert kept_of_freed({}) > FREED_BYTES * 0.9
+    assert kept_of_freed({}) > FREED_BYTES * 0.5
 
 
 @pytest.mark.skipif(not IS_GLIBC, reason="other C libraries are left alone")

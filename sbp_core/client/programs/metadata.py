@@ -77,12 +77,12 @@ def describe_streams(context: Context, refs: Sequence[int | str]) -> Program[lis
     return [found[ref] for ref in refs]
 
 
-def find_streams(context: Context, stream_ids: Sequence[int]) -> Program[list[StreamInfo]]:
+def find_streams(context: Context, refs: Sequence[int | str]) -> Program[list[StreamInfo]]:
     """Return the metadata of those streams that the placement driver knows, in any order.
 
     SPEC "DESCRIBE_STREAMS".
     """
-    found, _ = yield from _find(context, stream_ids)
+    found, _ = yield from _find(context, refs)
     return list({info.stream_id: info for info in found.values()}.values())
 
 
