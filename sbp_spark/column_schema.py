@@ -123,8 +123,9 @@ def _type_faults(kind: DataType, place: str) -> list[str]:
     if isinstance(kind, UserDefinedType):
         if is_kept(kind):
             return []
-        told = f"column {place} has the user-defined type {type(kind).__name__}, which no stream"
-        return [f"{told} has; make columns of its parts, for example with a udf"]
+        name = type(kind).__name__
+        parts = "make columns of its parts, for example with a udf"
+        return [f"column {place} has the user-defined type {name}, which no stream has; {parts}"]
     if isinstance(kind, ArrayType):
         return _type_faults(kind.elementType, f"{place}.element")
     if isinstance(kind, MapType):
@@ -163,8 +164,8 @@ def _option_faults(
     if is_possible(kinds[name]):
         return []
     found = kinds[name].simpleString()
-    told = f"which has type {found}; expected {expected}: cast it, or name another column"
-    return [f"option {option} names {name}, {told}"]
+    remedy = "cast it, or name another column"
+    return [f"option {option} names {name}, which has type {found}; expected {expected}: {remedy}"]
 
 
 def without_metadata(schema: StructType) -> StructType:

@@ -1,4 +1,4 @@
-"""A Java that Spark can run on: find one, else get one, without asking.
+"""A Java that Spark can run on: find one, else install one, without asking.
 
 Spark 4.3 needs Java 17 or newer with the module jdk.incubator.vector, which reduced runtimes lack.
 `python -m sbp_spark.java` prints the JAVA_HOME and nothing else; progress goes to stderr.
@@ -85,10 +85,10 @@ def ensure_java(cache: Path | None = None) -> Path:
     home = find_java() or _maybe_suitable(_launchers_in(cache))
     if home is not None:
         return home
-    _report(f"no Java {VERSION_MIN} or newer found: getting one")
+    _report(f"no Java {VERSION_MIN} or newer found: installing one")
     faults = []
     for way, install in (("download", _download), ("packages", _install_package)):
-        _report(f"{way}: at it")
+        _report(f"{way}: started")
         try:
             return install(cache)
         except ConfigurationError as error:
@@ -135,7 +135,7 @@ def _maybe_home(launcher: Path) -> Path | None:
     """Ask a `java` for its home, version and modules; None when Spark cannot run on it."""
     command = [str(launcher), "-XshowSettings:properties", "--list-modules"]
     try:
-        told = subprocess.run(
+        probe = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -144,8 +144,8 @@ def _maybe_home(launcher: Path) -> Path | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    settings = told.stderr.decode(errors="replace")
-    modules = {line.partition("@")[0] for line in told.stdout.decode(errors="replace").split()}
+    settings = probe.stderr.decode(errors="replace")
+    modules = {line.partition("@")[0] for line in probe.stdout.decode(errors="replace").split()}
     version = re.search(r"^\s*java\.specification\.version = (\d+)$", settings, re.MULTILINE)
     home = re.search(r"^\s*java\.home = (.+)$", settings, re.MULTILINE)
     if not version or not home or int(version[1]) < VERSION_MIN or MODULE_NEEDED not in modules:
@@ -164,7 +164,7 @@ def _download(cache: Path) -> Path:
             arguments = [str(VERSION_MIN), str(staging)]
             _run([sys.executable, "-c", _DOWNLOAD, *arguments], {"TMPDIR": folder})
             if _maybe_suitable(_launchers_in(staging)) is None:
-                raise ConfigurationError("what came is no Java that Spark can run on here")
+                raise ConfigurationError("Spark cannot run on the downloaded Java here")
             next(staging.iterdir()).rename(cache / Path(folder).name.removeprefix("."))
     except OSError as error:
         raise ConfigurationError(f"cannot write to {cache}: {error.strerror}") from error
@@ -223,12 +223,12 @@ def _run(command: Sequence[str], settings: Mapping[str, str] | None = None) -> N
         )
     except subprocess.CalledProcessError as error:
         lines = error.stdout.decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
         raise ConfigurationError(f"exit status {error.returncode}: {last}") from error
     except OSError as error:
         raise ConfigurationError(f"{command[0]}: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        raise ConfigurationError(f"not done after {INSTALL_TIMEOUT_S} s") from error
+        raise ConfigurationError(f"not finished after {INSTALL_TIMEOUT_S} s") from error
 
 
 def _report(message: str) -> None:

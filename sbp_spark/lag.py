@@ -69,7 +69,7 @@ def lag(progress: Mapping[str, Any], endpoint: str | None = None) -> list[Stream
 
 
 class LagListener(StreamingQueryListener):
-    """Tells how far queries are behind, after each of their micro-batches.
+    """Reports how far queries are behind, after each of their micro-batches.
 
     `on_lag` gets the progress and its `lag`; without it, that goes to the log (`sbp_spark`, INFO).
     If the placement driver of `endpoint` is down, the lag is that of the progress. For
@@ -86,10 +86,10 @@ class LagListener(StreamingQueryListener):
         self._meter = None if endpoint is None else _Meter(endpoint)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing is known yet."""
+        """Do nothing."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        """Tell how far the query is behind, if it has sbp sources."""
+        """Report how far the query is behind, if it has sbp sources."""
         sources = _sources(event.progress)
         if not sources:
             return
@@ -101,7 +101,7 @@ class LagListener(StreamingQueryListener):
         self._on_lag(event.progress, [each for source in sources for each in source])
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing is left to tell."""
+        """Do nothing."""
 
 
 def log_lag(progress: Mapping[str, Any], found: Sequence[StreamLag]) -> None:

@@ -74,7 +74,7 @@ def logical_spark_schema(schema: pa.Schema) -> StructType:
     return StructType([_spark_field(field) for field in schema])
 
 
-def is_told_by_arrow(schema: StructType) -> bool:
+def is_kept_by_arrow(schema: StructType) -> bool:
     """Whether Spark, shown the columns in Arrow alone, finds the types that they have."""
     found = from_arrow_schema(to_arrow_schema(schema, timezone="UTC"))
     return [each.dataType for each in found] == [each.dataType for each in schema]

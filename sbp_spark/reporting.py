@@ -1,4 +1,4 @@
-"""What the connector tells people: its log, and the errors that leave it through Spark."""
+"""The connector's log, and the errors that leave it through Spark."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class plain_errors:  # noqa: N801 - reads as a statement
 
 
 def listed(things: Collection[object], separator: str = ", ") -> str:
-    """Return things in one line; of many only the first, and how many more there are."""
+    """Return things in one line: the first of many, and the number of the rest."""
     shown = separator.join(map(str, islice(things, _LISTED_MAX)))
     more = len(things) - _LISTED_MAX
     return f"{shown}{separator}and {more} more" if more > 0 else shown

@@ -1,4 +1,4 @@
-"""Columns: what the source gives, what the sink accepts, and what .schema(...) may ask for."""
+"""The columns of plain records, of the source and of the sink, and checks of .schema(...)."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ def _faults(given: StructType, there: StructType, check: FieldCheck, path: str) 
 def _by_folded_name(there: StructType) -> dict[str, StructField]:
     """Return columns by their names in lower case: no two names differ in case only.
 
-    Case does not matter to Spark either, unless spark.sql.caseSensitive is set, which no source in
-    Python is told of.
+    Case does not matter to Spark either, unless spark.sql.caseSensitive is set, which Spark does
+    not report to sources in Python.
     """
     return {field.name.lower(): field for field in there}
 

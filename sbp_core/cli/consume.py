@@ -141,7 +141,7 @@ def read_records(client: Client, stream_id: int, start: int, end: int | None) ->
 
 
 class BatchDecoder:
-    """Decodes the record batches of a stream, whichever version of its schema they are in."""
+    """Decodes the record batches of a stream, in any version of its schema."""
 
     def __init__(self, client: Client, stream_id: int) -> None:
         self._client = client
@@ -185,7 +185,7 @@ def describe_rows(
 
 
 def _write(stream: str, records: Records, *, is_json: bool) -> None:
-    """Print records: of typed ones their columns, of plain ones their values."""
+    """Print the columns of typed records, the values of plain ones."""
     rows, base_offset = records.rows, records.base_offset
     if not records.is_typed and not is_json:
         write_values(value or b"" for value in rows.column("value").to_pylist())

@@ -49,17 +49,17 @@ def add_schema(parser: ArgumentParser) -> None:
         "history",
         history,
         is_client=True,
-        help="list the versions: when each came, what it changed",
+        help="list the versions: when each was registered, and its changes",
     )
     check_parser = actions.add(
         "check",
         check,
         is_client=True,
-        help="tell whether a file could be written to the stream",
+        help="check whether a file could be written to the stream",
         description="Compare the columns of a Parquet or Arrow file with the stream's schema, and"
         " list the differences: + a new column, ~ a wider type, ? a column that may have nulls"
-        " where the stream requires values, ! what does not fit. Nothing is written. Exit code 0 if"
-        " Spark could write the file, as it is or with mergeSchema; 1 if not.",
+        " where the stream requires values, ! a column that does not fit. Nothing is written."
+        " Exit code 0 if Spark could write the file, as it is or with mergeSchema; 1 if not.",
     )
     for action in (show_parser, history_parser, check_parser):
         action.add_argument("stream", metavar="NAME_OR_ID")
@@ -113,16 +113,16 @@ def check(options: Namespace) -> int:
         newest = newest_versions(client, [info.stream_id]).get(info.stream_id)
         has_plain = newest is None and _has_records(client, info)
     if has_plain:
-        return _tell(options, info, None, "it has plain records and no schema", [])
+        return _report(options, info, None, "it has plain records and no schema", [])
     if newest is None:
-        return _tell(options, info, _AS_IS, "it gets the schema of what is written first", [])
+        return _report(options, info, _AS_IS, "it gets the schema of what is written first", [])
     compared = compare_schemas(newest.schema, given)
     fit: str | None = _AS_IS
     if compared.faults:
         fit = None
     elif any(each.change is not Change.RELAXED for each in compared.differences):
         fit = _WITH_MERGE
-    return _tell(
+    return _report(
         options, info, fit, f"version {newest.version} of its schema", compared.differences
     )
 
@@ -132,14 +132,14 @@ def _has_records(client: Client, info: StreamInfo) -> bool:
     return bounds.next_offset > bounds.start_offset
 
 
-def _tell(
+def _report(
     options: Namespace,
     info: StreamInfo,
     fit: str | None,
     basis: str,
     differences: Sequence[Difference],
 ) -> int:
-    """Print what comes of a comparison; return the exit code. `fit` it fits, if it does."""
+    """Print how the file fits, None if it does not; return the exit code."""
     if options.json:
         found = [{"change": each.change.name, "text": each.text} for each in differences]
         write_json({"stream": info.label, "fits": fit, "differences": found})
@@ -200,7 +200,7 @@ def read_file_schema(path: Path) -> pa.Schema:
 
 
 def _physical_types(file: pq.ParquetFile) -> list[str]:
-    """Return how a Parquet file has each column without parts, in the order of its schema."""
+    """Return the physical type of each leaf column, in the order of the schema."""
     return [file.schema.column(index).physical_type for index in range(len(file.schema))]
 
 
@@ -209,7 +209,7 @@ def _field(given: pa.Field, leaves: Iterator[str]) -> pa.Field:
 
 
 def _type(given: pa.DataType, leaves: Iterator[str]) -> pa.DataType:
-    """Return what Spark has for a type; of types without parts, `leaves` is how Parquet has them.
+    """Return the type that Spark reads; `leaves` has the physical types of Parquet's leaf columns.
 
     Times of Parquet's old INT96 are in UTC for Spark; Arrow gives them no zone.
     """

@@ -237,7 +237,7 @@ def seal(options: Namespace) -> int:
 
 
 def _as_held(piece: RangeInfo, held: StreamBounds) -> RangeInfo:
-    """Return a range with what its server said of the end: the placement driver's may be old."""
+    """Return a range with the end that its server reported: the placement driver's may be old."""
     if piece.end_offset is not None:
         return replace(piece, next_offset=piece.end_offset)
     return replace(piece, next_offset=max(piece.start_offset, held.next_offset))

@@ -1,1 +1,1 @@
-"""Looking at, and changing, Spark's checkpoint of a query that reads streams."""
+"""Reading and rewinding Spark's checkpoint of a query. Read `files` first, then `commands`."""

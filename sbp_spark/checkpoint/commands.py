@@ -47,10 +47,10 @@ def add_checkpoint(parser: ArgumentParser) -> None:
     rewinding = actions.add(
         "rewind",
         rewind,
-        help="let a stopped query read again what came after a batch",
-        description="Move aside what a checkpoint contains after a batch, so that the query"
-        " continues from there. Prints first which batches are run again and what that means for"
-        " sinks; changes nothing without --yes. The moved files are kept in a folder of the"
+        help="let a stopped query read the records after a batch again",
+        description="Move the later batches of a checkpoint aside, so that the query"
+        " continues from there. First prints the batches that are repeated and the effect on sinks;"
+        " changes nothing without --yes. The moved files are kept in a folder of the"
         " checkpoint.",
     )
     back = rewinding.add_mutually_exclusive_group(required=True)
@@ -84,7 +84,7 @@ def add_checkpoint(parser: ArgumentParser) -> None:
 
 
 def show(options: Namespace) -> int:
-    """Print how far the query of a checkpoint has come."""
+    """Print how far the query of a checkpoint has read."""
     checkpoint = open_checkpoint(options.folder)
     source = find_source(checkpoint, options.source)
     with connect(options) if options.endpoint else nullcontext() as client:
@@ -110,14 +110,14 @@ def show(options: Namespace) -> int:
         write_line(f"lost in batch {batch}: {loss.describe({})}")
     if put_back:
         write_line(
-            "the metadata lack a commit that the query has seen: the placement driver's data"
+            "the placement driver's metadata lack a commit that the query has seen: its data"
             " directory was restored from an older copy, or this is another cluster"
         )
     return 0
 
 
 def to_starting_offsets(options: Namespace) -> int:
-    """Print where a new query goes on, as the option startingOffsets takes it."""
+    """Print where a new query continues, as a value of the option startingOffsets."""
     checkpoint = open_checkpoint(options.folder)
     source = find_source(checkpoint, options.source)
     batch = checkpoint.last_committed if options.batch is None else options.batch
@@ -133,7 +133,7 @@ def to_starting_offsets(options: Namespace) -> int:
 
 
 def rewind(options: Namespace) -> int:
-    """Take a query back, so that it reads again what came after a micro-batch."""
+    """Rewind a query to the end of a micro-batch."""
     checkpoint = open_checkpoint(options.folder)
     sources = find_sources(checkpoint)
     plan = plan_rewind(checkpoint, _target(checkpoint, options))
@@ -143,26 +143,22 @@ def rewind(options: Namespace) -> int:
         where = f" of source {source.name}" if len(sources) > 1 else ""
         for each in streams:
             write_line(
-                f"  stream {each.stream_id}{where} is read again from {each.start_offset},"
-                f" it was at {each.end_offset}"
+                f"  stream {each.stream_id}{where} is read again from offset {each.start_offset}"
+                f" (it was at {each.end_offset})"
             )
     undone = ", ".join(map(str, plan.undone))
     write_line(
-        f"Batches {undone} are run again: with the same numbers, but possibly other records in"
-        " each, as the limits and tails are then."
+        f"Batches {undone} are repeated under the same numbers. Each may get other records, as the"
+        " limits and tails are then."
     )
     others = sources[0].count - len(sources)
     if others:
         write_line(f"The other sources of the query ({others}) are rewound to the same batch.")
+    write_line("Records that were trimmed (trimOnCommit) are lost: failOnDataLoss applies to them.")
     write_line(
-        "Records that the query has trimmed (trimOnCommit) are lost and not read again:"
-        " failOnDataLoss decides about them."
-    )
-    write_line(
-        "Sinks get those records again. A sink that remembers batch numbers skips those it has"
-        " written, and loses their records: the file sinks, Delta, foreachBatch code that skips"
-        " known numbers. For such a query use a new checkpoint and `sbp checkpoint"
-        " to-starting-offsets`."
+        "A sink that skips the batch numbers it has written loses these records: the file sinks,"
+        " Delta, such code in foreachBatch. For it use a new checkpoint with the offsets that"
+        " `sbp checkpoint to-starting-offsets` prints."
     )
     if not options.yes:
         raise ConfigurationError(
@@ -190,7 +186,7 @@ def _write_batches(source: SbpSource) -> None:
     kept = f"{checkpoint.logged[0]} to {checkpoint.logged[-1]}"
     write_line(f"batches {kept} are kept; {done}")
     if checkpoint.unfinished is not None:
-        write_line(f"batch {checkpoint.unfinished} is not committed: it is run again at the start")
+        write_line(f"batch {checkpoint.unfinished} is not committed: it is repeated at a start")
 
 
 def _row(each: StreamProgress) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Spark's checkpoint folder of a streaming query: what its files contain, and how it is rewound.
+"""Spark's checkpoint folder of a streaming query: the contents of its files, and the rewind.
 
 `offsets/N` is written before micro-batch N runs: a version, metadata, then a line per source with
 the offset at which the batch ends. In v1 a source is identified by the index of its line, from 0,
@@ -7,7 +7,7 @@ sources, a line is `NAME:{json}`, in no fixed order, and a source may be missing
 it was added later, or removed. An unnamed source has its index as its name, in both.
 
 `commits/N` is written when the batch is done. A batch without a commit, only ever the last one,
-is run again. Both folders keep about a hundred batches. `state` exists if the query keeps state.
+is repeated. Both folders keep about a hundred batches. `state` exists if the query keeps state.
 Each file may have a checksum, `.N.crc`.
 
 A rewind moves files aside from the last micro-batch to the first, of each batch the commit before
@@ -51,12 +51,12 @@ class Checkpoint:
 
     @property
     def unfinished(self) -> int | None:
-        """The micro-batch that was begun and is run again when the query starts."""
+        """The micro-batch that was begun, not committed, and is repeated when the query starts."""
         return self.logged[-1] if self.logged[-1] not in self.committed else None
 
     @property
     def has_state(self) -> bool:
-        """Whether the query aggregates, joins, or does else what lasts beyond a micro-batch."""
+        """Whether the query keeps state across micro-batches, as aggregations and joins do."""
         return (self.folder / "state").is_dir()
 
     def check_committed(self, batch: int) -> None:
@@ -216,7 +216,7 @@ _ASIDE: Final = "rewound"
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """A rewind: reading continues after micro-batch `target`, those of `undone` are run again."""
+    """A rewind: reading continues after micro-batch `target`, those of `undone` are repeated."""
 
     checkpoint: Checkpoint
     target: int
@@ -241,7 +241,7 @@ def plan_rewind(checkpoint: Checkpoint, target: int) -> Rewind:
 
 
 def ways_back(source: SbpSource, plan: Rewind) -> list[Interval]:
-    """Return what of each stream is read again, by id.
+    """Return the offsets of each stream that are read again, by id.
 
     Raises ConfigurationError if the target leaves open where a stream starts, and CheckpointError.
     """
@@ -255,7 +255,7 @@ def ways_back(source: SbpSource, plan: Rewind) -> list[Interval]:
 
 
 def carry_out(plan: Rewind) -> Path:
-    """Move aside the files after the target; return the folder in which they are kept.
+    """Move the files after the target aside; return the folder that keeps them.
 
     Raises ConfigurationError, and changes nothing, if the query has gone on since the plan.
     """

@@ -49,7 +49,7 @@ _Word = TypeVar("_Word", bound=Enum)
 
 
 def shown(text: str) -> str:
-    """Return a value as messages quote it; a long one is cut."""
+    """Return a value as messages quote it, cut if it is long."""
     if len(text) > _SHOWN_LENGTH_MAX:
         return repr(text[:_SHOWN_LENGTH_MAX]) + "..."
     return repr(text)
@@ -63,7 +63,7 @@ class Given(NamedTuple):
     faults: list[str]
 
     def refuse(self, wrong: str, expected: str, remedy: str) -> None:
-        """Note what is wrong; the reader raises it with all other faults."""
+        """Add a fault; the reader raises all of them at once."""
         self.faults.append(f"{self.name} {wrong}; expected {expected}; {remedy}")
 
 
@@ -79,7 +79,7 @@ class Kind(Generic[_Value]):
 
 
 class Only(NamedTuple):
-    """An option has a meaning only in a stream, or only in a batch: what is said in the other."""
+    """An option has a meaning only in a stream, or only in a batch: the fault in the other."""
 
     streaming: bool
     wrong: str
@@ -114,13 +114,13 @@ class Option(Generic[_Value_co]):
             return self.text
         return f"{self.text} {'Streaming' if self.only.streaming else 'Batch'} only."
 
-    def says(self, text: str) -> Option[_Value_co]:
+    def doc(self, text: str) -> Option[_Value_co]:
         """Return the option with its documentation, for a field that `reads` several of them."""
         return replace(self, text=text)
 
     def field(self, text: str) -> _Value_co:
         """Return the field of a group that has the value of this option, documented so."""
-        documented = self.says(text)
+        documented = self.doc(text)
         read = reads(lambda reader: reader.value(documented), documented)
         return field(default=self.default, metadata=read)
 
@@ -136,7 +136,7 @@ def option(
     side: str = "",
     kafka: str = "",
 ) -> Option[_Value | _Default]:
-    """Declare an option; `field` or `says` add what the documentation says of it.
+    """Declare an option; `field` or `doc` add its documentation.
 
     `unset` is shown instead of the default, where that is no value to be given; `beside` names the
     option without which the default does not count. `side` is "source" or "sink" where both use
@@ -147,7 +147,7 @@ def option(
 
 
 def reads(read: Any, *parts: Option[Any] | type[Any]) -> dict[str, Any]:
-    """Return metadata of a field that is made of options: of a group, or by a function of several.
+    """Return the metadata of a field that is made of several options.
 
     `read` is the group, a dataclass, or a function of an OptionReader; `parts` are the options, or
     groups of options, that such a function reads.
@@ -293,7 +293,7 @@ class OptionReader:
                 self._add_unknown(key)
 
     def add_fault(self, name: str, wrong: str, expected: str, remedy: str) -> None:
-        """Note what is wrong with an option; `check_faults` raises it."""
+        """Add a fault of an option; `check_faults` raises it."""
         Given(name, "", self._faults).refuse(wrong, expected, remedy)
 
     def is_given(self, name: str, word: str | None = None) -> bool:

@@ -112,7 +112,7 @@ class Positions:
 
 
 class ValueSyntax(NamedTuple):
-    """How the values of a JSON object are read, and what is said of those that mean nothing."""
+    """How the values of a JSON object are parsed, and the fault of those that mean nothing."""
 
     maybe_position: Callable[[object], Position | None]
     example: str
@@ -215,7 +215,7 @@ _Bounds: TypeAlias = tuple[Option[Positions | None], ...]
 
 
 class PastEnd(Enum):
-    """Values of startingOffsetsByTimestampStrategy: what a start past the last record means."""
+    """Values of startingOffsetsByTimestampStrategy: the meaning of a start past the last record."""
 
     ERROR = "error"
     LATEST = "latest"
@@ -224,7 +224,7 @@ class PastEnd(Enum):
 def maybe_time(value: object, *, is_start: bool) -> Position | None:
     """Return what a value means, None if it is no time.
 
-    Unless something else is said, only a start that is named itself has to have a record: it may
+    By default, only a start that is named itself has to have a record: it may
     be mistaken, while a time before now lies behind the last record of a stream that is quiet.
     """
     if isinstance(value, str) and value.startswith("-"):
@@ -295,7 +295,7 @@ STARTS: Final[_Bounds] = (
         offsets(is_start=True),
         None,
         unset="latest (streaming), earliest (batch)",
-    ).says(
+    ).doc(
         "Where a new query starts in each stream: `earliest`, `latest`, `-1000` (a number of"
         " records before the tail, but not before the first), `group:NAME` (where a consumer group"
         " reads next), or a JSON object with an offset for every stream, by name or id (-2"
@@ -306,7 +306,7 @@ STARTS: Final[_Bounds] = (
         " from the first record; records behind its cursor that were trimmed since are lost, see"
         " `failOnDataLoss`."
     ),
-    option("startingTimestamp", _time(is_start=True), None, unset="none").says(
+    option("startingTimestamp", _time(is_start=True), None, unset="none").doc(
         "Instead of `startingOffsets`: start at the first record, in the order of offsets, that was"
         " appended at this time or later, so none of them is missed. ISO 8601, such as"
         " `2026-01-31T09:30` (UTC) or `2026-01-31T09:30+01:00`; milliseconds since 1970, though 8"
@@ -315,7 +315,7 @@ STARTS: Final[_Bounds] = (
         " driver's clock when a new query plans its first micro-batch, or when a batch is planned;"
         " for a stream that waits for a range server then (`maxRangeStall`), when the wait began."
     ),
-    option("startingOffsetsByTimestamp", _times(is_start=True), None, unset="none").says(
+    option("startingOffsetsByTimestamp", _times(is_start=True), None, unset="none").doc(
         'The same as a JSON object with a time for every stream, by name or id: `{"orders":'
         ' "2026-01-31", "17": 1769817600000, "clicks": "-10m"}`.'
     ),
@@ -325,7 +325,7 @@ STRATEGY: Final = option(
     word(PastEnd),
     None,
     unset="error (latest for times like -10m)",
-).says(
+).doc(
     "Meaning of a starting time for a stream that has no record of that time or later: `error`, or"
     " `latest`, the tail as it is then; later records are read, whatever their time is. A stream"
     " that had to wait for a range server (`maxRangeStall`) while others were read uses `latest`,"
@@ -334,30 +334,30 @@ STRATEGY: Final = option(
 ENDS: Final[_Bounds] = (
     option(
         "endingOffsets", offsets(is_start=False), None, unset="none (streaming), latest (batch)"
-    ).says(
+    ).doc(
         "Where reading ends in each stream, exclusive; spelled as startingOffsets, without"
         " earliest. In a batch it lies within the stream. A streaming query goes on until it is"
         " there, then it idles, or is over with Trigger.AvailableNow. There, `latest` and `-1000`"
         " mean the tail as the query first saw it, kept in the checkpoint: that counts, also if the"
         " query is started again with another one of the two."
     ),
-    option("endingTimestamp", _time(is_start=False), None, unset="none").says(
+    option("endingTimestamp", _time(is_start=False), None, unset="none").doc(
         "Instead of `endingOffsets`: end at the first record, in the order of offsets, that was"
         " appended at this time or later, exclusive. Times are spelled as in `startingTimestamp`."
         " Where there is no such record, a batch ends at the tail. A streaming query goes on until"
-        " there is one, whatever time it is: what is appended next may still be from before. That"
+        " there is one, whatever time it is: later appends may still be from before. That"
         " end, and what `-10m` meant at the start, is kept in the checkpoint; `-20m` after a"
         " restart changes nothing then. Records behind the end are not read, even if a server's"
         " clock, set back or behind that of the server before, gave them an earlier time."
     ),
-    option("endingOffsetsByTimestamp", _times(is_start=False), None, unset="none").says(
+    option("endingOffsetsByTimestamp", _times(is_start=False), None, unset="none").doc(
         "The same as a JSON object with a time for every stream, by name or id."
     ),
 )
 
 
 def read_starting(reader: OptionReader) -> Positions | None:
-    """Return where a new query starts, None if nothing is said of it or after a fault."""
+    """Return where a new query starts, None if it is not given, or after a fault."""
     by_offset, *by_time = [each.name for each in STARTS]
     past_end = reader.value(STRATEGY)
     found = [reader.value(each) for each in STARTS]
@@ -391,7 +391,7 @@ def _past_end(positions: Positions, *, must_exist: bool) -> Positions:
 
 
 def read_ending(reader: OptionReader) -> Positions | None:
-    """Return where reading ends, None if nothing is said of it or after a fault."""
+    """Return where reading ends, None if it is not given, or after a fault."""
     found = [reader.value(each) for each in ENDS]
     reader.check_single(ENDS)
     if found[0] is not None and Earliest() in found[0].all():

@@ -102,7 +102,7 @@ def _parse_version(given: Given) -> int | None:
     return None
 
 
-_APP_ID: Final = option("txnAppId", Kind(_parse_producer), None, unset="none", only=_NUMBERED).says(
+_APP_ID: Final = option("txnAppId", Kind(_parse_producer), None, unset="none", only=_NUMBERED).doc(
     "With txnVersion: name of an application that numbers its batch writes, so that a write that"
     " is repeated, as by foreachBatch, writes nothing. Up to 64 of A-Z a-z 0-9 . _ -, not beginning"
     " with once-. Without the two options each batch write is atomic, and writes its rows again"
@@ -110,7 +110,7 @@ _APP_ID: Final = option("txnAppId", Kind(_parse_producer), None, unset="none", o
 )
 _VERSION: Final = option(
     "txnVersion", Kind(_parse_version), None, unset="none", only=_NUMBERED
-).says(
+).doc(
     "Number of the write, such as foreachBatch's batch id. A number that is not above that of the"
     " last write with this txnAppId was written before. Writes of one DataFrame to several places"
     " in one foreachBatch need a txnAppId each."
@@ -130,8 +130,8 @@ def _maybe_key(reader: OptionReader) -> BatchKey | None:
 class DeliveryOptions:
     """The guarantee of a write: how often a row is there afterwards.
 
-    `key` is the one that the user gave to a batch write, `is_truncating` whether what was in
-    the streams before goes.
+    `key` is the one that the user gave to a batch write, `is_truncating` whether older records
+    of the streams are trimmed.
     """
 
     delivery: Delivery = option("delivery", word(Delivery), Delivery.EXACTLY_ONCE).field(
@@ -172,7 +172,7 @@ class DeliveryOptions:
     )
 
     def check_options(self, reader: OptionReader) -> None:
-        """Note what decides nothing beside the rest, or must not stand beside it."""
+        """Add a fault for options that have no effect beside the others, or contradict them."""
         is_replay = self.key is not None or reader.streaming is not False
         if reader.is_given("onReplayMismatch") and not is_replay:
             wrong = "is given without txnAppId and txnVersion, so no write is a replay of another"
@@ -189,7 +189,7 @@ class DeliveryOptions:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """When a record batch is full: of bytes, of records, or `linger_ms` after its first row."""
+    """Limits of a record batch: bytes, records, and `linger_ms` since its first row."""
 
     target_bytes: int = option(
         "batchBytes",

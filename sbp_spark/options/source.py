@@ -81,10 +81,10 @@ class TriggerLimits:
     bytes_max: int | None = option(
         "maxBytesPerTrigger", SIZE, None, unset="unlimited", only=_TRIGGERS
     ).field(
-        "The same for bytes of records as they are stored, such as 64m. Servers do not tell the"
-        " size of records that were not fetched, so it is an estimate: of each stream one record"
-        " batch, at which reading goes on, is sampled again and again. It is exact where the"
-        " records of a stream are alike. One record is always taken, however long it is."
+        "The same for bytes of records as they are stored, such as 64m. Servers do not"
+        " report the size of records that were not fetched, so it is an estimate: the record batch"
+        " at which reading continues is sampled, again and again, in each stream. It is exact where"
+        " the records of a stream are alike. One record is always read, however long it is."
     )
     records_min: int | None = option(
         "minRecordsPerTrigger",
@@ -134,7 +134,7 @@ class TriggerLimits:
     )
 
     def check_options(self, reader: OptionReader) -> None:
-        """Note which limits contradict each other."""
+        """Add a fault for limits that contradict each other."""
         if (
             self.records_max is not None
             and self.records_min is not None
@@ -163,7 +163,7 @@ class OnDataLoss(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitOptions:
-    """What the source writes to servers once Spark has committed a micro-batch.
+    """Progress that the source writes to servers once Spark has committed a micro-batch.
 
     The cursors of the group are set, and what was read is trimmed.
     """
@@ -184,7 +184,7 @@ class CommitOptions:
         " the cursors cannot be committed: that is logged (`sbp_spark`) and retried."
     )
     is_trimming: bool = option("trimOnCommit", FLAG, False, only=_COMMITS).field(
-        "Whether records are trimmed, for good, once they are not needed any more: those of"
+        "Whether records are trimmed, permanently, once they are no longer needed: those of"
         " micro-batches that Spark has committed, when it has begun the next one, so the last"
         " micro-batch can always be repeated. All records before them are trimmed, too, also"
         " those before the query's start. No other query may read these streams: a queue has one"
@@ -258,7 +258,7 @@ class Contents:
     )
 
     def check_options(self, reader: OptionReader) -> None:
-        """Note what is to stand beside rows or columns that have no such thing."""
+        """Add a fault for options that do not apply to the encoding."""
         if self.include_headers and self.encoding is SourceEncoding.COLUMNS:
             wrong = "is given with encoding=columns, and columns have no headers"
             reader.add_fault("includeHeaders", wrong, "it with rows", "remove one of them")
@@ -285,7 +285,7 @@ def _read_starting(reader: OptionReader) -> Positions:
 class SourceOptions:
     """Options of a source.
 
-    `ending` is None where nothing is said: to the tail in a batch, for ever in a stream.
+    Without `ending` a batch ends at the tail, and a stream never.
     """
 
     servers: Servers = field(metadata=reads(Servers))
@@ -329,10 +329,10 @@ SOURCE_OPTIONS: Final = options_of(SourceOptions, CatalogOptions, side="source")
 
 
 def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
-    """Return the source's options; `streaming` tells readStream from read.
+    """Return the source's options; `streaming` is None if that is not known.
 
-    None: it is not known yet, so only what is wrong in both is told. Raises ConfigurationError
-    with one line per fault.
+    Then only faults of both readStream and read count. Raises ConfigurationError with one line
+    per fault.
     """
     reader = OptionReader(options, SOURCE_OPTIONS, streaming=streaming)
     if reader.is_given("table"):

@@ -1,4 +1,4 @@
-"""Which streams are meant."""
+"""Streams as options name them: by name, by id, or by a pattern."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StreamRef:
 
 
 class FoundStream(NamedTuple):
-    """The stream that a name or id led to: what it is called may change, this does not."""
+    """The identity of a stream that was found by name or id: its name may change, this does not."""
 
     stream_id: int
     created_at_ms: int
@@ -139,7 +139,7 @@ STREAM_LIST: Final = Kind(_parse_list)
 NO_STREAMS: Final = StreamList(())
 
 SELECTIONS: Final[tuple[Option[Selection], ...]] = (
-    option("streams", STREAM_LIST, NO_STREAMS, unset="required", kafka="subscribe").says(
+    option("streams", STREAM_LIST, NO_STREAMS, unset="required", kafka="subscribe").doc(
         "Streams to read: names or ids, separated by commas. Or give streamsPattern, or path. A"
         " query finds each name once, when it starts: it reads on a stream that is renamed, also if"
         " another one gets its name. When it is started again, give the new name, or the id; the"
@@ -147,13 +147,13 @@ SELECTIONS: Final[tuple[Option[Selection], ...]] = (
     ),
     option(
         "streamsPattern", Kind(_parse_pattern), NO_STREAMS, unset="none", kafka="subscribePattern"
-    ).says(
+    ).doc(
         "Instead of `streams`: a regular expression (Python's) that the whole name of a stream"
         " matches. A streaming query finds streams that are created while it runs, and reads them"
         " from their first record. One whose new name does not match is no longer read, which is"
         " data loss to failOnDataLoss."
     ),
-    option("path", STREAM_LIST, NO_STREAMS, unset="none").says(
+    option("path", STREAM_LIST, NO_STREAMS, unset="none").doc(
         "Instead of `streams`, as in .load('orders,clicks')."
     ),
 )

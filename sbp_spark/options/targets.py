@@ -1,4 +1,4 @@
-"""Where rows go: to which streams, as records or columns, and what happens to bad ones."""
+"""Options of the sink about its streams: which ones, in which form, and the bad records."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Routing(Enum):
     ROUND_ROBIN = "round-robin"
 
 
-_STREAM: Final = option("stream", STREAM, None, unset="the column `stream`", kafka="topic").says(
+_STREAM: Final = option("stream", STREAM, None, unset="the column `stream`", kafka="topic").doc(
     "Stream to write to, a name or id; overrides the columns `stream` and `stream_id`. Where the"
     " column `stream` is null or missing, `stream_id` tells the stream."
 )
-_STREAMS: Final = option("streams", STREAM_LIST, NO_STREAMS, unset="none", kafka="subscribe").says(
+_STREAMS: Final = option("streams", STREAM_LIST, NO_STREAMS, unset="none", kafka="subscribe").doc(
     "Instead of `stream`: several streams, separated by commas, over which the rows are spread as"
     " `routing` says."
 )
@@ -95,7 +95,7 @@ class Encoding(Enum):
     COLUMNS = "columns"
 
 
-ENCODING: Final = option("encoding", word(Encoding), Encoding.ROWS).says(
+ENCODING: Final = option("encoding", word(Encoding), Encoding.ROWS).doc(
     "Form of the records. `rows`: plain records, from the columns key, value, headers and"
     " timestamp. `columns`: every column of the DataFrame, with its type, to typed streams, which"
     " `stream` or `streams` name; only the struct `_metadata` that a source adds, or some of its"
@@ -164,7 +164,7 @@ def _check_routing(reader: OptionReader) -> None:
         reader.add_fault("routing", wrong, "a column to choose by", remedy)
 
 
-CREATE_STREAMS: Final = option("createStreams", FLAG, False).says(
+CREATE_STREAMS: Final = option("createStreams", FLAG, False).doc(
     "Whether streams that an option or a column names, and that do not exist, are created. A write"
     " finds those that options name when it is planned, a streaming query with the option"
     " checkpointLocation at its first micro-batch in a Spark session: one that is renamed then is"
@@ -175,7 +175,7 @@ CREATE_STREAMS: Final = option("createStreams", FLAG, False).says(
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """With what missing streams are created; 0 keeps records for ever, or as many as there are."""
+    """The settings of streams that are created; retention 0 keeps records for ever."""
 
     replica_count: int = option(
         "createReplicas",
@@ -195,7 +195,7 @@ class Creation:
 
 
 def read_creation(reader: OptionReader) -> Creation | None:
-    """Return with what missing streams are created, None if they are not."""
+    """Return the settings of streams that are created, None if none are."""
     is_creating = reader.value(CREATE_STREAMS)
     if not is_creating:
         wrong = "is given without createStreams=true, so no stream is created"

@@ -169,7 +169,7 @@ class RowsLayout:
     """Makes rows with the columns of `schema`; no other column is made.
 
     Keys and values may be strings there. Like Spark's cast of binary to string, that looks at no
-    byte: what is not UTF-8 stays as it is.
+    byte: bytes that are not UTF-8 stay as they are.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -399,7 +399,7 @@ def _describe(batches: Sequence[Envelope], span: StreamSpan) -> str:
 
 
 def _times(batches: Sequence[Envelope], rows: pa.RecordBatch, start_offset: int) -> pa.Array:
-    """Return the times of the records: of their own column, else of their batches."""
+    """Return the times of the records, from their own column, or else their batches."""
     envelope = batches[0]
     name = envelope.timestamp_column
     if name is None:

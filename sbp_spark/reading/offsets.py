@@ -1,4 +1,4 @@
-"""Source offsets: what Spark writes into a query's checkpoint, as canonical, versioned JSON.
+"""Source offsets, which Spark writes into a query's checkpoint as canonical, versioned JSON.
 
 Spark compares offsets as JSON text, so equal offsets must have equal text: objects are built with
 their keys sorted as strings, as `json.dumps(..., sort_keys=True)` would.

@@ -44,7 +44,7 @@ def ends_micro_batches() -> bool:
 def maybe_session_folder() -> Path | None:
     """Return the folder on this machine that all workers of the session have for its files.
 
-    None if this is no worker, or has not been told.
+    None if this is no worker, or Spark has not set it.
     """
     if not is_worker():
         return None
@@ -75,7 +75,7 @@ _settled: Final[dict[int, int]] = {}
 
 
 def settle() -> None:
-    """Do both in one of Spark's workers, for tasks or for plans.
+    """Settle the memory of one of Spark's workers: garbage collection and the C library.
 
     That is done at the first call, and again once many more modules were loaded: Spark loads some
     behind the first task. Nothing happens in any other process, which is not Spark's to arrange.
@@ -95,7 +95,7 @@ def exempt_what_is_loaded() -> None:
     sink, which is a process's task, too. To walk all modules takes longer than to read a few
     records, and keeps a processor busy that the next step needs.
     """
-    gc.collect()  # what is garbage by now would stay, too
+    gc.collect()  # garbage would be frozen, too
     gc.freeze()
 
 
@@ -126,7 +126,7 @@ def find_once(servers: Servers, purpose: str, find: Callable[[], Found]) -> Foun
 
     So a first use finds mistakes at once, and a later one does not end a running query when the
     servers are down for a while. Spark plans in any worker, and ends those that were idle for a
-    minute: what was found is in a file among those of the session, which Spark removes. Raises
+    minute, so the streams are kept in a file of the session, which Spark removes. Raises
     what `find` raises.
     """
     key = (os.getpid(), servers.endpoint, purpose)

@@ -32,7 +32,7 @@ class LossPolicy:
         self._commit: StoreCommit | None = None
         self._names: dict[int, str] = {}
         self._noted: list[Loss] = []
-        self._told_backward: set[int] = set()
+        self._logged_backward: set[int] = set()
 
     @property
     def _is_fatal(self) -> bool:
@@ -42,18 +42,18 @@ class LossPolicy:
         """Return the last commit of the placement driver's metadata, to be kept in an offset.
 
         Raises StreamChangedError if that is to fail that they lack the one of `offset`, or a later
-        one that this run was told of. That is asked for when a placement driver has started since,
+        one that this run has seen. That is asked for when a placement driver has started since,
         or when its commits go back. None: it counts no commits.
         """
-        told = self._client.last_commit
+        now = self._client.last_commit
         known = self._commit or offset.commit
-        is_later = told and known and told.life == known.life and told.number >= known.number
-        is_asked_in_vain = told is None and self._commit is not None
+        is_later = now and known and now.life == known.life and now.number >= known.number
+        is_asked_in_vain = now is None and self._commit is not None
         if known is None or is_later or is_asked_in_vain:
-            self._commit = told or known
-            return told
+            self._commit = now or known
+            return now
         if self._client.has_commit(known) is False:
-            said = (
+            message = (
                 "the placement driver's metadata never had commit"
                 f" {known.number} of life {known.life}, which the query has seen: its data"
                 " directory was restored from an older copy, or another cluster answers. Records"
@@ -61,10 +61,10 @@ class LossPolicy:
             )
             if self._is_fatal:
                 raise StreamChangedError(
-                    f"{said} would be skipped. Restore the newest copy, or {NEW_CHECKPOINT}; to"
+                    f"{message} would be skipped. Restore the newest copy, or {NEW_CHECKPOINT}; to"
                     " continue from the same offsets, set failOnDataLoss to false or report"
                 )
-            LOG.warning("data loss: %s are skipped; it is not known which these are", said)
+            LOG.warning("data loss: %s are skipped; it is not known which these are", message)
         self._commit = self._client.last_commit or known
         return self._client.last_commit
 
@@ -149,19 +149,19 @@ class LossPolicy:
             tail = snapshot.tails[at.stream_id]
             if tail >= at.next_offset:
                 continue
-            said = (
+            message = (
                 f"stream {at.stream_id} ({self._names[at.stream_id]}) went backwards: it was read"
                 f" up to offset {at.next_offset}, and now ends at {tail}; records that are"
                 f" appended at the offsets [{tail}, {at.next_offset})"
             )
             if self._is_fatal:
                 raise StreamChangedError(
-                    f"{said} would be skipped; run `sbp log check` on its range servers. To wait"
+                    f"{message} would be skipped; run `sbp log check` on its range servers. To wait"
                     " until the stream reaches that offset, set failOnDataLoss to false or report"
                 )
-            if at.stream_id not in self._told_backward:
-                LOG.warning("data loss: %s are skipped", said)
-                self._told_backward.add(at.stream_id)
+            if at.stream_id not in self._logged_backward:
+                LOG.warning("data loss: %s are skipped", message)
+                self._logged_backward.add(at.stream_id)
 
     def _without_existing(self, missing: Sequence[StreamPosition]) -> list[StreamPosition]:
         """Return the positions whose streams do not exist, whatever is selected."""

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sbp_spark.logical_types import is_told_by_arrow, logical_arrow_schema
+from sbp_spark.logical_types import is_kept_by_arrow, logical_arrow_schema
 from sbp_spark.options.source import SourceOptions, parse_source_options
 from sbp_spark.reading.input_partitions import plan_read, read_partition
 from sbp_spark.reading.layout import Form
@@ -182,7 +182,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             self._losses.note(planned.losses)
             schema = logical_arrow_schema(self._given_schema)
             # For rows that come with the plan Spark uses Arrow's types only.
-            if OWN_READER is not None and is_told_by_arrow(self._given_schema):
+            if OWN_READER is not None and is_kept_by_arrow(self._given_schema):
                 self._rows = self._small_batches.maybe_read(planned.partitions, schema)
             return planned.partitions
 

@@ -1,4 +1,4 @@
-"""The streams of a query as they are now, looked at again and again at little cost.
+"""The streams of a query and their bounds, looked at for each micro-batch at little cost.
 
 `StreamWatch.look` returns a `Snapshot`. With the option maxRangeStall, `Stalls` decides how long a
 look waits for range servers that are down, and when they are asked again.
@@ -216,7 +216,7 @@ class Snapshot:
         )
 
     def is_tail_known(self, stream_id: int) -> bool:
-        """Whether the server of the stream's open range has said where the stream ends."""
+        """Whether the server of the stream's open range has reported the end of the stream."""
         away = self.away.get(stream_id, ())
         return not away or away[-1].end_offset is not None
 

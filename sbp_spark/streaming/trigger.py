@@ -33,8 +33,8 @@ def admit(
 
     At most `records_max` records and, by what `record_bytes` says of one record of each stream,
     `bytes_max` bytes are admitted in all (None: no limit), in proportion to the backlogs. One
-    record is always admitted, however long it is. `turn` is counted up by the caller: of n streams
-    each that has something to read is served at least once in n consecutive turns. An end is never
+    record is always admitted, however long it is. `turn` is counted up by the caller: each of n
+    streams that has records is served at least once in n consecutive turns. An end is never
     below its start nor above its tail; a stream whose tail is missing, or below its start (metadata
     may lag), stays where it is.
     """
@@ -102,11 +102,11 @@ def _share(
         grants[each] += count
         room.take(count, sizes[each])
     later = hungry[1:] + hungry[:1]
-    for each in later:  # what was rounded off
+    for each in later:  # the records that were rounded off
         count = min(1, backlogs[each] - grants[each], room.count(sizes[each]))
         grants[each] += count
         room.take(count, sizes[each])
-    for each in later:  # what is too little for one record of a stream with long ones
+    for each in later:  # the rest is too small for a record of a stream with long ones
         count = min(backlogs[each] - grants[each], room.count(sizes[each]))
         grants[each] += count
         room.take(count, sizes[each])
@@ -244,7 +244,7 @@ class Ticks:
 
 
 class PaceMaker:
-    """Keeps the pace of one run of a query: it is told when Spark asks, and what it gets."""
+    """Keeps the pace of one run; `on_asked` and `on_admitted` report its micro-batches."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class PaceMaker:
         self._wall = wall
         self._ticks = Ticks()
         self._running: tuple[int, float] | None = None
-        self._is_told = False
+        self._has_warned = False
 
     @property
     def records_max(self) -> int:
@@ -281,14 +281,14 @@ class PaceMaker:
         """Log once that no number of records keeps the target."""
         target_ms = max(self._pace.target_ms, self._ticks.interval_ms)
         costs = self._pace.costs
-        if costs is not None and costs.fixed_ms > target_ms and not self._is_told:
+        if costs is not None and costs.fixed_ms > target_ms and not self._has_warned:
             LOG.warning(
                 "targetBatchDuration cannot be kept fixed_s=%.1f target_s=%.1f: micro-batches take"
                 " that long whatever they read; raise the target, or simplify the query",
                 costs.fixed_ms / 1000,
                 target_ms / 1000,
             )
-            self._is_told = True
+            self._has_warned = True
 
     def on_admitted(self, record_count: int) -> None:
         """Start the time of a micro-batch of `record_count` records; with 0 there is none."""

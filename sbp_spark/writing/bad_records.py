@@ -1,4 +1,4 @@
-"""Rows that cannot be written: which they are, and what happens to them.
+"""Rows that cannot be written: finding them, and their fate by onBadRecord.
 
 `find_bad_rows` and `find_bad_columns` find them in plain records and in columns. They fail the
 task, are skipped, or become dead letters, as onBadRecord says.
@@ -226,7 +226,7 @@ def find_bad_columns(
     streams: Mapping[int, TypedStream],
     record_bytes_max: RecordBytesMax = default_record_bytes_max,
 ) -> list[BadRows]:
-    """Return which rows their streams do not take."""
+    """Return which rows their streams do not accept."""
     ids = np.full(rows.num_rows, stream_ids)
     return [
         *_missing(rows, ids, streams),
@@ -266,7 +266,7 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_map(kind):
         return pa.map_(_as_bytes(kind.key_type), _as_bytes(kind.item_type))
     if pa.types.is_struct(kind):
-        # What is required may be null where the struct itself is, which a cast would refuse.
+        # Required fields may be null where the struct itself is, which a cast would refuse.
         return pa.struct([pa.field(each.name, _as_bytes(each.type)) for each in kind])
     return kind
 

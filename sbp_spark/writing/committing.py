@@ -193,14 +193,14 @@ def check_replay(
         LOG.info("%s comes too late, without rows: there was nothing to write", key)
         return
     if decision.record_count == record_count and not are_comparable(decision.digest, digest):
-        told = (
+        message = (
             f"{key} was committed before, by a version of sbp-spark with other digests; the retry"
             f" has {record_count} records, as many as then, which were skipped. Whether they are"
             " the same is not known"
         )
         remedy = "finish the batch with the version of sbp-spark that started it"
     else:
-        told = (
+        message = (
             f"{key} was committed before, with {decision.record_count} records; the retry has"
             f" {record_count}, which differ, and were skipped. Either the query does not give the"
             " same rows each time, or two queries run on copies of one checkpoint"
@@ -208,9 +208,9 @@ def check_replay(
         remedy = "give each a checkpoint of its own"
     if on_mismatch is OnReplayMismatch.FAIL:
         raise ReplayMismatchError(
-            f"{told}: {remedy}. To go on without these rows, set onReplayMismatch=warn"
+            f"{message}: {remedy}. To go on without these rows, set onReplayMismatch=warn"
         )
-    LOG.warning("%s", told)
+    LOG.warning("%s", message)
 
 
 def staged_messages(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:

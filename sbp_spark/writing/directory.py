@@ -53,14 +53,14 @@ def check_plain(client: Client, streams: Mapping[int, str], where: str) -> None:
 
 def typed_error(names: Sequence[str], where: str) -> ConfigurationError:
     """Return the error of plain records for typed streams, which were named `where`."""
-    told = f"{where}: stream {listed(list(map(repr, names)))} has a schema"
+    message = f"{where}: stream {listed(list(map(repr, names)))} has a schema"
     if where == ON_BAD_RECORD:
         return ConfigurationError(
-            f"{told}, but dead letters are plain records; name a stream without one"
+            f"{message}, but dead letters are plain records; name a stream without one"
         )
     return ConfigurationError(
-        f"{told}, so columns are written to it, not plain records; set encoding=columns, or name a"
-        " stream without a schema"
+        f"{message}, so columns are written to it, not plain records; set encoding=columns, or"
+        " name a stream without a schema"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which stream each row goes to: as the options say, or a column of its own."""
+"""The stream of each row: from the options, or from a column of the row."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _are_alike(column: pa.Array) -> bool:
 
 
 def _stream_column(batch: pa.RecordBatch) -> pa.Array:
-    """Return the column that names the streams; a row that names none is told by its id."""
+    """Return the column that names the streams; the id of a row that has no name."""
     columns = [batch.column(name) for name in _present(batch)]
     if len(columns) == 2 and columns[0].null_count:
         return pc.coalesce(*(column.cast(pa.string()) for column in columns))

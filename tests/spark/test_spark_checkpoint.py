@@ -44,7 +44,7 @@ def test_a_query_reads_again_what_came_after_the_batch_it_is_taken_back_to(
     first = read(frame, checkpoint)
     assert sorted(first) == [0, 1, 2, 3, 4]
     printed = run("rewind", checkpoint, "--to-batch", "1", "--yes")
-    assert "is read again from 20, it was at 50" in printed
+    assert "is read again from offset 20 (it was at 50)" in printed
     append_values(client, stream, numbered(50, 55))
     # Batch 1 has the end of its run: that is read before later records.
     assert read(frame, checkpoint) == {each: first[each] for each in (2, 3, 4)}

@@ -25,7 +25,7 @@ from typed_streams import append_columns
 from sbp_core import limits
 from sbp_core.client import Client, StreamSpec
 from sbp_core.records import with_logical_type
-from sbp_spark.logical_types import is_told_by_arrow, logical_spark_schema
+from sbp_spark.logical_types import is_kept_by_arrow, logical_spark_schema
 
 ROWS = 8
 COLUMNS_PER_STREAM = 40
@@ -169,7 +169,7 @@ class Written:
             and may_come_with_plan
             == (
                 not is_null_element(column)
-                and is_told_by_arrow(logical_spark_schema(pa.schema([field])))
+                and is_kept_by_arrow(logical_spark_schema(pa.schema([field])))
             )
         ]
 

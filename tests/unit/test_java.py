@@ -112,7 +112,7 @@ def test_a_download_is_kept_and_found_again(bare, tmp_path, capsys):
 def test_an_unsuitable_download_leaves_nothing(bare, tmp_path):
     let_download_give(tmp_path, version="11")
     cache = tmp_path / "elsewhere"
-    with pytest.raises(ConfigurationError, match="what came is no Java"):
+    with pytest.raises(ConfigurationError, match="cannot run on the downloaded Java"):
         java.ensure_java(cache)
     assert list(cache.iterdir()) == []
 

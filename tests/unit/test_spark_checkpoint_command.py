@@ -52,7 +52,7 @@ def test_what_was_read_and_what_is_read_again(run, folder):
     code, output, _ = run("show", folder)
     assert code == 0
     assert "batches 0 to 2 are kept; 1 is the last committed one" in output
-    assert "batch 2 is not committed: it is run again" in output
+    assert "batch 2 is not committed: it is repeated" in output
     assert output.splitlines()[-1].split() == ["22", "-", "6", "6", "-", "-"]
 
 
@@ -89,7 +89,8 @@ def test_a_stream_that_is_left_out_and_read_again(run, tmp_path):
         *((1, 20, 20), (22, 6, 9)),
     ]
     assert (
-        "stream 22 is read again from 6, it was at 9" in run("rewind", folder, "--to-batch", "1")[1]
+        "stream 22 is read again from offset 6 (it was at 9)"
+        in run("rewind", folder, "--to-batch", "1")[1]
     )
 
 
@@ -153,8 +154,8 @@ def test_named_sources_are_matched_by_name(run, tmp_path):
     assert starts == (0, '{"7": 9}\n', "")
     code, output, error = run("rewind", folder, "--to-batch", "0", "--yes")
     assert (code, error) == (0, "")
-    assert "stream 1 of source orders is read again from 10, it was at 20" in output
-    assert "stream 7 of source late is read again from 5, it was at 12" in output
+    assert "stream 1 of source orders is read again from offset 10 (it was at 20)" in output
+    assert "stream 7 of source late is read again from offset 5 (it was at 12)" in output
     assert shown(run, folder)["streams"][0]["next_offset"] == 10
 
 
@@ -170,7 +171,11 @@ def test_a_rewind_says_what_it_does_and_does_nothing_without_yes(run, folder):
     code, output, error = run("rewind", folder, "--to-batch", "0")
     assert code == 2
     assert "add --yes" in error
-    for told in ("stream 1 is read again from 10, it was at 20", "Batches 1, 2 are run", "Delta"):
+    for told in (
+        "stream 1 is read again from offset 10 (it was at 20)",
+        "Batches 1, 2 are repeated",
+        "Delta",
+    ):
         assert told in output
     assert everything(folder) == before
 
@@ -249,7 +254,7 @@ def test_a_rewind_tells_of_streams_that_joined_in_any_of_the_batches(run, tmp_pa
     joined = [sbp_offset(s1=20, s2={"base": 5, "next": 9}), sbp_offset(s1=30, s2=40)]
     folder = write_checkpoint(tmp_path / "checkpoint", sbp_offset(s1=10), *joined, committed=3)
     output = run("rewind", folder, "--to-batch", "0")[1]
-    assert "stream 2 is read again from 5, it was at 40" in output
+    assert "stream 2 is read again from offset 5 (it was at 40)" in output
     assert "(trimOnCommit) are lost" in output
 
 
@@ -258,8 +263,8 @@ def test_a_rewind_takes_all_sources_back(run, tmp_path):
     folder = write_checkpoint(tmp_path / "checkpoint", one, two, committed=2)
     output = run("rewind", folder, "--batches", "1")[1]
     for told in (
-        "stream 1 of source 0 is read again from 10, it was at 20",
-        "stream 7 of source 2 is read again from 11, it was at 21",
+        "stream 1 of source 0 is read again from offset 10 (it was at 20)",
+        "stream 7 of source 2 is read again from offset 11 (it was at 21)",
         "other sources of the query (1) are rewound",
     ):
         assert told in output

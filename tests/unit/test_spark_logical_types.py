@@ -40,7 +40,7 @@ from sbp_core.records import (
     with_logical_type,
 )
 from sbp_spark.column_schema import written_columns
-from sbp_spark.logical_types import is_told_by_arrow, logical_arrow_schema, logical_spark_schema
+from sbp_spark.logical_types import is_kept_by_arrow, logical_arrow_schema, logical_spark_schema
 from sbp_spark.options.servers import Endpoint, Servers
 from sbp_spark.options.targets import ColumnOptions
 from sbp_spark.reading import layout as layouts
@@ -176,4 +176,4 @@ def test_a_column_that_lost_its_logical_type_since_the_query_started(monkeypatch
 def test_which_types_spark_finds_by_arrow_alone(kind):
     is_told = kind in PLAIN or kind in (StringType(), DayTimeIntervalType(), TimeType(6))
     for schema in (column(kind), column(ArrayType(column(MapType(kind, kind))))):
-        assert is_told_by_arrow(schema) == is_told
+        assert is_kept_by_arrow(schema) == is_told

@@ -25,7 +25,7 @@ from sbp_spark.options.declaring import (
 from sbp_spark.options.sink import SINK_OPTIONS, parse_sink_options
 from sbp_spark.options.source import SOURCE_OPTIONS, parse_source_options
 
-NIGHTS = option("nights", COUNT, 1).says("How many nights.")
+NIGHTS = option("nights", COUNT, 1).doc("How many nights.")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def test_the_documentation_follows_from_the_declaration():
         "innerSize": ("16m", "Bytes of it."),
         "quiet": ("false", "Whether it is quiet. Streaming only."),
     }
-    assert option("a", DURATION, 900_000, beside="b").says("A.").shown_default == "15m (with b)"
+    assert option("a", DURATION, 900_000, beside="b").doc("A.").shown_default == "15m (with b)"
 
 
 @pytest.mark.parametrize(
