@@ -52,21 +52,7 @@ def add_streams(parser: ArgumentParser) -> None:
     creating.add_argument(
         "--replicas", type=parse_positive, default=1, metavar="N", help="copies (default: 1)"
     )
-    creating.add_argument(
-        "--retention",
-        type=parse_duration_ms,
-        default=0,
-        metavar="TIME",
-        help="how long records are kept, such as 90s, 30m, 12h or 7d (default: 0, for ever)",
-    )
-    creating.add_argument(
-        "--retention-size",
-        type=parse_size,
-        default=0,
-        metavar="SIZE",
-        help="how much of the stream a range server keeps, such as 500MiB or 10GiB; beyond it the"
-        " oldest records are removed (default: 0, no limit)",
-    )
+    _add_retention(creating, 0)
     add("list", list_all, help="list all streams")
     for action in (
         add("describe", describe, help="show the metadata, offsets and ranges of streams"),
@@ -96,19 +82,26 @@ def _add_changes(add: Callable[..., ArgumentParser]) -> None:
     for action in (updating, trimming, sealing):
         action.add_argument("stream", metavar="NAME_OR_ID")
     trimming.add_argument("offset", type=parse_number, metavar="OFFSET")
-    updating.add_argument(
+    _add_retention(updating, None)
+    updating.add_argument("--rename", metavar="NEW", help="the stream's new name")
+
+
+def _add_retention(parser: ArgumentParser, default: int | None) -> None:
+    parser.add_argument(
         "--retention",
         type=parse_duration_ms,
+        default=default,
         metavar="TIME",
         help="how long records are kept, such as 90s, 30m, 12h or 7d; 0 is for ever",
     )
-    updating.add_argument(
+    parser.add_argument(
         "--retention-size",
         type=parse_size,
+        default=default,
         metavar="SIZE",
-        help="how much of the stream a range server keeps, such as 500MiB or 10GiB; 0 is no limit",
+        help="how much of the stream a range server keeps, such as 500MiB or 10GiB; beyond it the"
+        " oldest records are removed; 0 is no limit",
     )
-    updating.add_argument("--rename", metavar="NEW", help="the stream's new name")
 
 
 def create(options: Namespace) -> int:

@@ -274,7 +274,7 @@ def _look(client: Client, stream_ids: Collection[int]) -> dict[int, _Seen]:
 
 
 def _compare(each: StreamProgress, at: StreamPosition, seen: _Seen | None) -> StreamProgress:
-    if seen is None or find_gone([at], {each.stream_id: seen.info.created_at_ms}):
+    if seen is None or find_gone([at], {each.stream_id: seen.info}):
         return replace(each, remark="deleted" if seen is None else "created again since")
     assert each.next_offset is not None, "its start is decided"
     first = max(each.next_offset, seen.bounds.start_offset)

@@ -190,16 +190,22 @@ def _scaled(units: Mapping[str, int], expected: str) -> Kind[int]:
     return Kind(parse, show)
 
 
-def _parse_count(given: Given) -> int | None:
-    if re.fullmatch(r"[0-9]{1,19}", given.text) and 0 < int(given.text) <= INT64_MAX:
-        return int(given.text)
-    remedy = "give such a number, or leave the option out for no limit"
-    given.refuse(f"is {shown(given.text)}", "a whole number above 0", remedy)
-    return None
+def whole(least: int, expected: str, remedy: str = "correct it") -> Kind[int]:
+    """Return whole numbers that are not below a bound."""
+
+    def parse(given: Given) -> int | None:
+        if re.fullmatch(r"[0-9]{1,19}", given.text) and least <= int(given.text) <= INT64_MAX:
+            return int(given.text)
+        given.refuse(f"is {shown(given.text)}", expected, remedy)
+        return None
+
+    return Kind(parse)
 
 
 TEXT: Final[Kind[str]] = Kind(lambda given: given.text)
-COUNT: Final = Kind(_parse_count)
+COUNT: Final = whole(
+    1, "a whole number above 0", "give such a number, or leave the option out for no limit"
+)
 SIZE: Final = _scaled(_BYTE_UNITS, "a size, such as 64m or 1g")
 """A number of bytes."""
 DURATION: Final = _scaled(TIME_UNITS, "a time, such as 500ms, 30s, 15m or 1h")

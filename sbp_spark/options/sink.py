@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,7 +15,6 @@ from sbp_spark.options.declaring import (
     COUNT,
     DURATION,
     FLAG,
-    INT64_MAX,
     SIZE,
     Given,
     Kind,
@@ -27,6 +25,7 @@ from sbp_spark.options.declaring import (
     options_of,
     reads,
     shown,
+    whole,
     word,
     words,
 )
@@ -94,14 +93,6 @@ def _parse_producer(given: Given) -> str | None:
     return None
 
 
-def _parse_version(given: Given) -> int | None:
-    if re.fullmatch(r"[0-9]{1,19}", given.text) and int(given.text) <= INT64_MAX:
-        return int(given.text)
-    expected = "a whole number from 0 on, larger with each write"
-    given.refuse(f"is {shown(given.text)}", expected, "correct it")
-    return None
-
-
 _APP_ID: Final = option("txnAppId", Kind(_parse_producer), None, unset="none", only=_NUMBERED).doc(
     "With txnVersion: name of an application that numbers its batch writes, so that a write that"
     " is repeated, as by foreachBatch, writes nothing. Up to 64 of A-Z a-z 0-9 . _ -, not beginning"
@@ -109,7 +100,11 @@ _APP_ID: Final = option("txnAppId", Kind(_parse_producer), None, unset="none", o
     " when it is repeated."
 )
 _VERSION: Final = option(
-    "txnVersion", Kind(_parse_version), None, unset="none", only=_NUMBERED
+    "txnVersion",
+    whole(0, "a whole number from 0 on, larger with each write"),
+    None,
+    unset="none",
+    only=_NUMBERED,
 ).doc(
     "Number of the write, such as foreachBatch's batch id. A number that is not above that of the"
     " last write with this txnAppId was written before. Writes of one DataFrame to several places"

@@ -297,7 +297,7 @@ class SourceOptions:
         "Reaction to records that were to be read and are lost (trimmed, or deleted with their"
         " stream), or cannot be decoded. `true` fails with an error that names every interval, also"
         " if a stream that the query has read is no longer selected; `false` writes them to the log"
-        " (`sbp_spark`) and continues behind them; `report` also keeps them in the offsets, under"
+        " (`sbp_spark`) and continues after them; `report` also keeps them in the offsets, under"
         " `lost`, so that they are in the query's progress and checkpoint. Records that are trimmed"
         " while a task reads them are in the log of that task only. A stream that is no longer"
         " selected but exists is not lost: its position stays in the checkpoint, under `left_out`,"

@@ -45,7 +45,6 @@ from sbp_spark.reading.losses import (
     DamagedRecordsError,
     DataLossError,
     Loss,
-    log_damage,
     log_losses,
 )
 from sbp_spark.reading.offsets import Interval
@@ -109,7 +108,7 @@ def decode_run(layout: Layout, run: StoredRun, *, is_loss_fatal: bool) -> Iterat
             # Batches before it may not be decoded yet: small ones wait for more to join them.
             waiting.append(part.between(loss.end_offset, part.end_offset))
             waiting.append(part.between(position, loss.start_offset))
-            log_damage(damage)
+            LOG.warning("data loss: %s; reading continues after them", damage.describe())
 
 
 def _damage_of(run: StoredRun, position: int, error: DamagedBatchError) -> DamagedRecordsError:
@@ -231,34 +230,22 @@ def _runs(
     for envelope in chain.from_iterable(map(split_envelopes, payloads)):
         if position >= span.end_offset:
             break
-        _check_sequence(span, envelope, position, is_inside_allowed=is_first)
+        first = envelope.base_offset
+        # The first batch of a span may begin before it.
+        if first != position and not (is_first and first <= position < envelope.end_offset):
+            raise BrokenSequenceError(
+                f"{describe_span(span)}: expected offset {position} next, found a record batch of"
+                f" offsets [{first}, {envelope.end_offset}); records are missing or duplicated on"
+                " the range server; run `sbp log check` there"
+            )
         is_first = False
-        position = min(envelope.base_offset + envelope.record_count, span.end_offset)
+        position = min(envelope.end_offset, span.end_offset)
         envelopes.append(envelope)
         if len(envelopes) == ENVELOPES_AT_ONCE:
             yield envelopes, position
             envelopes = []
     if envelopes:
         yield envelopes, position
-
-
-def _check_sequence(
-    span: StreamSpan, envelope: Envelope, position: int, *, is_inside_allowed: bool
-) -> None:
-    """Raise BrokenSequenceError unless the batch goes on at `position`.
-
-    The first batch of a span may begin before it.
-    """
-    end_offset = envelope.base_offset + envelope.record_count
-    is_following = envelope.base_offset == position or (
-        is_inside_allowed and envelope.base_offset <= position < end_offset
-    )
-    if not is_following:
-        raise BrokenSequenceError(
-            f"{describe_span(span)}: expected offset {position} next, found a record batch of"
-            f" offsets [{envelope.base_offset}, {end_offset}); records are missing or duplicated on"
-            " the range server; run `sbp log check` there"
-        )
 
 
 class _Joiner:

@@ -132,26 +132,19 @@ _SPAN_COLUMNS: Final[Mapping[str, tuple[pa.DataType, Callable[[StreamSpan], str 
 
 def place_column(name: str, pieces: Sequence[Piece]) -> pa.Array:
     """Return the column stream, stream_id, range_index or offset of the records of all pieces."""
-    return _offset_column(pieces) if name == "offset" else _span_column(name, pieces)
-
-
-def _offset_column(pieces: Sequence[Piece]) -> pa.Array:
-    if len(pieces) == 1:
-        return offsets_array(pieces[0].start_offset, pieces[0].count)
     counts = np.array([piece.count for piece in pieces])
-    starts = np.array([piece.start_offset for piece in pieces], dtype=np.int64)
-    rows_before = np.cumsum(counts) - counts
-    offsets = np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - rows_before, counts)
-    return pa.array(offsets)
-
-
-def _span_column(name: str, pieces: Sequence[Piece]) -> pa.Array:
-    """Return a column that is the same in every row of a span."""
+    if name == "offset":
+        if len(pieces) == 1:
+            return offsets_array(pieces[0].start_offset, pieces[0].count)
+        starts = np.array([piece.start_offset for piece in pieces], dtype=np.int64)
+        rows_before = np.cumsum(counts) - counts
+        return pa.array(
+            np.arange(counts.sum(), dtype=np.int64) + np.repeat(starts - rows_before, counts)
+        )
     kind, read = _SPAN_COLUMNS[name]
-    counts = [piece.count for piece in pieces]
     values = [read(piece.span) for piece in pieces]
     if len(set(values)) == 1:
-        row_count = sum(counts)
+        row_count = int(counts.sum())
         rounded_count = 1 << (row_count - 1).bit_length()
         return _repeated(values[0], kind, rounded_count).slice(0, row_count)
     return pa.array(values, kind).take(pa.array(np.repeat(np.arange(len(pieces)), counts)))
@@ -191,17 +184,12 @@ class RowsLayout:
     def join(self, pieces: Sequence[Piece]) -> pa.RecordBatch:
         """Return the rows of some pieces."""
         columns = [
-            _as_type(joined(_ROWS_INDEX[field.name], pieces), field.type)
+            joined(_ROWS_INDEX[field.name], pieces).view(field.type)
             if field.name in _ROWS_INDEX
             else place_column(field.name, pieces)
             for field in self._schema
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-
-def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the column itself, or binary as a string of the same bytes."""
-    return column if column.type == kind else column.view(kind)
 
 
 _STREAMS_KEPT: Final = 1_000
@@ -359,7 +347,7 @@ class ColumnsLayout:
     def _misfit(self, found: _Decoded, span: StreamSpan, error: SchemaError) -> SchemaError:
         """Return the error of batches that the query cannot take, and since which version."""
         known = self._versions.known(span.stream_id)
-        since = next((each for each in known if not self._is_fitting(each)), found.version)
+        since = next((each for each in known if self._misfits(each)), found.version)
         return SchemaError(
             f"{_describe(found.batches, span)}: {error}. That came with version {since.version} of"
             " the stream's schema: load the stream and start the query again, to read with the"
@@ -374,10 +362,6 @@ class ColumnsLayout:
         if misfits:
             raise SchemaError("; ".join(each.text for each in misfits))
         self._fitting.add(version.schema.fingerprint)
-
-    def _is_fitting(self, version: SchemaVersion) -> bool:
-        """Whether whatever may be in a version fits into the columns that are read."""
-        return not self._misfits(version)
 
     def _misfits(self, version: SchemaVersion) -> list[Difference]:
         differences = compare_schemas(StreamSchema(self._data_schema), version.schema).differences

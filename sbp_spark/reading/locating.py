@@ -6,8 +6,6 @@ import difflib
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
-from typing import Final
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
@@ -124,9 +122,6 @@ def check_ends(
         )
 
 
-NOTHING_READ: Final[Mapping[int, int]] = MappingProxyType({})
-
-
 def wall_ms() -> int:
     """Return the current time in ms (Unix time), which relative times refer to."""
     return time.time_ns() // 1_000_000
@@ -144,7 +139,7 @@ def find_times(
     times_ms: Mapping[int, int],
     bounds: Mapping[int, StreamBounds],
     *,
-    read_offsets: Mapping[int, int] = NOTHING_READ,
+    read_offsets: Mapping[int, int] | None = None,
     timeout_ms: int | None = None,
 ) -> dict[int, int | None]:
     """Return the first record, in the order of offsets, that was appended at a time or later.
@@ -158,7 +153,7 @@ def find_times(
         return {}
     found = client.lookup_offsets(
         {each: time_ms * 1000 for each, time_ms in times_ms.items()},
-        start_offsets=read_offsets,
+        start_offsets=read_offsets or {},
         timeout_ms=timeout_ms,
     )
     return {

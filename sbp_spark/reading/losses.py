@@ -44,7 +44,7 @@ class DataLossError(SbpError):
         return (
             f"{describe_losses(self.losses, self.names, is_short=True)}. They were"
             " trimmed before they were read, or their range was deleted. Lengthen the retention or"
-            " read more often; to continue behind the loss, set failOnDataLoss to false or report"
+            " read more often; to continue after the loss, set failOnDataLoss to false or report"
         )
 
 
@@ -58,7 +58,7 @@ class DamagedRecordsError(DataLossError):
 
     def __str__(self) -> str:
         return (
-            f"{self.describe()}. To continue behind them, set failOnDataLoss to false or report;"
+            f"{self.describe()}. To continue after them, set failOnDataLoss to false or report;"
             " all other records of the stream are read"
         )
 
@@ -84,13 +84,8 @@ def describe_losses(
     return f"{number} offsets are lost, no range holds them: {which}"
 
 
-def log_damage(damage: DamagedRecordsError) -> None:
-    """Log which offsets are skipped, and why."""
-    LOG.warning("data loss: %s; reading goes on behind them", damage.describe())
-
-
 def log_losses(losses: Iterable[Loss], names: Mapping[int, str]) -> None:
     """Log every interval, if there is any."""
     every = list(losses)
     if every:
-        LOG.warning("data loss: %s; reading goes on behind them", describe_losses(every, names))
+        LOG.warning("data loss: %s; reading continues after them", describe_losses(every, names))

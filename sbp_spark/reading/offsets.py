@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from sbp_core.client import StoreCommit
+from sbp_core.client import StoreCommit, StreamInfo
 from sbp_core.errors import SbpError
 from sbp_spark.reading.losses import Loss
 
@@ -310,14 +310,14 @@ def intervals(start: SourceOffset, end: SourceOffset) -> tuple[Interval, ...]:
 
 
 def find_gone(
-    positions: Iterable[StreamPosition], created_at_ms: Mapping[int, int]
+    positions: Iterable[StreamPosition], streams: Mapping[int, StreamInfo]
 ) -> list[StreamPosition]:
-    """Return the positions whose stream was deleted; `created_at_ms` has the others, by id."""
+    """Return the positions whose stream is not among `streams`, by id, or was created again."""
     return [
         at
         for at in positions
-        if at.stream_id not in created_at_ms
-        or not at.is_same_stream(StreamPosition(at.stream_id, created_at_ms[at.stream_id], 0))
+        if (info := streams.get(at.stream_id)) is None
+        or not at.is_same_stream(StreamPosition(info.stream_id, info.created_at_ms, 0))
     ]
 
 

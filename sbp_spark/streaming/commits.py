@@ -57,8 +57,7 @@ class Commits:
         """
         if not self._is_trimming:
             return
-        created = {each: info.created_at_ms for each, info in snapshot.streams.items()}
-        gone = {each.stream_id for each in find_gone(at.streams.values(), created)}
+        gone = {each.stream_id for each in find_gone(at.streams.values(), snapshot.streams)}
         self._trims = {
             stream_id: position.next_offset
             for stream_id, position in at.streams.items()

@@ -78,7 +78,7 @@ class LossPolicy:
         if either is to fail, also for a stream that went backwards.
         """
         self._learn_names(snapshot.streams)
-        missing = find_gone(begin.streams.values(), _created(snapshot.streams))
+        missing = find_gone(begin.streams.values(), snapshot.streams)
         gone = self._without_existing(missing)
         left = {at.stream_id: at for at in missing if at not in gone}
         if missing and self._is_fatal:
@@ -93,7 +93,7 @@ class LossPolicy:
         back = {
             each: at
             for each, at in begin.left_out.items()
-            if each in snapshot.bounds and not find_gone([at], _created(snapshot.streams))
+            if each in snapshot.bounds and not find_gone([at], snapshot.streams)
         }
         if not missing and not back:
             return begin, losses
@@ -125,7 +125,7 @@ class LossPolicy:
         """
         self._learn_names(streams)
         positions = [finish.streams[each.stream_id] for each in wanted]
-        missing = self._without_existing(find_gone(positions, _created(streams)))
+        missing = self._without_existing(find_gone(positions, streams))
         gone = {at.stream_id: at for at in missing}
         if gone and self._is_fatal:
             new = streams.keys() - finish.streams.keys()
@@ -170,7 +170,7 @@ class LossPolicy:
         infos = self._client.find_streams([at.stream_id for at in missing])
         existing = {info.stream_id: info for info in infos}
         self._learn_names(existing)
-        return find_gone(missing, _created(existing))
+        return find_gone(missing, existing)
 
     def _log_left(self, left: Iterable[StreamPosition]) -> None:
         for at in left:
@@ -184,10 +184,6 @@ class LossPolicy:
 
     def _learn_names(self, streams: Mapping[int, StreamInfo]) -> None:
         self._names |= {each: info.label for each, info in streams.items()}
-
-
-def _created(streams: Mapping[int, StreamInfo]) -> dict[int, int]:
-    return {stream_id: info.created_at_ms for stream_id, info in streams.items()}
 
 
 def _missing_error(

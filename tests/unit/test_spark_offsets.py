@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sbp_core.client import StoreCommit
+from sbp_core.client import StoreCommit, StreamInfo
 from sbp_spark.reading.losses import Loss
 from sbp_spark.reading.offsets import (
     CREATED_UNKNOWN,
@@ -277,10 +277,13 @@ def test_a_stream_created_anew_is_read_from_its_base():
         intervals(start, offset(at(1, 9, created=6)))
 
 
-def test_streams_that_are_no_more_are_found():
+def test_streams_that_were_deleted_are_found():
+    def created(times_ms):
+        return {each: StreamInfo(each, None, 1, 0, time_ms) for each, time_ms in times_ms.items()}
+
     positions = [at(1, 8, created=5), at(2, 8, created=5), at(3, 8, created=CREATED_UNKNOWN)]
-    assert find_gone(positions, {1: 5, 2: 6, 3: 7}) == [positions[1]]
-    assert find_gone(positions, {1: CREATED_UNKNOWN, 3: 7}) == [positions[1]]
+    assert find_gone(positions, created({1: 5, 2: 6, 3: 7})) == [positions[1]]
+    assert find_gone(positions, created({1: CREATED_UNKNOWN, 3: 7})) == [positions[1]]
     assert find_gone(positions, {}) == positions
 
 
