@@ -1,4 +1,8 @@
-"""The Streaming Batch Protocol as a source and sink of Spark Structured Streaming."""
+"""The Streaming Batch Protocol as a source and sink of Spark Structured Streaming.
+
+Read `datasource` first: it is what Spark calls. `options` has what users set, `reading` and
+`streaming` the source, `writing` the sink, `checkpoint` the command for Spark's checkpoints.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metadata as DataFrames: the streams, their ranges, and how far consumer groups have come."""
+"""Metadata as DataFrames: the streams, their ranges, and the cursors of consumer groups."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ SCHEMAS: Final = {
 
 
 class CatalogReader(DataSourceReader):
-    """Reads a table as it is when a task asks for it; `schema` has the columns that are wanted."""
+    """Reads a table as it is when a task asks for it, with the columns of `schema`."""
 
     def __init__(self, options: CatalogOptions, schema: StructType) -> None:
         self._options = options
@@ -180,7 +180,7 @@ def _lag(cursor: CursorInfo, info: StreamInfo, held: Reach) -> Row:
 
 
 def _ask_of_all(client: Client, ask: Callable[[list[int]], T]) -> tuple[list[StreamInfo], T]:
-    """Return all streams, by id, and what is answered to a question about them."""
+    """Return all streams, by id, and the answer to a question about them."""
     tries_left = _TRIES
     while True:
         infos = client.list_streams()

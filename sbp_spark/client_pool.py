@@ -1,4 +1,4 @@
-"""The connector's access to a cluster: one client per process, and what is first asked with it.
+"""The connector's access to a cluster: one client per process, and its first requests.
 
 A client lives as long as its process, because Spark runs task after task in the same worker.
 """

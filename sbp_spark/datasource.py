@@ -2,6 +2,9 @@
 
 Read `reading.input_partitions` next for a batch read, `streaming.stream_reader` for a micro-batch,
 and `writing.sinks` for a write.
+
+Spark makes a source for each plan, in any of its Python workers, and passes `schema` and
+`overwrite` by keyword. Options keep no case; SQL tables lose them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The `sbp` command."""
+"""The `sbp` command. Read `main` first, then the file of a subcommand."""

@@ -1,4 +1,4 @@
-"""Connecting to a cluster, as most subcommands do; `sbp cluster` and `sbp ping` do only that."""
+"""Connecting to a cluster, for all subcommands of a client; `sbp cluster` and `sbp ping`."""
 
 from __future__ import annotations
 

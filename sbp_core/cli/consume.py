@@ -1,4 +1,4 @@
-"""`sbp consume`: records become lines."""
+"""`sbp consume`: print the records of a stream, one per line."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def read_records(client: Client, stream_id: int, start: int, end: int | None) ->
                 rows = decoder.decode(envelope).slice(skipped, wanted_end - offset)
             except DamagedBatchError as error:
                 raise RecordBatchError(
-                    f"{error}; --from {batch_end} continues behind them"
+                    f"{error}; --from {batch_end} continues after them"
                 ) from error
             yield Records(offset, rows, encoding_of(envelope).is_typed)
             offset = wanted_end

@@ -131,16 +131,11 @@ def measure(
 
 
 def _row(each: Lag, now_ms: int) -> tuple[object, ...]:
-    return (
-        each.stream or "-",
-        each.stream_id,
-        each.next_offset,
-        "-" if each.tail_offset is None else each.tail_offset,
-        "-" if each.lag_records is None else each.lag_records,
-        "-" if each.lag_ms is None else _duration(each.lag_ms),
-        _ago(each.committed_at_ms, now_ms),
-        each.remark,
-    )
+    behind = None if each.lag_ms is None else _duration(each.lag_ms)
+    cells = (each.tail_offset, each.lag_records, behind)
+    known = ("-" if cell is None else cell for cell in cells)
+    ago = _ago(each.committed_at_ms, now_ms)
+    return (each.stream or "-", each.stream_id, each.next_offset, *known, ago, each.remark)
 
 
 def _total(found: Sequence[Lag]) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,12 +104,8 @@ def dump(options: Namespace) -> int:
         names = ", ".join(str(directory) for directory in directories)
         raise ConfigurationError(f"{options.folder} has several logs; name one of: {names}")
     show = output.write_json if options.json else _show_item
-    left = options.max
-    for item in _items(directories[0], options.start):
-        if left == 0:
-            break
+    for item in islice(_items(directories[0], options.start), options.max):
         show(item)
-        left = None if left is None else left - 1
     return 0
 
 

@@ -74,13 +74,6 @@ class Actions:
         return parser
 
 
-def parse_positive(text: str) -> int:
-    """Return a number, 1 or more."""
-    if not _is_offset(text) or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a whole number, 1 or more")
-    return int(text)
-
-
 def parse_start(text: str) -> str | int:
     """Return an offset, `earliest` or `latest`."""
     if text in {"earliest", "latest"}:
@@ -122,11 +115,16 @@ def parse_integer(text: str) -> int:
     return int(text)
 
 
-def parse_number(text: str) -> int:
+def parse_number(text: str, least: int = 0) -> int:
     """Return a number, 0 or more."""
-    if not _is_offset(text):
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a whole number, 0 or more")
+    if not _is_offset(text) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a whole number, {least} or more")
     return int(text)
+
+
+def parse_positive(text: str) -> int:
+    """Return a number, 1 or more."""
+    return parse_number(text, 1)
 
 
 def _shown(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`sbp produce`: lines of standard input become records."""
+"""`sbp produce`: append the lines of standard input as records."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class _Writer:
         self._last_offset: int | None = None
 
     def add(self, lines: Sequence[bytes], separator: bytes | None) -> None:
-        """Take lines; append the record batches that are full. No lines: append what waits."""
+        """Add lines; append the record batches that are full. No lines: append all that wait."""
         if not lines:
             self.flush()
             return

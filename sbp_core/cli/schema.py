@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from sbp_core.cli.connect import connect, find_stream, newest_versions, titled
 from sbp_core.cli.output import show_time, write_json, write_line
 from sbp_core.cli.parsing import Actions, parse_path
-from sbp_core.client import Client, SchemaVersion, StreamInfo
+from sbp_core.client import SchemaVersion, StreamInfo
 from sbp_core.errors import ConfigurationError, NotFoundError, StatusCode
 from sbp_core.records import Change, Difference, StreamSchema, compare_schemas, field_text
 from sbp_core.regular_files import open_regular
@@ -111,8 +111,8 @@ def check(options: Namespace) -> int:
     with connect(options) as client:
         info = find_stream(client, options.stream)
         newest = newest_versions(client, [info.stream_id]).get(info.stream_id)
-        has_plain = newest is None and _has_records(client, info)
-    if has_plain:
+        bounds = client.stream_bounds([info.stream_id]) if newest is None else []
+    if any(each.next_offset > each.start_offset for each in bounds):
         return _report(options, info, None, "it has plain records and no schema", [])
     if newest is None:
         return _report(options, info, _AS_IS, "it gets the schema of what is written first", [])
@@ -125,11 +125,6 @@ def check(options: Namespace) -> int:
     return _report(
         options, info, fit, f"version {newest.version} of its schema", compared.differences
     )
-
-
-def _has_records(client: Client, info: StreamInfo) -> bool:
-    (bounds,) = client.stream_bounds([info.stream_id])
-    return bounds.next_offset > bounds.start_offset
 
 
 def _report(

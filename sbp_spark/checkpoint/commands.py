@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_line, write_table
@@ -244,9 +243,14 @@ def measure(source: SbpSource, client: Client | None = None) -> list[StreamProgr
     ]
     if client is None:
         return found + pending
-    there = _look(client, positions)
+    infos = {info.stream_id: info for info in client.find_streams([*positions])}
+    bounds = {each.stream_id: each for each in client.stream_bounds([*infos])}
+    gone = {at.stream_id for at in find_gone(positions.values(), infos)}
     return [
-        _compare(each, positions[each.stream_id], there.get(each.stream_id)) for each in found
+        replace(each, remark="created again since" if each.stream_id in infos else "deleted")
+        if each.stream_id in gone
+        else _compare(each, infos[each.stream_id], bounds[each.stream_id])
+        for each in found
     ] + pending
 
 
@@ -261,34 +265,20 @@ def maybe_put_back(source: SbpSource, client: Client) -> bool | None:
     return None if is_there is None else not is_there
 
 
-class _Seen(NamedTuple):
-    info: StreamInfo
-    bounds: StreamBounds
-
-
-def _look(client: Client, stream_ids: Collection[int]) -> dict[int, _Seen]:
-    """Return those of the streams that exist."""
-    infos = client.find_streams([*stream_ids])
-    bounds = client.stream_bounds([each.stream_id for each in infos])
-    return {info.stream_id: _Seen(info, held) for info, held in zip(infos, bounds, strict=True)}
-
-
-def _compare(each: StreamProgress, at: StreamPosition, seen: _Seen | None) -> StreamProgress:
-    if seen is None or find_gone([at], {each.stream_id: seen.info}):
-        return replace(each, remark="deleted" if seen is None else "created again since")
+def _compare(each: StreamProgress, info: StreamInfo, held: StreamBounds) -> StreamProgress:
     assert each.next_offset is not None, "its start is decided"
-    first = max(each.next_offset, seen.bounds.start_offset)
+    first = max(each.next_offset, held.start_offset)
     remark = each.remark
     if first > each.next_offset:
         remark = f"{first - each.next_offset} records were trimmed before they were read"
-    if seen.bounds.next_offset < each.next_offset:
+    if held.next_offset < each.next_offset:
         remark = "the stream went backwards"
     return replace(
         each,
         remark=remark,
-        stream=seen.info.label,
-        tail_offset=seen.bounds.next_offset,
-        lag_records=max(seen.bounds.next_offset - first, 0),
+        stream=info.label,
+        tail_offset=held.next_offset,
+        lag_records=max(held.next_offset - first, 0),
     )
 
 

@@ -1,4 +1,4 @@
-"""Where the servers are, how to talk to them, and which table of what they know is read."""
+"""Options of both sides about the cluster: endpoint, connection, and tables of metadata."""
 
 from __future__ import annotations
 

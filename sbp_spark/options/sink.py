@@ -1,4 +1,4 @@
-"""Options of the sink."""
+"""Options of the sink: delivery, batching, and, from `targets`, its streams."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Reading intervals of streams: which streams, from where to where, by which tasks, and how."""
+"""Reading intervals of streams: finding, planning, fetching, decoding. See `input_partitions`."""

@@ -2,6 +2,9 @@
 
 `RowsLayout` makes rows of plain records: key, value, headers, timestamp, and where each record was.
 `ColumnsLayout` makes the columns of the query, from whichever version of its schema a batch is in.
+
+Spark compares only the first batch that a task yields with the schema: types, order and `not null`
+have to be equal. It does not look at later ones, so all of them are made of one schema here.
 """
 
 from __future__ import annotations

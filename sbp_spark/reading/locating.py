@@ -1,4 +1,8 @@
-"""From the positions that a user names to offsets of the streams as they are."""
+"""From the positions that a user names to offsets of the streams as they are.
+
+`starting_offsets` and `ending_offsets` are the ways in. Times and cursors are looked up at servers,
+one call for all streams; the other positions follow from the bounds of a stream (`locate`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""From offset intervals to input partitions: cut by the streams' ranges, split long, pack short."""
+"""From offset intervals to input partitions.
+
+`cover` cuts the intervals by the ranges of their streams. `plan_partitions` splits long spans and
+packs short ones, by records and by bytes, of which `RecordSizes` has estimates.
+"""
 
 from __future__ import annotations
 

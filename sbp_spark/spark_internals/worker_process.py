@@ -132,10 +132,8 @@ def find_once(servers: Servers, purpose: str, find: Callable[[], Found]) -> Foun
     key = (os.getpid(), servers.endpoint, purpose)
     if key not in _found:
         folder = maybe_session_folder()
-        if folder is None:
-            _found[key] = find()
-        else:
-            _found[key] = _read_or_write(folder / _file_name(servers.endpoint, purpose), find)
+        digest = sha256(f"{servers.endpoint} {purpose}".encode()).hexdigest()
+        _found[key] = find() if folder is None else _read_or_write(folder / f".sbp-{digest}", find)
     return _found[key]
 
 
@@ -152,7 +150,3 @@ def _read_or_write(path: Path, find: Callable[[], Found]) -> Found:
         file.close()
         Path(file.name).replace(path)
     return found
-
-
-def _file_name(endpoint: Endpoint, purpose: str) -> str:
-    return f".sbp-{sha256(f'{endpoint} {purpose}'.encode()).hexdigest()}"

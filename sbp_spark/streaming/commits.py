@@ -44,9 +44,7 @@ class Commits:
     def on_processed(self, at: SourceOffset) -> None:
         """Take note that micro-batches up to `at` are done: Spark asks for the next one."""
         if self._cursors is not None:
-            self._cursors.send(
-                {each: position.next_offset for each, position in at.streams.items()}
-            )
+            self._cursors.send(at.next_offsets())
         self._trim()
 
     def on_commit(self, at: SourceOffset, snapshot: Snapshot) -> None:

@@ -58,8 +58,8 @@ def find_endings(
     """Return where reading ends, by stream id; a stream without an entry has no end.
 
     An end by time is the first record that was appended at the time or later. It is looked for as
-    long as there is none, in the streams that have new records, behind those that were read. The
-    servers of all these have to be there, and answer in `timeout_ms` if it is given. Raises
+    long as there is none, in the streams that have unread records: all that were read are from
+    before the end. The servers of all these have to answer, in `timeout_ms` if it is given. Raises
     SbpError.
     """
     if ending is None:
@@ -83,7 +83,7 @@ def find_endings(
         for stream_id, time_ms in times_ms.items()
         if stream_id not in known_ends
         and stream_id not in hidden
-        and _has_new(begin.streams.get(stream_id), snapshot.tails[stream_id])
+        and read_offsets.get(stream_id, -1) < snapshot.tails[stream_id]
     }
     found = find_times(
         client, sought, snapshot.bounds, read_offsets=read_offsets, timeout_ms=timeout_ms
@@ -127,11 +127,6 @@ def _times(asked: Mapping[int, Position], begin: SourceOffset) -> dict[int, int]
             new_ms = resolved.get(position, time_of(position, now_ms))
             times_ms[stream_id] = known.get(stream_id, new_ms)
     return times_ms
-
-
-def _has_new(known: StreamPosition | None, tail: int) -> bool:
-    """Whether there are unread records; all that were read are from before the end."""
-    return known is None or known.next_offset < tail
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """The driver side of a streaming read. One instance lives as long as the query runs.
 
 Spark keeps offsets only as JSON, calls `initialOffset` again after a crash of the first batch, and
-reads in other processes from a pickled copy: state that must survive is in the offsets.
+reads in other processes from a pickled copy: state that must survive is in the offsets. It ends a
+query by killing this process, so there is no `stop`. It waits for a call without a timeout, so each
+request of the client has its own.
 """
 
 from __future__ import annotations

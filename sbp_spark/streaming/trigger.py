@@ -38,8 +38,6 @@ def admit(
     below its start nor above its tail; a stream whose tail is missing, or below its start (metadata
     may lag), stays where it is.
     """
-    assert records_max is None or records_max > 0
-    assert bytes_max is None or bytes_max > 0
     backlogs = {
         stream_id: max(0, tails.get(stream_id, start) - start)
         for stream_id, start in sorted(starts.items())

@@ -1,1 +1,1 @@
-"""The sink: rows to streams, record batches to range servers, and one decision for all of them."""
+"""The sink: rows to streams, record batches to range servers, and one commit. See `sinks`."""

@@ -183,11 +183,6 @@ Payload: TypeAlias = RowsPayload | ColumnsPayload
 their order) as the stream's builder takes them. Digests are joined by `join_digests`."""
 
 
-def takes_sequences(client: Client) -> bool:
-    """Whether the servers take plain records as record sequences only. Raises SbpError."""
-    return client.dialect() is Dialect.ELASTICSTREAM_2023_04
-
-
 def make_payload(
     client: Client, options: SinkOptions, router: Router, schema: StreamSchema | None
 ) -> Payload:
@@ -199,7 +194,7 @@ def make_payload(
     if schema is None or columns is None:
         return RowsPayload(
             options.batching,
-            is_sequence=takes_sequences(client),
+            is_sequence=client.dialect() is Dialect.ELASTICSTREAM_2023_04,
             record_bytes_max=client.record_bytes_max,
         )
     streams = evolve_streams(client, router.option_streams(), schema, may_change=columns.is_merging)

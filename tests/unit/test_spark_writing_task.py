@@ -319,7 +319,7 @@ def test_each_stream_has_the_limit_of_its_server():
     batch = routed(*rows("s1", *sizes), *rows("s2", 1, RECORD_BYTES_MAX - own_bytes, edge))
     client = WritingClient()
     client.record_sizes = {1: 2 * RECORD_BYTES_MAX}
-    append_rows([batch], client, sink_options(bad_records=DEAD_LETTERS))
+    write_rows([batch], client, sink_options(bad_records=DEAD_LETTERS))
     written = client.values()
     assert list(map(len, written[1])) == [edge - 1, edge]
     assert list(map(len, written[2])) == [1, RECORD_BYTES_MAX - own_bytes]
@@ -331,7 +331,7 @@ def test_each_stream_has_the_limit_of_its_server():
 
 def test_nobody_is_asked_for_limits_that_do_not_matter():
     client = WritingClient()
-    append_rows([routed(("s1", bytes(RECORD_BYTES_MAX // 2 + 1)))], client, ROUTED)
+    write_rows([routed(("s1", bytes(RECORD_BYTES_MAX // 2 + 1)))], client, ROUTED)
     assert client.asked_sizes == []
 
 
