@@ -105,7 +105,7 @@ class SbpDataSource(DataSource):
 
         The streams' placement driver is asked at the first plan only: at the end of a micro-batch
         that failed, what is wrong with the streams would hide why. Later plans of the query, which
-        its checkpoint tells from others, go on with the streams that were found. Raises SbpError.
+        its checkpoint identifies, use the streams that were found. Raises SbpError.
         """
         with plain_errors():
             options, columns = self._sink(schema, streaming=True)

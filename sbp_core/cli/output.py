@@ -99,7 +99,7 @@ def escape(text: str, *, spared: str = "") -> str:
 
     Those in `spared` stay. The result is one line, unless "\n" is spared.
     """
-    if text.isprintable():  # almost always, and quick to tell
+    if text.isprintable():  # almost always, and quick to check
         return text
     return "".join(
         _shown(char) if _is_unsafe(char) and char not in spared else char for char in text

@@ -222,7 +222,7 @@ def seal(options: Namespace) -> int:
         info = find_stream(client, options.stream)
         opened = client.seal_streams([info.stream_id])[info.stream_id]
     text = (
-        f"sealed {titled(info)}: it goes on in range {opened.range_index} from"
+        f"sealed {titled(info)}: it continues in range {opened.range_index} from"
         f" {opened.start_offset}, on {', '.join(opened.servers) or 'no server'}"
     )
     write_result({**asdict(info), **asdict(opened)}, text, is_json=options.json)

@@ -113,7 +113,7 @@ def _shown(value: object) -> object:
 
 
 def _listed(values: Sequence[str]) -> str:
-    """Return the first of some values, and how many more there are."""
+    """Return the first of some values, and the number of the others."""
     different = list(dict.fromkeys(values))
     if not different:
         return "-"

@@ -258,7 +258,7 @@ def maybe_put_back(source: SbpSource, client: Client) -> bool | None:
     """Whether the placement driver's metadata lack a commit that the query has seen.
 
     Then they were put back to an older copy, or are those of another cluster. None: the offset or
-    the placement driver tells no commits. Raises CheckpointError, and SbpError of the client.
+    the placement driver has no commits. Raises CheckpointError, and SbpError of the client.
     """
     commit = source.offset(source.checkpoint.logged[-1]).commit
     is_there = None if commit is None else client.has_commit(commit)
@@ -292,5 +292,5 @@ def _remark(at: StreamPosition, stalled_since_ms: int | None) -> str:
     if stalled_since_ms is not None:
         return _stalled(stalled_since_ms)
     if at.target_offset is not None:
-        return f"an available-now run goes on to {at.target_offset}"
+        return f"an available-now run continues to {at.target_offset}"
     return "" if at.end_offset is None else f"read up to {at.end_offset} only"

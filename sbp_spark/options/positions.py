@@ -299,7 +299,7 @@ STARTS: Final[_Bounds] = (
         "Where a new query starts in each stream: `earliest`, `latest`, `-1000` (a number of"
         " records before the tail, but not before the first), `group:NAME` (where a consumer group"
         " reads next), or a JSON object with an offset for every stream, by name or id (-2"
-        ' earliest, -1 latest, or "group:NAME"). A restarted query goes on from its checkpoint; a'
+        ' earliest, -1 latest, or "group:NAME"). A restarted query continues from its checkpoint; a'
         " stream that was added to `streams` starts as in a new query, unless another one was"
         " deleted: then it may be that one, created again, and is read from its first record. A"
         " batch cannot start at the latest offset. A stream that a group has never read is read"
@@ -336,7 +336,7 @@ ENDS: Final[_Bounds] = (
         "endingOffsets", offsets(is_start=False), None, unset="none (streaming), latest (batch)"
     ).doc(
         "Where reading ends in each stream, exclusive; spelled as startingOffsets, without"
-        " earliest. In a batch it lies within the stream. A streaming query goes on until it is"
+        " earliest. In a batch it lies within the stream. A streaming query continues until it is"
         " there, then it idles, or is over with Trigger.AvailableNow. There, `latest` and `-1000`"
         " mean the tail as the query first saw it, kept in the checkpoint: that counts, also if the"
         " query is started again with another one of the two."
@@ -344,8 +344,8 @@ ENDS: Final[_Bounds] = (
     option("endingTimestamp", _time(is_start=False), None, unset="none").doc(
         "Instead of `endingOffsets`: end at the first record, in the order of offsets, that was"
         " appended at this time or later, exclusive. Times are spelled as in `startingTimestamp`."
-        " Where there is no such record, a batch ends at the tail. A streaming query goes on until"
-        " there is one, whatever time it is: later appends may still be from before. That"
+        " Where there is no such record, a batch ends at the tail. A streaming query continues"
+        " until there is one, whatever time it is: later appends may still be from before. That"
         " end, and what `-10m` meant at the start, is kept in the checkpoint; `-20m` after a"
         " restart changes nothing then. Records behind the end are not read, even if a server's"
         " clock, set back or behind that of the server before, gave them an earlier time."

@@ -83,7 +83,7 @@ _ENDPOINT: Final = option(
     Endpoint("", 0),
     unset="required",
     kafka="kafka.bootstrap.servers",
-).doc("Placement driver to ask, host:port; an IPv6 address stands in brackets.")
+).doc("Placement driver to ask, host:port; an IPv6 address is written in brackets.")
 
 
 def _read_endpoint(reader: OptionReader) -> Endpoint:

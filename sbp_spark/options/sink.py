@@ -258,7 +258,7 @@ class SinkOptions:
 
     @property
     def key_column(self) -> str | None:
-        """The column that may tell which of several streams a row goes to."""
+        """The column whose value may choose one of several streams for a row."""
         return "key" if self.columns is None else self.columns.routing_column
 
 

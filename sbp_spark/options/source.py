@@ -51,7 +51,7 @@ _COMMITS: Final = Only(
 
 
 class AvailableNowEnd(Enum):
-    """Values of availableNowEnd: where a run ends that goes on with one that was cut short."""
+    """Values of availableNowEnd: the end of a run that resumes an interrupted one."""
 
     KEPT = "kept"
     LATEST = "latest"
@@ -64,7 +64,7 @@ class TriggerLimits:
     With fewer than `records_min` records there is none, unless the last one was `delay_ms_max` ago.
     It takes about as many as are read and processed in `target_ms`.
     Servers that have been down for `stall_ms_max` are not waited for any longer. A run with
-    Trigger.AvailableNow that goes on with one that was cut short ends at `available_now_end`.
+    Trigger.AvailableNow that resumes an interrupted one ends at `available_now_end`.
     """
 
     records_max: int | None = option(
@@ -107,8 +107,8 @@ class TriggerLimits:
         " as many records as fit, judged by how long those before it took. The first one takes"
         " 10000 at most, none is held below 1000, and maxRecordsPerTrigger and maxBytesPerTrigger"
         " hold, too. Time in which Spark waits for its trigger does not count; but Spark"
-        " does not tell a source how long a micro-batch took that ended before the next trigger, so"
-        " a trigger interval above this duration counts as the duration. If micro-batches take"
+        " does not report how long a micro-batch took that ended before the next trigger, so a"
+        " trigger interval above this duration counts as the duration. If micro-batches take"
         " longer whatever they read, that is logged, and they get as many records as are worth the"
         " time. Not with Trigger.Once."
     )
@@ -127,7 +127,7 @@ class TriggerLimits:
     available_now_end: AvailableNowEnd = option(
         "availableNowEnd", word(AvailableNowEnd), AvailableNowEnd.KEPT, only=_TRIGGERS
     ).field(
-        "Where a run with Trigger.AvailableNow ends if the run before it was cut short. `kept`:"
+        "Where a run with Trigger.AvailableNow ends if the run before it was interrupted. `kept`:"
         " where that one was to end, which is in the checkpoint; the run after it reads what has"
         " come since, and that is logged (`sbp_spark`). `latest`: at the tails as they are when"
         " it starts, as any other run."

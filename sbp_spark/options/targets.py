@@ -44,7 +44,7 @@ class Routing(Enum):
 
 _STREAM: Final = option("stream", STREAM, None, unset="the column `stream`", kafka="topic").doc(
     "Stream to write to, a name or id; overrides the columns `stream` and `stream_id`. Where the"
-    " column `stream` is null or missing, `stream_id` tells the stream."
+    " column `stream` is null or missing, `stream_id` names the stream."
 )
 _STREAMS: Final = option("streams", STREAM_LIST, NO_STREAMS, unset="none", kafka="subscribe").doc(
     "Instead of `stream`: several streams, separated by commas, over which the rows are spread as"
@@ -110,7 +110,7 @@ ENCODING: Final = option("encoding", word(Encoding), Encoding.ROWS).doc(
 class ColumnOptions:
     """How columns are written.
 
-    `is_merging` lets the schemas of streams grow; the columns named may tell a row's stream, and
+    `is_merging` lets the schemas of streams grow; the columns named may have a row's stream, and
     its time.
     """
 

@@ -43,7 +43,7 @@ _GRAMMAR: Final = (
 
 
 class CheckpointError(SbpError):
-    """The checkpoint holds an offset that this source cannot go on from."""
+    """The checkpoint holds an offset from which this source cannot continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class SourceOffset:
     `lost` are records that are not read because they are gone, where that is to be reported: those
     of which one knew when the offset was decided. `stalled` are streams that were left out of the
     micro-batch because a range server was down, each with the time since when, in ms (UTC).
-    `left_out` are streams that were read before and are no longer selected: each goes on from its
+    `left_out` are streams that were read before and are no longer selected: each continues from its
     position if it is selected again. `commit` is one that the placement driver's metadata had
     when the offset was decided: metadata without it were put back to an older copy since.
     """

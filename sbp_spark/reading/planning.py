@@ -249,12 +249,12 @@ class RecordSizes:
 
         Streams whose servers are down or fail count with the size known before.
         """
-        hungry = {each: start for each, start in starts.items() if start < tails.get(each, start)}
-        unknown = [each for each in hungry if each not in self._sampled]
+        unread = {each: start for each, start in starts.items() if start < tails.get(each, start)}
+        unknown = [each for each in unread if each not in self._sampled]
         moved = [
             each
             for each, (offset, _) in self._sampled.items()
-            if hungry.get(each, offset) != offset
+            if unread.get(each, offset) != offset
         ]
         chosen = unknown[:_FIRST_SAMPLES_MAX] + moved[:_SAMPLES_AGAIN_MAX]
         for first in range(0, len(chosen), _SAMPLES_PER_FETCH):

@@ -34,7 +34,7 @@ _PAUSE_S: Final = 0.05
 class Chunk:
     """Record batches of the span at `span_index`, as they came.
 
-    `skip_to` is the offset at which reading goes on where those before it are lost. If
+    `skip_to` is the offset at which reading continues where those before it are lost. If
     `is_more`, not all that follows was asked for yet.
     """
 
@@ -218,7 +218,7 @@ class Prefetcher:
             raise self._error
 
     def _next(self, done: Chunk) -> Chunk | None:
-        """Return the chunk behind one that is worked off, None if there is none."""
+        """Return the chunk after one that was decoded, None if there is none."""
         with self._changed:
             self._held_bytes -= done.batches.size_bytes
             self._changed.notify_all()

@@ -42,16 +42,15 @@ class Commits:
             )
 
     def on_processed(self, at: SourceOffset) -> None:
-        """Take note that micro-batches up to `at` are done: Spark asks for the next one."""
+        """Commit up to `at`: these micro-batches are done, as Spark asks for the next one."""
         if self._cursors is not None:
             self._cursors.send(at.next_offsets())
         self._trim()
 
     def on_commit(self, at: SourceOffset, snapshot: Snapshot) -> None:
-        """Take note that nothing before `at` will be read again: Spark has logged what follows.
+        """Trim before `at`: Spark has logged the next batch, so nothing before is read again.
 
-        Only that is trimmed, in streams that are those which were read, have not lost records and
-        all of whose servers are there.
+        Streams that were created again, have lost records or lack a server are left out.
         """
         if not self._is_trimming:
             return

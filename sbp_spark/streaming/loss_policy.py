@@ -73,7 +73,7 @@ class LossPolicy:
     ) -> tuple[SourceOffset, list[Loss]]:
         """Return `begin` with the streams that are read now, and what is lost by that.
 
-        Those that do not exist any more are dropped. Those that exist and are not selected are kept
+        Deleted streams are dropped. Those that exist and are not selected are kept
         as left out, and read on from there once they are selected again. Raises StreamChangedError
         if either is to fail, also for a stream that went backwards.
         """
@@ -192,7 +192,7 @@ def _missing_error(
     new: Iterable[int],
     names: Mapping[int, str],
 ) -> StreamChangedError:
-    """Return the error that says up to where streams were read that are not read any more."""
+    """Return the error of streams that are no longer read, and up to where they were."""
     faults = []
     if gone:
         faults.append(

@@ -293,7 +293,7 @@ def _chosen_starts(
     snapshot: Snapshot,
     pending: Collection[int],
 ) -> dict[int, int]:
-    """Return where the options let those pending streams start of which that can be found out."""
+    """Return where pending streams start, without those for which that is not known yet."""
     asked = positions_of(options.starting, snapshot.streams.values())
     dated = {each for each, position in asked.items() if isinstance(position, AtTime | Ago)}
     bounds = {  # a stream that starts at a time needs the answers of all of its servers

@@ -74,7 +74,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
         return INITIAL.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return what stands for the options' limits; `latestOffset` combines all of them.
+        """Return one of the options' limits; `latestOffset` combines all of them.
 
         Spark's Python API has no limit of several parts.
         """
@@ -189,7 +189,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             return planned.partitions
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Take note that Spark has logged the batch behind `end`; comes one batch late."""
+        """Accept that Spark has logged the batch after `end`; Spark calls it one batch late."""
         with plain_errors():
             self._commits.on_commit(SourceOffset.from_json(end), self._snapshot)
 

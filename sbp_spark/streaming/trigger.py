@@ -1,9 +1,9 @@
 """How far one micro-batch goes of what lies ahead: the limits, whose turn it is, the pace.
 
 Limits of records and bytes are shared over the streams. The pace is how many records a micro-batch
-may take, so that it takes about as long as it should. Spark tells a source nothing of how long its
-micro-batches take. But it asks for the next one when the last one is over, or later, if the query
-has a trigger interval: then at a multiple of that.
+may take, so that it takes about as long as it should. Spark does not report to a source how long
+its micro-batches take. But it asks for the next one when the last one is over, or, if the query has
+a trigger interval, later, at a multiple of that.
 """
 
 from __future__ import annotations
@@ -88,18 +88,18 @@ def _share(
     """Return how many records each stream gets, where not all of them fit."""
     stream_ids = list(backlogs)
     first = turn % len(stream_ids)
-    hungry = [each for each in stream_ids[first:] + stream_ids[:first] if backlogs[each]]
+    unread = [each for each in stream_ids[first:] + stream_ids[:first] if backlogs[each]]
     grants = dict.fromkeys(stream_ids, 0)
-    grants[hungry[0]] = 1
-    room.take(1, sizes[hungry[0]])
-    rest = {each: backlogs[each] - grants[each] for each in hungry}
-    size_bytes = sum(rest[each] * sizes[each] for each in hungry)
+    grants[unread[0]] = 1
+    room.take(1, sizes[unread[0]])
+    rest = {each: backlogs[each] - grants[each] for each in unread}
+    size_bytes = sum(rest[each] * sizes[each] for each in unread)
     part, whole = room.share(sum(rest.values()), size_bytes)
-    for each in hungry:
+    for each in unread:
         count = rest[each] * part // whole
         grants[each] += count
         room.take(count, sizes[each])
-    later = hungry[1:] + hungry[:1]
+    later = unread[1:] + unread[:1]
     for each in later:  # the records that were rounded off
         count = min(1, backlogs[each] - grants[each], room.count(sizes[each]))
         grants[each] += count
@@ -123,7 +123,7 @@ GROWTH_MIN: Final = 1.05
 GROWTH_MAX: Final = 2.0
 """The factor by which more is tried if it is not known how long a micro-batch took."""
 APART: Final = 2
-"""How many times as much one micro-batch has to take as another, to tell what a record costs."""
+"""How many times as many records one of two micro-batches needs, to estimate the cost of each."""
 RECORDS_PART: Final = 0.25
 """The part of the fixed time of a micro-batch that its records may take: fewer gain little time."""
 _RECORD_MS_MIN: Final = 1e-6
@@ -141,7 +141,7 @@ class Batch(NamedTuple):
     took_ms: float
 
     def maybe_costs(self, before: Batch) -> Costs | None:
-        """Return what both cost, None if they are too much alike to tell."""
+        """Return what both cost, None if they are too much alike."""
         few, many = sorted((self.record_count, before.record_count))
         if many < APART * max(1, few):
             return None
@@ -166,7 +166,7 @@ class Costs(NamedTuple):
 class Pace:
     """How many records the next micro-batch may read, learned from those before it.
 
-    A micro-batch that was too long tells how many records fit. One that was in time tells that no
+    A micro-batch that was too long shows how many records fit. One that was in time shows that no
     fewer do, and perhaps more. While Spark waited for its trigger that is not known:
     then more is tried, `growth` times as much, more boldly each time in a row. One that took
     fewer records than another `before`, and hardly less time, was not worth it: more are tried.
@@ -211,10 +211,10 @@ class Pace:
 
 
 class Ticks:
-    """Tells whether Spark asks because its trigger interval is over, not the last micro-batch.
+    """Detects that Spark asks because its trigger interval is over, not the last micro-batch.
 
     Triggers fire when the time since 1970 is a multiple of the interval, and at once where a
-    micro-batch took longer. Spark does not tell the interval. Two questions at multiples of the
+    micro-batch took longer. Spark does not report the interval. Two questions at multiples of the
     time between them suggest it, a third one makes it known, and one that comes too early refutes
     it.
     """

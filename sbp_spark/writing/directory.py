@@ -276,7 +276,7 @@ def find_targets(
 
 
 def purpose_of(options: SinkOptions, schema: StreamSchema | None = None) -> str:
-    """Return a text that tells sinks apart for which `find_targets` does not do the same."""
+    """Return a text that differs between sinks for which `find_targets` differs."""
     named = (options.targets.refs, options.bad_records.dead_letters, options.creation)
     return repr(
         (

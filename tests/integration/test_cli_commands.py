@@ -318,7 +318,7 @@ def test_streams_are_updated_trimmed_and_sealed(run, stream):
     assert (opened["range_index"], opened["start_offset"], opened["end_offset"]) == (1, 3, None)
     done(run("produce", stream, stdin=b"d\n"))
     assert done(run("consume", stream)) == b"c\nd\n"
-    assert b"it goes on in range 2 from 4, on " in done(run("streams", "seal", stream))
+    assert b"it continues in range 2 from 4, on " in done(run("streams", "seal", stream))
     (trimmed,) = objects(done(run("streams", "trim", stream, "3", "--json")))
     assert (trimmed["start_offset"], trimmed["next_offset"]) == (3, 4)
 

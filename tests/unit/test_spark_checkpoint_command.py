@@ -113,7 +113,7 @@ def test_losses_ends_and_targets_are_told(run, tmp_path):
         {"batch": 1, "stream_id": 9, "start_offset": 5, "end_offset": None},
     ]
     output = run("show", folder)[1]
-    for told in ("goes on to 99", "up to 30 only", "batch 1: stream 1", "[10, 13)", "from 5 on"):
+    for told in ("continues to 99", "up to 30 only", "batch 1: stream 1", "[10, 13)", "from 5 on"):
         assert told in output
 
 
