@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class StatusCode(enum.IntEnum):
@@ -212,6 +212,11 @@ class StatusError(SbpError):
         self.message = message
         self.detail = detail
 
+    @classmethod
+    def of(cls, message: str, detail: bytes = b"") -> Self:
+        """Return an error of this class, with the first of its codes."""
+        return cls(cls.codes[0], message, detail)
+
     def __str__(self) -> str:
         try:
             name = StatusCode(self.code).name
@@ -228,6 +233,11 @@ class InvalidRequestError(StatusError):
 
     codes = (StatusCode.INVALID_REQUEST, StatusCode.BAD_REQUEST)
     outcome = Outcome.NOT_APPLIED
+
+
+def invalid(message: str) -> InvalidRequestError:
+    """Return the error of a request that no retry can make right."""
+    return InvalidRequestError.of(message)
 
 
 class UnsupportedError(StatusError):

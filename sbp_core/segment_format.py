@@ -8,8 +8,8 @@ A file of the log is `<position of its first byte, 20 digits>.log`, a header, th
 Positions run on over all segments: the byte at `offset` of a file has position base + offset,
 headers included, so each file starts where the one before it ends. A compacted segment is a
 rewrite of the same positions [base, end) with fewer entries, each at a new position; its file is
-shorter than what it stands for. So is one of generation 0 that says its end: it lost what was
-behind its last entry, and the log goes on in the next one.
+shorter than these. So is one of generation 0 with an end: it lost the bytes behind its last entry,
+and the log goes on in the next one.
 
 Header (big-endian; the first 24 bytes are those of every version):
 
@@ -108,7 +108,7 @@ def segment_path(directory: Path, base: int) -> Path:
 
 
 def maybe_segment_base(name: str) -> int | None:
-    """Return the base position that a file's name stands for, None if it is no segment.
+    """Return the base position that a file's name gives, None if it is no segment.
 
     A position is a u64, so not every number of 20 digits is one.
     """

@@ -309,15 +309,15 @@ def _announce(settings: ServeSettings, endpoints: Endpoints, reports: list[Recov
                 f"range server {index}    cut {tail.cut_bytes} bytes that were never synced"
                 f" off {tail.path}, at log position {tail.position}: {tail.reason}"
             )
-        if report.maybe_lost_tail is not None:
-            lost = report.maybe_lost_tail
+        if report.lost_tail is not None:
+            lost = report.lost_tail
             lines.append(
                 f"range server {index}    {lost.path} lost its end, log positions"
                 f" [{lost.position}, {lost.end}): restore the file, or see `sbp log check`"
             )
             lines += [f"range server {index}    lost: {records}" for records in lost.records]
-        if report.maybe_damaged_snapshot is not None:
-            snapshot = report.maybe_damaged_snapshot
+        if report.damaged_snapshot is not None:
+            snapshot = report.damaged_snapshot
             lines.append(
                 f"range server {index}    {snapshot.path} is damaged at log position"
                 f" {snapshot.position}: nothing is lost, its ranges are known from other entries"

@@ -1,8 +1,8 @@
 """From a range and an offset to the batches that hold it, over all segments.
 
 The batches of the active segment are found in memory, those of the full ones by their index files.
-A batch that was staged is listed by the segment that published it, and stands where it was written
-first, or where a rewrite of that segment put it.
+A batch that was staged is listed by the segment that published it. Its bytes are where it was
+written first, or where a rewrite of that segment put them.
 
 A lookup by time considers the full segments whose latest batch is not earlier. The headers of index
 files have that time; they are read once, and kept. A missing or stale index file is made again from
@@ -117,7 +117,7 @@ class BatchLookup:
             first = at + 1
 
     def placed(self, extent: Extent, slot: Slot) -> Slot:
-        """Return a batch with the place where it stands: one that was staged may be elsewhere.
+        """Return a batch with its present place: one that was staged may be in another segment.
 
         Raises LogError when the disk fails, or its segment was removed.
         """
@@ -132,11 +132,11 @@ class BatchLookup:
         view = self.views.view(extent.sealed[at])
         if not view.segment.generation:
             return replace(slot, view=view)
-        maybe_moved = self.index(extent, at).maybe_moved(position)
-        if maybe_moved is None:
-            reason = f"what was staged at log position {position} cannot be found in it"
+        moved = self.index(extent, at).maybe_moved(position)
+        if moved is None:
+            reason = f"the batch staged at log position {position} cannot be found in it"
             raise corruption(view.file.path, view.segment.base, reason)
-        location = Location(maybe_moved, slot.location.length)
+        location = Location(moved, slot.location.length)
         return replace(slot, view=view, location=location, birth_position=position)
 
     def write_index(
@@ -177,11 +177,7 @@ class BatchLookup:
     def maybe_since(
         self, extent: Extent, key: RangeKey, offset: int, time_ms: int
     ) -> DatedOffset | None:
-        """Return the first record of a range, from `offset` on, written at `time_ms` or later.
-
-        The first one in the order of offsets, also where the clock was set back. Raises
-        LogError.
-        """
+        """Return the first record from `offset` on, as `Log.maybe_since` does. Raises LogError."""
         is_late = self._latest_times(extent) >= np.uint64(time_ms)
         candidates: list[int] = np.flatnonzero(is_late).tolist()
         at = 0
@@ -226,7 +222,7 @@ class BatchLookup:
         return index
 
     def _evict(self) -> None:
-        """Let the least recently used indexes go that are too many; the latest one stays."""
+        """Evict the least recently used indexes over the limit; the latest one stays."""
         with self._lock:
             held_bytes = sum(each.size_bytes for each in self._indexes.values())
             while held_bytes > INDEX_CACHE_BYTES_MAX and len(self._indexes) > 1:
@@ -267,9 +263,9 @@ class BatchLookup:
         rows = _read_rows(self.views.view(segment))
         if rows.is_whole:
             self.write_index(segment, ranges, rows)
-            maybe_index = self._maybe_load(segment)
-            if maybe_index is not None:
-                return maybe_index
+            index = self._maybe_load(segment)
+            if index is not None:
+                return index
         encoded = b"".join(encode_index(segment, ranges, rows))
         return SegmentIndex(encoded, is_whole=rows.is_whole)
 
@@ -293,7 +289,7 @@ def _read_rows(view: SegmentView) -> SegmentRows:
         else:
             found = item
         if found is not None and found[1].end <= segment.base + segment.size:
-            rows.take(*found, scanner.time_ms)
+            rows.add(*found, scanner.time_ms)
     return rows
 
 

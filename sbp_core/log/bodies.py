@@ -195,7 +195,7 @@ class RecentBodies:
     def maybe_bodies(self, slots: Sequence[Slot]) -> tuple[RecentBody, ...] | None:
         """Return the bodies of `slots`; None unless all are here.
 
-        None as well if one stands in a segment that was rewritten: elsewhere than it did.
+        None as well if one is in a segment that was rewritten, which moved it.
         """
         bodies = []
         for slot in slots:

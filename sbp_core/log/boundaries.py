@@ -10,7 +10,7 @@ one that was never longer. So the end is noted beside the log, at intervals whil
 when it is closed. A log that ends before it has lost records that were
 acknowledged.
 
-The two files are written in turn, in place, so one of them is whole whatever happens; the one with
+The two files are written in turn, in place, so a crash leaves one of them whole; the one with
 the higher sequence counts. They are synced when the log is closed. In between a power cut may leave
 an older state, never a newer one than that of the log, which is synced before.
 
@@ -160,9 +160,9 @@ class HighWaterKeeper:
     """
 
     def __init__(
-        self, disk: Disk, directory: Path, maybe_mark: HighWater | None, next_sequence: int
+        self, disk: Disk, directory: Path, mark: HighWater | None, next_sequence: int
     ) -> None:
-        self.log_id = "" if maybe_mark is None else maybe_mark.log_id
+        self.log_id = "" if mark is None else mark.log_id
         self.position = 0
         self._disk = disk
         self._directory = directory
@@ -200,7 +200,7 @@ class HighWaterKeeper:
         """Whether there is anything to note."""
         return self._noted_position < self.position
 
-    def take_id(self) -> None:
+    def ensure_id(self) -> None:
         """Give the log an id, durably, if it has none. Raises LogWriteError."""
         if not self.log_id:
             self.log_id = uuid.uuid4().hex

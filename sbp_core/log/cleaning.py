@@ -2,7 +2,7 @@
 
 Only full segments are cleaned, one at a time. The first segments of the log are removed once no
 batch in them is live. A later segment with few live batches is rewritten without the dead ones: it
-stands for the same positions, with fewer entries. The new file begins with the snapshot of the old
+covers the same positions, with fewer entries. The new file begins with the snapshot of the old
 one. The live batches follow in their order, each at a new position, and the ends of transactions
 that published some. Everything else is history, which the snapshots of later segments sum up.
 
@@ -69,7 +69,7 @@ def live_from(log: Log, key: RangeKey) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """The live batches of a log's full segments at `extent`; some may be dead by now.
+    """The live batches of a log's full segments at `extent`; some may have died since.
 
     Never the other way round, though more may be published since. `staged` are the batches that
     were staged and are live, by where they were written first. Where that is not known because of
@@ -195,7 +195,7 @@ class Cleaner:
         extent = first = self._log.extent
         held: set[int] = set()
         is_all_known = True
-        for at, segment in enumerate(first.sealed):  # more may come behind, nothing else changes
+        for at, segment in enumerate(first.sealed):  # others may be appended, nothing else changes
             if self._is_stopping.is_set():
                 return cleaned
             is_new = segment.base >= found.extent.active.segment.base
@@ -237,7 +237,7 @@ class Cleaner:
             if weighed is None or weighed.live_bytes > 0:
                 break
             dead.append(segment)
-        if dead:
+        if dead:  # durable before a file goes: a gap at or after `start` is taken for damage
             write_start(self._log.disk, self._log.directory, dead[-1].end)
             self._log.replace_sealed(dict.fromkeys(dead))
             self._doomed += dead

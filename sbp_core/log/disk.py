@@ -27,7 +27,7 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 """Ends the name of a file that is being written; after a crash it is of no use."""
 
 FILE_MODE: Final = 0o600
-"""Only its owner reads and writes a file of the data directory, whatever the umask is."""
+"""Only the owner reads and writes a file of the data directory, also with another umask."""
 _DIRECTORY_MODE: Final = 0o700
 
 _BUFFERS_PER_CALL_MAX: Final = 1024
@@ -96,7 +96,7 @@ class Disk(Protocol):
         """Create `directory` and its parents where missing, durably and for the owner only."""
 
     def lock_directory(self, directory: Path) -> DirectoryLock:
-        """Take the exclusive lock of `directory`; BlockingIOError if another process holds it."""
+        """Lock `directory` exclusively; BlockingIOError if another process holds it."""
 
     def list_names(self, directory: Path) -> list[str]:
         """Return the names of the files in `directory`, in any order."""
@@ -124,14 +124,9 @@ class OsFile:
     """A `DiskFile` of the operating system."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
+        self.path = path
         self._descriptor = descriptor
         self._close = weakref.finalize(self, os.close, descriptor)
-
-    @property
-    def path(self) -> Path:
-        """Where the file is."""
-        return self._path
 
     def size(self) -> int:
         """Return the file's length."""
@@ -258,7 +253,7 @@ class OsDisk:
         self.fsync_dir(directory.parent)
 
     def lock_directory(self, directory: Path) -> OsDirectoryLock:
-        """Take the exclusive lock of `directory`; BlockingIOError if another process holds it."""
+        """Lock `directory` exclusively; BlockingIOError if another process holds it."""
         return OsDirectoryLock(directory)
 
     def list_names(self, directory: Path) -> list[str]:
@@ -328,7 +323,7 @@ def write_file(
     file = disk.create(fresh)
     try:
         file.pwritev(buffers, 0)
-        if is_durable:
+        if is_durable:  # before the rename: else a power cut may leave the name without the bytes
             file.fsync()
     except OSError:  # on a full disk it must not keep the space
         with suppress(OSError):

@@ -103,7 +103,7 @@ class Log:
         self._syncing = threading.Lock()
         """A thread that takes both takes `_writing` first."""
         self.high_water = HighWaterKeeper(
-            disk, directory, recovered.maybe_high_water, recovered.next_sequence
+            disk, directory, recovered.high_water, recovered.next_sequence
         )
         report = recovered.report
         base, end = report.segment_bases[-1], report.end_position
@@ -117,7 +117,7 @@ class Log:
         self.extent = Extent(recovered.sealed, view, recovered.rows)
         """The part of the log that can be read at this moment."""
         self.recent = RecentBodies()
-        self._maybe_streams_held: set[int] | None = None
+        self._streams_held: set[int] | None = None
         self._is_active_empty = report.entry_count == 0
 
     @classmethod
@@ -152,7 +152,7 @@ class Log:
             )
             if not recovered.has_snapshot:
                 log._write_snapshot()
-            elif recovered.report.torn_tail or recovered.report.maybe_damaged_snapshot:
+            elif recovered.report.torn_tail or recovered.report.damaged_snapshot:
                 log._roll()
             return log
         except BaseException:
@@ -191,12 +191,12 @@ class Log:
         """Write `entries` as one group commit; return once they are durable.
 
         Without `is_durable` they are written only: they outlive this process, and a power cut once
-        a later group is durable, or `sync` was called. For batches and their marks only where there
-        is a cleaner: what is trimmed or deleted may be off the disk before it is known durably that
-        it may.
+        a later group is durable, or `sync` was called. Only batches and their marks may go without:
+        the cleaner acts on trims and deletions, and a power cut must not undo these after it has
+        removed the records.
 
-        `on_written` is called once a group of another thread would come behind this one. It is not
-        for a group with decisions: then that is so when this returns.
+        `on_written` is called once the next group can be written, by another thread. It is not
+        called for a group with decisions, which keeps the next one waiting until this returns.
 
         An empty group makes provable that all before it was synced. A group is not atomic: after
         a crash in here any number of its first entries may be found. Together the entries may have
@@ -233,8 +233,17 @@ class Log:
         None is yielded for an offset behind the last one. Raises LogCorruptionError where the next
         batch is lost, LogError when the log is closed or cannot be read.
         """
-        self._check_readable()
-        return self._slots_from(key, offset)
+        while True:
+            self._check_readable()
+            extent = self.extent
+            try:
+                for slot in self.lookup.slots_from(extent, key, offset):
+                    yield slot
+                    offset = slot.end_offset
+                return
+            except LogError:
+                if self.state is LogState.CLOSED or extent is self.extent:
+                    raise  # else what failed may be a segment that was removed
 
     def staged_from(self, staging: Staging, sequence: int) -> Iterator[Slot]:
         """Yield the batches that are staged under an id, from one on; they have no offsets.
@@ -267,7 +276,7 @@ class Log:
         return rows is not None and offset >= max(rows.first_offset, rows.own_from)
 
     def maybe_range(self, key: RangeKey) -> LoggedRange | None:
-        """Return a range as it is now: what is trimmed or deleted in it will always be."""
+        """Return a range as it is now. Trims and deletions that it shows are final."""
         return self._states.maybe_range(key)
 
     def replace_sealed(self, changes: Mapping[Segment, Segment | None]) -> None:
@@ -283,8 +292,8 @@ class Log:
         The next snapshot leaves out the deleted ones that nothing is held of.
         """
         with self._writing:
-            if extent.active is self.extent.active:  # else there is one more full segment by now
-                self._maybe_streams_held = set(stream_ids)
+            if extent.active is self.extent.active:  # else another segment became full since
+                self._streams_held = set(stream_ids)
 
     def end_segment(self) -> None:
         """Go on in a new segment, so that this one is full and can be cleaned.
@@ -319,10 +328,10 @@ class Log:
         if self.state is LogState.CLOSED:
             return
         try:
-            if self.state is LogState.OPEN and self._has_unproven_entries:
-                self.sync()
-                self.append([])
             if self.state is LogState.OPEN:
+                if not (self._is_active_empty or self._active.is_proven):
+                    self.sync()
+                    self.append([])
                 self.high_water.note(is_durable=True)
         finally:
             self.state = LogState.CLOSED
@@ -337,11 +346,6 @@ class Log:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def _has_unproven_entries(self) -> bool:
-        """Whether the active segment ends with anything but an empty group."""
-        return not self._is_active_empty and not self._active.is_proven
-
     def _write(self, entries: Sequence[Entry], *, is_durable: bool) -> _Group:
         """Write a group at the end, of the next segment if it does not fit into this one."""
         self._check_open()
@@ -354,7 +358,7 @@ class Log:
         return _Group(entries, is_durable, time_ms, locations, changed, self._active.end)
 
     def _note(self, group: _Group) -> None:
-        """Take in what a group says beside its batches, for what is written behind it."""
+        """Apply a group, all but its batches, to the states from which the next group follows."""
         self._states.update(group.changed)
         for entry, location in zip(group.entries, group.locations, strict=True):
             if entry.kind is not EntryKind.BATCH:
@@ -368,7 +372,7 @@ class Log:
             self._sync(Outcome.UNKNOWN)
         self.recent.keep(group.entries, group.locations)
         for entry, location in zip(group.entries, group.locations, strict=True):
-            self.extent.rows.take(entry, location, group.time_ms)
+            self.extent.rows.add(entry, location, group.time_ms)
         return Appended(group.time_ms, group.locations, tuple(group.changed.values()))
 
     def _write_group(
@@ -385,18 +389,6 @@ class Log:
         with self._dies_of_failure(f"syncing {self._active.path}", outcome):
             self._active.sync()
         self.high_water.on_synced()
-
-    def _slots_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
-        while True:
-            extent = self.extent
-            try:
-                for slot in self.lookup.slots_from(extent, key, offset):
-                    yield slot
-                    offset = slot.end_offset
-                return
-            except LogError:
-                if self.state is LogState.CLOSED or extent is self.extent:
-                    raise  # else what failed may be a segment that was removed
 
     def _looked_up(self, look: Callable[[Extent], _T]) -> _T:
         """Return what `look` finds; it looks again if a segment was removed or replaced.
@@ -429,12 +421,11 @@ class Log:
             self._active.close()
             self._active = active
             view = active.view(self.disk)
-        self.lookup.write_index(
-            full, list(self._states), before.rows
-        )  # it proves that the new segment exists
-        if self._maybe_streams_held is not None:
-            self._maybe_streams_held |= before.rows.stream_ids
-            self._states.forget_deleted(self._maybe_streams_held)
+        # Not before the new segment is durable: an index proves that its segment has a successor.
+        self.lookup.write_index(full, list(self._states), before.rows)
+        if self._streams_held is not None:
+            self._streams_held |= before.rows.stream_ids
+            self._states.forget_deleted(self._streams_held)
         self._write_snapshot()
         self.extent = Extent((*before.sealed, full), view, SegmentRows(full.end))
 
@@ -454,7 +445,10 @@ class Log:
 
     @contextmanager
     def _dies_of_failure(self, action: str, outcome: Outcome) -> Iterator[None]:
-        """Whatever the body raises is the end of the log: what is on disk is not known any more."""
+        """Let the log fail with the body: after a failed write or sync the content is unknown.
+
+        A second fsync may succeed although pages were lost, so nothing is ever retried here.
+        """
         try:
             yield
         except OSError as error:

@@ -1,4 +1,4 @@
-"""One entry of the log: what it holds, and what the log's own kinds mean.
+"""One entry of the log: its fields, and the meaning of the kinds that the log itself writes.
 
 Layout of the header, which says what kind an entry is of: see segment_format.py.
 
@@ -55,7 +55,7 @@ SNAPSHOT_KINDS: Final = frozenset(
 class Entry:
     """One entry. `base_offset` and `count` are in records, `body` is opaque bytes.
 
-    `prefix` is written in front of the body, as a part of it: of an entry that was read, the body
+    `prefix` is written in front of the body, as a part of it. The body of an entry that was read
     begins with it.
     """
 
@@ -133,7 +133,7 @@ def unpack_at(form: struct.Struct, body: Buffer, position: int) -> tuple[Any, ..
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The content of a COMMIT entry: what was durable before its group, and the group's time."""
+    """The content of a COMMIT entry: how far the log was durable before its group, and when."""
 
     durable_upto: int
     time_ms: int

@@ -19,7 +19,7 @@ Header (big-endian):
 Body: columns, little-endian, one after the other. The ranges are all those known at the end of the
 segment, by stream and index, as they were there; `row_end` is where the rows of each end. The rows
 are the batches that the segment lists in the order of the ranges and, within one, of the
-offsets. `prefix_bytes` is 0 for those that stand in the segment itself. The others were staged, in
+offsets. `prefix_bytes` is 0 for those that are in the segment itself. The others were staged, in
 this segment or one before it: `position` is where they were written first, `prefix_bytes` what is
 in front of them in their entries. `moved` are the batches that were staged in the segment, if it
 was rewritten: where they were written first, and where they are now, by the first.
@@ -171,9 +171,9 @@ class IndexHeader:
 def read_index_header(file: DiskFile, segment: Segment) -> IndexHeader:
     """Return the header of the index of `segment`. Raises LogCorruptionError or OSError."""
     head = file.pread(INDEX_HEADER_BYTES, 0)
-    maybe_old = _maybe_older_version(head)
-    if maybe_old is not None:
-        raise LogCorruptionError(f"it has format version {maybe_old}, not {INDEX_VERSION}")
+    old_version = _maybe_older_version(head)
+    if old_version is not None:
+        raise LogCorruptionError(f"it has format version {old_version}, not {INDEX_VERSION}")
     if len(head) < INDEX_HEADER_BYTES or not is_intact(head, _FIELDS.size):
         raise LogCorruptionError("its header is damaged")
     magic, version, generation, base, size, *rest = _FIELDS.unpack_from(head)
@@ -242,7 +242,7 @@ def read_index(file: DiskFile, segment: Segment) -> SegmentIndex:
 class SegmentUse:
     """Bytes and streams of all batches of a segment, and of those that are live.
 
-    The bytes of staged batches count where they stand, the streams where they were published.
+    The bytes of staged batches count in the segment that holds them, the streams where published.
     """
 
     held_bytes: int
@@ -283,7 +283,7 @@ class SegmentIndex:
     def slots_from(self, key: RangeKey, offset: int, view: SegmentView) -> Iterator[Slot]:
         """Yield the range's batches from the last that starts at `offset` or before.
 
-        `view` is the segment itself; those that were staged may stand elsewhere.
+        `view` is the segment itself; those that were staged may be in another one.
         """
         own = self._rows(key)
         first = self._row_from(own, offset)

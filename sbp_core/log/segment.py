@@ -30,7 +30,7 @@ from sbp_core.wire.checksum import Buffer
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file of the log: it stands for the positions [base, end), in `size` bytes."""
+    """One file of the log, for the positions [base, end), of `size` bytes."""
 
     base: int
     end: int
@@ -96,7 +96,7 @@ def create_segment(disk: Disk, directory: Path, base: int) -> DiskFile:
 def write_segment_header(file: DiskFile, base: int, end: int = 0) -> None:
     """Make `file`, which is not longer than a header, an empty segment. Raises OSError.
 
-    With `end` it may be a longer one that was cut short: it stands for the positions up to there.
+    With `end` it may be a longer one that was cut short: its positions still reach up to there.
     """
     file.pwritev([encode_segment_header(SegmentHeader(base, end=end))], 0)
     file.fsync()
@@ -142,7 +142,7 @@ class SegmentViews:
         self._lock = threading.Lock()
 
     def view(self, segment: Segment) -> SegmentView:
-        """Return `segment`, opened. Raises LogError, also if the file is another one by now."""
+        """Return `segment`, opened. Raises LogError, also if the file was replaced."""
         with self._lock:
             if segment in self._pinned:
                 return self._pinned[segment]

@@ -27,8 +27,8 @@ class Slot:
 
     `time_ms` is when it was written or published, since the epoch, UTC. One that was staged has
     `prefix_bytes` in front of it in its entry, and does not say its base offset itself; here that
-    is -1 while it is not published. `birth_position` is where it was written first if it stands
-    elsewhere now, else -1.
+    is -1 while it is not published. `birth_position` is where it was written first if it was
+    moved since, else -1.
     """
 
     base_offset: int
@@ -84,7 +84,7 @@ class RangeRows:
         self.prefix_bytes = array("B")
         self.is_time_ordered = True
         self.own_from = 0
-        """Offset from which on all batches stand in the segment itself."""
+        """Offset from which on all batches are in the segment itself."""
         self.base_offset = array("q")  # written last: its length is that of the rows
 
     @property
@@ -124,15 +124,9 @@ class RangeRows:
     def published(self, start_offset: int) -> StagedRows:
         """Return which batches that were staged reach beyond an offset."""
         row_count = len(self.base_offset)
+        columns = (self.position, self.length, self.count, self.prefix_bytes, self.base_offset)
         position, length, count, prefix_bytes, base_offset = (
-            np.frombuffer(column.tobytes(), column.typecode)[:row_count]
-            for column in (
-                self.position,
-                self.length,
-                self.count,
-                self.prefix_bytes,
-                self.base_offset,
-            )
+            np.frombuffer(column.tobytes(), column.typecode)[:row_count] for column in columns
         )
         is_live = (prefix_bytes > 0) & (base_offset + count > start_offset)
         return StagedRows(position[is_live], length[is_live])
@@ -141,7 +135,7 @@ class RangeRows:
         """Yield the batches from the one that holds `offset` on, also those appended while it runs.
 
         `offset` is not below the first one. `view` is the segment itself; those that were staged
-        may stand elsewhere.
+        may be in another one.
         """
         row = self._row_beyond(offset)
         while row < len(self.base_offset):
@@ -197,8 +191,8 @@ class SegmentRows:
         """The streams that have batches here."""
         return {stream_id for stream_id, _ in self._ranges}
 
-    def take(self, entry: Entry, location: Location, time_ms: int) -> None:
-        """Add what the next entry says of batches. Raises LogCorruptionError if it makes no sense.
+    def add(self, entry: Entry, location: Location, time_ms: int) -> None:
+        """Add the batches of the next entry. Raises LogCorruptionError for an invalid one.
 
         A damaged one may have its header only, if it is no TXN_END.
         """

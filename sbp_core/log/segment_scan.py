@@ -77,17 +77,17 @@ class SegmentScanner:
     def entries(self) -> Iterator[tuple[Entry, Location] | Damage]:
         """Yield each entry but COMMIT, and each damage.
 
-        Behind a damage the iteration goes on where it can: the entry that stands where this
-        one should end, or the next group commit that can be found.
+        Behind a damage the iteration goes on where it can: at the entry that begins where the
+        damaged one should end, or at the next group commit that can be found.
         """
         while self.position < self._end:
+            position = self.position
             try:
-                header = decode_entry_header(self._view(ENTRY_HEADER_BYTES), self.position)
+                header = decode_entry_header(self._view(position, ENTRY_HEADER_BYTES), position)
             except LogCorruptionError as error:
-                yield Damage(self.position, str(error))
+                yield Damage(position, str(error))
                 self.position = self._maybe_next_entry() or self._next_commit_position()
                 continue
-            position = self.position
             self.position += header.length
             try:
                 entry = self._decode(header, position)
@@ -104,7 +104,7 @@ class SegmentScanner:
                 f"an entry of {header.length} bytes runs beyond the end of the file,"
                 f" {self._end - position} bytes are left"
             )
-        body = self._view_at(position, header.length)[ENTRY_HEADER_BYTES:]
+        body = self._view(position, header.length)[ENTRY_HEADER_BYTES:]
         header.check_body(body)
         entry = entry_of(header, body)
         if entry.kind is EntryKind.COMMIT:
@@ -114,10 +114,10 @@ class SegmentScanner:
 
     def _maybe_next_entry(self) -> int | None:
         """Return where the next entry is if the length of this one, which is damaged, is right."""
-        length = int.from_bytes(self._view(ENTRY_HEADER_BYTES)[:4], "big")
+        length = int.from_bytes(self._view(self.position, ENTRY_HEADER_BYTES)[:4], "big")
         position = self.position + ENTRY_PREFIX_BYTES + length
         try:
-            decode_entry_header(self._view_at(position, ENTRY_HEADER_BYTES), position)
+            decode_entry_header(self._view(position, ENTRY_HEADER_BYTES), position)
         except LogError:
             return None
         return position
@@ -126,10 +126,7 @@ class SegmentScanner:
         commits = find_commits(self._file, self._base, self.position + 1)
         return next((position for position, _ in commits), self._end)
 
-    def _view(self, length: int) -> memoryview:
-        return self._view_at(self.position, length)
-
-    def _view_at(self, position: int, length: int) -> memoryview:
+    def _view(self, position: int, length: int) -> memoryview:
         """Return `length` bytes, fewer at the end of the file."""
         start = position - self._window_position
         if not 0 <= start <= len(self._window) - length:
@@ -182,15 +179,15 @@ class Replay:
         self.is_restored = True
 
     def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
-        """Take in the next entry. Raises LogCorruptionError if it contradicts those before it."""
+        """Apply the next entry. Raises LogCorruptionError if it contradicts those before it."""
         if self.is_restored and entry.kind in SNAPSHOT_KINDS:
             return
         try:
             if self.has_snapshot:
                 self.changed |= {logged.key: logged for logged in self.states.apply(entry)}
-                self.marks.take(entry, location, time_ms, self.states.writers)
+                self.marks.add(entry, location, time_ms, self.states.writers)
                 self.states.staged.apply(entry, location, time_ms)
-                self.rows.take(entry, location, time_ms)
+                self.rows.add(entry, location, time_ms)
                 self.entry_count += 1
             elif self.snapshot.add(entry):
                 self.states = self.snapshot.states()

@@ -1,4 +1,8 @@
-"""Writing segments: the one that groups are appended to, and whole ones in place of others."""
+"""Writing segments: the one that groups are appended to, and whole ones in place of others.
+
+A group is a COMMIT entry and its entries, in one write. The COMMIT entry carries how far the log
+was synced before, so the sync of a group is proven by the next one (see recovery/opening.py).
+"""
 
 from __future__ import annotations
 
@@ -65,7 +69,7 @@ class ActiveSegment:
 
     @property
     def is_proven(self) -> bool:
-        """Whether nothing but an empty group stands behind what is proven to be synced."""
+        """Whether nothing but an empty group follows the part that is proven to be synced."""
         return self._proven_upto >= self.end - COMMIT_BYTES
 
     def write(self, entries: Sequence[Entry], time_ms: int) -> tuple[Location, ...]:
@@ -86,7 +90,7 @@ class ActiveSegment:
         return tuple(locations)
 
     def sync(self) -> None:
-        """Make all groups durable that are written by now. Raises OSError.
+        """Make all groups durable that were written so far. Raises OSError.
 
         May run in another thread than `write` at the same time.
         """
@@ -191,7 +195,7 @@ class _WholeSegmentWriter:
         if time_ms != self._time_ms:
             self._put(Commit(self._position, time_ms).to_entry())
             self._time_ms = time_ms
-        self._rows.take(entry, self._put(entry), time_ms)
+        self._rows.add(entry, self._put(entry), time_ms)
 
     def finish(self) -> tuple[Segment, SegmentRows]:
         self._flush()

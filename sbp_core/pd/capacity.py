@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.errors import InvalidRequestError, invalid
 from sbp_core.server.settings import integer_setting
 
 
@@ -58,6 +58,23 @@ class CapacityLimits:
     )
 
 
+_TABLES: Final = {
+    "streams": ("streams_max", "streams", "delete some"),
+    "cursors": ("cursors_max", "cursors of consumer groups", "forget some"),
+    "txns": (
+        "decisions_max",
+        "decided batches of transactions that are kept",
+        "use fewer producers",
+    ),
+    "aborted_txns": (
+        "aborted_txns_max",
+        "aborted transactions that are kept",
+        "wait until some are forgotten",
+    ),
+}
+"""By table: the setting that limits its rows, the noun for them, and how to have fewer."""
+
+
 class Capacity:
     """Checks the limits against the number of rows of each table."""
 
@@ -65,50 +82,31 @@ class Capacity:
         self._count = count
         self._limits = capacity_limits
 
-    def check_streams(self, more: int) -> None:
-        """Raise InvalidRequestError unless there may be `more` streams."""
-        self._check("streams", more, "streams_max", self._limits.streams_max)
+    def left(self, table: str) -> int:
+        """Return how many more rows a table may have; negative if it has too many."""
+        limit: int = getattr(self._limits, _TABLES[table][0])
+        return limit - self._count(table)
+
+    def check(self, table: str, more: int = 0) -> None:
+        """Raise InvalidRequestError unless a table may have `more` rows.
+
+        A transaction that has added rows checks it without `more` before it commits.
+        """
+        if self.left(table) < more:
+            raise self.refusal(table)
 
     def check_ranges(self, stream_id: int, range_count: int) -> None:
         """Raise InvalidRequestError unless a stream may have another range."""
-        limit = self._limits.ranges_per_stream_max
-        if range_count >= limit:
-            which = f"ranges of stream {stream_id}"
-            raise _refusal(which, "trim the stream", "ranges_per_stream_max", limit)
+        if range_count >= self._limits.ranges_per_stream_max:
+            noun = f"ranges of stream {stream_id}"
+            raise self._refusal("ranges_per_stream_max", noun, "trim the stream")
 
-    def cursor_capacity(self) -> int:
-        """Return how many more cursors there may be."""
-        return max(0, self._limits.cursors_max - self._count("cursors"))
+    def refusal(self, table: str) -> InvalidRequestError:
+        """Return the error of a row beyond the limit of a table."""
+        return self._refusal(*_TABLES[table])
 
-    def cursors_refusal(self) -> InvalidRequestError:
-        """Return the error of a cursor beyond the limit."""
-        return _refusal(*_WORDS["cursors"], "cursors_max", self._limits.cursors_max)
-
-    def check_decisions(self) -> None:
-        """Raise InvalidRequestError if there are too many, in the transaction that adds one."""
-        self._check("txns", 0, "decisions_max", self._limits.decisions_max)
-
-    def check_aborted(self) -> None:
-        """Raise InvalidRequestError if there are too many, in the transaction that adds some."""
-        self._check("aborted_txns", 0, "aborted_txns_max", self._limits.aborted_txns_max)
-
-    def _check(self, table: str, more: int, setting: str, limit: int) -> None:
-        if self._count(table) + more > limit:
-            raise _refusal(*_WORDS[table], setting, limit)
-
-
-_WORDS: Final = {
-    "streams": ("streams", "delete some"),
-    "cursors": ("cursors of consumer groups", "forget some"),
-    "txns": ("decided batches of transactions that are kept", "use fewer producers"),
-    "aborted_txns": ("aborted transactions that are kept", "wait until some are forgotten"),
-}
-"""By table: what is in it, and how to have fewer."""
-
-
-def _refusal(noun: str, remedy: str, setting: str, limit: int) -> InvalidRequestError:
-    return InvalidRequestError(
-        StatusCode.INVALID_REQUEST,
-        f"{setting} of the placement driver allows {limit} {noun}, and that many exist: {remedy},"
-        " or raise the setting",
-    )
+    def _refusal(self, setting: str, noun: str, remedy: str) -> InvalidRequestError:
+        return invalid(
+            f"{setting} of the placement driver allows {getattr(self._limits, setting)} {noun}, and"
+            f" that many exist: {remedy}, or raise the setting"
+        )

@@ -1,9 +1,14 @@
-"""A placement driver: its settings, and the store, the membership and the listener put together."""
+"""A placement driver from start to stop: its settings, store, membership and listener.
+
+Read model.py first (the values), then streams/stream_handlers.py (the operations), range_servers.py
+(which servers are alive), and txns/publications.py (how a committed batch becomes visible).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,11 +60,9 @@ class PlacementDriver:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._membership = Membership(self._clock, settings.heartbeat_timeout_ms)
-        self._store: StoreThread | None = None
-        self._handlers: PlacementDriverHandlers | None = None
-        self._listener: Listener | None = None
+        self._started = AsyncExitStack()
+        """The parts that `stop` ends: the one that was started last first."""
         self._port: int | None = None
-        self._looking: asyncio.Task[None] | None = None
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> str:
@@ -68,33 +71,34 @@ class PlacementDriver:
         Raises ConfigurationError when the data directory or the address cannot be used.
         """
         settings = self._settings
-        store = await StoreThread.open(lambda: MetadataStore(settings.data_dir, settings))
-        store.failed.add_done_callback(self._on_failure)
-        handlers = PlacementDriverHandlers(
-            store,
-            self._membership,
-            self._clock,
-            lambda: self.endpoint,
-            batch_number_leap_max=settings.batch_number_leap_max,
-        )
-        speech = Speech(ServerRole.PLACEMENT_DRIVER, parse_dialect(settings.dialect))
-        listener = Listener(
-            handlers.by_opcode(),
-            speech=speech,
-            clock=self._clock,
-            connections_per_address_max=settings.connections_per_address_max,
-            in_flight_bytes_max=limits.DRIVER_IN_FLIGHT_BYTES_MAX,
-        )
-        try:
+        async with AsyncExitStack() as started:
+            self._store = store = await StoreThread.open(
+                lambda: MetadataStore(settings.data_dir, settings)
+            )
+            started.push_async_callback(store.close)
+            store.failed.add_done_callback(self._on_failure)
+            self._handlers = handlers = PlacementDriverHandlers(
+                store,
+                self._membership,
+                self._clock,
+                lambda: self.endpoint,
+                batch_number_leap_max=settings.batch_number_leap_max,
+            )
+            started.push_async_callback(handlers.stop)
+            listener = Listener(
+                handlers.by_opcode(),
+                speech=Speech(ServerRole.PLACEMENT_DRIVER, parse_dialect(settings.dialect)),
+                clock=self._clock,
+                connections_per_address_max=settings.connections_per_address_max,
+                in_flight_bytes_max=limits.DRIVER_IN_FLIGHT_BYTES_MAX,
+            )
+            started.push_async_callback(listener.drain)
+            started.push_async_callback(handlers.rest)  # else `drain` waits for these calls
             await handlers.start()
-            port = await listener.start(settings.host, settings.port)
-        except BaseException:
-            await handlers.stop()
-            await store.close()
-            raise
-        self._store, self._listener, self._handlers = store, listener, handlers
-        self._port = port
-        self._looking = asyncio.create_task(self._log_missing_servers(store))
+            self._port = await listener.start(settings.host, settings.port)
+            looking = asyncio.create_task(self._log_missing_servers(store))
+            started.push_async_callback(cancel_all, [looking])
+            self._started = started.pop_all()
         return self.endpoint
 
     async def _log_missing_servers(self, store: StoreThread) -> None:
@@ -112,18 +116,7 @@ class PlacementDriver:
 
     async def stop(self) -> None:
         """Let open calls finish, then close the connections and the metadata."""
-        if self._looking is not None:
-            await cancel_all([self._looking])
-        listener, self._listener = self._listener, None
-        store, self._store = self._store, None
-        if self._handlers is not None:
-            await self._handlers.rest()
-        if listener is not None:
-            await listener.drain()
-        if self._handlers is not None:
-            await self._handlers.stop()
-        if store is not None:
-            await store.close()
+        await self._started.aclose()
 
     @property
     def endpoint(self) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sbp_core import limits
-from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.errors import invalid
 from sbp_core.wire.headers import RangeServer, ReplicaServer, Stream, StreamRange
 from sbp_core.wire.status import shown
 
@@ -113,7 +113,7 @@ class StreamChange:
     stream_id: int
     name: str | None
     retention_period_ms: int
-    maybe_retention_bytes: int | None = None
+    retention_bytes: int | None = None
 
 
 class ChangeRefusal(enum.Enum):
@@ -137,8 +137,8 @@ class ServerLoad:
     """A live range server as placement sees it; None where it never reported its load."""
 
     server_id: int
-    maybe_disk_free_bytes: int | None = None
-    maybe_append_rate: int | None = None
+    disk_free_bytes: int | None = None
+    append_rate: int | None = None
 
 
 def check_stream_name(name: str) -> None:
@@ -148,10 +148,9 @@ def check_stream_name(name: str) -> None:
     """
     if _NAME.fullmatch(name) and name not in {".", ".."} and not name.isdigit():
         return
-    raise InvalidRequestError(
-        StatusCode.INVALID_REQUEST,
+    raise invalid(
         f"{shown(name)} cannot name a stream: use 1 to {limits.STREAM_NAME_LENGTH_MAX} of"
-        " A-Z a-z 0-9 . _ - (not digits only, not '.' or '..')",
+        " A-Z a-z 0-9 . _ - (not digits only, not '.' or '..')"
     )
 
 
@@ -159,10 +158,9 @@ def check_group_name(name: str) -> None:
     """Raise InvalidRequestError unless `name` can name a consumer group."""
     if _GROUP.fullmatch(name):
         return
-    raise InvalidRequestError(
-        StatusCode.INVALID_REQUEST,
+    raise invalid(
         f"{shown(name)} cannot name a consumer group: use 1 to {limits.GROUP_NAME_LENGTH_MAX} of"
-        " A-Z a-z 0-9 . _ -",
+        " A-Z a-z 0-9 . _ -"
     )
 
 

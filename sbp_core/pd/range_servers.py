@@ -1,9 +1,9 @@
 """The range servers of a cluster: which are alive, which may join, where ranges go, their logs.
 
 SPEC "HEARTBEAT", "REPORT_METRICS". A range server proves its id by its secret. An address passes to
-another server only when the process that was heard from there lately is known to be gone: a copied
-data directory has the right secret too, and any process can get an id and announce the address of
-another server.
+another server only when the process that was heard from there lately is known to have ended: a
+copied data directory has the right secret too, and any process can get an id and announce the
+address of another server.
 
 Range servers are also held to what they reported about their logs. A log that ends before its
 reported position, or that has another id, lost records. A server cannot always notice that itself:
@@ -26,9 +26,8 @@ from sbp_core import limits
 from sbp_core.client import parse_endpoint
 from sbp_core.errors import (
     AlreadyExistsError,
-    InvalidRequestError,
     NoRangeServerError,
-    StatusCode,
+    invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import LogMark, RangeServerRecord, ServerLoad
@@ -112,18 +111,18 @@ class Placement:
 
     def __init__(self, servers: Iterable[ServerLoad], open_range_counts: Mapping[int, int]) -> None:
         live = list(servers)
-        rates = [each.maybe_append_rate for each in live if each.maybe_append_rate is not None]
+        rates = [each.append_rate for each in live if each.append_rate is not None]
         neutral_rate = fmean(rates) if rates else 0.0
         self._has_servers = bool(live)
         self._servers = [
             (
                 _is_nearly_full(each),
                 open_range_counts.get(each.server_id, 0),
-                neutral_rate if each.maybe_append_rate is None else each.maybe_append_rate,
+                neutral_rate if each.append_rate is None else each.append_rate,
                 each.server_id,
             )
             for each in live
-            if each.maybe_disk_free_bytes is None or each.maybe_disk_free_bytes > 0
+            if each.disk_free_bytes is None or each.disk_free_bytes > 0
         ]
         heapq.heapify(self._servers)
 
@@ -135,11 +134,10 @@ class Placement:
         Raises NoRangeServerError when no server is alive, or none has any room at all.
         """
         if not self._servers:
-            raise NoRangeServerError(
-                StatusCode.PD_NO_AVAILABLE_RS,
+            raise NoRangeServerError.of(
                 "the disks of all range servers are full: free space, or start another range server"
                 if self._has_servers
-                else "no range server is alive: start one, or wait for its first heartbeat",
+                else "no range server is alive: start one, or wait for its first heartbeat"
             )
         is_nearly_full, count, rate, server_id = self._servers[0]
         heapq.heapreplace(self._servers, (is_nearly_full, count + 1, rate, server_id))
@@ -147,7 +145,7 @@ class Placement:
 
 
 def _is_nearly_full(server: ServerLoad) -> bool:
-    free_bytes = server.maybe_disk_free_bytes
+    free_bytes = server.disk_free_bytes
     return free_bytes is not None and free_bytes < limits.PLACEMENT_DISK_FREE_BYTES
 
 
@@ -168,7 +166,7 @@ class Joining:
         AlreadyExistsError while another process is heard under this id, or at this address.
         """
         if announced is None:
-            raise _invalid("a range server's HEARTBEAT or REPORT_METRICS must carry range_server")
+            raise invalid("a range server's HEARTBEAT or REPORT_METRICS must carry range_server")
         parse_endpoint(announced.advertise_addr or "")
         server = RangeServerRecord(announced.server_id, announced.advertise_addr or "")
         stored = await self._store.run(lambda store: store.servers.maybe_secret(server.server_id))
@@ -209,13 +207,12 @@ class Joining:
             answers = await self._maybe_holds(other.address, secret)
             if answers is not None and answers is not has_moved:
                 return
-        raise AlreadyExistsError(
-            StatusCode.CONFLICT,
+        raise AlreadyExistsError.of(
             f"range server {other.server_id} sent a heartbeat from {other.address} lately, so"
             f" server {server.server_id} at {server.address} cannot replace it. Either its former"
             " process still runs, or another one with a copy of its data directory does: stop one"
             f" of them. If neither runs, retry {self._membership.timeout_ms} ms after its last"
-            f" heartbeat. {_KEEP_DATA}",
+            f" heartbeat. {_KEEP_DATA}"
         )
 
     async def _maybe_holds(self, address: str, secret: str) -> bool | None:
@@ -248,7 +245,7 @@ def _register(
 ) -> str | None:
     """Store the address of a server, and the first secret it came with; return the one it has."""
     if not store.servers.register(server):
-        raise _invalid(
+        raise invalid(
             f"server id {server.server_id} was never allocated by this placement driver"
             f" (cluster {cluster_id}); connect to the one that did, or restore"
             f" its data directory. {_KEEP_DATA}"
@@ -266,10 +263,6 @@ def _check_secret(server_id: int, given: str | None, stored: str) -> None:
             " identity.json in its data directory, or start with an empty directory. Loads are"
             f" reported on the connection of the heartbeats. {_KEEP_DATA}"
         )
-
-
-def _invalid(message: str) -> InvalidRequestError:
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)
 
 
 NO_POSITION: Final = -1
@@ -296,7 +289,7 @@ class LogMarks:
             return NO_POSITION
         other = maybe_other_log(known, said.log_id)
         if other is not None:
-            raise InvalidRequestError(StatusCode.INVALID_REQUEST, other)
+            raise invalid(other)
         return known.position
 
     async def note(self, said: LogMark) -> int:
@@ -364,7 +357,7 @@ def maybe_log_mark(server_id: int, log_id: str | None, position: int) -> LogMark
     digits = log_id or ""
     is_hex = all(digit in "0123456789abcdef" for digit in digits)
     if digits and (len(digits) != _LOG_ID_DIGITS or not is_hex):
-        raise _invalid(
+        raise invalid(
             f"log_id of a HEARTBEAT must be {_LOG_ID_DIGITS} hexadecimal digits, got"
             f" {shown(digits)}"
         )

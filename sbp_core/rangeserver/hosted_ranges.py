@@ -12,18 +12,19 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from sbp_core.errors import (
-    InvalidRequestError,
     NotFoundError,
     RangeNotFoundError,
     RangeSealedError,
     StatusCode,
     StatusError,
+    invalid,
 )
 from sbp_core.log.states.range_states import NO_TIME, LoggedRange, RangeKey, RangeState
-from sbp_core.session.states import REFUSED, Machine
+from sbp_core.session.states import Machine, row
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -41,40 +42,27 @@ class RangeInput(enum.Enum):
 _OPEN, _SEALED, _DELETED = RangeState
 
 _REVISION_BITS: Final = 62
-"""Those of a first revision: what is counted on from there stays an i64."""
+"""Random bits of the first revision, so that later ones still fit into an i64."""
+
+_row: Final = partial(row, RangeInput)
 
 RANGE: Final = Machine(
     "range",
     RangeState,
     RangeInput,
     {
-        _OPEN: {
-            RangeInput.APPEND: _OPEN,
-            RangeInput.FETCH: _OPEN,
-            RangeInput.SEAL: _SEALED,
-            RangeInput.TRIM: _OPEN,
-            RangeInput.DELETE: _DELETED,
-        },
-        _SEALED: {
-            RangeInput.APPEND: REFUSED,
-            RangeInput.FETCH: _SEALED,
-            RangeInput.SEAL: _SEALED,
-            RangeInput.TRIM: _SEALED,
-            RangeInput.DELETE: _DELETED,
-        },
-        _DELETED: {
-            RangeInput.APPEND: REFUSED,
-            RangeInput.FETCH: REFUSED,
-            RangeInput.SEAL: REFUSED,
-            RangeInput.TRIM: REFUSED,
-            RangeInput.DELETE: _DELETED,
-        },
+        _OPEN: _row(APPEND=_OPEN, FETCH=_OPEN, SEAL=_SEALED, TRIM=_OPEN, DELETE=_DELETED),
+        _SEALED: _row(FETCH=_SEALED, SEAL=_SEALED, TRIM=_SEALED, DELETE=_DELETED),
+        _DELETED: _row(DELETE=_DELETED),
     },
 )
 
+_REACHED_BY: Final = {_SEALED: RangeInput.SEAL, _DELETED: RangeInput.DELETE}
+"""The input by which a range comes into the state that the log has committed."""
+
 
 class HostedRange:
-    """One range on this server."""
+    """One range on this server. Only the table moves its state, before the log has it or after."""
 
     def __init__(self, stream_id: int, range_index: int, start_offset: int) -> None:
         self.stream_id = stream_id
@@ -96,8 +84,8 @@ class HostedRange:
         return self.stream_id, self.range_index
 
     @property
-    def maybe_end_offset(self) -> int | None:
-        """Offset where the range ends for ever, None while it is open."""
+    def end_offset(self) -> int | None:
+        """Offset where the range ends, which is final; None while it is open."""
         return None if self.state is RangeState.OPEN else self.assigned_offset
 
     def publish(self, logged: LoggedRange) -> None:
@@ -106,7 +94,9 @@ class HostedRange:
         self.next_offset = logged.next_offset
         self.created_at_ms = logged.created_at_ms
         self.assigned_offset = max(self.assigned_offset, logged.next_offset)
-        self.state = self.state.or_later(logged.state)
+        reached_by = _REACHED_BY.get(logged.state)
+        if reached_by is not None:  # refused: a range that was deleted here since stays so
+            self.state = RANGE.maybe_next(self.state, reached_by) or self.state
 
     def receive(self, asked: RangeInput) -> None:
         """Move on by the table. Raises RangeSealedError or NotFoundError where it refuses."""
@@ -114,23 +104,19 @@ class HostedRange:
         if target is not None:
             self.state = target
         elif self.state is RangeState.SEALED:
-            raise RangeSealedError(
-                StatusCode.RANGE_ALREADY_SEALED,
+            raise RangeSealedError.of(
                 f"range {self.range_index} of stream {self.stream_id} was sealed at offset"
-                f" {self.assigned_offset}; the stream goes on in the next range",
+                f" {self.assigned_offset}; the stream goes on in the next range"
             )
         else:
-            raise NotFoundError(StatusCode.NOT_FOUND, f"stream {self.stream_id} was deleted")
+            raise NotFoundError.of(f"stream {self.stream_id} was deleted")
 
     def assign(self, record_count: int) -> int:
-        """Take the next `record_count` offsets for a batch; return the first."""
+        """Assign the next `record_count` offsets to a batch; return the first."""
         self.receive(RangeInput.APPEND)
         base_offset = self.assigned_offset
         if base_offset + record_count >= 2**63:
-            raise InvalidRequestError(
-                StatusCode.INVALID_REQUEST,
-                f"stream {self.stream_id} has no offsets left for {record_count} records",
-            )
+            raise invalid(f"stream {self.stream_id} has no offsets left for {record_count} records")
         self.assigned_offset += record_count
         return base_offset
 
@@ -236,7 +222,7 @@ class RangeTable:
         return hosted
 
     def publish(self, logged: LoggedRange) -> None:
-        """Take in what the log says of a range, new or known."""
+        """Apply what the log has committed of a range, new or known."""
         ranges = self._streams.setdefault(logged.stream_id, {})
         hosted = ranges.get(logged.range_index)
         if hosted is None:
@@ -293,17 +279,15 @@ def check_latest(latest: HostedRange, range_index: int) -> None:
     if range_index < 0 or range_index == latest.range_index:
         return
     if range_index < latest.range_index:
-        raise RangeSealedError(
-            StatusCode.RANGE_ALREADY_SEALED,
+        raise RangeSealedError.of(
             f"range {range_index} of stream {latest.stream_id} is not the open one, which is"
-            f" {latest.range_index}",
+            f" {latest.range_index}"
         )
     raise _not_found(latest.stream_id, range_index)
 
 
 def _not_found(stream_id: int, range_index: int) -> RangeNotFoundError:
     which = f"range {range_index}" if range_index >= 0 else "no range"
-    return RangeNotFoundError(
-        StatusCode.RANGE_NOT_FOUND,
-        f"{which} of stream {stream_id} is {'not ' if range_index >= 0 else ''}hosted here",
+    return RangeNotFoundError.of(
+        f"{which} of stream {stream_id} is {'not ' if range_index >= 0 else ''}hosted here"
     )

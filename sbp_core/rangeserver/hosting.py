@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -20,7 +20,6 @@ from sbp_core.errors import (
     LogCorruptionError,
     OffsetOutOfRangeError,
     SbpError,
-    StatusCode,
 )
 from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry
@@ -81,7 +80,7 @@ class PlacedRange:
 
 
 class DriverPort(Protocol):
-    """What a range server asks of the placement driver. Everything raises SbpError."""
+    """The requests of a range server to the placement driver. Everything raises SbpError."""
 
     async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
         """Return the ranges of these streams that are placed on this server."""
@@ -93,7 +92,7 @@ class DriverPort(Protocol):
         """Record that streams begin at these offsets."""
 
     async def find_dead(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
-        """Return those of these staged parts that will never be published."""
+        """Return the staged parts among these that will never be published."""
 
 
 class RangeHost:
@@ -127,24 +126,20 @@ class RangeHost:
     ) -> list[tuple[int, int]]:
         """Return the (stream id, range index) pairs that are not known here.
 
-        Index -1 means whichever range the stream has; `is_append` asks for an open one.
+        Index -1 means any range of the stream; `is_append` asks for an open one.
         """
         return [each for each in wanted if self.table.lacks(*each, is_append=is_append)]
 
     async def learn(self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False) -> None:
         """Look up those that are `lacking`.
 
-        Never raises for a single stream: what stays unknown is refused later, by the request that
-        needs it.
+        Never raises for a single stream: a request for a range that stays unknown is refused.
         """
         lacking = self.lacking(wanted, is_append=is_append)
         if not lacking:
             return
         unknown = {stream_id for stream_id, _ in lacking}
-        fresh = [stream_id for stream_id in unknown if stream_id not in self._lookups]
-        if fresh:
-            self._begin_look_up(fresh)
-        pending = {self._lookups[stream_id] for stream_id in unknown}
+        pending = self._lookups_of(unknown)
         with self._waiters.watch(unknown) as changed:
             while pending and self.lacking(lacking, is_append=is_append):
                 changed.clear()
@@ -159,8 +154,7 @@ class RangeHost:
 
     def look_up_soon(self, stream_id: int) -> None:
         """Ask the placement driver for a stream, in the background."""
-        if stream_id not in self._lookups:
-            self._begin_look_up([stream_id])
+        self._lookups_of([stream_id])
 
     def knows_writers(self, stream_id: int, range_index: int) -> bool:
         """Whether the writers that appended to a stream before a range of it are known here.
@@ -185,7 +179,7 @@ class RangeHost:
         return encode_writers(self.writers.writers_of(sealed.stream_id))
 
     async def seal(self, stream_id: int, range_index: int) -> HostedRange:
-        """Seal a range that was learned for ever; return it once that is durable.
+        """Seal a range that was learned; return it once that is durable. A seal is final.
 
         Raises RangeNotFoundError, NotFoundError, LogWriteError.
         """
@@ -205,19 +199,18 @@ class RangeHost:
         await self._committer.submit([Entry(EntryKind.STREAM_DELETED, stream_id, -1, 0, 0)])
 
     async def trim(self, stream_id: int, offset: int) -> HostedRange:
-        """Refuse to serve what lies below `offset`, durably; return the smallest range with data.
+        """Refuse to serve records below `offset`, durably; return the first range with records.
 
-        Of all ranges of the stream that were learned; batches stay where they are. Raises
+        This is about all ranges of the stream that were learned; batches stay on the disk. Raises
         RangeNotFoundError, NotFoundError, LogWriteError, and OffsetOutOfRangeError for an offset
         beyond the tail of the open range.
         """
         ranges = self.table.ranges_of(stream_id)
         last = ranges[-1]
         last.receive(RangeInput.TRIM)
-        if last.maybe_end_offset is None and offset > last.next_offset:
+        if last.end_offset is None and offset > last.next_offset:
             start_offset, next_offset = self.table.bounds_of(stream_id)
-            raise OffsetOutOfRangeError(
-                StatusCode.OFFSET_OUT_OF_RANGE,
+            raise OffsetOutOfRangeError.of(
                 f"trim_offset {offset} of stream {stream_id} is beyond its tail, {next_offset};"
                 " nothing of this stream was trimmed",
                 OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
@@ -233,15 +226,16 @@ class RangeHost:
             for each in announced
             if self.table.may_be_another(each.stream_id, each.created_at_ms)
         }
-        fresh = [stream_id for stream_id in doubtful if stream_id not in self._lookups]
-        if fresh:
-            self._begin_look_up(fresh)
         if doubtful:
-            await asyncio.wait({self._lookups[stream_id] for stream_id in doubtful})
+            await asyncio.wait(self._lookups_of(doubtful))
 
-    def _begin_look_up(self, stream_ids: Sequence[int]) -> None:
-        task = asyncio.create_task(self._look_up(stream_ids))
-        self._lookups.update(dict.fromkeys(stream_ids, task))
+    def _lookups_of(self, stream_ids: Collection[int]) -> set[asyncio.Task[None]]:
+        """Return the look-ups of streams; one begins for all that are not looked up already."""
+        fresh = [stream_id for stream_id in stream_ids if stream_id not in self._lookups]
+        if fresh:
+            task = asyncio.create_task(self._look_up(fresh))
+            self._lookups.update(dict.fromkeys(fresh, task))
+        return {self._lookups[stream_id] for stream_id in stream_ids}
 
     async def _look_up(self, stream_ids: Sequence[int]) -> None:
         try:
@@ -267,15 +261,15 @@ class RangeHost:
     def _continues(self, where: StreamRange, ends: Mapping[tuple[int, int], int]) -> bool:
         """Whether a new range starts where the one before ends, if that one is known.
 
-        Of that the log here has precedence over `ends`, those listed. A range that starts elsewhere
-        is not hosted: records would be lost, or offsets assigned twice.
+        For that end the log here has precedence over `ends`, those listed. A range that starts
+        elsewhere is not hosted: records would be lost, or offsets assigned twice.
         """
         if where.end_offset >= 0 or self.table.has_range(where.stream_id, where.range_index):
             return True
         before = (where.stream_id, where.range_index - 1)
         end_offset = ends.get(before, -1)
         if self.table.has_range(*before):
-            known = self.table.range_at(*before).maybe_end_offset
+            known = self.table.range_at(*before).end_offset
             end_offset = end_offset if known is None else known
         if end_offset in {-1, where.start_offset}:
             return True

@@ -64,14 +64,14 @@ def store_identity(data_dir: Path, identity: Identity, disk: Disk) -> None:
 
 
 def check_log_is_there(data_dir: Path, disk: Disk) -> Identity | None:
-    """Return the stored identity, None in a new folder. Raises LogError if only its log is gone."""
+    """Return the stored identity, None in a new folder. Raises LogError if its log is missing."""
     identity, directory = load_identity(data_dir), data_dir / "log"
     if identity is not None and not has_segments(disk, directory):
         raise LogError(
-            f"the log of range server {identity.server_id} is gone: {directory} holds no segment."
-            " Nothing was changed. Put the folder back as it was. Without a copy, what was in it is"
-            f" lost: remove {data_dir / IDENTITY_NAME} to start as a new server, and delete and"
-            " create again the streams that had ranges in it"
+            f"the log of range server {identity.server_id} is missing: {directory} holds no"
+            " segment. Nothing was changed. Put the folder back as it was. Without a copy, its"
+            f" records are lost: remove {data_dir / IDENTITY_NAME} to start as a new server, and"
+            " delete and create again the streams that had ranges in it"
         )
     return identity
 

@@ -112,7 +112,7 @@ class Membership:
         return self._identity.server_id if self._identity is not None else -1
 
     @property
-    def maybe_cluster_id(self) -> str | None:
+    def cluster_id(self) -> str | None:
         """The cluster that this server belongs to, None before `join`."""
         return (self._identity.cluster_id or None) if self._identity is not None else None
 
@@ -179,13 +179,13 @@ class Membership:
             await asyncio.to_thread(self._high_water.promise, promised)
             raise LogCorruptionError(
                 f"the log in {self._data_dir / 'log'} ends at position {end}, and range server"
-                f" {self.server_id} told the placement driver that it is synced up to {promised}:"
-                f" the last {promised - end} bytes are missing, of which ranges is not known."
-                " Nothing was changed. Put the folder back as it was, or accept the loss:"
+                f" {self.server_id} reported to the placement driver that it is synced up to"
+                f" {promised}: the last {promised - end} bytes are missing, of which ranges is not"
+                " known. Nothing was changed. Put the folder back as it was, or accept the loss:"
                 f" `sbp log repair {quote(str(self._data_dir / 'log'))}`"
             )
         if promised < 0:
-            await asyncio.to_thread(self._high_water.take_id)
+            await asyncio.to_thread(self._high_water.ensure_id)
 
     async def join(self, advertise_addr: str) -> None:
         """Get or recall the id and announce the address; then go on with heartbeats.
@@ -215,7 +215,7 @@ class Membership:
                 await asyncio.sleep(self._interval_ms / 1000)
         self._tasks = (
             asyncio.create_task(self._keep_beating()),
-            asyncio.create_task(self._keep_telling_followers()),
+            asyncio.create_task(self._keep_followers_informed()),
         )
 
     async def leave(self) -> None:
@@ -226,7 +226,7 @@ class Membership:
         """
         await cancel_all(self._tasks)
         if self._identity is not None:
-            await self._tell(self._placement_driver, timeout_ms=limits.LAST_HEARTBEAT_MS)
+            await self._send_load(self._placement_driver, timeout_ms=limits.LAST_HEARTBEAT_MS)
         await self._client.close()
 
     async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
@@ -368,7 +368,7 @@ class Membership:
                     _LOG.warning("the placement driver does not answer: %s", error)
                 is_known = False
 
-    async def _keep_telling_followers(self) -> None:
+    async def _keep_followers_informed(self) -> None:
         """SPEC "DESCRIBE_PD_CLUSTER": heartbeats and load go to all nodes, the next leader too."""
         while True:
             try:
@@ -377,11 +377,11 @@ class Membership:
                 _LOG.debug("the other placement drivers are not known: %s", error)
             else:
                 followers = [each.endpoint for each in drivers if not each.is_leader]
-                await asyncio.gather(*map(self._tell, followers))
+                await asyncio.gather(*map(self._send_load, followers))
             await asyncio.sleep(self._interval_ms / 1000)
 
-    async def _tell(self, driver: str, *, timeout_ms: int = limits.CONNECT_TIMEOUT_MS) -> None:
-        """Send a heartbeat and the load, best effort: what is answered decides nothing."""
+    async def _send_load(self, driver: str, *, timeout_ms: int = limits.CONNECT_TIMEOUT_MS) -> None:
+        """Send a heartbeat and the load, best effort: the answer is ignored."""
         sent: list[tuple[Opcode, object]] = [(Opcode.HEARTBEAT, self._heartbeat())]
         if self._load is not None:
             sent.append((Opcode.REPORT_METRICS, self._load))

@@ -17,7 +17,7 @@ from sbp_core.errors import (
     LogError,
     PermissionDeniedError,
     SbpError,
-    StatusCode,
+    invalid,
 )
 from sbp_core.log.durable_log import Log
 from sbp_core.log.states.range_states import RangeKey
@@ -78,7 +78,7 @@ class HeartbeatHandler(PromptHandler):
     def begin(self, call: ServerCall) -> Rest | None:
         """Answer one HEARTBEAT."""
         request = call.decode(HeartbeatRequest)
-        cluster_id = self._membership.maybe_cluster_id
+        cluster_id = self._membership.cluster_id
         status = SUCCESS
         try:
             if cluster_id is not None:
@@ -129,9 +129,9 @@ class RangeOperations:
         }
 
     async def describe(self, call: ServerCall) -> None:
-        """SPEC "DESCRIBE_RANGES": bounds of ranges, `next_offset` is what is durable now.
+        """SPEC "DESCRIBE_RANGES": bounds of ranges; `next_offset` is the end of durable records.
 
-        Of those that are named, or of those that changed since a revision.
+        They are those that the request names, or those that changed since a revision.
         """
         request = call.decode(DescribeRangesRequest)
         await self._host.learn((wanted.stream_id, wanted.range_index) for wanted in request.ranges)
@@ -155,7 +155,7 @@ class RangeOperations:
         return DescribeRangeResult(stream_id, self._table_of(hosted), SUCCESS)
 
     async def seal(self, call: ServerCall) -> None:
-        """SPEC "SEAL_RANGES" at a range server: seal for ever, answer the sealed range."""
+        """SPEC "SEAL_RANGES" at a range server: seal, return the sealed range."""
         request = call.decode(SealRangesRequest)
         await self._host.learn((wanted.stream_id, wanted.range_index) for wanted in request.ranges)
         await respond_all(
@@ -176,7 +176,7 @@ class RangeOperations:
     async def sync(self, call: ServerCall) -> None:
         """SPEC "SYNC_RANGES": host the open ranges that are placed on this server.
 
-        Whether they are, and where they start, the placement driver is asked.
+        The placement driver is asked whether they are, and where they start: any peer can announce.
         """
         request = call.decode(SyncRangesRequest)
         likely = [
@@ -194,7 +194,7 @@ class RangeOperations:
         )
 
     def _sync_one(self, item: StreamRanges) -> SyncRangesResult:
-        """Return the ranges of a stream, if all of them are hosted here by now."""
+        """Return the ranges of a stream, if all of them are hosted here."""
         try:
             for placed in item.ranges:
                 misplaced = self._maybe_misplaced(item.stream_id, placed)
@@ -215,11 +215,11 @@ class RangeOperations:
         my_id = self._membership.server_id
         named = f"range {placed.range_index} of stream {placed.stream_id}"
         if placed.stream_id != stream_id or stream_id < 0 or placed.range_index < 0:
-            return _invalid(f"{named} stands among the ranges of stream {stream_id}")
+            return invalid(f"{named} is listed among the ranges of stream {stream_id}")
         if not any(each.server and each.server.server_id == my_id for each in placed.servers):
-            return _invalid(f"{named} is not placed on this server, whose id is {my_id}")
+            return invalid(f"{named} is not placed on this server, whose id is {my_id}")
         if placed.start_offset < 0 or placed.end_offset >= 0:
-            return _invalid(
+            return invalid(
                 f"{named} has the bounds [{placed.start_offset}, {placed.end_offset}); only an"
                 " open range from offset 0 or more, with end_offset -1, can be hosted"
             )
@@ -239,7 +239,7 @@ class RangeOperations:
         stream = Stream(stream_id=item.stream_id)
         try:
             if item.trim_offset < 0:
-                raise _invalid(f"trim_offset must be 0 or more, got {item.trim_offset}")
+                raise invalid(f"trim_offset must be 0 or more, got {item.trim_offset}")
             smallest = await self._host.trim(item.stream_id, item.trim_offset)
         except SbpError as error:
             return TrimStreamResult(trimmed_stream=stream, status=status_for(error))
@@ -283,9 +283,9 @@ class RangeOperations:
         )
 
     async def describe_txns(self, call: ServerCall) -> None:
-        """SPEC "DESCRIBE_TXNS": what is staged here under each id in each range, undecided.
+        """SPEC "DESCRIBE_TXNS": the undecided batches staged here, by id and range.
 
-        Of one producer, or all.
+        Those of one producer, or of all.
         """
         producer = call.decode(DescribeTxnsRequest).producer
         found = map(_description, self._log.staged.stagings())
@@ -296,7 +296,7 @@ class RangeOperations:
         )
 
     def _table_of(self, hosted: HostedRange) -> StreamRange:
-        end_offset = hosted.maybe_end_offset
+        end_offset = hosted.end_offset
         return StreamRange(
             stream_id=hosted.stream_id,
             range_index=hosted.range_index,
@@ -323,9 +323,9 @@ def _plan(table: RangeTable, info: LookupOffsetInfo) -> _Search | LookupOffsetRe
     """Return what to look up, or why not. It ends at the present tail, so nothing is missed."""
     try:
         if info.timestamp_us < 0 or info.start_offset < 0:
-            raise _invalid(
+            raise invalid(
                 "timestamp_us and start_offset must be 0 or more, got"
-                f" {info.timestamp_us} and {info.start_offset}",
+                f" {info.timestamp_us} and {info.start_offset}"
             )
         ranges = table.ranges_of(info.stream_id)
         ranges[0].receive(RangeInput.FETCH)
@@ -378,7 +378,3 @@ def _description(staging: Staging) -> TxnDescription:
         record_count=record_count,
         staged_at_ms=staging.staged_at_ms,
     )
-
-
-def _invalid(message: str) -> InvalidRequestError:
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

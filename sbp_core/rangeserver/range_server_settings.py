@@ -1,4 +1,7 @@
-"""Settings of a range server."""
+"""Settings of a range server, one declaration each.
+
+The parser, docs/reference/configuration.md and conf/server.toml follow from them.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +50,8 @@ class RangeServerSettings(ListenerSettings):
     )
     fsync: str = choice_setting(
         "When an append is acknowledged: always, when it is synced to disk; interval, when it is"
-        " written, so that a power failure loses what was not synced yet. What transactions stage"
-        " is always synced.",
+        " written, so that a power failure loses what was not synced yet. Batches of transactions"
+        " are always synced.",
         (FSYNC_ALWAYS, FSYNC_INTERVAL),
         default=FSYNC_ALWAYS,
     )
@@ -67,8 +70,8 @@ class RangeServerSettings(ListenerSettings):
         unit="bytes",
     )
     local_reads: bool = choice_setting(
-        "Whether clients on this machine are told where records are in the log. Clients that may"
-        " open its files, as processes of the same user may, then read them without the server.",
+        "Whether clients on this machine may read records from the files of the log themselves."
+        " Clients that may open these, as processes of the same user may, then do so.",
         (True, False),
         default=True,
     )

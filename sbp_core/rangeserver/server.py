@@ -1,10 +1,15 @@
-"""A range server from start to stop."""
+"""A range server from start to stop: its log, the operations on it, its place in the cluster.
+
+Read hosted_ranges.py and hosting.py first (the ranges), then appending/commit.py (the one way into
+the log), appending/append_handler.py and fetching/fetch_handler.py (the two hot paths).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
 
@@ -63,27 +68,13 @@ class RangeServer:
         self._disk = disk or OsDisk()
         self._probe = probe or HostProbe()
         self._metrics = Metrics(self._clock)
+        self._waiters = StreamWaiters()
         self._readers = ThreadPoolExecutor(
             limits.READS_AT_WORK_MAX, thread_name_prefix="sbp-log-reader"
         )
-        self._waiters = StreamWaiters()
-        self._log: Log | None = None
-        self._committer: GroupCommitter | None = None
-        self._end_txn: EndTxnHandler | None = None
-        self._local_reads = LocalReads(self._disk, settings.data_dir / "log")
-        self._disk_space = DiskSpace(
-            settings.data_dir,
-            settings.disk_free_floor_bytes,
-            probe=self._probe,
-            clock=self._clock,
-            threads=self._readers,
-            pending_bytes=self._pending_bytes,
-            append_bytes_max=settings.sizes.frame_bytes,
-        )
-        self._membership: Membership | None = None
-        self._housekeeping: Housekeeping | None = None
-        self._log_notes: LogNotes | None = None
-        self._listener: Listener | None = None
+        self._started = AsyncExitStack()
+        """The parts that `stop` ends: the one that was started last first."""
+        self._started.callback(self._readers.shutdown)
         self._endpoint = ""
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
@@ -99,55 +90,54 @@ class RangeServer:
         address or folder cannot be had, InvalidRequestError when the cluster refuses this server,
         UnsupportedError when its placement driver speaks another protocol.
         """
-        settings = self._settings
+        settings, started = self._settings, self._started
         self._log = log = await asyncio.get_running_loop().run_in_executor(
             self._readers, self._open_log
         )
-        await self._disk_space.refresh()
-        self._membership = membership = self._make_membership(log)
+        started.callback(log.close)
+        started.push_async_callback(LogNotes(log.high_water).stop)
+        self._membership = membership = Membership(
+            settings.placement_driver,
+            settings.data_dir,
+            self._disk,
+            settings.heartbeat_interval_ms,
+            self._report,
+            high_water=log.high_water,
+        )
+        # Its last heartbeat reports where the log ends: after the last commit, before `close`.
+        started.push_async_callback(membership.leave)
         await membership.check_log()
         committer = GroupCommitter(log, settings.sync_interval_ms, settings.sizes)
         self._committer = committer
+        started.push_async_callback(committer.stop)
+        self._disk_space = DiskSpace(
+            settings.data_dir,
+            settings.disk_free_floor_bytes,
+            probe=self._probe,
+            clock=self._clock,
+            threads=self._readers,
+            pending_bytes=lambda: committer.pending_bytes,
+            append_bytes_max=settings.sizes.frame_bytes,
+        )
+        await self._disk_space.refresh()
         host = RangeHost(
             RangeTable(log.ranges()), committer, self._waiters, membership, log.writers
         )
         in_flight = InFlight()
         stagings = Stagings(log.staged, in_flight)
-        self._end_txn = end_txn = EndTxnHandler(host, stagings, committer)
-        append = AppendHandler(
-            host,
-            log,
-            committer,
-            stagings,
-            in_flight,
-            disk_space=self._disk_space,
-            readers=self._readers,
-            clock=self._clock,
-            metrics=self._metrics,
-            check_driver=membership.check_driver,
-            batch_bytes_max=settings.sizes.batch_bytes,
-        )
-        self._listener = Listener(
-            {
-                Opcode.APPEND: append,
-                Opcode.END_TXN: membership.only_for_driver(end_txn),
-                Opcode.FETCH: self._fetch_handler(host, log),
-                **RangeOperations(host, log, membership, self._readers).handlers(),
-            },
-            speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
-            clock=self._clock,
-            connections_per_address_max=settings.connections_per_address_max,
-            in_flight_bytes_max=settings.sizes.server_in_flight_bytes,
-            sizes=settings.sizes,
-        )
+        end_txn = EndTxnHandler(host, stagings, committer)
+        started.push_async_callback(end_txn.stop)
+        local_reads = LocalReads(self._disk, log.directory)
+        self._listener = self._make_listener(host, end_txn, stagings, in_flight, local_reads)
+        started.push_async_callback(self._listener.drain)
         committer.start(host.publish)
-        self._log_notes = LogNotes(log.high_water)
         port = await self._listener.start(settings.host, settings.port)
         self._endpoint = settings.public_endpoint(port)
         committer.failed.add_done_callback(self._on_failure)
         membership.refused.add_done_callback(self._on_failure)
         await membership.join(self._endpoint)
-        await self._publish(membership)
+        if settings.local_reads:
+            await asyncio.to_thread(local_reads.publish, membership.cluster_id)
         self._housekeeping = Housekeeping(
             host,
             log,
@@ -160,28 +150,53 @@ class RangeServer:
             clock=self._clock,
             interval_ms=settings.retention_check_interval_ms,
         )
+        started.push_async_callback(self._housekeeping.stop)
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
         return log.recovery
 
-    def _fetch_handler(self, host: RangeHost, log: Log) -> FetchHandler:
-        return FetchHandler(
+    def _make_listener(
+        self,
+        host: RangeHost,
+        end_txn: EndTxnHandler,
+        stagings: Stagings,
+        in_flight: InFlight,
+        local_reads: LocalReads,
+    ) -> Listener:
+        settings, membership = self._settings, self._membership
+        append = AppendHandler(
             host,
-            log,
+            self._log,
+            self._committer,
+            stagings,
+            in_flight,
+            disk_space=self._disk_space,
+            readers=self._readers,
+            clock=self._clock,
+            metrics=self._metrics,
+            check_driver=membership.check_driver,
+            batch_bytes_max=settings.sizes.batch_bytes,
+        )
+        fetch = FetchHandler(
+            host,
+            self._log,
             self._waiters,
             self._readers,
             clock=self._clock,
             metrics=self._metrics,
-            maybe_local=self._local_reads,
+            local_reads=local_reads,
         )
-
-    def _make_membership(self, log: Log) -> Membership:
-        return Membership(
-            self._settings.placement_driver,
-            self._settings.data_dir,
-            self._disk,
-            self._settings.heartbeat_interval_ms,
-            self._report,
-            high_water=log.high_water,
+        return Listener(
+            {
+                Opcode.APPEND: append,
+                Opcode.END_TXN: membership.only_for_driver(end_txn),
+                Opcode.FETCH: fetch,
+                **RangeOperations(host, self._log, membership, self._readers).handlers(),
+            },
+            speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
+            clock=self._clock,
+            connections_per_address_max=settings.connections_per_address_max,
+            in_flight_bytes_max=settings.sizes.server_in_flight_bytes,
+            sizes=settings.sizes,
         )
 
     def _open_log(self) -> Log:
@@ -204,31 +219,10 @@ class RangeServer:
             )
         return log
 
-    async def _publish(self, membership: Membership) -> None:
-        """Let readers on this machine know the log, unless the settings are against it."""
-        if self._settings.local_reads:
-            await asyncio.get_running_loop().run_in_executor(
-                self._readers, self._local_reads.publish, membership.maybe_cluster_id
-            )
-
     async def stop(self) -> None:
-        """Refuse new requests, finish the open ones, close the log."""
+        """Refuse new requests, finish the open ones, close the log. Idempotent."""
         self._waiters.close()
-        if self._listener is not None:
-            await self._listener.drain()
-        if self._housekeeping is not None:
-            await self._housekeeping.stop()
-        if self._end_txn is not None:
-            await self._end_txn.stop()
-        if self._committer is not None:
-            await self._committer.stop()
-        if self._membership is not None:
-            await self._membership.leave()
-        if self._log_notes is not None:
-            await self._log_notes.stop()
-        if self._log is not None:
-            self._log.close()
-        self._readers.shutdown()
+        await self._started.aclose()
 
     async def _report(self, server: RangeServerTable) -> ReportMetricsRequest:
         """Return the load to report. Raises OSError."""
@@ -239,11 +233,8 @@ class RangeServer:
             server,
             disk_free_bytes=free,
             memory_used_bytes=used,
-            unindexed_bytes=self._pending_bytes(),
+            unindexed_bytes=self._committer.pending_bytes,
         )
-
-    def _pending_bytes(self) -> int:
-        return 0 if self._committer is None else self._committer.pending_bytes
 
     def _on_failure(self, future: asyncio.Future[SbpError]) -> None:
         if not future.cancelled() and not self.failed.done():

@@ -50,6 +50,14 @@ class Machine(Generic[S, I]):
         return self.table[state][received]
 
 
+def row(inputs: type[I], **targets: S) -> dict[I, S | None]:
+    """Return the row of a table: where inputs lead, by their names; all others are refused."""
+    unknown = targets.keys() - inputs.__members__.keys()
+    if unknown:
+        raise AssertionError(f"{inputs.__name__} has no {unknown}")
+    return {each: targets.get(each.name, REFUSED) for each in inputs}
+
+
 class ConnectionState(Symbol):
     """Life of a connection."""
 

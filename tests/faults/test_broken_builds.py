@@ -72,7 +72,7 @@ def test_acknowledged_before_it_is_synced(tmp_path, history, rng):
 def test_names_of_segments_are_not_synced(tmp_path, history, rng):
     """The server misses its log by itself, and does not begin another one in its place."""
     alterations = ["small-segments", "volatile-disk", "no-directory-sync"]
-    with pytest.raises(SbpError, match="the log of range server 1 is gone"):
+    with pytest.raises(SbpError, match="the log of range server 1 is missing"):
         survive_kills(tmp_path, history, rng, alterations)
 
 

@@ -35,7 +35,7 @@ from sbp_core.errors import (
     TxnIncompleteError,
 )
 from sbp_core.log.states.staged_states import StagedStates
-from sbp_core.rangeserver.appending.append_items import InFlight
+from sbp_core.rangeserver.appending.append_items import InFlight, PendingAppend
 from sbp_core.rangeserver.appending.end_txn import EndTxnHandler
 from sbp_core.rangeserver.appending.staging import Stagings
 from sbp_core.session.negotiation import NO_WISHES
@@ -384,7 +384,9 @@ def test_a_stopping_server_completes_ends():
         in_flight = InFlight()
         handler = EndTxnHandler(None, Stagings(StagedStates(), in_flight), None)
         written = asyncio.get_running_loop().create_future()
-        in_flight.follow([in_flight.begin((1, 0, "t"), 0, -1, 1, memoryview(b""))], written)
+        pending = PendingAppend((1, 0, "t"), 0, -1, 1, memoryview(b""))
+        in_flight.begin(pending)
+        in_flight.follow([pending], written)
         dropping = asyncio.create_task(handler.drop(1, 0, ["t"]))
         await asyncio.sleep(0)
         dropping.cancel()

@@ -119,7 +119,7 @@ def test_an_emptied_folder(cluster: FaultCluster, is_folder_there: bool) -> None
     shutil.rmtree(cluster.log_folder)
     if is_folder_there:
         cluster.log_folder.mkdir()
-    assert "the log of range server 1 is gone" in refused_start(cluster)
+    assert "the log of range server 1 is missing" in refused_start(cluster)
     (cluster.log_folder.parent / "identity.json").unlink()
     cluster.start()
     with client(cluster) as each:
@@ -144,7 +144,7 @@ def test_an_older_copy_and_its_repair(
     shutil.rmtree(cluster.log_folder)
     shutil.copytree(tmp_path / "copy", cluster.log_folder)
     if is_refused_before:
-        assert "told the placement driver that it is synced up to" in refused_start(cluster)
+        assert "reported to the placement driver that it is synced up to" in refused_start(cluster)
         assert "bytes are missing" in refused_start(cluster)
     assert main(["log", "check", str(cluster.data_dir)]) == 1
     assert main(["log", "repair", str(cluster.data_dir)]) == 0
@@ -190,7 +190,7 @@ def test_the_placement_driver_knows_the_end_of_a_log_that_was_closed(cluster: Fa
         note.unlink()
     path = last_segment(cluster)
     os.truncate(path, path.stat().st_size - 100)
-    with pytest.raises(SbpError, match="told the placement driver that it is synced up to"):
+    with pytest.raises(SbpError, match="reported to the placement driver that it is synced up to"):
         cluster.start()
 
 
@@ -251,4 +251,4 @@ def test_the_check_of_a_log_misses_one_that_is_gone(
     shutil.rmtree(cluster.log_folder)
     cluster.log_folder.mkdir()
     assert main(["log", "check", str(cluster.data_dir)]) == 1
-    assert "the log of range server 1 is gone" in capsys.readouterr().err
+    assert "the log of range server 1 is missing" in capsys.readouterr().err

@@ -188,7 +188,11 @@ LOST: Final[dict[str, tuple[Damage, str, str]]] = {
         "this is cluster .* and the peer is of .* restore the right data directory",
         SERVER,
     ),
-    "the log is missing": (removed(f"{SERVER}/log"), "the log of range server 1 is gone", SERVER),
+    "the log is missing": (
+        removed(f"{SERVER}/log"),
+        "the log of range server 1 is missing",
+        SERVER,
+    ),
     "the log is of another server": (
         put_back(f"{SERVER}/log", "other"),
         "another log is in its folder; restore the right one",

@@ -425,7 +425,7 @@ def test_a_full_server_gets_no_ranges(tmp_path):
     async def body(cluster):
         reports = cluster.pd._membership
         async with asyncio.timeout(20):
-            while reports.live_servers()[0].maybe_disk_free_bytes != 0:  # noqa: ASYNC110
+            while reports.live_servers()[0].disk_free_bytes != 0:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         async with RawClient.at(cluster.pd.endpoint) as raw:
             (answer,) = await raw.ask(

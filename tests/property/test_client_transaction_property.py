@@ -95,7 +95,7 @@ class World(AppendWorld):
         results = []
         for owner in request.range_owners:
             ranges = self._ranges[owner.stream_id]
-            if ranges[-1].maybe_end_offset is not None and self._draw(st.booleans()):
+            if ranges[-1].end_offset is not None and self._draw(st.booleans()):
                 ranges.append(HostedRange(owner.stream_id, len(ranges), 0))
             placed = tuple(
                 StreamRange(

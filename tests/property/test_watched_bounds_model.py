@@ -30,7 +30,7 @@ def told(table):
             hosted.state,
             hosted.start_offset,
             hosted.next_offset,
-            hosted.maybe_end_offset,
+            hosted.end_offset,
         )
         for stream_id in range(3)
         if table.has_stream(stream_id)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chart
+from sbp_core import errors
 from sbp_core.errors import StatusCode
 from sbp_core.rangeserver.hosted_ranges import RANGE
 from sbp_core.session.states import CALL, CONNECTION
@@ -54,7 +55,10 @@ def test_the_codes_that_our_servers_send_are_those_that_they_use(generate):
     used |= {"RS_DATA_CORRUPTED", "RS_INTERNAL"}
     used |= {"OK", "NO_NEW_RECORD", "BAD_REQUEST"}  # by wire/dialect.py
     for path in sources:
-        used |= set(re.findall(r"StatusCode\.([A-Z_]+)", path.read_text(encoding="utf-8")))
+        source = path.read_text(encoding="utf-8")
+        used |= set(re.findall(r"StatusCode\.([A-Z_]+)", source))
+        made = re.findall(r"\b(\w+Error)\.of\(", source)
+        used |= {StatusCode(getattr(errors, name).codes[0]).name for name in made}
     sent = {
         code.name
         for code, text in generate.status_codes.SENT_BY.items()

@@ -293,7 +293,7 @@ def test_closed_is_closed() -> None:
     with pytest.raises(LogError, match="closed"):
         log.append([note(1)])
     with pytest.raises(LogError, match="closed"):
-        log.batches_from((1, 0), 0)
+        next(log.batches_from((1, 0), 0))
 
 
 def test_closing_makes_the_last_group_provable_once() -> None:

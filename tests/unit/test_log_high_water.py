@@ -78,7 +78,7 @@ def test_a_log_that_lost_its_end_says_what_is_missing_and_serves_the_rest(is_clo
         assert not found.is_intact, size
         assert any("bytes are missing" in fault.reason for fault in found.faults)
         log = open_log(disk, segment_bytes=SEGMENT_BYTES)
-        lost_tail = log.recovery.maybe_lost_tail
+        lost_tail = log.recovery.lost_tail
         assert lost_tail is not None
         assert sorted(map(str, lost_tail.records)) == sorted(map(str, found.lost))
         losses.add(len(lost_tail.records))
@@ -97,7 +97,7 @@ def test_a_log_that_lost_its_end_says_what_is_missing_and_serves_the_rest(is_clo
         # The file is put back whole.
         disk = disk_with({**contents(disk), SEGMENT: files[SEGMENT]})
         log = open_log(disk, segment_bytes=SEGMENT_BYTES)
-        assert log.recovery.maybe_lost_tail is None
+        assert log.recovery.lost_tail is None
         assert read(log, KEY) == [b"own-%d" % at for at in range(COUNT)] + [b"new"]
         log.close()
         assert inspect_log(disk, DIRECTORY).is_intact
@@ -108,8 +108,8 @@ def test_what_is_left_of_the_file_is_served() -> None:
     files = files_of()
     log = open_log(cut_at(files, len(files[SEGMENT]) - 500), segment_bytes=SEGMENT_BYTES)
     assert read(log, OTHER) == [b"other"]
-    assert log.recovery.maybe_lost_tail is not None
-    (lost,) = log.recovery.maybe_lost_tail.records
+    assert log.recovery.lost_tail is not None
+    (lost,) = log.recovery.lost_tail.records
     assert 0 < lost.base_offset < COUNT
     slots = log.batches_from(KEY, 0)
     bodies = read_bodies(KEY, [next(slots) for _ in range(lost.base_offset)])
@@ -129,7 +129,7 @@ def test_a_loss_is_accepted_by_a_repair() -> None:
     again = inspect_log(disk, DIRECTORY)
     assert (again.faults, again.lost) == ((), found.lost)
     log = open_log(disk, segment_bytes=SEGMENT_BYTES)
-    assert log.recovery.maybe_lost_tail is None
+    assert log.recovery.lost_tail is None
     assert log.maybe_range(KEY) == LoggedRange(*KEY, 0, COUNT)
 
 
@@ -145,7 +145,7 @@ def test_going_on_behind_a_loss_may_be_interrupted() -> None:
     disk = disk_with(half)  # the header says the end, and there is nothing behind it
     assert any("bytes are missing" in fault.reason for fault in inspect_log(disk, DIRECTORY).faults)
     log = open_log(disk, segment_bytes=SEGMENT_BYTES)
-    assert log.recovery.maybe_lost_tail is not None
+    assert log.recovery.lost_tail is not None
     assert log.maybe_range(KEY) == LoggedRange(*KEY, 0, COUNT)
 
 
@@ -250,9 +250,9 @@ def test_an_id_stays(caplog: pytest.LogCaptureFixture) -> None:
     disk = FaultyDisk()
     log = filled(disk, is_closed=False)
     assert log.high_water.log_id == ""
-    log.high_water.take_id()
+    log.high_water.ensure_id()
     log_id = log.high_water.log_id
-    log.high_water.take_id()
+    log.high_water.ensure_id()
     assert len(log_id) == 32
     assert log.high_water.log_id == log_id
     log.close()
@@ -271,8 +271,8 @@ def test_writers_of_what_is_lost_are_not_known_any_more() -> None:
     files = contents(disk)
     at = files[SEGMENT].index(b"lost")
     log = open_log(cut_at(files, at), segment_bytes=SEGMENT_BYTES)
-    assert log.recovery.maybe_lost_tail is not None
-    assert log.recovery.maybe_lost_tail.records == (RecordSpan(*KEY, 1, 2),)
+    assert log.recovery.lost_tail is not None
+    assert log.recovery.lost_tail.records == (RecordSpan(*KEY, 1, 2),)
     assert log.writers.maybe_writer(OTHER[0], "writer") is not None
     assert log.writers.maybe_writer(KEY[0], "writer") is None
 

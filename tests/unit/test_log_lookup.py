@@ -353,7 +353,7 @@ def test_a_closed_log_finds_nothing() -> None:
     filled = Filled()
     filled.log.close()
     with pytest.raises(LogError, match="closed"):
-        filled.log.batches_from((7, 0), 100)
+        next(filled.log.batches_from((7, 0), 100))
     with pytest.raises(LogError, match="closed"):
         filled.log.maybe_since((7, 0), 100, 0)
 

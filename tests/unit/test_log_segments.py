@@ -213,7 +213,7 @@ def test_a_damaged_snapshot_is_made_good_by_the_segment_before(
             disk = disk_with(left)
             log = open_log(disk)
             assert log.ranges() == states
-            damage = log.recovery.maybe_damaged_snapshot
+            damage = log.recovery.damaged_snapshot
             assert damage is not None
             assert (damage.path, damage.position) == (last, int(last.stem) + at)
             assert "checksum" in damage.reason
@@ -221,7 +221,7 @@ def test_a_damaged_snapshot_is_made_good_by_the_segment_before(
             log.append([note(5)])
             disk.lose_power(lambda n: 0)
             log = open_log(disk)
-            assert log.recovery.maybe_damaged_snapshot is None
+            assert log.recovery.damaged_snapshot is None
             assert log.ranges()[:-1] == states
         at += entry.length
 

@@ -163,7 +163,7 @@ def test_a_missing_segment_loses_what_was_staged_in_it():
     assert (1, 2) in [(each.base_offset, each.end_offset) for each in found.lost]
     log = repaired(disk)
     assert bodies(log, 4) == [b"behind"]
-    with pytest.raises(LogError, match=f"what was staged at log position {location.position}"):
+    with pytest.raises(LogError, match=f"the batch staged at log position {location.position}"):
         list(log.batches_from(KEY, 1))
 
 

@@ -169,7 +169,7 @@ def test_damaged_writers_of_a_snapshot_are_read_from_the_segment_before() -> Non
     log.close()
     spoil(disk, segment_bases(disk)[-1], FIRST_BODY)
     log = open_log(disk_with(contents(disk)), segment_bytes=SEGMENT_BYTES)
-    assert log.recovery.maybe_damaged_snapshot is not None
+    assert log.recovery.damaged_snapshot is not None
     assert last_sequence(log) == 11
     found = inspect_log(disk, DIRECTORY)
     assert len(found.faults) == 1

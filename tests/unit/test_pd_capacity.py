@@ -70,12 +70,12 @@ def test_a_range_is_not_sealed_that_could_have_no_successor(opened):
     (a,) = filled(store, "a")
     open_next_ranges(store, [a], [SealedRange(a, 0, 5)], SERVERS)
     (plan,) = plan_seals(store, [RangeId(a, -1)])
-    assert isinstance(plan.maybe_error, InvalidRequestError)
+    assert isinstance(plan.answer, InvalidRequestError)
     (repeat,) = plan_seals(store, [RangeId(a, 0)])
-    assert repeat.maybe_answer is not None
+    assert isinstance(repeat.answer, StreamRange)
     store.trim_streams([(a, 5)])
     (plan,) = plan_seals(store, [RangeId(a, -1)])
-    assert plan.maybe_open is not None
+    assert plan.open_range is not None
 
 
 def test_cursors_that_are_there_move_on_when_there_is_no_room_for_more(opened):

@@ -59,7 +59,7 @@ def manifest(batch_number: int, *parts: Part, producer: str = "p", digest=DIGEST
 def commit(txns, batch_number: int, *parts: Part, producer: str = "p", **bounds: int) -> int:
     decision = txns.commit(manifest(batch_number, *parts, producer=producer), 9, **bounds)
     assert not decision.is_replay
-    return decision.maybe_txn.txn_number
+    return decision.txn.txn_number
 
 
 def publish(txns, number: int) -> None:
@@ -72,15 +72,15 @@ def test_the_first_decision_of_a_batch_counts(txns):
     first = manifest(7, part("p.7.a"), part("p.7.a", 2), part("p.7.b", 2, count=1))
     decision = txns.commit(first, 9)
     assert not decision.is_replay
-    txn = decision.maybe_txn
+    txn = decision.txn
     assert (txn.producer, txn.batch_number, txn.parts) == ("p", 7, first.parts)
     assert (txn.record_count, txn.digest, txn.decided_at_ms) == (11, DIGEST, 9)
     again = txns.commit(manifest(7, part("p.7.c", 99), digest=b"87654321"), 10)
     assert again.is_replay
-    assert again.maybe_txn == txn
+    assert again.txn == txn
     assert txns.unpublished() == [txn]
     earlier = txns.commit(manifest(6), 10)
-    assert (earlier.is_replay, earlier.maybe_txn) == (True, None)
+    assert (earlier.is_replay, earlier.txn) == (True, None)
     assert commit(txns, 6, producer="q") > txn.txn_number
 
 
@@ -94,7 +94,7 @@ def test_a_number_that_leaps_is_refused_and_changes_nothing(txns):
     assert txns.maybe_last_batch("q") == 5
     commit(txns, 5 + leap, part("t"), producer="q")
     commit(txns, 5 + 3 * leap, producer="q", leap_max=2 * leap)
-    assert txns.commit(manifest(6, producer="q"), 9) == Decision(is_replay=True, maybe_txn=None)
+    assert txns.commit(manifest(6, producer="q"), 9) == Decision(is_replay=True, txn=None)
 
 
 def test_parts_are_there_until_they_are_published(txns):
@@ -177,7 +177,7 @@ def test_no_more_is_kept_than_is_asked_for(txns):
     kept = [each.batch_number for each in txns.txns_after(-1, 100)]
     assert kept == [0, *range(4, TXNS_KEPT_PER_PRODUCER + 4)], "what is not published stays"
     old = txns.commit(manifest(2), 9)
-    assert (old.is_replay, old.maybe_txn) == (True, None)
+    assert (old.is_replay, old.txn) == (True, None)
     publish(txns, open_number)
     commit(txns, 100)
     assert txns.txns_after(-1, 100)[0].batch_number == 5
@@ -318,7 +318,7 @@ def test_what_is_lost_of_a_decision_is_noted(txns):
         (parts[0], parts[2]),
     )
     assert txns.give_up(number, 1, 10) == found
-    assert txns.maybe_decided("p", 1) == Decision(is_replay=True, maybe_txn=found)
+    assert txns.maybe_decided("p", 1) == Decision(is_replay=True, txn=found)
     assert txns.maybe_decided("p", 2) is txns.maybe_decided("q", 1) is None
     assert txns.abort([part("p.1.a"), part("p.1.a", 2)], 9) == [Verdict.DEAD, Verdict.KEPT]
     assert txns.abort([part("one", count=-1)], 9) == [Verdict.DEAD]
@@ -335,8 +335,8 @@ def test_what_is_lost_of_a_decision_is_known_for_long_whatever_comes_after(txns,
     lost = txns.give_up(number, 1, 9)
     for later in range(2, TXNS_KEPT_PER_PRODUCER + 3):
         txns.commit(manifest(later, producer=producer), told_until_ms)
-    assert txns.maybe_decided(producer, 1) == Decision(is_replay=True, maybe_txn=lost)
+    assert txns.maybe_decided(producer, 1) == Decision(is_replay=True, txn=lost)
     assert txns.abort([part("one", count=-1)], 9) == [Verdict.DEAD]
     txns.commit(manifest(99, producer=producer), told_until_ms + 1)
-    assert txns.maybe_decided(producer, 1) == Decision(is_replay=True, maybe_txn=None)
+    assert txns.maybe_decided(producer, 1) == Decision(is_replay=True, txn=None)
     assert txns.abort([part("one", count=-1)], 9) == [Verdict.KEPT], "nothing is known any more"

@@ -54,7 +54,16 @@ def test_what_was_asked_for_outlives_what_is_published_of_the_time_before():
     hosted.receive(RangeInput.SEAL)
     table.publish(logged(tail=3))
     assert hosted.state is RangeState.SEALED
-    assert hosted.maybe_end_offset == 3
+    assert hosted.end_offset == 3
+
+
+def test_a_committed_state_moves_a_range_by_the_table_and_never_back():
+    for state, committed in itertools.product(RangeState, RangeState):
+        hosted = HostedRange(1, 0, 0)
+        hosted.state = state
+        hosted.publish(logged(state=committed))
+        assert hosted.state is state.or_later(committed)
+        assert hosted.state in {state, *RANGE.table[state].values()}
 
 
 def test_bounds_of_a_stream_do_not_count_ranges_that_were_trimmed_away():
@@ -70,7 +79,7 @@ def test_a_seal_ends_the_range_behind_what_was_assigned():
     hosted = RangeTable([logged()]).range_at(1, 0)
     hosted.assign(3)
     hosted.receive(RangeInput.SEAL)
-    assert hosted.maybe_end_offset == 3
+    assert hosted.end_offset == 3
     with pytest.raises(RangeSealedError, match="sealed at offset 3"):
         hosted.assign(1)
 

@@ -113,9 +113,7 @@ def inspect_log(disk: Disk, directory: Path, *, promised: int = 0) -> LogInspect
     `promised` is a position up to which it was synced, by the word of others than its own. Raises
     LogError for what cannot be read, and for files of another version or another place.
     """
-    inspector = _Inspector(disk, directory, promised)
-    inspector.run()
-    return inspector.result()
+    return _Inspector(disk, directory, promised).inspect()
 
 
 class _Inspector:
@@ -127,7 +125,6 @@ class _Inspector:
         self._coverage = Coverage()
         self._states = RangeStates()
         self._torn_tail: TornTail | None = None
-        self._segment_count = 0
         self._batch_count = 0
         self._damaged: list[DamagedSegment] = []
         self._useless_indexes: list[Path] = []
@@ -135,23 +132,20 @@ class _Inspector:
         self._start: int | None = None
         self._mark: HighWater | None = None
 
-    def run(self) -> None:
+    def inspect(self) -> LogInspection:
         self._mark, _ = read_high_water(self._disk, self._directory)
         if self._promised > (0 if self._mark is None else self._mark.position):
             self._mark = HighWater(self._promised)
         bases = self._bases()
-        self._segment_count = len(bases)
         for base, following in pairwise(bases):
             self._inspect_sealed(base, following)
         if bases:
             self._inspect_last(bases[-1])
-
-    def result(self) -> LogInspection:
         return LogInspection(
             faults=tuple(self._faults),
             lost=tuple(self._lost()),
             torn_tail=self._torn_tail,
-            segment_count=self._segment_count,
+            segment_count=len(bases),
             batch_count=self._batch_count,
             ranges=tuple(self._states),
             writers=self._states.writers,
@@ -349,24 +343,24 @@ def repair_log(disk: Disk, directory: Path, found: LogInspection, now_ms: int) -
         return ()
     if not found.segment_count:
         raise LogError(f"no segment is left in {directory}: restore the log from a backup")
-    repair = _Repair(disk, directory, now_ms)
-    repair.run(found)
-    return tuple(repair.kept)
+    return _Repair(disk, directory, now_ms).run(found)
 
 
 class _Repair:
     def __init__(self, disk: Disk, directory: Path, now_ms: int) -> None:
-        self.kept: list[Path] = []
+        self._kept: list[Path] = []
         self._disk = disk
         self._directory = directory
         self._now_ms = now_ms
 
-    def run(self, found: LogInspection) -> None:
+    def run(self, found: LogInspection) -> tuple[Path, ...]:
         remedy = found.remedy
         if remedy.start is not None:
             self._keep(self._directory / START_NAME)
             write_start(self._disk, self._directory, remedy.start)
-        if remedy.end is not None:  # before the segment in front of it, which may be the last one
+        # The new end first: a segment that is rewritten must not be the last one, as recovery
+        # would take it for a compacted one whose successors are missing.
+        if remedy.end is not None:
             self._set_aside(remedy.end)
             segment = Segment(remedy.end, remedy.end, 0)
             states = RangeStates(found.ranges, found.writers, found.staged)
@@ -379,6 +373,7 @@ class _Repair:
             self._rewrite(header, segment, RangeStates(damaged.ranges))
         for path in remedy.useless_indexes:
             self._remove(path)
+        return tuple(self._kept)
 
     def _rewrite(self, header: SegmentHeader, damaged: Segment, states: RangeStates) -> None:
         """Put a snapshot of `states` and what is intact in place of a damaged segment, durably."""
@@ -414,7 +409,7 @@ class _Repair:
             )
             self._disk.link(path, copy)
             self._disk.fsync_dir(path.parent)
-        self.kept.append(copy)
+        self._kept.append(copy)
 
     def _remove(self, path: Path) -> None:
         with translate_os_error(LogWriteError, "removing", path):

@@ -1,4 +1,7 @@
-"""The segment in which a log goes on: where it ends, what a crash tore, what is damaged."""
+"""The segment in which a log goes on: where it ends, what a crash tore, what is damaged.
+
+The rules that separate a torn tail from damage are in opening.py.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class TornTail:
 class LostTail:
     """The missing end of a segment: log positions [position, end), which were synced.
 
-    `records` are those that stood there.
+    `records` are those that were there.
     """
 
     path: Path
@@ -42,7 +45,7 @@ class LostTail:
 
 @dataclass(frozen=True, slots=True)
 class LogFault:
-    """Damage to a file at a log position; `records` are those that stood there, if known."""
+    """Damage to a file at a log position; `records` are those that were there, if known."""
 
     path: Path
     position: int
@@ -78,7 +81,7 @@ class LastSegment:
         self.torn_tail: TornTail | None = None
         self.damaged_batches: list[LogFault] = []
         """Acknowledged batches that cannot be served."""
-        self.maybe_damaged_snapshot: LogFault | None = None
+        self.damaged_snapshot: LogFault | None = None
         self.end = base + SEGMENT_HEADER_BYTES
         self._file = file
         self._base = base
@@ -137,10 +140,10 @@ class LastSegment:
         """Read up to the end, or to the first damage that may be a torn tail."""
         for item in scanner.entries():
             if isinstance(item, Damage):
-                maybe_proof = self._maybe_proof(item)
-                if maybe_proof is None:
+                proof = self._maybe_proof(item)
+                if proof is None:
                     return item
-                self._go_around(item, maybe_proof, scanner.time_ms)
+                self._go_around(item, proof, scanner.time_ms)
             else:
                 self.replay.apply(*item, scanner.time_ms)
         return None
@@ -151,7 +154,7 @@ class LastSegment:
         if position is not None:
             return f"the group commit at position {position} proves that it was synced before"
         end = self._base + self._size
-        if end < self.promised:  # what cannot be read may be all that is left of the last entry
+        if end < self.promised:  # cut short: the last entry may be damaged by that alone
             is_whole = damage.header is not None and damage.position + damage.header.length <= end
         else:
             is_whole = damage.position < self.promised
@@ -159,12 +162,12 @@ class LastSegment:
 
     def _go_around(self, damage: Damage, proof: str, time_ms: int) -> None:
         """Note damage to what was synced. Raises LogError for what nothing goes on without."""
-        maybe_batch = damage.maybe_batch()
-        if maybe_batch is not None:
-            records = RecordSpan.of(maybe_batch[0])
+        batch = damage.maybe_batch()
+        if batch is not None:
+            records = RecordSpan.of(batch[0])
             fault = LogFault(self._file.path, damage.position, damage.reason, records)
             self.damaged_batches.append(fault)
-            self.replay.apply(*maybe_batch, time_ms)
+            self.replay.apply(*batch, time_ms)
         elif damage.header is not None and damage.header.kind in SNAPSHOT_KINDS:
             self._restore(damage)
         else:
@@ -176,7 +179,7 @@ class LastSegment:
 
     def _restore(self, damage: Damage) -> None:
         if not self.replay.is_restored:
-            self.maybe_damaged_snapshot = LogFault(self._file.path, damage.position, damage.reason)
+            self.damaged_snapshot = LogFault(self._file.path, damage.position, damage.reason)
             is_of_ranges = damage.header is not None and damage.header.kind is EntryKind.SNAPSHOT
             snapshot = self.replay.snapshot
             is_rest_known = is_of_ranges and snapshot.has_all_but_ranges

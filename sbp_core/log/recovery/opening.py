@@ -5,8 +5,8 @@ what came after. The headers of the others are read, so that a missing file is n
 entries are verified when they are served.
 
 Bytes that were written but not yet synced reach the disk in any order, or not at all, so a damaged
-entry may stand before intact ones after a mere crash. `durable_upto`, which every
-group commit carries, separates rot from a torn tail: what is below the highest one was synced.
+entry may precede intact ones after a mere crash. `durable_upto`, which every
+group commit carries, separates rot from a torn tail: all bytes below the highest one were synced.
 
 * Damage at or above it is in bytes that are not known to be synced (those of the last group before
   an unclean end may be); with `fsync = "always"` those were not acknowledged. The log is cut there,
@@ -15,9 +15,9 @@ group commit carries, separates rot from a torn tail: what is below the highest 
   that batch is refused. All else is served.
 * Damage below it to the snapshot that the last segment begins with: the ranges are taken from the
   segment before. It is reported, and the log goes on in a new segment.
-* What is below the high-water mark (boundaries.py) was synced, too. A last segment that ends before
-  it lost its end: the log goes on behind that, in a new segment, with the offsets that the ranges
-  had. Lost batches are refused by name, and served again once the file is put back whole.
+* All bytes below the high-water mark (boundaries.py) were synced, too. A last segment that ends
+  before it lost its end: the log goes on behind that, in a new segment, with the offsets that the
+  ranges had. Lost batches are refused by name, and served again once the file is put back whole.
 * Any other damage below it, or a missing segment: LogCorruptionError. Nothing is changed. The index
   of the segment before shows that the last one is missing: an index is written when the segment
   behind its own is durable.
@@ -87,9 +87,9 @@ class RecoveryReport:
     durable_upto: int
     newest_ms: int
     torn_tail: TornTail | None
-    maybe_lost_tail: LostTail | None = None
+    lost_tail: LostTail | None = None
     damaged_batches: tuple[LogFault, ...] = ()
-    maybe_damaged_snapshot: LogFault | None = None
+    damaged_snapshot: LogFault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Recovered:
     """A log that is ready to go on in its last segment, the one that is not among `sealed`.
 
     Without `has_snapshot` that segment is empty: its snapshot is still to be written. `changed` are
-    the ranges that it changed, as they are now. `maybe_high_water` is what was noted of how far the
+    the ranges that it changed, as they are now. `high_water` is what was noted of how far the
     log was synced, `next_sequence` the number of the next note.
     """
 
@@ -107,7 +107,7 @@ class Recovered:
     rows: SegmentRows
     has_snapshot: bool
     changed: dict[RangeKey, LoggedRange]
-    maybe_high_water: HighWater | None
+    high_water: HighWater | None
     next_sequence: int
 
 
@@ -133,12 +133,12 @@ def recover(disk: Disk, directory: Path) -> Recovered:
     Raises LogCorruptionError for damage that no crash explains, LogError for what cannot be read,
     and LogWriteError if the repair fails.
     """
-    noted = maybe_mark, _ = read_high_water(disk, directory)
+    noted = mark, _ = read_high_water(disk, directory)
     start = read_start(disk, directory)
     bases = segment_bases(disk, directory, start)
     if not bases and not start:
-        if maybe_mark is not None:
-            reason = f"all segments are missing, and it was synced up to {maybe_mark.position}"
+        if mark is not None:
+            reason = f"all segments are missing, and it was synced up to {mark.position}"
             raise corruption(segment_path(directory, 0), 0, reason)
         with translate_os_error(LogWriteError, "creating", segment_path(directory, 0)):
             create_segment(disk, directory, 0).close()
@@ -193,8 +193,8 @@ def _recover_last_segment(
     noted: tuple[HighWater | None, int],
 ) -> Recovered | LostTail:
     """Return what is there; what is lost at the end if the log can go on behind that."""
-    maybe_mark, next_sequence = noted
-    promised = 0 if maybe_mark is None else maybe_mark.position
+    mark, next_sequence = noted
+    promised = 0 if mark is None else mark.position
     with open_segment(disk, directory, base, is_writable=True) as file:
         _check_is_last(disk, directory, file, base)
         _settle(disk, directory, file)
@@ -203,7 +203,7 @@ def _recover_last_segment(
         last.read()
         states = last.replay.states if last.has_snapshot else last.states_at_base(None)
         if last.is_cut:
-            return _go_on_behind(disk, file, last, states, maybe_mark)
+            return _go_on_behind(disk, file, last, states, mark)
         last.repair()
     report = RecoveryReport(
         segment_bases=(*(segment.base for segment in sealed), base),
@@ -213,7 +213,7 @@ def _recover_last_segment(
         newest_ms=last.newest_ms,
         torn_tail=last.torn_tail,
         damaged_batches=tuple(last.damaged_batches),
-        maybe_damaged_snapshot=last.maybe_damaged_snapshot,
+        damaged_snapshot=last.damaged_snapshot,
     )
     return Recovered(
         report,
@@ -222,7 +222,7 @@ def _recover_last_segment(
         last.replay.rows,
         last.has_snapshot,
         changed=last.replay.changed,
-        maybe_high_water=maybe_mark,
+        high_water=mark,
         next_sequence=next_sequence,
     )
 
@@ -232,7 +232,7 @@ def _go_on_behind(
     file: DiskFile,
     last: LastSegment,
     states: RangeStates,
-    maybe_mark: HighWater | None,
+    mark: HighWater | None,
 ) -> LostTail:
     """Let the log go on where it would without the loss; what is left of the segment stays.
 
@@ -241,14 +241,9 @@ def _go_on_behind(
     """
     base, end = last.replay.rows.base, last.promised
     missing = f"the log ends here, and was synced up to position {end}: {end - last.end} bytes"
-    if (
-        maybe_mark is None
-        or maybe_mark.position != end
-        or maybe_mark.tails is None
-        or maybe_mark.tails_from != base
-    ):
+    if mark is None or mark.position != end or mark.tails is None or mark.tails_from != base:
         raise corruption(file.path, last.end, f"{missing} are missing, of which ranges is unknown")
-    records = states.restore_tails(maybe_mark.tails)
+    records = states.restore_tails(mark.tails)
     with translate_os_error(LogWriteError, "closing", file.path):
         write_segment_header(file, base, end)
     begin = [(entry, last.newest_ms) for entry in encode_snapshot(states)]
@@ -266,7 +261,7 @@ def _recover_with_loss(disk: Disk, directory: Path, lost: LostTail) -> Recovered
         ", ".join(map(str, lost.records)) or "no records",
     )
     recovered = recover(disk, directory)
-    return replace(recovered, report=replace(recovered.report, maybe_lost_tail=lost))
+    return replace(recovered, report=replace(recovered.report, lost_tail=lost))
 
 
 def _check_is_last(disk: Disk, directory: Path, file: DiskFile, base: int) -> None:
@@ -282,9 +277,9 @@ def _check_is_last(disk: Disk, directory: Path, file: DiskFile, base: int) -> No
 
 
 def _settle(disk: Disk, directory: Path, file: DiskFile) -> None:
-    """Let what the process before left unsynced become durable, or show as missing.
+    """Sync what the process before left unsynced, and drop the cache, before anything is read.
 
-    Before it is read: from here on all that is read can be acknowledged.
+    Otherwise recovery could read, and acknowledge, bytes that a power cut takes back.
     """
     with translate_os_error(LogWriteError, "syncing", file.path):
         file.fdatasync()
@@ -297,7 +292,7 @@ def _states_at(
     directory: Path,
     base: int,
     sealed: tuple[Segment, ...],
-    maybe_known: RangeStates | None,
+    known: RangeStates | None,
 ) -> RangeStates:
     """Return the states as they were at `base`, from the segment that ends there.
 
@@ -305,8 +300,8 @@ def _states_at(
     """
     if sealed:
         index = _maybe_index(disk, directory, sealed[-1])
-        if index is not None and maybe_known is not None:
-            return RangeStates(index.ranges(), maybe_known.writers, maybe_known.staged)
+        if index is not None and known is not None:
+            return RangeStates(index.ranges(), known.writers, known.staged)
         with open_segment(disk, directory, sealed[-1].base) as file:
             return replay_segment(file, sealed[-1]).states
     if base:
@@ -324,7 +319,7 @@ def _maybe_index(disk: Disk, directory: Path, segment: Segment) -> SegmentIndex 
 
 
 def _remove_leftovers(disk: Disk, directory: Path, bases: list[int]) -> None:
-    """Remove files of segments that are gone, and what was not finished."""
+    """Remove files of segments that were removed from the log, and unfinished files."""
     with translate_os_error(LogError, "listing", directory):
         names = disk.list_names(directory)
     kept = {f"{base:020d}" for base in bases}

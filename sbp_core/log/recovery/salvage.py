@@ -1,4 +1,4 @@
-"""Reading one segment to its end, whatever is damaged in it; which records of a range are there."""
+"""Reading one damaged segment to its end, and which records of each range were found."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class SegmentReading:
         scanner = SegmentScanner(self._file, base, self.segment.size)
         for item in scanner.entries():
             if not isinstance(item, Damage):
-                self._take(*item, scanner.time_ms)
+                self._apply(*item, scanner.time_ms)
                 continue
             may_be_torn = torn_from is not None and item.position >= torn_from
             if may_be_torn and maybe_find_proof(self._file, base, item.position) is None:
@@ -151,13 +151,13 @@ class SegmentReading:
             self.states.forget_writers()
             return
         entry, location = found
-        maybe_records = RecordSpan.of(entry) if entry.kind is EntryKind.BATCH else None
-        self._fault(damage.position, damage.reason, maybe_records)
+        records = RecordSpan.of(entry) if entry.kind is EntryKind.BATCH else None
+        self._fault(damage.position, damage.reason, records)
         self._follow(entry, location, time_ms)
 
-    def _take(self, entry: Entry, location: Location, time_ms: int) -> None:
+    def _apply(self, entry: Entry, location: Location, time_ms: int) -> None:
         if entry.kind in SNAPSHOT_KINDS:
-            self._take_snapshot(entry, location)
+            self._add_snapshot(entry, location)
             return
         self._is_past_snapshot = True
         if not self.has_snapshot and not self.faults:
@@ -167,7 +167,7 @@ class SegmentReading:
         self.batch_count += entry.kind in BATCH_KINDS
         self.has_records = self.has_records or maybe_kept(entry, location) is not None
 
-    def _take_snapshot(self, entry: Entry, location: Location) -> None:
+    def _add_snapshot(self, entry: Entry, location: Location) -> None:
         try:
             if self._snapshot.add(entry):
                 self.ranges_at_base = tuple(self._snapshot.ranges)
@@ -193,14 +193,11 @@ class SegmentReading:
         if entry.kind is EntryKind.SEAL:
             changed = self._overruled(entry)
         self.states.update(changed)
-        self._marks.take(entry, location, time_ms, self.states.writers)
+        self._marks.add(entry, location, time_ms, self.states.writers)
         self.states.staged.apply(entry, location, time_ms)
 
     def _overruled(self, entry: Entry) -> dict[RangeKey, LoggedRange]:
-        """Return the range as the entry of a batch, a seal or an end of transactions has it.
-
-        Whatever was known of it.
-        """
+        """Return the range as the entry of a batch, a seal or an end of transactions has it."""
         records = RecordSpan.of(entry)
         key = (records.stream_id, records.range_index)
         known = self.states.maybe_range(key)

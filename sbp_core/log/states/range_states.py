@@ -50,11 +50,6 @@ class RangeState(enum.Enum):
     SEALED = "sealed"
     DELETED = "deleted"
 
-    @property
-    def code(self) -> int:
-        """Its number on the disk; it grows with the range's life."""
-        return _STATES.index(self)
-
     def or_later(self, other: RangeState) -> RangeState:
         """Return the later of both."""
         return max(self, other, key=_STATES.index)
@@ -85,8 +80,8 @@ class LoggedRange:
 
     @property
     def state_code(self) -> int:
-        """Its state, as it stands on the disk."""
-        return self.state.code
+        """Its state as a number, for the column of that name; it grows with the range's life."""
+        return _STATES.index(self.state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +163,9 @@ class RangeStates:
                 self.staged.forget(stream_id)
 
     def restore_tails(self, tails: Iterable[LoggedRange]) -> tuple[RecordSpan, ...]:
-        """Let ranges be as they were before entries of theirs were lost; return what is lost.
+        """Let ranges be as they were before entries of theirs were lost; return the lost records.
 
-        Their writers are forgotten: what these appended last is not known.
+        Their writers are forgotten, as their last batches are not known.
         """
         lost = []
         for tail in tails:
@@ -207,12 +202,12 @@ class RangeStates:
     ) -> Sequence[LoggedRange]:
         match entry.kind:
             case EntryKind.BATCH:
-                return (_with_batch(self._known(entry, changed), entry),)
+                return (_grown(self._known(entry, changed), entry),)
             case EntryKind.STAGED:
                 _check_staged(self._known(entry, changed), entry)
                 return ()
             case EntryKind.TXN_END if entry.base_offset >= 0:
-                return (_with_published(self._known(entry, changed), entry),)
+                return (_grown(self._known(entry, changed), entry),)
             case EntryKind.RANGE_CREATED:
                 # A range may be announced and looked up at the same time: the first entry counts.
                 if self._maybe_range(entry, changed) is not None:
@@ -234,7 +229,7 @@ class RangeStates:
                 return ()
             case _:
                 raise LogCorruptionError(
-                    f"an entry of kind {entry.kind.name} stands among those of ranges"
+                    f"an entry of kind {entry.kind.name} is not one of a range"
                 )
 
     def _maybe_range(
@@ -260,20 +255,6 @@ class RangeStates:
         return own.values()
 
 
-def _with_batch(logged: LoggedRange, entry: Entry) -> LoggedRange:
-    if (
-        logged.state is not RangeState.OPEN
-        or entry.count < 1
-        or entry.base_offset != logged.next_offset
-    ):
-        raise LogCorruptionError(
-            f"a batch of {entry.count} records at offset {entry.base_offset} cannot follow in range"
-            f" {logged.range_index} of stream {logged.stream_id}, which is {logged.state.name}:"
-            f" expected at least 1 record at offset {logged.next_offset}"
-        )
-    return _grown(logged, entry)
-
-
 def _check_staged(logged: LoggedRange, entry: Entry) -> None:
     if logged.state is not RangeState.OPEN or entry.count < 1:
         raise LogCorruptionError(
@@ -282,17 +263,15 @@ def _check_staged(logged: LoggedRange, entry: Entry) -> None:
         )
 
 
-def _with_published(logged: LoggedRange, entry: Entry) -> LoggedRange:
-    if logged.state is not RangeState.OPEN or entry.base_offset != logged.next_offset:
-        raise LogCorruptionError(
-            f"what was staged cannot be published at offset {entry.base_offset} in range"
-            f" {logged.range_index} of stream {logged.stream_id}, which is {logged.state.name}:"
-            f" expected offset {logged.next_offset}"
-        )
-    return _grown(logged, entry)
-
-
 def _grown(logged: LoggedRange, entry: Entry) -> LoggedRange:
+    """Return a range after a batch, or after the end of transactions that published some."""
+    is_empty = entry.kind is EntryKind.BATCH and entry.count < 1
+    if logged.state is not RangeState.OPEN or is_empty or entry.base_offset != logged.next_offset:
+        raise LogCorruptionError(
+            f"{entry.count} records of a {entry.kind.name} at offset {entry.base_offset} cannot"
+            f" follow in range {logged.range_index} of stream {logged.stream_id}, which is"
+            f" {logged.state.name}: expected at least 1 record at offset {logged.next_offset}"
+        )
     return LoggedRange(
         logged.stream_id,
         logged.range_index,

@@ -1,8 +1,8 @@
 """The bytes of what is staged and of how that ends: the bodies of STAGED and TXN_END entries.
 
 A STAGED entry holds a batch without offsets. Its header says -1 for the base offset; in a segment
-that was rewritten, where its entries stand elsewhere, the position at which it was written first.
-That *birth position* is its name for ever. Body, numbers big-endian:
+that was rewritten, which moves its entries, the position at which it was written first. That
+*birth position* identifies it from then on. Body, numbers big-endian:
 
     0     length of the transaction's id   u8
     1-    the id                           ASCII

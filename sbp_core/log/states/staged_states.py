@@ -2,9 +2,9 @@
 
 A *staging* is what is staged under one id in one range: batches without offsets, numbered 0, 1, 2,
 ... They become readable, or are dropped, by one TXN_END entry. The last ends of every stream are
-remembered, so that a repeated request is answered again: of either kind at most TXN_ENDS_KEPT that
-have TXN_ENDED_IDS_MAX ids together, and the last published one however many it has. The states
-follow from the entries alone, beginning with the snapshot at the start of a segment.
+remembered, so that a repeated request gets the same answer: at most TXN_ENDS_KEPT of each kind that
+have TXN_ENDED_IDS_MAX ids together, and always the last published one. The states follow from the
+entries alone, beginning with the snapshot at the start of a segment.
 
 The place of a staged batch whose entry is damaged is known, but not its transaction. The next
 intact batch of that transaction says how many are missing in front of it. If exactly that many
@@ -17,9 +17,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 from threading import Lock
+from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.errors import invalid
 from sbp_core.log.entry import Entry, Location
 from sbp_core.log.states.staged_entries import (
     BatchColumns,
@@ -149,10 +150,14 @@ class _StreamTxns:
         self.ended = frozenset(chain.from_iterable(each.txn_ids for each in self.ends))
 
 
+_NONE: Final = _StreamTxns()
+"""The transactions of a stream that has none; never changed."""
+
+
 class StagedStates:
     """The staged batches of all ranges, and the last ends, at one position of the log.
 
-    One thread changes it, any may ask.
+    One thread changes it, any may read it.
     """
 
     def __init__(self) -> None:
@@ -162,14 +167,12 @@ class StagedStates:
     def maybe_staging(self, stream_id: int, range_index: int, txn_id: str) -> Staging | None:
         """Return what is staged under an id in a range."""
         with self._lock:
-            txns = self._streams.get(stream_id)
-            return txns.stagings.get((range_index, txn_id)) if txns else None
+            return self._streams.get(stream_id, _NONE).stagings.get((range_index, txn_id))
 
     def stagings_of(self, stream_id: int) -> list[Staging]:
         """Return what is staged in a stream, the oldest first."""
         with self._lock:
-            txns = self._streams.get(stream_id)
-            return list(txns.stagings.values()) if txns else []
+            return list(self._streams.get(stream_id, _NONE).stagings.values())
 
     def stagings(self) -> list[Staging]:
         """Return all that is staged."""
@@ -181,14 +184,12 @@ class StagedStates:
     def ends(self, stream_id: int) -> tuple[LoggedTxnEnd, ...]:
         """Return the last ends in a stream, the oldest first."""
         with self._lock:
-            txns = self._streams.get(stream_id)
-            return tuple(txns.ends) if txns else ()
+            return tuple(self._streams.get(stream_id, _NONE).ends)
 
     def is_ended(self, stream_id: int, txn_id: str) -> bool:
         """Whether a transaction is among those that ended last in a stream."""
         with self._lock:
-            txns = self._streams.get(stream_id)
-            return txns is not None and txn_id in txns.ended
+            return txn_id in self._streams.get(stream_id, _NONE).ended
 
     def stream_ids(self) -> list[int]:
         """Return the streams of which anything is known."""
@@ -200,7 +201,7 @@ class StagedStates:
         return StagedRows.together([staging.batches.rows() for staging in self.stagings()])
 
     def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
-        """Take in an entry. Raises LogCorruptionError if it makes no sense, and changes nothing.
+        """Apply an entry. Raises LogCorruptionError for an invalid one, and changes nothing then.
 
         A STAGED entry without its body was damaged: its transaction is not known.
         Later batches of that may reveal it. Otherwise they do not follow, and do not count.
@@ -210,13 +211,13 @@ class StagedStates:
                 position = location.position if entry.base_offset < 0 else entry.base_offset
                 born_at = Location(position, location.length)
                 batch = StagedBatch(entry.range_index, born_at, entry.count, time_ms)
-                maybe_prefix = decode_prefix(entry.front) if entry.front else None
+                prefix = decode_prefix(entry.front) if entry.front else None
                 with self._lock:
                     txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
-                    if maybe_prefix is None:
+                    if prefix is None:
                         txns.lost.append(batch)
                     else:
-                        txns.stage(entry.stream_id, *maybe_prefix, batch)
+                        txns.stage(entry.stream_id, *prefix, batch)
             case EntryKind.TXN_END:
                 ended = decode_end(entry)
                 with self._lock:
@@ -230,13 +231,13 @@ class StagedStates:
             self._streams.pop(stream_id, None)
 
     def restore(self, staging: Staging) -> None:
-        """Take in what is staged, from a snapshot."""
+        """Add what is staged, from a snapshot."""
         with self._lock:
             txns = self._streams.setdefault(staging.stream_id, _StreamTxns())
             txns.stagings[staging.range_index, staging.txn_id] = staging
 
     def restore_end(self, stream_id: int, end: LoggedTxnEnd) -> None:
-        """Take in an end, from a snapshot."""
+        """Add an end, from a snapshot."""
         with self._lock:
             self._streams.setdefault(stream_id, _StreamTxns()).add_end(end)
 
@@ -272,11 +273,10 @@ def commit_entry(
     batch_count = sum(staging.batch_count for staging in stagings)
     record_count = sum(staging.record_count for staging in stagings)
     if batch_count > limits.TXN_BATCHES_MAX or record_count > limits.TXN_RECORDS_MAX:
-        raise InvalidRequestError(
-            StatusCode.INVALID_REQUEST,
+        raise invalid(
             f"{batch_count} batches with {record_count} records are staged for stream {stream_id};"
             f" at most {limits.TXN_BATCHES_MAX} with {limits.TXN_RECORDS_MAX} can be published at"
-            " once. Stage larger batches, or fewer of them",
+            " once. Stage larger batches, or fewer of them"
         )
     txn_ids = [staging.txn_id for staging in stagings]
     body = encode_end(txn_ids, [staging.batches for staging in stagings], is_commit=True)
@@ -296,9 +296,8 @@ def drop_entry(stream_id: int, range_index: int, txn_ids: Sequence[str]) -> Entr
 
 def _checked(end: Entry) -> Entry:
     if end.length > limits.ENTRY_BYTES_MAX:
-        raise InvalidRequestError(
-            StatusCode.INVALID_REQUEST,
+        raise invalid(
             f"the end of transactions in stream {end.stream_id} takes {end.length} bytes, over"
-            f" the limit of {limits.ENTRY_BYTES_MAX}: name fewer of them",
+            f" the limit of {limits.ENTRY_BYTES_MAX}: name fewer of them"
         )
     return end

@@ -50,7 +50,8 @@ from sbp_core.segment_format import EntryKind
 def encode_snapshot(states: RangeStates) -> list[Entry]:
     """Return the entries of a snapshot of `states`; of ranges at least one.
 
-    Those of ranges come last: what a crash leaves of it with all ranges has all the others too.
+    Those of ranges come last. A crash leaves the beginning of a group, so a snapshot with all
+    ranges is complete.
     """
     ranges = list(states)
     chunks = _chunks(ranges, SNAPSHOT_RANGES_PER_ENTRY)
@@ -68,20 +69,20 @@ class _Parts:
     """Counts the entries of one kind, of which each says how many there are."""
 
     def __init__(self) -> None:
-        self.taken_count = 0
+        self.added_count = 0
         self.expected_count = 0
 
     @property
     def is_whole(self) -> bool:
-        return self.taken_count == self.expected_count
+        return self.added_count == self.expected_count
 
-    def take(self, entry: Entry) -> None:
-        if entry.range_index != self.taken_count:
+    def add(self, entry: Entry) -> None:
+        if entry.range_index != self.added_count:
             raise LogCorruptionError(
-                f"part {entry.range_index} of {entry.kind.name} stands where part"
-                f" {self.taken_count} should be"
+                f"part {entry.range_index} of {entry.kind.name} is found where part"
+                f" {self.added_count} should be"
             )
-        self.taken_count += 1
+        self.added_count += 1
         self.expected_count = entry.base_offset
 
 
@@ -111,7 +112,7 @@ class SnapshotReader:
         return RangeStates(self.ranges, self.writers, self.staged)
 
     def add(self, entry: Entry) -> bool:
-        """Take the next entry of the segment; return whether it completes the snapshot.
+        """Add the next entry of the segment; return whether it completes the snapshot.
 
         Raises LogCorruptionError if it does not follow.
         """
@@ -121,13 +122,13 @@ class SnapshotReader:
         expected = entry.base_offset if self._expected_count < 0 else self._expected_count
         if entry.kind is not EntryKind.SNAPSHOT or entry.base_offset != expected:
             raise LogCorruptionError(
-                f"an entry of kind {entry.kind.name} stands where the segment's snapshot of its"
+                f"an entry of kind {entry.kind.name} is found where the segment's snapshot of its"
                 f" ranges should go on: {len(self.ranges)} of {expected} are here"
             )
         for kind, parts in self._parts.items():
             if not parts.is_whole:
                 raise LogCorruptionError(
-                    f"the segment's snapshot has {parts.taken_count} of {parts.expected_count}"
+                    f"the segment's snapshot has {parts.added_count} of {parts.expected_count}"
                     f" entries of kind {kind.name}"
                 )
         self._expected_count = expected
@@ -137,10 +138,10 @@ class SnapshotReader:
     def _add_part(self, entry: Entry) -> None:
         if self._expected_count >= 0:
             raise LogCorruptionError(
-                f"{entry.kind.name} stands behind the snapshot of the segment's ranges"
+                f"{entry.kind.name} is found behind the snapshot of the segment's ranges"
             )
         parts = self._parts[entry.kind]
-        parts.take(entry)
+        parts.add(entry)
         if entry.kind is EntryKind.SNAPSHOT_WRITERS:
             for stream_id, writer in decode_writer_snapshot(entry):
                 self.writers.restore(stream_id, writer)

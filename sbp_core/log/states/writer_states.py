@@ -93,7 +93,7 @@ class WriterState:
 class WriterStates:
     """The writers of all streams at one position of the log.
 
-    One thread changes it, any may ask.
+    One thread changes it, any may read it.
     """
 
     def __init__(self) -> None:
@@ -110,12 +110,12 @@ class WriterStates:
     def maybe_writer(self, stream_id: int, writer_id: str) -> WriterState | None:
         """Return a writer of a stream."""
         with self._lock:
-            return self._streams.get(stream_id, _NOBODY).get(writer_id)
+            return self._streams.get(stream_id, _NO_WRITERS).get(writer_id)
 
     def writers_of(self, stream_id: int) -> list[WriterState]:
         """Return the writers of a stream, the one that appended least recently first."""
         with self._lock:
-            return list(self._streams.get(stream_id, _NOBODY).values())
+            return list(self._streams.get(stream_id, _NO_WRITERS).values())
 
     def known_from(self, stream_id: int) -> int:
         """Return the index of the range at whose start the writers of a stream became known here.
@@ -125,7 +125,7 @@ class WriterStates:
         return self._known_from.get(stream_id, 0)
 
     def apply(self, entry: Entry, time_ms: int) -> None:
-        """Take in an entry; a WRITER_MARK only if its batch stands behind it.
+        """Apply an entry; a WRITER_MARK only once its batch was found right behind it.
 
         The first entry about the writers before a range counts: there may be appends since. The
         range from which on they are known is set last: a thread that reads that first, and then a
@@ -150,16 +150,16 @@ class WriterStates:
                 self._known_from.pop(entry.stream_id, None)
 
     def forget_before(self, stream_id: int, range_index: int) -> None:
-        """Forget a stream's writers: what is known of them up to a range may be out of date.
+        """Forget a stream's writers, of whom batches up to a range may be missing.
 
-        So is what anybody else says of those before it: it must not count any more.
+        Those that another server sends for that range or an earlier one are ignored from then on.
         """
         self._forget(stream_id)
         if range_index > self.known_from(stream_id):
             self._known_from[stream_id] = range_index
 
     def forget_all(self, last_ranges: Mapping[int, int]) -> None:
-        """Forget all writers so; `last_ranges` are the last one of each stream, by its index."""
+        """Forget all writers like that; `last_ranges` has the index of each stream's last range."""
         for stream_id in {*self._streams, *last_ranges}:
             self.forget_before(stream_id, last_ranges.get(stream_id, 0))
 
@@ -174,7 +174,7 @@ class WriterStates:
             yield stream_id, self._streams[stream_id][writer_id]
 
     def restore(self, stream_id: int, writer: WriterState) -> None:
-        """Take in one item of a `snapshot`."""
+        """Add one item of a `snapshot`."""
         if writer.writer_id:
             self._put(stream_id, writer)
         else:
@@ -201,26 +201,26 @@ class WriterStates:
 
     def _forget(self, stream_id: int) -> None:
         with self._lock:
-            for writer_id in self._streams.pop(stream_id, _NOBODY):
+            for writer_id in self._streams.pop(stream_id, _NO_WRITERS):
                 del self._order[stream_id, writer_id]
 
 
-_NOBODY: Final[OrderedDict[str, WriterState]] = OrderedDict()
+_NO_WRITERS: Final[OrderedDict[str, WriterState]] = OrderedDict()
 
 
 class MarkReader:
     """Reads the entries of a segment for what they say of writers.
 
-    A mark counts once its batch stands right behind it: a crash may have taken that. As what is
-    left of a group is always its beginning, there is never a batch without its mark.
+    A mark counts once its batch was found right behind it: a crash may have lost the batch. A crash
+    leaves the beginning of a group, so there is never a batch without its mark.
     """
 
     def __init__(self) -> None:
         self._mark: Entry | None = None
         self._mark_end = 0
 
-    def take(self, entry: Entry, location: Location, time_ms: int, writers: WriterStates) -> None:
-        """Take the next entry. Raises LogCorruptionError if what it says makes no sense."""
+    def add(self, entry: Entry, location: Location, time_ms: int, writers: WriterStates) -> None:
+        """Read the next entry. Raises LogCorruptionError for an invalid one."""
         if entry.kind is EntryKind.BATCH:
             if self._mark is not None and self._mark_end == location.position:
                 writers.apply(self._mark, time_ms)
@@ -290,16 +290,14 @@ def decode_writers(encoded: Buffer) -> list[WriterState]:
 def encode_writer(writer: WriterState) -> bytes:
     """Return the bytes of a writer."""
     writer_id = writer.writer_id.encode("ascii")
-    count = len(writer.batches)
-    if not _has_digests(writer):
-        head = _WRITER.pack(len(writer_id), count, writer.last_sequence)
-        return head + writer_id + b"".join([_BATCH.pack(*each[:3]) for each in writer.batches])
-    head = _WRITER.pack(len(writer_id), count | _HAS_DIGESTS, writer.last_sequence)
-    batches = [
-        _BATCH_WITH_DIGEST.pack(*each[:3], each.digest or _UNKNOWN_DIGEST)
-        for each in writer.batches
-    ]
-    return head + writer_id + b"".join(batches)
+    fields: list[tuple[object, ...]]
+    if _has_digests(writer):
+        flag, form = _HAS_DIGESTS, _BATCH_WITH_DIGEST
+        fields = [(*each[:3], each.digest or _UNKNOWN_DIGEST) for each in writer.batches]
+    else:
+        flag, form, fields = 0, _BATCH, [each[:3] for each in writer.batches]
+    head = _WRITER.pack(len(writer_id), len(fields) | flag, writer.last_sequence)
+    return head + writer_id + b"".join([form.pack(*each) for each in fields])
 
 
 def _has_digests(writer: WriterState) -> bool:

@@ -255,7 +255,7 @@ class StreamTables:
             " retention_bytes = coalesce(?, retention_bytes) WHERE stream_id = ?",
             change.name,
             change.retention_period_ms,
-            change.maybe_retention_bytes,
+            change.retention_bytes,
             change.stream_id,
         )
         changed = self._maybe_stream("stream_id", change.stream_id)

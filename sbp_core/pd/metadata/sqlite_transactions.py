@@ -67,7 +67,7 @@ class TransactionTables:
         """
         if is_replay(self, manifest):
             found = self._maybe_txn(manifest.producer, manifest.batch_number)
-            return Decision(is_replay=True, maybe_txn=found)
+            return Decision(is_replay=True, txn=found)
         check_leap(self, manifest, leap_max)
         with self._transaction():
             check_parts(self, manifest.parts)
@@ -91,9 +91,9 @@ class TransactionTables:
                     part.record_count,
                 )
             self._forget_decisions(manifest.producer, decided_at_ms)
-            self._capacity.check_decisions()
+            self._capacity.check("txns")
         decided = self._maybe_txn(manifest.producer, manifest.batch_number)
-        return Decision(is_replay=False, maybe_txn=decided)
+        return Decision(is_replay=False, txn=decided)
 
     def abort(self, parts: Sequence[Part], aborted_at_ms: int) -> list[Verdict]:
         """Abort what may be aborted; return what becomes of each part."""
@@ -114,7 +114,7 @@ class TransactionTables:
                     self._query(
                         "INSERT INTO aborted_txns VALUES (?, ?, ?)", txn_id, producer, aborted_at_ms
                     )
-                self._capacity.check_aborted()
+                self._capacity.check("aborted_txns")
         return verdicts
 
     def record_published(self, published: Sequence[tuple[int, int]]) -> None:
@@ -146,7 +146,7 @@ class TransactionTables:
         last = self.maybe_last_batch(producer)
         if last is None or batch_number > last:
             return None
-        return Decision(is_replay=True, maybe_txn=self._maybe_txn(producer, batch_number))
+        return Decision(is_replay=True, txn=self._maybe_txn(producer, batch_number))
 
     def unpublished(self) -> list[TxnRecord]:
         """Return the decisions that are not published, the oldest first."""

@@ -5,20 +5,26 @@ The functions run on the store's thread, the Trimmer on the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp_core.errors import (
     AlreadyExistsError,
-    InvalidRequestError,
     NoRangeServerError,
     OffsetOutOfRangeError,
     SbpError,
-    StatusCode,
+    invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import ChangeRefusal, StreamChange, StreamRecord, range_table, stream_table
-from sbp_core.pd.streams.stream_operations import check_stream_fields, no_stream
+from sbp_core.pd.model import (
+    ChangeRefusal,
+    RangeRecord,
+    StreamChange,
+    StreamRecord,
+    range_table,
+    stream_table,
+)
+from sbp_core.pd.streams.stream_operations import apply_accepted, check_stream_fields, no_stream
 from sbp_core.server.peers import Peers, primary_address
 from sbp_core.wire.headers import (
     DescribeRangeResult,
@@ -36,15 +42,8 @@ def update_streams(store: MetadataStore, streams: Sequence[Stream]) -> list[Upda
 
     A field at its default leaves the stream's value, except `retention_period_ms`, which is set.
     """
-    planned: list[StreamChange | SbpError] = [_plan_change(stream) for stream in streams]
-    changes = [change for change in planned if isinstance(change, StreamChange)]
-    outcomes = iter(store.update_streams(changes) if changes else ())
-    return [
-        UpdateStreamResult(status=status_for(change))
-        if isinstance(change, SbpError)
-        else _updated(change, next(outcomes))
-        for change in planned
-    ]
+    outcomes = apply_accepted(list(map(_plan_change, streams)), store.update_streams)
+    return list(map(_updated, streams, outcomes))
 
 
 def _plan_change(stream: Stream) -> StreamChange | SbpError:
@@ -52,34 +51,34 @@ def _plan_change(stream: Stream) -> StreamChange | SbpError:
         check_stream_fields(stream)
     except SbpError as error:
         return error
-    maybe_bytes = stream.retention_bytes if stream.retention_bytes >= 0 else None
-    return StreamChange(stream.stream_id, stream.name, stream.retention_period_ms, maybe_bytes)
+    retention_bytes = stream.retention_bytes if stream.retention_bytes >= 0 else None
+    return StreamChange(stream.stream_id, stream.name, stream.retention_period_ms, retention_bytes)
 
 
-def _updated(change: StreamChange, outcome: StreamRecord | ChangeRefusal) -> UpdateStreamResult:
-    if isinstance(outcome, StreamRecord):
-        return UpdateStreamResult(updated_stream=stream_table(outcome), status=SUCCESS)
+def _updated(asked: Stream, outcome: StreamRecord | ChangeRefusal | SbpError) -> UpdateStreamResult:
     if outcome is ChangeRefusal.NO_STREAM:
-        return UpdateStreamResult(status=status_for(no_stream(change.stream_id)))
-    taken = AlreadyExistsError(
-        StatusCode.CONFLICT,
-        f"another stream is named {shown(change.name or '')}; choose another name, or rename or"
-        " delete that one first. Nothing of this stream was changed",
-    )
-    return UpdateStreamResult(status=status_for(taken))
+        outcome = no_stream(asked.stream_id)
+    elif outcome is ChangeRefusal.NAME_TAKEN:
+        outcome = AlreadyExistsError.of(
+            f"another stream is named {shown(asked.name or '')}; choose another name, or rename or"
+            " delete that one first. Nothing of this stream was changed"
+        )
+    if isinstance(outcome, SbpError):
+        return UpdateStreamResult(status=status_for(outcome))
+    return UpdateStreamResult(updated_stream=stream_table(outcome), status=SUCCESS)
 
 
 @dataclass(frozen=True, slots=True)
 class TrimPlan:
     """One item of TRIM_STREAMS: refused already, or to be done.
 
-    `maybe_open` is the open range whose tail, which its server knows, bounds the offset.
+    `open_range` is the open range whose tail, which its server knows, bounds the offset.
     """
 
     item: TrimmedStream
     start_offset: int = 0
-    maybe_error: SbpError | None = None
-    maybe_open: StreamRange | None = None
+    error: SbpError | None = None
+    open_range: StreamRange | None = None
 
 
 def plan_trims(store: MetadataStore, items: Sequence[TrimmedStream]) -> list[TrimPlan]:
@@ -89,14 +88,11 @@ def plan_trims(store: MetadataStore, items: Sequence[TrimmedStream]) -> list[Tri
     for item in items:
         last = store.maybe_last_range(item.stream_id)
         if item.trim_offset < 0:
-            error: SbpError = InvalidRequestError(
-                StatusCode.INVALID_REQUEST,
-                f"trim_offset must be 0 or more, got {item.trim_offset}",
-            )
-            plans.append(TrimPlan(item, maybe_error=error))
+            error: SbpError = invalid(f"trim_offset must be 0 or more, got {item.trim_offset}")
+            plans.append(TrimPlan(item, error=error))
             continue
         if last is None:
-            plans.append(TrimPlan(item, maybe_error=no_stream(item.stream_id)))
+            plans.append(TrimPlan(item, error=no_stream(item.stream_id)))
             continue
         (first,) = store.ranges_after(
             (item.stream_id, -1), 1, stream_id=item.stream_id, server_id=None
@@ -105,7 +101,7 @@ def plan_trims(store: MetadataStore, items: Sequence[TrimmedStream]) -> list[Tri
         if last.end_offset is not None:
             plan = check_tail(plan, last.end_offset)
         elif item.trim_offset > last.start_offset:
-            plan = replace(plan, maybe_open=range_table(last, addresses))
+            plan = replace(plan, open_range=range_table(last, addresses))
         plans.append(plan)
     return plans
 
@@ -115,40 +111,36 @@ def check_tail(plan: TrimPlan, next_offset: int) -> TrimPlan:
     item = plan.item
     if item.trim_offset <= next_offset:
         return plan
-    error = OffsetOutOfRangeError(
-        StatusCode.OFFSET_OUT_OF_RANGE,
+    error = OffsetOutOfRangeError.of(
         f"trim_offset {item.trim_offset} of stream {item.stream_id} is beyond its tail,"
         f" {next_offset}; nothing of this stream was trimmed",
         OffsetOutOfRangeError.encode_bounds(plan.start_offset, next_offset),
     )
-    return replace(plan, maybe_error=error)
+    return replace(plan, error=error)
 
 
 def trim_streams(store: MetadataStore, plans: Sequence[TrimPlan]) -> list[TrimStreamResult]:
     """Trim what is not refused (SPEC "TRIM_STREAMS"), all in one transaction, in its order."""
     addresses = store.servers.addresses()
-    trims = [
-        (plan.item.stream_id, plan.item.trim_offset) for plan in plans if plan.maybe_error is None
+    planned = [plan.error or (plan.item.stream_id, plan.item.trim_offset) for plan in plans]
+    outcomes = apply_accepted(planned, store.trim_streams)
+    return [
+        _trimmed(plan.item.stream_id, outcome, addresses)
+        for plan, outcome in zip(plans, outcomes, strict=True)
     ]
-    outcomes = iter(store.trim_streams(trims) if trims else ())
-    results = []
-    for plan in plans:
-        error = plan.maybe_error
-        outcome = next(outcomes) if error is None else None
-        if outcome is None:
-            status = status_for(error or no_stream(plan.item.stream_id))
-            unknown = Stream(stream_id=plan.item.stream_id)
-            results.append(TrimStreamResult(trimmed_stream=unknown, status=status))
-        else:
-            stream, smallest = outcome
-            results.append(
-                TrimStreamResult(
-                    trimmed_stream=stream_table(stream),
-                    stream_range=range_table(smallest, addresses),
-                    status=SUCCESS,
-                )
-            )
-    return results
+
+
+def _trimmed(
+    stream_id: int,
+    outcome: tuple[StreamRecord, RangeRecord] | SbpError | None,
+    addresses: Mapping[int, str],
+) -> TrimStreamResult:
+    if outcome is None:
+        outcome = no_stream(stream_id)
+    if isinstance(outcome, SbpError):
+        return TrimStreamResult(Stream(stream_id=stream_id), status=status_for(outcome))
+    stream, smallest = outcome
+    return TrimStreamResult(stream_table(stream), range_table(smallest, addresses), SUCCESS)
 
 
 class Trimmer:
@@ -166,12 +158,12 @@ class Trimmer:
         """Trim streams; return the result of each, in the order of `items`."""
         plans = await self._store.run(plan_trims, items)
         answers = await self._peers.describe(
-            plan.maybe_open for plan in plans if plan.maybe_open is not None
+            plan.open_range for plan in plans if plan.open_range is not None
         )
         checked = [
             plan
-            if plan.maybe_open is None
-            else _check(plan, primary_address(plan.maybe_open), answers[plan.item.stream_id])
+            if plan.open_range is None
+            else _check(plan, primary_address(plan.open_range), answers[plan.item.stream_id])
             for plan in plans
         ]
         return await self._store.run(trim_streams, checked)
@@ -180,15 +172,14 @@ class Trimmer:
 def _check(plan: TrimPlan, address: str, answer: DescribeRangeResult | SbpError) -> TrimPlan:
     if isinstance(answer, SbpError):
         where = f"at {address or 'an unknown address'} does not answer as expected ({answer})"
-        return replace(plan, maybe_error=_silent(plan.item.stream_id, where))
+        return replace(plan, error=_silent(plan.item.stream_id, where))
     if answer.stream_range is None:
-        return replace(plan, maybe_error=_silent(plan.item.stream_id, "left it out of its answer"))
+        return replace(plan, error=_silent(plan.item.stream_id, "left it out of its answer"))
     return check_tail(plan, answer.stream_range.next_offset)
 
 
 def _silent(stream_id: int, what: str) -> SbpError:
-    return NoRangeServerError(
-        StatusCode.PD_NO_AVAILABLE_RS,
+    return NoRangeServerError.of(
         f"stream {stream_id} cannot be trimmed now, its tail is not known: the server of its open"
-        f" range {what}; retry when it is reachable",
+        f" range {what}; retry when it is reachable"
     )

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 
 from sbp_core import limits
-from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.errors import SbpError, invalid
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import NO_CURSOR, CursorRecord, check_group_name
-from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
+from sbp_core.pd.streams.stream_operations import apply_accepted, check_item_count, no_stream
 from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.server.runtime import Clock
@@ -56,10 +56,7 @@ class CursorHandlers:
         if request.group is not None:
             check_group_name(request.group)
         elif request.stream_ids:
-            raise InvalidRequestError(
-                StatusCode.INVALID_REQUEST,
-                "stream_ids without group: set group to describe its cursors",
-            )
+            raise invalid("stream_ids without group: set group to describe its cursors")
         await respond_in_parts(
             call,
             self._parts(request),
@@ -87,27 +84,34 @@ def commit_cursors(
 ) -> list[Cursor]:
     """Set or forget cursors (SPEC "COMMIT_CURSORS"), all in one transaction, in their order."""
     crowded_out = _crowded_out(store, group, cursors)
-    wanted = [
-        (cursor.stream_id, cursor.next_offset)
-        for cursor in cursors
-        if cursor.next_offset >= NO_CURSOR and cursor.stream_id not in crowded_out
-    ]
-    outcomes = iter(store.cursors.commit(group, wanted, committed_at_ms) if wanted else ())
+    planned = [_plan(store, cursor, crowded_out) for cursor in cursors]
+    outcomes = apply_accepted(
+        planned, lambda wanted: store.cursors.commit(group, wanted, committed_at_ms)
+    )
     return [
-        _refused(cursor)
-        if cursor.next_offset < NO_CURSOR
-        else Cursor(cursor.stream_id, status=status_for(store.capacity.cursors_refusal()))
-        if cursor.stream_id in crowded_out
-        else _committed(cursor, committed_at_ms)
-        if next(outcomes)
-        else Cursor(cursor.stream_id, status=status_for(no_stream(cursor.stream_id)))
-        for cursor in cursors
+        _committed(
+            cursor, None if done is True else done or no_stream(cursor.stream_id), committed_at_ms
+        )
+        for cursor, done in zip(cursors, outcomes, strict=True)
     ]
+
+
+def _plan(
+    store: MetadataStore, cursor: Cursor, crowded_out: Set[int]
+) -> tuple[int, int] | SbpError:
+    if cursor.next_offset < NO_CURSOR:
+        return invalid(
+            f"next_offset must be an offset, or {NO_CURSOR} to forget the cursor,"
+            f" got {cursor.next_offset}"
+        )
+    if cursor.stream_id in crowded_out:
+        return store.capacity.refusal("cursors")
+    return cursor.stream_id, cursor.next_offset
 
 
 def _crowded_out(store: MetadataStore, group: str, cursors: Sequence[Cursor]) -> Set[int]:
     """Return the streams whose cursors would exceed the limit; existing cursors may move."""
-    left = store.capacity.cursor_capacity()
+    left = max(0, store.capacity.left("cursors"))
     if len(cursors) <= left:
         return frozenset()
     asked = dict.fromkeys(each.stream_id for each in cursors if each.next_offset > NO_CURSOR)
@@ -116,19 +120,12 @@ def _crowded_out(store: MetadataStore, group: str, cursors: Sequence[Cursor]) ->
     return frozenset(fresh[left:])
 
 
-def _committed(cursor: Cursor, committed_at_ms: int) -> Cursor:
+def _committed(cursor: Cursor, error: SbpError | None, committed_at_ms: int) -> Cursor:
+    if error is not None:
+        return Cursor(cursor.stream_id, status=status_for(error))
     if cursor.next_offset == NO_CURSOR:
         return Cursor(cursor.stream_id, status=SUCCESS)
     return Cursor(cursor.stream_id, cursor.next_offset, committed_at_ms, SUCCESS)
-
-
-def _refused(cursor: Cursor) -> Cursor:
-    error = InvalidRequestError(
-        StatusCode.INVALID_REQUEST,
-        f"next_offset must be an offset, or {NO_CURSOR} to forget the cursor,"
-        f" got {cursor.next_offset}",
-    )
-    return Cursor(cursor.stream_id, status=status_for(error))
 
 
 def describe_some(store: MetadataStore, group: str, stream_ids: Sequence[int]) -> list[Cursor]:

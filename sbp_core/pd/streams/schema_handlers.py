@@ -14,13 +14,12 @@ from sbp_core.errors import (
     AlreadyExistsError,
     InvalidRequestError,
     SchemaError,
-    StatusCode,
     StatusError,
-    UnsupportedError,
+    invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import SchemaRecord
-from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
+from sbp_core.pd.streams.stream_operations import check_has_features, check_item_count, no_stream
 from sbp_core.records.evolution import check_evolution
 from sbp_core.records.stream_schema import decode_stream_schema
 from sbp_core.server.answers import respond_in_parts
@@ -55,7 +54,7 @@ class SchemaHandlers:
     async def register(self, call: ServerCall) -> None:
         """Add versions to schemas; they are durable when they are answered, in their order."""
         request = call.decode(RegisterSchemasRequest)
-        _check_dialect(call)
+        check_has_features(call, "schemas")
         check_item_count(len(request.schemas))
         await respond_in_parts(
             call,
@@ -73,7 +72,7 @@ class SchemaHandlers:
     async def describe(self, call: ServerCall) -> None:
         """Describe the versions of the schemas of streams, all or the newest ones."""
         request = call.decode(DescribeSchemasRequest)
-        _check_dialect(call)
+        check_has_features(call, "schemas")
         check_item_count(len(request.stream_ids))
         await respond_in_parts(
             call,
@@ -90,14 +89,6 @@ class SchemaHandlers:
                 describe_schemas, request.stream_ids, place, newest_only=request.newest_only
             )
             yield tuple(entries)
-
-
-def _check_dialect(call: ServerCall) -> None:
-    if call.is_one_frame:
-        raise UnsupportedError(
-            StatusCode.UNSUPPORTED_OPERATION,
-            "schemas need a feature, and this dialect has none; use the dialect specification",
-        )
 
 
 def register_schemas(
@@ -134,13 +125,12 @@ def _successor(
     """Return the version that comes after `newest`. Raises StatusError if it cannot."""
     version = 1 + (_NO_VERSION if newest is None else newest.version)
     if asked.version != version:
-        raise AlreadyExistsError(
-            StatusCode.CONFLICT,
+        raise AlreadyExistsError.of(
             f"the next version of the schema of stream {asked.stream_id} is {version}, not"
-            f" {asked.version}; build on the newest one, which is in the answer",
+            f" {asked.version}; build on the newest one, which is in the answer"
         )
     if version > limits.SCHEMA_VERSIONS_MAX:
-        raise _invalid(
+        raise _unacceptable(
             f"stream {asked.stream_id} has {version - 1} versions of its schema, which is the"
             " limit; create another stream"
         )
@@ -149,9 +139,9 @@ def _successor(
         if newest is not None:
             check_evolution(decode_stream_schema(newest.schema), schema)
     except SchemaError as error:
-        raise _invalid(str(error)) from error
+        raise _unacceptable(str(error)) from error
     if asked.fingerprint != schema.fingerprint:
-        raise _invalid(
+        raise _unacceptable(
             f"{shown(asked.fingerprint or '')} is not the fingerprint of this schema, which is"
             f" {schema.fingerprint}; send that"
         )
@@ -208,8 +198,8 @@ def _entry(stream_id: int, found: SchemaRecord | None, status: Status) -> Schema
     )
 
 
-def _invalid(message: str) -> InvalidRequestError:
+def _unacceptable(message: str) -> InvalidRequestError:
     """Return an error whose message a peer can read, however many columns differ."""
     if len(message) > limits.SCHEMA_FAULTS_LENGTH_MAX:
         message = message[: limits.SCHEMA_FAULTS_LENGTH_MAX] + " ..."
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)
+    return invalid(message)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +25,7 @@ from sbp_core.errors import (
     SealUnansweredError,
     StatusCode,
     StatusError,
+    invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import RangeRecord, SealedRange, ServerLoad, range_table
@@ -109,13 +110,18 @@ class Sealer:
     async def _seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
         plans = await self._store.run(plan_seals, items)
         sealing = {
-            plan.item.stream_id: plan.maybe_open for plan in plans if plan.maybe_open is not None
+            plan.item.stream_id: plan.open_range for plan in plans if plan.open_range is not None
         }
-        ends = _ends(sealing, await self._peers.seal(sealing.values()))
+        answers = await self._peers.seal(sealing.values())
+        ends: _Ends = {each: _end(answers[each], where) for each, where in sealing.items()}
         sealed = [end for end in ends.values() if isinstance(end, SealedRange)]
         opened = await self._store.run(
             open_next_ranges,
-            [plan.item.stream_id for plan in plans if _lacks_successor(plan, ends)],
+            [
+                plan.item.stream_id
+                for plan in plans
+                if plan.answer is None and not isinstance(ends.get(plan.item.stream_id), SbpError)
+            ],
             sealed,
             self._membership.live_servers(),
         )
@@ -123,15 +129,11 @@ class Sealer:
         return [_result(plan, ends, opened) for plan in plans]
 
 
-def _lacks_successor(plan: SealPlan, ends: _Ends) -> bool:
-    return not plan.is_settled and not isinstance(ends.get(plan.item.stream_id), SbpError)
-
-
 def _result(
     plan: SealPlan, ends: _Ends, opened: dict[int, StreamRange | SbpError]
 ) -> SealRangesResult:
     stream_id = plan.item.stream_id
-    answer = plan.maybe_error or plan.maybe_answer
+    answer = plan.answer
     if answer is None:
         end = ends.get(stream_id)
         answer = end if isinstance(end, SbpError) else opened[stream_id]
@@ -140,16 +142,14 @@ def _result(
     return SealRangesResult(answer, SUCCESS, stream_id)
 
 
-def _ends(
-    sealing: Mapping[int, StreamRange], answers: Mapping[int, SealRangesResult | SbpError]
-) -> _Ends:
-    return {stream_id: _end(answers[stream_id], each) for stream_id, each in sealing.items()}
-
-
 def _end(answer: SealRangesResult | SbpError, sealing: StreamRange) -> SealedRange | SbpError:
     address = primary_address(sealing)
     if isinstance(answer, SbpError):
-        return _unanswered(sealing, address, answer)
+        return SealUnansweredError.of(
+            f"range {sealing.range_index} of stream {sealing.stream_id} cannot be sealed now:"
+            f" its server at {address or 'an unknown address'} does not answer as expected"
+            f" ({answer}); retry when it is reachable"
+        )
     sealed = answer.stream_range
     if sealed is None or sealed.end_offset < sealing.start_offset:
         return StatusError(
@@ -161,32 +161,17 @@ def _end(answer: SealRangesResult | SbpError, sealing: StreamRange) -> SealedRan
     return SealedRange(sealing.stream_id, sealing.range_index, sealed.end_offset, answer.writers)
 
 
-def _unanswered(sealing: StreamRange, address: str, reason: SbpError) -> SealUnansweredError:
-    return SealUnansweredError(
-        StatusCode.SEAL_NO_SERVER_ANSWERED,
-        f"range {sealing.range_index} of stream {sealing.stream_id} cannot be sealed now:"
-        f" its server at {address or 'an unknown address'} does not answer as expected"
-        f" ({reason}); retry when it is reachable",
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class SealPlan:
     """One item of SEAL_RANGE: refused already, answered already, or to be done.
 
-    `maybe_open` is the range that its server has to seal first; without it only the next range is
+    `open_range` is the range that its server has to seal first; without it only the next range is
     missing.
     """
 
     item: RangeId
-    maybe_error: SbpError | None = None
-    maybe_answer: StreamRange | None = None
-    maybe_open: StreamRange | None = None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether there is nothing left to do."""
-        return self.maybe_error is not None or self.maybe_answer is not None
+    answer: StreamRange | SbpError | None = None
+    open_range: StreamRange | None = None
 
 
 def plan_seals(store: MetadataStore, items: Sequence[RangeId]) -> list[SealPlan]:
@@ -199,17 +184,16 @@ def plan_seals(store: MetadataStore, items: Sequence[RangeId]) -> list[SealPlan]
     for item in items:
         last = store.maybe_last_range(item.stream_id)
         if last is None:
-            plans.append(SealPlan(item, maybe_error=no_stream(item.stream_id)))
+            plans.append(SealPlan(item, no_stream(item.stream_id)))
         elif item.range_index > last.range_index:
-            error = RangeNotFoundError(
-                StatusCode.RANGE_NOT_FOUND,
-                f"stream {item.stream_id} has no range {item.range_index}; list its ranges again",
+            error = RangeNotFoundError.of(
+                f"stream {item.stream_id} has no range {item.range_index}; list its ranges again"
             )
-            plans.append(SealPlan(item, maybe_error=error))
+            plans.append(SealPlan(item, error))
         elif last.end_offset is not None:
             plans.append(SealPlan(item))
         elif 0 <= item.range_index < last.range_index:
-            plans.append(SealPlan(item, maybe_answer=range_table(last, addresses)))
+            plans.append(SealPlan(item, range_table(last, addresses)))
         else:
             plans.append(_plan_open(store, item, range_table(last, addresses)))
     return plans
@@ -220,8 +204,8 @@ def _plan_open(store: MetadataStore, item: RangeId, open_range: StreamRange) -> 
     try:
         store.capacity.check_ranges(item.stream_id, store.range_count(item.stream_id))
     except InvalidRequestError as error:
-        return SealPlan(item, maybe_error=error)
-    return SealPlan(item, maybe_open=open_range)
+        return SealPlan(item, error)
+    return SealPlan(item, open_range=open_range)
 
 
 def open_next_ranges(
@@ -262,7 +246,7 @@ def create_range(
     Raises StatusError when the stream is unknown, its last range open, or no server alive.
     """
     if wanted is None:
-        raise _invalid("CREATE_RANGE names no stream; set stream_range.stream_id")
+        raise invalid("CREATE_RANGE names no stream; set stream_range.stream_id")
     new = _next_range(store, wanted, Placement(servers, store.open_range_counts()))
     if store.create_ranges([new]) != [True]:
         raise _overtaken(new)
@@ -278,13 +262,12 @@ def _next_range(store: MetadataStore, wanted: StreamRange, placement: Placement)
     index, start = 0, 0
     if last is not None:
         if last.end_offset is None:
-            raise RangeOpenError(
-                StatusCode.CREATE_RANGE_BEFORE_SEAL,
-                f"range {last.range_index} of stream {stream_id} is open; seal it first",
+            raise RangeOpenError.of(
+                f"range {last.range_index} of stream {stream_id} is open; seal it first"
             )
         index, start = last.range_index + 1, last.end_offset
     if wanted.range_index not in {-1, index}:
-        raise _invalid(
+        raise invalid(
             f"the next range of stream {stream_id} has index {index}, not {wanted.range_index};"
             " list its ranges again"
         )
@@ -306,7 +289,3 @@ def _overtaken(new: RangeRecord) -> StatusError:
         f"range {new.range_index} of stream {new.stream_id} was created by another request; list"
         " its ranges again",
     )
-
-
-def _invalid(message: str) -> InvalidRequestError:
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

@@ -15,8 +15,8 @@ from sbp_core.errors import (
     ConfigurationError,
     InvalidRequestError,
     PermissionDeniedError,
-    StatusCode,
     StatusError,
+    invalid,
 )
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
@@ -91,7 +91,10 @@ class PlacementDriverHandlers:
         self._store = store
         self._membership = membership
         self._clock = clock
-        self._peers = Peers(store.cluster_id, lambda address: store.run(_secrets_at, address))
+        self._peers = Peers(
+            store.cluster_id,
+            lambda address: store.run(lambda metadata: metadata.servers.secrets_at(address)),
+        )
         self._announcer = RangeAnnouncer(self._peers)
         self._joining = Joining(store, membership)
         self._sealer = Sealer(store, membership, self._announcer, self._peers)
@@ -200,7 +203,7 @@ class PlacementDriverHandlers:
         server, life_id = request.range_server, request.store_life
         if life_id is not None and server is not None and server.server_id in standing.server_ids:
             if not is_life_id(life_id):
-                raise _invalid(f"{shown(life_id)} is no store_life of a HEARTBEAT")
+                raise invalid(f"{shown(life_id)} is no store_life of a HEARTBEAT")
             claimed = CommitId(request.store_commit, life_id)
 
         def check(store: MetadataStore) -> CommitId:
@@ -303,7 +306,7 @@ class PlacementDriverHandlers:
         asked = len(request.stream_ids) + len(request.names)
         check_item_count(asked)
         if request.all_streams and asked:
-            raise _invalid("set all_streams, or stream_ids and names, not both")
+            raise invalid("set all_streams, or stream_ids and names, not both")
         await respond_in_parts(
             call,
             self._all_streams() if request.all_streams else self._some_streams(request),
@@ -329,7 +332,7 @@ class PlacementDriverHandlers:
 
         The revision is read before the ranges, so a client that asks again "since" it misses no
         change. A client that names a commit which the store lacks proves nothing about the store,
-        as clients are not trusted: it is only told so in the answer.
+        as clients are not trusted: only the answer reports it.
         """
         request = call.decode(ListRangesRequest)
         owners = request.range_owners
@@ -403,16 +406,8 @@ def _standing(
     return store.revision(), store.last_commit, lacks_commit
 
 
-def _secrets_at(store: MetadataStore, address: str) -> list[str]:
-    return store.servers.secrets_at(address)
-
-
 def _allocate(store: MetadataStore, secret: str | None) -> int:
     server_id = store.servers.allocate_id()
     if secret is not None:
         store.servers.claim_secret(server_id, secret)
     return server_id
-
-
-def _invalid(message: str) -> InvalidRequestError:
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

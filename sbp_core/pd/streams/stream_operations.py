@@ -6,17 +6,19 @@ fails gets a status of its own, and does not affect the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sbp_core import limits
 from sbp_core.errors import (
     AlreadyExistsError,
-    InvalidRequestError,
     NotFoundError,
     SbpError,
     StatusCode,
     StatusError,
+    UnsupportedError,
+    invalid,
 )
 from sbp_core.pd.capacity import Capacity
 from sbp_core.pd.metadata.store import MetadataStore
@@ -31,6 +33,7 @@ from sbp_core.pd.model import (
     stream_table,
 )
 from sbp_core.pd.range_servers import Placement
+from sbp_core.server.dispatch import ServerCall
 from sbp_core.wire.headers import (
     CreateStreamResult,
     DeleteStreamResult,
@@ -40,6 +43,9 @@ from sbp_core.wire.headers import (
     Stream,
 )
 from sbp_core.wire.status import SUCCESS, shown, status_for
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _UNSET = -1
 """The default of the wire schema: the peer did not set the id."""
@@ -57,35 +63,38 @@ def create_streams(
     """Create streams with their first ranges (SPEC "CREATE_STREAMS"), all in one transaction."""
     placement = Placement(servers, store.open_range_counts())
     planned: list[NewStream | SbpError] = []
-    news: list[NewStream] = []
+    new_count = 0
     for asked in streams:
-        plan = _plan_stream(asked, placement, store.capacity, len(news))
-        planned.append(plan)
-        if isinstance(plan, NewStream):
-            news.append(plan)
-    created = iter(store.create_streams(news, created_at_ms) if news else ())
+        planned.append(_plan_stream(asked, placement, store.capacity, new_count))
+        new_count += isinstance(planned[-1], NewStream)
+    outcomes = apply_accepted(planned, lambda news: store.create_streams(news, created_at_ms))
     addresses = store.servers.addresses()
-    results = []
-    for new in planned:
-        if not isinstance(new, NewStream):
-            results.append(CreateStreamResult(status=status_for(new)))
-        elif (done := next(created)) is None:
-            taken = AlreadyExistsError(
-                StatusCode.CONFLICT,
-                f"a stream named {shown(new.name or '')} exists already;"
-                " use it, choose another name, or delete it first",
-            )
-            results.append(CreateStreamResult(status=status_for(taken)))
-        else:
-            stream, first = done
-            results.append(
-                CreateStreamResult(
-                    stream=stream_table(stream),
-                    stream_range=range_table(first, addresses),
-                    status=SUCCESS,
-                )
-            )
-    return results
+    return [_created(*each, addresses) for each in zip(streams, outcomes, strict=True)]
+
+
+def apply_accepted(
+    planned: Sequence[T | SbpError], work: Callable[[Sequence[T]], Iterable[R]]
+) -> list[R | SbpError]:
+    """Do what is not refused, all in one transaction; return its results and the refusals."""
+    accepted = [each for each in planned if not isinstance(each, SbpError)]
+    results = iter(work(accepted) if accepted else ())
+    return [each if isinstance(each, SbpError) else next(results) for each in planned]
+
+
+def _created(
+    asked: Stream,
+    outcome: tuple[StreamRecord, RangeRecord] | SbpError | None,
+    addresses: Mapping[int, str],
+) -> CreateStreamResult:
+    if outcome is None:
+        outcome = AlreadyExistsError.of(
+            f"a stream named {shown(asked.name or '')} exists already;"
+            " use it, choose another name, or delete it first"
+        )
+    if isinstance(outcome, SbpError):
+        return CreateStreamResult(status=status_for(outcome))
+    stream, first = outcome
+    return CreateStreamResult(stream_table(stream), range_table(first, addresses), SUCCESS)
 
 
 def _plan_stream(
@@ -93,7 +102,7 @@ def _plan_stream(
 ) -> NewStream | SbpError:
     try:
         check_stream_fields(stream)
-        capacity.check_streams(planned_count + 1)
+        capacity.check("streams", planned_count + 1)
         return NewStream(
             name=stream.name,
             replica_count=1,
@@ -109,18 +118,18 @@ def _plan_stream(
 def check_stream_fields(stream: Stream) -> None:
     """Raise InvalidRequestError for fields that no stream can have; defaults may be left out."""
     if stream.replica_nums not in {0, 1}:
-        raise _invalid(
+        raise invalid(
             f"replication is not available yet: replica_nums must be 1, got {stream.replica_nums}"
         )
     if stream.ack_count not in {0, 1}:
-        raise _invalid(f"ack_count must be between 1 and replica_nums = 1, got {stream.ack_count}")
+        raise invalid(f"ack_count must be between 1 and replica_nums = 1, got {stream.ack_count}")
     if stream.retention_period_ms < 0:
-        raise _invalid(
+        raise invalid(
             "retention_period_ms must be 0 (keep for ever) or more,"
             f" got {stream.retention_period_ms}"
         )
     if stream.retention_bytes < -1:
-        raise _invalid(
+        raise invalid(
             "retention_bytes must be 0 (no limit) or more, or -1 (not given),"
             f" got {stream.retention_bytes}"
         )
@@ -152,7 +161,9 @@ def describe_by_id(store: MetadataStore, stream_ids: Sequence[int]) -> list[Desc
 def describe_by_name(store: MetadataStore, names: Sequence[str]) -> list[DescribeStreamResult]:
     """Describe streams by name."""
     return [
-        DescribeStreamResult(status=status_for(_not_found(f"no stream is named {shown(name)}")))
+        DescribeStreamResult(
+            status=status_for(NotFoundError.of(f"no stream is named {shown(name)}"))
+        )
         if found is None
         else _described(found)
         for name, found in zip(names, store.streams_by_name(names), strict=True)
@@ -242,7 +253,7 @@ def _ranges_of(
     server = owner.range_server
     server_id = server.server_id if server and server.server_id != _UNSET else None
     if stream_id is None and server_id is None:
-        raise _invalid("a range owner names neither a stream nor a range server; set one or both")
+        raise invalid("a range owner names neither a stream nor a range server; set one or both")
     if stream_id is not None and store.streams_by_id([stream_id]) == [None]:
         raise no_stream(stream_id)
     return store.ranges_after(after, count_max, stream_id=stream_id, server_id=server_id)
@@ -251,20 +262,21 @@ def _ranges_of(
 def check_item_count(count: int) -> None:
     """Raise InvalidRequestError when a request has more than STREAMS_PER_REQUEST_MAX items."""
     if count > limits.STREAMS_PER_REQUEST_MAX:
-        raise _invalid(
+        raise invalid(
             f"the request has {count} items, and at most {limits.STREAMS_PER_REQUEST_MAX} are"
             " accepted; split it"
         )
 
 
-def _invalid(message: str) -> InvalidRequestError:
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)
-
-
-def _not_found(message: str) -> NotFoundError:
-    return NotFoundError(StatusCode.NOT_FOUND, message)
+def check_has_features(call: ServerCall, noun: str) -> None:
+    """Raise UnsupportedError for a connection in a dialect without features."""
+    if call.is_one_frame:
+        raise UnsupportedError(
+            StatusCode.UNSUPPORTED_OPERATION,
+            f"{noun} need a feature, and this dialect has none; use the dialect specification",
+        )
 
 
 def no_stream(stream_id: int) -> NotFoundError:
     """Return the error for a stream that does not exist."""
-    return _not_found(f"stream {stream_id} does not exist (or was deleted)")
+    return NotFoundError.of(f"stream {stream_id} does not exist (or was deleted)")

@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 
 from sbp_core import limits
 from sbp_core.client import TxnPart
-from sbp_core.errors import NoRangeServerError, SbpError, StatusCode
+from sbp_core.errors import NoRangeServerError, SbpError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import range_table
 from sbp_core.pd.txns.publications import Publication
@@ -31,7 +31,7 @@ R = TypeVar("R")
 class Combiner(Generic[T, R]):
     """Hands items to `work`, up to `count_max` at a time, and never begins it twice at once.
 
-    `work` returns a result for each item, in their order. What it raises, it raises for all.
+    `work` returns a result for each item, in their order. An exception of it is raised for all.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ def find_routes(store: MetadataStore, keys: Sequence[RangeKey]) -> list[Route | 
 
 
 class RangeServers:
-    """What range servers do for transactions.
+    """The work of range servers for transactions.
 
     Requests to a server that is busy with one are collected, and sent in one frame after its
     answer. Raises SbpError for a server that does not answer. Nothing is retried here.
@@ -206,8 +206,7 @@ def _known(address: str, stream_id: int) -> str:
     """Return an address. Raises NoRangeServerError if that is not known."""
     if address:
         return address
-    raise NoRangeServerError(
-        StatusCode.PD_NO_AVAILABLE_RS,
+    raise NoRangeServerError.of(
         f"the address of a range of stream {stream_id} that holds staged batches is unknown; start"
-        " its range server",
+        " its range server"
     )

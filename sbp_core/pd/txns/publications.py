@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from sbp_core.errors import (
@@ -24,7 +25,7 @@ from sbp_core.errors import (
     TxnIncompleteError,
 )
 from sbp_core.pd.txns.transactions import Part
-from sbp_core.session.states import REFUSED, Machine
+from sbp_core.session.states import Machine, row
 from sbp_core.wire.txn_id import copy_of
 
 
@@ -32,7 +33,7 @@ class PublicationState(enum.Enum):
     """How far a publication has come."""
 
     ENDING = "END_TXN is to be sent to the server of the range"
-    COPYING = "what was staged in earlier ranges is to be staged in this one"
+    COPYING = "the batches of earlier ranges are to be staged in this one"
     COPIED = "the copies are staged: END_TXN is to be sent again"
     STUCK = "it cannot be published as it was committed; it is retried until it can, or is given up"
     MOVING = "the range is sealed: the next one is to be found"
@@ -45,10 +46,10 @@ class PublicationInput(enum.Enum):
 
     DONE = "END_TXN published it, now or before"
     SEALED = "END_TXN is refused: the range is sealed"
-    COPIES_LACKING = "END_TXN is refused: what was staged in earlier ranges is not here yet"
+    COPIES_LACKING = "END_TXN is refused: the batches of earlier ranges are not here yet"
     INCOMPLETE = "END_TXN is refused: other records are staged, or they were dropped"
     FAULT = "something else is wrong with the request, or what is staged cannot be read"
-    COPIED = "what was staged in earlier ranges is staged here"
+    COPIED = "the batches of earlier ranges are staged here"
     COPIES_REFUSED = "the range accepts no copies: it is sealed, or END_TXN was done since"
     MOVED = "the stream has a next range"
     RECORDED = "the store has recorded that it is published"
@@ -59,9 +60,7 @@ class PublicationInput(enum.Enum):
 _ENDING, _COPYING, _COPIED, _STUCK, _MOVING, _PUBLISHED, _SETTLED = PublicationState
 
 
-def _row(**targets: PublicationState) -> dict[PublicationInput, PublicationState | None]:
-    return {each: targets.get(each.name, REFUSED) for each in PublicationInput}
-
+_row: Final = partial(row, PublicationInput)
 
 PUBLICATION: Final = Machine(
     "publication",
@@ -135,12 +134,12 @@ class Publication:
 
     @property
     def leftovers(self) -> tuple[Part, ...]:
-        """What may still be staged once it is published: originals, and copies in between."""
+        """The parts that may still be staged once it is published: originals, copies in between."""
         return self._places(self.earlier, self.range_index)
 
     @property
     def remains(self) -> tuple[Part, ...]:
-        """What may still be staged once it is given up: `leftovers`, and what is in the range."""
+        """The parts that may still be staged once it is given up: also those in its range."""
         return self._places(self.parts, self.range_index + 1)
 
     def id_here(self, part: Part) -> str:

@@ -3,7 +3,7 @@
 The streams of a decision are published at the same time. In one stream, END_TXN of a decision is
 sent only after the store has recorded that the decision before it is published there. A failure is
 retried, also after a restart. Only records that a range server reports as lost are given up, and
-only on request: `GiveUpWishes` has these requests. Only the range server can tell whether something
+only on request: `GiveUpWishes` has these requests. Only the range server knows whether something
 can still be published, so a request waits for the next answer of the server.
 
 Read `publications.py` first: the states and inputs of one publication.
@@ -15,12 +15,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import RequestTimeoutError, SbpError, ShuttingDownError, StatusCode
+from sbp_core.errors import RequestTimeoutError, SbpError, ShuttingDownError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.sealing import Sealer
 from sbp_core.pd.txns.ending import Combiner, RangeServers, Route
@@ -50,12 +50,8 @@ _PAUSING: Final = {
 }
 """Inputs that leave the publication waiting before its next try."""
 
-UNANSWERED: Final = RequestTimeoutError(
-    StatusCode.REQUEST_TIMEOUT, "its range server has not answered yet"
-)
-STOPPING: Final = ShuttingDownError(
-    StatusCode.RS_SHUTTING_DOWN, "the placement driver is about to stop"
-)
+UNANSWERED: Final = RequestTimeoutError.of("its range server has not answered yet")
+STOPPING: Final = ShuttingDownError.of("the placement driver is about to stop")
 EARLIER_FIRST: Final = "an earlier batch has to be published there first, or given up"
 
 PublicationKey = tuple[int, int]
@@ -104,11 +100,9 @@ class OpenDecisions:
         decision = self._open.get(txn.txn_number)
         if decision is None:
             return Progress(not self._is_stopped, txn.given_up)
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):
                 await decision.is_over.wait()
-        except TimeoutError:
-            pass
         return Progress(not decision.hidden_in, decision.given_up)
 
     def note_given_up(self, txn: TxnRecord) -> None:
@@ -243,8 +237,8 @@ class Publisher:
 
         def decide(store: MetadataStore) -> Decision:
             decision = store.transactions.commit(manifest, decided_at_ms, leap_max)
-            if not decision.is_replay and decision.maybe_txn is not None:
-                loop.call_soon_threadsafe(self.add, decision.maybe_txn)
+            if not decision.is_replay and decision.txn is not None:
+                loop.call_soon_threadsafe(self.add, decision.txn)
             return decision
 
         return await self._store.run(decide)
@@ -270,7 +264,7 @@ class Publisher:
     async def give_up(self, txn: TxnRecord, timeout_ms: float) -> dict[int, Reason]:
         """Give up what a decision has in the streams whose range servers have lost some of it.
 
-        Return why the rest is not given up, by stream. What can be published is.
+        Return why the rest is not given up, by stream: parts that can be published are published.
         """
         stream_ids = dict.fromkeys(part.stream_id for part in txn.parts)
         reasons = await asyncio.gather(
@@ -305,7 +299,7 @@ class Publisher:
         return await self._wishes.wish((txn_number, stream_id), timeout_ms)
 
     async def _publish(self, queue: deque[Publication]) -> None:
-        """Take the first of a stream's publications to its end."""
+        """Publish or give up the first of a stream's publications."""
         loop = asyncio.get_running_loop()
         key = (queue[0].txn_number, queue[0].stream_id)
         failure_count, logged_at = 0, -limits.STUCK_LOG_INTERVAL_MS / 1000
@@ -313,7 +307,7 @@ class Publisher:
             error: Exception | None
             try:
                 error = await self._step(queue)
-            except Exception as failure:  # noqa: BLE001 - a decision is retried, whatever fails
+            except Exception as failure:  # noqa: BLE001 - a decision is always retried
                 error = failure
             if error is None:
                 continue

@@ -2,7 +2,7 @@
 
 A producer numbers its batches. The first manifest that is committed for a batch number is final: it
 says which transactions the batch consists of, in which ranges, in which order. This module does no
-I/O and has no clock: what a decision depends on comes from a `Ledger`.
+I/O and has no clock: a `Ledger` has the facts that a decision depends on.
 """
 
 from __future__ import annotations
@@ -14,12 +14,7 @@ from functools import cache
 from typing import Final, Protocol
 
 from sbp_core import limits
-from sbp_core.errors import (
-    InvalidRequestError,
-    NotFoundError,
-    StatusCode,
-    TxnAbortedError,
-)
+from sbp_core.errors import NotFoundError, TxnAbortedError, invalid
 from sbp_core.wire.status import shown
 from sbp_core.wire.txn_id import copy_of, is_producer, is_txn_id, maybe_batch_of, original_of
 
@@ -28,7 +23,7 @@ _RANGE_INDEX_MAX: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a transaction has staged in one range.
+    """The batches that a transaction has staged in one range.
 
     `batch_count` is -1 where the producer left it out; it is not stored with the commit.
     """
@@ -71,10 +66,10 @@ class TxnRecord:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What counts for a batch; None if that is older than what is kept, and published."""
+    """The decision that counts for a batch; None if it is published, and no longer kept."""
 
     is_replay: bool
-    maybe_txn: TxnRecord | None
+    txn: TxnRecord | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +89,7 @@ class Verdict(enum.Enum):
 
 
 class Ledger(Protocol):
-    """The earlier decisions, and whatever else a decision depends on."""
+    """The earlier decisions, and the streams and ranges, on which a decision depends."""
 
     def maybe_last_batch(self, producer: str) -> int | None:
         """Return the number of the last batch that was decided of a producer."""
@@ -115,27 +110,27 @@ class Ledger(Protocol):
 def check_manifest(manifest: Manifest) -> None:
     """Raise InvalidRequestError for a manifest that can never be committed."""
     if not is_producer(manifest.producer):
-        raise _invalid(
+        raise invalid(
             f"{shown(manifest.producer)} cannot name a producer: use 1 to"
             f" {limits.PRODUCER_LENGTH_MAX} of A-Z a-z 0-9 . _ -"
         )
     if manifest.batch_number < 0:
-        raise _invalid(f"batch_number must be 0 or more, got {manifest.batch_number}")
+        raise invalid(f"batch_number must be 0 or more, got {manifest.batch_number}")
     if not limits.TXN_DIGEST_BYTES_MIN <= len(manifest.digest) <= limits.TXN_DIGEST_BYTES_MAX:
-        raise _invalid(
+        raise invalid(
             f"digest must have {limits.TXN_DIGEST_BYTES_MIN} to {limits.TXN_DIGEST_BYTES_MAX}"
             f" bytes, got {len(manifest.digest)}"
         )
     places = [(part.txn_id, part.stream_id, part.range_index) for part in manifest.parts]
     if len(set(places)) < len(places):
-        raise _invalid("a transaction is named twice for the same range of a stream")
+        raise invalid("a transaction is named twice for the same range of a stream")
     for part in manifest.parts:
         if part.record_count < 0:
-            raise _invalid(f"record_count must be 0 or more, got {part.record_count}")
+            raise invalid(f"record_count must be 0 or more, got {part.record_count}")
         _check_id(part.txn_id)
         batch = maybe_batch_of(part.txn_id)
         if batch not in {None, (manifest.producer, manifest.batch_number)}:
-            raise _invalid(
+            raise invalid(
                 f"{part.txn_id} is of another batch than {manifest.batch_number} of"
                 f" {manifest.producer}"
             )
@@ -153,7 +148,7 @@ def _check_size(parts: Iterable[Part]) -> None:
         )
     for stream_id, (record_count, batch_count) in sizes.items():
         if record_count > limits.TXN_RECORDS_MAX or batch_count > limits.TXN_BATCHES_MAX:
-            raise _invalid(
+            raise invalid(
                 f"{record_count} records in {batch_count} batches are staged for stream"
                 f" {stream_id}; at most {limits.TXN_RECORDS_MAX} in {limits.TXN_BATCHES_MAX} can be"
                 " published at once. Stage larger batches, or commit them as several batches"
@@ -164,7 +159,7 @@ def _check_id(txn_id: str) -> None:
     """Raise InvalidRequestError unless a client may have chosen the id."""
     is_original = is_txn_id(txn_id) and original_of(txn_id) == txn_id
     if not is_original or not is_txn_id(copy_of(txn_id, _RANGE_INDEX_MAX)):
-        raise _invalid(
+        raise invalid(
             f"{shown(txn_id)} cannot be the id of a transaction: use A-Z a-z 0-9 . _ -, and leave"
             f" room for the mark of a copy, {limits.TXN_ID_LENGTH_MAX} in all"
         )
@@ -184,7 +179,7 @@ def check_leap(ledger: Ledger, manifest: Manifest, leap_max: int) -> None:
     """
     last = ledger.maybe_last_batch(manifest.producer)
     if last is not None and manifest.batch_number - last > leap_max:
-        raise _invalid(
+        raise invalid(
             f"batch {manifest.batch_number} of {manifest.producer} was not committed: the last"
             f" batch is {last}, and the next one may be {leap_max} above it at most, as no batch"
             " between the two could be committed afterwards. If the number is intended, raise"
@@ -203,25 +198,21 @@ def check_parts(ledger: Ledger, parts: Iterable[Part]) -> None:
     checked: set[str] = set()
     for part in parts:
         if not has_stream(part.stream_id):
-            raise NotFoundError(
-                StatusCode.NOT_FOUND, f"stream {part.stream_id} does not exist (or was deleted)"
-            )
+            raise NotFoundError.of(f"stream {part.stream_id} does not exist (or was deleted)")
         if not has_range(part.stream_id, part.range_index):
-            raise TxnAbortedError(
-                StatusCode.TXN_ABORTED,
+            raise TxnAbortedError.of(
                 f"range {part.range_index} of stream {part.stream_id} was trimmed, with what"
-                f" transaction {part.txn_id} staged there; stage the batch again",
+                f" transaction {part.txn_id} staged there; stage the batch again"
             )
         if part.txn_id in checked:
             continue
         checked.add(part.txn_id)
         if ledger.is_aborted(part.txn_id):
-            raise TxnAbortedError(
-                StatusCode.TXN_ABORTED,
-                f"transaction {part.txn_id} was aborted; stage the batch again under another id",
+            raise TxnAbortedError.of(
+                f"transaction {part.txn_id} was aborted; stage the batch again under another id"
             )
         if ledger.is_named(part.txn_id):
-            raise _invalid(
+            raise invalid(
                 f"transaction {part.txn_id} is committed with another batch; stage this one under"
                 " another id"
             )
@@ -245,7 +236,3 @@ def judge(ledger: Ledger, part: Part) -> Verdict:
         if last is not None and batch[1] <= last:
             return Verdict.DEAD
     return Verdict.KEPT if part.record_count < 0 else Verdict.GIVEN_UP
-
-
-def _invalid(message: str) -> InvalidRequestError:
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

@@ -1,4 +1,8 @@
-"""COMMIT_TXN and DESCRIBE_TXNS: deciding transactions, and describing what was decided."""
+"""COMMIT_TXN and DESCRIBE_TXNS: deciding transactions, and describing the decisions.
+
+SPEC "COMMIT_TXN", "DESCRIBE_TXNS". The rules are in transactions.py; publishing.py makes committed
+batches visible while the call waits.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,15 @@ from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.errors import (
-    InvalidRequestError,
     NotFoundError,
     StatusCode,
     StatusError,
     StorageError,
     TransportError,
-    UnsupportedError,
+    invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.streams.stream_operations import check_item_count
+from sbp_core.pd.streams.stream_operations import check_has_features, check_item_count
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import STOPPING, UNANSWERED, Progress, Publisher, Reason
 from sbp_core.pd.txns.transactions import (
@@ -83,12 +86,7 @@ class TxnHandlers:
         """Decide a batch, and wait for it to be published; or give up transactions, or parts."""
         request = call.decode(CommitTxnRequest)
         check_item_count(len(request.parts))
-        if call.is_one_frame:
-            raise UnsupportedError(
-                StatusCode.UNSUPPORTED_OPERATION,
-                "transactions need a feature, and this dialect has none; use the dialect"
-                " specification",
-            )
+        check_has_features(call, "transactions")
         parts = tuple(
             Part(
                 each.txn_id or "",
@@ -114,7 +112,7 @@ class TxnHandlers:
         )
         check_manifest(manifest)
         decision = await self._publisher.commit(manifest, self._clock.wall_ms(), self._leap_max)
-        txn = decision.maybe_txn
+        txn = decision.txn
         progress = _FORGOTTEN
         if txn is not None:
             progress = await self._publisher.wait_published(txn, _wait_ms(request))
@@ -124,7 +122,7 @@ class TxnHandlers:
         """Give up the lost records of a decided batch, so that later batches are published."""
         producer, batch_number = request.producer or "", request.batch_number
         if request.commit or request.parts or not is_producer(producer):
-            raise _invalid("to give up lost records of a batch, set producer and batch_number only")
+            raise invalid("to give up lost records of a batch, set producer and batch_number only")
         batch = f"batch {batch_number} of {producer}"
         txn = await self._decided(producer, batch_number, batch)
         message = None
@@ -143,13 +141,13 @@ class TxnHandlers:
             lambda store: store.transactions.maybe_decided(producer, batch_number)
         )
         if decision is None:
-            raise NotFoundError(StatusCode.NOT_FOUND, f"{batch} was never committed")
-        return decision.maybe_txn
+            raise NotFoundError.of(f"{batch} was never committed")
+        return decision.txn
 
     async def _abort(self, call: ServerCall, parts: tuple[Part, ...]) -> None:
         for part in parts:
             if not is_txn_id(part.txn_id):
-                raise _invalid(
+                raise invalid(
                     f"{shown(part.txn_id)} is not the id of a transaction: use A-Z a-z 0-9 . _ - ~"
                 )
         verdicts = await self._store.run(
@@ -171,7 +169,7 @@ class TxnHandlers:
         """Describe the decisions of a producer, or of all, and the aborted transactions."""
         request = call.decode(DescribeTxnsRequest)
         if request.producer is not None and not is_producer(request.producer):
-            raise _invalid(f"{shown(request.producer)} cannot name a producer")
+            raise invalid(f"{shown(request.producer)} cannot name a producer")
         await respond_in_parts(
             call,
             self._descriptions(request.producer),
@@ -185,7 +183,7 @@ class TxnHandlers:
         while txns := await self._store.run(_txns_after, number, producer):
             stuck = self._publisher.stuck_numbers()
             described = [_description(txn, is_stuck=txn.txn_number in stuck) for txn in txns]
-            for some in cut_by_weight(described, _weight):
+            for some in cut_by_weight(described, lambda each: 1 + len(each.parts) + len(each.lost)):
                 yield tuple(some)
             number = txns[-1].txn_number
         txn_id = ""
@@ -223,12 +221,10 @@ def explain(reasons: Mapping[int, Reason]) -> str:
         f"stream {stream_id}: {reason}{_remedy(reason)}"
         for stream_id, reason in islice(reasons.items(), _NAMED_STREAMS_MAX)
     ]
-    more = (
-        [f"and {len(reasons) - _NAMED_STREAMS_MAX} more streams"]
-        if len(reasons) > _NAMED_STREAMS_MAX
-        else []
-    )
-    return "; ".join([*some, *more])
+    left_out_count = len(reasons) - _NAMED_STREAMS_MAX
+    if left_out_count > 0:
+        some.append(f"and {left_out_count} more streams")
+    return "; ".join(some)
 
 
 def refusal(batch: str, reasons: Mapping[int, Reason]) -> StatusError:
@@ -239,8 +235,8 @@ def refusal(batch: str, reasons: Mapping[int, Reason]) -> StatusError:
     )
     for unsettled in (STOPPING, UNANSWERED):
         if unsettled in reasons.values():
-            return type(unsettled)(unsettled.code, message)
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)
+            return type(unsettled).of(message)
+    return invalid(message)
 
 
 def _remedy(reason: Reason) -> str:
@@ -263,10 +259,6 @@ def _txns_after(store: MetadataStore, number: int, producer: str | None) -> list
 
 def _aborted_after(store: MetadataStore, txn_id: str, producer: str | None) -> list[AbortedTxn]:
     return store.transactions.aborted_after(txn_id, limits.RESULTS_PER_FRAME, producer)
-
-
-def _weight(described: TxnDescription) -> int:
-    return 1 + len(described.parts) + len(described.lost)
 
 
 def _description(txn: TxnRecord, *, is_stuck: bool) -> TxnDescription:
@@ -302,7 +294,3 @@ def _part_table(part: Part) -> TxnPart:
     return TxnPart(
         part.txn_id, part.stream_id, part.record_count, part.range_index, part.batch_count
     )
-
-
-def _invalid(message: str) -> InvalidRequestError:
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

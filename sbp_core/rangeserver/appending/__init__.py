@@ -1,1 +1,1 @@
-"""What goes into the log: APPEND, staged batches, END_TXN, all through the group committer."""
+"""The way into the log: APPEND, staged batches, END_TXN, all through the group committer."""

@@ -19,9 +19,9 @@ from sbp_core.errors import (
     DiskFullError,
     LogWriteError,
     SbpError,
-    StatusCode,
     ThrottledError,
     WritersNotThereError,
+    invalid,
 )
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
@@ -33,7 +33,6 @@ from sbp_core.rangeserver.appending.append_items import (
     PendingAppend,
     Writers,
     check_number,
-    invalid,
     split_payload,
 )
 from sbp_core.rangeserver.appending.commit import GroupCommitter
@@ -240,8 +239,8 @@ class AppendHandler(PromptHandler):
     ) -> PendingAppend | NumberedBatch:
         """Do the same for a batch with a number. Raises SbpError when it is refused.
 
-        What was appended once stays so, whatever became of its range: so a repeat is looked for
-        first. Only the open range knows whether a batch is the next one.
+        Repeats are looked for first: a batch stays appended when its range is sealed. Only the open
+        range knows whether a batch is the next one.
         """
         number = BatchNumber(item.stream_id, item.info.writer_id or "", item.info.sequence)
         check_number(number)
@@ -255,18 +254,18 @@ class AppendHandler(PromptHandler):
         hosted.receive(RangeInput.APPEND)
         if not has_writers:
             self._host.look_up_soon(hosted.stream_id)
-            raise WritersNotThereError(
-                StatusCode.WRITERS_NOT_THERE,
+            raise WritersNotThereError.of(
                 f"range {hosted.range_index} of stream {hosted.stream_id} came from another server,"
-                " and the placement driver has not sent its writers yet; try again",
+                " and the placement driver has not sent its writers yet; try again"
             )
         self._writers.check_next(number)
         entry = _append(item, hosted, record_count, frame)
         mark = mark_of(entry, number.writer_id, number.sequence, digest_batch(item.batch))
         frame.entries.insert(-1, mark)
-        pending = self._in_flight.begin(
+        pending = PendingAppend(
             number.writer, number.sequence, entry.base_offset, record_count, item.batch
         )
+        self._in_flight.begin(pending)
         frame.numbered.append(pending)
         return pending
 

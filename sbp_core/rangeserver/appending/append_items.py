@@ -19,12 +19,11 @@ from msgspec import Struct
 
 from sbp_core import limits
 from sbp_core.errors import (
-    InvalidRequestError,
-    StatusCode,
     ThrottledError,
     WriterGapError,
     WriterRepeatError,
     WriterUnknownError,
+    invalid,
 )
 from sbp_core.log.states.writer_states import NumberedBatch, WriterStates
 from sbp_core.records import are_same, digest_batch
@@ -112,18 +111,9 @@ class InFlight:
         batches = self._batches.get(numberer)
         return next(reversed(batches)) if batches else None
 
-    def begin(
-        self,
-        numberer: Numberer,
-        sequence: int,
-        base_offset: int,
-        record_count: int,
-        batch: memoryview,
-    ) -> PendingAppend:
+    def begin(self, append: PendingAppend) -> None:
         """Note the next batch, which is appended; `follow` must be called next."""
-        append = PendingAppend(numberer, sequence, base_offset, record_count, batch)
-        self._batches.setdefault(numberer, {})[sequence] = append
-        return append
+        self._batches.setdefault(append.numberer, {})[append.sequence] = append
 
     def follow(self, appends: Iterable[PendingAppend], written: asyncio.Future[int]) -> None:
         """Let the batches that were begun wait for `written`, which must not be cancelled.
@@ -138,7 +128,7 @@ class InFlight:
         written.add_done_callback(partial(self._on_written, begun))
 
     def _on_written(self, begun: Iterable[PendingAppend], written: asyncio.Future[int]) -> None:
-        """Forget what the log has by now; after a failure its contents are unknown."""
+        """Forget what was written; after a failure the contents of the log are unknown."""
         if written.exception() is not None:
             return
         for append in begun:
@@ -203,10 +193,9 @@ class Writers:
             state = self._known.maybe_writer(*number.writer)
             found = None if state is None else state.maybe_batch(number.sequence)
         if found is None:
-            raise WriterRepeatError(
-                StatusCode.WRITER_REPEAT,
+            raise WriterRepeatError.of(
                 f"{number} was appended before, and its offset is no longer known: a server keeps"
-                f" the last {limits.WRITER_BATCHES_KEPT} batches of a writer",
+                f" the last {limits.WRITER_BATCHES_KEPT} batches of a writer"
             )
         if found.record_count != record_count:
             raise invalid(
@@ -230,20 +219,17 @@ class Writers:
         if number.sequence == last + 1:
             if len(self._in_flight.of(number.writer)) < limits.WRITER_BATCHES_KEPT:
                 return
-            raise ThrottledError(
-                StatusCode.TOO_MANY_REQUESTS,
+            raise ThrottledError.of(
                 f"{number} was not appended: {limits.WRITER_BATCHES_KEPT} batches of its writer"
-                " wait for the disk already; try again later",
+                " wait for the disk already; try again later"
             )
         if last < 0:
-            raise WriterUnknownError(
-                StatusCode.WRITER_UNKNOWN,
+            raise WriterUnknownError.of(
                 f"{number} is no first batch, and the writer is not known: a stream remembers the"
                 f" {limits.WRITERS_PER_STREAM_MAX} writers that appended last. See what is in the"
-                " stream, and go on as a new writer",
+                " stream, and go on as a new writer"
             )
-        raise WriterGapError(
-            StatusCode.WRITER_GAP,
+        raise WriterGapError.of(
             f"{number} was not appended: batch {last + 1} comes next",
             WriterGapError.encode_expected(last + 1),
         )
@@ -262,8 +248,3 @@ def _is_repeat(found: PendingAppend | NumberedBatch, batch: memoryview) -> bool:
     if isinstance(found, PendingAppend):
         return are_same(found.batch, batch)
     return not found.digest or found.digest == digest_batch(batch)
-
-
-def invalid(message: str) -> InvalidRequestError:
-    """Return the error of a request that no retry can make right."""
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

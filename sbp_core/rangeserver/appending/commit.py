@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import LogWriteError, SbpError, StatusCode, ThrottledError
+from sbp_core.errors import LogWriteError, SbpError, ThrottledError
 from sbp_core.log.durable_log import Appended, Log
 from sbp_core.log.entry import APPENDED_KINDS, Entry
 from sbp_core.log.states.range_states import LoggedRange
@@ -68,7 +68,7 @@ class _Submission:
 class _Job:
     """Work for a thread. `then` is called when it is done, as are the jobs before it.
 
-    `is_written`: what the next job writes comes behind this, so that one may begin.
+    Once `is_written` the next job may begin: its group is written behind this one.
     """
 
     work: Callable[[], None]
@@ -117,9 +117,8 @@ class GroupCommitter:
     def check_room(self, memory_bytes: int) -> None:
         """Raise ThrottledError when there is no memory for another append to wait."""
         if self._memory_bytes + memory_bytes > self._sizes.pending_append_bytes:
-            raise ThrottledError(
-                StatusCode.TOO_MANY_REQUESTS,
-                f"{self.pending_bytes} bytes wait for the disk already; try again later",
+            raise ThrottledError.of(
+                f"{self.pending_bytes} bytes wait for the disk already; try again later"
             )
 
     @contextmanager
@@ -185,7 +184,7 @@ class GroupCommitter:
             if self._is_sync_due:
                 self._run(_Job(self._log.sync, self._on_synced))
             else:
-                self._commit(self._take_group())
+                self._commit(self._pop_group())
         elif not self._jobs:
             self._idle.set()
 
@@ -198,7 +197,7 @@ class GroupCommitter:
 
         def on_written() -> None:
             job.is_written = True
-            if self._is_lot_queued:  # what is queued from now on sees for itself
+            if self._is_lot_queued:  # else `submit` begins it, once more is queued
                 self._loop.call_soon_threadsafe(self._begin_soon)
 
         def append() -> None:
@@ -264,7 +263,7 @@ class GroupCommitter:
         self._sync_timer = None
         self._is_sync_due = False
 
-    def _take_group(self) -> list[_Submission]:
+    def _pop_group(self) -> list[_Submission]:
         group = [self._queue.popleft()]
         length = group[0].length
         while self._queue and length + self._queue[0].length <= self._sizes.group_commit_bytes:
@@ -274,7 +273,7 @@ class GroupCommitter:
         return group
 
     def _fail(self, error: SbpError) -> None:
-        """Fail all that is not acknowledged yet; whatever is still at work changes nothing."""
+        """Fail all that is not acknowledged yet; running jobs change nothing any more."""
         if self.failed.done():
             return
         self.failed.set_result(error)
@@ -288,7 +287,7 @@ class GroupCommitter:
 
 
 def _refuse(done: asyncio.Future[int], error: SbpError) -> None:
-    """Fail a submission; the error counts as retrieved, as its caller may be gone."""
+    """Fail a submission; the error counts as retrieved, as its caller may have left."""
     done.set_exception(
         LogWriteError(f"the log cannot be written, nothing more is acknowledged: {error}")
     )

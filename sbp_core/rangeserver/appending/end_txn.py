@@ -14,27 +14,21 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.client.programs.range_placement import chunks
-from sbp_core.errors import (
-    SbpError,
-    StatusCode,
-    TxnEndedError,
-    TxnIncompleteError,
-)
+from sbp_core.errors import SbpError, TxnEndedError, TxnIncompleteError, invalid
 from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.staged_states import StagedStates, Staging, commit_entry, drop_entry
-from sbp_core.rangeserver.appending.append_items import invalid
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.appending.staging import NO_OFFSET, Stagings, check_txn_ids
 from sbp_core.rangeserver.hosted_ranges import RangeInput, check_latest
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
 from sbp_core.server.answers import respond_all
 from sbp_core.server.dispatch import ServerCall
+from sbp_core.server.transactions_at_servers import Ended
 from sbp_core.wire.headers import (
     EndTxnInfo,
     EndTxnRequest,
@@ -51,14 +45,6 @@ _ONLY_IF_DECIDED: Final = -1
 """As the record count of a part: it is not to be given up, unless it is dead already."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """The result, now or before: `record_count` records from `base_offset` on, -1 for none."""
-
-    base_offset: int
-    record_count: int
-
-
 class EndTxnHandler:
     """Serves END_TXN. Every item of a frame succeeds or fails by itself."""
 
@@ -66,7 +52,7 @@ class EndTxnHandler:
         self._host = host
         self._stagings = stagings
         self._committer = committer
-        self._at_work: set[asyncio.Task[_Ended]] = set()
+        self._at_work: set[asyncio.Task[Ended]] = set()
 
     async def __call__(self, call: ServerCall) -> None:
         """Answer one frame. An end that was begun is finished, even if the call is cancelled."""
@@ -100,21 +86,21 @@ class EndTxnHandler:
             info.stream_id, info.request_index, ended.base_offset, ended.record_count, SUCCESS
         )
 
-    async def _finish(self, info: EndTxnInfo) -> _Ended:
+    async def _finish(self, info: EndTxnInfo) -> Ended:
         task = asyncio.create_task(self._end(info))
         self._at_work.add(task)
         task.add_done_callback(self._on_finished)
         return await asyncio.shield(task)
 
-    def _on_finished(self, task: asyncio.Task[_Ended]) -> None:
+    def _on_finished(self, task: asyncio.Task[Ended]) -> None:
         self._at_work.discard(task)
         task.exception()  # retrieved here: the call may have been cancelled
 
-    async def _end(self, info: EndTxnInfo) -> _Ended:
+    async def _end(self, info: EndTxnInfo) -> Ended:
         check_txn_ids(info.txn_ids)
         with self._stagings.closing(info.stream_id, info.txn_ids):
             await self._stagings.settle(info.stream_id, self._ranges_of(info), info.txn_ids)
-            # From here to its entry nothing is waited for: what is judged is what is written.
+            # No await from here to the entry: it is written for the states that are checked here.
             return await (self._publish(info) if info.commit else self._drop(info))
 
     def _ranges_of(self, info: EndTxnInfo) -> list[int]:
@@ -125,7 +111,7 @@ class EndTxnHandler:
             return []
         return [hosted.range_index for hosted in self._host.table.ranges_of(info.stream_id)]
 
-    async def _publish(self, info: EndTxnInfo) -> _Ended:
+    async def _publish(self, info: EndTxnInfo) -> Ended:
         done = self._maybe_done(info)
         if done is not None:
             return done
@@ -137,13 +123,13 @@ class EndTxnHandler:
         stagings = self._staged(info)
         record_count = sum(staging.record_count for staging in stagings)
         if not record_count:
-            return _Ended(NO_OFFSET, 0)
+            return Ended(NO_OFFSET, 0)
         entry = commit_entry(*hosted.key, hosted.assigned_offset, stagings)
         base_offset = hosted.assign(record_count)
         await self._write(info.txn_ids, entry)
-        return _Ended(base_offset, record_count)
+        return Ended(base_offset, record_count)
 
-    def _maybe_done(self, info: EndTxnInfo) -> _Ended | None:
+    def _maybe_done(self, info: EndTxnInfo) -> Ended | None:
         """Return what was done, if that was published before. Raises if something else was done.
 
         TxnEndedError, InvalidRequestError.
@@ -151,7 +137,7 @@ class EndTxnHandler:
         ends = self._stagings.known.ends(info.stream_id)
         for end in reversed(ends):
             if end.is_commit and end.txn_ids == info.txn_ids:
-                return _Ended(end.base_offset, end.record_count)
+                return Ended(end.base_offset, end.record_count)
         for end in reversed(ends):
             for txn_id in set(info.txn_ids) & set(end.txn_ids):
                 if end.is_commit:
@@ -159,9 +145,8 @@ class EndTxnHandler:
                         f"transaction {txn_id} was published in stream {info.stream_id} together"
                         f" with others, {len(end.txn_ids)} in all; the first is {end.txn_ids[0]}"
                     )
-                raise TxnEndedError(
-                    StatusCode.TXN_ENDED,
-                    f"what transaction {txn_id} staged in stream {info.stream_id} was dropped",
+                raise TxnEndedError.of(
+                    f"the batches of transaction {txn_id} in stream {info.stream_id} were dropped"
                 )
         return None
 
@@ -173,18 +158,17 @@ class EndTxnHandler:
         is_complete = record_count == info.record_count or (info.record_count < 0 < record_count)
         if not is_complete:
             expected = "one or more are" if info.record_count < 0 else f"{info.record_count} were"
-            raise TxnIncompleteError(
-                StatusCode.TXN_INCOMPLETE,
+            raise TxnIncompleteError.of(
                 f"{record_count} records are staged under these {len(found)} transactions in range"
                 f" {info.range_index} of stream {info.stream_id}, and {expected} to be published;"
-                " nothing was",
+                " nothing was"
             )
         return [
             staging or Staging(*key, txn_id, staged_at_ms=0)
             for staging, txn_id in zip(found, info.txn_ids, strict=True)
         ]
 
-    async def _drop(self, info: EndTxnInfo) -> _Ended:
+    async def _drop(self, info: EndTxnInfo) -> Ended:
         wanted = set(info.txn_ids)
         staged = [
             staging
@@ -194,7 +178,7 @@ class EndTxnHandler:
         if staged:
             txn_ids = list(dict.fromkeys(staging.txn_id for staging in staged))
             await self._write(txn_ids, drop_entry(info.stream_id, info.range_index, txn_ids))
-        return _Ended(NO_OFFSET, sum(staging.record_count for staging in staged))
+        return Ended(NO_OFFSET, sum(staging.record_count for staging in staged))
 
     async def _write(self, txn_ids: Sequence[str], entry: Entry) -> None:
         failpoint("txn.before_end")
@@ -255,7 +239,7 @@ class StagedSweep:
     def _maybe_question(self, staging: Staging, now_ms: int) -> TxnPart | None:
         """Return what to ask; None as long as it is new.
 
-        What was staged in the future, by a clock that was set back, may have any age.
+        A staging from the future, by a clock that was set back, may have any age.
         """
         age_ms = now_ms - staging.staged_at_ms
         is_worth_asking = age_ms >= limits.STAGED_ASK_MS or age_ms < 0

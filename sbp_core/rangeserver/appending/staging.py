@@ -22,17 +22,17 @@ from sbp_core.errors import (
     InvalidRequestError,
     LogError,
     SbpError,
-    StatusCode,
     ThrottledError,
     TxnEndedError,
     WriterGapError,
+    invalid,
 )
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.staged_states import StagedStates, Staging, staged_entry
 from sbp_core.log.states.writer_states import NumberedBatch
-from sbp_core.rangeserver.appending.append_items import InFlight, Item, PendingAppend, invalid
+from sbp_core.rangeserver.appending.append_items import InFlight, Item, PendingAppend
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, check_latest
 from sbp_core.records import are_same
 from sbp_core.wire.status import shown
@@ -155,8 +155,8 @@ class Stagings:
         """Accept a batch; return where it is, or will be, and the entries that stage it.
 
         There are none for a repeat, which is still to be compared with the staged batch. Repeats
-        are looked for first: a staged batch stays, whatever became of its range. `latest` is
-        the stream's latest range. Raises SbpError when it is refused.
+        are looked for first: a batch stays staged when its range is sealed. `latest` is the
+        stream's latest range. Raises SbpError when it is refused.
         """
         number = _number_of(item)
         repeated = self._maybe_repeat(number, record_count, item.batch)
@@ -167,10 +167,11 @@ class Stagings:
         self._check_next(number)
         self._count_max += number.sequence == 0
         entry = staged_entry(*number.numberer, number.sequence, record_count, item.batch)
-        taken = self._in_flight.begin(
+        pending = PendingAppend(
             number.numberer, number.sequence, NO_OFFSET, record_count, item.batch
         )
-        return taken, (entry,)
+        self._in_flight.begin(pending)
+        return pending, (entry,)
 
     @contextmanager
     def closing(self, stream_id: int, txn_ids: Iterable[str]) -> Iterator[None]:
@@ -214,10 +215,9 @@ class Stagings:
         """
         place = (number.stream_id, number.txn_id)
         if place in self._closing or self.known.is_ended(*place):
-            raise TxnEndedError(
-                StatusCode.TXN_ENDED,
+            raise TxnEndedError.of(
                 f"{number} was not staged: the transaction was published or dropped, or is about"
-                " to be",
+                " to be"
             )
         found: PendingAppend | StagedRepeat | None
         found = self._in_flight.of(number.numberer).get(number.sequence)
@@ -244,10 +244,9 @@ class Stagings:
         """
         expected = self._next_sequence(number)
         if expected == 0 and original_of(number.txn_id) == number.txn_id:
-            self._check_room()  # what is decided is copied in any case
+            self._check_room()  # a copy is of a decided batch, which must be published
         if number.sequence != expected:
-            raise WriterGapError(
-                StatusCode.WRITER_GAP,
+            raise WriterGapError.of(
                 f"{number} was not staged: batch {expected} comes next",
                 WriterGapError.encode_expected(expected),
             )
@@ -261,10 +260,9 @@ class Stagings:
         if self._count_max >= limits.STAGINGS_MAX:
             self._count_max = len(self.known.stagings())
         if self._count_max >= limits.STAGINGS_MAX:
-            raise ThrottledError(
-                StatusCode.TOO_MANY_REQUESTS,
+            raise ThrottledError.of(
                 f"{self._count_max} transactions have something staged at this server already; try"
-                " again when some of them are decided",
+                " again when some of them are decided"
             )
 
     def _on_ended(self, place: tuple[int, str], written: asyncio.Future[int]) -> None:

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.errors import (
-    InvalidRequestError,
     LogError,
     NotFoundError,
     OffsetOutOfRangeError,
     SbpError,
     StatusCode,
     UnsupportedError,
+    invalid,
 )
 from sbp_core.log.durable_log import Log
 from sbp_core.log.segment_rows import Slot
@@ -103,7 +103,7 @@ class Wanted(Struct, frozen=True):
 
     `next_offset` is the range's tail, `end_offset` the bound of the request, negative for none;
     `max_bytes` counts bodies. With `batch_bytes_min` they end before a batch that is smaller. With
-    `maybe_staging` the offsets count the batches of that.
+    `staging` the offsets count the batches of that.
     """
 
     key: RangeKey
@@ -112,7 +112,7 @@ class Wanted(Struct, frozen=True):
     end_offset: int
     max_bytes: int
     batch_bytes_min: int = 0
-    maybe_staging: Staging | None = None
+    staging: Staging | None = None
 
     @property
     def stop_offset(self) -> int:
@@ -229,7 +229,7 @@ class BatchFinder:
             return _failed(item, error)
         next_offset = slots[-1].end_offset if slots else offset
         is_ready = (
-            next_offset == hosted.maybe_end_offset
+            next_offset == hosted.end_offset
             or 0 <= item.end_offset <= next_offset
             or sum([slot.body_length for slot in slots]) >= min(min_bytes, item.max_bytes)
             or next_offset < tail
@@ -247,7 +247,7 @@ class BatchFinder:
                 staging.batch_count,
                 -1,
                 item.max_bytes,
-                maybe_staging=staging,
+                staging=staging,
             )
             slots = _readable(item, slots)
         except SbpError as error:
@@ -277,7 +277,7 @@ class BatchFinder:
                 limits.LOCAL_READ_BATCH_BYTES_MIN,
             )
             more = _readable(answer.item, more)
-        except SbpError:  # deleted by now, or unreadable: a request for just these says so
+        except SbpError:  # deleted since, or unreadable: the next request reports it
             return answer
         if not more:
             return answer
@@ -296,8 +296,7 @@ class BatchFinder:
             if hosted.start_offset <= offset <= hosted.next_offset:
                 return hosted, offset
         start_offset, next_offset = self._table.bounds_of(item.stream_id)
-        raise OffsetOutOfRangeError(
-            StatusCode.OFFSET_OUT_OF_RANGE,
+        raise OffsetOutOfRangeError.of(
             f"offset {item.fetch_offset} of stream {item.stream_id} is outside"
             f" [{start_offset}, {next_offset}]",
             OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
@@ -310,21 +309,20 @@ class BatchFinder:
         the range is not here.
         """
         if item.txn_id is None:
-            raise _invalid(
+            raise invalid(
                 "a FETCH must ask either for staged batches or for committed ones, not for both"
             )
         if item.range_index < 0:
-            raise _invalid("staged batches are read range by range: set range_index")
+            raise invalid("staged batches are read range by range: set range_index")
         self._table.range_at(item.stream_id, item.range_index)
         staging = self._log.staged.maybe_staging(item.stream_id, item.range_index, item.txn_id)
         if staging is None:
-            raise NotFoundError(
-                StatusCode.NOT_FOUND,
+            raise NotFoundError.of(
                 f"nothing is staged under {shown(item.txn_id)} in range {item.range_index} of"
-                f" stream {item.stream_id}",
+                f" stream {item.stream_id}"
             )
         if not 0 <= item.fetch_offset <= staging.batch_count:
-            raise _invalid(
+            raise invalid(
                 f"{staging.batch_count} batches are staged under {item.txn_id}, and batch"
                 f" {item.fetch_offset} is asked for"
             )
@@ -335,8 +333,8 @@ def maybe_recent_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...] | None:
     """Return where the wanted batches are, None if the disk has to be asked. Raises LogError."""
     if wanted.offset >= wanted.stop_offset:
         return ()
-    is_recent = wanted.maybe_staging is None and log.is_recent(wanted.key, wanted.offset)
-    return _take_slots(log, wanted) if is_recent else None
+    is_recent = wanted.staging is None and log.is_recent(wanted.key, wanted.offset)
+    return _collect_slots(log, wanted) if is_recent else None
 
 
 async def find_slots(log: Log, wanted: Wanted, threads: ThreadPoolExecutor) -> tuple[Slot, ...]:
@@ -347,13 +345,13 @@ async def find_slots(log: Log, wanted: Wanted, threads: ThreadPoolExecutor) -> t
     recent = maybe_recent_slots(log, wanted)
     if recent is not None:
         return recent
-    return await asyncio.get_running_loop().run_in_executor(threads, _take_slots, log, wanted)
+    return await asyncio.get_running_loop().run_in_executor(threads, _collect_slots, log, wanted)
 
 
-def _take_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...]:
+def _collect_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...]:
     slots: list[Slot] = []
     taken_bytes = 0
-    staging = wanted.maybe_staging
+    staging = wanted.staging
     batches = (
         log.batches_from(wanted.key, wanted.offset)
         if staging is None
@@ -394,7 +392,3 @@ def _readable(item: Item, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
 
 def _failed(item: Item, error: SbpError) -> Answer:
     return Answer(item, (), item.fetch_offset, status=status_for(error))
-
-
-def _invalid(message: str) -> InvalidRequestError:
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

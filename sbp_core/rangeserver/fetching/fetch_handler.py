@@ -26,7 +26,7 @@ from typing import Final
 from msgspec import Struct
 
 from sbp_core import limits
-from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.errors import invalid
 from sbp_core.log.durable_log import Log
 from sbp_core.rangeserver.fetching.batch_finder import (
     Answer,
@@ -83,7 +83,7 @@ class _Shared:
     reads: ReadScheduler
     clock: Clock
     metrics: Metrics
-    maybe_local: LocalReads | None
+    local_reads: LocalReads
     sending_count: int = 0
 
 
@@ -99,11 +99,11 @@ class FetchHandler(PromptHandler):
         *,
         clock: Clock,
         metrics: Metrics,
-        maybe_local: LocalReads | None = None,
+        local_reads: LocalReads,
     ) -> None:
         finder = BatchFinder(host.table, log, readers)
         reads = ReadScheduler(readers)
-        self._shared = _Shared(host, log, waiters, finder, reads, clock, metrics, maybe_local)
+        self._shared = _Shared(host, log, waiters, finder, reads, clock, metrics, local_reads)
 
     def begin(self, call: ServerCall) -> Rest | None:
         """Answer one FETCH frame at once if that needs no wait for anything.
@@ -125,7 +125,7 @@ class _Fetch:
     In a dialect of one frame per answer all requests are answered as soon as one is ready. Requests
     for staged batches are answered by a frame each, and do not wait.
 
-    `_maybe_local` gives the places of large batches to a client that reads the files itself.
+    A client that reads the files of the log itself is sent the places of large batches.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class _Fetch:
         self._began_at = began_at
         item_count = len(request.fetch_requests)
         if item_count > limits.STREAMS_PER_REQUEST_MAX:
-            raise _invalid(
+            raise invalid(
                 f"a FETCH has {limits.STREAMS_PER_REQUEST_MAX} requests at most, got {item_count};"
                 " send several"
             )
@@ -150,13 +150,11 @@ class _Fetch:
         ]
         self._is_staged = any(item.txn_id is not None for item in self._waiting)
         if self._is_staged and call.is_one_frame and len(self._waiting) > 1:
-            raise _invalid(
+            raise invalid(
                 "with one frame per answer a FETCH may ask for one transaction's staged batches:"
                 " send several"
             )
-        maybe_local = shared.maybe_local
-        is_local = maybe_local is not None and maybe_local.may_serve(call, request)
-        self._maybe_local = maybe_local if is_local and not self._is_staged else None
+        self._reads_locally = not self._is_staged and shared.local_reads.may_serve(call, request)
         self._min_bytes = max(request.min_bytes, 1)
         wait_ms = min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX)
         self._give_up_at = shared.clock.monotonic() + wait_ms / 1000
@@ -174,13 +172,13 @@ class _Fetch:
         if found is None or found.unready or found.rest:
             return None
         answers = found.answers
-        if self._maybe_local is not None and are_worth_places(answers):
+        if self._reads_locally and are_worth_places(answers):
             searches = shared.finder.with_more(answers)
             answers = [
                 from_memory(shared.log, search) or answer
                 for answer, search in zip(answers, searches, strict=True)
             ]
-            return _Frame(answers, self._maybe_local.response(answers))
+            return _Frame(answers, shared.local_reads.response(answers))
         return self._maybe_read(answers, may_wait=False)
 
     async def answer(self) -> None:
@@ -197,7 +195,7 @@ class _Fetch:
                 changed.set()
 
             self._call.yield_for_others(give_up)
-            while not await self._send_ready():  # what came before the watch as well
+            while not await self._send_ready():  # also what was committed before the watch began
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), self._give_up_at - clock.monotonic())
                 changed.clear()
@@ -280,11 +278,11 @@ class _Fetch:
             self._count(answers)
             await call.respond(response_of(answers), is_end=is_end)
             return
-        if self._maybe_local is not None and are_worth_places(answers):
+        if self._reads_locally and are_worth_places(answers):
             searches = shared.finder.with_more(answers)
             more = [await shared.finder.find(search) for search in searches]
             self._count(more)
-            await call.respond(self._maybe_local.response(more), is_end=is_end)
+            await call.respond(shared.local_reads.response(more), is_end=is_end)
             return
         if self._may_send_at_once(others=shared.sending_count - 1):
             cached = self._maybe_read(answers, may_wait=False)
@@ -294,7 +292,7 @@ class _Fetch:
         async with call.peer.reserve(sum(answer.length_bytes for answer in answers)):
             read = partial(self._maybe_read, answers, may_wait=True)
             async with shared.reads.read(self._job(answers), read) as frame:
-                assert frame is not None  # what cannot be read is in its answers
+                assert frame is not None  # None only without `may_wait`
                 self.send_now(frame, is_end=is_end)
 
     def _may_send_at_once(self, *, others: int) -> bool:
@@ -328,7 +326,7 @@ class _Fetch:
         return _Frame(served, response_of(served), payload)
 
     def _job(self, answers: Sequence[Answer]) -> ReadJob:
-        """Return what the read is to the scheduler: of the tail only if all of it lies there."""
+        """Return the job for the scheduler: a read of the tail only if all of it is in the tail."""
         first_position = min(each.slots[0].location.position for each in answers if each.slots)
         is_tail = first_position >= self._shared.log.end_position - limits.TAIL_WINDOW_BYTES
         length_bytes = sum(answer.length_bytes for answer in answers)
@@ -354,7 +352,3 @@ def _cut_to_frame(answers: Sequence[Answer]) -> list[Answer]:
         cut.append(Answer(answer.item, (), answer.item.fetch_offset) if is_full else answer)
         frame_bytes += cut[-1].length_bytes
     return cut
-
-
-def _invalid(message: str) -> InvalidRequestError:
-    return InvalidRequestError(StatusCode.INVALID_REQUEST, message)

@@ -107,7 +107,7 @@ class LocalReads:
         self._disk = disk
         self._directory = directory
         self._instance = uuid.uuid4().hex
-        self._maybe_path: str | None = None
+        self._path: str | None = None
 
     def publish(self, cluster_id: str | None) -> None:
         """Let local readers find the log of this cluster.
@@ -130,15 +130,17 @@ class LocalReads:
             reason = describe_os_error(error)
             _LOG.warning("local reads off: writing %s failed: %s", path, reason)
         else:
-            self._maybe_path = directory
+            self._path = directory
 
     def may_serve(self, call: ServerCall, request: FetchRequest) -> bool:
         """Whether a request may be answered with places."""
-        if self._maybe_path is None:
-            return False
-        if call.agreement.isolation:  # it takes turns with other classes, which files do not
-            return False
-        return request.takes_places and call.peer.is_from_this_host and not call.is_one_frame
+        return (
+            self._path is not None
+            and request.takes_places
+            and call.peer.is_from_this_host
+            and not call.is_one_frame
+            and not call.agreement.isolation  # reads of files take no turns with other classes
+        )
 
     def response(self, answers: Sequence[Answer]) -> FetchResponse:
         """Return the header of a frame that says where the batches are."""
@@ -150,7 +152,7 @@ class LocalReads:
         return replace(
             response,
             fetch_responses=tuple(results),
-            log_directory=self._maybe_path,
+            log_directory=self._path,
             log_instance=self._instance,
         )
 

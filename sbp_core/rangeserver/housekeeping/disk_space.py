@@ -3,7 +3,7 @@
 A log that meets the end of its disk cannot go on, so DiskSpace refuses appends before that.
 
 The cleaner frees full segments only. On a disk without room for appends, the open segment would
-never become full, so what was trimmed and deleted in it would keep its space for ever. There
+never become full, so records trimmed or deleted in it would never be freed. There
 SpaceFreer lets the log go on in a new segment, and segments are rewritten also where that frees
 only a little.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import DiskFullError, LogError, StatusCode
+from sbp_core.errors import DiskFullError, LogError
 from sbp_core.log.cleaning import Cleaned, Cleaner, SpaceReserve
 from sbp_core.log.disk import translate_os_error
 from sbp_core.log.durable_log import Log
@@ -68,11 +68,11 @@ class DiskSpace:
     @property
     def is_short(self) -> bool:
         """Whether an append may be refused that is as long as one may be."""
-        left = self._maybe_left_bytes
+        left = self._left_bytes
         return left is not None and left < self.floor_bytes + self._append_bytes_max
 
     @property
-    def _maybe_left_bytes(self) -> int | None:
+    def _left_bytes(self) -> int | None:
         """The free space when it was last read, less the bytes admitted since."""
         if self._free_bytes is None:
             return None
@@ -102,7 +102,7 @@ class DiskSpace:
         age_ms = 1000 * (self._clock.monotonic() - self._looked_at)
         if age_ms >= limits.DISK_LOOK_INTERVAL_MS and (self._look is None or self._look.done()):
             self._look = asyncio.create_task(self.refresh())
-        left = self._maybe_left_bytes
+        left = self._left_bytes
         if left is not None:
             floor = self.floor_bytes + self.lent_bytes
             if left - length < floor:
@@ -110,10 +110,9 @@ class DiskSpace:
         self._admitted_bytes += length
 
     def _refusal(self, left_bytes: int, floor_bytes: int) -> DiskFullError:
-        error = DiskFullError(
-            StatusCode.RS_DISK_FULL,
+        error = DiskFullError.of(
             f"the server's disk has {left_bytes} bytes left, of which {floor_bytes} are kept"
-            " free: make room on it, or trim and delete streams",
+            " free: make room on it, or trim and delete streams"
         )
         if not self._refusing:
             self._refusing = True
@@ -138,7 +137,7 @@ class SpaceFreer:
         self._is_stuck = False
 
     def keep_reserve(self) -> None:
-        """Take the space that it needs to free more, if it is not taken yet."""
+        """Reserve the space that it needs to free more, if it is not reserved yet."""
         self._reserve.keep()
         self._disk_space.lent_bytes = 0
 

@@ -75,14 +75,14 @@ class Housekeeping:
             _LOG.warning("streams could not be compared with the placement driver's: %s", error)
         while True:
             await self._pause()
-            maybe_now_ms = self._time.maybe_now_ms()
+            now_ms = self._time.maybe_now_ms()
             try:
-                await self._retain(maybe_now_ms)
+                await self._retain(now_ms)
             except SbpError as error:
                 _LOG.warning("streams cannot be trimmed by their retention now: %s", error)
             try:
-                if maybe_now_ms is not None:
-                    await self._sweep.sweep(maybe_now_ms)
+                if now_ms is not None:
+                    await self._sweep.sweep(now_ms)
             except SbpError as error:
                 _LOG.warning("dead transactions cannot be dropped now: %s", error)
             try:
@@ -98,7 +98,7 @@ class Housekeeping:
             await asyncio.sleep(step_ms / 1000)
             left_ms = 0 if self._disk_space.is_short else left_ms - step_ms
 
-    async def _retain(self, maybe_now_ms: int | None) -> None:
+    async def _retain(self, now_ms: int | None) -> None:
         table = self._host.table
         found = await self._find_retentions()
         limited = {each: kept for each, kept in found.items() if not kept.is_for_ever}
@@ -106,13 +106,13 @@ class Housekeeping:
             return
         streams = [(table.ranges_of(stream_id), kept) for stream_id, kept in limited.items()]
         offsets = await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._expired, streams, maybe_now_ms
+            self._thread, self._expired, streams, now_ms
         )
         await asyncio.gather(*(self._trim(*each) for each in offsets.items()))
         await self._report(list(limited))
 
     async def _find_retentions(self) -> dict[int, Retention]:
-        """Return how long streams are kept, and refuse those whose ids belong to others by now."""
+        """Return how long streams are kept, and refuse those whose ids the PD gave to others."""
         table = self._host.table
         live = table.live_streams()
         found = await self._source.find_retentions(live) if live else {}
@@ -123,7 +123,7 @@ class Housekeeping:
     def _expired(
         self,
         streams: Sequence[tuple[list[HostedRange], Retention]],
-        maybe_now_ms: int | None,
+        now_ms: int | None,
     ) -> dict[int, int]:
         """Return where streams should begin, of those that hold more. Runs on the thread.
 
@@ -131,9 +131,9 @@ class Housekeeping:
         """
         offsets: dict[int, int] = {}
         for ranges, retention in streams:
-            kept = replace(retention, period_ms=0) if maybe_now_ms is None else retention
+            kept = replace(retention, period_ms=0) if now_ms is None else retention
             try:
-                offset = self._expired_below(ranges, kept, maybe_now_ms or 0)
+                offset = self._expired_below(ranges, kept, now_ms or 0)
             except LogError as error:
                 _LOG.error("stream %d cannot be trimmed: %s", ranges[0].stream_id, error)
                 continue

@@ -79,7 +79,7 @@ class SteadyTime:
     def __init__(self, clock: Clock, newest_ms: int = 0) -> None:
         self._clock = clock
         self._newest_ms = newest_ms
-        self._maybe_ahead_ms: int | None = None
+        self._ahead_ms: int | None = None
         """How far the wall clock was ahead of the monotonic one at `_since_ms`."""
         self._since_ms = 0
         self._is_believed = False
@@ -89,7 +89,7 @@ class SteadyTime:
         now_ms = self._clock.wall_ms()
         monotonic_ms = round(1000 * self._clock.monotonic())
         ahead_ms = now_ms - monotonic_ms
-        before_ms = self._maybe_ahead_ms
+        before_ms = self._ahead_ms
         if before_ms is None:
             self._compare_with_log(now_ms)
             self._begin(monotonic_ms, ahead_ms)
@@ -107,7 +107,7 @@ class SteadyTime:
         return now_ms if self._is_believed else None
 
     def _begin(self, monotonic_ms: int, ahead_ms: int, *, is_believed: bool = False) -> None:
-        self._since_ms, self._maybe_ahead_ms = monotonic_ms, ahead_ms
+        self._since_ms, self._ahead_ms = monotonic_ms, ahead_ms
         self._is_believed = is_believed
 
     def _compare_with_log(self, now_ms: int) -> None:
