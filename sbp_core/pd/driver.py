@@ -85,7 +85,7 @@ class PlacementDriver:
                 batch_number_leap_max=settings.batch_number_leap_max,
             )
             started.push_async_callback(handlers.stop)
-            listener = Listener(
+            self._listener = listener = Listener(
                 handlers.by_opcode(),
                 speech=Speech(ServerRole.PLACEMENT_DRIVER, parse_dialect(settings.dialect)),
                 clock=self._clock,

@@ -129,6 +129,9 @@ class RangeServer:
         started.push_async_callback(end_txn.stop)
         local_reads = LocalReads(self._disk, log.directory)
         self._listener = self._make_listener(host, end_txn, stagings, in_flight, local_reads)
+        # Begun after the listener and stopped after it: what it does may wait for a slow disk, and
+        # clients are told first.
+        background = await started.enter_async_context(AsyncExitStack())
         started.push_async_callback(self._listener.drain)
         committer.start(host.publish)
         port = await self._listener.start(settings.host, settings.port)
@@ -150,7 +153,7 @@ class RangeServer:
             clock=self._clock,
             interval_ms=settings.retention_check_interval_ms,
         )
-        started.push_async_callback(self._housekeeping.stop)
+        background.push_async_callback(self._housekeeping.stop)
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
         return log.recovery
 

@@ -14,6 +14,7 @@ from sbp_core.client import AsyncClient, FetchItem
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
+from sbp_core.record_sizes import RecordSizes
 from sbp_core.records import ROWS_SCHEMA, decode_batch, encode_rows, split_envelopes
 
 TIMESTAMP_MS = 1_700_000_000_000
@@ -74,6 +75,7 @@ def allow_small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     _, high = segment_bytes.metadata["bounds"]
     metadata = {**segment_bytes.metadata, "bounds": (1, high)}
     monkeypatch.setattr(segment_bytes, "metadata", metadata)
+    monkeypatch.setattr(RecordSizes, "segment_bytes_min", 1)
 
 
 @asynccontextmanager
