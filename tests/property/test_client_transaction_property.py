@@ -118,11 +118,11 @@ class World(AppendWorld):
         states = self._states[call.endpoint]
         stagings = Stagings(states, InFlight())
         results = []
-        for info, octets in zip(call.header.append_requests, call.payload, strict=True):
+        for info, data in zip(call.header.append_requests, call.payload, strict=True):
             ranges = self._ranges[info.stream_id]
             if self._draw(st.sampled_from([False, False, False, True])):
                 ranges[-1].receive(RangeInput.SEAL)
-            item = Item(info, info.stream_id, info.stream_range.range_index, memoryview(octets))
+            item = Item(info, info.stream_id, info.stream_range.range_index, memoryview(data))
             try:
                 if is_busy:
                     raise ThrottledError(StatusCode.TOO_MANY_REQUESTS, "busy")
@@ -182,8 +182,8 @@ def test_each_batch_is_staged_once_and_in_order(data, appends, is_gradual) -> No
     assert set(world.staged) == set(parts)
     for stream_id in STREAMS:
         own = [part for key, part in parts.items() if key[0] == stream_id]
-        staged = [octets for part in own for octets in world.staged[stream_id, part.range_index]]
+        staged = [batch for part in own for batch in world.staged[stream_id, part.range_index]]
         sent = [item.batch for item in items if item.stream_id == stream_id]
         assert staged == sent
-        counts = [peek_batch(octets).record_count for octets in sent]
+        counts = [peek_batch(batch).record_count for batch in sent]
         assert sum(part.record_count for part in own) == sum(counts)

@@ -59,7 +59,7 @@ def test_servers_store_what_is_encoded(data, schema, compression):
 @EXAMPLES
 @given(st.data(), SCHEMAS)
 def test_a_slice_is_written_without_its_parent(data, schema):
-    """Arrow writes buffers of fixed width to the end of the 64 octets that they reach into."""
+    """Arrow writes buffers of fixed width to the end of the 64 bytes that they reach into."""
     batch = data.draw(batches(schema))
     alone = pa.RecordBatch.from_arrays(
         [pa.concat_arrays([column]) for column in batch.columns], schema=schema.arrow
@@ -73,7 +73,7 @@ def test_a_slice_is_written_without_its_parent(data, schema):
 
 @EXAMPLES
 @given(SCHEMAS)
-def test_a_schema_is_its_octets_and_its_fingerprint(schema):
+def test_a_schema_is_its_bytes_and_its_fingerprint(schema):
     again = decode_stream_schema(schema.encode())
     assert again == schema
     assert (again.fingerprint, again.encode()) == (schema.fingerprint, schema.encode())
@@ -165,7 +165,7 @@ def test_the_builder_keeps_every_row_in_order(data, schema, target_bytes, compre
         full += builder.add(batch, timestamp_ms=1)
         assert builder.waiting_bytes < target_bytes
     full += builder.flush()
-    decoded = [decode_columns(decode_envelope(octets), schema) for octets in full]
+    decoded = [decode_columns(decode_envelope(batch), schema) for batch in full]
     assert [row for batch in decoded for row in rows_of(batch)] == expected
     for batch in decoded:
         assert batch.num_rows == 1 or record_sizes(batch).sum() <= target_bytes * 1.5
@@ -174,7 +174,7 @@ def test_the_builder_keeps_every_row_in_order(data, schema, target_bytes, compre
 @EXAMPLES
 @given(st.data(), SCHEMAS)
 def test_sizes_of_rows_are_what_arrow_takes(data, schema):
-    """A row takes no less than its octets; its bits that say what is null are rounded up."""
+    """A row takes no less than its bytes; its bits that say what is null are rounded up."""
     batch = data.draw(batches(schema, min_size=0))
     sizes = record_sizes(batch)
     assert len(sizes) == batch.num_rows
@@ -198,11 +198,11 @@ def parts_of(kind):
 @given(st.data(), SCHEMAS, COMPRESSIONS)
 def test_flipped_bits_are_refused_or_keep_the_count(data, schema, compression):
     batch = data.draw(batches(schema))
-    octets = bytearray(encoded(batch, schema, compression))
-    bit = data.draw(st.integers(0, 8 * len(octets) - 1))
-    octets[bit // 8] ^= 1 << bit % 8
+    damaged = bytearray(encoded(batch, schema, compression))
+    bit = data.draw(st.integers(0, 8 * len(damaged) - 1))
+    damaged[bit // 8] ^= 1 << bit % 8
     try:
-        decoded = decode_columns(decode_envelope(octets), schema)
+        decoded = decode_columns(decode_envelope(damaged), schema)
     except RecordBatchError:
         return
     assert decoded.num_rows == batch.num_rows

@@ -29,9 +29,9 @@ def batches_of(bodies, start, *, is_rust):
 @given(
     items=st.lists(st.tuples(ITEM, st.integers(0, 2**40)), min_size=1, max_size=6),
     is_rust=st.booleans(),
-    tells_octets=st.booleans(),
+    tells_bytes=st.booleans(),
 )
-def test_every_item_gets_its_own_batches(items, is_rust, tells_octets):
+def test_every_item_gets_its_own_batches(items, is_rust, tells_bytes):
     results, payload, expected = [], [], {}
     for index, (bodies, start) in enumerate(items):
         if bodies is None:
@@ -39,12 +39,12 @@ def test_every_item_gets_its_own_batches(items, is_rust, tells_octets):
             expected[index] = FAILED.code
             continue
         made, next_offset = batches_of(bodies, start, is_rust=is_rust)
-        octets = b"".join(made)
+        data = b"".join(made)
         status = OK if made else NO_NEW_RECORD
-        told = (len(octets), next_offset) if tells_octets else (-1, -1)
+        told = (len(data), next_offset) if tells_bytes else (-1, -1)
         results.append(FetchResult(index, 0, len(made), status, *told))
-        payload.append(octets)
-        expected[index] = (octets, next_offset, not made)
+        payload.append(data)
+        expected[index] = (data, next_offset, not made)
     header = encode_header(FetchResponse(0, tuple(results), OK))
     frame = Frame(Opcode.FETCH, Flag.RESPONSE | Flag.END, 1, header, b"".join(payload))
     questions = {index: Question(index, start) for index, (_, start) in enumerate(items)}
@@ -76,9 +76,9 @@ def test_every_item_gets_its_own_batches(items, is_rust, tells_octets):
 )
 def test_whatever_a_server_says_is_an_answer_or_an_error(results, whole, damage, status):
     payload = bytearray(b"".join(batches_of(whole, 0, is_rust=True)[0]))
-    for position, octet in damage:
+    for position, byte in damage:
         if position < len(payload):
-            payload[position] = octet
+            payload[position] = byte
     header = encode_header(FetchResponse(0, tuple(results), status))
     frame = Frame(Opcode.FETCH, Flag.RESPONSE | Flag.END, 1, header, payload)
     try:

@@ -1,4 +1,4 @@
-"""Every table: round trips, what FlatBuffers' own runtime makes of it, and damaged octets."""
+"""Every table: round trips, what FlatBuffers' own runtime makes of it, and damaged bytes."""
 
 import struct
 
@@ -45,7 +45,7 @@ class Mixed(Struct, frozen=True, gc=False):
     """Numbers behind content of any length."""
 
     text: str | None = None
-    octets: bytes = b""
+    data: bytes = b""
     one: Numbers | None = None
     texts: tuple[str, ...] = ()
     many: tuple[Numbers, ...] = ()
@@ -69,7 +69,7 @@ NUMBERS = (
 )
 MIXED = (
     Field("text", 0, Text()),
-    Field("octets", 1, Bytes()),
+    Field("data", 1, Bytes()),
     Field("one", 2, Table("Numbers")),
     Field("texts", 3, Vector(Text())),
     Field("many", 4, Vector(Table("Numbers"))),
@@ -116,7 +116,7 @@ def values(table):
 
 
 def damaged(encoded):
-    """Ways to damage octets: single ones, offset-sized words, cuts and tails."""
+    """Ways to damage bytes: single ones, offset-sized words, cuts and tails."""
     places = st.integers(0, len(encoded) - 1)
     single = st.tuples(places, st.binary(min_size=1, max_size=1))
     word = st.tuples(places, st.integers(0, 2**32 - 1).map(lambda n: n.to_bytes(4, "little")))
@@ -124,19 +124,19 @@ def damaged(encoded):
 
     def apply(arguments):
         changes, cut, tail = arguments
-        octets = bytearray(encoded)
+        data = bytearray(encoded)
         for place, new in changes:
-            octets[place : place + len(new)] = new
-        return bytes(octets[: len(octets) - cut]) + tail
+            data[place : place + len(new)] = new
+        return bytes(data[: len(data) - cut]) + tail
 
     changes = st.lists(single | word | near, max_size=6)
     return st.tuples(changes, st.just(0) | places, st.just(b"") | st.binary(max_size=8)).map(apply)
 
 
-def maybe_decoded_type(table, octets):
-    """The type that octets decode to, None for a HeaderError; anything else is a fault of ours."""
+def maybe_decoded_type(table, data):
+    """The type that bytes decode to, None for a HeaderError; anything else is a fault of ours."""
     try:
-        return type(SCHEMA.decode(table, octets))
+        return type(SCHEMA.decode(table, data))
     except HeaderError:
         return None
 
@@ -146,13 +146,13 @@ def maybe_decoded_type(table, octets):
 @given(st.data())
 def test_round_trip(table, data):
     value = data.draw(values(table))
-    octets, official_octets = SCHEMA.encode(value), encode_officially(LAYOUTS, value)
-    assert {SCHEMA.encode(value) for _ in range(2)} == {octets}, "not so when it is known"
-    assert SCHEMA.decode(table, octets) == value
-    assert SCHEMA.decode(table, official_octets) == value
-    assert decode_officially(LAYOUTS, table, octets) == value
-    check_strictly(LAYOUTS, table, octets)
-    check_strictly(LAYOUTS, table, official_octets)
+    encoded, official = SCHEMA.encode(value), encode_officially(LAYOUTS, value)
+    assert {SCHEMA.encode(value) for _ in range(2)} == {encoded}, "not so when it is known"
+    assert SCHEMA.decode(table, encoded) == value
+    assert SCHEMA.decode(table, official) == value
+    assert decode_officially(LAYOUTS, table, encoded) == value
+    check_strictly(LAYOUTS, table, encoded)
+    check_strictly(LAYOUTS, table, official)
 
 
 def encoded_or_error(schema, value):
@@ -175,13 +175,13 @@ def test_generated_writers_write_and_refuse_what_the_generic_one_does(table, dat
 
 @settings(max_examples=400, deadline=None)
 @given(st.data())
-def test_damaged_octets_are_an_error_or_a_value(data):
+def test_damaged_bytes_are_an_error_or_a_value(data):
     table = data.draw(st.sampled_from(list(LAYOUTS)))
-    octets = data.draw(damaged(SCHEMA.encode(data.draw(values(table)))))
-    assert maybe_decoded_type(table, octets) in (table, None)
+    encoded = data.draw(damaged(SCHEMA.encode(data.draw(values(table)))))
+    assert maybe_decoded_type(table, encoded) in (table, None)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(list(LAYOUTS)), st.binary(max_size=200))
-def test_any_octets_are_an_error_or_a_value(table, octets):
-    assert maybe_decoded_type(table, octets) in (table, None)
+def test_any_bytes_are_an_error_or_a_value(table, data):
+    assert maybe_decoded_type(table, data) in (table, None)

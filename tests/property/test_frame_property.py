@@ -1,4 +1,4 @@
-"""Frames survive any cutting of the octet stream, and random octets only ever raise FrameError."""
+"""Frames survive any cutting of the byte stream, and random bytes only ever raise FrameError."""
 
 import os
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_checksum_that_is_known_makes_the_same_frame(header, payload, covers_h
 
 
 @given(st.lists(st.binary(max_size=100), max_size=20))
-def test_random_octets_raise_nothing_but_frame_error(pieces):
+def test_random_bytes_raise_nothing_but_frame_error(pieces):
     decoder = FrameDecoder()
     try:
         for piece in pieces:
@@ -116,15 +116,15 @@ def test_large_payloads_are_aligned(header_bytes, small_bytes, piece_bytes):
     small = b"".join(encode_frame(0x1001, 0, 1, b"", [bytes(small_bytes)]))
     content = bytes(range(256)) * 1024
     large = b"".join(encode_frame(0x1001, 0, 1, bytes(header_bytes), [content]))
-    octets = memoryview((small + large) * 3)
+    data = memoryview((small + large) * 3)
     decoder = FrameDecoder()
     payloads = []
-    while octets:
+    while data:
         with decoder.get_buffer() as target:
-            count = min(len(octets), len(target), max(piece_bytes, len(octets) // 50))
-            target[:count] = octets[:count]
+            count = min(len(data), len(target), max(piece_bytes, len(data) // 50))
+            target[:count] = data[:count]
         decoder.buffer_updated(count)
-        octets = octets[count:]
+        data = data[count:]
         payloads += [each.payload for each in decoder.frames() if len(each.payload) > small_bytes]
     assert payloads == [content] * 3
     assert [np.frombuffer(each, np.uint8).ctypes.data % 8 for each in payloads] == [0] * 3
@@ -142,7 +142,7 @@ def test_frames_are_counted_and_one_that_began_shows():
     decoder = FrameDecoder()
     ping = b"".join(encode_frame(0x0001, 0, 1))
     foreign = ping[:4] + b"\x99" + ping[5:]
-    for octets, expected in (
+    for data, expected in (
         (b"", (0, False)),
         (ping, (1, False)),
         (ping[:3], (1, True)),
@@ -151,7 +151,7 @@ def test_frames_are_counted_and_one_that_began_shows():
         (foreign[:-1], (3, True)),
         (foreign[-1:], (3, False)),
     ):
-        decoder.receive_data(octets)
+        decoder.receive_data(data)
         list(decoder.frames())
         assert (decoder.frame_count, decoder.is_mid_frame) == expected
 

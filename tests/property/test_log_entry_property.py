@@ -32,20 +32,20 @@ def test_decode_inverts_encode(entry: Entry, position: int, behind: bytes) -> No
 
 
 @given(entries, positions, st.data())
-def test_any_change_of_any_octet_is_refused(
+def test_any_change_of_any_byte_is_refused(
     entry: Entry, position: int, data: st.DataObject
 ) -> None:
-    octets = bytearray(b"".join(encode_entry(entry, position)))
-    octets[data.draw(st.integers(0, len(octets) - 1))] ^= data.draw(st.integers(1, 255))
+    changed = bytearray(b"".join(encode_entry(entry, position)))
+    changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        decode_entry(memoryview(octets), position)
+        decode_entry(memoryview(changed), position)
     except LogCorruptionError:
         return
     raise AssertionError("damage was not noticed")
 
 
 @given(st.binary(max_size=200), positions)
-def test_arbitrary_octets_raise_log_errors_only(data: bytes, position: int) -> None:
+def test_arbitrary_bytes_raise_log_errors_only(data: bytes, position: int) -> None:
     for decode in (
         lambda: decode_entry(memoryview(data), position),
         lambda: decode_segment_header(data, position),

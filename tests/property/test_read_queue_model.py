@@ -89,8 +89,8 @@ class QueueMachine(RuleBasedStateMachine):
             one, other = served.values()
             assert abs(one - other) <= QUANTUM + 2 * self.largest
         turns = 1 + -(-self.largest // QUANTUM)
-        for octets in self.passed_over.values():
-            assert octets <= (len(CLASSES) - 1) * (turns * QUANTUM + self.largest)
+        for passed in self.passed_over.values():
+            assert passed <= (len(CLASSES) - 1) * (turns * QUANTUM + self.largest)
 
     @invariant()
     def a_class_without_jobs_keeps_no_state(self):

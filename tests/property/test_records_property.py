@@ -104,13 +104,13 @@ def test_the_builder_keeps_every_row_in_order(adds, target_bytes, compression):
 
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.booleans())
-def test_any_octets_are_read_or_refused(data, is_batch):
-    octets = b"\x22" + bytes(8) + data if is_batch else data
+def test_any_bytes_are_read_or_refused(data, is_batch):
+    body = b"\x22" + bytes(8) + data if is_batch else data
     try:
-        envelopes = list(split_envelopes(octets))
+        envelopes = list(split_envelopes(body))
     except RecordBatchError:
         return
-    assert sum(envelope.length_bytes for envelope in envelopes) == len(octets)
+    assert sum(envelope.length_bytes for envelope in envelopes) == len(body)
 
 
 @settings(deadline=None)

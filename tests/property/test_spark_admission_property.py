@@ -55,14 +55,14 @@ def test_no_limit_is_exceeded_and_something_is_always_read(situation, records_ma
     backlogs = backlogs_of(starts, tails)
     assert all(0 <= grants[each] <= backlogs[each] for each in starts)
     count = sum(grants.values())
-    octets = sum(grants[each] * sizes[each] for each in starts)
+    total = sum(grants[each] * sizes[each] for each in starts)
     assert records_max is None or count <= records_max
-    assert octets <= bytes_max or count == 1
+    assert total <= bytes_max or count == 1
     if sum(backlogs.values()) > 0:
         assert count > 0
     wanted = [sizes[each] for each in starts if grants[each] < backlogs[each]]
-    is_full = count == records_max or octets >= bytes_max
-    assert is_full or all(octets + size > bytes_max for size in wanted)
+    is_full = count == records_max or total >= bytes_max
+    assert is_full or all(total + size > bytes_max for size in wanted)
 
 
 @given(situations(), limits, turns)

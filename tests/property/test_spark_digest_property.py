@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from sbp_core.records import ROWS_SCHEMA
 from sbp_spark.writing.digest import LONG_BYTES, digest_of, encode_digest, hash_bytes, join_digests
 
-octets = st.none() | st.binary(max_size=9) | st.binary(min_size=60, max_size=140)
+binaries = st.none() | st.binary(max_size=9) | st.binary(min_size=60, max_size=140)
 headers = st.none() | st.lists(st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=9)))
 times = st.none() | st.integers(-(2**40), 2**40)
-rows = st.tuples(octets, octets, headers, times, st.integers(0, 3))
+rows = st.tuples(binaries, binaries, headers, times, st.integers(0, 3))
 many_rows = st.lists(rows, max_size=12)
 
 
@@ -66,7 +66,7 @@ def test_every_bit_and_every_place_counts(value, data):
     assert len(set(hashes.tolist())) == len(values)
 
 
-@given(st.lists(octets, max_size=20), st.data())
+@given(st.lists(binaries, max_size=20), st.data())
 def test_a_hash_is_of_the_value_alone(values, data):
     kinds = [pa.binary(), pa.large_binary()]
     alone = [int(hash_bytes(pa.array([value], kinds[0]))[0]) for value in values]

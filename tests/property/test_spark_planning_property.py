@@ -185,8 +185,8 @@ def test_all_bounds_together_cover_exactly(spans, records_max, bytes_max, sizes,
     assert len(partitions) >= min(count_min, load(spans))
     for partition in partitions:
         assert 0 < load(partition) <= records_max
-        octets = sum(piece.record_count * sizes.get(piece.stream_id, 1) for piece in partition)
-        assert bytes_max is None or octets <= bytes_max or load(partition) == 1
+        size_bytes = sum(piece.record_count * sizes.get(piece.stream_id, 1) for piece in partition)
+        assert bytes_max is None or size_bytes <= bytes_max or load(partition) == 1
 
 
 @given(st.integers(1, 500), st.integers(1, 40))

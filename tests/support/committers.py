@@ -20,7 +20,7 @@ from sbp_core.client import AppendItem, Client, RetryPolicy, Transaction
 from sbp_core.errors import SbpError, TxnEndedError
 from sbp_core.wire.txn_id import txn_id_of
 
-DIGEST = b"8 octets"
+DIGEST = b"8 bytes!"
 LOSER_SHARE = 0.3
 REPLAY_SHARE = 0.2
 SEAL_SHARE = 0.1

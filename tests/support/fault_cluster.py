@@ -27,7 +27,7 @@ Settings = Mapping[str, Mapping[str, int | str]]
 class FaultCluster(LocalCluster):
     """A server with small segments, or other `alterations` of altered_serve.py.
 
-    It fills its disk to the last octet, so that the disk fails, and frees what is dead of its log
+    It fills its disk to the last byte, so that the disk fails, and frees what is dead of its log
     all the time, unless `settings` say otherwise.
     Its data is in `data_dir`, all else in `folder`, where the data is too unless told otherwise.
     `wrapper` are words to put before the command of the next start, such as those of strace.

@@ -48,14 +48,14 @@ class Swallow:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Both ends get a TCP reset, after so many octets of the frame."""
+    """Both ends get a TCP reset, after this number of bytes of the frame."""
 
     after_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The frame comes in pieces of so many octets."""
+    """The frame arrives in pieces of this number of bytes."""
 
     piece_bytes: int
 
@@ -227,8 +227,8 @@ class FaultProxy:
         writer = link.writers[direction]
         pending = b""
         try:
-            while octets := await reader.read(_READ_BYTES):
-                pending += octets
+            while data := await reader.read(_READ_BYTES):
+                pending += data
                 while len(pending) >= 4 and len(pending) >= (size := frame_bytes(pending)):
                     await self._pass(link, pending[:size], direction)
                     pending = pending[size:]
@@ -270,7 +270,7 @@ class FaultProxy:
 
 
 def frame_bytes(prefix: bytes) -> int:
-    """The octets of the frame that starts so (SPEC "Frame Header": the length comes first)."""
+    """The size in bytes of the frame that begins with `prefix` (SPEC "Frame Header")."""
     return int.from_bytes(prefix[:4], "big") + 4
 
 

@@ -3,7 +3,7 @@
 It keeps what programs see (the page cache) apart from what is on the platter, block by block:
 
 * `fail(operation, nth, errno)` makes the nth next call of one operation fail. A failed write leaves
-  a part of its octets behind. A failed sync loses what it should have written, but the cache goes
+  a part of its bytes behind. A failed sync loses what it should have written, but the cache goes
   on showing it, as clean pages, and the next sync succeeds: so do Linux file systems.
 * `lose_power(choose)` keeps any mix of unsynced blocks, each as it was after any of the writes to
   it, any length between the old and the new, and any of the unsynced changes of names. All are lost
@@ -95,7 +95,7 @@ class Inode:
         return {block: seen[-1] for block, seen in self.dirty.items()}
 
     def _mixed(self, size: int, blocks: dict[int, bytes]) -> bytearray:
-        """`size` octets: these `blocks`, the others from the platter, zeros where it has none."""
+        """`size` bytes: these `blocks`, the others from the platter, zeros where it has none."""
         mixed = self.durable[:size] + bytearray(max(0, size - len(self.durable)))
         for block, content in blocks.items():
             start = block * self._block_bytes

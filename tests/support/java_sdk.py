@@ -59,8 +59,8 @@ def stored_records(endpoint, stream_id):
 def _read_batch(data):
     magic, base_offset, meta_bytes = _BATCH.unpack_from(data)
     assert magic == 0x22
-    meta_octets, rest = _split(data[_BATCH.size :], meta_bytes)
-    meta = decode_officially(LAYOUTS, RecordBatchMeta, meta_octets)
+    meta_data, rest = _split(data[_BATCH.size :], meta_bytes)
+    meta = decode_officially(LAYOUTS, RecordBatchMeta, meta_data)
     records = []
     while len(rest) >= _RECORD.size:
         record, rest = _read_record(rest, base_offset, meta.base_timestamp)
@@ -72,9 +72,9 @@ def _read_batch(data):
 
 def _read_record(data, base_offset, base_ms):
     meta_bytes, body_bytes = _RECORD.unpack_from(data)
-    meta_octets, rest = _split(data[_RECORD.size :], meta_bytes)
+    meta_data, rest = _split(data[_RECORD.size :], meta_bytes)
     body, rest = _split(rest, body_bytes)
-    meta = decode_officially(LAYOUTS, RecordMeta, meta_octets)
+    meta = decode_officially(LAYOUTS, RecordMeta, meta_data)
     headers = {item.key: item.value for item in meta.headers}
     assert headers.keys() <= HEADER_NAMES, f"no such header: {headers}"
     properties = {item.key: item.value for item in meta.properties}

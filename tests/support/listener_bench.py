@@ -152,7 +152,7 @@ async def deaf_peer(bench, request, how_often=10_000):
         await asyncio.gather(sending, return_exceptions=True)
 
 
-def opcodes(octets):
+def opcodes(data):
     decoder = FrameDecoder()
-    decoder.receive_data(octets)
+    decoder.receive_data(data)
     return [frame.opcode for frame in decoder.frames()]

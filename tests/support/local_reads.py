@@ -83,15 +83,15 @@ def fetched(client: Client, item: FetchItem) -> FetchOutcome:
 
 
 def octets_of(client: Client, stream_id: int, start: int, bytes_max: int = 1 << 20) -> bytes:
-    """All octets of a stream from `start` to the tail."""
-    octets = b""
+    """All bytes of a stream from `start` to the tail."""
+    data = b""
     while True:
         outcome = fetched(client, FetchItem(stream_id, start, None, bytes_max))
         if outcome.error is not None:
             raise outcome.error
-        octets += outcome.payload
+        data += outcome.payload
         if outcome.next_offset == start:
-            return octets
+            return data
         start = outcome.next_offset
 
 

@@ -1,6 +1,6 @@
 """Tables as FlatBuffers' own Python runtime writes and reads them: another encoder and decoder.
 
-It writes from back to front, so its octets stand in another order than ours. It verifies nothing.
+It writes from back to front, so the order of its bytes differs from ours. It verifies nothing.
 """
 
 import struct
@@ -24,7 +24,7 @@ FLAGS = {
 
 
 def encode_officially(layouts, value):
-    """The octets of a value as a root table."""
+    """The bytes of a value as a root table."""
     builder = flatbuffers.Builder()
     builder.Finish(_write_table(builder, layouts, value))
     return bytes(builder.Output())
@@ -77,11 +77,11 @@ def _write(builder, layouts, kind, content):
     return builder.EndVector()
 
 
-def decode_officially(layouts, table, octets):
+def decode_officially(layouts, table, data):
     """The value of a root table."""
     types = {each.__name__: each for each in layouts}
-    position = struct.unpack_from("<I", octets)[0]
-    return _read_table(layouts, types, table, OfficialTable(bytearray(octets), position))
+    position = struct.unpack_from("<I", data)[0]
+    return _read_table(layouts, types, table, OfficialTable(bytearray(data), position))
 
 
 def _read_table(layouts, types, table, official):

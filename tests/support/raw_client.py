@@ -86,13 +86,13 @@ class RawClient:
     async def call(
         self, opcode: Opcode, header: object | bytes = b"", payload: Sequence[Buffer] = ()
     ) -> list[Frame]:
-        """Return all frames that answer a request; `header` is a table, or raw octets.
+        """Return all frames that answer a request; `header` is a table, or raw bytes.
 
         A system error frame is returned like any other. Raises ConnectionLostError when the
         connection ends first.
         """
-        octets = header if isinstance(header, bytes) else encode_header(header)
-        call_id, buffers = self._session.start_call(opcode, octets, payload)
+        data = header if isinstance(header, bytes) else encode_header(header)
+        call_id, buffers = self._session.start_call(opcode, data, payload)
         answer: asyncio.Future[list[Frame]] = asyncio.get_running_loop().create_future()
         self._answers[call_id] = answer
         self._writer.writelines(buffers)
@@ -128,9 +128,9 @@ class RawClient:
 
     async def _receive(self) -> None:
         try:
-            while octets := await self._reader.read(_READ_BYTES):
-                self.received_bytes += len(octets)
-                self._session.decoder.receive_data(octets)
+            while data := await self._reader.read(_READ_BYTES):
+                self.received_bytes += len(data)
+                self._session.decoder.receive_data(data)
                 for event in self._session.events():
                     self._on_event(event)
         except ConnectionResetError as error:

@@ -35,9 +35,9 @@ def shared_parts_message(depth: int, width: int, *, byte_count: int = 0) -> byte
     builder.PrependUint8Slot(1, 1, 0)
     builder.PrependUOffsetTRelativeSlot(2, schema, 0)
     builder.Finish(builder.EndObject())
-    octets = bytes(builder.Output())
-    octets = octets.ljust(max(len(octets) + -len(octets) % 8, byte_count - _HEADER_BYTES), b"\0")
-    return b"\xff\xff\xff\xff" + struct.pack("<i", len(octets)) + octets
+    data = bytes(builder.Output())
+    data = data.ljust(max(len(data) + -len(data) % 8, byte_count - _HEADER_BYTES), b"\0")
+    return b"\xff\xff\xff\xff" + struct.pack("<i", len(data)) + data
 
 
 def _field(builder: Builder, name: int, kind: int, type_table: int, children: list[int]) -> int:

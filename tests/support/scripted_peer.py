@@ -49,11 +49,11 @@ class Exchange:
         self, header: object, payload: Sequence[Buffer] = (), *, is_end: bool = True
     ) -> None:
         with self.link.lock:
-            octets = header if isinstance(header, bytes) else b""
-            if header is not None and not octets:
-                octets = encode_header(header)
+            data = header if isinstance(header, bytes) else b""
+            if header is not None and not data:
+                data = encode_header(header)
             self.link.send(
-                self.link.session.send_response(self.frame, octets, payload, is_end=is_end)
+                self.link.session.send_response(self.frame, data, payload, is_end=is_end)
             )
 
     def echo(self) -> None:

@@ -1,7 +1,7 @@
 """What the strictest verifiers of other languages demand of a buffer, and a little more.
 
 Numbers, offsets and lengths are aligned from the start of the buffer, offsets lead forward, strings
-are UTF-8 and end with a zero octet. Beyond that: no octet belongs to two things, what belongs to
+are UTF-8 and end with a zero byte. Beyond that: no byte belongs to two things, what belongs to
 none is zero, vtables are shared, and no default is written.
 """
 
@@ -10,16 +10,16 @@ import struct
 from sbp_core.wire.flat import Bytes, Scalar, Structs, Table, Text, Vector
 
 
-def check_strictly(layouts, table, octets):
-    """Raise AssertionError unless `octets` are a root table of this type, written well."""
-    _Check(layouts, octets).root(table)
+def check_strictly(layouts, table, data):
+    """Raise AssertionError unless `data` is a well-written root table of this type."""
+    _Check(layouts, data).root(table)
 
 
 class _Check:
-    def __init__(self, layouts, octets):
+    def __init__(self, layouts, data):
         self.layouts = layouts
         self.types = {table.__name__: table for table in layouts}
-        self.octets = octets
+        self.data = data
         self.taken = {}
         self.vtables = {}
 
@@ -28,20 +28,20 @@ class _Check:
         self.table(table, self.target(0))
         end = 0
         for start in sorted(self.taken):
-            assert start >= end, f"octet {start} belongs to two things"
-            assert not any(self.octets[end:start]), f"something between {end} and {start}"
+            assert start >= end, f"byte {start} belongs to two things"
+            assert not any(self.data[end:start]), f"something between {end} and {start}"
             end = self.taken[start]
-        assert not any(self.octets[end:])
+        assert not any(self.data[end:])
 
     def take(self, start, size):
-        assert 0 <= start <= start + size <= len(self.octets)
-        assert self.taken.get(start) is None, f"octet {start} belongs to two things"
+        assert 0 <= start <= start + size <= len(self.data)
+        assert self.taken.get(start) is None, f"byte {start} belongs to two things"
         self.taken[start] = start + size
 
     def number(self, code, position):
         size = struct.calcsize(f"<{code}")
-        assert position % size == 0, f"octet {position}: {code} is not aligned"
-        return struct.unpack_from(f"<{code}", self.octets, position)[0]
+        assert position % size == 0, f"byte {position}: {code} is not aligned"
+        return struct.unpack_from(f"<{code}", self.data, position)[0]
 
     def target(self, position):
         offset = self.number("I", position)
@@ -51,7 +51,7 @@ class _Check:
     def table(self, table, position):
         places, size = self.vtable(position - self.number("i", position))
         self.take(position, 4)
-        assert position + size <= len(self.octets)
+        assert position + size <= len(self.data)
         fields = {field.id: field for field in self.layouts[table]}
         for slot, place in enumerate(places):
             if place:
@@ -67,10 +67,10 @@ class _Check:
         assert size % 2 == 0
         if position not in self.vtables:
             self.take(position, size)
-            octets = self.octets[position : position + size]
-            assert octets not in self.vtables.values(), "a vtable that is there already"
-            self.vtables[position] = octets
-        places = struct.unpack_from(f"<{size // 2 - 2}H", self.octets, position + 4)
+            data = self.data[position : position + size]
+            assert data not in self.vtables.values(), "a vtable that is there already"
+            self.vtables[position] = data
+        places = struct.unpack_from(f"<{size // 2 - 2}H", self.data, position + 4)
         assert not places or places[-1], "a vtable that ends with fields that are not there"
         return places, table_size
 
@@ -87,8 +87,8 @@ class _Check:
             case Text():
                 count = self.number("I", position)
                 self.take(position, 4 + count + 1)
-                assert self.octets[position + 4 + count] == 0
-                self.octets[position + 4 : position + 4 + count].decode()
+                assert self.data[position + 4 + count] == 0
+                self.data[position + 4 : position + 4 + count].decode()
             case Bytes():
                 self.elements("B", position)
             case Structs(codes):

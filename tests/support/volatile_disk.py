@@ -1,4 +1,4 @@
-"""A disk whose unsynced octets and names die with the process: kill -9 is a power cut to it.
+"""A disk whose unsynced bytes and names die with the process: kill -9 is a power cut to it.
 
 What the log sees lives beside its directory, in `<directory>.cache`, and is thrown away when the
 log is opened. The directory itself is the platter: it gets the content of a file when that is

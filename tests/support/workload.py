@@ -29,7 +29,7 @@ NewDriver = Callable[..., Driver]
 
 
 def encode_record(name: str, size: int) -> bytes:
-    """A record of that name, filled up with about `size` octets that tell if they are intact."""
+    """A record of that name, padded to about `size` bytes that show whether they are intact."""
     return name.encode() + b"|" + zlib.crc32(name.encode()).to_bytes(4, "big") * (size // 4)
 
 

@@ -44,7 +44,7 @@ def lines_of(data: bytes, read_bytes: int = 65_536) -> list[bytes]:
         (b"a\r\n\xff\x00\n", [b"a\r", b"\xff\x00"]),
     ],
 )
-def test_lines_are_octets_up_to_each_newline(data, lines):
+def test_lines_are_bytes_up_to_each_newline(data, lines):
     assert lines_of(data) == lines
 
 

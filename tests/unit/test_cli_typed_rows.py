@@ -159,10 +159,10 @@ def test_some_times_of_a_parquet_file_are_in_utc(tmp_path):
     assert StreamSchema.of(read_file_schema(path)).arrow == mixed
 
 
-@pytest.mark.parametrize("octets", [b"", b"PAR1", b"ARROW1", b"lines\n" * 9])
-def test_other_files_have_no_columns(tmp_path, octets):
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"ARROW1", b"lines\n" * 9])
+def test_other_files_have_no_columns(tmp_path, data):
     path = tmp_path / "table"
-    path.write_bytes(octets)
+    path.write_bytes(data)
     with pytest.raises(ConfigurationError, match="table cannot be read"):
         read_file_schema(path)
     with pytest.raises(ConfigurationError, match="cannot be read"):

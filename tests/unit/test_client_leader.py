@@ -26,8 +26,8 @@ GIVEN = "given:1"
 
 def not_leader(*cluster: str | None, detail: bytes | None = None) -> NotLeaderError:
     """The answer of one that does not lead, and names the leader and the followers."""
-    octets = encode_header(cluster_of(*cluster)) if detail is None else detail
-    return NotLeaderError(StatusCode.PD_NOT_LEADER, "no", octets)
+    data = encode_header(cluster_of(*cluster)) if detail is None else detail
+    return NotLeaderError(StatusCode.PD_NOT_LEADER, "no", data)
 
 
 def after(*steps: tuple[str, SbpError]) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def after(*steps: tuple[str, SbpError]) -> tuple[str, ...]:
     return drivers.known
 
 
-def test_the_cluster_survives_its_octets() -> None:
+def test_the_cluster_survives_its_bytes() -> None:
     cluster = cluster_of("a:1", "b:2", "c:3")
     assert maybe_cluster(encode_header(cluster)) == cluster
 

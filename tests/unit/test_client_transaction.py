@@ -55,7 +55,7 @@ def sent(server):
 def items(*values, stream_id=1):
     """Batches of one record for each letter."""
     return [
-        AppendItem(stream_id, rows_batch([bytes([octet]) for octet in value])) for value in values
+        AppendItem(stream_id, rows_batch([bytes([byte]) for byte in value])) for value in values
     ]
 
 

@@ -44,8 +44,8 @@ def numbers(server):
 PIECE = RangeInfo(1, 0, 0, None, 0, ("127.0.0.1:1",))
 
 
-def items(*octets):
-    return [AppendItem(1, each) for each in octets]
+def items(*data):
+    return [AppendItem(1, each) for each in data]
 
 
 def test_batches_are_numbered_by_stream(make, server) -> None:

@@ -34,36 +34,36 @@ LARGE = {
         streams=tuple(Stream(name=f"stream-{number}") for number in range(20_000))
     ),
     "a long text": HeartbeatRequest(client_id="x" * limits.STRING_BYTES_MAX),
-    "octets": CommitTxnRequest(digest=bytes(3 << 20)),
+    "bytes": CommitTxnRequest(digest=bytes(3 << 20)),
 }
 
 
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize("encode", [encode_header, lambda value: encode_officially(LAYOUTS, value)])
 def test_what_honest_encoders_write_is_taken(name, encode):
-    octets = encode(LARGE[name])
-    assert len(octets) > UNUSED
-    decoded, size = decode_measured(type(LARGE[name]), octets)
+    data = encode(LARGE[name])
+    assert len(data) > UNUSED
+    decoded, size = decode_measured(type(LARGE[name]), data)
     assert decoded == LARGE[name]
-    assert size > len(octets) // 4
+    assert size > len(data) // 4
 
 
 @pytest.mark.parametrize("name", LARGE)
 def test_fields_of_a_newer_peer_may_take_as_much_again(name):
-    octets = encode_header(LARGE[name])
-    room = min(2 * len(octets), limits.HEADER_BYTES_MAX) - len(octets)
-    assert decode_header(type(LARGE[name]), octets + bytes(room)) == LARGE[name]
+    data = encode_header(LARGE[name])
+    room = min(2 * len(data), limits.HEADER_BYTES_MAX) - len(data)
+    assert decode_header(type(LARGE[name]), data + bytes(room)) == LARGE[name]
 
 
 def test_padding_is_refused_beyond_that():
     request = FetchRequest(fetch_requests=(FetchInfo(stream_id=1),))
-    octets = encode_header(request)
-    assert decode_header(FetchRequest, octets + bytes(UNUSED)) == request
+    data = encode_header(request)
+    assert decode_header(FetchRequest, data + bytes(UNUSED)) == request
     with pytest.raises(HeaderError, match=r"of which \d+ are in use at most.*without the padding"):
-        decode_header(FetchRequest, octets + bytes(UNUSED + 1_000))
+        decode_header(FetchRequest, data + bytes(UNUSED + 1_000))
 
 
 def test_padding_counts_for_nothing_once_it_is_decoded():
-    octets = encode_header(FetchRequest(fetch_requests=(FetchInfo(stream_id=1),)))
-    _, size = decode_measured(FetchRequest, octets + bytes(UNUSED))
+    data = encode_header(FetchRequest(fetch_requests=(FetchInfo(stream_id=1),)))
+    _, size = decode_measured(FetchRequest, data + bytes(UNUSED))
     assert size < 10 * limits.HEADER_TABLE_DECODED_BYTES

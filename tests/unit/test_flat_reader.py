@@ -35,7 +35,7 @@ def finish(builder, root):
 
 
 @pytest.mark.parametrize("length", range(8))
-def test_too_few_octets(length):
+def test_too_few_bytes(length):
     with pytest.raises(HeaderError):
         SCHEMA.decode(Leaf, bytes(length))
     with pytest.raises(HeaderError):
@@ -79,13 +79,13 @@ def test_a_count_beyond_the_end(value, count):
         SCHEMA.decode(type(value), encoded.replace(three, struct.pack("<I", count)))
 
 
-# Tables made by hand: fields `flag` at octet 12 and `number` at octet 4.
+# Tables made by hand: fields `flag` at byte 12 and `number` at byte 4.
 
 
 def leaf(*vtable, distance=None, content=bytes(9)):
     """A root Leaf: the numbers of its vtable, then the table."""
-    octets = struct.pack(f"<I{len(vtable)}H", 4 + 2 * len(vtable), *vtable)
-    return octets + struct.pack("<i", len(octets) - 4 if distance is None else distance) + content
+    data = struct.pack(f"<I{len(vtable)}H", 4 + 2 * len(vtable), *vtable)
+    return data + struct.pack("<i", len(data) - 4 if distance is None else distance) + content
 
 
 def test_a_table_made_by_hand():
@@ -97,7 +97,7 @@ def test_a_table_made_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("octets", "message"),
+    ("data", "message"),
     [
         (leaf(8, 13, 12, 4, distance=13), "vtable outside"),
         (leaf(8, 13, 12, 4, distance=2**31 - 1), "vtable outside"),
@@ -123,9 +123,9 @@ def test_a_table_made_by_hand():
         (leaf(10, 8, 0, 0, 4, content=b"\x05\0\0\0\0\1\0\0\0"), "vector of 1 elements"),
     ],
 )
-def test_a_table_that_is_none(octets, message):
+def test_a_table_that_is_none(data, message):
     with pytest.raises(HeaderError, match=message):
-        SCHEMA.decode(Leaf, octets)
+        SCHEMA.decode(Leaf, data)
 
 
 def nest(depth):
@@ -141,7 +141,7 @@ def test_nesting_has_a_limit():
         SCHEMA.decode(Node, nest(limits.HEADER_DEPTH_MAX + 1))
 
 
-# Bombs: a few octets that say "the same again, a thousand times", on every level.
+# Bombs: a few bytes that say "the same again, a thousand times", on every level.
 
 
 def test_an_exponential_tree():
@@ -155,10 +155,10 @@ def test_an_exponential_tree():
         SCHEMA.decode(Node, data)
 
 
-def test_the_same_octets_in_a_thousand_tables():
+def test_the_same_bytes_in_a_thousand_tables():
     builder = flatbuffers.Builder()
-    octets = builder.CreateByteVector(bytes(64 * limits.KIB))
-    node = write_node(builder, {0: octets})
+    vector = builder.CreateByteVector(bytes(64 * limits.KIB))
+    node = write_node(builder, {0: vector})
     data = finish(builder, write_node(builder, {4: write_references(builder, node, 1000)}))
     with pytest.raises(HeaderError, match="refers to"):
         SCHEMA.decode(Node, data)
@@ -174,10 +174,10 @@ def test_the_same_text_a_thousand_times():
 
 @pytest.mark.parametrize(("slot", "width"), [(1, 4), (5, 16)])
 def test_the_same_numbers_in_a_thousand_tables(slot, width):
-    octets = 64 * limits.KIB
+    size = 64 * limits.KIB
     builder = flatbuffers.Builder()
-    builder.StartVector(width, octets // width, 8)
-    for _ in range(octets // 4):
+    builder.StartVector(width, size // width, 8)
+    for _ in range(size // 4):
         builder.PrependInt32(1)
     node = write_node(builder, {slot: builder.EndVector()})
     data = finish(builder, write_node(builder, {4: write_references(builder, node, 1000)}))
@@ -203,28 +203,28 @@ def test_an_empty_text_is_not_free():
 
 
 def test_the_number_of_tables_has_a_limit_of_its_own(monkeypatch):
-    octets = SCHEMA.encode(Node(children=(Node(),) * 9))
+    data = SCHEMA.encode(Node(children=(Node(),) * 9))
     monkeypatch.setattr(limits, "HEADER_TABLES_MAX", 10)
-    assert Schema(LAYOUTS).decode(Node, octets)
+    assert Schema(LAYOUTS).decode(Node, data)
     monkeypatch.setattr(limits, "HEADER_TABLES_MAX", 9)
     with pytest.raises(HeaderError, match="more than 9 of them"):
-        Schema(LAYOUTS).decode(Node, octets)
+        Schema(LAYOUTS).decode(Node, data)
 
 
 def test_the_ways_in_which_tables_are_laid_out_have_a_limit(monkeypatch):
-    octets = SCHEMA.encode(Node(children=(Node(b"x"), Node(texts=("x",)), Node(b"y"), Node())))
+    data = SCHEMA.encode(Node(children=(Node(b"x"), Node(texts=("x",)), Node(b"y"), Node())))
     monkeypatch.setattr(limits, "HEADER_LAYOUTS_MAX", 4)
-    assert Schema(LAYOUTS).decode(Node, octets)
+    assert Schema(LAYOUTS).decode(Node, data)
     monkeypatch.setattr(limits, "HEADER_LAYOUTS_MAX", 3)
     with pytest.raises(HeaderError, match="in more than 3 ways"):
-        Schema(LAYOUTS).decode(Node, octets)
+        Schema(LAYOUTS).decode(Node, data)
 
 
 def test_what_a_server_reads_before_it_knows_the_peer():
     builder = flatbuffers.Builder()
-    octets = builder.CreateByteVector(bytes(64 * limits.KIB))
+    data = builder.CreateByteVector(bytes(64 * limits.KIB))
     builder.StartObject(2)
-    builder.PrependUOffsetTRelativeSlot(1, octets, 0)
+    builder.PrependUOffsetTRelativeSlot(1, data, 0)
     features = write_references(builder, builder.EndObject(), 1000)
     builder.StartObject(6)
     builder.PrependUOffsetTRelativeSlot(3, features, 0)

@@ -19,7 +19,7 @@ TABLES = {table.__name__: ReadTable(table, LAYOUTS[table]) for table in LAYOUTS}
 SCHEMA = Schema(LAYOUTS)
 
 FULL = Node(
-    data=b"octets",
+    data=b"bytes",
     numbers=(1, -2, 3),
     texts=("one", "", "drei"),
     leaf=Leaf(flag=True, number=7, text="text"),
@@ -27,7 +27,7 @@ FULL = Node(
     pairs=((1, 2), (-3, 4)),
 )
 OTHER = Node(
-    data=b"OCTETS",
+    data=b"BYTES",
     numbers=(4, 5, -6),
     texts=("two", "", "vier"),
     leaf=Leaf(flag=True, number=-8, text="TEXT"),
@@ -46,8 +46,8 @@ def test_the_buffer_itself(value):
 
 
 def test_another_one_of_the_same_layout():
-    octets = SCHEMA.encode(OTHER)
-    assert template_of(FULL).maybe_read(octets) == OTHER
+    data = SCHEMA.encode(OTHER)
+    assert template_of(FULL).maybe_read(data) == OTHER
 
 
 def test_another_layout_of_the_same_length_is_not_taken():
@@ -63,16 +63,16 @@ def test_another_layout_of_the_same_length_is_not_taken():
 
 def test_texts_that_are_not_utf8_are_refused_all_the_same():
     schema = Schema(LAYOUTS)
-    octets = schema.encode(Leaf(text="abcd"))
-    assert [schema.decode(Leaf, octets) for _ in range(3)] == [Leaf(text="abcd")] * 3
+    data = schema.encode(Leaf(text="abcd"))
+    assert [schema.decode(Leaf, data) for _ in range(3)] == [Leaf(text="abcd")] * 3
     with pytest.raises(HeaderError, match="Leaf"):
-        schema.decode(Leaf, octets.replace(b"abcd", b"ab\xff\xfe"))
+        schema.decode(Leaf, data.replace(b"abcd", b"ab\xff\xfe"))
 
 
-def test_every_damaged_octet_reads_as_it_does_from_scratch():
-    octets = SCHEMA.encode(FULL)
+def test_every_damaged_byte_reads_as_it_does_from_scratch():
+    encoded = SCHEMA.encode(FULL)
     warm = Schema(LAYOUTS)
-    warm.decode(Node, octets)
+    warm.decode(Node, encoded)
     assert warm._templates
 
     def outcome(schema, data):
@@ -81,9 +81,9 @@ def test_every_damaged_octet_reads_as_it_does_from_scratch():
         except HeaderError as error:
             return str(error)
 
-    for at in range(len(octets)):
+    for at in range(len(encoded)):
         for flip in (1, 0x80, 0xFF):
-            damaged = octets[:at] + bytes([octets[at] ^ flip]) + octets[at + 1 :]
+            damaged = encoded[:at] + bytes([encoded[at] ^ flip]) + encoded[at + 1 :]
             assert outcome(warm, damaged) == outcome(Schema(LAYOUTS), damaged), (at, flip)
 
 
@@ -97,10 +97,10 @@ def test_a_part_that_is_used_twice_is_no_template():
     builder.StartObject(6)
     builder.PrependUOffsetTRelativeSlot(2, texts, 0)
     builder.Finish(builder.EndObject())
-    octets = bytes(builder.Output())
-    assert SCHEMA.decode(Node, octets) == Node(texts=("shared", "shared"))
-    assert maybe_template(TABLES, "Node", octets) is None
-    assert maybe_excerpt(TABLES, "Node", octets, None, ["texts.0"]) is None
+    data = bytes(builder.Output())
+    assert SCHEMA.decode(Node, data) == Node(texts=("shared", "shared"))
+    assert maybe_template(TABLES, "Node", data) is None
+    assert maybe_excerpt(TABLES, "Node", data, None, ["texts.0"]) is None
 
 
 PATHS = ("leaf.number", "data", "pairs", "texts.2", "children.1.numbers.0", "numbers.0")
@@ -111,7 +111,7 @@ def test_an_excerpt_is_what_is_known_and_the_contents_at_its_paths():
     other = replace(
         FULL,
         leaf=replace(FULL.leaf, number=-8),
-        data=b"OCTETS",
+        data=b"BYTES",
         pairs=OTHER.pairs,
         texts=("one", "", "v\u00efr"),
         children=(Node(), Node(numbers=(10,)), Node(leaf=Leaf())),
@@ -119,7 +119,7 @@ def test_an_excerpt_is_what_is_known_and_the_contents_at_its_paths():
     )
     pairs = struct.pack("<4q", 5, -6, 7, 8)
     found = excerpt.maybe_read(SCHEMA.encode(other))
-    assert found == ("known", -8, b"OCTETS", pairs, "v\u00efr", 10, 4)
+    assert found == ("known", -8, b"BYTES", pairs, "v\u00efr", 10, 4)
 
 
 @pytest.mark.parametrize(
@@ -139,37 +139,37 @@ def test_what_differs_elsewhere_is_not_taken_for_known(other):
 
 
 def test_there_is_no_excerpt_of_what_is_not_there():
-    octets = SCHEMA.encode(Leaf(text="x"))
-    assert maybe_excerpt(TABLES, "Leaf", octets, None, ["text"]) is not None
-    assert maybe_excerpt(TABLES, "Leaf", octets, None, ["number"]) is None
-    assert maybe_excerpt(TABLES, "Leaf", octets, None, ["text", "text.0"]) is None
+    data = SCHEMA.encode(Leaf(text="x"))
+    assert maybe_excerpt(TABLES, "Leaf", data, None, ["text"]) is not None
+    assert maybe_excerpt(TABLES, "Leaf", data, None, ["number"]) is None
+    assert maybe_excerpt(TABLES, "Leaf", data, None, ["text", "text.0"]) is None
 
 
 def test_what_is_remembered_is_recognised():
     schema = Schema(LAYOUTS)
-    octets = schema.encode(Leaf(number=5, text="abc"))
-    assert schema.maybe_recognise(Leaf, octets) is None
-    schema.remember(Leaf, octets, "known", ["number"])
-    assert schema.maybe_recognise(Leaf, octets) == ("known", 5)
+    data = schema.encode(Leaf(number=5, text="abc"))
+    assert schema.maybe_recognise(Leaf, data) is None
+    schema.remember(Leaf, data, "known", ["number"])
+    assert schema.maybe_recognise(Leaf, data) == ("known", 5)
     assert schema.maybe_recognise(Leaf, schema.encode(Leaf(number=6, text="abc"))) == ("known", 6)
     assert schema.maybe_recognise(Leaf, schema.encode(Leaf(number=6, text="abd"))) is None
-    assert schema.maybe_recognise(Node, octets) is None
-    assert schema.decode(Leaf, octets) == Leaf(number=5, text="abc")
+    assert schema.maybe_recognise(Node, data) is None
+    assert schema.decode(Leaf, data) == Leaf(number=5, text="abc")
 
 
 def test_a_text_that_is_not_utf8_is_not_recognised():
     schema = Schema(LAYOUTS)
-    octets = schema.encode(Leaf(text="abcd"))
-    schema.remember(Leaf, octets, "known", ["text"])
-    assert schema.maybe_recognise(Leaf, octets.replace(b"abcd", b"efgh")) == ("known", "efgh")
-    assert schema.maybe_recognise(Leaf, octets.replace(b"abcd", b"ab\xff\xfe")) is None
+    data = schema.encode(Leaf(text="abcd"))
+    schema.remember(Leaf, data, "known", ["text"])
+    assert schema.maybe_recognise(Leaf, data.replace(b"abcd", b"efgh")) == ("known", "efgh")
+    assert schema.maybe_recognise(Leaf, data.replace(b"abcd", b"ab\xff\xfe")) is None
 
 
 def test_contents_that_serve_as_layout_are_no_template():
     vtable = struct.pack("<HHHH", 8, 12, 0, 4)  # where the number of the table is, too
-    octets = struct.pack("<Ii", 4, -4) + vtable
-    assert SCHEMA.decode(Leaf, octets) == Leaf(number=struct.unpack("<q", vtable)[0])
-    assert maybe_template(TABLES, "Leaf", octets) is None
+    data = struct.pack("<Ii", 4, -4) + vtable
+    assert SCHEMA.decode(Leaf, data) == Leaf(number=struct.unpack("<q", vtable)[0])
+    assert maybe_template(TABLES, "Leaf", data) is None
 
 
 def test_long_headers_and_many_layouts_are_not_remembered(monkeypatch):

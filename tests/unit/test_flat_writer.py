@@ -15,11 +15,11 @@ from sbp_core.wire.headers import decode_header, encode_header
 
 def test_a_table_stands_before_what_it_refers_to():
     written = (
-        "14000000"  # the root is 20 octets on
+        "14000000"  # the root is 20 bytes on
         "0a001100 1000 0400 0c00 0000"  # vtable: its size, the table's, where its fields are
         "00000000"  # so that the number is at a multiple of 8
-        "10000000"  # the table: its vtable is 16 octets before it,
-        "0500000000000000 08000000 01 000000"  # the number, 8 octets to the text, the flag
+        "10000000"  # the table: its vtable is 16 bytes before it,
+        "0500000000000000 08000000 01 000000"  # the number, 8 bytes to the text, the flag
         "03000000 616263 00"
     )
     assert SCHEMA.encode(Leaf(flag=True, number=5, text="abc")) == bytes.fromhex(written)
@@ -37,12 +37,12 @@ def test_tables_with_the_same_fields_share_a_vtable():
 def test_numbers_are_aligned_behind_content_of_any_length(size):
     pairs = ((3, 4),) * size
     value = Node(bytes(size), (1,) * size, ("x" * size,), Leaf(True, 2), (Node(),), pairs)
-    octets = SCHEMA.encode(value)
-    check_strictly(LAYOUTS, Node, octets)
-    assert SCHEMA.decode(Node, octets) == value
+    data = SCHEMA.encode(value)
+    check_strictly(LAYOUTS, Node, data)
+    assert SCHEMA.decode(Node, data) == value
 
 
-def test_octets_may_come_in_any_buffer():
+def test_bytes_may_come_in_any_buffer():
     expected = SCHEMA.encode(Node(data=b"abc"))
     for data in (bytearray(b"abc"), memoryview(b"xabcx")[1:-1]):
         assert SCHEMA.encode(Node(data=data)) == expected

@@ -38,9 +38,9 @@ ANY_PLACE = BatchPlace(0, 0, 100, 200, 0, 0, 1)
 
 
 def body(base_offset: int, count: int) -> bytes:
-    octets = bytearray(rows_batch([b"%d" % at for at in range(count)], STREAM_ID))
-    write_base_offset(octets, base_offset)
-    return bytes(octets)
+    data = bytearray(rows_batch([b"%d" % at for at in range(count)], STREAM_ID))
+    write_base_offset(data, base_offset)
+    return bytes(data)
 
 
 @pytest.fixture

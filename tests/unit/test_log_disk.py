@@ -45,7 +45,7 @@ def test_finishes_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert file.pread(99, 8) == b"89"
 
 
-def test_cached_octets_are_those_of_the_file_or_none(
+def test_cached_bytes_are_those_of_the_file_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = OsDisk().create(tmp_path / "f")

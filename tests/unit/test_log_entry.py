@@ -1,4 +1,4 @@
-"""Entries: the layout octet by octet, and each way in which octets are refused."""
+"""Entries: the layout byte by byte, and each way in which bytes are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sbp_core.log.entry import (
 from sbp_core.record_sizes import LARGEST
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, decode_entry_header
 
-ENTRY = Entry(EntryKind.BATCH, -7, 3, 2**40, 5, b"body octets")
+ENTRY = Entry(EntryKind.BATCH, -7, 3, 2**40, 5, b"body bytes")
 POSITION = 2**33 + 1
 
 
@@ -38,10 +38,10 @@ def with_kind(kind: int) -> bytes:
 
 def test_layout_is_the_documented_one() -> None:
     fields = struct.pack(">BqiqI", 1, -7, 3, 2**40, 5)
-    length = len(fields) + len(b"body octets")
+    length = len(fields) + len(b"body bytes")
     header_crc = crc32c(struct.pack(">QI", POSITION, length) + fields)
-    crc = crc32c(struct.pack(">QI", POSITION, length) + fields + b"body octets")
-    assert encoded() == struct.pack(">III", length, header_crc, crc) + fields + b"body octets"
+    crc = crc32c(struct.pack(">QI", POSITION, length) + fields + b"body bytes")
+    assert encoded() == struct.pack(">III", length, header_crc, crc) + fields + b"body bytes"
     assert ENTRY_HEADER_BYTES == 37
     assert [kind.value for kind in EntryKind] == list(range(13))
 
@@ -64,7 +64,7 @@ def test_a_prefix_is_a_part_of_the_body() -> None:
     assert read.front[:6] == entry.front == b"prefix"
 
 
-def test_round_trip_with_octets_behind() -> None:
+def test_round_trip_with_bytes_behind() -> None:
     data = memoryview(encoded() + b"the next entry")
     entry = decode_entry(data, POSITION)
     assert entry == ENTRY
@@ -77,10 +77,10 @@ def test_location_ends_behind_the_entry() -> None:
     assert location.end == POSITION + ENTRY.length
 
 
-@pytest.mark.parametrize("octet_index", range(ENTRY_HEADER_BYTES, ENTRY.length))
-def test_damage_to_the_body_leaves_the_header_readable(octet_index: int) -> None:
+@pytest.mark.parametrize("byte_index", range(ENTRY_HEADER_BYTES, ENTRY.length))
+def test_damage_to_the_body_leaves_the_header_readable(byte_index: int) -> None:
     data = bytearray(encoded())
-    data[octet_index] ^= 1
+    data[byte_index] ^= 1
     header = decode_entry_header(data, POSITION)
     assert entry_of(header, ENTRY.body) == ENTRY
     assert header.length == ENTRY.length
@@ -89,11 +89,11 @@ def test_damage_to_the_body_leaves_the_header_readable(octet_index: int) -> None
         header.check_body(data[ENTRY_HEADER_BYTES:])
 
 
-@pytest.mark.parametrize("octet_index", [*range(8), *range(12, ENTRY_HEADER_BYTES)])
-def test_damage_to_the_header_is_noticed_without_the_body(octet_index: int) -> None:
+@pytest.mark.parametrize("byte_index", [*range(8), *range(12, ENTRY_HEADER_BYTES)])
+def test_damage_to_the_header_is_noticed_without_the_body(byte_index: int) -> None:
     for bit in range(8):
         data = bytearray(encoded())
-        data[octet_index] ^= 1 << bit
+        data[byte_index] ^= 1 << bit
         with pytest.raises(LogCorruptionError):
             decode_entry_header(data[:ENTRY_HEADER_BYTES], POSITION)
 
@@ -104,17 +104,17 @@ def test_every_cut_is_refused(cut: int) -> None:
         decode_entry(memoryview(encoded())[:cut], POSITION)
 
 
-@pytest.mark.parametrize("octet_index", range(ENTRY.length))
-def test_every_flipped_bit_is_refused(octet_index: int) -> None:
+@pytest.mark.parametrize("byte_index", range(ENTRY.length))
+def test_every_flipped_bit_is_refused(byte_index: int) -> None:
     for bit in range(8):
         data = bytearray(encoded() + bytes(64))
-        data[octet_index] ^= 1 << bit
+        data[byte_index] ^= 1 << bit
         with pytest.raises(LogCorruptionError):
             decode_entry(memoryview(data), POSITION)
 
 
 @pytest.mark.parametrize("position", [0, POSITION - 1, POSITION + 1, POSITION - 2**33])
-def test_octets_of_another_position_are_refused(position: int) -> None:
+def test_bytes_of_another_position_are_refused(position: int) -> None:
     with pytest.raises(LogCorruptionError, match="checksum"):
         decode_entry(memoryview(encoded()), position)
 

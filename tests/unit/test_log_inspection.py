@@ -35,7 +35,7 @@ Written = dict[tuple[int, int], bytes]
 SEGMENT_BYTES = 1000
 GROUPS = 11
 STEP = 5
-"""From one damaged octet to the next one that is tried: every field is hit, and all its neighbours
+"""From one damaged byte to the next one that is tried: every field is hit, and all its neighbours
 in another segment."""
 
 
@@ -149,7 +149,7 @@ def test_an_intact_log_has_nothing_to_report_and_is_not_touched() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("path", SEALED, ids=lambda path: path.name)
-def test_a_flipped_octet_of_a_full_segment_is_found_and_costs_what_is_reported(
+def test_a_flipped_byte_of_a_full_segment_is_found_and_costs_what_is_reported(
     path: Path,
 ) -> None:
     for offset in range(SEALED.index(path), len(FILES[path]), STEP):

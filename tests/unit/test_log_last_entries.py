@@ -1,4 +1,4 @@
-"""Every octet of a log's last entries: cut there, flipped, zeroed, and overwritten with old octets.
+"""Every byte of a log's last entries: cut there, flipped, zeroed, and overwritten with old bytes.
 
 What was not proven to be synced is cut, whatever became of it; what was is kept, or named.
 """
@@ -115,7 +115,7 @@ class Expected:
 
 
 def expected(sample: Sample, data: bytes) -> Expected:
-    """Tell it from which octets differ."""
+    """Tell it from which bytes differ."""
 
     def is_header_same(position: int) -> bool:
         """Whether all is the same but the checksum of the body, which ends the prefix."""
@@ -197,7 +197,7 @@ def test_every_cut(layout: str) -> None:
 
 @pytest.mark.exhaustive
 @layouts
-def test_every_flipped_octet(layout: str) -> None:
+def test_every_flipped_byte(layout: str) -> None:
     small = SMALL[layout]
     seen = set()
     for at in range(small.start, len(small.data)):
@@ -219,16 +219,16 @@ def spoilt_sectors(sample: Sample, replacement: bytes) -> Iterator[bytes]:
 
 
 @layouts
-@pytest.mark.parametrize("content", ["zeros", "ones", "octets before", "another segment"])
+@pytest.mark.parametrize("content", ["zeros", "ones", "bytes before", "another segment"])
 def test_sectors_that_were_not_written(layout: str, content: str) -> None:
-    """Where there are old octets instead, they are those of this file or of one that is gone."""
+    """Where there are old bytes instead, they are those of this file or of one that is gone."""
     large = LARGE[layout]
     size = len(large.data)
     older = large.files[segment_path(DIRECTORY, 0)]
     replacement = {
         "zeros": bytes(size),
         "ones": b"\xff" * size,
-        "octets before": bytes(3 * SECTOR_BYTES) + large.data,
+        "bytes before": bytes(3 * SECTOR_BYTES) + large.data,
         "another segment": older * 2,
     }[content]
     spoilt = list(spoilt_sectors(large, replacement))
@@ -238,7 +238,7 @@ def test_sectors_that_were_not_written(layout: str, content: str) -> None:
 
 
 @layouts
-def test_octets_behind_the_end_are_cut(layout: str) -> None:
+def test_bytes_behind_the_end_are_cut(layout: str) -> None:
     """As a crash leaves them that had made the file longer, but not written what belongs there."""
     small = SMALL[layout]
     older = small.files[segment_path(DIRECTORY, 0)]

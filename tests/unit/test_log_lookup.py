@@ -89,7 +89,7 @@ class Filled:
             assert list(bodies.data) == [each.body for each in expected]
 
     def group_of(self, position: int) -> int:
-        """The number of the group that an octet belongs to."""
+        """The number of the group that a byte belongs to."""
         return bisect_right(self.group_positions, position)
 
     def index_paths(self) -> list[Path]:
@@ -144,7 +144,7 @@ def test_indexes_that_are_gone_are_made_again_as_they_were() -> None:
     assert filled.disk.calls["open"] == opened, "all is open already"
 
 
-def test_every_damaged_octet_and_every_cut_of_an_index_is_noticed() -> None:
+def test_every_damaged_byte_and_every_cut_of_an_index_is_noticed() -> None:
     filled = Filled(group_count=12)
     path = filled.index_paths()[0]
     good = bytes(filled.disk.names[path].cached)
@@ -182,7 +182,7 @@ def test_an_index_that_cannot_be_written_is_used_all_the_same() -> None:
 
 
 @pytest.mark.exhaustive
-def test_every_damaged_octet_of_a_full_segment_costs_its_batch_and_no_other() -> None:
+def test_every_damaged_byte_of_a_full_segment_costs_its_batch_and_no_other() -> None:
     """With its index, and when the index has to be made from the damaged segment."""
     filled = Filled(group_count=14)
     base = segment_bases(filled.disk)[1]
@@ -201,9 +201,9 @@ def test_every_damaged_octet_of_a_full_segment_costs_its_batch_and_no_other() ->
                     for each in filled.batches[key]
                     if each.base_offset <= offset < each.base_offset + each.count
                 )
-                error, octets = read_first(log, key, offset)
+                error, data = read_first(log, key, offset)
                 if error is None:
-                    assert octets == expected.body
+                    assert data == expected.body
                 else:
                     assert isinstance(error, LogCorruptionError)
                     assert f"range {key[1]} of stream {key[0]}" in str(error)
@@ -300,12 +300,12 @@ def test_a_segment_that_was_rewritten_shorter_is_read_like_any_other() -> None:
     kept += [
         batch(entry.base_offset, entry.count, b"kept", (7, 0)) for entry in filled.batches[7, 0]
     ]
-    octets = encode_segment_header(SegmentHeader(first, generation=1, end=second))
+    data = encode_segment_header(SegmentHeader(first, generation=1, end=second))
     for entry in kept:
-        octets += b"".join(encode_entry(entry, first + len(octets)))
-        if first + len(octets) > second - 200:
+        data += b"".join(encode_entry(entry, first + len(data)))
+        if first + len(data) > second - 200:
             break
-    filled.disk.names[path].cached[:] = octets
+    filled.disk.names[path].cached[:] = data
     filled.disk.names[path].sync(may_shrink=True)
     log = filled.open()
     slots = log.batches_from((7, 0), 100)
@@ -389,7 +389,7 @@ def test_a_time_is_looked_for_where_it_may_be() -> None:
     assert opened[0] == opened[1], "all is open already"
 
 
-def test_an_index_takes_37_octets_a_range_and_33_a_batch() -> None:
+def test_an_index_takes_37_bytes_a_range_and_33_a_batch() -> None:
     filled = Filled()
     base, following, *_ = segment_bases(filled.disk)
     rows = sum(base < at.position < following for at in filled.locations.values())

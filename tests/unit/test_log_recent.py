@@ -20,7 +20,7 @@ def appended(monkeypatch, bytes_max, bodies):
 
 
 def kept(log, slots):
-    """The octets of the bodies of `slots`, if all are kept."""
+    """The bytes of the bodies of `slots`, if all are kept."""
     bodies = log.recent.maybe_bodies(slots)
     return None if bodies is None else [body.data for body in bodies]
 

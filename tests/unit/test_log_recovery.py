@@ -1,4 +1,4 @@
-"""Opening a log: every cut and every flipped octet ends in the right one of two ways."""
+"""Opening a log: every cut and every flipped byte ends in the right one of two ways."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_cut_of_the_last_group_keeps_the_longest_valid_prefix() -> None:
         assert reopened(disk)[1] == [*found, 9]
 
 
-def test_every_flipped_octet_before_the_last_group_is_corruption_and_changes_nothing() -> None:
+def test_every_flipped_byte_before_the_last_group_is_corruption_and_changes_nothing() -> None:
     files, _ = written([[note(0), note(1)], [note(2)], [note(3)]])
     data = files[FIRST]
     last_group = len(data) - COMMIT_BYTES - note(3).length
@@ -154,7 +154,7 @@ def test_zeros_over_proven_entries_are_corruption() -> None:
         reopened(disk_with({FIRST: bytes(data)}))
 
 
-def test_stale_octets_of_another_place_never_parse() -> None:
+def test_stale_bytes_of_another_place_never_parse() -> None:
     files, locations = written([[note(0)], [note(1)], [note(2)]])
     data = files[FIRST]
     stale = data[locations[0].end : locations[1].end]

@@ -76,7 +76,7 @@ def test_every_cut_or_growth_of_an_earlier_segment_is_corruption() -> None:
             assert contents(disk)[path] == data
 
 
-def test_the_octets_of_earlier_segments_are_not_read() -> None:
+def test_the_bytes_of_earlier_segments_are_not_read() -> None:
     files, _ = three_segments()
     first, second, third = segments_of(files)
     blank = {
@@ -157,12 +157,12 @@ def test_a_crash_while_rolling_leaves_a_torn_snapshot() -> None:
     log = open_log(whole)
     snapshot = encode_snapshot(log._states)
     log._roll()
-    octets = contents(whole)[path]
+    data = contents(whole)[path]
     room = COMMIT_BYTES + sum(entry.length for entry in snapshot)
-    assert len(octets) == SEGMENT_HEADER_BYTES + room
-    for size in range(SEGMENT_HEADER_BYTES, len(octets)):
-        for tail in (b"", b"\xff" * (len(octets) - size)):
-            disk = disk_with({**files, path: octets[:size] + tail})
+    assert len(data) == SEGMENT_HEADER_BYTES + room
+    for size in range(SEGMENT_HEADER_BYTES, len(data)):
+        for tail in (b"", b"\xff" * (len(data) - size)):
+            disk = disk_with({**files, path: data[:size] + tail})
             log, found = reopened(disk)
             assert found == [0, 1, 2, 3, 4]
             torn = log.recovery.torn_tail
@@ -291,12 +291,12 @@ def test_a_compacted_segment_is_never_the_last() -> None:
     files, _ = three_segments()
     first, second, _ = segments_of(files)
     compacted = encode_segment_header(SegmentHeader(0, generation=1, end=int(second.stem)))
-    octets = compacted + files[first][SEGMENT_HEADER_BYTES:-50]
-    open_log(disk_with({**files, first: octets}))
-    disk = disk_with({first: octets})
+    data = compacted + files[first][SEGMENT_HEADER_BYTES:-50]
+    open_log(disk_with({**files, first: data}))
+    disk = disk_with({first: data})
     with pytest.raises(LogCorruptionError, match=f"position {int(second.stem)}.*are missing"):
         open_log(disk)
-    assert contents(disk) == {first: octets}
+    assert contents(disk) == {first: data}
 
 
 # A log that does not start at 0.

@@ -273,8 +273,8 @@ def test_ends_are_remembered_as_long_as_their_ids_are_not_too_many(monkeypatch):
         assert [each.txn_ids for each in states.ends(1)] == expected
         assert not states.is_ended(1, "a")
         assert all(states.is_ended(1, each) for each in expected[-1])
-        octets = b"".join(each.body for each in encode_staged_snapshot(states))
-        assert decode_staged_snapshot(octets).ends(1) == states.ends(1)
+        data = b"".join(each.body for each in encode_staged_snapshot(states))
+        assert decode_staged_snapshot(data).ends(1) == states.ends(1)
 
 
 def test_where_staged_batches_are_is_told_while_more_are_staged():

@@ -223,16 +223,16 @@ def published_end(log: Log) -> tuple[Path, int]:
     return segment_path(DIRECTORY, segment.base), location.position - segment.base
 
 
-@pytest.mark.parametrize("damaged_octet", [ENTRY_HEADER_BYTES + 10, 15])
-def test_a_damaged_end_whose_index_is_gone_takes_nothing_along(damaged_octet: int):
+@pytest.mark.parametrize("damaged_byte", [ENTRY_HEADER_BYTES + 10, 15])
+def test_a_damaged_end_whose_index_is_gone_takes_nothing_along(damaged_byte: int):
     """The index that is made again cannot know what was published, and is not kept for whole."""
     disk = FaultyDisk()
     log = filled(disk)
     path, position = published_end(log)
     log.close()
     whole = bytes(disk.names[path].cached)
-    for octets in (disk.names[path].cached, disk.names[path].durable):
-        octets[position + damaged_octet] ^= 1
+    for data in (disk.names[path].cached, disk.names[path].durable):
+        data[position + damaged_byte] ^= 1
     disk.remove(path.with_suffix(".idx"))
     log = open_log(disk, segment_bytes=SEGMENT_BYTES)
     for _ in range(2):
@@ -256,8 +256,8 @@ def test_a_damaged_end_of_what_is_dead_goes():
     log = filled(disk)
     path, position = published_end(log)
     log.close()
-    for octets in (disk.names[path].cached, disk.names[path].durable):
-        octets[position + ENTRY_HEADER_BYTES + 10] ^= 1
+    for data in (disk.names[path].cached, disk.names[path].durable):
+        data[position + ENTRY_HEADER_BYTES + 10] ^= 1
     disk.remove(path.with_suffix(".idx"))
     log = open_log(disk, segment_bytes=SEGMENT_BYTES)
     log.append([trim(1)])

@@ -223,10 +223,10 @@ def test_an_index_of_an_older_version_says_that_there_was_a_segment_behind(is_of
     files = contents(filled())
     *_, before, last = sorted(each for each in files if each.suffix == ".log")
     del files[last]
-    octets = bytearray(files[before.with_suffix(".idx")])
-    octets[:12] = INDEX_MAGIC + struct.pack(">I", 2)
-    octets[31] ^= not is_of_it  # of the segment's size
-    disk = disk_with({**files, before.with_suffix(".idx"): bytes(octets)})
+    data = bytearray(files[before.with_suffix(".idx")])
+    data[:12] = INDEX_MAGIC + struct.pack(">I", 2)
+    data[31] ^= not is_of_it  # of the segment's size
+    disk = disk_with({**files, before.with_suffix(".idx"): bytes(data)})
     if is_of_it:
         assert [each.path for each in inspect_log(disk, DIRECTORY).faults] == [last]
         with pytest.raises(LogCorruptionError, match=f"{last.name} is damaged.*is missing"):

@@ -90,9 +90,9 @@ def test_a_mark_may_say_what_the_digest_of_the_batch_is() -> None:
 def test_digests_go_along_with_writers_and_may_be_missing(digests) -> None:
     batches = tuple(NumberedBatch(at, 1, at, digest) for at, digest in enumerate(digests))
     writers = [WriterState("old", 3, (NumberedBatch(5, 2, 1),)), WriterState("w", 9, batches)]
-    octets = encode_writers(writers)
-    assert octets[0] == (2 if any(digests) else 1)
-    assert decode_writers(octets) == writers
+    data = encode_writers(writers)
+    assert data[0] == (2 if any(digests) else 1)
+    assert decode_writers(data) == writers
     states = WriterStates()
     for writer in writers:
         states.restore(4, writer)
@@ -109,10 +109,10 @@ def test_a_mark_that_makes_no_sense_is_damage(body) -> None:
         decode_mark(Entry(EntryKind.WRITER_MARK, 1, 0, 0, 1, body))
 
 
-@pytest.mark.parametrize("octets", [b"", b"\3", b"\2\1", b"\1\1", b"\1\5\0" + b"\0" * 8 + b"shor"])
-def test_writers_that_make_no_sense_are_damage(octets) -> None:
+@pytest.mark.parametrize("data", [b"", b"\3", b"\2\1", b"\1\1", b"\1\5\0" + b"\0" * 8 + b"shor"])
+def test_writers_that_make_no_sense_are_damage(data) -> None:
     with pytest.raises(LogCorruptionError):
-        decode_writers(octets)
+        decode_writers(data)
 
 
 def test_a_mark_whose_batch_was_torn_off_means_nothing() -> None:

@@ -94,7 +94,7 @@ def test_an_update_changes_what_it_names_and_sets_the_retention(run):
     run(test)
 
 
-def test_who_does_not_know_the_limit_in_octets_leaves_it(run):
+def test_a_client_without_the_limit_in_bytes_keeps_it(run):
     async def test(cluster):
         await cluster.add_server()
         unlimited, made = await cluster.create(Stream(), Stream(retention_bytes=7))

@@ -305,9 +305,9 @@ def test_what_is_not_served_is_said(run, opcode):
 def test_a_header_that_is_none_fails_its_call_only(run):
     async def test(cluster):
         for opcode in (Opcode.HEARTBEAT, Opcode.CREATE_STREAMS, Opcode.LIST_RANGES):
-            for octets in (b"", b"\xff" * 40):
+            for data in (b"", b"\xff" * 40):
                 with pytest.raises(StatusError):
-                    await cluster.client.ask(opcode, octets)
+                    await cluster.client.ask(opcode, data)
         assert await cluster.allocate() > 0
 
     run(test)

@@ -281,7 +281,7 @@ def test_frames_are_cut_anywhere_and_lose_nothing(store, stream_id, monkeypatch,
 
 
 @pytest.mark.parametrize("newest_only", [True, False])
-def test_a_frame_has_so_many_octets_of_schemas_and_no_more(store, newest_only):
+def test_the_schemas_of_a_frame_have_a_limit_in_bytes(store, newest_only):
     large = bytes(limits.SCHEMA_BYTES_MAX)
     stream_ids = [create(store, f"s{each}") for each in range(10)]
     store.schemas.register(

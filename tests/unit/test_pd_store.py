@@ -302,17 +302,17 @@ def damaged(tmp_path, damage):
     store.create_streams([new(f"stream-{index}") for index in range(200)], 0)
     store.close()
     path = tmp_path / "metadata.sqlite"
-    octets = bytearray(path.read_bytes())
-    damage(octets)
-    path.write_bytes(octets)
+    data = bytearray(path.read_bytes())
+    damage(data)
+    path.write_bytes(data)
     return path
 
 
 @pytest.mark.parametrize("position", [0, 100, 0.2, 0.4, 0.6, 0.8])
 def test_a_damaged_file_is_refused(tmp_path, position):
-    def damage(octets):
-        start = int(position * len(octets)) if position < 1 else position
-        octets[start : start + 4096] = b"\x5a" * 4096
+    def damage(data):
+        start = int(position * len(data)) if position < 1 else position
+        data[start : start + 4096] = b"\x5a" * 4096
 
     path = damaged(tmp_path, damage)
     before = path.read_bytes()
@@ -322,8 +322,8 @@ def test_a_damaged_file_is_refused(tmp_path, position):
 
 
 def test_a_cut_file_is_refused(tmp_path):
-    def damage(octets):
-        del octets[len(octets) // 2 :]
+    def damage(data):
+        del data[len(data) // 2 :]
 
     damaged(tmp_path, damage)
     with pytest.raises(ConfigurationError, match=r"Restore the newest copy of "):

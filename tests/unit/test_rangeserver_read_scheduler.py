@@ -90,8 +90,8 @@ def test_a_read_holds_its_place_until_it_is_answered():
 
 def test_what_was_read_is_given_to_the_body_and_what_was_raised_passes_through():
     async def body(bench):
-        async with bench.scheduler.read(ReadJob(TAIL, 1), lambda: b"octets") as octets:
-            assert octets == b"octets"
+        async with bench.scheduler.read(ReadJob(TAIL, 1), lambda: b"bytes") as data:
+            assert data == b"bytes"
         for _ in range(2 * PLACES):
             with pytest.raises(ZeroDivisionError):
                 async with bench.scheduler.read(ReadJob(TAIL, 1), lambda: 1 // 0):

@@ -23,7 +23,7 @@ def appended(bodies):
 
 @pytest.fixture
 def summed(monkeypatch):
-    """The octets of each body that a checksum was made of."""
+    """The bytes of each body that a checksum was made of."""
     found = []
 
     def crc32_told(parts):

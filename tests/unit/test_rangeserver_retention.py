@@ -26,7 +26,7 @@ NOW_MS = 1000
 
 
 def batches(*times_ms: int) -> list[Slot]:
-    """Batches of 10 records and 100 octets from offset 0 on, written at these times."""
+    """Batches of 10 records and 100 bytes from offset 0 on, written at these times."""
     return [
         Slot(10 * at, 10, Location(100 * at, 100), VIEW, time_ms)
         for at, time_ms in enumerate(times_ms)
@@ -78,7 +78,7 @@ def test_no_more_goes_than_has_to(times_ms: list[int], period_ms: int, size_byte
         assert is_old or (size_bytes and 100 * (len(left) + 1) > size_bytes and left)
 
 
-def test_a_placement_driver_that_does_not_know_the_limit_in_octets_sets_none(
+def test_a_placement_driver_that_does_not_know_the_limit_in_bytes_sets_none(
     tmp_path: Path, peer: ScriptedPeer
 ) -> None:
     def describe(exchange: Exchange) -> None:

@@ -54,9 +54,9 @@ def encoded(batch=None, **options):
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 def test_round_trip(compression):
-    octets = encoded(compression=compression, timestamp_column="at", base_offset=7)
-    envelope = decode_envelope(octets)
-    assert envelope == peek_batch(octets)
+    data = encoded(compression=compression, timestamp_column="at", base_offset=7)
+    envelope = decode_envelope(data)
+    assert envelope == peek_batch(data)
     assert (envelope.encoding, envelope.schema_fingerprint) == ("columns", SCHEMA.fingerprint)
     assert (envelope.timestamp_column, envelope.base_timestamp_ms) == ("at", 17)
     assert (envelope.stream_id, envelope.base_offset, envelope.record_count) == (9, 7, 3)
@@ -97,10 +97,10 @@ def test_rows_of_another_schema_are_not_encoded():
 def test_names_of_children_and_metadata_do_not_matter():
     tags = pa.list_(pa.field("item", pa.string(), nullable=False))
     schema = SCHEMA.arrow.set(2, pa.field("tags", tags)).with_metadata({"a": "b"})
-    octets = encoded(batch_of(ROWS, schema))
-    decoded = decode_columns(decode_envelope(octets), SCHEMA)
+    data = encoded(batch_of(ROWS, schema))
+    decoded = decode_columns(decode_envelope(data), SCHEMA)
     assert decoded.schema.equals(SCHEMA.arrow, check_metadata=True)
-    assert octets == encoded()
+    assert data == encoded()
 
 
 def unchecked(rows):
@@ -188,7 +188,7 @@ def offsets(*numbers):
     [(0, 4, 3), (0, 5, 4), (0, 2, 2**31 - 1), (-1, 1, 4), (2**31 - 9, 2**31 - 8, 2**31 - 1)],
 )
 def test_offsets_that_point_anywhere(values, numbers):
-    """Arrow's writer would mend some of these: they go into the octets of a right batch."""
+    """Arrow's writer would mend some of these: they go into the bytes of a right batch."""
     array = pa.array(values)
     schema = StreamSchema.of(pa.schema([("x", array.type)]))
     body = bytes(pa.RecordBatch.from_arrays([array], schema=schema.arrow).serialize())
@@ -247,8 +247,8 @@ def numbered(first, count):
 
 def ids_of(batches):
     found = []
-    for octets in batches:
-        found += decode_columns(decode_envelope(octets), SCHEMA).column("id").to_pylist()
+    for data in batches:
+        found += decode_columns(decode_envelope(data), SCHEMA).column("id").to_pylist()
     return found
 
 
@@ -260,8 +260,8 @@ def test_the_builder_joins_and_splits():
     full += builder.flush()
     assert ids_of(full) == list(range(1000))
     assert len(full) > 3
-    assert all(len(octets) < 24 * limits.KIB for octets in full)
-    envelopes: list[Envelope] = [decode_envelope(octets) for octets in full]
+    assert all(len(data) < 24 * limits.KIB for data in full)
+    envelopes: list[Envelope] = [decode_envelope(data) for data in full]
     assert {(each.stream_id, each.timestamp_column) for each in envelopes} == {(5, "at")}
     assert {each.schema_fingerprint for each in envelopes} == {SCHEMA.fingerprint}
 
@@ -289,7 +289,7 @@ def test_the_largest_target_still_fits_into_a_batch():
     column = pa.array([1, None] * 500, pa.int8())
     batch = pa.RecordBatch.from_arrays([column] * limits.SCHEMA_FIELDS_MAX, schema=schema.arrow)
     full = builder.add(batch, timestamp_ms=1) + builder.flush()
-    assert sum(decode_envelope(octets).record_count for octets in full) == batch.num_rows
+    assert sum(decode_envelope(data).record_count for data in full) == batch.num_rows
     assert len(full) == 2
 
 

@@ -73,7 +73,7 @@ def test_small_batches_are_joined_until_there_are_enough_rows():
     assert [each.num_rows for each in found] == [120, 120, 30]
 
 
-def test_small_batches_are_joined_until_there_are_enough_octets():
+def test_small_batches_are_joined_until_there_are_enough_bytes():
     found = decode(*[batch(rows(2, 4_000))] * 6, bytes_enough=60_000)
     assert [each.num_rows for each in found] == [8, 4]
 

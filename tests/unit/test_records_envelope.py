@@ -1,4 +1,4 @@
-"""The envelope: fixed octets, several batches back to back, and every way in which it can lie."""
+"""The envelope: fixed bytes, several batches back to back, and every way in which it can lie."""
 
 import struct
 
@@ -240,7 +240,7 @@ def test_batches_of_a_kind_are_recognised_and_each_has_its_own_numbers():
         foreign_batch(properties=[("base_timestamp", "9"), ("body_bytes", "4")]),
     ],
 )
-def test_every_damaged_octet_of_a_known_kind_reads_as_if_it_were_unknown(encoded, monkeypatch):
+def test_every_damaged_byte_of_a_known_kind_reads_as_if_it_were_unknown(encoded, monkeypatch):
     def outcome(data):
         try:
             return decode_envelope(data)

@@ -130,7 +130,7 @@ def check_among_others(sound, damaged, maybe_batch):
     assert maybe_batch is not None
     other = decode_batch(sound)
     expected = pa.Table.from_batches([other, maybe_batch, other]).combine_chunks()
-    assert as_octets(found) == as_octets(expected)
+    assert as_bytes(found) == as_bytes(expected)
 
 
 def random_columns(rng, count):
@@ -214,7 +214,7 @@ def fuzz_columns(seed, count):
     return count - refused, refused
 
 
-def as_octets(table):
+def as_bytes(table):
     """All that is in a table, also where it is no valid text or time."""
     (batch,) = table.set_column(3, "t", table.column(3).cast(pa.int64())).to_batches()
     return batch.to_pylist()

@@ -48,7 +48,7 @@ def test_the_rows_are_those_of_all_messages(given_batches, data):
     found = maybe_joined(batches, schema.arrow, wanted)
     kept = [name for index, name in enumerate(names) if wanted is None or index in wanted]
     expected = pa.Table.from_batches(batches).select(kept)
-    if found is None:  # no octets at all: there is nothing to gather
+    if found is None:  # no bytes: there is nothing to gather
         assert all(len(body_of(each)) == len(body_of(each.slice(0, 0))) for each in batches)
     else:
         found.validate(full=True)
@@ -71,7 +71,7 @@ SCHEMA_MESSAGE = bytes(ROWS_SCHEMA.serialize())
 
 @settings(deadline=None, max_examples=500)
 @given(st.integers(0, 2), st.data())
-def test_octets_that_are_wrong_are_read_as_arrow_reads_them_or_not_at_all(index, data):
+def test_wrong_bytes_are_read_as_arrow_reads_them_or_refused(index, data):
     bodies = [bytearray(body_of(each)) for each in BATCHES]
     at = data.draw(st.integers(0, len(bodies[index]) - 1))
     bodies[index][at] = data.draw(st.integers(0, 255))
@@ -105,7 +105,7 @@ def joined_values(body, batch):
     return None if found is None else found.column(0).to_pylist()
 
 
-def test_the_first_value_need_not_be_the_first_octet():
+def test_the_first_value_need_not_be_the_first_byte():
     batch = pa.record_batch([pa.array([b"abc", b"def"])], VALUES)
     body = changed(batch, OFFSETS, struct.pack("<3i", 1, 3, 6))
     assert joined_values(body, batch) == [b"abc", b"def", b"bc", b"def"]

@@ -9,7 +9,7 @@ from sbp_core.records.arrow_body import row_ends
 
 
 def sizes(array, kind=None):
-    """Sizes of rows of one column, without the octet for what is null."""
+    """Sizes of rows of one column, without the byte of null bits."""
     array = array if kind is None else pa.array(array, kind)
     return list(record_sizes(pa.RecordBatch.from_arrays([array], names=["x"])) - 1)
 
@@ -39,7 +39,7 @@ def test_types_of_one_size(kind, value, size):
     assert sizes([], kind) == []
 
 
-def test_strings_and_octets():
+def test_strings_and_bytes():
     for kind, values in (
         (pa.string(), ["ä", None, "", "abc"]),
         (pa.binary(), [b"12", None, b"", b"abc"]),
@@ -51,7 +51,7 @@ def test_strings_and_octets():
 
 
 def test_lists():
-    """An element has an octet for what is null of it."""
+    """An element has a byte for its null bit."""
     values = pa.array([[1, 2], None, [], [3]], pa.list_(pa.int16()))
     assert sizes(values) == [10, 4, 4, 7]
     assert sizes(values.slice(2)) == [4, 7]
@@ -101,10 +101,10 @@ def test_structs_with_offsets_of_their_own():
     assert sizes(array.slice(1)) == [4 + 3 + 1]
 
 
-def test_an_octet_says_of_eight_columns_what_is_null():
-    for count, octets in ((1, 1), (8, 1), (9, 2), (900, 113)):
+def test_eight_columns_share_a_byte_of_null_bits():
+    for count, null_bytes in ((1, 1), (8, 1), (9, 2), (900, 113)):
         batch = pa.record_batch({f"c{index}": pa.nulls(3, pa.int8()) for index in range(count)})
-        assert list(record_sizes(batch)) == [count + octets] * 3
+        assert list(record_sizes(batch)) == [count + null_bytes] * 3
     inner = pa.struct({f"c{index}": pa.int8() for index in range(8)})
     assert sizes([[{}, {}]], pa.list_(inner)) == [4 + 2 * (8 + 2)]
     assert list(record_sizes(pa.record_batch({"x": pa.nulls(1, inner)}))) == [8 + 2]

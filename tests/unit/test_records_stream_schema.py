@@ -1,4 +1,4 @@
-"""Which schemas a stream can have, in one form, and which octets are one."""
+"""Which schemas a stream can have, in one form, and which bytes are one."""
 
 import hashlib
 import struct
@@ -139,7 +139,7 @@ def test_names_have_a_limit():
     assert fault == "a column has a name of 1025 bytes; at most 1024 are allowed"
 
 
-def test_schemas_have_a_limit_of_octets():
+def test_schemas_have_a_limit_of_bytes():
     fields = [pa.field(f"{index:04}".ljust(1000, "x"), pa.int8()) for index in range(1100)]
     (fault,) = refused(*fields)
     assert "bytes to describe it; at most 1048576 are allowed: shorten the names" in fault
@@ -334,18 +334,18 @@ def test_the_smallest_bomb_is_no_bomb():
     ("name_bytes", "width", "depth"),
     [(1, 2, 12), (1, 40, 4), (1, 12_000, 1), (1000, 1200, 0), (60_000, 3000, 0), (1, 1, 60)],
 )
-def test_a_few_octets_do_not_become_millions_of_columns(name_bytes, width, depth):
-    octets = bomb(name_bytes=name_bytes, width=width, depth=depth)
-    assert len(octets) < limits.SCHEMA_BYTES_MAX
+def test_a_few_bytes_do_not_become_millions_of_columns(name_bytes, width, depth):
+    data = bomb(name_bytes=name_bytes, width=width, depth=depth)
+    assert len(data) < limits.SCHEMA_BYTES_MAX
     with pytest.raises(SchemaError) as caught:
-        decode_stream_schema(octets)
+        decode_stream_schema(data)
     assert len(str(caught.value)) < 500
 
 
 def test_only_one_message_of_a_schema_is_one():
-    octets = of(x=pa.int8()).encode()
+    data = of(x=pa.int8()).encode()
     rows = pa.record_batch({"x": [1]}).serialize().to_pybytes()
-    for other in (octets + b"\0" * 8, octets * 2, octets[:-1], octets[8:], octets[:8], b"", rows):
+    for other in (data + b"\0" * 8, data * 2, data[:-1], data[8:], data[:8], b"", rows):
         with pytest.raises(SchemaError):
             decode_stream_schema(other)
     with pytest.raises(SchemaError, match="a schema of 1048577 bytes; at most 1048576"):
@@ -373,16 +373,16 @@ def test_only_one_message_of_a_schema_is_one():
         (pa.schema([("x", pa.int8()), ("X", pa.int8())]), "by case only"),
     ],
 )
-def test_octets_of_another_form_are_refused(given, fault):
+def test_bytes_of_another_form_are_refused(given, fault):
     with pytest.raises(SchemaError, match=fault):
         decode_stream_schema(given.serialize().to_pybytes())
 
 
 def test_every_flipped_bit_is_noticed_or_another_schema():
     number = logical("y", pa.decimal128(9, 2), "money")
-    octets = of(pa.field("x", pa.list_(pa.int8())), number).encode()
-    for bit in range(8 * len(octets)):
-        damaged = bytearray(octets)
+    data = of(pa.field("x", pa.list_(pa.int8())), number).encode()
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         try:
             found = decode_stream_schema(bytes(damaged))

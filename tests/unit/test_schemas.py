@@ -127,8 +127,8 @@ def test_ids_count_up_without_gaps():
 
 def test_the_worked_heartbeat():
     """Bytes as flatc lays them out: role 3 and client id "c1"."""
-    octets = "0c00000008000c0008000700080000000000000304000000020000006331000000000000"
-    value = decode_header(headers.HeartbeatRequest, bytes.fromhex(octets))
+    data = "0c00000008000c0008000700080000000000000304000000020000006331000000000000"
+    value = decode_header(headers.HeartbeatRequest, bytes.fromhex(data))
     assert value == headers.HeartbeatRequest(client_id="c1", client_role=headers.ClientRole.CLIENT)
 
 
@@ -209,7 +209,7 @@ def filled(kind):
         return (filled(kind.element), filled(kind.element))
     if isinstance(kind, Scalar):
         return True if kind.code == "?" else 77
-    return b"octets" if isinstance(kind, Bytes) else "text"
+    return b"bytes" if isinstance(kind, Bytes) else "text"
 
 
 MESSAGES = [

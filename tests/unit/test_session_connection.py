@@ -1,4 +1,4 @@
-"""Two real connections talk to each other over a wire that is just a list of octets."""
+"""Two real connections talk to each other over a wire that is just a list of bytes."""
 
 import pytest
 

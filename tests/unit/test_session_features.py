@@ -1,4 +1,4 @@
-"""Features on a connection: two real ends over a list of octets, as in test_session_connection."""
+"""Features on a connection: two real ends over a list of bytes, as in test_session_connection."""
 
 import random
 
@@ -36,7 +36,7 @@ def deliver(buffers, receiver):
 
 
 def echo(client, server, payload):
-    """Send a payload there and back; return how many octets each way took."""
+    """Send a payload there and back; return how many bytes each way took."""
     _, there = client.start_call(Opcode.FETCH, b"header", payload)
     (request,) = deliver(there, server)
     assert isinstance(request, RequestReceived)
@@ -78,7 +78,7 @@ def test_a_decompressed_payload_may_be_written_to():
 
 
 @pytest.mark.parametrize(
-    ("octets", "reason"),
+    ("data", "reason"),
     [
         (b"", "cut off"),
         (b"\0\0\1", "cut off"),
@@ -89,10 +89,10 @@ def test_a_decompressed_payload_may_be_written_to():
         ((len(COMPRESSIBLE) + 1).to_bytes(4, "big") + maybe_compress([COMPRESSIBLE])[4:], "read"),
     ],
 )
-def test_a_false_compressed_payload_ends_the_connection(octets, reason):
+def test_a_false_compressed_payload_ends_the_connection(data, reason):
     _, server = pair(COMPRESSED)
     flags = Flag.REQUEST | Flag.COMPRESSED
-    events = deliver(encode_frame(Opcode.APPEND, flags, 1, b"", [octets]), server)
+    events = deliver(encode_frame(Opcode.APPEND, flags, 1, b"", [data]), server)
     (broken,) = events
     assert isinstance(broken, ConnectionBroken)
     assert reason in str(broken.error)
@@ -105,7 +105,7 @@ def test_the_flags_mean_nothing_where_nothing_was_agreed_on():
     assert bytes(event.frame.payload) == b"plain"
 
 
-@pytest.mark.parametrize("payload", [(), (b"payload of some octets",)])
+@pytest.mark.parametrize("payload", [(), (b"payload of some bytes",)])
 @pytest.mark.parametrize("header", [b"", bytes(range(48))])
 def test_no_flipped_bit_gets_through_a_header_checksum(header, payload):
     """Every bit of a frame, from its length to its checksum."""

@@ -33,7 +33,7 @@ def test_a_short_backlog_is_not_passed_over():
     assert {sum(each.values()) for each in ends} == {10}
 
 
-def test_octets_are_counted_by_the_size_of_a_record():
+def test_bytes_are_counted_by_the_size_of_a_record():
     starts, tails = {1: 0, 2: 0}, {1: 1000, 2: 1000}
     sizes = {1: 10, 2: 90}
     ends = admit(starts, tails, bytes_max=10_000, record_bytes=sizes)

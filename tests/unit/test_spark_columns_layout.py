@@ -363,7 +363,7 @@ OLD_COUNT = 500_000
 
 @pytest.fixture(scope="module")
 def old_batch():
-    """Many records in few octets."""
+    """Many records in few bytes."""
     rows = pa.record_batch([pa.array([1] * OLD_COUNT, pa.int8())], schema=NARROW.arrow)
     return encode_columns(rows, NARROW, stream_id=7, timestamp_ms=0, compression="zstd")
 

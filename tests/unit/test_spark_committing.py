@@ -262,7 +262,7 @@ def test_a_server_without_transactions(client, monkeypatch):
 
 def test_more_parts_than_a_decision_can_name(client, monkeypatch):
     def refuse(*_, **__):
-        raise HeaderError("CommitTxnRequest encodes to 5000000 octets")
+        raise HeaderError("CommitTxnRequest encodes to 5000000 bytes")
 
     client.commit_txn = refuse
     sink = stream_sink()

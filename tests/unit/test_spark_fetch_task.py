@@ -188,7 +188,7 @@ def test_gaps_and_overlaps_fail_the_task(stored, told):
         list(decode_chunks([chunk_of(0, payload)], [span(0, 30)], ROWS))
 
 
-def test_damaged_octets_fail_the_task():
+def test_damaged_bytes_fail_the_task():
     damaged = bytearray(batch(0, 10))
     damaged[len(damaged) // 2 :] = bytes(len(damaged) - len(damaged) // 2)
     with pytest.raises(DamagedRecordsError, match=r"stream 7 \(s7\): \[0, 10\): "):
@@ -324,7 +324,7 @@ def test_the_thread_stays_within_its_bytes():
     prefetcher = Prefetcher(counted(), bytes_max=30)
     for taken, _ in enumerate(prefetcher, start=1):
         assert drawn.acquire(timeout=10)
-        assert count <= taken + 2 + 1  # with the one taken there are three; one is at the door
+        assert count <= taken + 2 + 1  # three with the one taken; one waits to be put
     assert count == 50
 
 

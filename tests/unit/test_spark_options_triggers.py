@@ -16,7 +16,7 @@ def test_bad_record_limits(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "octets"),
+    ("text", "size"),
     [
         ("1", 1),
         ("64m", 64 << 20),
@@ -27,8 +27,8 @@ def test_bad_record_limits(text):
         ("7b", 7),
     ],
 )
-def test_sizes(text, octets):
-    assert source(maxBytesPerTrigger=text).limits.bytes_max == octets
+def test_sizes(text, size):
+    assert source(maxBytesPerTrigger=text).limits.bytes_max == size
 
 
 @pytest.mark.parametrize(

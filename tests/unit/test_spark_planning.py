@@ -179,7 +179,7 @@ def test_empty_spans_vanish():
     assert plan([span(1, 5, 5), span(2, 0, 1)]) == ((span(2, 0, 1),),)
 
 
-def test_octets_bound_a_partition():
+def test_bytes_bound_a_partition():
     sizes = {1: 100, 2: 1}
     parts = plan_partitions(
         [span(1, 0, 30), span(2, 0, 30)],
@@ -188,8 +188,8 @@ def test_octets_bound_a_partition():
         bytes_per_partition_max=1000,
         record_bytes=sizes,
     )
-    octets = [sum(each.record_count * sizes[each.stream_id] for each in part) for part in parts]
-    assert max(octets) <= 1000
+    loads = [sum(each.record_count * sizes[each.stream_id] for each in part) for part in parts]
+    assert max(loads) <= 1000
     assert len(parts) == 4
 
 

@@ -20,7 +20,7 @@ from sbp_spark.streaming.trigger import RECORDS_FIRST, STEP_MAX, PaceMaker, Trig
 
 
 class FakeServer:
-    """Streams whose record batches have 10 records with values of `sizes[stream]` octets."""
+    """Streams whose record batches have 10 records with values of `sizes[stream]` bytes."""
 
     def __init__(self, **sizes):
         self.sizes = {int(name[1:]): size for name, size in sizes.items()}
@@ -88,7 +88,7 @@ def test_what_cannot_be_sampled_counts_as_the_longest_known():
     assert found[1] == found[2] > 2000
 
 
-def test_octets_limit_a_micro_batch():
+def test_bytes_limit_a_micro_batch():
     server = FakeServer(s1=1000, s2=1000)
     limited = trigger(server=server, bytes_max=50_000)
     ends = limited.ends(way(s1=1000, s2=1000), is_waiting_allowed=True)

@@ -108,8 +108,8 @@ def test_the_routing_column_tells_the_stream(values, texts):
     batch = pa.record_batch({"k": values, "n": pa.array([0, 1, 2])})
     append(client, [batch, batch[1:]], options("s1", "s2", "s3", routing_column="k"), schema)
     places = {row["n"]: stream_id for stream_id, rows in client.published.items() for row in rows}
-    octets = [text.encode() if isinstance(text, str) else text for text in texts]
-    assert places == {n: crc32(each) % 3 + 1 for n, each in enumerate(octets)}
+    data = [text.encode() if isinstance(text, str) else text for text in texts]
+    assert places == {n: crc32(each) % 3 + 1 for n, each in enumerate(data)}
 
 
 def test_rows_without_a_routing_value_take_turns():
