@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.failpoints import failpoint
-from sbp_core.limits import INDEX_CACHE_BYTES_MAX
+from sbp_core.limits import INDEX_CACHE_BYTES_MAX, SEGMENT_FILES_OPEN_MAX
 from sbp_core.log.disk import Disk, write_file
 from sbp_core.log.entry import Location
 from sbp_core.log.index_file import (
@@ -77,12 +77,20 @@ class _OpenIndex:
 
 
 class BatchLookup:
-    """Finds batches. Keeps the indexes that were used last, INDEX_CACHE_BYTES_MAX at most."""
+    """Finds batches. Keeps the indexes that were used last, `index_bytes_max` bytes at most."""
 
-    def __init__(self, disk: Disk, directory: Path) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        *,
+        files_open_max: int = SEGMENT_FILES_OPEN_MAX,
+        index_bytes_max: int = INDEX_CACHE_BYTES_MAX,
+    ) -> None:
+        self._index_bytes_max = index_bytes_max
         self._disk = disk
         self._directory = directory
-        self.views = SegmentViews(disk, directory)
+        self.views = SegmentViews(disk, directory, files_open_max)
         self._indexes: OrderedDict[Segment, _OpenIndex] = OrderedDict()
         self._latest: tuple[tuple[Segment, ...], _Times] = ((), np.empty(0, np.uint64))
         """Full segments, and when the last batch of each was written, in ms since the epoch."""
@@ -225,7 +233,7 @@ class BatchLookup:
         """Evict the least recently used indexes over the limit; the latest one stays."""
         with self._lock:
             held_bytes = sum(each.size_bytes for each in self._indexes.values())
-            while held_bytes > INDEX_CACHE_BYTES_MAX and len(self._indexes) > 1:
+            while held_bytes > self._index_bytes_max and len(self._indexes) > 1:
                 held_bytes -= self._indexes.popitem(last=False)[1].size_bytes
 
     def _latest_times(self, extent: Extent) -> _Times:

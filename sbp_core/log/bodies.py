@@ -153,15 +153,15 @@ _BATCH_COST_BYTES: Final = 512
 
 
 class RecentBodies:
-    """At most RECENT_BODIES_BYTES_MAX bytes of bodies; the oldest go first.
+    """At most `bytes_max` bytes of bodies; the oldest go first.
 
     With the buffers around them they take twice that at most, and a frame more. They are found by
     the positions at which they were written, those that were staged too. One thread may keep while
     others look.
     """
 
-    def __init__(self) -> None:
-        self._bytes_max = limits.RECENT_BODIES_BYTES_MAX
+    def __init__(self, bytes_max: int = limits.RECENT_BODIES_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
         self._bytes = 0
         self._bodies: dict[int, RecentBody] = {}
         self._order: deque[int] = deque()

@@ -15,7 +15,6 @@ from shlex import quote
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.failpoints import failpoint
-from sbp_core.limits import SEGMENT_FILES_OPEN_MAX
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
 from sbp_core.segment_format import (
     SEGMENT_HEADER_BYTES,
@@ -128,15 +127,16 @@ class SegmentView:
 
 
 class SegmentViews:
-    """Open segments: at most SEGMENT_FILES_OPEN_MAX, the least recently used go first.
+    """Open segments: at most `open_max`, the least recently used go first.
 
     Safe in several threads. A view that is let go while a thread still reads it is closed when
     that is done.
     """
 
-    def __init__(self, disk: Disk, directory: Path) -> None:
+    def __init__(self, disk: Disk, directory: Path, open_max: int) -> None:
         self._disk = disk
         self._directory = directory
+        self._open_max = open_max
         self._views: OrderedDict[Segment, SegmentView] = OrderedDict()
         self._pinned: dict[Segment, SegmentView] = {}
         self._lock = threading.Lock()
@@ -157,7 +157,7 @@ class SegmentViews:
             if found != segment:
                 raise corruption(path, segment.base, f"this was {segment}, and is {found}")
             view = self._views[segment] = SegmentView(segment, file)
-            if len(self._views) > SEGMENT_FILES_OPEN_MAX:
+            if len(self._views) > self._open_max:
                 self._views.popitem(last=False)
             return view
 

@@ -196,32 +196,42 @@ class RowsLayout:
 
 
 _STREAMS_KEPT: Final = 1_000
-_known: Final[dict[tuple[Servers, int], dict[str, SchemaVersion]]] = {}
+KnownVersions = dict[tuple[Servers, int], dict[str, SchemaVersion]]
 """The versions of streams by fingerprint, the oldest first. There may be more; none changes."""
+_KNOWN_HERE: Final[KnownVersions] = {}
 
 
 class SchemaVersions:
     """The versions of the schemas of streams, as the placement driver of `servers` knows them."""
 
-    def __init__(self, client: Client, servers: Servers) -> None:
+    def __init__(
+        self,
+        client: Client,
+        servers: Servers,
+        known: KnownVersions = _KNOWN_HERE,
+        streams_max: int = _STREAMS_KEPT,
+    ) -> None:
+        """Keep what is found in `known`, which the tasks of a process share."""
         self._client = client
         self._servers = servers
+        self._known = known
+        self._streams_max = streams_max
 
     def maybe_find(self, stream_id: int, fingerprint: str) -> SchemaVersion | None:
         """Return the version that a record batch names, None if there is none. Raises SbpError."""
         key = self._servers, stream_id
-        found = _known.get(key, {}).get(fingerprint)
+        found = self._known.get(key, {}).get(fingerprint)
         if found is not None:
             return found
         versions = self._client.describe_schemas([stream_id])[stream_id]
-        if key not in _known and len(_known) >= _STREAMS_KEPT:
-            del _known[next(iter(_known))]
-        _known[key] = {version.schema.fingerprint: version for version in versions}
-        return _known[key].get(fingerprint)
+        if key not in self._known and len(self._known) >= self._streams_max:
+            del self._known[next(iter(self._known))]
+        self._known[key] = {version.schema.fingerprint: version for version in versions}
+        return self._known[key].get(fingerprint)
 
     def known(self, stream_id: int) -> Collection[SchemaVersion]:
         """Return the versions that were found when the stream was asked for, the oldest first."""
-        return _known.get((self._servers, stream_id), {}).values()
+        return self._known.get((self._servers, stream_id), {}).values()
 
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")

@@ -6,6 +6,7 @@ A query never fails because of that, and hardly waits for it: the next micro-bat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import Thread
 from time import monotonic
 from typing import Final
@@ -29,14 +30,23 @@ class Commits:
     Cursors and trims have a sender each, so that a trim that has to wait delays no cursor.
     """
 
-    def __init__(self, client: Client, options: CommitOptions) -> None:
+    def __init__(
+        self,
+        client: Client,
+        options: CommitOptions,
+        *,
+        wait_s: float = WAIT_S,
+        pause_s: float = PAUSE_S,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        sender = partial(_Sender, wait_s=wait_s, pause_s=pause_s, clock=clock)
         self._is_trimming = options.is_trimming
         self._trims: Mapping[int, int] = {}
-        self._trimming = _Sender("trim what was read", client.trim_streams)
+        self._trimming = sender("trim what was read", client.trim_streams)
         self._cursors: _Sender | None = None
         group = options.group
         if group is not None:
-            self._cursors = _Sender(
+            self._cursors = sender(
                 f"set the cursors of group {group}",
                 lambda news: client.commit_cursors(group, news),
             )
@@ -81,11 +91,22 @@ class _Sender:
     that was not sent.
     """
 
-    def __init__(self, what: str, call: Callable[[dict[int, int]], object]) -> None:
+    def __init__(
+        self,
+        what: str,
+        call: Callable[[dict[int, int]], object],
+        *,
+        wait_s: float,
+        pause_s: float,
+        clock: Callable[[], float],
+    ) -> None:
         self.sent: dict[int, int] = {}
         """The offset that the servers have of each stream, by id."""
         self._what = what
         self._call = call
+        self._wait_s = wait_s
+        self._pause_s = pause_s
+        self._clock = clock
         self._thread: Thread | None = None
         self._is_failing = False
         self._pause_until_s = 0.0
@@ -94,13 +115,13 @@ class _Sender:
         """Send what is not sent yet, unless the last attempt is under way or has just failed."""
         if self._thread is not None and self._thread.is_alive():
             return
-        if monotonic() < self._pause_until_s:
+        if self._clock() < self._pause_until_s:
             return
         news = {each: upto for each, upto in wanted.items() if self.sent.get(each) != upto}
         if news:
             self._thread = Thread(target=self._attempt, args=(news,), daemon=True)
             self._thread.start()
-            self._thread.join(0 if self._is_failing else WAIT_S)
+            self._thread.join(0 if self._is_failing else self._wait_s)
 
     def _attempt(self, news: dict[int, int]) -> None:
         try:
@@ -115,7 +136,7 @@ class _Sender:
                     exc_info=fault,
                 )
             self._is_failing = True
-            self._pause_until_s = monotonic() + PAUSE_S
+            self._pause_until_s = self._clock() + self._pause_s
             return
         self.sent |= news
         if self._is_failing:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -97,18 +99,30 @@ class PlainAppend:
         self._appender.append(left)
 
 
-WAITING_BYTES_MAX: Final = 32 * limits.MIB
-"""Bytes of all streams that wait for a full record batch; beyond them all are sent."""
-APPEND_BYTES: Final = 4 * limits.MIB
-"""Encoded bytes after which an append starts."""
+@dataclass(frozen=True)
+class SendingPace:
+    """When rows leave a task; `now_ms` is any clock that does not go back."""
+
+    waiting_bytes_max: int = 32 * limits.MIB
+    """Bytes of all streams that wait for a full record batch; beyond them all are sent."""
+    append_bytes: int = 4 * limits.MIB
+    """Encoded bytes after which an append starts."""
+    now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000
+
+
+PACE: Final = SendingPace()
 
 
 class Builders:
     """The record batches being built, one per stream; what waits is bounded over all of them."""
 
     def __init__(
-        self, make_builder: Callable[[int], BatchBuilder], linger_ms: int | None = None
+        self,
+        make_builder: Callable[[int], BatchBuilder],
+        linger_ms: int | None = None,
+        pace: SendingPace = PACE,
     ) -> None:
+        self._pace = pace
         self.record_count = 0
         self._make_builder = make_builder
         self._linger_ms = linger_ms
@@ -135,12 +149,13 @@ class Builders:
         self.record_count += rows.num_rows
         self._waiting_bytes += builder.waiting_bytes - before_bytes
         items = [AppendItem(stream_id, batch) for batch in full]
-        return items + self.flush() if self._waiting_bytes > WAITING_BYTES_MAX else items
+        return items + self.flush() if self._waiting_bytes > self._pace.waiting_bytes_max else items
 
-    def flush_late(self, now_ms: int) -> list[AppendItem]:
-        """Return everything that waits once rows have waited for long enough, by any clock."""
+    def flush_late(self) -> list[AppendItem]:
+        """Return everything that waits once rows have waited for long enough."""
         if self._linger_ms is None:
             return []
+        now_ms = self._pace.now_ms()
         if self._waiting_since_ms is None:
             self._waiting_since_ms = now_ms
         return self.flush() if now_ms - self._waiting_since_ms >= self._linger_ms else []
@@ -159,7 +174,8 @@ class Builders:
 class Sender:
     """Collects batches until there are enough for an append, which runs in the background."""
 
-    def __init__(self, append: StagedAppend | PlainAppend) -> None:
+    def __init__(self, append: StagedAppend | PlainAppend, pace: SendingPace = PACE) -> None:
+        self._pace = pace
         self.batch_count = 0
         self.size_bytes = 0
         self._append = append
@@ -177,7 +193,7 @@ class Sender:
         for item in items:
             self._items.append(item)
             self._items_bytes += len(item.batch)
-            if self._items_bytes >= APPEND_BYTES:
+            if self._items_bytes >= self._pace.append_bytes:
                 self.flush()
 
     def flush(self) -> None:

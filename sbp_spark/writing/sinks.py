@@ -55,7 +55,14 @@ from sbp_spark.writing.digest import join_digests
 from sbp_spark.writing.directory import ON_BAD_RECORD, StreamDirectory
 from sbp_spark.writing.payload import Payload, fill_times, make_payload
 from sbp_spark.writing.routing import Router
-from sbp_spark.writing.sending import Builders, PlainAppend, Sender, StagedAppend
+from sbp_spark.writing.sending import (
+    PACE,
+    Builders,
+    PlainAppend,
+    Sender,
+    SendingPace,
+    StagedAppend,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,7 @@ def write_rows(
     *,
     schema: StreamSchema | None = None,
     partition_id: int = 0,
+    pace: SendingPace = PACE,
 ) -> WrittenMessage:
     """Write all rows of a task, those of one stream in their order; return when acknowledged.
 
@@ -83,15 +91,17 @@ def write_rows(
     without one plain records. Raises SbpError.
     """
     if staged_for is None:
-        with Sender(PlainAppend(client)) as sender:
-            work = _Work(client, options, sender, partition_id, schema)
+        with Sender(PlainAppend(client), pace) as sender:
+            work = _Work(client, options, sender, partition_id, schema, pace=pace)
             work.write(batches)
         failpoint("sink.appended")
         return WrittenMessage(partition_id, *work.counts())
     key, is_repeatable = staged_for.key, staged_for.is_repeatable
     transaction = Transaction(txn_id_of(key.producer, key.batch_number, uuid.uuid4().hex))
-    with Sender(StagedAppend(client, transaction, may_end=is_repeatable)) as sender:
-        work = _Work(client, options, sender, partition_id, schema, is_digested=is_repeatable)
+    with Sender(StagedAppend(client, transaction, may_end=is_repeatable), pace) as sender:
+        work = _Work(
+            client, options, sender, partition_id, schema, pace=pace, is_digested=is_repeatable
+        )
         try:
             work.write(batches)
         except UnsupportedError as error:
@@ -118,6 +128,7 @@ class _Work:
         partition_id: int,
         schema: StreamSchema | None,
         *,
+        pace: SendingPace,
         is_digested: bool = False,
     ) -> None:
         directory = StreamDirectory(
@@ -139,7 +150,7 @@ class _Work:
         self._dead_letters = StreamDirectory(
             client, options.creation, ON_BAD_RECORD, found=options.found
         )
-        self._builders = Builders(self._make_builder, options.batching.linger_ms)
+        self._builders = Builders(self._make_builder, options.batching.linger_ms, pace)
         self._sender = sender
         self._skipped_count = 0
         self._dead_letter_count = 0
@@ -150,7 +161,7 @@ class _Work:
         for batch in batches:
             if batch.num_rows:
                 self._write_batch(batch)
-                late = self._builders.flush_late(_now_ms())
+                late = self._builders.flush_late()
                 if late:
                     self._sender.send(late)
                     self._sender.flush()
@@ -224,10 +235,6 @@ class _Work:
 
 def _now_us() -> int:
     return time.time_ns() // 1_000
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 class _Sink:

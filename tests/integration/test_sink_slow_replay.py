@@ -13,20 +13,19 @@ from sbp_core import limits
 from sbp_core.client import Client
 from sbp_core.errors import TxnAbortedError
 from sbp_spark.options.sink import BatchKey, OnReplayMismatch, parse_sink_options
-from sbp_spark.writing import sending
 from sbp_spark.writing.committing import commit_staged
+from sbp_spark.writing.sending import SendingPace
 from sbp_spark.writing.sinks import StagedFor, write_rows
 
 KEY = BatchKey("query-1", 7)
+AT_ONCE = SendingPace(waiting_bytes_max=0, append_bytes=1)
 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    """Ask about staged batches at once, and append every batch by itself."""
+    """Servers ask at once about what is staged."""
     monkeypatch.setattr(limits, "STAGED_ASK_MS", 0)
     monkeypatch.setattr(limits, "CLOCK_EVEN_MS", 0)
-    monkeypatch.setattr(sending, "APPEND_BYTES", 1)
-    monkeypatch.setattr(sending, "WAITING_BYTES_MAX", 0)
 
 
 def row(value):
@@ -75,12 +74,15 @@ def test_a_batch_that_another_attempt_commits_in_between_is_a_replay(tmp_path):
     def body(endpoint, options):
         with Client(endpoint) as client:
             staged_for = StagedFor(KEY, is_repeatable=True)
-            first = write_rows(map(row, (b"c", b"a", b"b")), client, options, staged_for)
+            first = write_rows(
+                map(row, (b"c", b"a", b"b")), client, options, staged_for, pace=AT_ONCE
+            )
             again = write_rows(
                 slow_rows(client, staging_count=2, end=lambda _: commit(client, first)),
                 client,
                 options,
                 staged_for,
+                pace=AT_ONCE,
             )
             commit(client, again)
 
@@ -92,7 +94,7 @@ def test_what_was_given_up_is_not_committed(tmp_path):
         with Client(endpoint) as client:
             staged_for = StagedFor(KEY, is_repeatable=True)
             rows = slow_rows(client, staging_count=1, end=client.abort_txns)
-            message = write_rows(rows, client, options, staged_for)
+            message = write_rows(rows, client, options, staged_for, pace=AT_ONCE)
             with pytest.raises(TxnAbortedError):
                 commit(client, message)
 

@@ -202,22 +202,18 @@ def test_an_empty_text_is_not_free():
         SCHEMA.decode(Node, node + texts + bytes(4))
 
 
-def test_the_number_of_tables_has_a_limit_of_its_own(monkeypatch):
+def test_the_number_of_tables_has_a_limit_of_its_own():
     data = SCHEMA.encode(Node(children=(Node(),) * 9))
-    monkeypatch.setattr(limits, "HEADER_TABLES_MAX", 10)
-    assert Schema(LAYOUTS).decode(Node, data)
-    monkeypatch.setattr(limits, "HEADER_TABLES_MAX", 9)
+    assert Schema(LAYOUTS, tables_max=10).decode(Node, data)
     with pytest.raises(HeaderError, match="more than 9 of them"):
-        Schema(LAYOUTS).decode(Node, data)
+        Schema(LAYOUTS, tables_max=9).decode(Node, data)
 
 
-def test_the_ways_in_which_tables_are_laid_out_have_a_limit(monkeypatch):
+def test_the_ways_in_which_tables_are_laid_out_have_a_limit():
     data = SCHEMA.encode(Node(children=(Node(b"x"), Node(texts=("x",)), Node(b"y"), Node())))
-    monkeypatch.setattr(limits, "HEADER_LAYOUTS_MAX", 4)
-    assert Schema(LAYOUTS).decode(Node, data)
-    monkeypatch.setattr(limits, "HEADER_LAYOUTS_MAX", 3)
+    assert Schema(LAYOUTS, layouts_max=4).decode(Node, data)
     with pytest.raises(HeaderError, match="in more than 3 ways"):
-        Schema(LAYOUTS).decode(Node, data)
+        Schema(LAYOUTS, layouts_max=3).decode(Node, data)
 
 
 def test_what_a_server_reads_before_it_knows_the_peer():

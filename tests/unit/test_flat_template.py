@@ -172,21 +172,19 @@ def test_contents_that_serve_as_layout_are_no_template():
     assert maybe_template(TABLES, "Leaf", data) is None
 
 
-def test_long_headers_and_many_layouts_are_not_remembered(monkeypatch):
-    schema = Schema(LAYOUTS)
+def test_long_headers_and_many_layouts_are_not_remembered():
+    schema = Schema(LAYOUTS, templates_max=3)
     long = Leaf(text="x" * limits.TEMPLATE_BYTES_MAX)
     assert schema.decode(Leaf, schema.encode(long)) == long
     assert not schema._templates
-    monkeypatch.setattr(limits, "TEMPLATES_MAX", 3)
     for length in range(0, 400, 4):
         value = Leaf(text="x" * length)
         assert schema.decode(Leaf, schema.encode(value)) == value
         assert len(schema._templates) <= 3
 
 
-def test_threads_that_meet_ever_new_layouts_do_not_disturb_each_other(monkeypatch):
-    monkeypatch.setattr(limits, "TEMPLATES_MAX", 3)
-    schema = Schema(LAYOUTS)
+def test_threads_that_meet_ever_new_layouts_do_not_disturb_each_other():
+    schema = Schema(LAYOUTS, templates_max=3)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
 

@@ -16,6 +16,7 @@ from log_files import DIRECTORY, batch, contents, created, open_log, segment_bas
 
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.log.batch_lookup import BatchLookup
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.durable_log import Log
@@ -315,13 +316,12 @@ def test_a_segment_that_was_rewritten_shorter_is_read_like_any_other() -> None:
     assert len(filled.index_paths()) == len(segment_bases(filled.disk)) - 1
 
 
-def test_what_is_held_is_bounded_however_many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbp_core.log.segment.SEGMENT_FILES_OPEN_MAX", 4)
-    monkeypatch.setattr("sbp_core.log.batch_lookup.INDEX_CACHE_BYTES_MAX", 4 * 4096 - 1)
+def test_open_files_and_indexes_are_bounded_for_any_number_of_segments() -> None:
     filled = Filled()
     assert len(segment_bases(filled.disk)) > 8
+    lookup = BatchLookup(filled.disk, DIRECTORY, files_open_max=4, index_bytes_max=4 * 4096 - 1)
+    filled.log.lookup = lookup
     filled.check()
-    lookup = filled.log.lookup
     assert len(lookup.views._views) == 4
     assert len(lookup._indexes) == 3
     assert limits.SEGMENT_FILES_OPEN_MAX > 4

@@ -5,14 +5,19 @@ from dataclasses import replace
 from faulty_disk import FaultyDisk
 from log_files import batch, created, open_log
 
-from sbp_core import limits
+from sbp_core.log.bodies import RecentBodies
 
 KEY = (1, 0)
 
 
-def appended(monkeypatch, bytes_max, bodies):
-    monkeypatch.setattr(limits, "RECENT_BODIES_BYTES_MAX", bytes_max)
+def opened(bytes_max):
     log = open_log(FaultyDisk(), segment_bytes=1_000_000)
+    log.recent = RecentBodies(bytes_max)
+    return log
+
+
+def appended(bytes_max, bodies):
+    log = opened(bytes_max)
     log.append([created()])
     for offset, body in enumerate(bodies):
         log.append([batch(offset, body=body)])
@@ -25,26 +30,26 @@ def kept(log, slots):
     return None if bodies is None else [body.data for body in bodies]
 
 
-def test_the_bodies_are_those_that_were_appended(monkeypatch):
-    log, slots = appended(monkeypatch, 10_000, [b"a", b"b", b"c"])
+def test_the_bodies_are_those_that_were_appended():
+    log, slots = appended(10_000, [b"a", b"b", b"c"])
     assert kept(log, slots) == [b"a", b"b", b"c"]
     assert kept(log, slots[1:2]) == [b"b"]
 
 
-def test_the_oldest_go_first_and_then_none_of_a_read_is_served(monkeypatch):
-    log, slots = appended(monkeypatch, 3000, [bytes([n]) * 800 for n in range(4)])
+def test_the_oldest_go_first_and_then_none_of_a_read_is_served():
+    log, slots = appended(3000, [bytes([n]) * 800 for n in range(4)])
     assert kept(log, slots[2:]) == [b"\2" * 800, b"\3" * 800]
     assert kept(log, slots[1:]) is None
 
 
-def test_a_body_that_is_larger_than_all_the_room_is_not_kept(monkeypatch):
-    log, slots = appended(monkeypatch, 1000, [b"small", b"large" * 1000])
+def test_a_body_that_is_larger_than_all_the_room_is_not_kept():
+    log, slots = appended(1000, [b"small", b"large" * 1000])
     assert kept(log, slots[1:]) is None
     assert kept(log, slots[:1]) is None
 
 
-def test_what_stands_in_a_rewritten_segment_is_elsewhere_than_it_was_written(monkeypatch):
-    log, (slot,) = appended(monkeypatch, 10_000, [b"a"])
+def test_what_stands_in_a_rewritten_segment_is_elsewhere_than_it_was_written():
+    log, (slot,) = appended(10_000, [b"a"])
     rewritten = replace(slot.view, segment=replace(slot.view.segment, generation=1))
     assert kept(log, [slot]) == [b"a"]
     assert kept(log, [replace(slot, view=rewritten)]) is None
@@ -58,21 +63,20 @@ def test_what_was_not_appended_since_the_start_is_not_there():
         assert kept(log, list(log.batches_from(KEY, 0))) is None
 
 
-def test_bodies_that_came_in_one_buffer_are_not_copied(monkeypatch):
+def test_bodies_that_came_in_one_buffer_are_not_copied():
     buffer = bytearray(range(100)) * 1000
     bodies = [memoryview(buffer)[start : start + 25_000] for start in range(0, 100_000, 25_000)]
-    monkeypatch.setattr(limits, "RECENT_BODIES_BYTES_MAX", 200_000)
-    log = open_log(FaultyDisk(), segment_bytes=1_000_000)
+    log = opened(200_000)
     log.append([created(), *(batch(offset, body=body) for offset, body in enumerate(bodies))])
     found = kept(log, list(log.batches_from(KEY, 0)))
     assert found == bodies
     assert all(each.obj is buffer for each in found)
 
 
-def test_a_body_does_not_keep_the_large_buffer_that_it_came_in(monkeypatch):
+def test_a_body_does_not_keep_the_large_buffer_that_it_came_in():
     buffer = bytearray(100_000)
     bodies = [memoryview(buffer)[:1000], memoryview(buffer)[:60_000]]
-    log, slots = appended(monkeypatch, 200_000, bodies)
+    log, slots = appended(200_000, bodies)
     small, large = kept(log, slots)
     assert [small, large] == bodies
     assert len(small.obj) == 1000

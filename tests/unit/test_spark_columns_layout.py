@@ -45,15 +45,11 @@ class FakePlacementDriver:
             for name, each in schemas.items()
         }
         self.asked = []
+        self.known = {}
 
     def describe_schemas(self, stream_ids, *, newest_only=False):
         self.asked.append(list(stream_ids))
         return {each: self.versions.get(each, ()) for each in stream_ids}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_known(monkeypatch):
-    monkeypatch.setattr(layouts, "_known", {})
 
 
 def span(start, end, stream_id=7, range_index=0):
@@ -71,8 +67,9 @@ def numbers(start, end):
     return [{"id": n} for n in range(start, end)]
 
 
-def read(batches, spans, schema, driver, *, has_metadata=False):
-    layout = ColumnsLayout(schema, SchemaVersions(driver, SERVERS), has_metadata=has_metadata)
+def read(batches, spans, schema, driver, *, has_metadata=False, **limits):
+    versions = SchemaVersions(driver, SERVERS, driver.known, **limits)
+    layout = ColumnsLayout(schema, versions, has_metadata=has_metadata)
     chunks = [chunk_of(index, memoryview(each)) for index, each in enumerate(batches)]
     return list(decode_chunks(chunks, spans, layout))
 
@@ -109,12 +106,11 @@ def test_a_version_that_is_new_is_asked_for_and_others_are_kept():
     assert driver.asked == [[7], [7]]
 
 
-def test_the_schemas_of_no_more_than_some_streams_are_kept(monkeypatch):
-    monkeypatch.setattr(layouts, "_STREAMS_KEPT", 2)
+def test_the_schemas_of_no_more_than_some_streams_are_kept():
     driver = FakePlacementDriver(s1=[FIRST], s2=[FIRST], s3=[FIRST])
     for stream_id in (1, 2, 3, 3, 2, 1):
         payload = batch(numbers(0, 1), FIRST, 0, stream_id)
-        read([payload], [span(0, 1, stream_id)], FIRST.arrow, driver)
+        read([payload], [span(0, 1, stream_id)], FIRST.arrow, driver, streams_max=2)
     assert driver.asked == [[1], [2], [3], [1]]
 
 
@@ -372,7 +368,7 @@ def test_an_old_batch_in_a_schema_that_has_grown_takes_bounded_memory(old_batch,
     assert len(old_batch) < 10_000
     layout = ColumnsLayout(
         with_metadata(WIDE.arrow),
-        SchemaVersions(FakePlacementDriver(s7=[NARROW, WIDE]), SERVERS),
+        SchemaVersions(FakePlacementDriver(s7=[NARROW, WIDE]), SERVERS, {}),
         has_metadata=True,
     )
     next_offset = 0

@@ -12,16 +12,21 @@ from source_options import GOOD, faults, only_fault, source
 
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_spark.options.source import CommitOptions, parse_source_options
-from sbp_spark.streaming import commits
+from sbp_spark.streaming.commits import Commits
 
 START = {"startingOffsets": "earliest"}
 
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """Two streams. What is told is waited for, unless a test says otherwise."""
-    monkeypatch.setattr(commits, "WAIT_S", 60)
     return use_fake_cluster(monkeypatch)
+
+
+def committing_reader(cluster, streams="a,b", *, wait_s=60, pacing=None, **options):
+    """A reader from the first record on, that waits for each commit unless `wait_s` is short."""
+    query = reader(streams, **START | options)
+    query._commits = Commits(cluster, query._options().commits, wait_s=wait_s, **(pacing or {}))
+    return query
 
 
 def next_batch(query, start):
@@ -53,7 +58,7 @@ def test_a_batch_has_no_progress():
 
 
 def test_nothing_is_told_unless_it_is_asked_for(cluster):
-    query = reader(**START)
+    query = committing_reader(cluster)
     end, _ = next_batch(query, query.initialOffset())
     cluster.streams["a"][3] = 60
     end, _ = next_batch(query, end)
@@ -62,7 +67,7 @@ def test_nothing_is_told_unless_it_is_asked_for(cluster):
 
 
 def test_cursors_follow_the_batches_that_are_done(cluster):
-    query = reader(group="nightly", **START)
+    query = committing_reader(cluster, group="nightly")
     end, read = next_batch(query, query.initialOffset())
     assert read
     assert cluster.commits == []
@@ -79,15 +84,15 @@ def test_cursors_follow_the_batches_that_are_done(cluster):
 
 
 def test_a_restart_tells_what_was_not_told_any_more(cluster):
-    query = reader(group="nightly", **START)
+    query = committing_reader(cluster, group="nightly")
     end, _ = next_batch(query, query.initialOffset())
-    restarted = reader(group="nightly", **START)
+    restarted = committing_reader(cluster, group="nightly")
     restarted.latestOffset(end, ALL)
     assert cluster.cursors == {"nightly": {1: 50, 2: 30}}
 
 
 def test_only_what_was_committed_is_trimmed_and_a_restart_reads_the_rest(cluster):
-    query = reader(trimOnCommit="true", **START)
+    query = committing_reader(cluster, trimOnCommit="true")
     first, _ = next_batch(query, query.initialOffset())
     next_batch(query, first)
     assert cluster.trims == []
@@ -96,7 +101,7 @@ def test_only_what_was_committed_is_trimmed_and_a_restart_reads_the_rest(cluster
     assert read == [(1, 50, 60)]
     assert cluster.trims == [{1: 50, 2: 30}]
     # The batch was logged, but not committed: it is planned again.
-    restarted = reader(trimOnCommit="true", **START)
+    restarted = committing_reader(cluster, trimOnCommit="true")
     assert spans(restarted.partitions(first, second)) == read
     cluster.streams["b"][3] = 31
     _, read = next_batch(restarted, second)
@@ -104,9 +109,8 @@ def test_only_what_was_committed_is_trimmed_and_a_restart_reads_the_rest(cluster
     assert cluster.trims == [{1: 50, 2: 30}, {1: 60}]
 
 
-def test_nothing_is_trimmed_before_its_cursor_is_set(cluster, monkeypatch):
-    monkeypatch.setattr(commits, "PAUSE_S", 0)
-    query = reader(trimOnCommit="true", group="nightly", **START)
+def test_nothing_is_trimmed_before_its_cursor_is_set(cluster):
+    query = committing_reader(cluster, pacing={"pause_s": 0}, trimOnCommit="true", group="nightly")
     end, _ = next_batch(query, query.initialOffset())
     cluster.commit_cursors, works = fail_with("the disk is full"), cluster.commit_cursors
     cluster.streams["a"][3] = 60
@@ -127,10 +131,9 @@ def fail_with(message):
     return fail
 
 
-def test_an_outage_is_logged_once_and_over_when_it_is_over(cluster, monkeypatch, caplog):
-    monkeypatch.setattr(commits, "PAUSE_S", 0)
+def test_an_outage_is_logged_once_and_over_when_it_is_over(cluster, caplog):
     caplog.set_level(logging.INFO)
-    query = reader(group="nightly", trimOnCommit="true", **START)
+    query = committing_reader(cluster, pacing={"pause_s": 0}, group="nightly", trimOnCommit="true")
     end, _ = next_batch(query, query.initialOffset())
     cluster.fails = InvalidRequestError(StatusCode.INVALID_REQUEST, "the disk is full")
     for tail in (60, 70, 80):
@@ -158,7 +161,7 @@ def wait_for_the_attempt(query):
             teller._thread.join()
 
 
-def test_cursors_do_not_wait_for_a_trim(cluster, monkeypatch):
+def test_cursors_do_not_wait_for_a_trim(cluster):
     answers, begun = threading.Event(), threading.Event()
 
     def trim_streams(offsets):
@@ -166,9 +169,8 @@ def test_cursors_do_not_wait_for_a_trim(cluster, monkeypatch):
         answers.wait()
 
     cluster.trim_streams = trim_streams
-    query = reader(group="nightly", trimOnCommit="true", **START)
+    query = committing_reader(cluster, wait_s=0.01, group="nightly", trimOnCommit="true")
     end, _ = next_batch(query, query.initialOffset())
-    monkeypatch.setattr(commits, "WAIT_S", 0.01)
     for tail in (60, 70, 80):
         cluster.streams["a"][3] = tail
         end, _ = next_batch(query, end)
@@ -182,7 +184,7 @@ def test_cursors_do_not_wait_for_a_trim(cluster, monkeypatch):
 
 
 def test_stalled_streams_are_not_trimmed(cluster):
-    query = reader(trimOnCommit="true", maxRangeStall="1ms", **START)
+    query = committing_reader(cluster, trimOnCommit="true", maxRangeStall="1ms")
     end, _ = next_batch(query, query.initialOffset())
     cluster.away, cluster.streams["a"][3] = {2}, 60
     end, _ = next_batch(query, end)
@@ -193,7 +195,7 @@ def test_stalled_streams_are_not_trimmed(cluster):
 
 
 def test_a_fault_of_any_kind_is_logged_and_paused_after(cluster, caplog):
-    query = reader(group="nightly", **START)
+    query = committing_reader(cluster, group="nightly")
     end, _ = next_batch(query, query.initialOffset())
     cluster.fails = KeyError("a fault")
     for _ in range(3):
@@ -204,10 +206,9 @@ def test_a_fault_of_any_kind_is_logged_and_paused_after(cluster, caplog):
     assert record.exc_info
 
 
-def test_a_failure_is_not_repeated_at_every_look(cluster, monkeypatch):
+def test_a_failure_is_not_repeated_at_every_look(cluster):
     clock = [100.0]
-    monkeypatch.setattr(commits, "monotonic", lambda: clock[0])
-    query = reader(group="nightly", **START)
+    query = committing_reader(cluster, pacing={"clock": lambda: clock[0]}, group="nightly")
     end, _ = next_batch(query, query.initialOffset())
     asked = []
 
@@ -223,9 +224,8 @@ def test_a_failure_is_not_repeated_at_every_look(cluster, monkeypatch):
     assert asked == [{1: 50, 2: 30}] * 2
 
 
-def test_a_server_that_does_not_answer_holds_nothing_up(cluster, monkeypatch):
-    monkeypatch.setattr(commits, "WAIT_S", 0.01)
-    query = reader(group="nightly", trimOnCommit="true", **START)
+def test_a_server_that_does_not_answer_holds_nothing_up(cluster):
+    query = committing_reader(cluster, wait_s=0.01, group="nightly", trimOnCommit="true")
     end, _ = next_batch(query, query.initialOffset())
     answers, works, asked = threading.Event(), cluster.commit_cursors, []
 
@@ -249,7 +249,7 @@ def test_a_server_that_does_not_answer_holds_nothing_up(cluster, monkeypatch):
 
 def test_streams_that_are_gone_or_shorter_are_left_alone(cluster):
     options = {"group": "nightly", "trimOnCommit": "true", "failOnDataLoss": "false"}
-    query = reader(**options, **START)
+    query = committing_reader(cluster, **options)
     end, _ = next_batch(query, query.initialOffset())
     cluster.change(a=[3, 300, 0, 9], b=[2, 200, 10, 20])
     end, read = next_batch(query, end)
@@ -261,7 +261,7 @@ def test_streams_that_are_gone_or_shorter_are_left_alone(cluster):
 
 
 def test_a_stream_that_was_created_anew_is_not_trimmed_for_the_one_before(cluster):
-    query = reader("a", trimOnCommit="true", failOnDataLoss="false", **START)
+    query = committing_reader(cluster, "a", trimOnCommit="true", failOnDataLoss="false")
     end, _ = next_batch(query, query.initialOffset())
     cluster.change(a=[1, 300, 0, 60])
     _, read = next_batch(query, end)
@@ -271,6 +271,6 @@ def test_a_stream_that_was_created_anew_is_not_trimmed_for_the_one_before(cluste
 
 def test_what_starts_where_its_own_group_is_goes_on_there_without_a_checkpoint(cluster):
     options = {"startingOffsets": "group:nightly", "group": "nightly", "trimOnCommit": "true"}
-    assert read_up(reader(**options))[0] == [(1, 0, 50), (2, 10, 30)]
+    assert read_up(committing_reader(cluster, **options))[0] == [(1, 0, 50), (2, 10, 30)]
     cluster.streams["a"][3] = 60
-    assert read_up(reader(**options))[0] == [(1, 50, 60)]
+    assert read_up(committing_reader(cluster, **options))[0] == [(1, 50, 60)]

@@ -43,7 +43,6 @@ from sbp_spark.column_schema import written_columns
 from sbp_spark.logical_types import is_kept_by_arrow, logical_arrow_schema, logical_spark_schema
 from sbp_spark.options.servers import Endpoint, Servers
 from sbp_spark.options.targets import ColumnOptions
-from sbp_spark.reading import layout as layouts
 from sbp_spark.reading.layout import ColumnsLayout, SchemaVersions
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.row_schema import as_wide, check_selection
@@ -150,13 +149,12 @@ class Driver:
         return {each: versions_of(each, *self.schemas) for each in stream_ids}
 
 
-def test_a_column_that_lost_its_logical_type_since_the_query_started(monkeypatch):
-    monkeypatch.setattr(layouts, "_known", {})
+def test_a_column_that_lost_its_logical_type_since_the_query_started():
     days, hours = (
         logical_arrow_schema(column(DayTimeIntervalType(*each))) for each in ((0, 0), ())
     )
     narrow, wide = StreamSchema.of(days), StreamSchema.of(hours)
-    versions = SchemaVersions(Driver(narrow, wide), Servers(Endpoint("nowhere", 1)))
+    versions = SchemaVersions(Driver(narrow, wide), Servers(Endpoint("nowhere", 1)), {})
 
     def decoded(written, wanted):
         rows = rows_in(written, [{"x": dt.timedelta(days=1)}])

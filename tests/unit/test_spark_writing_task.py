@@ -17,9 +17,9 @@ from sbp_core.records import ROWS_SCHEMA, decode_envelope, record_sizes
 from sbp_spark.options.sink import Batching, BatchKey
 from sbp_spark.options.streams import StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord, Routing
-from sbp_spark.writing import sending
 from sbp_spark.writing.bad_records import ERROR_HEADER, STREAM_HEADER, BadRecordError
 from sbp_spark.writing.payload import fill_times, to_rows
+from sbp_spark.writing.sending import SendingPace
 from sbp_spark.writing.sinks import StagedFor, write_rows
 
 NOW_US = 1_700_000_000_000_000
@@ -131,9 +131,10 @@ def test_a_server_without_transactions_is_told_with_the_remedy():
         write_rows([routed(("s1", b"a"))], client, ROUTED, StagedFor(KEY, is_repeatable=True))
 
 
-def test_what_is_dropped_meanwhile_is_left_to_the_commit(monkeypatch):
-    monkeypatch.setattr(sending, "APPEND_BYTES", 1)
-    monkeypatch.setattr(sending, "WAITING_BYTES_MAX", 0)
+AT_ONCE = SendingPace(waiting_bytes_max=0, append_bytes=1)
+
+
+def test_a_staging_that_is_dropped_early_is_left_to_the_commit():
     client = WritingClient()
 
     def batches():
@@ -145,13 +146,15 @@ def test_what_is_dropped_meanwhile_is_left_to_the_commit(monkeypatch):
         yield routed(("s1", b"c"), ("s3", b"d"))
         yield routed(("s4", b"e"))
 
-    dropped = write_rows(batches(), client, ROUTED, StagedFor(KEY, is_repeatable=True))
+    dropped = write_rows(
+        batches(), client, ROUTED, StagedFor(KEY, is_repeatable=True), pace=AT_ONCE
+    )
     rows = [routed(("s1", b"a"), ("s2", b"b"), ("s1", b"c"), ("s3", b"d"), ("s4", b"e"))]
     whole = write_rows(rows, client, ROUTED, StagedFor(KEY, is_repeatable=True))
     assert (dropped.record_count, dropped.digest) == (whole.record_count, whole.digest)
     assert {part[0] for part in dropped.parts} == client.ended
     with pytest.raises(TxnEndedError):
-        write_rows(batches(), client, ROUTED, StagedFor(KEY, is_repeatable=False))
+        write_rows(batches(), client, ROUTED, StagedFor(KEY, is_repeatable=False), pace=AT_ONCE)
 
 
 def test_a_server_without_writers_gets_plain_appends():
@@ -380,9 +383,7 @@ def test_a_row_that_is_bad_twice_is_counted_once():
     assert message.skipped_count == 1
 
 
-def test_what_waits_is_bounded_over_all_streams(monkeypatch):
-    monkeypatch.setattr(sending, "WAITING_BYTES_MAX", 10_000)
-    monkeypatch.setattr(sending, "APPEND_BYTES", 1)
+def test_what_waits_is_bounded_over_all_streams():
     client = WritingClient()
     client_seen = []
 
@@ -391,7 +392,8 @@ def test_what_waits_is_bounded_over_all_streams(monkeypatch):
             client_seen.append(sum(map(len, client.values().values())))
             yield routed((f"s{number}", bytes(1_000)))
 
-    write_rows(batches(), client, ROUTED)
+    pace = SendingPace(waiting_bytes_max=10_000, append_bytes=1)
+    write_rows(batches(), client, ROUTED, pace=pace)
     lag = [number - seen for number, seen in enumerate(client_seen)]
     assert max(lag) < 40
     assert sum(map(len, client.values().values())) == 100
@@ -418,9 +420,9 @@ def test_how_rows_are_put_together_is_an_option():
     assert len([item for each in client.appends for item in each]) >= 5
 
 
-def test_rows_that_linger_are_sent(monkeypatch):
+def test_rows_that_linger_are_sent():
     now = [0]
-    monkeypatch.setattr("sbp_spark.writing.sinks._now_ms", lambda: now[0])
+    pace = SendingPace(now_ms=lambda: now[0])
     client = WritingClient()
 
     def batches():
@@ -428,7 +430,7 @@ def test_rows_that_linger_are_sent(monkeypatch):
             now[0] = at
             yield routed(("s1", b"%d" % at))
 
-    write_rows(batches(), client, sink_options(batching=Batching(linger_ms=100)))
+    write_rows(batches(), client, sink_options(batching=Batching(linger_ms=100)), pace=pace)
     assert [decode_envelope(items[0].batch).record_count for items in client.appends] == [3, 1]
 
 
@@ -441,10 +443,7 @@ def test_a_failed_append_fails_the_task():
         write_rows([routed(("s1", b"a"))], BrokenClient(), ROUTED)
 
 
-def test_no_failed_append_is_forgotten_when_later_ones_succeed(monkeypatch):
-    monkeypatch.setattr(sending, "APPEND_BYTES", 1)
-    monkeypatch.setattr(sending, "WAITING_BYTES_MAX", 0)
-
+def test_no_failed_append_is_forgotten_when_later_ones_succeed():
     class OnceBrokenClient(WritingClient):
         is_broken = True
 
@@ -456,7 +455,10 @@ def test_no_failed_append_is_forgotten_when_later_ones_succeed(monkeypatch):
 
     with pytest.raises(ConnectError, match="refused"):
         write_rows(
-            [routed(("s1", b"%d" % number)) for number in range(5)], OnceBrokenClient(), ROUTED
+            [routed(("s1", b"%d" % number)) for number in range(5)],
+            OnceBrokenClient(),
+            ROUTED,
+            pace=AT_ONCE,
         )
 
 

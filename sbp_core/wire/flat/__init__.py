@@ -47,6 +47,9 @@ class Schema:
         *,
         bytes_max: int = limits.HEADER_BYTES_MAX,
         depth_max: int = limits.HEADER_DEPTH_MAX,
+        tables_max: int = limits.HEADER_TABLES_MAX,
+        layouts_max: int = limits.HEADER_LAYOUTS_MAX,
+        templates_max: int = limits.TEMPLATES_MAX,
         is_whole: bool = True,
     ) -> None:
         """Prepare the tables of `layouts`; `writers` are the generated ones of hot tables.
@@ -62,9 +65,11 @@ class Schema:
         self._read = {table.__name__: ReadTable(table, layouts[table]) for table in layouts}
         self._bytes_max = bytes_max
         self._depth_max = depth_max
+        self._tables_max = tables_max
+        self._layouts_max = layouts_max
         self._is_whole = is_whole
-        self._templates = Templates()
-        self._excerpts = Templates()
+        self._templates = Templates(templates_max)
+        self._excerpts = Templates(templates_max)
 
     def encode(self, value: object) -> bytes:
         """Return the FlatBuffers encoding of a generated struct, as a root table.
@@ -98,7 +103,7 @@ class Schema:
             known: T | None = self._templates.maybe_read(table, encoded)
             if known is not None:
                 return known, small_bytes
-        reader = Reader(self._read, encoded, self._depth_max)
+        reader = Reader(self._read, encoded, self._depth_max, self._tables_max, self._layouts_max)
         value: T = reader.read_root(name)
         if self._is_whole:
             reader.check_padding(name)

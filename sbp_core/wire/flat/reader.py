@@ -149,14 +149,22 @@ class ReadTable:
 class Reader:
     """One verified reading of one buffer."""
 
-    def __init__(self, tables: Mapping[str, ReadTable], data: bytes, depth_max: int) -> None:
+    def __init__(
+        self,
+        tables: Mapping[str, ReadTable],
+        data: bytes,
+        depth_max: int,
+        tables_max: int,
+        layouts_max: int,
+    ) -> None:
         self._tables = tables
         self._data = data
         self._depth_max = depth_max
+        self._layouts_max = layouts_max
         self._size = len(data)
         self._plans: dict[tuple[str, bytes], _Plan] = {}
         # A table is referred to at least once, so an honest buffer has no more than these fit.
-        self._tables_max = min(limits.HEADER_TABLES_MAX, len(data) // REFERENCE_BYTES)
+        self._tables_max = min(tables_max, len(data) // REFERENCE_BYTES)
         self._tables_left = self._tables_max
         self._bytes_left = limits.HEADER_DECODED_BYTES_MAX
 
@@ -237,10 +245,10 @@ class Reader:
         key = table.name, self._data[position : position + known_bytes]
         plan = self._plans.get(key)
         if plan is None:
-            if len(self._plans) == limits.HEADER_LAYOUTS_MAX:
+            if len(self._plans) == self._layouts_max:
                 raise HeaderError(
                     f"{table.name}: the tables of the header are laid out in more than"
-                    f" {limits.HEADER_LAYOUTS_MAX} ways"
+                    f" {self._layouts_max} ways"
                 )
             plan = self._plans[key] = table.plan(key[1])
         return plan

@@ -97,7 +97,8 @@ def maybe_excerpt(
 class Templates:
     """The templates that were made last, by what buffers are of and how long they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
         self._templates: dict[tuple[type, int], Template] = {}
         self._misses: dict[tuple[type, int], int] = {}
         self._changing = Lock()
@@ -128,7 +129,7 @@ class Templates:
         if template is None:
             return
         with self._changing:
-            while len(self._templates) >= limits.TEMPLATES_MAX:
+            while len(self._templates) >= self._count_max:
                 del self._templates[next(iter(self._templates))]
             self._templates[key] = template
 
