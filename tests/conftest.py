@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING
 
+import effort  # noqa: F401 - it registers the profiles
 import pytest
 from hypothesis import settings
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from sbp_core.client import Client
     from sbp_core.cluster import LocalCluster
 
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
 
 

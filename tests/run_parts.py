@@ -3,7 +3,8 @@
 A test waits for disks, servers or Java more than it computes, so two parts side by side take little
 longer than one. `all` runs the tests with Spark beside those without, and then those that kill
 Spark's drivers: they need the machine for themselves. `quick` runs what needs no server and no
-Spark, without the tests that are marked as exhaustive. Options that name tests, or that need the
+Spark, without the tests that are marked as exhaustive and with a quarter of the examples that
+hypothesis tries. Options that name tests, or that need the
 terminal, are given to a single pytest as they are.
 """
 
@@ -23,7 +24,7 @@ EXIT_OK, EXIT_INTERRUPTED, EXIT_NO_TESTS = 0, 130, 5  # the last one is pytest's
 SPARK = ["tests/spark", "tests/notebooks"]
 SPARK += [f"tests/docs/test_{name}.py" for name in ("documents", "first_query")]
 DRIVERS = [f"tests/faults/test_{name}.py" for name in ("driver_kill", "sink_kill", "speculation")]
-SOON_DONE = ["-m", "not exhaustive"]
+SOON_DONE = ["-m", "not exhaustive", "--hypothesis-profile=quick"]
 ALONE = {"--pdb", "--trace", "-s", "-h", "--help", "--version", "--co", "--collect-only"}
 LAST_FAILED = {"--lf", "--last-failed"}
 STOPS_EARLY = ("-x", "--exitfirst", "--maxfail")

@@ -1,6 +1,7 @@
 """Typed batches survive every way into record batches, out of them, and onto other schemas."""
 
 import pyarrow as pa
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typed_batches import SCHEMAS, batches, column_values, grown, rows_of
@@ -21,7 +22,7 @@ from sbp_core.records import (
     union_schemas,
 )
 
-EXAMPLES = settings(deadline=None, max_examples=50)
+EXAMPLES = settings(deadline=None, max_examples=examples(50))
 COMPRESSIONS = st.sampled_from(["none", "lz4", "zstd"])
 
 

@@ -3,6 +3,7 @@
 import struct
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -163,7 +164,7 @@ def encoded_or_error(schema, value):
 
 
 @pytest.mark.parametrize("table", WRITERS, ids=lambda table: table.__name__)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_generated_writers_write_and_refuse_what_the_generic_one_does(table, data):
     value = data.draw(values(table))
@@ -173,7 +174,7 @@ def test_generated_writers_write_and_refuse_what_the_generic_one_does(table, dat
         assert encoded_or_error(SCHEMA, each) == encoded_or_error(GENERIC, each)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.data())
 def test_damaged_bytes_are_an_error_or_a_value(data):
     table = data.draw(st.sampled_from(list(LAYOUTS)))
@@ -181,7 +182,7 @@ def test_damaged_bytes_are_an_error_or_a_value(data):
     assert maybe_decoded_type(table, encoded) in (table, None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(list(LAYOUTS)), st.binary(max_size=200))
 def test_any_bytes_are_an_error_or_a_value(table, data):
     assert maybe_decoded_type(table, data) in (table, None)

@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -183,4 +184,4 @@ class JoiningMachine(RuleBasedStateMachine):
 
 
 TestJoining = JoiningMachine.TestCase
-TestJoining.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestJoining.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

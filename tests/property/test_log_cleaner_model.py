@@ -6,6 +6,7 @@ import errno
 import random
 from collections.abc import Iterator
 
+from effort import examples
 from faulty_disk import FAILING_OPERATIONS, FaultyDisk
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -189,7 +190,7 @@ class CleanedLogLives(RuleBasedStateMachine):
 
 TestCleanedLogLives = CleanedLogLives.TestCase
 TestCleanedLogLives.settings = settings(
-    max_examples=100,
+    max_examples=examples(100),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

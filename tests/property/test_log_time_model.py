@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from effort import examples
 from faulty_disk import FaultyDisk
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -111,4 +112,4 @@ class LookupsByTime(RuleBasedStateMachine):
 
 
 TestLookupsByTime = LookupsByTime.TestCase
-TestLookupsByTime.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLookupsByTime.settings = settings(max_examples=examples(60), stateful_step_count=30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import pytest
+from effort import examples
 from faulty_disk import FaultyDisk
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -176,4 +177,6 @@ class WritersOfALog(RuleBasedStateMachine):
 
 
 TestWritersOfALog = WritersOfALog.TestCase
-TestWritersOfALog.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestWritersOfALog.settings = settings(
+    max_examples=examples(100), stateful_step_count=40, deadline=None
+)

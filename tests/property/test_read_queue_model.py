@@ -3,6 +3,7 @@
 from itertools import combinations
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -103,7 +104,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestQueue.settings = settings(max_examples=examples(200), stateful_step_count=60, deadline=None)
 
 
 @given(st.lists(st.lists(LENGTHS, min_size=1, max_size=40), min_size=2, max_size=4))

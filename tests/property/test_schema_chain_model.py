@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pyarrow as pa
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -135,5 +136,7 @@ class ChainMachine(RuleBasedStateMachine):
             assert older != newer
 
 
-ChainMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+ChainMachine.TestCase.settings = settings(
+    max_examples=examples(40), stateful_step_count=20, deadline=None
+)
 TestChainMachine = ChainMachine.TestCase

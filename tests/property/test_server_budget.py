@@ -1,5 +1,6 @@
 """The memory that connections share: a model walks through claims, requests and ends."""
 
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -132,7 +133,7 @@ class BudgetMachine(RuleBasedStateMachine):
         assert not self.budget.is_contended
 
 
-BudgetMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=60)
+BudgetMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=60)
 TestBudget = BudgetMachine.TestCase
 
 

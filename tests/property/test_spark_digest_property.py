@@ -4,6 +4,7 @@ from functools import reduce
 
 import numpy as np
 import pyarrow as pa
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,7 +55,7 @@ def test_other_rows_have_another_digest(first, second):
     assert (digest(first) == digest(second)) == (counted(first) == counted(second))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(min_size=1, max_size=300), st.data())
 def test_every_bit_and_every_place_counts(value, data):
     at = data.draw(st.integers(0, len(value) - 1))

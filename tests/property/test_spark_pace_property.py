@@ -165,7 +165,7 @@ def follow(pace, fixed_ms, cost_ms, count):
         yield pace
 
 
-def test_a_target_that_cannot_be_kept_is_told_of_once(caplog):
+def test_a_target_that_cannot_be_kept_is_logged_once(caplog):
     query = Query(10_000, 0.01, overhead_ms=12_000)
     query.run(40)
     (record,) = caplog.records

@@ -4,6 +4,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ def stream_id_of(store):
     return stream.stream_id
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 6), max_size=6),
     is_open=st.booleans(),

@@ -4,7 +4,7 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-from tidy_sources import PACKAGES, ROOT, names_used, parse, project_files, python_files
+from tidy_sources import PACKAGES, ROOT, names_used, parse, project_files, python_files, statements
 
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
@@ -56,7 +56,7 @@ def test_functions_are_short():
     long = [
         f"{path}:{node.lineno}: {node.name}"
         for path in python_files()
-        for node in ast.walk(parse(path))
+        for node in statements(parse(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX
     ]

@@ -2,6 +2,7 @@
 
 import ast
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +39,15 @@ def python_files(*folders: str) -> list[Path]:
 def parse(path: Path) -> ast.Module:
     """Return the syntax tree of a file."""
     return ast.parse((ROOT / path).read_text(encoding="utf-8"), str(path))
+
+
+def statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Yield the statements below a node, without a look into expressions: most nodes are these."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        if not isinstance(child, ast.expr):
+            yield from statements(child)
 
 
 def names_used(tree: ast.AST) -> set[tuple[str, int]]:

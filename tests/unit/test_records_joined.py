@@ -6,6 +6,7 @@ import tracemalloc
 import pyarrow as pa
 import pytest
 import typed_batches
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,7 +70,7 @@ BATCHES = [pa.RecordBatch.from_pylist(each, ROWS_SCHEMA) for each in ROWS]
 SCHEMA_MESSAGE = bytes(ROWS_SCHEMA.serialize())
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(st.integers(0, 2), st.data())
 def test_wrong_bytes_are_read_as_arrow_reads_them_or_refused(index, data):
     bodies = [bytearray(body_of(each)) for each in BATCHES]
