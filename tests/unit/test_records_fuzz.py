@@ -221,7 +221,7 @@ def as_bytes(table):
 
 
 @pytest.mark.parametrize("what", ["rows", "columns"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_damaged_batches_never_kill_the_process(what, seed):
     root = Path(__file__).parents[2]
     finished = subprocess.run(

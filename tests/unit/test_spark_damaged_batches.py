@@ -210,6 +210,7 @@ def test_a_schema_that_nobody_knows_is_damage(caplog):
     assert "the placement driver does not know" in caplog.text
 
 
+@pytest.mark.exhaustive
 def test_many_damaged_batches_in_a_row():
     count = 1_500
     payload, _ = stream_of([1] * count + [1], [ROWS_DAMAGES[1]] * count + [rows_batch])
