@@ -250,7 +250,7 @@ def test_a_request_that_waits_yields_when_others_need_its_memory():
     assert asked == ["polling"], "once"
 
 
-def test_a_frame_is_in_the_way_only_while_somebody_waits_for_its_memory():
+def test_a_frame_is_in_the_way_only_while_another_waits_for_its_memory():
     budget = Budget(100)
     holder, waiter = Intake(budget, lambda: None), Intake(budget, lambda: None)
     holder.expect_frame(60)

@@ -65,7 +65,7 @@ def do(table, states, key, step):
         max_size=60,
     )
 )
-def test_the_ranges_that_changed_are_all_that_are_told_otherwise(steps):
+def test_only_changed_ranges_are_reported_after_that(steps):
     table, states = RangeTable(), {}
     view, revision = told(table), table.revision
     for key, step, count_max in steps:
@@ -155,7 +155,7 @@ class Changes:
     ]
 )
 @given(steps=st.lists(STEPS, max_size=14))
-def test_who_watches_sees_what_who_asks_anew_is_told(steps):
+def test_a_watch_returns_what_a_new_request_returns(steps):
     async def run(folder):
         async with core_cluster(folder) as cluster, AsyncClient(cluster.pd.endpoint) as other:
             specs = [StreamSpec(f"s{number}") for number in range(STREAMS)]

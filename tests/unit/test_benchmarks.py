@@ -203,7 +203,7 @@ class TestTables:
         line = show([outcome(replace(READ, measure=Measure.DELAY))]).splitlines()[2]
         assert line.split()[-3:] == ["4,000.0", "5,000.0", "5,000.0"]
 
-    def test_sizes_are_told_for_each_row_too(self):
+    def test_sizes_are_reported_for_each_row_too(self):
         case = replace(READ, measure=Measure.BYTES, detail="zstd")
         found = Outcome(case, (Series("sbp", ((20e6,),)), Series("sbp JSON", ((40e6,),))))
         ours, theirs = show([found]).splitlines()[2:]
@@ -211,7 +211,7 @@ class TestTables:
         assert ours.split()[-2:] == ["19.1", "20.0"]
         assert theirs.split()[-4:] == ["2.00", "2.00", "to", "2.00"]
 
-    def test_memory_is_told_in_whole_mib(self):
+    def test_memory_is_reported_in_whole_mib(self):
         case = replace(READ, measure=Measure.MEMORY, detail="write: server")
         (line,) = show([Outcome(case, (Series("sbp", ((20e6,),)),))]).splitlines()[2:]
         assert line.split()[-3:] == ["1,000,000", "sbp", "19"]
@@ -227,7 +227,7 @@ class TestIsolation:
         assert isolation.Side.FIRST_COME.bounds.keys() <= vars(limits).keys()
         assert isolation.Side.TURNS.bounds == {}
 
-    def test_waits_are_told_in_milliseconds(self):
+    def test_waits_are_reported_in_milliseconds(self):
         waits = isolation.Waits(
             "by turns", Series("", ((0.001, 0.002),)), Series("", ((0.003, 0.067),)), 1234e6
         )
@@ -256,7 +256,7 @@ class TestHeaders:
             "FetchRequest  1,000  72,016      4,000      5,000    9,000",
         ]
 
-    def test_costs_are_told_for_every_header_and_count(self, monkeypatch):
+    def test_costs_are_reported_for_every_header_and_count(self, monkeypatch):
         monkeypatch.setattr(headers, "ROUND_SECONDS", 0)
         monkeypatch.setattr(headers, "ROUNDS", 1)
         costs = headers.measure()
@@ -347,7 +347,7 @@ class TestFiles:
         assert second["systems"][1]["absent"] == "no network"
         assert second["systems"][1]["ratio"] is None
 
-    def test_the_environment_is_told_and_leaves_nothing_behind(self, tmp_path):
+    def test_the_environment_is_reported_and_leaves_nothing_behind(self, tmp_path):
         told = environment(tmp_path)
         assert {"cpu_count", "kernel", "python", "spark", "pyarrow"} < set(told)
         speeds = ("disk_write_mb_per_s", "loopback_mb_per_s", "new_memory_mb_per_s")

@@ -56,7 +56,7 @@ def test_lines_do_not_depend_on_how_they_arrive(data, read_bytes):
     assert lines_of(data, read_bytes) == expected
 
 
-def test_input_that_pauses_is_told():
+def test_input_that_pauses_is_reported():
     reader, writer = os.pipe()
     try:
         os.write(writer, b"a\nb")

@@ -35,7 +35,7 @@ def test_standard_output_that_cannot_be_written(words, to, told):
 
 @pytest.mark.parametrize("to", ["2>/dev/full", "2>&-"])
 @pytest.mark.parametrize("words", ["streams nonsense", "ping --endpoint nowhere"])
-def test_an_error_that_nobody_can_be_told(words, to):
+def test_an_error_that_cannot_be_printed(words, to):
     assert shell(f"{SBP} {words} {to}") == (2, "", "")
 
 

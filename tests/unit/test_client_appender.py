@@ -120,7 +120,7 @@ def test_all_that_is_given_is_appended(start, server, numberer) -> None:
         assert not transaction.has_failed
 
 
-def test_one_of_nothing_asks_nobody(start, server) -> None:
+def test_one_of_nothing_sends_no_request(start, server) -> None:
     start(server.endpoint, writer=Writer()).do("finish")
     assert server.requests == []
 
@@ -137,7 +137,7 @@ def test_more_is_sent_before_the_last_is_answered(start, server) -> None:
     assert sequences(server) == [[0], [1], [2]]
 
 
-def test_what_a_server_refuses_for_coming_too_early_comes_again(start, server) -> None:
+def test_an_append_that_is_refused_as_too_early_is_retried(start, server) -> None:
     server.script(
         Opcode.APPEND,
         append_handler(n0=BUSY),

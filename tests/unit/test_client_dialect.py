@@ -314,7 +314,7 @@ def test_answers_to_appends_belong_to_the_batches_in_their_order(make, server) -
     assert target.end_offset == -1
 
 
-def test_a_batch_that_is_refused_is_told_by_its_place(make, server) -> None:
+def test_a_batch_that_is_refused_is_reported_by_its_place(make, server) -> None:
     refused = AppendResult(0, 0, 0, 0, Status(1400, "no"))
     applied = AppendResult(8, 0, 5, 0, OK)
     answer = AppendResponse(0, (applied, refused), OK)

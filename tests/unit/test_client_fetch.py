@@ -184,7 +184,7 @@ def test_an_empty_answer_holds_while_the_placement_driver_is_away(make, peers) -
     assert len(pd.seen(Opcode.LIST_RANGES)) == 2
 
 
-def test_fetch_of_nothing_asks_nobody(make, peer) -> None:
+def test_fetch_of_nothing_sends_no_request(make, peer) -> None:
     driver = make(peer.endpoint)
     assert driver.fetch([]) == []
     (outcome,) = driver.fetch([item(1, 7, end=7)])

@@ -202,7 +202,7 @@ def test_the_answer_to_the_greeting_chooses_the_opcode(duet, answer, opcode) -> 
     assert held.header == later.header == encode_header(HEADER)
 
 
-def test_who_does_not_know_the_greeting_speaks_as_the_specification(duet) -> None:
+def test_a_peer_without_the_greeting_is_served_by_the_specification(duet) -> None:
     duet.client.start(DESCRIBE, lambda _: None)
     error = InvalidRequestError(StatusCode.BAD_REQUEST, "what?")
     (held,) = duet.told(duet.server.send_system_error(duet.greeting, error))

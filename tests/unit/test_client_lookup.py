@@ -49,7 +49,7 @@ def test_all_servers_of_a_stream_are_asked(make, servers):
     assert (asked.timestamp_us, asked.start_offset) == (0, 3)
 
 
-def test_a_stream_that_went_on_elsewhere_meanwhile_is_asked_for_again(make, servers):
+def test_a_stream_that_went_on_elsewhere_is_asked_for_again(make, servers):
     """Where a server hosts a later range too, its record there may not be the stream's first."""
     driver_peer, one, other = servers
     before = (placed(5, 0, 0, -1, one.endpoint),)

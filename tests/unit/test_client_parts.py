@@ -192,7 +192,7 @@ def test_a_deadline_on_a_connection_retires_it() -> None:
     assert isinstance(other[0], ConnectionLostError)
 
 
-def test_the_reason_of_a_failed_connection_is_told_to_later_calls() -> None:
+def test_the_reason_of_a_failed_connection_is_reported_to_later_calls() -> None:
     conversation = Conversation("h:1", "me", Wishes())
     conversation.end(connect_failed("h:1", OSError(111, "whatever"), 5))
     with pytest.raises(ConnectError, match="Connection refused"):

@@ -125,7 +125,7 @@ def test_what_no_wait_cures_is_raised(make, peer):
         reach(driver, {1: 0, 9: 0})
 
 
-def test_a_range_that_was_sealed_meanwhile_is_followed(make, servers):
+def test_a_range_that_was_sealed_is_followed(make, servers):
     pd, one, other = servers
     sealed = DescribeRangeResult(1, StreamRange(1, 0, 0, 10, 10))
     pd.script(

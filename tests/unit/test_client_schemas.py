@@ -141,7 +141,7 @@ def test_a_registration_whose_answer_is_lost_is_repeated(make, server) -> None:
     assert (item.stream_id, item.fingerprint) == (7, A.fingerprint)
 
 
-def test_whoever_was_overtaken_gets_the_newest_version(make, server) -> None:
+def test_an_outdated_change_gets_the_newest_version(make, server) -> None:
     server.script(Opcode.REGISTER_SCHEMAS, registered(entry(7, 3, B, status(StatusCode.CONFLICT))))
     assert make(server.endpoint).do("register_schema", 7, A, version=1) == version_of(7, 3, B)
 
@@ -217,7 +217,7 @@ def test_what_may_not_change_says_what_would_have_to(make, server) -> None:
     assert server.seen(Opcode.REGISTER_SCHEMAS) == []
 
 
-def test_a_first_version_of_somebody_else_may_not_be_changed_either(make, server) -> None:
+def test_a_first_version_of_another_client_may_not_be_changed_either(make, server) -> None:
     server.script(Opcode.DESCRIBE_SCHEMAS, described((SchemaEntry(7, 0),)))
     server.script(Opcode.REGISTER_SCHEMAS, registered(entry(7, 1, B, status(StatusCode.CONFLICT))))
     with pytest.raises(SchemaError, match=r"\+ column a int32"):

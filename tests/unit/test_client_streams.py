@@ -406,7 +406,7 @@ def revisions(revision: int, *pieces: Any) -> Handler:
     return handle
 
 
-def test_who_watches_bounds_asks_once_in_full(make, peer, monkeypatch) -> None:
+def test_a_watch_of_bounds_asks_once_in_full(make, peer, monkeypatch) -> None:
     monkeypatch.setattr(limits, "BOUNDS_WATCHED_MIN", 1)
     where = peer.endpoint
     pieces = placed(1, 0, 0, -1, where), placed(2, 0, 0, -1, where)

@@ -137,7 +137,7 @@ def waits(times):
     return [later - earlier for earlier, later in pairwise(times)]
 
 
-def test_a_refused_append_waits_as_long_as_it_is_told_and_longer_each_time(attempt):
+def test_a_refused_append_waits_as_long_as_the_server_says_and_longer_each_time(attempt):
     tries = [attempt(6, seed)[0] for seed in range(CLIENTS)]
     by_try = list(zip(*map(waits, tries), strict=True))
     assert len(by_try) == 6

@@ -103,7 +103,7 @@ def test_an_abort_tells_what_is_given_up(make, peer) -> None:
     assert driver.do("abort_txns", []) == []
 
 
-def test_who_gives_up_what_is_lost_is_told_what_that_is(make, peer) -> None:
+def test_giving_up_returns_what_is_lost(make, peer) -> None:
     done = CommitTxnResponse(is_replay=True, is_published=True, record_count=6, parts=wire(*PARTS))
     rest = headers.Status(message="a server is away")
     some = CommitTxnResponse(status=rest, is_replay=True, record_count=6, parts=wire(PARTS[0]))
@@ -122,7 +122,7 @@ def test_who_gives_up_what_is_lost_is_told_what_that_is(make, peer) -> None:
         assert each.header.parts == ()
 
 
-def test_who_commits_is_told_what_is_lost(make, peer) -> None:
+def test_a_commit_returns_what_is_lost(make, peer) -> None:
     told = CommitTxnResponse(is_replay=True, is_published=True, parts=wire(*PARTS))
     peer.script(Opcode.COMMIT_TXN, answer(told))
     decision = make(peer.endpoint).do("commit_txn", "p", 1, PARTS, **DECISION)

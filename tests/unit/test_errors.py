@@ -147,7 +147,7 @@ def test_the_tables_leave_nothing_out() -> None:
     assert defined == known
 
 
-def test_a_code_that_nobody_knows_keeps_its_number_and_may_have_been_applied() -> None:
+def test_an_unknown_code_keeps_its_number_and_may_have_been_applied() -> None:
     error = error_for_code(4242, "what")
     assert type(error) is StatusError
     assert decisions(error) == (False, False, MAYBE)

@@ -93,7 +93,7 @@ def test_a_process_does_not_start_on_a_list_that_it_does_not_understand():
     assert "'a.b=explode' is not NAME=ACTION" in done.stderr
 
 
-def test_nobody_armed_anything_here():
+def test_no_failpoint_is_armed_here():
     assert VARIABLE not in os.environ
     failpoint("a.b")
     assert failpoint.__name__ == "_do_nothing"

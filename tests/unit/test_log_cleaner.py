@@ -154,7 +154,7 @@ def test_the_batches_keep_their_times(is_index_lost: bool) -> None:
     assert [slot.time_ms for slot in log.batches_from((2, 0), 0)] == before
 
 
-def test_who_found_batches_before_reads_them_afterwards() -> None:
+def test_batches_found_before_a_cleaning_are_read_after_it() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     found = {key: list(log.batches_from(key, 0)) for key in KEYS}

@@ -123,7 +123,7 @@ def test_recent_is_what_the_active_segment_holds() -> None:
     assert not filled.log.is_recent((3, 0), 0)
 
 
-def test_what_is_appended_meanwhile_is_found_too() -> None:
+def test_batches_appended_during_a_lookup_are_found_too() -> None:
     with open_log(FaultyDisk()) as log:
         log.append([created(), batch(0)])
         slots = log.batches_from((1, 0), 0)

@@ -277,7 +277,7 @@ def test_ends_are_remembered_as_long_as_their_ids_are_not_too_many(monkeypatch):
         assert decode_staged_snapshot(data).ends(1) == states.ends(1)
 
 
-def test_where_staged_batches_are_is_told_while_more_are_staged():
+def test_where_staged_batches_are_is_reported_while_more_are_staged():
     """Nobody waits for it, and it holds what was staged when it was asked for."""
 
     class Growing(BatchColumns):

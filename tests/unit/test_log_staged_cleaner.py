@@ -163,7 +163,7 @@ def test_what_is_published_while_the_cleaner_looks_is_not_missed(monkeypatch):
     assert staged_bodies(log, "new") == [b"new" * 100]
 
 
-def test_what_is_published_in_a_segment_that_began_meanwhile_is_not_missed(monkeypatch):
+def test_what_is_published_in_a_segment_that_began_during_a_cleaning_is_not_missed(monkeypatch):
     disk = FaultyDisk()
     log = filled(disk)
     log.append([trim(2)])
@@ -180,7 +180,7 @@ def test_what_is_published_in_a_segment_that_began_meanwhile_is_not_missed(monke
     assert bodies(log) == STAGED
 
 
-def test_who_reads_goes_on_when_the_segment_of_its_batches_is_rewritten():
+def test_a_reader_goes_on_when_the_segment_of_its_batches_is_rewritten():
     disk = FaultyDisk()
     log = filled(disk)
     log.append([commit(log, "t")])

@@ -179,7 +179,7 @@ def test_damaged_writers_of_a_snapshot_are_read_from_the_segment_before() -> Non
     assert last_sequence(open_log(disk, segment_bytes=SEGMENT_BYTES)) == 11
 
 
-def test_a_repair_of_an_older_segment_forgets_nobody() -> None:
+def test_a_repair_of_an_older_segment_forgets_no_writer() -> None:
     disk = FaultyDisk()
     filled(disk).close()
     bases = segment_bases(disk)

@@ -46,7 +46,7 @@ def test_a_short_trouble_is_not_told(context, told):
     assert told() == []
 
 
-def test_a_long_one_is_told_with_its_reason_and_how_long_it_is_tried(context, told):
+def test_a_long_one_is_reported_with_its_reason_and_how_long_it_is_tried(context, told):
     attempts = Attempts(context, 1_000)
     fail(attempts, 1_000 + TOLD_MS)
     (line,) = told()
@@ -56,7 +56,7 @@ def test_a_long_one_is_told_with_its_reason_and_how_long_it_is_tried(context, to
     )
 
 
-def test_it_is_told_again_after_as_long(context, told):
+def test_it_is_reported_again_after_as_long(context, told):
     attempts = Attempts(context, 0)
     fail(attempts, TOLD_MS)
     assert len(told()) == 1
@@ -66,7 +66,7 @@ def test_it_is_told_again_after_as_long(context, told):
     assert len(told()) == 1
 
 
-def test_operations_that_fail_together_are_told_once(context, told):
+def test_operations_that_fail_together_are_reported_once(context, told):
     each_stream = [Attempts(context, 0) for _ in range(100)]
     for now_ms in (TOLD_MS, TOLD_MS + 1):
         for attempts in each_stream:

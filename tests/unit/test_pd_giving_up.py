@@ -113,7 +113,7 @@ def test_what_waits_is_not_given_up(tmp_path, peer):
     asyncio.run(main())
 
 
-def test_a_committer_that_waits_is_told_what_is_given_up(tmp_path, peer):
+def test_a_waiting_committer_gets_the_records_that_are_given_up(tmp_path, peer):
     async def main():
         async with running(tmp_path) as cluster:
             await cluster.add_server(peer.endpoint)
@@ -279,7 +279,7 @@ def test_a_wish_ends_a_pause():
     asyncio.run(main())
 
 
-def test_who_has_gone_wants_nothing_any_more():
+def test_a_committer_that_disconnected_is_forgotten():
     async def main():
         wishes = GiveUpWishes()
         gone, slow = (asyncio.create_task(wishes.wish(key, 3_600_000)) for key in (KEY, (8, 1)))
@@ -298,7 +298,7 @@ def test_who_has_gone_wants_nothing_any_more():
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_who_has_gone_does_not_end_the_wish_of_others(is_cancelled):
+def test_a_committer_that_disconnected_does_not_end_the_wait_of_others(is_cancelled):
     async def main():
         wishes = GiveUpWishes()
         gone = asyncio.create_task(wishes.wish(KEY, 3_600_000 if is_cancelled else 0))
@@ -328,7 +328,7 @@ def test_why_nothing_is_given_up_tells_what_helps():
     assert explain(dict.fromkeys(range(12), "x")).endswith("; stream 9: x; and 2 more streams")
 
 
-def test_who_stops_grants_nothing():
+def test_a_server_that_stops_gives_nothing_up():
     async def main():
         wishes = GiveUpWishes()
         tasks = [asyncio.create_task(wishes.wish((each, 1), 3_600_000)) for each in (7, 8)]

@@ -36,7 +36,7 @@ def run(tmp_path):
 # HEARTBEAT, ALLOCATE_ID, DESCRIBE_PD_CLUSTER
 
 
-def test_a_client_is_told_the_cluster(run):
+def test_a_client_gets_the_cluster(run):
     async def test(cluster):
         request = HeartbeatRequest(client_id="c1", client_role=ClientRole.CLIENT)
         (answer,) = await cluster.client.ask(Opcode.HEARTBEAT, request)
@@ -145,7 +145,7 @@ def test_a_server_of_an_earlier_version_needs_no_secret_and_keeps_its_place(run)
 
 
 @pytest.mark.parametrize("address", ["h:1", "10.0.0.1:10911", "[::1]:65535", "a-b.example.org:80"])
-def test_addresses_are_told_on(run, address):
+def test_addresses_are_passed_on(run, address):
     async def test(cluster):
         await cluster.add_server(address)
         (result,) = await cluster.create(Stream())
@@ -378,7 +378,7 @@ def test_a_taken_port_is_said_and_leaves_the_directory_free(tmp_path):
     asyncio.run(main())
 
 
-def test_the_advertised_address_is_told(tmp_path):
+def test_the_advertised_address_is_returned(tmp_path):
     async def main():
         settings = PlacementDriverSettings(
             data_dir=tmp_path, port=0, advertise_host="pd.example.org", advertise_port=80

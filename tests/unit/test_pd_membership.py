@@ -21,7 +21,7 @@ def membership(clock):
     return Membership(clock, timeout_ms=15_000)
 
 
-def test_nobody_is_alive_at_first(membership):
+def test_no_server_is_alive_at_first(membership):
     assert membership.live_server_ids() == ()
     assert not membership.is_live(ONE)
 

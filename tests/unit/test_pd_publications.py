@@ -73,7 +73,7 @@ def test_the_way_over_a_sealed_range():
 
 
 @pytest.mark.parametrize("error", [SEALED, ENDED])
-def test_who_cannot_copy_asks_again_whether_it_was_done(error):
+def test_a_server_that_cannot_copy_asks_again_whether_it_was_done(error):
     copying = walk(
         Publication.of(1, [Part("a", 1, 0, 5)]), Told.SEALED, Told.MOVED, Told.COPIES_LACKING
     )

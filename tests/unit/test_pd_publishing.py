@@ -128,7 +128,7 @@ def test_what_was_not_published_is_published_after_a_restart(tmp_path, peer):
     asyncio.run(main())
 
 
-def test_a_stop_lets_nobody_wait(tmp_path, peer):
+def test_a_stop_ends_every_wait(tmp_path, peer):
     async def main():
         async with running(tmp_path) as cluster:
             await cluster.add_server(peer.endpoint)
@@ -144,7 +144,7 @@ def test_a_stop_lets_nobody_wait(tmp_path, peer):
     asyncio.run(main())
 
 
-def test_who_has_stopped_says_of_nothing_that_it_is_published(tmp_path):
+def test_a_stopped_publisher_reports_nothing_as_published(tmp_path):
     async def main():
         publisher = Publisher(None, None, None, None)
         await publisher.stop()
@@ -155,7 +155,7 @@ def test_who_has_stopped_says_of_nothing_that_it_is_published(tmp_path):
     asyncio.run(main())
 
 
-def test_an_error_that_nobody_expected_gives_up_nothing(tmp_path, peer, monkeypatch, caplog):
+def test_an_unexpected_error_gives_up_nothing(tmp_path, peer, monkeypatch, caplog):
     publish = RangeServers.publish
     failures = iter([RuntimeError("a mistake of ours")])
 

@@ -240,7 +240,7 @@ def test_a_heartbeat_is_answered_with_the_last_commit_and_may_accuse(run, tmp_pa
         run(honest)
 
 
-def test_a_client_that_knows_a_lost_commit_is_told_and_stops_nothing(run, tmp_path):
+def test_a_client_that_knows_a_lost_commit_gets_an_error_and_stops_nothing(run, tmp_path):
     async def before(cluster):
         await cluster.allocate()
         return (await cluster.list())[0]

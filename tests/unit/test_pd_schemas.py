@@ -146,7 +146,7 @@ def test_what_is_the_newest_already_is_not_added_again(store, stream_id, version
 
 
 @pytest.mark.parametrize("version", [-1, 0, 1, 3, 2**31 - 1])
-def test_whoever_was_overtaken_is_told_by_what(store, stream_id, version):
+def test_an_outdated_change_is_refused_with_the_newest_version(store, stream_id, version):
     (made,) = register(store, asked(stream_id, 1, FIRST))
     (answer,) = register(store, asked(stream_id, version, SECOND))
     assert answer.status.code == StatusCode.CONFLICT
@@ -224,7 +224,7 @@ def test_an_item_that_fails_fails_alone(store, stream_id):
     assert versions(store, stream_id) == [(stream_id, 1), (stream_id, 2)]
 
 
-def test_a_stream_has_so_many_versions_and_no_more(store, stream_id, monkeypatch):
+def test_the_versions_of_a_stream_have_a_limit(store, stream_id, monkeypatch):
     monkeypatch.setattr(limits, "SCHEMA_VERSIONS_MAX", 2)
     answers = register(
         store,

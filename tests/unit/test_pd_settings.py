@@ -74,7 +74,7 @@ def test_every_interface_needs_a_name_to_advertise(host):
     assert settings.public_endpoint(1) == "pd.example.org:1"
 
 
-def test_a_forwarded_port_is_told_instead_of_the_one_behind_it():
+def test_a_forwarded_port_is_advertised_instead_of_the_one_behind_it():
     settings = PlacementDriverSettings(data_dir=Path("data"), port=1, advertise_port=80)
     assert settings.public_endpoint(1) == "127.0.0.1:80"
 

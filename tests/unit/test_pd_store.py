@@ -347,7 +347,7 @@ def test_another_schema_version_is_refused(tmp_path, version):
         MetadataStore(tmp_path)
 
 
-def test_a_file_of_somebody_else_is_refused(tmp_path):
+def test_a_file_of_another_user_is_refused(tmp_path):
     with sqlite3.connect(tmp_path / "metadata.sqlite") as connection:
         connection.execute("CREATE TABLE photos (id INTEGER)")
     connection.close()

@@ -69,7 +69,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged(tmp_path):
     run(tmp_path, body)
 
 
-def test_a_failure_that_nobody_waits_for_is_no_news_for_the_loop(tmp_path, caplog):
+def test_a_failure_without_a_waiter_is_not_reported_to_the_loop(tmp_path, caplog):
     async def body(committer, disk, durable):
         disk.error = OSError(5, "Input/output error")
         committer.submit([entry(0)])
@@ -231,7 +231,7 @@ def test_groups_are_acknowledged_in_their_order_whatever_the_threads_do(tmp_path
     run(tmp_path, body)
 
 
-def test_a_failed_sync_fails_what_was_written_meanwhile(tmp_path):
+def test_a_failed_sync_fails_what_was_written_during_it(tmp_path):
     async def body(committer, disk, durable):
         await begin(committer, disk)
         futures = [committer.submit([large(0)])]

@@ -111,7 +111,7 @@ def test_a_disk_that_does_not_tell_leaves_what_was_known():
     run(None, body)
 
 
-def test_the_operator_is_told_once_that_appends_are_refused_and_that_they_are_not(caplog):
+def test_refusing_appends_and_accepting_them_again_are_logged_once(caplog):
     def told():
         messages = [record.getMessage() for record in caplog.records]
         caplog.clear()

@@ -196,7 +196,7 @@ def test_a_body_or_a_read_under_way_that_is_cancelled_gives_its_place_back():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whoever_is_cancelled_when_no_place_is_lost(seed):
+def test_no_place_is_lost_whichever_read_is_cancelled(seed):
     async def body(bench):
         choose = random.Random(seed)
         tasks = {}

@@ -49,7 +49,7 @@ def sweep(source, *staged, dropped=None, failing=()):
     return dropped
 
 
-def test_what_is_new_is_nobodys_business():
+def test_new_stagings_are_not_asked_about():
     source = Source("a.1.x", "b")
     assert sweep(source, (1, 0, "a.1.x", 5, STAGED_ASK_MS - 1), (1, 0, "b", 5, 0)) == []
     assert sweep(source) == []
@@ -83,7 +83,7 @@ def test_after_the_timeout_it_is_to_be_given_up():
     ]
 
 
-def test_nothing_is_dropped_while_nobody_answers():
+def test_nothing_is_dropped_while_no_server_answers():
     with pytest.raises(ConnectionLostError):
         sweep(Source(None), (1, 0, "b", 6, TIMEOUT_MS))
 

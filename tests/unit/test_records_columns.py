@@ -213,7 +213,7 @@ def test_decimals_beyond_their_precision():
         decode_columns(envelope, schema)
 
 
-def test_a_column_that_nobody_asks_for_may_be_damaged():
+def test_a_column_that_is_not_requested_may_be_damaged():
     schema = StreamSchema.of(pa.schema([("s", pa.string()), ("n", pa.int8())]))
     bad = pa.Array.from_buffers(pa.string(), 1, [None, offsets(0, 1), pa.py_buffer(b"\xff")])
     batch = pa.RecordBatch.from_arrays([bad, pa.array([5], pa.int8())], schema=schema.arrow)

@@ -155,7 +155,7 @@ def test_what_is_inside_is_named_by_its_path():
     ]
 
 
-def test_all_faults_are_told_at_once():
+def test_all_faults_are_reported_at_once():
     given = of(("NAME", pa.string()), ("price", pa.string()), ("more", pa.int8()))
     with pytest.raises(SchemaError) as caught:
         merge_schemas(BASE, given)

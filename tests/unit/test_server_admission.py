@@ -25,7 +25,7 @@ def fill(admission, address, count):
         ("fe80::1%eth0", "fe80::2%eth1", "fe80:0:0:1::1%eth0"),
     ],
 )
-def test_one_address_has_so_many_and_others_are_not_touched(first, same, other):
+def test_connections_of_one_address_have_a_limit_and_others_are_not_touched(first, same, other):
     admission = Admission(2)
     fill(admission, first, 2)
     for address in (first, same):
@@ -79,7 +79,7 @@ def test_the_machine_itself_gets_in_when_others_filled_the_server_and_its_reserv
     fill(admission, "127.0.0.1", FEW)
 
 
-def test_who_is_sent_away_makes_room_and_few_are_at_a_time():
+def test_a_refused_connection_frees_its_place_and_few_are_refused_at_a_time():
     admission = Admission(limits.CONNECTIONS_LEAVING_MAX + 1)
     owner = owner_of("192.0.2.1")
     fill(admission, owner, limits.CONNECTIONS_LEAVING_MAX + 1)

@@ -157,7 +157,7 @@ def test_what_is_ready_in_time_is_not_refused_later():
         (TOO_LARGE, StatusCode.UNKNOWN, "the answer cannot be sent"),
     ],
 )
-def test_what_cannot_be_answered_is_told(outcome, code, message):
+def test_a_failure_of_a_handler_is_answered_with_a_code(outcome, code, message):
     async def body(deferred, peer, ready, due):
         ready.set_result(None)
         await due.get()
@@ -174,7 +174,7 @@ def test_what_cannot_be_answered_is_told(outcome, code, message):
     run(body, make=make)
 
 
-def test_a_failure_that_nobody_waits_for_is_no_news_for_the_loop(caplog):
+def test_a_failure_without_a_waiter_is_not_reported_to_the_loop(caplog):
     async def body(deferred, peer, ready, due):
         await due.get()
         await deferred.finish()

@@ -204,7 +204,7 @@ def test_a_server_that_ends_every_connection_is_asked_twice_at_most(peer):
     asyncio.run(main())
 
 
-def test_connections_that_nobody_uses_are_bounded():
+def test_idle_connections_are_bounded():
     servers = [range_server() for _ in range(4)]
 
     async def main():
@@ -300,7 +300,7 @@ def test_a_server_that_refuses_every_proof_is_not_asked_for_ever(peer):
     asyncio.run(main())
 
 
-def test_who_holds_a_secret_is_asked_over_a_connection_of_its_own(peer):
+def test_a_peer_with_a_secret_has_a_connection_of_its_own(peer):
     async def main():
         wants_proof(peer)
         async with calling() as peers:

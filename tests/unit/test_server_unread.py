@@ -77,7 +77,7 @@ def test_while_others_wait_it_is_overdue_sooner_unless_it_reads_on():
     assert not bench.is_overdue(peer, 0, is_contended=False)
 
 
-def test_who_has_little_waiting_is_in_nobodys_way():
+def test_a_connection_with_little_unread_is_not_limited():
     bench = Bench()
     peer = bench.peer()
     peer.send(OWN)
@@ -196,7 +196,7 @@ def test_a_cancelled_answer_gives_back_no_room_that_it_never_had():
     run(body)
 
 
-def test_echoes_leave_half_of_the_room_and_keep_nobody_waiting():
+def test_echoes_leave_half_of_the_room_and_delay_no_other():
     async def body(bench):
         assert bench.unread.may_begin_echo(4 * MIB)
         assert not bench.unread.may_begin_echo(1)

@@ -103,7 +103,7 @@ def test_nothing_is_committed_yet(run, tmp_path):
         assert (code, "no committed batch" in error) == (2, True)
 
 
-def test_losses_ends_and_targets_are_told(run, tmp_path):
+def test_losses_ends_and_targets_are_reported(run, tmp_path):
     lost = {**THREE[1], "lost": {"1": [[10, 13]], "9": [[5, None]]}}
     ends = sbp_offset(s1={"next": 20, "target": 99}, s22={"next": 6, "end": 30})
     folder = write_checkpoint(tmp_path / "checkpoint", THREE[0], lost, ends, committed=3)

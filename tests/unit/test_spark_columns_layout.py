@@ -463,7 +463,7 @@ def test_every_version_is_read_in_the_newest_one_from_anywhere_to_anywhere(histo
     assert rows(found) == expected[start:end]
 
 
-def test_columns_that_nobody_asked_for_are_not_decoded(monkeypatch):
+def test_columns_that_are_not_requested_are_not_decoded(monkeypatch):
     seen = []
     original = layouts.decode_columns
     monkeypatch.setattr(

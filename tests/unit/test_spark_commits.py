@@ -57,7 +57,7 @@ def test_a_batch_has_no_progress():
     parse_source_options(given, streaming=None)
 
 
-def test_nothing_is_told_unless_it_is_asked_for(cluster):
+def test_nothing_is_sent_unless_it_is_asked_for(cluster):
     query = committing_reader(cluster)
     end, _ = next_batch(query, query.initialOffset())
     cluster.streams["a"][3] = 60
@@ -260,7 +260,7 @@ def test_streams_that_are_gone_or_shorter_are_left_alone(cluster):
     assert cluster.trims == [{3: 9}]
 
 
-def test_a_stream_that_was_created_anew_is_not_trimmed_for_the_one_before(cluster):
+def test_a_stream_that_was_created_again_is_not_trimmed_for_the_one_before(cluster):
     query = committing_reader(cluster, "a", trimOnCommit="true", failOnDataLoss="false")
     end, _ = next_batch(query, query.initialOffset())
     cluster.change(a=[1, 300, 0, 60])

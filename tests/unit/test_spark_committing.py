@@ -103,7 +103,7 @@ def test_a_replay_in_other_partitions_writes_nothing_and_is_silent(client, monke
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
-def test_a_replay_of_other_rows_is_told(client, monkeypatch, caplog):
+def test_a_replay_of_other_rows_is_reported(client, monkeypatch, caplog):
     sink = stream_sink()
     sink.commit(written(sink, monkeypatch, [b"a", b"b"]), 7)
     other = written(sink, monkeypatch, [b"a", b"x"], [b"y"])
@@ -119,7 +119,9 @@ def test_a_replay_of_other_rows_is_told(client, monkeypatch, caplog):
 @pytest.mark.parametrize(
     "other_version", [lambda digest: digest[1:], lambda digest: b"\xff" + digest[1:]]
 )
-def test_rows_whose_digests_cannot_be_compared_are_told(client, monkeypatch, caplog, other_version):
+def test_rows_whose_digests_cannot_be_compared_are_reported(
+    client, monkeypatch, caplog, other_version
+):
     sink = stream_sink()
     sink.commit(written(sink, monkeypatch, [b"a", b"b"]), 7)
     known = client.decisions["query"]
@@ -372,7 +374,7 @@ def test_what_was_there_stays_if_new_rows_are_lost(client, monkeypatch, caplog, 
     assert "lost_rows=2" in caplog.text
 
 
-def test_a_trim_that_fails_is_told_with_what_became_of_the_rows(client, monkeypatch):
+def test_a_trim_that_fails_is_reported_with_what_became_of_the_rows(client, monkeypatch):
     def refused(offsets):
         raise ConnectError("refused")
 

@@ -200,7 +200,7 @@ def test_so_it_is_with_columns(stream):
     assert found == offsets_without(lost, start, stop)
 
 
-def test_a_schema_that_nobody_knows_is_damage(caplog):
+def test_an_unknown_schema_is_damage(caplog):
     unknown = schema_of(other=pa.int64())
     foreign = encode_columns(rows_in(unknown, [{"other": 1}]), unknown, stream_id=7, timestamp_ms=0)
     makers = [columns_batch, lambda *_: foreign, columns_batch]

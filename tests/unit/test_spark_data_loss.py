@@ -217,7 +217,7 @@ def test_a_loss_that_is_found_at_planning_is_reported_in_the_next_offset(cluster
 
 
 @pytest.mark.parametrize("policy", ["false", "report"])
-def test_a_stream_that_was_created_anew_is_read_as_a_new_one(cluster, caplog, policy):
+def test_a_stream_that_was_created_again_is_read_as_a_new_one(cluster, caplog, policy):
     query = reader("a,b", startingOffsets="earliest", failOnDataLoss=policy)
     end = query.latestOffset(query.initialOffset(), ALL)
     cluster.change(b=[3, 300, 0, 5])

@@ -134,7 +134,7 @@ def test_batches_have_the_columns_that_were_asked_for(columns, count, is_joined)
     assert found.equals(whole.select(schema.names))
 
 
-def test_columns_that_nobody_asked_for_are_not_built(monkeypatch):
+def test_columns_that_are_not_requested_are_not_built(monkeypatch):
     built = []
     monkeypatch.setattr(
         layout,
@@ -295,7 +295,7 @@ def test_a_partition_holds_what_a_task_needs_and_nothing_else():
     assert pickle.loads(pickle.dumps(partition)) == partition
 
 
-def test_an_empty_partition_asks_nobody():
+def test_an_empty_partition_sends_no_request():
     partition = SpanPartition(SERVERS, ())
     assert list(input_partitions.read_partition(partition, ARROW)) == []
 

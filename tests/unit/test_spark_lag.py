@@ -32,7 +32,7 @@ def test_a_stream_that_went_backwards_is_not_ahead():
     assert lag(progress((offset(s1=5), offset(s1=3)))) == [StreamLag(1, 5, 0)]
 
 
-def test_stalled_streams_are_told_also_those_that_were_not_begun():
+def test_stalled_streams_are_reported_also_those_that_were_not_begun():
     latest = offset({"1": 1000, "2": 2000}, s1=5)
     assert lag(progress((offset({"2": 1500}, s1=5), latest))) == [
         StreamLag(1, 5, None, 1000),
@@ -86,6 +86,6 @@ def test_a_listener_is_silent_of_other_queries(caplog):
     assert not caplog.records
 
 
-def test_a_wrong_endpoint_is_told_at_once():
+def test_a_wrong_endpoint_is_reported_at_once():
     with pytest.raises(ConfigurationError, match="not host:port"):
         LagListener("nowhere")

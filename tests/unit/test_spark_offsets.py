@@ -270,7 +270,7 @@ def test_a_new_stream_without_base_is_refused():
         intervals(offset(at(1, 8)), offset(at(1, 8), at(2, 4)))
 
 
-def test_a_stream_created_anew_is_read_from_its_base():
+def test_a_stream_created_again_is_read_from_its_base():
     start = offset(at(1, 8, created=5))
     assert intervals(start, offset(at(1, 9, created=6, base=2))) == ((1, 2, 9),)
     with pytest.raises(CheckpointError, match="stream 1 appears"):

@@ -116,7 +116,7 @@ def test_an_end_before_its_start_is_named_before_anything_is_looked_at(start, en
         assert told in only_fault(**options)
 
 
-def test_before_it_is_known_what_is_loaded_only_faults_of_both_are_told():
+def test_before_it_is_known_what_is_loaded_only_faults_of_both_are_reported():
     ending = {**GOOD, "endingOffsets": "-5"}
     parse_source_options(ending, streaming=None)
     parse_source_options(ending, streaming=False)

@@ -235,7 +235,7 @@ def test_no_claim_of_a_server_makes_a_plan_large(options):
             assert before.end_offset == after.start_offset
 
 
-def test_partitions_that_are_larger_than_asked_for_are_told_of(caplog):
+def test_partitions_that_are_larger_than_asked_for_are_logged(caplog):
     plan([span(1, 0, 10 * PARTITIONS_MAX)], records=10)
     assert caplog.records == []
     plan([span(1, 0, 10 * PARTITIONS_MAX + 1)], records=10)

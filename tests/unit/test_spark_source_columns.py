@@ -151,7 +151,7 @@ def test_a_placement_driver_without_schemas_has_rows():
         find_columns(OldPlacementDriver(), source(encoding="columns"), streams)
 
 
-def test_a_stream_that_is_deleted_meanwhile_is_left_to_others():
+def test_a_stream_that_is_deleted_is_left_to_others():
     class Forgetful(FakeCluster):
         def describe_schemas(self, stream_ids, *, newest_only=False):
             if 2 in stream_ids:
@@ -401,7 +401,7 @@ def stream_reader(given, **options):
     ("options", "form"),
     [({}, Form.COLUMNS), ({"includeMetadata": "true"}, Form.COLUMNS_WITH_METADATA)],
 )
-def test_tasks_are_told_how_to_read(cluster, options, form):
+def test_tasks_get_how_to_read(cluster, options, form):
     given = metadata(offset=LongType()) if options else columns(id=LongType())
     query = stream_reader(given, **options)
     begin = query.initialOffset()

@@ -198,7 +198,7 @@ def test_a_start_that_cannot_be_resolved_is_resolved_later(cluster, starting, re
     assert read_up(query, last)[0] == [(2, 40, 41)]
 
 
-def test_a_start_by_stream_is_resolved_later_whatever_joined_meanwhile(cluster):
+def test_a_start_by_stream_is_resolved_later_whatever_joined(cluster):
     cluster.away = {2}
     options = {"startingOffsets": '{"a": 40, "b": 29}'}
     given = {"endpoint": "h:1", "streamsPattern": ".*", "maxRangeStall": "30s", **options}
@@ -328,7 +328,7 @@ def test_a_sealed_range_behind_the_start_does_not_count(cluster):
     assert "stalled" not in end
 
 
-def test_trimmed_records_are_told_of_while_the_server_is_away(cluster):
+def test_trimmed_records_are_logged_while_the_server_is_down(cluster):
     query = stalling(failOnDataLoss="report")
     _, end = read_up(query)
     cluster.away = {2}

@@ -157,7 +157,7 @@ def test_a_placement_driver_without_schemas(cluster, monkeypatch):
         query("columns").initialOffset()
 
 
-def test_a_stream_that_is_deleted_meanwhile(cluster, monkeypatch):
+def test_a_stream_that_is_deleted_while_it_is_looked_up(cluster, monkeypatch):
     original = cluster.describe_schemas
 
     def describe(ids, **options):

@@ -222,7 +222,7 @@ def test_available_now_with_latest_reads_nothing(cluster):
 
 
 @pytest.mark.parametrize(("place", "value"), [(0, 9), (1, 999)])
-def test_a_stream_that_was_created_anew_is_an_error(cluster, place, value):
+def test_a_stream_that_was_created_again_is_an_error(cluster, place, value):
     query = reader("a", startingOffsets="earliest")
     begin = query.initialOffset()
     end = query.latestOffset(begin, ALL)
@@ -241,7 +241,7 @@ def test_a_stream_that_is_deleted_while_it_is_read(cluster):
         query.latestOffset(end, ALL)
 
 
-def test_a_stream_that_is_created_anew_while_it_is_read(cluster):
+def test_a_stream_that_is_created_again_while_it_is_read(cluster):
     query = reader("a,b")
     end = query.latestOffset(query.initialOffset(), ALL)
     cluster.change(b=[3, 300, 0, 5])

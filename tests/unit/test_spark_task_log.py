@@ -41,7 +41,7 @@ def test_lines_of_a_task_have_its_ids(run_task, caplog, properties, prefix):
     assert record.context.get("batch_id") == properties.get("streaming.sql.batchId")
 
 
-def test_what_a_client_waits_for_is_told_of_its_task(run_task, caplog):
+def test_waits_of_a_client_are_logged_with_its_task(run_task, caplog):
     run_task(STREAMING)
     log = PatienceLog()
     log.on_wait("APPEND", SbpError("full"), since_ms=0, now_ms=1e5, budget_ms=2e5)

@@ -180,7 +180,7 @@ def test_a_row_that_is_too_large_in_the_types_of_its_stream():
     assert append(client, [backwards], given, schema(pa.int8())).skipped_count == 1
 
 
-def test_a_stream_that_got_another_schema_meanwhile():
+def test_a_stream_that_got_another_schema_since_the_start():
     for names in ({"n": pa.string(), "word": pa.string()}, {"n": pa.int64()}):
         client = client_with(StreamSchema.of(pa.schema(names)))
         with pytest.raises(SchemaError, match="stream 's1' does not take these columns"):
@@ -188,13 +188,13 @@ def test_a_stream_that_got_another_schema_meanwhile():
         assert client.appends == []
 
 
-def test_a_task_lets_a_schema_grow_that_lost_a_column_meanwhile():
+def test_a_task_lets_a_schema_grow_that_lost_a_column_since_the_start():
     client = client_with(StreamSchema.of(pa.schema({"n": pa.int64()})))
     append(client, [pairs((1, "precious"))], options("s1", is_merging=True))
     assert client.published[1] == [{"n": 1, "word": "precious"}]
 
 
-def test_a_task_without_rows_asks_nobody():
+def test_a_task_without_rows_sends_no_request():
     client = client_with(PAIRS)
     assert append(client, [pairs((1, "a"))[:0]], options("s1")).record_count == 0
     assert (client.described, client.asked_for_schemas) == ([], [])

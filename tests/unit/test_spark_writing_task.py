@@ -125,7 +125,7 @@ def test_no_digest_is_made_that_nothing_will_be_compared_with():
     assert write_rows([routed(("s1", b"a"))], WritingClient(), ROUTED, once).digest == 0
 
 
-def test_a_server_without_transactions_is_told_with_the_remedy():
+def test_a_server_without_transactions_is_reported_with_the_remedy():
     client = WritingClient(has_transactions=False)
     with pytest.raises(ConfigurationError, match="set delivery=at-least-once"):
         write_rows([routed(("s1", b"a"))], client, ROUTED, StagedFor(KEY, is_repeatable=True))
@@ -229,7 +229,7 @@ def test_many_streams_share_an_append():
     assert [len(items) for items in client.appends] == [100]
 
 
-def test_no_rows_ask_nobody():
+def test_no_rows_send_no_request():
     client = WritingClient()
     message = write_rows([routed()], client, ROUTED)
     assert (message.record_count, message.batch_count, message.stream_count) == (0, 0, 0)
@@ -332,7 +332,7 @@ def test_each_stream_has_the_limit_of_its_server():
     assert f"at most {RECORD_BYTES_MAX} are allowed" in one
 
 
-def test_nobody_is_asked_for_limits_that_do_not_matter():
+def test_limits_that_do_not_matter_are_not_requested():
     client = WritingClient()
     write_rows([routed(("s1", bytes(RECORD_BYTES_MAX // 2 + 1)))], client, ROUTED)
     assert client.asked_sizes == []
