@@ -23,6 +23,8 @@ EXIT_OK, EXIT_INTERRUPTED, EXIT_NO_TESTS = 0, 130, 5  # the last one is pytest's
 
 SPARK = ["tests/spark", "tests/notebooks"]
 SPARK += [f"tests/docs/test_{name}.py" for name in ("documents", "first_query")]
+SPARK_UNIT = "tests/unit/test_spark_*.py"
+CONNECTOR = ["tests/tidy", "tests/property", *map(str, sorted(ROOT.glob(SPARK_UNIT)))]
 DRIVERS = [f"tests/faults/test_{name}.py" for name in ("driver_kill", "sink_kill", "speculation")]
 SOON_DONE = ["-m", "not exhaustive", "--hypothesis-profile=quick"]
 ALONE = {"--pdb", "--trace", "-s", "-h", "--help", "--version", "--co", "--collect-only"}
@@ -48,8 +50,8 @@ PLANS = {
     ],
     "quick": [
         [
-            Part("unit", ["tests/tidy", "tests/unit", *SOON_DONE]),
-            Part("property", ["tests/property", *SOON_DONE]),
+            Part("of the core", ["tests/unit", f"--ignore-glob={SPARK_UNIT}", *SOON_DONE]),
+            Part("of the connector, property, tidy", [*CONNECTOR, *SOON_DONE]),
         ]
     ],
 }
@@ -108,7 +110,7 @@ def run_together(parts: Sequence[Part], options: Sequence[str], stop_early: bool
 
 def start(part: Part, options: Sequence[str], output: IO[bytes] | None) -> subprocess.Popen[bytes]:
     """Start a part; its output goes to a file, or where ours goes."""
-    folder = part.name.replace(" ", "-")
+    folder = part.name.replace(",", "").replace(" ", "-")
     own = ["-o", f"cache_dir=.pytest_cache/{folder}"]  # each remembers its own failures for --lf
     if LAST_FAILED & {*options}:
         own.append("--last-failed-no-failures=none")
