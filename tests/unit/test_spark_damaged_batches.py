@@ -25,7 +25,6 @@ from sbp_core.records import (
 )
 from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.servers import Endpoint, Servers
-from sbp_spark.reading import layout as layouts
 from sbp_spark.reading.input_partitions import StoredRun, decode_chunks
 from sbp_spark.reading.layout import ColumnsLayout, RowsLayout, SchemaVersions
 from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
@@ -189,8 +188,7 @@ class Driver:
 
 
 def typed_layout():
-    layouts._known.clear()
-    return ColumnsLayout(TYPED.arrow, SchemaVersions(Driver(), Servers(Endpoint("nowhere", 1))))
+    return ColumnsLayout(TYPED.arrow, SchemaVersions(Driver(), Servers(Endpoint("nowhere", 1)), {}))
 
 
 @given(streams(columns_batch, damages(columns_batch)))
