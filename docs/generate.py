@@ -121,7 +121,7 @@ Commands that ask a placement driver have these two:
 
 | argument | meaning |
 |---|---|
-| `--endpoint HOST:PORT` | placement driver (default: $SBP_ENDPOINT, or 127.0.0.1:12378) |
+| `--endpoint HOST:PORT[,...]` | placement drivers (default: $SBP_ENDPOINT, or 127.0.0.1:12378) |
 | `--json` | print JSON, one object per line |
 """
 

@@ -53,7 +53,7 @@ def client_for(servers: Servers, patience: Patience) -> Client:
         if key not in _clients:
             is_starting = patience is Patience.STARTING
             _clients[key] = Client(
-                str(servers.endpoint),
+                str(servers),
                 timeout_ms=_FIRST_CALL_TIMEOUT_MS if is_starting else limits.REQUEST_TIMEOUT_MS,
                 connecting=Connecting(
                     timeout_ms=_CONNECT_TIMEOUT_MS,

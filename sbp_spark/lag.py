@@ -21,7 +21,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from sbp_core.client import parse_endpoint
+from sbp_core.client import parse_endpoint, parse_endpoints
 from sbp_core.errors import SbpError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.servers import Endpoint, Servers
@@ -131,7 +131,8 @@ class _Meter:
     """Asks a cluster how far its streams are beyond what a query has read."""
 
     def __init__(self, endpoint: str) -> None:
-        servers = Servers(Endpoint(*parse_endpoint(endpoint)))
+        given = tuple(Endpoint(*parse_endpoint(each)) for each in parse_endpoints(endpoint))
+        servers = Servers(given)
         self._client = client_for(servers, Patience.STARTING)
         self._sizes = RecordSizes(self._client)
 

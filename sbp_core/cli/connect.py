@@ -89,8 +89,8 @@ def cluster(options: Namespace) -> int:
 def ping(options: Namespace) -> int:
     """Measure a round trip to the placement driver, on a connection that is there already."""
     with connect(options) as client:
-        round_trip_ms = client.ping()
-    value = {"endpoint": options.endpoint, "round_trip_ms": round_trip_ms}
-    text = f"{options.endpoint} answers in {round_trip_ms:.2f} ms"
+        round_trip_ms, endpoint = client.ping(), client.endpoint
+    value = {"endpoint": endpoint, "round_trip_ms": round_trip_ms}
+    text = f"{endpoint} answers in {round_trip_ms:.2f} ms"
     write_result(value, text, is_json=options.json)
     return 0

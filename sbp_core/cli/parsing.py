@@ -45,8 +45,8 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--endpoint",
         default=endpoint,
-        metavar="HOST:PORT",
-        help=f"placement driver (default: $SBP_ENDPOINT, now {shown})",
+        metavar="HOST:PORT[,...]",
+        help=f"placement drivers (default: $SBP_ENDPOINT, now {shown})",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
 

@@ -35,6 +35,7 @@ from sbp_core.client.types import (
     TxnPart,
     UnavailableRange,
     parse_endpoint,
+    parse_endpoints,
 )
 from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.dialect import Dialect
@@ -81,5 +82,6 @@ __all__ = [
     "is_producer",
     "one_shot_producer",
     "parse_endpoint",
+    "parse_endpoints",
     "txn_id_of",
 ]

@@ -43,7 +43,6 @@ from sbp_core.client.types import (
     TxnInfo,
     TxnLoss,
     TxnPart,
-    parse_endpoint,
 )
 from sbp_core.errors import SbpError
 from sbp_core.records.stream_schema import StreamSchema
@@ -59,6 +58,9 @@ T = TypeVar("T")
 class SocketClient:
     """A blocking client of the cluster whose placement driver is at `endpoint` ("host:port").
 
+    Several placement drivers of one cluster are separated by commas: one that is down is passed
+    over, and one that does not lead names the one that does.
+
     Threads may share it. Every call has a deadline of `timeout_ms`; failed calls are
     retried as `retry` says, where that is safe. All methods raise SbpError.
     """
@@ -72,7 +74,6 @@ class SocketClient:
         retry: RetryPolicy | None = None,
         random: Random | None = None,
     ) -> None:
-        parse_endpoint(endpoint)
         self._context = Context(
             PlacementDrivers(endpoint),
             Router(),
@@ -81,6 +82,11 @@ class SocketClient:
             timeout_ms,
         )
         self._pool = ConnectionPool(connecting or Connecting())
+
+    @property
+    def endpoint(self) -> str:
+        """The placement driver that is asked next, "host:port"; the one that answered last."""
+        return self._context.drivers.endpoint
 
     def call(
         self,

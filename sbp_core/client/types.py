@@ -364,6 +364,22 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     return found["ipv6"] or found["host"], int(found["port"])
 
 
+def parse_endpoints(text: str) -> tuple[str, ...]:
+    """Return the endpoints of "host:port,host:port", one or several, each once.
+
+    Raises ConfigurationError for what `parse_endpoint` refuses, and for too many.
+    """
+    endpoints = tuple(dict.fromkeys(each.strip() for each in text.split(",")))
+    for each in endpoints:
+        parse_endpoint(each)
+    if len(endpoints) > limits.PLACEMENT_DRIVERS_MAX:
+        raise ConfigurationError(
+            f"{len(endpoints)} endpoints are too many; name"
+            f" {limits.PLACEMENT_DRIVERS_MAX} placement drivers at most"
+        )
+    return endpoints
+
+
 def _is_ipv6(host: str) -> bool:
     try:
         ipaddress.IPv6Address(host)

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import structs
 
 from sbp_core import limits
-from sbp_core.client import AsyncClient, RetryPolicy
+from sbp_core.client import AsyncClient, RetryPolicy, parse_endpoints
 from sbp_core.client.programs.range_placement import chunks
 from sbp_core.errors import (
     AlreadyExistsError,
@@ -78,7 +78,7 @@ class Membership:
 
     def __init__(
         self,
-        placement_driver: str,
+        placement_drivers: str,
         data_dir: Path,
         disk: Disk,
         heartbeat_interval_ms: int,
@@ -86,14 +86,14 @@ class Membership:
         *,
         high_water: HighWaterKeeper,
     ) -> None:
-        self._placement_driver = placement_driver
+        self._placement_drivers = placement_drivers
         self._high_water = high_water
         self._data_dir = data_dir
         self._disk = disk
         self._interval_ms = heartbeat_interval_ms
         self._measure = measure
         self._client = AsyncClient(
-            placement_driver, retry=RetryPolicy(budget_ms=heartbeat_interval_ms)
+            placement_drivers, retry=RetryPolicy(budget_ms=heartbeat_interval_ms)
         )
         self._identity: Identity | None = None
         self._dialect = Dialect.SPECIFICATION
@@ -226,7 +226,7 @@ class Membership:
         """
         await cancel_all(self._tasks)
         if self._identity is not None:
-            await self._send_load(self._placement_driver, timeout_ms=limits.LAST_HEARTBEAT_MS)
+            await self._send_load(self._client.endpoint, timeout_ms=limits.LAST_HEARTBEAT_MS)
         await self._client.close()
 
     async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
@@ -297,7 +297,7 @@ class Membership:
         if answers[-1].status is None or answers[-1].id < 0:
             raise UnsupportedError(
                 StatusCode.UNSUPPORTED_OPERATION,
-                f"the placement driver at {self._placement_driver} gives this server the id"
+                f"the placement driver at {self._client.endpoint} gives this server the id"
                 f" {answers[-1].id} without the status of success: it is broken, or speaks another"
                 " protocol. No id was stored",
             )
@@ -369,15 +369,26 @@ class Membership:
                 is_known = False
 
     async def _keep_followers_informed(self) -> None:
-        """SPEC "DESCRIBE_PD_CLUSTER": heartbeats and load go to all nodes, the next leader too."""
+        """SPEC "DESCRIBE_PD_CLUSTER": heartbeats and load go to all nodes, the next leader too.
+
+        To those that this server was given as well, also while none of them leads.
+        """
+        given = parse_endpoints(self._placement_drivers)
         while True:
+            leaders: set[str] = set()
+            followers = dict.fromkeys(given)
             try:
-                drivers = await self._client.placement_drivers(self.self_table())
+                for each in await self._client.placement_drivers(self.self_table()):
+                    if each.is_leader:
+                        leaders.add(each.endpoint)
+                    else:
+                        followers[each.endpoint] = None
+                leaders.add(self._client.endpoint)  # the leader by the address that it has here
             except SbpError as error:
                 _LOG.debug("the other placement drivers are not known: %s", error)
-            else:
-                followers = [each.endpoint for each in drivers if not each.is_leader]
-                await asyncio.gather(*map(self._send_load, followers))
+            await asyncio.gather(
+                *(self._send_load(each) for each in followers if each not in leaders)
+            )
             await asyncio.sleep(self._interval_ms / 1000)
 
     async def _send_load(self, driver: str, *, timeout_ms: int = limits.CONNECT_TIMEOUT_MS) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import parse_endpoint
+from sbp_core.client import parse_endpoints
 from sbp_core.errors import ConfigurationError
 from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.server.settings import (
@@ -30,7 +30,11 @@ class RangeServerSettings(ListenerSettings):
     """How one range server runs. Raises ConfigurationError when a value cannot work."""
 
     port: int = port_setting(10911)
-    placement_driver: str = setting("Where the placement driver listens.", "host:port")
+    placement_driver: str = setting(
+        "Placement drivers of the cluster, separated by commas. The server registers with the one"
+        " that leads, and sends heartbeats to all.",
+        f"host:port, 1..{limits.PLACEMENT_DRIVERS_MAX} of them",
+    )
     segment_bytes: int = integer_setting(
         "Size at which the log starts a new segment file.",
         limits.SEGMENT_BYTES_MIN,
@@ -110,7 +114,7 @@ class RangeServerSettings(ListenerSettings):
 
     def __post_init__(self) -> None:
         ListenerSettings.__post_init__(self)
-        parse_endpoint(self.placement_driver)
+        parse_endpoints(self.placement_driver)
         if self.sizes != DEFAULT and parse_dialect(self.dialect) is not Dialect.SPECIFICATION:
             raise ConfigurationError(
                 f"record_bytes_max: {self.record_bytes_max} is more than servers of the dialect"

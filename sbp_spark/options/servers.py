@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from sbp_core.limits import ISOLATION_CLASS_LENGTH_MAX
+from sbp_core.limits import ISOLATION_CLASS_LENGTH_MAX, PLACEMENT_DRIVERS_MAX
 from sbp_spark.options.declaring import (
     FLAG,
     Given,
@@ -29,7 +29,7 @@ TABLE_REMEDY: Final = (
 )
 _HOST_LENGTH_MAX: Final = 253
 _HOST: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\.?")
-_ENDPOINT_EXPECTED: Final = "host:port of the placement driver"
+_ENDPOINT_EXPECTED: Final = "host:port of the placement driver, or a list"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,20 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def _parse_endpoint(given: Given) -> Endpoint | None:
-    found = _endpoint(given.text)
-    if isinstance(found, Endpoint):
-        return found
-    wrong, remedy = found
-    given.refuse(wrong, _ENDPOINT_EXPECTED, remedy)
-    return None
+def _parse_endpoints(given: Given) -> tuple[Endpoint, ...] | None:
+    endpoints: dict[Endpoint, None] = {}
+    for text in given.text.split(","):
+        found = _endpoint(text.strip())
+        if not isinstance(found, Endpoint):
+            wrong, remedy = found
+            given.refuse(wrong, _ENDPOINT_EXPECTED, remedy)
+            return None
+        endpoints[found] = None
+    if len(endpoints) > PLACEMENT_DRIVERS_MAX:
+        wrong = f"has {len(endpoints)} placement drivers"
+        given.refuse(wrong, _ENDPOINT_EXPECTED, f"name {PLACEMENT_DRIVERS_MAX} at most")
+        return None
+    return tuple(endpoints)
 
 
 def _endpoint(text: str) -> Endpoint | tuple[str, str]:
@@ -58,8 +65,6 @@ def _endpoint(text: str) -> Endpoint | tuple[str, str]:
         return "has an '@'", "leave out user and password"
     if "://" in text:
         return f"is the URL {shown(text)}", "leave out the scheme and '://'"
-    if "," in text:
-        return f"is the list {shown(text)}", "name one placement driver"
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         return f"{shown(text)} has no port", "append ':' and the port"
@@ -79,27 +84,30 @@ def _endpoint(text: str) -> Endpoint | tuple[str, str]:
 
 _ENDPOINT: Final = option(
     "endpoint",
-    Kind(_parse_endpoint),
-    Endpoint("", 0),
+    Kind(_parse_endpoints),
+    (),
     unset="required",
     kafka="kafka.bootstrap.servers",
-).doc("Placement driver to ask, host:port; an IPv6 address is written in brackets.")
+).doc(
+    "Placement driver to ask, host:port; an IPv6 address is written in brackets. Several of one"
+    " cluster are separated by commas: one that is down is passed over."
+)
 
 
-def _read_endpoint(reader: OptionReader) -> Endpoint:
+def _read_endpoints(reader: OptionReader) -> tuple[Endpoint, ...]:
     remedy = f'add .option("endpoint", ...); {TABLE_REMEDY}'
     return reader.required(_ENDPOINT, _ENDPOINT_EXPECTED, remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """The servers of a cluster: where its placement driver is, and how to talk to them.
+    """The servers of a cluster: where its placement drivers are, and how to talk to them.
 
     `isolation_class` "" is the class of those that name none. With `reads_locally` the logs of
     servers on the same machine are read from their files.
     """
 
-    endpoint: Endpoint = field(metadata=reads(_read_endpoint, _ENDPOINT))
+    endpoints: tuple[Endpoint, ...] = field(metadata=reads(_read_endpoints, _ENDPOINT))
     is_compressed: bool = option(
         "networkCompression", words({"none": False, "zstd": True}), False
     ).field(
@@ -123,7 +131,7 @@ class Servers:
     )
 
     def __str__(self) -> str:
-        return str(self.endpoint)
+        return ",".join(map(str, self.endpoints))
 
 
 class Table(Enum):
@@ -139,7 +147,7 @@ class CatalogOptions:
     """Which table of which cluster is read."""
 
     servers: Servers = field(
-        metadata=reads(lambda reader: Servers(_read_endpoint(reader)), _ENDPOINT)
+        metadata=reads(lambda reader: Servers(_read_endpoints(reader)), _ENDPOINT)
     )
     table: Table = option("table", word(Table), Table.STREAMS, unset="none").field(
         "Instead of records, what the placement driver knows: `streams`, `ranges` or `cursors` (of"

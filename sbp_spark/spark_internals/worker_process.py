@@ -22,7 +22,7 @@ from typing import Final
 
 from pyspark import SparkFiles, TaskContext
 
-from sbp_spark.options.servers import Endpoint, Servers
+from sbp_spark.options.servers import Servers
 from sbp_spark.options.streams import FoundStream
 
 _DAEMON: Final = "pyspark.daemon"
@@ -118,7 +118,7 @@ def keep_freed_memory() -> None:
 Found = Mapping[str, FoundStream]
 """Streams by what options call them."""
 
-_found: Final[dict[tuple[int, Endpoint, str], Found]] = {}
+_found: Final[dict[tuple[int, str, str], Found]] = {}
 
 
 def find_once(servers: Servers, purpose: str, find: Callable[[], Found]) -> Found:
@@ -129,10 +129,10 @@ def find_once(servers: Servers, purpose: str, find: Callable[[], Found]) -> Foun
     minute, so the streams are kept in a file of the session, which Spark removes. Raises
     what `find` raises.
     """
-    key = (os.getpid(), servers.endpoint, purpose)
+    key = (os.getpid(), str(servers), purpose)
     if key not in _found:
         folder = maybe_session_folder()
-        digest = sha256(f"{servers.endpoint} {purpose}".encode()).hexdigest()
+        digest = sha256(f"{servers} {purpose}".encode()).hexdigest()
         _found[key] = find() if folder is None else _read_or_write(folder / f".sbp-{digest}", find)
     return _found[key]
 

@@ -194,6 +194,67 @@ def test_when_the_given_one_is_gone_too_the_others_are_asked(tmp_path, kind):
 
 
 @kinds
+def test_of_several_given_ones_those_that_are_down_are_passed_over(tmp_path, kind):
+    """Without a retry: nothing was sent to one that refuses the connection."""
+
+    async def body(follower):
+        async with AsyncExitStack() as stack, running(tmp_path, follower) as servers:
+            downs = [await stack.enter_async_context(follower_pd()) for _ in range(2)]
+            await stack.aclose()
+            given = ",".join([*(each.endpoint for each in downs), servers.pd.endpoint])
+
+            def work(driver):
+                assert driver.do("ping") > 0
+                use_every_operation(driver)
+                return driver.client.endpoint
+
+            once = RetryPolicy(budget_ms=0)
+            assert await with_driver(kind, given, work, retry=once) == servers.pd.endpoint
+            assert await with_driver(kind, given, use_every_operation, retry=once) is None
+
+            def fail(driver):
+                with pytest.raises(ConnectError) as caught:
+                    driver.do("list_streams")
+                return str(caught.value)
+
+            message = await with_driver(kind, given.rpartition(",")[0], fail, retry=once)
+            assert "DESCRIBE_STREAMS at " in message
+            assert all(down.endpoint in message for down in downs)
+
+    run(body)
+
+
+def test_a_range_server_joins_the_leader_and_beats_at_all_that_it_was_given(tmp_path):
+    """The leader names no other node here: only the range server knows the list."""
+
+    async def body(follower):
+        async with follower_pd() as down:
+            pass
+        async with follower_pd() as other:
+            servers = Servers(tmp_path, follower)
+            await servers.lead()
+            other.name(servers.pd.endpoint)
+            given = [down.endpoint, follower.endpoint, other.endpoint, servers.pd.endpoint]
+            try:
+                await servers.host(",".join(given))
+                assert servers.pd.live_server_count == 1
+                for each in (follower, other):
+                    await until(lambda: each.asked[Opcode.HEARTBEAT] > 2)  # noqa: B023
+                    await until(lambda: each.asked[Opcode.REPORT_METRICS] > 1)  # noqa: B023
+                await servers.pd.stop()
+                beats = other.asked[Opcode.HEARTBEAT]
+                await until(lambda: other.asked[Opcode.HEARTBEAT] > beats + 2)
+                await servers.lead()
+                other.name(servers.pd.endpoint)
+                await until(lambda: servers.pd.live_server_count == 1)
+                assert not servers.range_server.failed.done()
+            finally:
+                await servers.stop()
+
+    run(body)
+
+
+@kinds
 def test_placement_drivers_that_name_each_other_are_given_up(kind):
     async def body(follower):
         async with follower_pd() as other:

@@ -25,7 +25,7 @@ from sbp_spark.options.sink import SinkOptions
 from sbp_spark.options.streams import StreamRef
 from sbp_spark.options.targets import Targets
 
-SERVERS = Servers(Endpoint("pd", 1))
+SERVERS = Servers((Endpoint("pd", 1),))
 STREAM_COUNT = 100
 
 

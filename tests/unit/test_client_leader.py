@@ -126,6 +126,22 @@ def test_whatever_peers_say_the_given_one_stays_known_and_has_its_turn(steps) ->
     assert drivers.endpoint == GIVEN
 
 
+def test_one_that_is_down_is_passed_over_where_several_were_given() -> None:
+    drivers = PlacementDrivers("a:1,b:2")
+    assert drivers.known == ("a:1", "b:2")
+    drivers.on_error("a:1", ConnectError("x"))
+    assert drivers.endpoint == "b:2"
+    assert drivers.is_passed_over(ConnectError("x"), {"a:1"})
+    assert not drivers.is_passed_over(ConnectionLostError("x"), {"a:1"}), "it may have had effect"
+    drivers.on_error("b:2", not_leader("lead:3"))
+    assert drivers.known == ("lead:3", "a:1", "b:2")
+    drivers.on_error("lead:3", ConnectError("x"))
+    drivers.on_error("a:1", ConnectError("x"))
+    drivers.on_error("b:2", ConnectError("x"))
+    assert not drivers.is_passed_over(ConnectError("x"), {"lead:3", "a:1", "b:2"}), "all were asked"
+    assert not PlacementDrivers(GIVEN).is_passed_over(ConnectError("x"), set())
+
+
 def test_what_is_learned_waits_behind_the_one_that_is_asked() -> None:
     drivers = PlacementDrivers(GIVEN)
     drivers.learn(cluster_of("lead:1", "b:2"))

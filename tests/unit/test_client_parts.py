@@ -7,7 +7,14 @@ from random import Random
 import pytest
 
 from sbp_core import limits
-from sbp_core.client import EARLIEST, LATEST, RangeInfo, RetryPolicy, parse_endpoint
+from sbp_core.client import (
+    EARLIEST,
+    LATEST,
+    RangeInfo,
+    RetryPolicy,
+    parse_endpoint,
+    parse_endpoints,
+)
 from sbp_core.client.io.conversation import Conversation, Phase, connect_failed, lost
 from sbp_core.client.programs.program import (
     Arrival,
@@ -62,6 +69,13 @@ def test_endpoints(text, expected) -> None:
 def test_no_endpoints(text) -> None:
     with pytest.raises(ConfigurationError, match=r"\[::1\]:12378"):
         parse_endpoint(text)
+
+
+def test_several_endpoints() -> None:
+    assert parse_endpoints("a:1, [::1]:2,a:1") == ("a:1", "[::1]:2")
+    for text in ("", "a:1,", "a:1,b", ",".join(f"h{number}:1" for number in range(17))):
+        with pytest.raises(ConfigurationError):
+            parse_endpoints(text)
 
 
 def decide(error: SbpError, *, is_repeatable: bool = True, elapsed_ms: float = 0) -> float | None:

@@ -30,7 +30,7 @@ from sbp_spark.reading.losses import DamagedRecordsError
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.row_schema import source_schema
 
-SERVERS = Servers(Endpoint("nowhere", 1))
+SERVERS = Servers((Endpoint("nowhere", 1),))
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 METADATA = logical_arrow_schema(StructType([METADATA_FIELD])).field(0)
 FIRST = schema_of(id=pa.int32(), name=pa.string())

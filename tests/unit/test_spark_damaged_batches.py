@@ -188,7 +188,9 @@ class Driver:
 
 
 def typed_layout():
-    return ColumnsLayout(TYPED.arrow, SchemaVersions(Driver(), Servers(Endpoint("nowhere", 1)), {}))
+    return ColumnsLayout(
+        TYPED.arrow, SchemaVersions(Driver(), Servers((Endpoint("nowhere", 1),)), {})
+    )
 
 
 @given(streams(columns_batch, damages(columns_batch)))

@@ -36,7 +36,7 @@ from sbp_spark.row_schema import source_schema
 
 ARROW = logical_arrow_schema(source_schema(include_headers=False))
 ROWS = RowsLayout(ARROW)
-SERVERS = Servers(Endpoint("nowhere", 1))
+SERVERS = Servers((Endpoint("nowhere", 1),))
 
 
 def span(start, end, stream_id=7, range_index=0):

@@ -154,7 +154,7 @@ def test_a_column_that_lost_its_logical_type_since_the_query_started():
         logical_arrow_schema(column(DayTimeIntervalType(*each))) for each in ((0, 0), ())
     )
     narrow, wide = StreamSchema.of(days), StreamSchema.of(hours)
-    versions = SchemaVersions(Driver(narrow, wide), Servers(Endpoint("nowhere", 1)), {})
+    versions = SchemaVersions(Driver(narrow, wide), Servers((Endpoint("nowhere", 1),)), {})
 
     def decoded(written, wanted):
         rows = rows_in(written, [{"x": dt.timedelta(days=1)}])

@@ -16,7 +16,7 @@ from sbp_spark.options.targets import Targets
 
 def test_defaults_of_a_streaming_source():
     options = source()
-    assert options.servers == Servers(Endpoint("pd", 12378))
+    assert options.servers == Servers((Endpoint("pd", 12378),))
     assert options.selection == StreamList((StreamRef("orders"), StreamRef("17")))
     assert options.starting == Positions(Latest())
     assert options.ending is None
@@ -39,7 +39,7 @@ def test_keys_and_words_are_taken_in_any_case_and_values_are_stripped():
         },
         streaming=True,
     )
-    assert options.servers.endpoint == Endpoint("pd", 1)
+    assert options.servers.endpoints == (Endpoint("pd", 1),)
     assert [str(stream) for stream in options.selection.refs] == ["a", "b"]
     assert options.starting == Positions(Earliest())
     assert options.limits == TriggerLimits(records_max=7)
@@ -151,9 +151,15 @@ def test_streams_are_selected_in_one_way(given, told):
     ],
 )
 def test_endpoints(text, host, port, shown):
-    endpoint = source(endpoint=text).servers.endpoint
+    (endpoint,) = source(endpoint=text).servers.endpoints
     assert endpoint == Endpoint(host, port)
     assert str(endpoint) == shown
+
+
+def test_several_endpoints_of_one_cluster():
+    servers = source(endpoint="a:1, [::1]:2,a:1").servers
+    assert servers.endpoints == (Endpoint("a", 1), Endpoint("::1", 2))
+    assert str(servers) == "a:1,[::1]:2"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +179,8 @@ def test_endpoints(text, host, port, shown):
         ("-pd:80", "a host name or address"),
         ("p d:80", "a host name or address"),
         ("h" * 254 + ":80", "a host name or address"),
-        ("a:1,b:2", "one placement driver"),
+        ("a:1,", "append ':' and the port"),
+        (",".join(f"h{number}:1" for number in range(17)), "name 16 at most"),
         ("sbp://pd:80", "leave out the scheme"),
         ("", 'add .option("endpoint", ...)'),
         ("  ", 'add .option("endpoint", ...)'),
@@ -245,10 +252,10 @@ def test_bad_lists_of_streams(text, wrong):
 
 def test_how_to_talk_to_the_servers():
     servers = source(networkCompression="ZSTD", isolationClass="nightly.backfill").servers
-    assert servers == Servers(Endpoint("pd", 12378), True, "nightly.backfill")
-    assert source(networkCompression="none").servers == Servers(Endpoint("pd", 12378))
+    assert servers == Servers((Endpoint("pd", 12378),), True, "nightly.backfill")
+    assert source(networkCompression="none").servers == Servers((Endpoint("pd", 12378),))
     sink = parse_sink_options({"endpoint": "pd:1", "networkCompression": "zstd"})
-    assert sink.servers == Servers(Endpoint("pd", 1), is_compressed=True)
+    assert sink.servers == Servers((Endpoint("pd", 1),), is_compressed=True)
     assert str(servers) == "pd:12378"
 
 

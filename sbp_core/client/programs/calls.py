@@ -194,11 +194,15 @@ class Attempts:
         """Return `error` with the operation, the number of tries and a remedy in its message."""
         tries = f" (given up after {self._count} tries)" if self._count > 1 else ""
         remedy = ""
+        drivers = self._context.drivers
         if endpoint is not None and isinstance(error, TransportError | DeadlineExceededError):
             remedy = f"; is `sbp serve` running at {endpoint}, and reachable from here?"
+            if len(drivers.known) > 1 and endpoint in drivers.known:
+                remedy = (
+                    f"{remedy} The placement drivers that are known: {', '.join(drivers.known)}"
+                )
         elif endpoint is not None and isinstance(error, NotLeaderError):
-            known = ", ".join(self._context.drivers.known)
-            remedy = f"; the placement drivers that are known: {known}"
+            remedy = f"; the placement drivers that are known: {', '.join(drivers.known)}"
         return with_message(error, f"{_asked(operation, endpoint)}{tries}: ", remedy)
 
 
@@ -291,11 +295,13 @@ def ask(
 ) -> Program[list[T]]:
     """Ask the placement driver, again where that may help; return the headers of the answer.
 
-    One that does not lead names the leader, which is asked from then on. The outcome of the error
-    that is raised covers all tries. With a `feature` the call is sent only where it was agreed on.
+    One that does not lead names the leader, which is asked from then on. One that is down is passed
+    over at once where several were given. The outcome of the error that is raised covers all tries.
+    With a `feature` the call is sent only where it was agreed on.
     """
     attempts = Attempts(context, (yield Now()))
     is_untouched = True
+    tried: set[str] = set()
     while True:
         asked = context.drivers.endpoint
         (reply,) = yield from gather(
@@ -308,6 +314,9 @@ def ask(
             now_ms = yield Now()
             attempts.on_failure()
             is_untouched = is_untouched and error.outcome is Outcome.NOT_APPLIED
+            tried.add(asked)
+            if context.drivers.is_passed_over(error, tried):
+                continue
             wait_ms = attempts.maybe_wait_ms(
                 error, opcode.name, asked, now_ms, is_repeatable=is_repeatable
             )
@@ -316,6 +325,7 @@ def ask(
                 failure.outcome = error.outcome if is_untouched else Outcome.UNKNOWN
                 raise failure from error
         yield from pause(wait_ms)
+        tried.clear()
 
 
 def placement_drivers(
@@ -345,13 +355,21 @@ def exchange(call: Call) -> Program[list[Frame]]:
 
 
 def ping(context: Context) -> Program[float]:
-    """Measure a round trip to the placement driver in ms (SPEC "PING"). Not retried."""
-    begin_ms: float = yield Now()
-    asked = context.drivers.endpoint
-    try:
-        yield from exchange(Call(asked, Opcode.PING, None, context.timeout_ms))
-    except SbpError as error:
-        context.drivers.on_error(asked, error)
-        raise Attempts(context, begin_ms).explain(error, "PING", asked) from error
-    end_ms: float = yield Now()
-    return end_ms - begin_ms
+    """Measure a round trip to the placement driver in ms (SPEC "PING").
+
+    Not retried, but a driver that is down is passed over where several were given.
+    """
+    tried: set[str] = set()
+    while True:
+        begin_ms: float = yield Now()
+        asked = context.drivers.endpoint
+        try:
+            yield from exchange(Call(asked, Opcode.PING, None, context.timeout_ms))
+        except SbpError as error:
+            context.drivers.on_error(asked, error)
+            tried.add(asked)
+            if not context.drivers.is_passed_over(error, tried):
+                raise Attempts(context, begin_ms).explain(error, "PING", asked) from error
+        else:
+            end_ms: float = yield Now()
+            return end_ms - begin_ms

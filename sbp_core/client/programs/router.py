@@ -5,13 +5,21 @@ Pure: programs fill it with what servers answer. Read first: `Router`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
-from sbp_core.client.types import EARLIEST, LATEST, RangeInfo, StoreCommit, parse_endpoint
+from sbp_core.client.types import (
+    EARLIEST,
+    LATEST,
+    RangeInfo,
+    StoreCommit,
+    parse_endpoint,
+    parse_endpoints,
+)
 from sbp_core.errors import (
     ConfigurationError,
+    ConnectError,
     DeadlineExceededError,
     NotLeaderError,
     SbpError,
@@ -26,11 +34,11 @@ from sbp_core.wire.status import maybe_cluster
 class Turn:
     """The known placement drivers, in the order in which they are asked.
 
-    `given` is the one that the client was given: it is never forgotten. Of the others those stay
+    `given` are those that the client was given: they are never forgotten. Of the others those stay
     that a placement driver named last.
     """
 
-    given: str
+    given: tuple[str, ...]
     endpoints: tuple[str, ...]
 
     def after(self, asked: str, error: SbpError) -> Turn:
@@ -50,7 +58,7 @@ class Turn:
     def knowing(self, cluster: PlacementDriverCluster) -> Turn:
         """Return the order with the nodes of `cluster` behind the one that is asked now."""
         named = [endpoint for endpoint, _ in reachable_nodes(cluster)]
-        in_turn = dict.fromkeys((self.endpoints[0], self.given, *named))
+        in_turn = dict.fromkeys((self.endpoints[0], *self.given, *named))
         return replace(self, endpoints=tuple(in_turn))
 
     def _told(self, cluster: PlacementDriverCluster) -> Turn:
@@ -58,7 +66,7 @@ class Turn:
         known = self.knowing(cluster).endpoints
         nodes = reachable_nodes(cluster)
         leaders = [each for each, is_leader in nodes if is_leader and each != known[0]]
-        in_turn = (leaders[0], self.given, *known) if leaders else (*known[1:], known[0])
+        in_turn = (leaders[0], *self.given, *known) if leaders else (*known[1:], known[0])
         return replace(self, endpoints=tuple(dict.fromkeys(in_turn)))
 
     def _behind(self) -> Turn:
@@ -68,10 +76,14 @@ class Turn:
 
 
 class PlacementDrivers:
-    """The placement drivers of one client. The order is replaced whole, so threads may share it."""
+    """The placement drivers of one client. The order is replaced whole, so threads may share it.
+
+    `given` is "host:port", or several of these separated by commas. Raises ConfigurationError.
+    """
 
     def __init__(self, given: str) -> None:
-        self._turn = Turn(given, (given,))
+        endpoints = parse_endpoints(given)
+        self._turn = Turn(endpoints, endpoints)
 
     @property
     def endpoint(self) -> str:
@@ -82,6 +94,15 @@ class PlacementDrivers:
     def known(self) -> tuple[str, ...]:
         """All that are known, the one to ask next first."""
         return self._turn.endpoints
+
+    def is_passed_over(self, error: SbpError, tried: Collection[str]) -> bool:
+        """Whether the next one is asked at once: the one that failed with `error` is down.
+
+        That is no retry: nothing was sent. `tried` were asked already. A client that was given one
+        placement driver waits for that one, as its retry policy says.
+        """
+        is_down = isinstance(error, ConnectError) and len(self._turn.given) > 1
+        return is_down and self.endpoint not in tried
 
     def on_error(self, asked: str, error: SbpError) -> None:
         """Record that `asked` answered with `error`, or could not be reached."""
