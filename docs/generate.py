@@ -1,4 +1,4 @@
-"""Write what is made from the code: pages of docs/reference, and conf/server.toml.
+"""Write what is made from the code: pages of docs/reference, and the settings in conf/.
 
 python docs/generate.py            write them
 python docs/generate.py --check    exit 1 when the committed ones differ
@@ -12,7 +12,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field
+from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ import status_codes
 from status_codes import NOTICE, table
 
 from sbp_core import limits
-from sbp_core.cli.config import SECTIONS
+from sbp_core.cli.config import OPTIONS_OF_REQUIRED, PD, RANGE_SERVER, SERVE, Configuration
 from sbp_core.cli.main import COMMANDS, Command
 from sbp_core.cli.parsing import Parser, add_client_options
 from sbp_core.pd.txns.publications import PUBLICATION
@@ -35,11 +35,16 @@ DOCS: Final = Path(__file__).parent
 REFERENCE: Final = DOCS / "reference"
 CONF: Final = DOCS.parent / "conf"
 
-CONF_INTRODUCTION: Final = """\
-# Settings of `sbp serve --config conf/server.toml`. Every key is here, with its default; a key that
-# is left out has that default too. Options of the command line win over this file.
-"""
-EXAMPLES: Final = {"advertise_host": "log.example.org", "ready_file": "sbp-ready.json"}
+CONF_INTRODUCTION: Final = (
+    "Settings of `sbp {command} --config conf/{file_name}`. Every key is here, with its default; a"
+    " key that is left out has that default too. Options of the command line win over this file."
+)
+EXAMPLES: Final = {
+    "advertise_host": "log.example.org",
+    "ready_file": "sbp-ready.json",
+    "data_dir": "/var/lib/sbp",
+    "placement_driver": "pd1.example.org:12378,pd2.example.org:12378",
+}
 """Values of settings that have no default."""
 
 
@@ -128,11 +133,13 @@ Commands that ask a placement driver have these two:
 CONFIGURATION_INTRODUCTION: Final = """\
 # Configuration of the servers
 
-`sbp serve --config FILE` reads a TOML file with the sections below; `conf/server.toml` has every
-key with its default. A key that is left out has its default. Options of the command line win over
-the file. Unknown keys, wrong types and values that are not allowed are refused before anything
-starts.
+`sbp serve`, `sbp pd` and `sbp range-server` read a TOML file, `--config FILE`, with the sections
+below; the file in `conf` has every key with its default. A key that is left out has its default.
+Options of the command line win over the file. Unknown keys, wrong types and values that are not
+allowed are refused before anything starts.
 """
+
+CONFIGURATIONS: Final[tuple[Configuration[Any], ...]] = (SERVE, PD, RANGE_SERVER)
 
 RECORD_LIMITS: Final = {
     "bytes of a record: key, value and headers, or its columns": (
@@ -259,36 +266,52 @@ def cli_document() -> str:
 
 
 def configuration_document() -> str:
-    """Return the page of the settings of `sbp serve`."""
+    """Return the page of the settings of commands that run servers."""
     lines = [NOTICE, CONFIGURATION_INTRODUCTION]
-    for section, settings in SECTIONS.items():
-        rows = []
-        for key, setting in settings.items():
-            unset = setting.default is None
-            default = "not set" if unset else f"`{setting.default}`".replace("True", "true")
-            about = setting.metadata
-            rows.append([f"`{key}`", default, about["unit"] or "-", about["limit"], about["doc"]])
-        lines += [f"## [{section}]", ""]
-        lines += [*table(["key", "default", "unit", "allowed", "meaning"], rows), ""]
+    for each in CONFIGURATIONS:
+        lines += [f"## sbp {each.command}", "", f"`conf/{each.file_name}`", ""]
+        for section, settings in each.sections.items():
+            rows = []
+            for key, setting in settings.items():
+                about, default = setting.metadata, shown_default(setting)
+                rows.append(
+                    [f"`{key}`", default, about["unit"] or "-", about["limit"], about["doc"]]
+                )
+            lines += [f"### [{section}]", ""]
+            lines += [*table(["key", "default", "unit", "allowed", "meaning"], rows), ""]
     return "\n".join(lines)
 
 
+def shown_default(setting: Field[Any]) -> str:
+    """Return the default of a setting as a page shows it."""
+    if setting.default is MISSING:
+        return "required"
+    return "not set" if setting.default is None else f"`{setting.default}`".replace("True", "true")
+
+
 def setting_lines(key: str, setting: Field[Any]) -> Iterator[str]:
-    """Yield a key of conf/server.toml, below its meaning, unit and limit."""
+    """Yield a key of a file in conf/, below its meaning, unit and limit."""
     yield from textwrap.wrap(
         setting.metadata["doc"], 100, initial_indent="# ", subsequent_indent="# "
     )
     unit = setting.metadata["unit"]
     yield f"# {f'Unit: {unit}. ' if unit else ''}Limit: {setting.metadata['limit']}"
     default = setting.default
-    value = str(default) if isinstance(default, Path) else default
-    yield f"{key} = {json.dumps(value)}" if default is not None else f'# {key} = "{EXAMPLES[key]}"'
+    if default is MISSING:
+        yield f"# Required, here or as {OPTIONS_OF_REQUIRED[key]}."
+    if default is MISSING or default is None:
+        yield f'# {key} = "{EXAMPLES[key]}"'
+    else:
+        yield f"{key} = {json.dumps(str(default) if isinstance(default, Path) else default)}"
 
 
-def server_configuration() -> str:
-    """Return conf/server.toml."""
-    lines = [CONF_INTRODUCTION]
-    for section, keys in SECTIONS.items():
+def configuration_file(configuration: Configuration[Any]) -> str:
+    """Return a file in conf/."""
+    introduction = CONF_INTRODUCTION.format(
+        command=configuration.command, file_name=configuration.file_name
+    )
+    lines = [f"# {line}" for line in textwrap.wrap(introduction, 98)] + [""]
+    for section, keys in configuration.sections.items():
         lines += [f"[{section}]", ""]
         for key, setting in keys.items():
             lines += [*setting_lines(key, setting), ""]
@@ -303,7 +326,7 @@ def documents() -> dict[Path, str]:
         REFERENCE / "options.md": options_document(),
         REFERENCE / "cli.md": cli_document(),
         REFERENCE / "configuration.md": configuration_document(),
-        CONF / "server.toml": server_configuration(),
+        **{CONF / each.file_name: configuration_file(each) for each in CONFIGURATIONS},
     }
 
 

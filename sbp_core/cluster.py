@@ -1,6 +1,7 @@
-"""A placement driver and range servers: together in one process, or as a child process.
+"""A placement driver and range servers: together, or as a child process.
 
-`Cluster` runs them on the event loop of the caller; `sbp serve` is that and signals around it.
+`Cluster` runs them on the event loop of the caller, or the range servers in a process each; `sbp
+serve` is that and signals around it.
 `LocalCluster` runs `sbp serve` as a child of this process, for demos, tests and notebooks.
 """
 
@@ -9,16 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
@@ -27,10 +25,18 @@ from typing import Any, Final, Self
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.disk import Disk
-from sbp_core.log.recovery.opening import RecoveryReport
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.pd.metadata.data_dir import has_metadata
 from sbp_core.pd.metadata.sqlite_inspection import remedy_of_lost_metadata
+from sbp_core.processes import (
+    COMMAND,
+    POLL_SECONDS,
+    STOP_SECONDS,
+    RangeServerProcess,
+    end_process,
+    kill_group,
+    reserved_ports,
+)
 from sbp_core.rangeserver.identity import load_identity
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
@@ -161,15 +167,23 @@ class ClusterSettings:
 class Cluster:
     """A placement driver and range servers on the running event loop. It starts and stops once.
 
+    `make_process` makes a range server that runs in a process of its own; these start together.
     `failed` ends with the reason when a part must not go on. The owner then stops the cluster and
     exits with an error.
     """
 
-    def __init__(self, settings: ClusterSettings, *, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        *,
+        disk: Disk | None = None,
+        make_process: Callable[[RangeServerSettings], RangeServerProcess] | None = None,
+    ) -> None:
         self._settings = settings
         self._disk = disk
+        self._make_process = make_process
         self._placement_driver: PlacementDriver | None = None
-        self._range_servers: list[RangeServer] = []
+        self._range_servers: list[RangeServer | RangeServerProcess] = []
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
     @property
@@ -182,8 +196,8 @@ class Cluster:
             tuple(server.endpoint for server in self._range_servers),
         )
 
-    async def start(self) -> list[RecoveryReport]:
-        """Start all parts; return what each range server found in its log.
+    async def start(self) -> list[list[str]]:
+        """Start all parts; return what each range server found in its log, in lines.
 
         On return every range server is known to the placement driver. Raises ConfigurationError
         when an address or a folder cannot be had, LogError when a log cannot be opened, and
@@ -196,18 +210,22 @@ class Cluster:
             await driver.start()
             self._placement_driver = driver
             driver_endpoint = join_address(self._local_host(), driver.port)
-            reports = []
-            for index in range(self._settings.range_servers):
-                server = RangeServer(
-                    self._settings.range_server(index, driver_endpoint), disk=self._disk
-                )
-                self._range_servers.append(server)
-                server.failed.add_done_callback(self._on_failure)
-                reports.append(await server.start())
-            return reports
+            settings = [
+                self._settings.range_server(index, driver_endpoint)
+                for index in range(self._settings.range_servers)
+            ]
+            if self._make_process is not None:
+                made = map(self._make_process, settings)
+                return list(await asyncio.gather(*(self._start(each) for each in made)))
+            return [await self._start(RangeServer(each, disk=self._disk)) for each in settings]
         except BaseException:
             await self.stop()
             raise
+
+    async def _start(self, server: RangeServer | RangeServerProcess) -> list[str]:
+        self._range_servers.append(server)
+        server.failed.add_done_callback(self._on_failure)
+        return await server.start()
 
     def _check_metadata_are_there(self) -> None:
         """Raise ConfigurationError where range servers are of a cluster whose metadata are gone."""
@@ -247,10 +265,7 @@ class Cluster:
             self.failed.set_result(future.result())
 
 
-_POLL_SECONDS: Final = 0.02
-_STOP_SECONDS: Final = 2 * limits.DRAIN_TIMEOUT_MS / 1000
 _LOG_TAIL_BYTES: Final = 4 * limits.KIB
-_PORTS: Final = range(20_000, 32_000)
 """Below the ports that systems give to outgoing connections: none of those can take one of ours
 while the server is down."""
 
@@ -311,7 +326,7 @@ class LocalCluster:
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._ready_path.unlink(missing_ok=True)
         if self._first_port is None:
-            ports = _reserved_ports(1 + self._range_server_count)
+            ports = reserved_ports(1 + self._range_server_count)
             self._first_port = self._resources.enter_context(ports)
         with self.log_path.open("ab") as log:
             process = subprocess.Popen(
@@ -322,12 +337,12 @@ class LocalCluster:
                 start_new_session=True,
             )
         self._process = process
-        self._end = weakref.finalize(self, _end_process, process, os.getpid())
+        self._end = weakref.finalize(self, end_process, process, os.getpid())
         self._endpoints = self._wait_until_ready(process)
         return self
 
     def kill(self) -> None:
-        """End the server at once (SIGKILL), as a crash would."""
+        """End all its processes at once (SIGKILL), as a crash would."""
         self._reap(signal.SIGKILL)
 
     def stop(self) -> None:
@@ -375,8 +390,7 @@ class LocalCluster:
             "--ready-file": self._ready_path,
         }
         pairs = [str(word) for pair in options.items() for word in pair]
-        module = [sys.executable, "-m", "sbp_core.cli.main", "serve", "--until-stdin-closes"]
-        return [*module, *pairs, *self._options]
+        return [*COMMAND, "serve", "--until-stdin-closes", *pairs, *self._options]
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> Endpoints:
         deadline = time.monotonic() + self._start_timeout_ms / 1000
@@ -390,18 +404,21 @@ class LocalCluster:
             if time.monotonic() > deadline:
                 self._reap(signal.SIGKILL)
                 raise self._error(f"`sbp serve` was not ready within {self._start_timeout_ms} ms")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
         ready = json.loads(self._ready_path.read_text(encoding="utf-8"))
         return Endpoints(ready["pd"], tuple(ready["range_servers"]))
 
     def _reap(self, signal_number: signal.Signals) -> int:
         """Send a signal, wait for the end; return the exit code, negative for a signal's number."""
         process = self._running()
-        process.send_signal(signal_number)
+        if signal_number is signal.SIGKILL:
+            kill_group(process)
+        else:
+            process.send_signal(signal_number)
         try:
-            return process.wait(_STOP_SECONDS)
+            return process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            raise self._error(f"`sbp serve` did not end within {_STOP_SECONDS:.0f} s") from None
+            raise self._error(f"`sbp serve` did not end within {STOP_SECONDS:.0f} s") from None
         finally:
             if self._end is not None:
                 self._end()
@@ -420,39 +437,3 @@ class LocalCluster:
         if self._process is None:
             raise RuntimeError("the cluster is not running")
         return self._process
-
-
-def _end_process(process: subprocess.Popen[bytes], owner_pid: int) -> None:
-    """Kill a child that still runs and reap it; a fork of its parent leaves it alone."""
-    if os.getpid() != owner_pid:
-        return
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
-
-
-@contextmanager
-def _reserved_ports(count: int) -> Iterator[int]:
-    """Give the first of `count` consecutive ports that nobody listens on, or has reserved so.
-
-    They are free while the cluster is down, and other clusters of this machine must not take them
-    then. Names of abstract sockets reserve them, which end with their process, however that ends.
-    """
-    for _ in range(100):
-        first = secrets.choice(_PORTS[:-count])
-        with ExitStack() as reservations:
-            try:
-                with ExitStack() as probes:
-                    for port in range(first, first + count):
-                        name = reservations.enter_context(socket.socket(socket.AF_UNIX))
-                        name.bind(f"\0sbp-local-cluster-{port}")
-                        probe = probes.enter_context(socket.socket())
-                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                        probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            yield first
-            return
-    raise SbpError(f"no {count} consecutive ports in {_PORTS.start}..{_PORTS.stop - 1} are free")

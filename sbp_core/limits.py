@@ -373,6 +373,8 @@ STORE_LIFE_LENGTH_MAX: Final = 32
 """Characters of the id of a life of the placement driver's metadata."""
 ADDRESS_LENGTH_MAX: Final = 280
 """Characters of host:port; a host name has at most 253."""
+DRIVER_NAME_LENGTH_MAX: Final = 64
+"""Characters of the name of a placement driver."""
 STREAMS_MAX: Final = 100_000
 """Streams of a cluster: each takes the placement driver 100 bytes of memory, and 10 us at start."""
 RANGES_PER_STREAM_MAX: Final = 10_000

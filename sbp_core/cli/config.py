@@ -1,4 +1,4 @@
-"""The settings of `sbp serve`: command line over configuration file over defaults."""
+"""The settings of commands that run servers: command line over configuration file over defaults."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import reprlib
 import tomllib
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from sbp_core import limits
 from sbp_core.cli.parsing import parse_path
+from sbp_core.client import parse_endpoint
 from sbp_core.cluster import ClusterSettings
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
@@ -24,12 +25,17 @@ _NOUNS: Final = {int: "an integer", bool: "true or false", str: "a string"}
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
+S = TypeVar("S", bound=ClusterSettings | PlacementDriverSettings | RangeServerSettings)
+
 
 @dataclass(frozen=True, slots=True)
-class ServeSettings:
-    """Settings of `sbp serve` itself. Raises ConfigurationError for values that cannot be used."""
+class ServeSettings(Generic[S]):
+    """Settings of a command that runs `servers`: theirs, and those of the process.
 
-    cluster: ClusterSettings
+    Raises ConfigurationError for values that cannot be used.
+    """
+
+    servers: S
     ready_file: Path | None = field(
         default=None,
         metadata={
@@ -60,76 +66,120 @@ class ServeSettings:
             )
 
 
-def _sections() -> dict[str, dict[str, Field[Any]]]:
+@dataclass(frozen=True, slots=True)
+class Configuration(Generic[S]):
+    """The settings of one command, and the file in conf/ that has all of them.
+
+    `sections` has, by section and key of the file, the setting that each sets.
+    """
+
+    command: str
+    file_name: str
+    servers: type[S]
+    sections: Mapping[str, Mapping[str, Field[Any]]]
+
+    def load(self, options: Namespace) -> ServeSettings[S]:
+        """Return the settings that the command line and its --config file ask for.
+
+        Raises ConfigurationError naming everything that the file has wrong at once.
+        """
+        values: dict[str, Any] = {}
+        if options.config is not None:
+            values = self.read_file(Path(options.config))
+        settings = {each.name: each for keys in self.sections.values() for each in keys.values()}
+        for name, setting in settings.items():
+            given = getattr(options, name, None)
+            if given is not None:
+                values[name] = _converted(setting, given)
+        if getattr(options, "advertise", None) is not None:
+            host, port = parse_endpoint(options.advertise)
+            values |= {"advertise_host": host, "advertise_port": port}
+        for name, setting in settings.items():
+            if setting.default is MISSING and name not in values:
+                raise ConfigurationError(
+                    f"{name} is not set; give {OPTIONS_OF_REQUIRED[name]}, or set {name} in the"
+                    " file of --config"
+                )
+        of_servers = {each.name for each in fields(self.servers)}
+        servers = self.servers(**{name: values[name] for name in values if name in of_servers})
+        return ServeSettings(servers, **{name: values[name] for name in values.keys() - of_servers})
+
+    def read_file(self, path: Path) -> dict[str, Any]:
+        """Return the values that a configuration file sets, by the name of the setting.
+
+        Raises ConfigurationError naming all unknown sections, unknown keys and wrong types at once.
+        """
+        try:
+            content = tomllib.loads(read_regular(path, limits.SMALL_FILE_BYTES_MAX).decode("utf-8"))
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+        except RecursionError as error:
+            raise ConfigurationError(f"{path} is not TOML: it is nested too deeply") from error
+        except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
+            raise ConfigurationError(f"{path} is not TOML: {error}") from error
+        values: dict[str, Any] = {}
+        faults: list[str] = []
+        for section, keys in content.items():
+            if section not in self.sections:
+                kind = "section" if isinstance(keys, dict) else "key"
+                nearest = _nearest(section, self.sections)
+                faults.append(f"unknown {kind} {_quoted(section)}{nearest}")
+            elif not isinstance(keys, dict):
+                faults.append(f"{section} is a section: write [{section}]")
+            else:
+                faults += _read_section(section, keys, self.sections[section], values)
+        if faults:
+            raise ConfigurationError(f"{path}: {'; '.join(faults)}")
+        return values
+
+
+OPTIONS_OF_REQUIRED: Final = {
+    "data_dir": "--data-dir DIR",
+    "placement_driver": "--pd HOST:PORT",
+}
+"""Options for the settings that have no default."""
+
+_SECTION_OF: Final[Mapping[type, str]] = {
+    PlacementDriverSettings: "placement_driver",
+    RangeServerSettings: "range_server",
+}
+
+
+def _of_cluster() -> Configuration[ClusterSettings]:
     sections: dict[str, dict[str, Field[Any]]] = {
         "serve": {},
         "placement_driver": {},
         "range_server": {},
     }
     shared = {"host", "advertise_host", "connections_per_address_max", "dialect"}
-    section_of = {PlacementDriverSettings: "placement_driver", RangeServerSettings: "range_server"}
     for each in (*fields(ClusterSettings), *fields(ServeSettings)):
         part = each.metadata.get("part")
         if part is not None and each.name not in shared:
-            sections[section_of[part]][each.metadata["name"]] = each
-        elif each.name != "cluster":
+            sections[_SECTION_OF[part]][each.metadata["name"]] = each
+        elif each.name != "servers":
             sections["serve"][each.name] = each
-    return sections
+    return Configuration("serve", "server.toml", ClusterSettings, sections)
 
 
-SECTIONS: Final = _sections()
-"""By section and key of the configuration file: the setting that it sets."""
+def _of_server(command: str, servers: type[S]) -> Configuration[S]:
+    of_process = [each for each in fields(ServeSettings) if each.name != "servers"]
+    keys = {each.name: each for each in (*fields(servers), *of_process)}
+    return Configuration(command, f"{command}.toml", servers, {_SECTION_OF[servers]: keys})
 
 
-def load_settings(options: Namespace) -> ServeSettings:
-    """Return the settings that the command line and its --config file ask for.
-
-    Raises ConfigurationError naming everything that the file has wrong at once.
-    """
-    values: dict[str, Any] = {}
-    if options.config is not None:
-        values = load_config(Path(options.config))
-    for setting in (each for keys in SECTIONS.values() for each in keys.values()):
-        given = getattr(options, setting.name, None)
-        if given is not None:
-            values[setting.name] = _converted(setting, given)
-    of_cluster = {each.name for each in fields(ClusterSettings)}
-    cluster = ClusterSettings(**{name: values[name] for name in values if name in of_cluster})
-    return ServeSettings(cluster, **{name: values[name] for name in values.keys() - of_cluster})
-
-
-def load_config(path: Path) -> dict[str, Any]:
-    """Return the values that a configuration file sets, by the name of the setting.
-
-    Raises ConfigurationError naming all unknown sections, unknown keys and wrong types at once.
-    """
-    try:
-        content = tomllib.loads(read_regular(path, limits.SMALL_FILE_BYTES_MAX).decode("utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise ConfigurationError(f"{path} is not TOML: it is nested too deeply") from error
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
-        raise ConfigurationError(f"{path} is not TOML: {error}") from error
-    values: dict[str, Any] = {}
-    faults: list[str] = []
-    for section, keys in content.items():
-        if section not in SECTIONS:
-            kind = "section" if isinstance(keys, dict) else "key"
-            faults.append(f"unknown {kind} {_quoted(section)}{_nearest(section, SECTIONS)}")
-        elif not isinstance(keys, dict):
-            faults.append(f"{section} is a section: write [{section}]")
-        else:
-            _read_section(section, keys, values, faults)
-    if faults:
-        raise ConfigurationError(f"{path}: {'; '.join(faults)}")
-    return values
+SERVE: Final = _of_cluster()
+PD: Final = _of_server("pd", PlacementDriverSettings)
+RANGE_SERVER: Final = _of_server("range-server", RangeServerSettings)
 
 
 def _read_section(
-    section: str, keys: Mapping[str, object], values: dict[str, Any], faults: list[str]
-) -> None:
-    known = SECTIONS[section]
+    section: str,
+    keys: Mapping[str, object],
+    known: Mapping[str, Field[Any]],
+    values: dict[str, Any],
+) -> list[str]:
+    """Add to `values` what a section sets; return what is wrong in it."""
+    faults = []
     for key, value in keys.items():
         if key not in known:
             faults.append(f"unknown key {_quoted(key)} in [{section}]{_nearest(key, known)}")
@@ -142,6 +192,7 @@ def _read_section(
             values[known[key].name] = _converted(known[key], value)
         except ArgumentTypeError as error:
             faults.append(f"{key} in [{section}]: {error}")
+    return faults
 
 
 def _converted(setting: Field[Any], value: Any) -> Any:

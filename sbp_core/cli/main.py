@@ -71,7 +71,12 @@ COMMANDS: Final = (
         "sbp_core.cli.log:add_log",
         "check, show and repair the files of a stopped range server",
     ),
-    Command("pd", "sbp_core.cli.pd:add_pd", "check the files of a stopped placement driver"),
+    Command(
+        "pd",
+        "sbp_core.cli.servers:add_pd",
+        "run a placement driver, or check the files of a stopped one",
+    ),
+    Command("range-server", "sbp_core.cli.servers:add_range_server", "run a range server"),
     Command(
         "ping",
         "sbp_core.cli.connect:add_ping",

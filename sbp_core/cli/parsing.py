@@ -54,8 +54,10 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
 class Actions:
     """The actions of a subcommand, such as `create` of `sbp streams`."""
 
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self._parsers = parser.add_subparsers(required=True, metavar="ACTION", parser_class=Parser)
+    def __init__(self, parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
+        self._parsers = parser.add_subparsers(
+            required=is_required, metavar="ACTION", parser_class=Parser
+        )
 
     def add(
         self,

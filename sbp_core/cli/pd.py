@@ -1,14 +1,13 @@
-"""`sbp pd`: check the metadata of a stopped placement driver, or accept them as they are."""
+"""`sbp pd check` and `accept`: the metadata of a stopped placement driver."""
 
 from __future__ import annotations
 
 import contextlib
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import Final
 
 from sbp_core.cli import output
-from sbp_core.cli.parsing import Actions
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.metadata.sqlite_inspection import (
@@ -22,34 +21,6 @@ from sbp_core.pd.metadata.sqlite_inspection import (
 from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME, load_identity, read_driver_commit
 
 _SERVERS: Final = "range-server-*"
-
-
-def add_pd(parser: ArgumentParser) -> None:
-    """Declare `sbp pd` and its actions."""
-    actions = Actions(parser)
-    check_parser = actions.add(
-        "check",
-        check,
-        help="find damage and missing commits",
-        description="Read all metadata, compare each row with its checksum, and the last commit"
-        " with what metadata.mark and the range servers of the same folder know. Nothing is"
-        " changed. Exit code 1 if a placement driver would not start with them.",
-    )
-    check_parser.add_argument("--json", action="store_true", help="print JSON, one object")
-    accept_parser = actions.add(
-        "accept",
-        accept,
-        help="continue with metadata that are damaged, or older than before",
-        description="Let a placement driver start with the metadata as they are, when no better"
-        " copy is left. Missing streams, cursors and decisions are lost. Ids that were assigned"
-        " since are not assigned again. Intact metadata are not changed.",
-    )
-    for action in (check_parser, accept_parser):
-        action.add_argument(
-            "folder",
-            metavar="DIR",
-            help="data folder of a placement driver, or of `sbp serve`",
-        )
 
 
 def check(options: Namespace) -> int:

@@ -8,28 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import reprlib
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import SbpError
+from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.pd.capacity import CapacityLimits
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import Clock, SystemClock, cancel_all
-from sbp_core.server.settings import ListenerSettings, integer_setting, port_setting
+from sbp_core.server.settings import ListenerSettings, integer_setting, port_setting, setting
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
 
 _LOG: Final = logging.getLogger(__name__)
+_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.DRIVER_NAME_LENGTH_MAX}}}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementDriverSettings(ListenerSettings, CapacityLimits):
     """How one placement driver runs. Raises ConfigurationError when a value cannot work."""
 
+    name: str = setting(
+        "Name of this placement driver among those of the cluster.",
+        f"letters, digits, '.', '_' and '-', 1..{limits.DRIVER_NAME_LENGTH_MAX} of them",
+        default="placement-driver",
+    )
     port: int = port_setting(12378)
     heartbeat_timeout_ms: int = integer_setting(
         "Time without a heartbeat after which a range server gets no new ranges;"
@@ -47,6 +55,14 @@ class PlacementDriverSettings(ListenerSettings, CapacityLimits):
         2**63 - 1,
         default=limits.BATCH_NUMBER_LEAP_MAX,
     )
+
+    def __post_init__(self) -> None:
+        ListenerSettings.__post_init__(self)
+        if not isinstance(self.name, str) or _NAME.fullmatch(self.name) is None:
+            raise ConfigurationError(
+                f"name: expected letters, digits, '.', '_' and '-', {limits.DRIVER_NAME_LENGTH_MAX}"
+                f" at most, got {reprlib.repr(self.name)}"
+            )
 
 
 class PlacementDriver:
@@ -82,6 +98,7 @@ class PlacementDriver:
                 self._membership,
                 self._clock,
                 lambda: self.endpoint,
+                name=settings.name,
                 batch_number_leap_max=settings.batch_number_leap_max,
             )
             started.push_async_callback(handlers.stop)

@@ -17,7 +17,6 @@ from sbp_core import limits
 from sbp_core.errors import LogError, SbpError
 from sbp_core.log.disk import Disk, OsDisk
 from sbp_core.log.durable_log import Log
-from sbp_core.log.recovery.opening import RecoveryReport
 from sbp_core.rangeserver.appending.append_handler import AppendHandler
 from sbp_core.rangeserver.appending.append_items import InFlight
 from sbp_core.rangeserver.appending.commit import GroupCommitter
@@ -83,8 +82,8 @@ class RangeServer:
         """Where clients reach this server, "host:port", once it is started."""
         return self._endpoint
 
-    async def start(self) -> RecoveryReport:
-        """Recover the log, listen, join the cluster; return what recovery found.
+    async def start(self) -> list[str]:
+        """Recover the log, listen, join the cluster; return what recovery found, in lines.
 
         Raises LogError when the log cannot be opened or is corrupt, ConfigurationError when the
         address or folder cannot be had, InvalidRequestError when the cluster refuses this server,
@@ -155,7 +154,7 @@ class RangeServer:
         )
         background.push_async_callback(self._housekeeping.stop)
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
-        return log.recovery
+        return log.recovery.lines()
 
     def _make_listener(
         self,

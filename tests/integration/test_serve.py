@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from sbp_core import cluster as cluster_module
-from sbp_core import limits
-from sbp_core.cli import serve as serving
+from sbp_core import limits, processes
+from sbp_core.cli import serve as serve_command
+from sbp_core.cli import serving
 from sbp_core.cli.config import ServeSettings
 from sbp_core.client import (
     EARLIEST,
@@ -114,7 +114,7 @@ def test_the_ports_of_a_cluster_that_is_down_are_given_to_no_other(tmp_path, mon
     with first:
         first.stop()
         port = int(first.endpoint.rpartition(":")[2])
-        monkeypatch.setattr(cluster_module, "_PORTS", range(port, port + 3))
+        monkeypatch.setattr(processes, "_PORTS", range(port, port + 3))
         with pytest.raises(SbpError, match="no 2 consecutive ports"):
             LocalCluster(tmp_path / "second").start()
         first.start()
@@ -245,7 +245,7 @@ def test_ports_of_a_configuration_file(tmp_path):
 def test_a_second_signal_ends_the_process_at_once():
     program = (
         "import asyncio\n"
-        "from sbp_core.cli.serve import _watch_signals\n"
+        "from sbp_core.cli.serving import _watch_signals\n"
         "async def run():\n"
         "    stopping = asyncio.get_running_loop().create_future()\n"
         "    _watch_signals(stopping)\n"
@@ -341,7 +341,11 @@ def test_a_signal_while_starting_ends_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(Cluster, "start", start_for_ever)
     monkeypatch.setattr(serving, "_watch_signals", lambda stopping: stopping.set_result(None))
     settings = ServeSettings(ClusterSettings(tmp_path))
-    asyncio.run(serving._serve(settings, serving.ReadyFile(None), until_stdin_closes=False))
+    asyncio.run(
+        serving._serve(
+            serve_command.SERVE, settings, serving.ReadyFile(None), until_stdin_closes=False
+        )
+    )
     assert was_stopped
 
 
@@ -422,5 +426,5 @@ def test_the_ready_file_is_never_seen_half_written(tmp_path, monkeypatch):
     ready = serving.ReadyFile(tmp_path / "ready.json")
     monkeypatch.setattr(serving.Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "")))
     with pytest.raises(ConfigurationError, match=r"ready\.json"):
-        ready.write(Endpoints("a:1", ()))
+        ready.write(dataclasses.asdict(Endpoints("a:1", ())))
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from sbp_core.cli.serve import _SafeLines
+from sbp_core.cli.serving import _SafeLines
 from sbp_core.client import Client
 from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME, read_driver_commit
 

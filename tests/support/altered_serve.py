@@ -162,6 +162,9 @@ if __name__ == "__main__":
         if name in wanted:
             alter()
 
+    from sbp_core import processes
     from sbp_core.cli.main import main
+
+    processes.COMMAND[1:] = sys.argv[:2]  # range servers in processes of their own have them too
 
     sys.exit(main(sys.argv[2:]))

@@ -8,7 +8,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.cli import main as command
-from sbp_core.cli.config import ServeSettings, load_config, load_settings
+from sbp_core.cli.config import SERVE, ServeSettings
 from sbp_core.cluster import ClusterSettings
 from sbp_core.errors import ConfigurationError
 
@@ -28,7 +28,7 @@ def config(tmp_path):
 
 
 def test_defaults():
-    assert load_settings(options()) == ServeSettings(ClusterSettings())
+    assert SERVE.load(options()) == ServeSettings(ClusterSettings())
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(config):
@@ -36,9 +36,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(conf
         '[serve]\ndata_dir = "there"\nrange_servers = 3\nlog_level = "info"\n'
         "[placement_driver]\nport = 1\nheartbeat_timeout_ms = 20000\n[range_server]\nport = 0\n"
     )
-    settings = load_settings(
-        options("--config", str(path), "--pd-port", "0", "--range-servers", "2")
-    )
+    settings = SERVE.load(options("--config", str(path), "--pd-port", "0", "--range-servers", "2"))
     assert settings == ServeSettings(
         ClusterSettings(
             data_dir=Path("there"),
@@ -52,7 +50,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(conf
 
 
 def test_every_option_reaches_its_setting(tmp_path):
-    settings = load_settings(
+    settings = SERVE.load(
         options(
             *("--data-dir", "d", "--host", "::1", "--advertise-host", "log.example.org"),
             *("--pd-port", "1", "--range-server-port", "2", "--range-servers", "3"),
@@ -79,7 +77,7 @@ def test_all_faults_of_a_file_are_named_at_once_with_the_nearest_names(config):
         "zzzzzz = 1\n"
     )
     with pytest.raises(ConfigurationError) as caught:
-        load_config(path)
+        SERVE.read_file(path)
     text = str(caught.value)
     assert str(path) in text
     for fault in (
@@ -100,23 +98,23 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path, content):
     path = tmp_path / "server.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match="is not TOML"):
-        load_config(path)
+        SERVE.read_file(path)
 
 
 def test_a_file_that_is_nested_too_deeply_is_refused(config):
     with pytest.raises(ConfigurationError, match="nested too deeply"):
-        load_config(config("a = " + 50_000 * "["))
+        SERVE.read_file(config("a = " + 50_000 * "["))
 
 
 def test_a_file_that_is_too_large_is_refused(config):
     with pytest.raises(ConfigurationError, match="more than 1048576 bytes"):
-        load_config(config("#" * (limits.SMALL_FILE_BYTES_MAX + 1)))
+        SERVE.read_file(config("#" * (limits.SMALL_FILE_BYTES_MAX + 1)))
 
 
 def test_a_fifo_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "server.toml")
     with pytest.raises(ConfigurationError, match="it is not a regular file"):
-        load_config(tmp_path / "server.toml")
+        SERVE.read_file(tmp_path / "server.toml")
 
 
 @pytest.mark.parametrize(
@@ -129,14 +127,14 @@ def test_a_fifo_is_refused_at_once(tmp_path):
 )
 def test_paths_that_are_none_are_refused(config, line, fault):
     with pytest.raises(ConfigurationError) as caught:
-        load_config(config(f"[serve]\n{line}\n"))
+        SERVE.read_file(config(f"[serve]\n{line}\n"))
     assert fault in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["absent.toml", "."])
 def test_a_file_that_cannot_be_read_is_refused(tmp_path, name):
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        load_config(tmp_path / name)
+        SERVE.read_file(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +155,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, name):
 )
 def test_values_that_cannot_work_are_refused(words, named):
     with pytest.raises(ConfigurationError) as caught:
-        load_settings(options(*words))
+        SERVE.load(options(*words))
     assert named in str(caught.value)
 
 

@@ -5,37 +5,46 @@ import re
 import shutil
 import subprocess
 import tomllib
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
 
-from sbp_core.cli import main as command
-from sbp_core.cli.config import SECTIONS, ServeSettings, load_config
-from sbp_core.cli.serve import serve
+from sbp_core.cli import main as command_line
+from sbp_core.cli.config import PD, RANGE_SERVER, SERVE, ServeSettings
 from sbp_core.cluster import ClusterSettings
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 
 CONF = Path(__file__).parents[2] / "conf"
-SERVER = CONF / "server.toml"
 SPARK = CONF / "spark-defaults.conf"
 
-KEYS = [(section, key) for section, keys in SECTIONS.items() for key in keys]
+CONFIGURATIONS = {each.command: each for each in (SERVE, PD, RANGE_SERVER)}
+KEYS = [
+    (command, section, key)
+    for command, each in CONFIGURATIONS.items()
+    for section, keys in each.sections.items()
+    for key in keys
+]
 SET_BY_THE_CLUSTER = {
     *("data_dir", "host", "advertise_host", "connections_per_address_max", "dialect"),
-    "placement_driver",
+    *("placement_driver", "name"),
 }
+commands = pytest.mark.parametrize("command", CONFIGURATIONS)
 
 
-def with_every_key_set() -> str:
+def text_of(command: str) -> str:
+    return (CONF / CONFIGURATIONS[command].file_name).read_text(encoding="utf-8")
+
+
+def with_every_key_set(command: str) -> str:
     """The file with the keys that have no default put into force."""
-    return re.sub(r"^# (\w+ = )", r"\1", SERVER.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return re.sub(r"^# (\w+ = )", r"\1", text_of(command), flags=re.MULTILINE)
 
 
-def comment_above(section: str, key: str) -> str:
+def comment_above(command: str, section: str, key: str) -> str:
     """The comment in front of a key, in one line."""
-    part = with_every_key_set().partition(f"[{section}]\n")[2]
+    part = with_every_key_set(command).partition(f"[{section}]\n")[2]
     lines = part[: re.search(rf"^{key} = ", part, re.MULTILINE).start()].splitlines()
     comment = []
     while lines and lines[-1].startswith("#"):
@@ -43,49 +52,77 @@ def comment_above(section: str, key: str) -> str:
     return " ".join(comment)
 
 
-def test_the_file_has_every_key_and_no_other():
-    content = tomllib.loads(with_every_key_set())
-    assert [(section, key) for section, keys in content.items() for key in keys] == KEYS
+@commands
+def test_the_file_has_every_key_and_no_other(command):
+    content = tomllib.loads(with_every_key_set(command))
+    found = [(command, section, key) for section, keys in content.items() for key in keys]
+    assert found == [each for each in KEYS if each[0] == command]
 
 
-def test_values_in_force_are_the_defaults():
-    content = tomllib.loads(SERVER.read_text(encoding="utf-8"))
-    for section, keys in SECTIONS.items():
+@commands
+def test_values_in_force_are_the_defaults(command):
+    content = tomllib.loads(text_of(command))
+    for section, keys in CONFIGURATIONS[command].sections.items():
         written = {key: content[section].get(key) for key in keys}
         defaults = {
             key: str(setting.default) if isinstance(setting.default, Path) else setting.default
             for key, setting in keys.items()
         }
-        assert written == defaults
+        assert written == {key: None if each is MISSING else each for key, each in defaults.items()}
 
 
-@pytest.mark.parametrize(("section", "key"), KEYS)
-def test_each_key_has_its_meaning_unit_and_limit_above_it(section, key):
-    comment = comment_above(section, key)
-    documented = SECTIONS[section][key].metadata
+@pytest.mark.parametrize(("command", "section", "key"), KEYS)
+def test_each_key_has_its_meaning_unit_and_limit_above_it(command, section, key):
+    comment = comment_above(command, section, key)
+    setting = CONFIGURATIONS[command].sections[section][key]
+    documented = setting.metadata
     assert documented["doc"] in comment
     assert f"Limit: {documented['limit']}" in comment
+    assert ("Required" in comment) is (setting.default is MISSING)
     if documented["unit"]:
         assert f"Unit: {documented['unit']}." in comment
 
 
-def test_the_file_loads_also_with_every_key_set(tmp_path):
-    path = tmp_path / "server.toml"
-    path.write_text(with_every_key_set(), encoding="utf-8")
-    names = {each.name for each in (*fields(ClusterSettings), *fields(ServeSettings))}
-    assert load_config(path).keys() == names - {"cluster"}
+@commands
+def test_the_file_loads_also_with_every_key_set(command, tmp_path):
+    configuration = CONFIGURATIONS[command]
+    path = tmp_path / configuration.file_name
+    path.write_text(with_every_key_set(command), encoding="utf-8")
+    names = {each.name for each in (*fields(configuration.servers), *fields(ServeSettings))}
+    assert configuration.read_file(path).keys() == names - {"servers"}
+    settings = configuration.load(parse(command, "--config", str(path)))
+    assert settings.servers.advertise_host == "log.example.org"
 
 
 @pytest.mark.parametrize("part", [PlacementDriverSettings, RangeServerSettings])
 def test_each_setting_of_a_part_can_be_configured(part):
     section = {PlacementDriverSettings: "placement_driver", RangeServerSettings: "range_server"}
-    configurable = set(SECTIONS[section[part]])
+    configurable = set(SERVE.sections[section[part]])
     assert configurable == {each.name for each in fields(part)} - SET_BY_THE_CLUSTER
+
+
+def parse(*words: str):
+    return command_line.parse(words)
+
+
+@commands
+def test_the_help_names_the_defaults_of_one_server(command, capsys):
+    with pytest.raises(SystemExit):
+        command_line.main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    defaults = {each.name: each.default for each in fields(CONFIGURATIONS[command].servers)}
+    options = [("--host HOST", "host"), ("--dialect NAME", "dialect")]
+    options += {"serve": [], "pd": [("--name NAME", "name")]}.get(command, [])
+    options += [] if command == "serve" else [("--port PORT", "port")]
+    for option, name in options:
+        described = text.rpartition(f" {option} ")[2]
+        assert re.search(r"\(default: (\S+)\)", described)[1] == str(defaults[name]), option
+    assert f"conf/{CONFIGURATIONS[command].file_name} names all of them" in text
 
 
 def test_the_help_of_serve_names_the_defaults(capsys):
     with pytest.raises(SystemExit):
-        command.main(["serve", "--help"])
+        command_line.main(["serve", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     defaults = {each.name: each.default for each in fields(ClusterSettings)}
     for option, name in [
@@ -118,18 +155,40 @@ def test_the_spark_defaults_parse_and_each_says_why():
     assert settings["spark.sql.execution.arrow.pyspark.enabled"] == "true"
 
 
-def test_the_unit_of_systemd_starts_the_command_with_options_that_exist():
-    unit = (CONF / "sbp.service").read_text(encoding="utf-8")
+UNITS = {
+    "sbp.service": ("serve", "sbp"),
+    "sbp-pd.service": ("pd", "sbp-pd"),
+    "sbp-range-server.service": ("range-server", "sbp-range-server"),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_of_systemd_starts_the_command_with_options_that_exist(name):
+    unit = (CONF / name).read_text(encoding="utf-8")
     words = re.search(r"^ExecStart=/usr/local/lib/sbp/bin/sbp (.+)$", unit, re.MULTILINE)[1].split()
-    options = command.parse(words)
-    assert options.run is serve
-    assert f"\nStateDirectory={Path(options.data_dir).name}\n" in unit
+    command, folder = UNITS[name]
+    options = command_line.parse(words)
+    assert options.run == command_line.parse([command]).run
+    assert Path(options.config).name == CONFIGURATIONS[command].file_name
+    assert f"install -D -m 644 conf/{Path(options.config).name} {options.config}" in unit
+    assert Path(options.data_dir) == Path("/var/lib", folder)
+    assert f"\nStateDirectory={folder}\n" in unit
+
+
+def test_the_units_of_systemd_differ_in_what_they_run_only():
+    def rest(name: str) -> list[str]:
+        text = (CONF / name).read_text(encoding="utf-8").partition("[Unit]\n")[2]
+        own = ("Description=", "ExecStart=", "StateDirectory=", "#")
+        return [line for line in text.splitlines() if not line.startswith(own)]
+
+    assert rest("sbp-pd.service") == rest("sbp-range-server.service") == rest("sbp.service")
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_accepts_the_unit_and_finds_little_exposed(tmp_path):
-    unit = tmp_path / "sbp.service"
-    text = (CONF / "sbp.service").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_accepts_the_units_and_finds_little_exposed(name, tmp_path):
+    unit = tmp_path / name
+    text = (CONF / name).read_text(encoding="utf-8")
     unit.write_text(text.replace("/usr/local/lib/sbp/bin/sbp", "/bin/true"), encoding="utf-8")
     for words in (["verify", "--man=no"], ["security", "--offline=yes", "--threshold=20"]):
         run = subprocess.run(
@@ -141,7 +200,7 @@ def test_systemd_accepts_the_unit_and_finds_little_exposed(tmp_path):
 def test_the_image_serves_where_its_volume_is_and_exposes_the_ports():
     lines = (CONF / "Dockerfile").read_text(encoding="utf-8").splitlines()
     steps = dict(line.split(maxsplit=1) for line in lines if re.match("[A-Z]+ ", line))
-    options = command.parse(json.loads(steps["CMD"]))
+    options = command_line.parse(json.loads(steps["CMD"]))
     assert options.data_dir == steps["VOLUME"]
     assert steps["EXPOSE"].split() == [
         str(ClusterSettings().pd_port),

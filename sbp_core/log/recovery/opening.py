@@ -91,6 +91,35 @@ class RecoveryReport:
     damaged_batches: tuple[LogFault, ...] = ()
     damaged_snapshot: LogFault | None = None
 
+    def lines(self) -> list[str]:
+        """Return what an operator has to know, a finding in each line."""
+        lines = []
+        if self.torn_tail is not None:
+            tail = self.torn_tail
+            lines.append(
+                f"cut {tail.cut_bytes} bytes that were never synced off {tail.path}, at log"
+                f" position {tail.position}: {tail.reason}"
+            )
+        if self.lost_tail is not None:
+            lost = self.lost_tail
+            lines.append(
+                f"{lost.path} lost its end, log positions [{lost.position}, {lost.end}): restore"
+                " the file, or see `sbp log check`"
+            )
+            lines += [f"lost: {records}" for records in lost.records]
+        if self.damaged_snapshot is not None:
+            snapshot = self.damaged_snapshot
+            lines.append(
+                f"{snapshot.path} is damaged at log position {snapshot.position}: nothing is lost,"
+                " its ranges are known from other entries"
+            )
+        lines += [
+            f"{damaged.path} is damaged at log position {damaged.position}: {damaged.records}"
+            " cannot be served"
+            for damaged in self.damaged_batches
+        ]
+        return lines
+
 
 @dataclass(frozen=True, slots=True)
 class Recovered:

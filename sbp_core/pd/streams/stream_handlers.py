@@ -71,7 +71,6 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, shown, status_for
 
-_NODE_NAME: Final = "placement-driver"
 _REFUSALS: Final = (InvalidRequestError, ConfigurationError, PermissionDeniedError)
 _NO_NUMBER: Final = -1
 
@@ -86,8 +85,10 @@ class PlacementDriverHandlers:
         clock: Clock,
         endpoint: Callable[[], str],
         *,
+        name: str,
         batch_number_leap_max: int,
     ) -> None:
+        self._name = name
         self._store = store
         self._membership = membership
         self._clock = clock
@@ -388,7 +389,7 @@ class PlacementDriverHandlers:
 
     async def describe_cluster(self, call: ServerCall) -> None:
         """SPEC "DESCRIBE_PD_CLUSTER": there is one placement driver, the leader."""
-        node = PlacementDriverNode(name=_NODE_NAME, advertise_addr=self._endpoint(), is_leader=True)
+        node = PlacementDriverNode(name=self._name, advertise_addr=self._endpoint(), is_leader=True)
         await call.respond(
             DescribePlacementDriverClusterResponse(
                 status=SUCCESS, cluster=PlacementDriverCluster(nodes=(node,))

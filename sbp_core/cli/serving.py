@@ -1,0 +1,318 @@
+"""Running servers: signals, a ready file, the lock of the data directory, logs and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import secrets
+import signal
+import stat
+import sys
+import threading
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from sbp_core import limits
+from sbp_core.cli import output
+from sbp_core.cli.output import OutputError, ReaderGoneError, escape, one_line
+from sbp_core.cli.parsing import parse_integer, parse_path
+from sbp_core.errors import ConfigurationError, SbpError
+
+if TYPE_CHECKING:
+    from sbp_core.cli.config import Configuration, ServeSettings
+
+_LOG: Final = logging.getLogger(__name__)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_EXIT_INTERRUPTED: Final = 130
+_GARBAGE_OBJECTS: Final = 10_000
+"""New objects after which the young generation is collected; Python's default is 700."""
+
+
+class Servers(Protocol):
+    """What a command runs. `failed` ends with the reason when it must not go on."""
+
+    failed: asyncio.Future[SbpError]
+
+    async def start(self) -> Any:
+        """Start; return what `Service.describe` needs."""
+
+    async def stop(self) -> None:
+        """Let open calls finish, and stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A command that runs servers until a signal.
+
+    `configuration` names one of `sbp_core.cli.config`. `make` gets the settings, and a function
+    that stops all as a signal would. `describe` gets the servers and what their start returned; it
+    returns the content of the ready file, and lines to print.
+    """
+
+    configuration: str
+    make: Callable[[ServeSettings[Any], Callable[[], None]], Servers]
+    describe: Callable[[Any, Any], tuple[dict[str, Any], list[str]]]
+
+    def run(self, options: Namespace) -> int:
+        """Serve until a signal; return the exit code.
+
+        Raises ConfigurationError when settings, addresses or folders cannot be used, and other
+        SbpErrors for what ends a server that was good before.
+        """
+        # Blocked before the imports start threads, which inherit that: a hang-up never ends a
+        # server.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        from sbp_core.cli import config
+        from sbp_core.server import runtime
+        from sbp_core.server.accepting import raise_descriptor_limit
+
+        configuration: Configuration[Any] = getattr(config, self.configuration)
+        settings = configuration.load(options)
+        _start_log(settings.log_level)
+        _watch_hangups()
+        raise_descriptor_limit()
+        with _owned(settings.servers.data_dir, configuration.command):
+            ready = ReadyFile(settings.ready_file)
+            ready.remove()
+            runtime.run(
+                _serve(self, settings, ready, until_stdin_closes=options.until_stdin_closes)
+            )
+        return 0
+
+
+def add_record_bytes_max(parser: ArgumentParser) -> None:
+    """Declare `--record-bytes-max` of a command that runs range servers."""
+    parser.add_argument(
+        "--record-bytes-max",
+        type=parse_integer,
+        metavar="BYTES",
+        help=f"largest record that is accepted, {limits.RECORD_BYTES_MAX} to"
+        f" {limits.RECORD_BYTES_LARGEST} (default: {limits.RECORD_BYTES_MAX})",
+    )
+
+
+def add_process_options(parser: ArgumentParser, conf: str) -> None:
+    """Declare the options of every command that runs servers; `conf` has all of its settings."""
+    add = parser.add_argument
+    add(
+        "--ready-file",
+        type=parse_path,
+        metavar="PATH",
+        help="JSON file with the endpoints; it exists while the server serves",
+    )
+    add("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: warning)")
+    add(
+        "--config",
+        type=parse_path,
+        metavar="PATH",
+        help=f"settings in TOML; {conf} names all of them",
+    )
+    add(
+        "--until-stdin-closes",
+        action="store_true",
+        help="also stop when standard input, a pipe, ends: for programs that start a server",
+    )
+
+
+class _SafeLines(logging.Formatter):
+    """Each event in one line, whatever the text of a peer in it; behind it the trace, if any."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides
+        return one_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - overrides
+        return escape(super().formatException(ei), spared="\n")
+
+
+def _start_log(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_SafeLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def _watch_hangups() -> None:
+    """Log each SIGHUP. It is blocked in all other threads, so it never ends the server."""
+
+    def watch() -> None:
+        while True:
+            signal.sigwait({signal.SIGHUP})
+            _LOG.warning(
+                "SIGHUP ignored: settings are read at start only, restart the server to change them"
+            )
+
+    threading.Thread(target=watch, name="hang-ups", daemon=True).start()
+
+
+class ReadyFile:
+    """A file that is there, whole, exactly while the server serves. Without a path it is none."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def write(self, endpoints: Mapping[str, Any]) -> None:
+        """Put the endpoints there in one step. Raises ConfigurationError when that cannot be."""
+        if self._path is None:
+            return
+        # An unpredictable name: another user may have put a link to a file of this user there.
+        fresh = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
+        try:
+            with fresh.open("x", encoding="utf-8") as file:
+                file.write(json.dumps(endpoints) + "\n")
+            fresh.replace(self._path)
+        except OSError as error:
+            fresh.unlink(missing_ok=True)
+            raise ConfigurationError(
+                f"ready_file {self._path} cannot be written: {error.strerror}"
+            ) from error
+
+    def remove(self) -> None:
+        """Remove the file, or a link of that name. Raises ConfigurationError if it is neither.
+
+        A device or a FIFO is never meant, and the superuser could remove /dev/null.
+        """
+        if self._path is None:
+            return
+        try:
+            mode = self._path.lstat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                raise ConfigurationError(f"ready_file {self._path} is not a regular file")
+            self._path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ConfigurationError(
+                f"ready_file {self._path} cannot be replaced: {error.strerror}"
+            ) from error
+
+
+@contextlib.contextmanager
+def _owned(data_dir: Path, command: str) -> Iterator[None]:
+    """Make and lock the folder, so that what is done before the servers start is safe too."""
+    from sbp_core.log.disk import OsDisk
+
+    disk = OsDisk()
+    try:
+        disk.make_directory(data_dir)
+        lock = disk.lock_directory(data_dir)
+    except BlockingIOError as error:
+        raise ConfigurationError(
+            f"data_dir {data_dir} is in use by another `sbp {command}`; stop that one, or choose"
+            " another folder"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"data_dir {data_dir} cannot be used: {error.strerror}; choose a folder that this user"
+            " can write"
+        ) from error
+    mode = stat.S_IMODE(data_dir.stat().st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        _LOG.warning(
+            "other users can write to data_dir %s (mode %04o) and so replace its files;"
+            " run chmod 700 on it",
+            data_dir,
+            mode,
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+async def _serve(
+    service: Service, settings: ServeSettings[Any], ready: ReadyFile, *, until_stdin_closes: bool
+) -> None:
+    stopping = asyncio.get_running_loop().create_future()
+    _watch_signals(stopping)
+    if until_stdin_closes:
+        _watch_stdin(stopping)
+    servers = service.make(settings, partial(_end, stopping))
+    starting = asyncio.create_task(servers.start())
+    await asyncio.wait({starting, stopping, servers.failed}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await servers.stop()
+        if servers.failed.done():
+            raise servers.failed.result()
+        return
+    try:
+        content, lines = service.describe(servers, starting.result())
+        _settle_garbage()
+        ready.write(content)
+        _announce([*lines, serving_line(settings.servers.data_dir)])
+        await asyncio.wait({stopping, servers.failed}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        try:
+            ready.remove()
+        finally:
+            await servers.stop()
+    if servers.failed.done():
+        raise servers.failed.result()
+
+
+def _settle_garbage() -> None:
+    """Exempt what is loaded by now from collections, and have fewer: requests make few cycles.
+
+    A full one would hold all answers up while it walks everything that is there to stay.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_OBJECTS)
+
+
+def _watch_signals(stopping: asyncio.Future[None]) -> None:
+    """Let the first signal end `stopping`, and the second one the process."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        for each in _SIGNALS:
+            loop.remove_signal_handler(each)
+            signal.signal(each, lambda *_: os._exit(_EXIT_INTERRUPTED))
+        _end(stopping)
+
+    for each in _SIGNALS:
+        loop.add_signal_handler(each, on_signal)
+
+
+def _watch_stdin(stopping: asyncio.Future[None]) -> None:
+    """Let the end of standard input end `stopping`. Raises ConfigurationError without a pipe."""
+    loop = asyncio.get_running_loop()
+
+    def on_readable() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            _end(stopping)
+
+    try:
+        is_blocking = os.get_blocking(0)
+        loop.add_reader(0, on_readable)
+        os.set_blocking(
+            0, is_blocking
+        )  # uvloop changes it, also for other processes on the terminal
+    except OSError as error:
+        raise ConfigurationError(
+            "--until-stdin-closes: standard input is not a pipe or terminal; pass a pipe"
+        ) from error
+
+
+def _end(stopping: asyncio.Future[None]) -> None:
+    if not stopping.done():
+        stopping.set_result(None)
+
+
+def serving_line(data_dir: Path) -> str:
+    """Return the last line that is printed when the servers serve."""
+    return f"serving {data_dir.absolute()}; Ctrl-C or SIGTERM stops"
+
+
+def _announce(lines: list[str]) -> None:
+    with contextlib.suppress(OutputError, ReaderGoneError):  # the server needs no reader of this
+        output.write_lines(lines)

@@ -1,0 +1,210 @@
+"""Servers as child processes: how they start and end, and the ports that are kept for them.
+
+A child has a pipe as its standard input, and stops when that ends: so it never survives its parent,
+however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.log.disk import OsDisk
+from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+
+COMMAND: Final = [sys.executable, "-m", "sbp_core.cli.main"]
+"""The words that run `sbp` with the interpreter and the packages of this process."""
+
+STOP_SECONDS: Final = 2 * limits.DRAIN_TIMEOUT_MS / 1000
+POLL_SECONDS: Final = 0.02
+_LINE_BYTES_MAX: Final = limits.MIB
+_PORTS: Final = range(20_000, 32_000)
+
+
+class RangeServerProcess:
+    """`sbp range-server` as a child of this process. It starts and stops once.
+
+    `failed` ends with the reason when the process ended with an error. `on_stopped` is called when
+    it ended in good order without being asked: a signal was sent to it, or to the whole group. What
+    it logs goes to the standard error of this process.
+    """
+
+    def __init__(
+        self, settings: RangeServerSettings, *, log_level: str, on_stopped: Callable[[], None]
+    ) -> None:
+        self._settings = settings
+        self._log_level = log_level
+        self._on_stopped = on_stopped
+        self._process: asyncio.subprocess.Process | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._is_stopping = False
+        self._endpoint = ""
+        self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients reach this server, "host:port", once it is started."""
+        return self._endpoint
+
+    async def start(self) -> list[str]:
+        """Start the process and wait until it serves; return what it found in its log, in lines.
+
+        Raises ConfigurationError or SbpError when it ends before that.
+        """
+        data_dir = self._settings.data_dir
+        await _wait_until_unlocked(data_dir)
+        try:
+            with tempfile.TemporaryDirectory(prefix=".starting-", dir=data_dir.parent) as folder:
+                config = Path(folder) / "range-server.toml"
+                config.write_text(_toml(self._settings), encoding="utf-8")
+                self._process = process = await self._spawn(config)
+                if self._is_stopping:
+                    _close_stdin(process)
+                lines = await self._read_announcement(process)
+        except OSError as error:
+            raise SbpError(
+                f"the range server of {data_dir} cannot be started: {error.strerror}; see whether"
+                f" {data_dir.parent} can be written and more processes may run"
+            ) from error
+        self._watching = asyncio.create_task(self._watch(process))
+        self._endpoint, *found = lines
+        return found
+
+    async def stop(self) -> None:
+        """Let the server finish what it does and end. Raises SbpError if it ends with an error."""
+        self._is_stopping = True
+        process = self._process
+        if process is None:
+            return
+        _close_stdin(process)  # no signal: a second one, after Ctrl-C, would end it at once
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                exit_code = await process.wait()
+        except TimeoutError:
+            process.kill()
+            exit_code = await process.wait()
+        if self._watching is not None:
+            await self._watching
+            if exit_code != 0 and not self.failed.done():
+                raise self._error(exit_code)
+
+    async def _spawn(self, config: Path) -> asyncio.subprocess.Process:
+        words = ["range-server", "--until-stdin-closes", "--log-level", self._log_level]
+        words += ["--config", str(config), "--data-dir", str(self._settings.data_dir)]
+        return await asyncio.create_subprocess_exec(
+            *(*COMMAND, *words),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_LINE_BYTES_MAX,
+        )
+
+    async def _read_announcement(self, process: asyncio.subprocess.Process) -> list[str]:
+        """Return what it prints until it serves, without the word that each line begins with."""
+        assert process.stdout is not None
+        lines: list[str] = []
+        while line := (await process.stdout.readline()).decode(errors="replace"):
+            if line.startswith("serving "):
+                return lines
+            lines.append(line.removeprefix("range server").strip())
+        raise self._error(await process.wait())
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        exit_code = await process.wait()
+        if self._is_stopping:
+            return
+        if exit_code == 0:
+            self._on_stopped()
+        else:
+            self.failed.set_result(self._error(exit_code))
+
+    def _error(self, exit_code: int) -> SbpError:
+        assert self._process is not None
+        how = f"exit code {exit_code}" if exit_code >= 0 else signal.Signals(-exit_code).name
+        kind = ConfigurationError if exit_code == 2 else SbpError
+        return kind(
+            f"the range server of {self._settings.data_dir} (process {self._process.pid}) ended"
+            f" with {how}; the lines above say why, if it did"
+        )
+
+
+def _close_stdin(process: asyncio.subprocess.Process) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def _toml(settings: RangeServerSettings) -> str:
+    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    del values["data_dir"]  # an option, as it may have bytes that are no UTF-8
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
+    return "\n".join(["[range_server]", *lines, ""])
+
+
+async def _wait_until_unlocked(data_dir: Path) -> None:
+    """Wait while a process has the folder whose parent was killed; it ends soon.
+
+    One that does not end is reported by the refusal of the next process.
+    """
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(STOP_SECONDS):
+            while True:
+                try:
+                    OsDisk().lock_directory(data_dir).release()
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(POLL_SECONDS)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child that leads a group of processes, and its group, if it still runs."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_process(process: subprocess.Popen[bytes], owner_pid: int) -> None:
+    """Kill a child that still runs and reap it; a fork of its parent leaves it alone."""
+    if os.getpid() != owner_pid:
+        return
+    kill_group(process)
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+@contextmanager
+def reserved_ports(count: int) -> Iterator[int]:
+    """Give the first of `count` consecutive ports that nobody listens on, or has reserved so.
+
+    They are free while the cluster is down, and other clusters of this machine must not take them
+    then. Names of abstract sockets reserve them, which end with their process, however that ends.
+    """
+    for _ in range(100):
+        first = secrets.choice(_PORTS[:-count])
+        with ExitStack() as reservations:
+            try:
+                with ExitStack() as probes:
+                    for port in range(first, first + count):
+                        name = reservations.enter_context(socket.socket(socket.AF_UNIX))
+                        name.bind(f"\0sbp-local-cluster-{port}")
+                        probe = probes.enter_context(socket.socket())
+                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                        probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            yield first
+            return
+    raise SbpError(f"no {count} consecutive ports in {_PORTS.start}..{_PORTS.stop - 1} are free")
