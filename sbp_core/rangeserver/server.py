@@ -140,7 +140,16 @@ class RangeServer:
         await membership.join(self._endpoint)
         if settings.local_reads:
             await asyncio.to_thread(local_reads.publish, membership.cluster_id)
-        self._housekeeping = Housekeeping(
+        self._housekeeping = self._make_housekeeping(host, log, membership, end_txn)
+        background.push_async_callback(self._housekeeping.stop)
+        _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
+        return log.recovery.lines()
+
+    def _make_housekeeping(
+        self, host: RangeHost, log: Log, membership: Membership, end_txn: EndTxnHandler
+    ) -> Housekeeping:
+        settings = self._settings
+        return Housekeeping(
             host,
             log,
             membership,
@@ -152,9 +161,6 @@ class RangeServer:
             clock=self._clock,
             interval_ms=settings.retention_check_interval_ms,
         )
-        background.push_async_callback(self._housekeeping.stop)
-        _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
-        return log.recovery.lines()
 
     def _make_listener(
         self,
