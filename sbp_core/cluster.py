@@ -276,7 +276,7 @@ class LocalCluster:
     Without `data_dir` the data lives in a temporary folder, as long as this object. The ports are
     free ones, chosen once: after `kill` or `stop`, `restart` serves the same data at the same
     endpoints. `options` are further options of `sbp serve`. The child ends when this process does,
-    however that ends. What it prints is in `log_path`.
+    however that ends. Its output is in `log_path`.
     """
 
     def __init__(

@@ -11,9 +11,9 @@ FRAME_BYTES_MAX: Final = 16 * MIB
 HEADER_BYTES_MAX: Final = 4 * MIB
 RECEIVE_BUFFER_BYTES: Final = 64 * KIB
 RECEIVE_GROWTH_FACTOR: Final = 128
-"""A receive buffer is so many times what came at most: an announced length alone costs nothing."""
+"""Largest ratio of a receive buffer to the bytes received: announcing a length costs nothing."""
 RECEIVE_WAKE_BYTES: Final = 256 * KIB
-"""Of a large frame the receiver is woken up for so many bytes, or for the rest."""
+"""The receiver of a large frame is woken up for this many bytes, or for the rest."""
 BAD_MAGIC_FRAMES_MAX: Final = 8
 """Consecutive frames of another protocol after which the peer is taken for no SBP peer."""
 
@@ -21,7 +21,7 @@ BAD_MAGIC_FRAMES_MAX: Final = 8
 COMPRESSION_BYTES_MIN: Final = 4 * KIB
 """Shorter payloads are sent as they are."""
 COMPRESSION_RATIO_MAX: Final = 64
-"""What a compressed byte may stand for: guards against decompression bombs."""
+"""Largest compression ratio that is accepted: guards against decompression bombs."""
 ISOLATION_CLASS_LENGTH_MAX: Final = 64
 """Characters of the name of an isolation class."""
 
@@ -34,7 +34,7 @@ HEADER_LAYOUTS_MAX: Final = 4_096
 HEADER_DECODED_BYTES_MAX: Final = 2 * HEADER_BYTES_MAX
 """Strings and vectors of one header, each counted as often as it is referred to."""
 HEADER_VECTOR_BYTES: Final = 32
-"""What a string or vector counts for beside its elements, so that empty ones are not free."""
+"""Weight of a string or vector beside its elements, so that empty ones are not free."""
 TABLE_PLANS_MAX: Final = 64
 """Layouts of one table that are remembered, of those that peers use and of our own."""
 TEMPLATE_BYTES_MAX: Final = KIB
@@ -58,23 +58,23 @@ SYNC_TASKS_MAX: Final = 64
 PLACEMENT_DISK_FREE_BYTES: Final = 1024 * MIB
 """A range server with less gets new ranges only when no other has more."""
 METRICS_WINDOW_MS: Final = 60_000
-"""What averages and activity in REPORT_METRICS look back at."""
+"""Period of the averages and the activity in REPORT_METRICS."""
 FETCH_WAIT_MS_MAX: Final = 60_000
 FETCH_POLL_MS: Final = 10
 """First pause before a server that does not wait for data is asked again; each doubles."""
 FETCH_POLL_MS_MAX: Final = 500
 
-# What a server may make a client keep, or do.
+# Limits of what a server may make a client keep or do.
 ANSWER_BYTES_MAX: Final = 64 * MIB
 """All frames that answer one call, unless it asked for more: half a million streams."""
 ANSWER_FRAME_BYTES: Final = KIB
-"""What each frame of an answer counts for beside its bytes, so that empty ones are not free."""
+"""Weight of each frame of an answer beside its bytes, so that empty ones are not free."""
 UNASKED_FRAMES_MAX: Final = 16_384
 """Frames in a row that no call waits for: requests, late answers, unknown ones."""
 UNASKED_BYTES_MAX: Final = 1024 * MIB
 """The same in bytes: more than the late answers of all calls that one connection may have open."""
 UNSENT_BYTES_MAX: Final = 128 * MIB
-"""What may wait to be sent on one connection of a client before it accepts another call."""
+"""Unsent bytes of one connection of a client beyond which it accepts no other call."""
 OFFSET_PLAUSIBLE_MAX: Final = 2**53
 """A server that names a higher offset is broken: a million records a second take 285 years."""
 LISTED_RANGES_MAX: Final = 500_000
@@ -156,7 +156,7 @@ SCHEMA_VERSIONS_MAX: Final = 1_000
 SCHEMAS_PER_TURN: Final = 1
 """Schemas that the placement driver registers at a time, before other work has its turn."""
 SCHEMA_RESULT_BYTES: Final = KIB
-"""So many bytes of a schema count for a result, in RESULTS_PER_FRAME."""
+"""Bytes of a schema that count as one result, in RESULTS_PER_FRAME."""
 SCHEMA_FAULTS_LENGTH_MAX: Final = 8 * KIB
 """Characters of the message about faults of a schema, which may have a line for each column."""
 
@@ -188,7 +188,7 @@ TURN_MS: Final = 5
 ACCEPT_PAUSE_MS: Final = 1_000
 """Pause of a server that has no descriptor for another connection, before it accepts again."""
 DESCRIPTORS_RESERVED: Final = 320
-"""Of the process, for files instead of connections; a quarter where it has few."""
+"""Descriptors of the process kept for files, not connections; a quarter where it has few."""
 CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
 """Request bytes of one connection being worked on; beyond it its socket is not read."""
 SERVER_IN_FLIGHT_BYTES_MAX: Final = 192 * MIB
@@ -197,31 +197,31 @@ CONNECTION_OWN_BYTES of each connection."""
 DRIVER_IN_FLIGHT_BYTES_MAX: Final = 128 * MIB
 """The same of a placement driver."""
 CONNECTION_OWN_BYTES: Final = 64 * KIB
-"""Of that, what each connection has for itself: a few small requests, whatever others do."""
+"""The part of it that each connection has for itself: a few small requests, whatever others do."""
 SMALL_REQUEST_BYTES_MAX: Final = 256 * KIB
 """Requests that count for less do not wait behind larger ones."""
 CONNECTION_SMALL_BYTES_MAX: Final = 4 * MIB
-"""What small requests of one connection may count for, before further ones are taken for large."""
+"""Largest sum of the small requests of one connection, before further ones count as large."""
 HEADER_IN_FLIGHT_FACTOR: Final = 16
-"""What a byte of a request's header counts for until it is decoded, which takes a lot more."""
+"""Weight of a byte of a request's header until it is decoded, which takes more memory."""
 HEADER_IN_FLIGHT_BYTES_MAX: Final = 24 * MIB
-"""What a header counts for at most, until it is decoded."""
+"""Largest weight of a header until it is decoded."""
 HEADER_TABLE_DECODED_BYTES: Final = 256
-"""What a table of a decoded header counts for, with what a handler makes of it."""
+"""Weight of a table of a decoded header, with the objects that a handler makes of it."""
 HEADER_UNUSED_BYTES_MAX: Final = 64 * KIB
 """Bytes of a header that nothing refers to, beyond as many as are in use: fields that a newer peer
 knows, and how encoders align. A header with more is refused as padded."""
 REQUEST_OVERHEAD_BYTES: Final = 8 * KIB
-"""What a request counts for beside its bytes: what it takes to serve it."""
+"""Weight of a request beside its bytes: the memory that serving it takes."""
 WRITE_BUFFER_HIGH_BYTES: Final = 4 * MIB
 SERVER_UNREAD_BYTES_MAX: Final = 48 * MIB
 """Answers of all connections that are made, or wait for their peers to read."""
 CONNECTION_UNREAD_OWN_BYTES: Final = 32 * KIB
-"""What may wait of one connection in any case; and larger answers are bounded as a whole."""
+"""Unread bytes that each connection may have; larger answers are bounded as a whole."""
 UNREAD_LOOK_MS: Final = 20
 """While as many answers wait as may: how often a server looks whether they were read."""
 RESPONSES_RESERVED_MAX: Final = 4
-"""Responses that one connection keeps room for while they are made: so many frames more than
+"""Responses that one connection keeps room for while they are made: this many frames beyond
 WRITE_BUFFER_HIGH_BYTES may wait to be read by the peer."""
 FETCH_FRAME_BYTES: Final = MIB
 """Payload of one FETCH response frame, before the next one is started."""
@@ -238,10 +238,10 @@ LOCAL_READ_PAUSE_MS: Final = 60_000
 """Pause after a failed read of the files of a server, before they are read again."""
 FETCH_BATCH_BYTES_DEFAULT: Final = MIB
 PENDING_APPEND_BYTES_MAX: Final = 80 * MIB
-"""What appends that wait for the disk count for, of all connections; beyond it they are refused.
+"""Sum of the appends of all connections that wait for the disk; beyond it they are refused.
 So however slow the disk is, there is room for other requests."""
 APPENDS_ON_WAY_BYTES: Final = 8 * MIB
-"""Of one append, to one server: beyond it no further frame is sent before one is answered. So the
+"""Bytes in flight of one append to one server; beyond it the next frame waits for an answer. So the
 next one is there when the disk has taken the last."""
 APPENDS_ON_WAY_MAX: Final = 8
 """The same in frames, however small."""
@@ -266,18 +266,18 @@ FSYNC_INTERVAL_MS: Final = 1_000
 """How long acknowledged batches may stay unsynced where `fsync` is "interval"."""
 FSYNC_INTERVAL_MS_MAX: Final = 60_000
 READS_AT_WORK_MAX: Final = 4
-"""Reads for FETCH at a time, each from the disk to the socket; so many threads read."""
+"""Reads for FETCH at a time, each from the disk to the socket; the same number of threads."""
 READ_QUANTUM_BYTES: Final = FETCH_FRAME_BYTES
-"""What a class of reads may answer in one turn: about a frame, so turns are short."""
+"""Bytes that a class of reads may answer in one turn: about a frame, so turns are short."""
 READ_CHARGE_BYTES_MIN: Final = 64 * KIB
-"""What a read counts for at least: a small frame takes the time of so many bytes."""
+"""Smallest weight of a read: a small frame takes the time of this many bytes."""
 READ_CLASSES_MAX: Final = 32
 """Classes of reads that wait at a time, tail and catch-up apart; those beyond share two."""
 TAIL_WINDOW_BYTES: Final = 2 * GROUP_COMMIT_BYTES_MAX
 """Reads so close to the end of the log are tail reads: the two largest group commits, which were
 just written and lie in the page cache. Readers that lag by more catch up."""
 RECENT_BODIES_BYTES_MAX: Final = 48 * MIB
-"""What a range server keeps in memory of the batches that were appended last."""
+"""Bytes of the batches appended last that a range server keeps in memory."""
 SEGMENT_FILES_OPEN_MAX: Final = 128
 """Segments held open for reading: a log of many terabytes must not eat up the descriptors."""
 INDEX_CACHE_BYTES_MAX: Final = 128 * MIB
@@ -297,7 +297,7 @@ RETENTION_CHECK_INTERVAL_MS_MAX: Final = 86_400_000
 CLOCK_EVEN_MS: Final = 600_000
 """Time, by the monotonic clock, that a wall clock has to go evenly before it is believed."""
 CLOCK_LEAP_MS: Final = 10_000
-"""What a wall clock may gain or lose within CLOCK_EVEN_MS: clocks that are being adjusted do."""
+"""Drift that a wall clock may have within CLOCK_EVEN_MS: clocks that are being adjusted do."""
 CLOCK_SUSPICIOUS_MS: Final = 86_400_000
 """A wall clock further ahead of the newest entry of a log is logged when the server starts."""
 CLEAN_LIVE_SHARE_MAX: Final = 0.3
@@ -315,13 +315,13 @@ DISK_SHORT_CHECK_INTERVAL_MS: Final = 5_000
 WRITER_ID_LENGTH_MAX: Final = 128
 """Characters of a writer's id."""
 WRITER_BATCHES_KEPT: Final = 16
-"""The last batches of a writer, of which a repeat is answered; so many may be in flight."""
+"""The last batches of a writer, of which a repeat is answered; this many may be in flight."""
 WRITERS_PER_STREAM_MAX: Final = 1_024
 """Writers that a stream remembers: those that appended last."""
 WRITERS_MAX: Final = 16_384
 """Writers of all streams that a range server remembers, some 4 KiB of memory each at most."""
 WRITERS_PER_RESULT_BYTES: Final = KIB
-"""So many bytes that describe writers count for a result, in RESULTS_PER_FRAME."""
+"""Bytes that describe writers and count as one result, in RESULTS_PER_FRAME."""
 
 # Transactions: what is staged under an id, and decided as a whole.
 PRODUCER_LENGTH_MAX: Final = 64
@@ -330,7 +330,7 @@ TXN_ID_LENGTH_MAX: Final = 160
 """Characters of a transaction's id: producer, batch number, something unique, mark of a copy."""
 TXN_DIGEST_BYTES_MIN: Final = 8
 TXN_DIGEST_BYTES_MAX: Final = 32
-"""What a producer says of the contents of a batch, so that it knows them again."""
+"""A producer's digest of the contents of a batch, by which it recognises them."""
 BATCH_NUMBER_LEAP_MAX: Final = 100_000
 """By how much a producer's batch number may exceed its last one: micro-batches count by one."""
 TXNS_KEPT_PER_PRODUCER: Final = 16
@@ -386,7 +386,7 @@ DECISIONS_MAX: Final = 1_000_000
 ABORTED_TXNS_MAX: Final = 1_000_000
 """Aborted transactions that are kept, for ABORTED_TXNS_KEPT_MS."""
 ROWS_MAX: Final = 100_000_000
-"""What each of these five can be set to at most."""
+"""Largest value that each of these five can be set to."""
 STREAMS_PER_REQUEST_MAX: Final = 20_000
 RESULTS_PER_FRAME: Final = 1_000
 """Results of a batch of requests in one response frame."""

@@ -87,4 +87,4 @@ class RecordSizes:
 
 DEFAULT: Final = RecordSizes()
 LARGEST: Final = RecordSizes(limits.RECORD_BYTES_LARGEST)
-"""What readers accept, so that a lower setting never hides what was written under a higher one."""
+"""The sizes that readers accept: a lower setting never hides records of a higher one."""

@@ -54,7 +54,7 @@ class Stage(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FenceAnswer:
-    """What a fenced replica answers: the prefix that it verified, and whether it ever had more."""
+    """The answer of a fenced replica: the prefix that it verified, and whether it ever had more."""
 
     prefix: Prefix
     is_whole: bool
@@ -62,7 +62,7 @@ class FenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """What one server has on disk about its replica of a range.
+    """The durable state of one server's replica of a range.
 
     `end` is the longest prefix that is durable and verified. `highest_seq` is the highest number
     that ever was durable here; it is above `end` after damage. `committed_seq` is what the replica

@@ -48,7 +48,7 @@ class ServeSettings(Generic[S]):
     log_level: str = field(
         default="warning",
         metadata={
-            "doc": "What is logged on standard error: this and worse.",
+            "doc": "Lowest level that is logged on standard error.",
             "unit": "",
             "limit": ", ".join(LOG_LEVELS),
         },

@@ -37,7 +37,7 @@ _GARBAGE_OBJECTS: Final = 10_000
 
 
 class Servers(Protocol):
-    """What a command runs. `failed` ends with the reason when it must not go on."""
+    """The servers that a command runs. `failed` ends with the reason when they must stop."""
 
     failed: asyncio.Future[SbpError]
 

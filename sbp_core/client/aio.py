@@ -272,7 +272,7 @@ class AsyncClient:
 
         Times in us (UTC), by the clocks of the range servers, which count in ms. The answer is the
         first record, in the order of offsets, that was appended then or later, or else the tail.
-        Of a stream in `start_offsets` only records from there on count, and only the servers of
+        For a stream in `start_offsets` only records from there on count, and only the servers of
         ranges that end behind it are asked. With a `timeout_ms` servers are not waited for any
         longer: streams that they have ranges of are left out.
         """

@@ -8,7 +8,7 @@
     | ...    | RecordBatchMeta (schemas/record_batch.fbs), padded with zero bytes |
     | ...    | body, in the encoding that the metadata names                      |
 
-Numbers are big-endian. Of the metadata's properties, `encoding` names the form of the body and
+Numbers are big-endian. The property `encoding` of the metadata names the form of the body, and
 `body_bytes` is its length in decimal, so that batches can stand back to back; encodings/columns.py
 has two more. The padding makes fixed part and metadata a multiple of 8 bytes together: in an
 aligned buffer bodies are aligned.
@@ -75,7 +75,7 @@ class _Meta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What every record batch says of itself; `body`, a view, has the records, still encoded.
+    """The metadata of a record batch; `body`, a view, has the records, still encoded.
 
     `base_offset` is the offset of its first record, `length_bytes` the size of the whole batch,
     `base_timestamp_ms` in ms (UTC). `encoding` is "rows" or "columns", None for a record sequence;

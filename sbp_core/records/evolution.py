@@ -239,8 +239,8 @@ def map_columns(
 ) -> pa.RecordBatch:
     """Return the columns of `target`, in its order, with the values of `batch`.
 
-    Columns that the batch lacks are null, and narrower types are widened. What it has beside them
-    is left out, unless no loss is allowed. Raises SchemaError for a column that cannot be had so,
+    Columns that the batch lacks are null, and narrower types are widened. Other columns
+    are left out, unless no loss is allowed. Raises SchemaError for a column that cannot be had so,
     or that is required and has a null.
     """
     if batch.schema.equals(target):

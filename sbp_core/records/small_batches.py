@@ -87,8 +87,8 @@ class Run:
     ) -> pa.RecordBatch | None:
         """Return the rows of all batches, fully validated; None for one, or where one is damaged.
 
-        `schema` is theirs, `schema_message` the same as Arrow's streams begin with it. Of its
-        columns only those at the indexes `wanted` are decoded and validated, if these are given.
+        `schema` is theirs, `schema_message` the same as Arrow's streams begin with it. Only
+        its columns at the indexes `wanted` are decoded and validated, if these are given.
         """
         if len(self.envelopes) == 1 or not are_sound(self._unchecked):
             return None
@@ -192,8 +192,8 @@ def maybe_join_columns(
 ) -> pa.RecordBatch | None:
     """Return the rows of several messages one after the other, fully validated.
 
-    The `outlines` of all `bodies` are sound ones, of uncompressed messages. Of the columns only
-    those at the indexes `wanted` are looked at, if these are given. None for what has to be left
+    The `outlines` of all `bodies` are sound ones, of uncompressed messages. Only the columns
+    at the indexes `wanted` are looked at, if these are given. None for what has to be left
     to Arrow. Raises ArrowException when the joined columns are no valid data.
     """
     try:

@@ -1,1 +1,1 @@
-"""What both servers share: listener, dispatch of requests, backpressure, clock."""
+"""The part that both servers share: listener, dispatch of requests, backpressure, clock."""

@@ -26,7 +26,7 @@ from sbp_core.session.states import Symbol
 from sbp_core.wire.frame import Frame
 
 _SHARE: Final = 3, 4
-"""Of the pool: what one lane has while the other one waits, and what one address has."""
+"""Share of the pool that a lane has while the other one waits, and that an address has."""
 
 
 class Lane(Symbol):
@@ -78,7 +78,7 @@ class Charge:
 class Budget:
     """At most `bytes_max` bytes in the pool, and `own_bytes_max` for each connection beside it.
 
-    What is there already is counted even beyond that; then claims wait until enough was given back.
+    Bytes that arrived already count even beyond that; then claims wait until enough was freed.
     """
 
     def __init__(self, bytes_max: int, *, own_bytes_max: int = 0) -> None:
@@ -260,7 +260,7 @@ def memory_bytes(request: Frame) -> int:
 
 
 class Held:
-    """What one request counts for, until it is done."""
+    """The weight of one request, until it is done."""
 
     __slots__ = ("_charge", "_intake")
 
@@ -314,7 +314,7 @@ class Intake:
         self._bytes_max = min(sizes.connection_in_flight_bytes, half)
         self._frame: Charge | None = None
         self._waiting: Charge | None = None
-        """Of the frame or of a request."""
+        """Bytes of the frame or of a request."""
 
     @property
     def is_waiting(self) -> bool:

@@ -56,7 +56,7 @@ class Responder(Protocol):
     """The connection of a request; all but `send_now` wait while the peer does not read."""
 
     standing: Standing
-    """What the peer has proven to be."""
+    """The role that the peer has proven."""
 
     @property
     def agreement(self) -> Agreement:
@@ -297,7 +297,7 @@ def _refusing_large_answers() -> Iterator[None]:
 
 
 Rest = Callable[[], Awaitable[None]]
-"""What is left of serving a request, once called."""
+"""The rest of serving a request, once called."""
 
 
 class Later(Struct, frozen=True):
@@ -422,4 +422,4 @@ class Deferred:
 
 
 Serving = Coroutine[Any, Any, None] | Deferred
-"""What is left of serving a request: to run, or to wait for."""
+"""The rest of serving a request: to run, or to wait for."""

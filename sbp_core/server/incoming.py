@@ -42,7 +42,7 @@ class Receiver(Protocol):
 
 
 class Incoming:
-    """What one connection receives, within the bounds of `budget`, in `turns` with others."""
+    """The receiving side of a connection, within the bounds of `budget`, in `turns` with others."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class FramePatience:
         self._paused_at = now
         self._seen_frame_count = 0
         self._mark: tuple[float, int] | None = None
-        """Of a frame in the way of others: when it was looked at, and how much of it was there."""
+        """A frame that others wait for: when it was looked at, and how much of it had arrived."""
 
     def note_progress(self, now: float) -> None:
         """Note when the frame began of which a part is here, if there is one."""

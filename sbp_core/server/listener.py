@@ -101,7 +101,7 @@ class Listener:
     async def drain(self, timeout_ms: int = limits.DRAIN_TIMEOUT_MS) -> None:
         """Stop accepting, send GOAWAY, let open calls finish within the time.
 
-        What is not answered, or not read by the peer, by then is cut off.
+        Calls that are not answered, or not read by the peer, by then are cut off.
         """
         if self._acceptor is None:
             return

@@ -29,7 +29,7 @@ from sbp_core.wire.checksum import Buffer
 
 
 class Outgoing:
-    """What one connection sends, within the bounds of `unread`."""
+    """The sending side of one connection, within the bounds of `unread`."""
 
     def __init__(self, unread: Unread) -> None:
         self._unread = unread
@@ -161,7 +161,7 @@ class _Mark:
 
 
 class Backlog:
-    """What one connection was sent and has not read, as `measure` returns it."""
+    """The bytes that one connection was sent and has not read, as `measure` returns them."""
 
     def __init__(self, measure: Callable[[], int]) -> None:
         self._measure = measure

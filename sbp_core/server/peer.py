@@ -62,7 +62,7 @@ class Peer(asyncio.BufferedProtocol):
         """The address, or network, that the connection counts for."""
         self.name = f"connection {connection_id}"
         self.standing = Standing()
-        """What the peer has proven to be."""
+        """The role that the peer has proven."""
         self.is_from_this_host = False
         """Whether the peer has the address that it connected to."""
         self._connection_id = connection_id
@@ -271,7 +271,7 @@ class Peer(asyncio.BufferedProtocol):
         """Close at once, whatever the peer has not read yet."""
         self._outgoing.abort()
 
-    # What is received, and what is served
+    # Received and served
 
     def on_event(self, event: Event) -> None:
         """Handle what a frame of the peer means."""
@@ -344,7 +344,7 @@ class Peer(asyncio.BufferedProtocol):
 
 
 class Work:
-    """What is served for one connection; `on_ended` is called with what ended a piece of it.
+    """The work for one connection; `on_ended` is called with the reason that ended a piece of it.
 
     That is None, or the error with which its answer could not be sent.
     """

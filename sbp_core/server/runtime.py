@@ -101,7 +101,7 @@ class Turns:
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait for their end, HANDLER_CANCEL_MS at most. What they raise is dropped.
+    """Cancel tasks and wait for their end, HANDLER_CANCEL_MS at most. Their exceptions are dropped.
 
     A task that takes longer is abandoned and logged, so that a stop always ends.
     """

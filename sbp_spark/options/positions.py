@@ -114,7 +114,7 @@ class Positions:
 class ValueSyntax(NamedTuple):
     """How the values of a JSON object are parsed, and the fault of those that mean nothing."""
 
-    maybe_position: Callable[[object], Position | None]
+    parse: Callable[[object], Position | None]
     example: str
     remedy: str
 
@@ -167,7 +167,7 @@ def maybe_object(given: Given, syntax: ValueSyntax) -> Positions | None:
             parse_stream_ref(stream)
         except ConfigurationError as error:
             given.refuse(f"names no stream: {error}", expected, "correct it")
-        position = syntax.maybe_position(value)
+        position = syntax.parse(value)
         if position is None:
             wrong = f"has for {shown(stream)} the value {shown(str(value))}"
             given.refuse(wrong, expected, syntax.remedy)

@@ -225,5 +225,5 @@ def test_altered_metadata_is_as_good_as_committed(tmp_path):
     store.close()
     with altered_metadata(tmp_path) as connection:
         connection.execute("UPDATE streams SET retention_period_ms = 1")
-    assert CommitMark.maybe_open(tmp_path).maybe_last.commit == CommitId()
+    assert CommitMark.maybe_open(tmp_path).last.commit == CommitId()
     MetadataStore(tmp_path).close()

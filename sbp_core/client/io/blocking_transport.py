@@ -330,7 +330,7 @@ class BlockingRunner:
         self._logs = logs
         self._calls: OpenCalls[BlockingConnection] = OpenCalls(clock)
         self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
-        """What the threads of connections hand over."""
+        """Events that the threads of connections hand over."""
 
     def stream(self, program: Program[Any]) -> Generator[Any, Any, None]:
         """Run a program, yielding what it emits; it is given what is sent for it."""

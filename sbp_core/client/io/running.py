@@ -1,4 +1,4 @@
-"""What the asyncio and the blocking transport have in common: connections, and the open calls.
+"""The common part of the asyncio and the blocking transport: connections and open calls.
 
 `Connections` decides which connection a call uses. `OpenCalls` has the calls of one running program
 (programs/program.py), and their arrivals. Neither waits, and neither locks: that is where the two

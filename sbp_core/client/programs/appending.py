@@ -234,7 +234,7 @@ AsyncSteps = AsyncGenerator[None, Sequence[AppendItem] | None]
 
 
 class _Appending:
-    """What both appenders have."""
+    """The common part of both appenders."""
 
     def __init__(self, work: GradualAppend) -> None:
         self._work = work

@@ -249,7 +249,7 @@ class _Fetch:
     def _learn_tails(self, tasks: Sequence[FetchTask]) -> Program[None]:
         """Ask once for each task where its stream ends, if that is not known to be behind it.
 
-        What cannot be learned is taken to be where the task is.
+        A server that does not say where it runs counts as being where the task is.
         """
         asking = [task for task in tasks if task.tail is None]
         for task in asking:

@@ -43,8 +43,8 @@ UNMARKED: Final = Marks()
 class Numbering:
     """That of plain appends: no batch has a number, each goes to the open range of its stream.
 
-    `feature` is what servers must have agreed to. Of a stream `stream_batches_max` batches may be
-    on their way at a time; unless the numbers keep them in order (`is_ordered`), in one frame.
+    `feature` is what servers must have agreed to. At most `stream_batches_max` batches of a stream
+    are in flight at a time; unless the numbers keep them in order (`is_ordered`), in one frame.
     """
 
     feature: FeatureName | None = None
@@ -242,7 +242,7 @@ _RangeKey = tuple[int, int]
 
 
 class _Staged:
-    """What a transaction has staged, and the numbers of its batches in each range."""
+    """The staged batches of a transaction, and their numbers in each range."""
 
     def __init__(self) -> None:
         self.has_failed = False

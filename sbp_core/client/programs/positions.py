@@ -240,7 +240,7 @@ def _implausible(stream_id: int, server: str, offset: int) -> ProtocolError:
 def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, TimedOffset]) -> TimedOffset:
     """Return the first record that any of the servers found that were asked, or the stream's tail.
 
-    Where a server found nothing it answers the end of what it has. Of these only that of the last
+    Where a server found nothing it answers the end of what it has. Only the answer of the last
     range's server counts: what was appended there since then is not to be skipped for a record that
     another server found in a still later range.
     """

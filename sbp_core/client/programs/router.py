@@ -34,8 +34,8 @@ from sbp_core.wire.status import maybe_cluster
 class Turn:
     """The known placement drivers, in the order in which they are asked.
 
-    `given` are those that the client was given: they are never forgotten. Of the others those stay
-    that a placement driver named last.
+    `given` are those that the client was given: they are never forgotten. Others stay only if a
+    placement driver named them last.
     """
 
     given: tuple[str, ...]

@@ -94,7 +94,7 @@ def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program
 def _wanted(update: StreamUpdate, known: StreamInfo) -> Stream:
     """Return the stream as it shall be.
 
-    What is not to change is sent again as it is known: the wire has no "leave it" for
+    Fields that do not change are sent with their known values: the wire has no "leave it" for
     `retention_period_ms`, and servers of elasticstream-2023-04 replace the whole stream.
     """
     retention_ms, retention_bytes = update.retention_period_ms, update.retention_bytes

@@ -70,7 +70,7 @@ NO_COMMIT: Final = CommitId()
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What was done between two openings of a store: the commits from `first_commit` on."""
+    """The time between two openings of a store: the commits from `first_commit` on."""
 
     life_id: str
     first_commit: int
@@ -162,7 +162,7 @@ UNKNOWN_CONTENT: Final = bytes(16)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a slot says."""
+    """The contents of a slot."""
 
     sequence: int
     commit: CommitId
@@ -177,7 +177,7 @@ class CommitMark:
         slots = [_maybe_decode(file.pread(_SLOT_BYTES, place)) for place in _SLOT_PLACES]
         known = [slot for slot in slots if slot is not None]
         self._damaged_slot_count: Final = len(slots) - len(known)
-        self.maybe_last = max(known, key=lambda mark: mark.sequence, default=None)
+        self.last = max(known, key=lambda mark: mark.sequence, default=None)
         """The newest that can be read; None if neither can."""
 
     @property
@@ -187,7 +187,7 @@ class CommitMark:
 
     @property
     def maybe_fault(self) -> str | None:
-        """What follows from damage to one of the two slots; None if both are whole, or neither."""
+        """The consequence of damage to one of the two slots; None if both are whole, or neither."""
         if self._damaged_slot_count != 1:
             return None
         return (
@@ -230,10 +230,10 @@ class CommitMark:
 
     def write(self, commit: CommitId, content: bytes) -> None:
         """Note the last commit in the slot that is not the newest. Raises OSError."""
-        sequence = 1 if self.maybe_last is None else self.maybe_last.sequence + 1
+        sequence = 1 if self.last is None else self.last.sequence + 1
         mark = Mark(sequence, commit, content)
         self._file.pwritev([_encode(mark)], _SLOT_PLACES[sequence % len(_SLOT_PLACES)])
-        self.maybe_last = mark
+        self.last = mark
 
     def sync(self) -> None:
         """Make what was noted durable. Raises OSError."""

@@ -70,7 +70,7 @@ Sums = dict[str, Sum]
 class Content:
     """Keeps the sums of an open file whose content was found right.
 
-    What is changed between `begin` and `seal` counts once `adopt` is called.
+    Changes between `begin` and `seal` count once `adopt` is called.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:

@@ -50,7 +50,7 @@ class SqliteFile:
 
         Raises ConfigurationError when the directory or the file cannot be used, or must not be.
         """
-        self.maybe_failure: StatusError | None = None
+        self.failure: StatusError | None = None
         self._dir = DataDir(data_dir)
         self._is_mark_writable = True
         try:
@@ -92,8 +92,8 @@ class SqliteFile:
         named: Mapping[str, int | None] | None = None,
     ) -> list[Any]:
         """Run one statement. After an I/O error nothing more is run: the file is in doubt."""
-        if self.maybe_failure is not None:
-            raise self.maybe_failure
+        if self.failure is not None:
+            raise self.failure
         try:
             return self._connection.execute(sql, named or values).fetchall()
         except sqlite3.Error as error:
@@ -132,8 +132,8 @@ class SqliteFile:
 
     def has_commit(self, claimed: CommitId) -> bool:
         """Whether the store has had a commit, or one of an epoch that was closed."""
-        if self.maybe_failure is not None:
-            raise self.maybe_failure
+        if self.failure is not None:
+            raise self.failure
         history = History(lives_of(self._connection), self._content.commit.number)
         return history.has(claimed)
 
@@ -154,12 +154,12 @@ class SqliteFile:
         _LOG.critical("metadata refused file=%s: %s", self._dir.database, message)
         # Noted as a commit that there was: the next start refuses it, too.
         self._write_mark(claimed, UNKNOWN_CONTENT, is_durable=True)
-        self.maybe_failure = StatusError(StatusCode.PD_INTERNAL, message)
-        raise self.maybe_failure
+        self.failure = StatusError(StatusCode.PD_INTERNAL, message)
+        raise self.failure
 
     def close(self) -> None:
         """Close the file, all of it in one place, and release the directory."""
-        if self.maybe_failure is None:
+        if self.failure is None:
             try:
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             except sqlite3.Error as error:
@@ -219,7 +219,7 @@ class SqliteFile:
             StatusCode.PD_INTERNAL, f"the placement driver's metadata store failed: {error}"
         )
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in _FATAL_CODES:
-            self.maybe_failure = failure
+            self.failure = failure
         return failure
 
     def _note_commit(self) -> None:

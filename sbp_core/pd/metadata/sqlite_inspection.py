@@ -46,7 +46,7 @@ from sbp_core.pd.metadata.sqlite_schema import CONTENT_VERSION, SCHEMA_VERSION, 
 from sbp_core.pd.model import LogMark
 
 DRIVER_NAME: Final = "placement-driver"
-"""Of its folder in the one of `sbp serve`."""
+"""Name of its folder in the folder of `sbp serve`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """What is known of the metadata in a directory."""
+    """The result of an inspection of the metadata in a directory."""
 
     database: Path
     found: Inspection
@@ -78,7 +78,7 @@ class StoreReport:
 
     @property
     def remedy(self) -> str:
-        """What to do if it is not."""
+        """The remedy if it is not."""
         return self.found.remedy(self.database.parent)
 
 
@@ -108,7 +108,7 @@ def check_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
         found = _inspect(database, copy / DATABASE_NAME, mark, witnesses)
     if mark is None:
         return StoreReport(database, found)
-    marked = NO_COMMIT if mark.maybe_last is None else mark.maybe_last.commit
+    marked = NO_COMMIT if mark.last is None else mark.last.commit
     notes = () if mark.maybe_fault is None else (mark.maybe_fault,)
     return StoreReport(database, found, marked, notes)
 
@@ -250,7 +250,7 @@ _PAGE_FAULTS_MAX: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a metadata file is like; `version` 0 is that of an empty one."""
+    """The state of a metadata file; `version` 0 is that of an empty one."""
 
     version: int
     page_faults: tuple[str, ...] = ()
@@ -380,7 +380,7 @@ def _find_history_faults(
 ) -> tuple[str, ...]:
     if mark is None:
         return ()
-    last = mark.maybe_last
+    last = mark.last
     if last is None:
         return ("it is damaged, so it is unknown whether commits are missing",)
     if not history.has(last.commit):

@@ -179,7 +179,7 @@ _STEPS: Final[Mapping[int, Sequence[str]]] = {
     6: (*_STREAM_SCHEMAS, *_GIVEN_UP),
     7: (*_SERVER_SECRETS, *_LOG_MARKS, *CONTENT_TABLES),
 }
-"""What makes the next version of a version."""
+"""Statements that lead from each version to the next."""
 
 
 def create_schema(connection: sqlite3.Connection) -> None:

@@ -249,8 +249,8 @@ class TransactionTables:
     def _forget_decisions(self, producer: str, now_ms: int) -> None:
         """Keep the last decisions of a producer, and those that are not published.
 
-        Of producers that have one batch only, those that are new or not published. What was given
-        up is kept for ABORTED_TXNS_KEPT_MS.
+        For producers that have one batch only, those that are new or not published are kept.
+        Decisions that were given up are kept for ABORTED_TXNS_KEPT_MS.
         """
         given_up_since_ms = now_ms - limits.ABORTED_TXNS_KEPT_MS
         kept_count = limits.TXNS_KEPT_PER_PRODUCER

@@ -2,8 +2,8 @@
 
 All SQL is in this folder: `sqlite_streams`, `sqlite_servers`, `sqlite_cursors` and
 `sqlite_transactions` have the statements of one family of tables each, `sqlite_schema` makes the
-tables, `sqlite_file` has the connection and its transactions. What a method changed is on disk when
-it returns, all or nothing. Every method raises StatusError when the store fails.
+tables, `sqlite_file` has the connection and its transactions. The changes of a method are on disk
+when it returns, all or nothing. Every method raises StatusError when the store fails.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MetadataStore(StreamTables):
     @property
     def maybe_failure(self) -> StatusError | None:
         """Why the store can be neither read nor written any longer; None while it can."""
-        return self._file.maybe_failure
+        return self._file.failure
 
     @property
     def cluster_id(self) -> str:

@@ -56,7 +56,7 @@ def encode_rows(
     """Return rows of ROWS_SCHEMA as a whole record batch, envelope included.
 
     `timestamp_ms` is the base timestamp, milliseconds since the epoch. A slice of a larger batch is
-    written without the rest of it. What is returned has passed the checks of `decode_rows`, so that
+    written without the rest of it. The result has passed the checks of `decode_rows`, so that
     nothing is written that no reader would accept. Raises RecordBatchError.
     """
     check_rows_schema(batch)
