@@ -1,4 +1,4 @@
-"""Fixtures that every test may use. What is heavy is imported by the fixture that needs it."""
+"""Fixtures for all tests. Each fixture imports the heavy modules that it needs itself."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ PLANS = {
     ],
     "quick": [
         [
-            Part("of the core", ["tests/unit", f"--ignore-glob={SPARK_UNIT}", *SOON_DONE]),
-            Part("of the connector, property, tidy", [*CONNECTOR, *SOON_DONE]),
+            Part("for the core", ["tests/unit", f"--ignore-glob={SPARK_UNIT}", *SOON_DONE]),
+            Part("for the connector, property, tidy", [*CONNECTOR, *SOON_DONE]),
         ]
     ],
 }

@@ -107,12 +107,12 @@ def fetched(client: Client, stream_id: int, max_bytes: int = 1) -> list[memoryvi
 
 
 def mark(value: bytes) -> tuple[int, int]:
-    """What a value is known by: a failed comparison of large ones would be shown for minutes."""
+    """Return the length and CRC of a value: pytest takes minutes to show a diff of large values."""
     return len(value), crc32(value)
 
 
 def marks(payloads: list[memoryview]) -> list[list[tuple[int, tuple[int, int]]]]:
-    """Of each payload the offsets and marks of its values."""
+    """Return the offset and mark of each value, by payload."""
     return [[(at, mark(value)) for at, value in values_of(each)] for each in payloads]
 
 

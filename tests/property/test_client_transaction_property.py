@@ -52,7 +52,7 @@ MOODS = ("answer", "answer", "answer", "answer", "lost after", "lost before", "n
 
 @pytest.fixture(autouse=True, scope="module")
 def frames_are_small():
-    """Of each stream several are on their way."""
+    """Several frames of each stream are in flight."""
     with small_frames():
         yield
 
@@ -70,7 +70,7 @@ class World(AppendWorld):
     def __init__(self, draw) -> None:
         super().__init__(draw)
         self.staged: dict[tuple[int, int], list[bytes]] = {}
-        """Of each range what is staged in it."""
+        """The batches staged in each range, by stream id and range index."""
         self._states = {server: StagedStates() for server in SERVERS}
         self._ranges = {stream_id: [HostedRange(stream_id, 0, 0)] for stream_id in STREAMS}
 
@@ -91,7 +91,7 @@ class World(AppendWorld):
         return Frame(opcode, Flag.RESPONSE | Flag.END, 1, encode_header(header))
 
     def _listed(self, request):
-        """What the placement driver knows: it may open the next range late."""
+        """List the ranges known to the placement driver, which may open the next range late."""
         results = []
         for owner in request.range_owners:
             ranges = self._ranges[owner.stream_id]

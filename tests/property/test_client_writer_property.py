@@ -27,7 +27,7 @@ MOODS = ("answer", "answer", "answer", "lost after", "lost before", "no", "busy"
 
 @pytest.fixture(autouse=True, scope="module")
 def frames_are_small():
-    """Of each stream several are on their way, and a server remembers hardly more."""
+    """Several frames of each stream are in flight; a server remembers few batches more."""
     with small_frames(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(numbering._WriterNumbering, "stream_batches_max", BATCHES_KEPT)
         yield

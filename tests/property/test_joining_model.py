@@ -36,7 +36,7 @@ addresses = st.sampled_from(ADDRESSES)
 
 @dataclass(eq=False)
 class Process:
-    """A range server's process. What stands still answers nobody, and is still there."""
+    """A range server's process. A suspended one keeps its address but answers no request."""
 
     server_id: int
     secret: str | None
@@ -56,7 +56,7 @@ class SameThread:
 
 
 class JoiningMachine(RuleBasedStateMachine):
-    """One process at a time is a server: of its id, and of its address."""
+    """At most one process at a time is the server with an id, and the server at an address."""
 
     processes = Bundle("processes")
 
@@ -77,7 +77,7 @@ class JoiningMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     async def maybe_holds(self, address, secret):
-        """What an attempt to prove at an address comes to."""
+        """Return whether the process at an address proves the secret; None without an answer."""
         there = self.listening.get(address)
         if there is None:
             return False
@@ -122,7 +122,7 @@ class JoiningMachine(RuleBasedStateMachine):
 
     @rule(target=processes, former=processes, address=addresses)
     def copy(self, former, address):
-        """Of its data directory, or the same one after it died."""
+        """Start a process on a copy of a data directory, or restart one that died."""
         process = Process(former.server_id, former.secret, address)
         return process if self.start_at(process) else multiple()
 

@@ -45,7 +45,7 @@ class LogLives(RuleBasedStateMachine):
         self.open()
 
     def open(self, *, is_power_lost: bool = False) -> None:
-        """Open the log; on a disk that fails meanwhile, restart the process until it works.
+        """Open the log; if the disk fails, restart the process until opening succeeds.
 
         All that was acknowledged must be there; after a power cut or a failed sync, what was synced
         of it, and of the rest nothing behind a gap.

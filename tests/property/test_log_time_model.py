@@ -66,7 +66,7 @@ class LookupsByTime(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS), share=st.floats(0, 1))
     def trim(self, key: tuple[int, int], share: float) -> None:
-        """Of all ranges of the stream, as a trim is."""
+        """Trim all ranges of the stream, as a trim of the log does."""
         offset = int(self.tail(key) * share)
         self.log.append([Entry(EntryKind.TRIM, key[0], -1, offset, 0)])
         for each in KEYS:

@@ -86,7 +86,7 @@ class WritersOfALog(RuleBasedStateMachine):
         count=st.integers(1, 2),
     )
     def append(self, stream: int, writer: str, ahead: int, count: int) -> None:
-        """What the log remembers decides what becomes of any sequence."""
+        """The log accepts, repeats or refuses a sequence by the batches that it remembers."""
         if stream not in self.tails:
             self.log.append([created(stream)])
             self.tails[stream], self.range_index[stream] = 0, 0
@@ -128,7 +128,7 @@ class WritersOfALog(RuleBasedStateMachine):
 
     @rule(stream=streams)
     def trim_and_clean(self, stream: int) -> None:
-        """What is not on the disk any more stays known."""
+        """The log remembers batches of writers after it deletes their segments."""
         if stream in self.tails:
             self.log.append([Entry(EntryKind.TRIM, stream, -1, self.tails[stream], 0)])
             Cleaner(self.log).clean()

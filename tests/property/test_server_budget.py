@@ -184,7 +184,7 @@ def test_claims_of_a_lane_are_granted_in_their_order():
     ]
     assert all(claim.is_waiting for claim in claims)
     pool.budget.release(first)
-    assert pool.granted[2:] == ["large"], "who comes later does not overtake"
+    assert pool.granted[2:] == ["large"], "a later claim does not overtake"
     pool.budget.release(claims[0])
     assert pool.granted[2:] == ["large", "small", "tiny"]
 

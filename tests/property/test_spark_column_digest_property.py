@@ -1,4 +1,4 @@
-"""The digest of typed rows: of their values alone, however these are divided, ordered and typed."""
+"""The digest of typed rows depends on their values only, not on batches, order or types."""
 
 from functools import reduce
 
@@ -88,7 +88,7 @@ def digest(given_rows):
 
 
 def told(given_rows):
-    """What there is, whatever the order of rows; numbers that are equal are told alike."""
+    """Return the rows as sorted text, with one form for equal numbers."""
     found = batch_of(given_rows).to_pylist()
     return sorted(repr(row).replace("-0.0", "0.0") for row in found)
 

@@ -19,7 +19,7 @@ from sbp_spark.streaming.trigger import (
 
 targets = st.integers(100, 60_000)
 costs_ms = st.floats(1e-5, 0.05)
-"""Of one record."""
+"""The cost of one record."""
 LONGEST = LATE * GROWTH_MIN + 0.01
 """Parts of the target: a time that looks like a trigger interval makes the query try more."""
 EPOCH_MS = 1_700_000_000_000
@@ -159,7 +159,7 @@ def test_a_fixed_time_that_goes_away_is_forgotten(
 
 
 def follow(pace, fixed_ms, cost_ms, count):
-    """The paces after so many micro-batches of an endless backlog."""
+    """Yield the pace after each of `count` micro-batches of an endless backlog."""
     for _ in range(count):
         pace = pace.after(pace.records_max, fixed_ms + pace.records_max * cost_ms)
         yield pace

@@ -22,7 +22,7 @@ runs_of_names = st.lists(st.tuples(stream_names, st.integers(1, 9)), min_size=1,
 
 
 def routed(key_batches, count, routing, partition_id):
-    """What each stream gets: (key, number of the row), in order."""
+    """Return the rows of each stream in order, as (key, number of the row), and their count."""
     options = sink_options(*(f"s{number}" for number in range(count)), routing=routing)
     directory = StreamDirectory(WritingClient(), None, "option streams")
     router = Router(options.targets, directory, partition_id=partition_id)

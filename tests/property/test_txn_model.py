@@ -88,13 +88,13 @@ def key_by_tasks(ledger, manifest) -> bool:
     ],
     ids=[
         "every set of tasks decides for itself",
-        "who gives up decides the batch",
+        "giving up decides the batch",
         "a server drops what is old without asking",
         "a server forgets what it published",
         "a sealed range is passed over without asking",
-        "what may be published by now is given up",
-        "who does not have a range says that nothing is staged there",
-        "who does not have a range refuses to publish as if it had",
+        "a part that may be published is given up",
+        "a server without the range answers that nothing is staged",
+        "a server without the range answers that the transaction is incomplete",
     ],
 )
 def test_broken_rules_are_noticed(world, fault) -> None:

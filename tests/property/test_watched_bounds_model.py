@@ -24,7 +24,7 @@ KEYS = st.tuples(st.integers(0, 2), st.integers(0, 1))
 
 
 def told(table):
-    """What is told of each range."""
+    """Return the state and the offsets of each range."""
     return {
         hosted.key: (
             hosted.state,

@@ -21,7 +21,7 @@ def small_segments() -> None:
 
 
 def volatile_disk() -> None:
-    """What the log did not sync is gone when the process is killed, as after a power cut."""
+    """Unsynced writes of the log are lost when the process is killed, as after a power cut."""
     from volatile_disk import VolatileDisk
 
     from sbp_core.rangeserver import server
@@ -62,14 +62,14 @@ def repeated_sync() -> None:
 
 
 def trusted_cache() -> None:
-    """What the page cache shows after a failed sync is believed."""
+    """The log trusts the page cache after a failed sync."""
     from sbp_core.log.disk import OsFile
 
     OsFile.drop_cache = lambda _: None
 
 
 def uncut_tail() -> None:
-    """What a crash tore stays in the log."""
+    """Torn writes stay in the log after a crash."""
     from sbp_core.log.recovery.last_segment import LastSegment
 
     LastSegment.repair = lambda _: None
@@ -120,7 +120,7 @@ def no_dedupe() -> None:
 
 
 def unverified_reads() -> None:
-    """What is read from the log is served as it is."""
+    """Entries read from the log are served without verification."""
     from sbp_core.log import bodies
     from sbp_core.segment_format import ENTRY_HEADER_BYTES
 

@@ -1,4 +1,4 @@
-"""Plays the world of an append program: who serves it decides when, and what is heard of it."""
+"""The servers of an append program: hypothesis decides when a call is answered, the test how."""
 
 from __future__ import annotations
 

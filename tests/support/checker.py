@@ -1,4 +1,4 @@
-"""What must hold of a history, whatever was done to the servers: one pure function per invariant.
+"""Invariants of a history under any faults of the servers: one pure function each.
 
 Each takes the operations of a history and returns the anomalies that it finds. A stream's truth is
 the last `list` of it, made after all faults were over.
@@ -28,7 +28,7 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a stream holds at the end: [start, next) and the record at each offset."""
+    """The final content of a stream: [start, next) and the record at each offset."""
 
     start: int
     next: int
@@ -36,7 +36,7 @@ class Content:
 
 
 def lost(operations: Operations) -> list[Anomaly]:
-    """What was acknowledged is there, at its offsets, unless it was trimmed away."""
+    """Acknowledged records are present at their offsets, unless they were trimmed."""
     contents = final_contents(operations)
     anomalies = []
     for append in chosen(operations, "append", "ok"):
@@ -63,7 +63,7 @@ def duplicated(operations: Operations) -> list[Anomaly]:
 
 
 def refused_present(operations: Operations) -> list[Anomaly]:
-    """What failed without effect is not there."""
+    """Records of a refused append are absent."""
     return [
         Anomaly("refused-present", f"{record} was refused and is at {where(append, offset)}")
         for append, offset, record in present(operations, "fail")
@@ -137,7 +137,7 @@ def gaps(operations: Operations) -> list[Anomaly]:
 
 
 def vanished(operations: Operations) -> list[Anomaly]:
-    """What was once read stays readable, the same record at the same offset."""
+    """A record that was read once stays readable at the same offset."""
     contents = final_contents(operations)
     anomalies = []
     for reading in [*chosen(operations, "read", "ok"), *chosen(operations, "list", "ok")]:
@@ -151,7 +151,7 @@ def vanished(operations: Operations) -> list[Anomaly]:
 
 
 def reordered(operations: Operations) -> list[Anomaly]:
-    """What one writer appends to one stream, one after the other, stands in that order."""
+    """Successive appends of a writer to a stream keep their order."""
     anomalies = []
     last: dict[tuple[str, int], Operation] = {}
     for append in chosen(operations, "append", "ok"):
@@ -167,8 +167,8 @@ def reordered(operations: Operations) -> list[Anomaly]:
 def trimmed_wrongly(operations: Operations) -> list[Anomaly]:
     """A stream starts at or after each trim that was acknowledged, and at none that was not asked.
 
-    A trim whose outcome is unknown may have been done. Of a stream of which only so much is kept
-    the newest record stays.
+    A trim whose outcome is unknown may have been done. A stream with a limit on its size keeps its
+    newest record.
     """
     anomalies = []
     kept_in_part = {keep.request["stream"] for keep in chosen(operations, "keep")}
@@ -276,7 +276,7 @@ def chosen(operations: Operations, action: str, end: str | None = None) -> list[
 
 
 def final_contents(operations: Operations) -> dict[int, Content]:
-    """What the streams that anything was done to hold at the end, by stream id."""
+    """Return the final content of each stream in the history, by stream id."""
     contents = {}
     for listing in chosen(operations, "list"):
         answer = {"start": 0, "next": 0, "records": [], **listing.answer}
@@ -324,7 +324,7 @@ def piece_offsets(operations: Operations, commit: Operation) -> dict[int, list[i
 
 
 def sequence(offsets: list[int | None]) -> list[int] | None:
-    """So many offsets without a gap, from the first of these on; None without a first one."""
+    """Return as many offsets from the first one on, without a gap; None if the first is None."""
     first = offsets[0]
     return None if first is None else list(range(first, first + len(offsets)))
 

@@ -51,7 +51,7 @@ def write(folder: Path, number: int, text: str) -> None:
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    """What is in a folder and those in it."""
+    """Return the content of each file below a folder, by relative path."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 

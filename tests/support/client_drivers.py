@@ -17,7 +17,7 @@ class _TimedDriver:
 
     @contextmanager
     def waiting_at_most(self, timeout_ms: int) -> Iterator[None]:
-        """Other deadlines for the calls meanwhile: for those of which it is known how they end."""
+        """Set the timeout of the calls in the block, for calls with a known outcome."""
         context = self.client._context
         self.client._context = replace(context, timeout_ms=timeout_ms)
         try:

@@ -11,7 +11,7 @@ PROGRESS_SECONDS = 90
 
 
 class ClientThreads:
-    """A context manager: starts the threads once, and stops them. What one raises fails the test.
+    """A context manager that starts threads and stops them. An error in a thread fails the test.
 
     Each thread counts what was acknowledged to it in `acknowledged`, if it counts anything, ends
     soon when `stopping` is set, and puts what it raises into `failures`.

@@ -98,7 +98,7 @@ class Committers(ClientThreads):
         self._history.ok(operation)
         self.acknowledged[index] += 1
         if rng.random() < REPLAY_SHARE:
-            with contextlib.suppress(TxnEndedError):  # what comes late is dropped
+            with contextlib.suppress(TxnEndedError):  # late records are dropped
                 again = self._maybe_stage(driver, rng, producer, number, records)
                 if again and self._commit(driver, producer, number, again, records) is not None:
                     self.replay_count += 1
@@ -164,7 +164,7 @@ class Committers(ClientThreads):
 
 
 def cut(whole: Sequence[Any], pieces: int) -> list[Sequence[Any]]:
-    """Cut into so many pieces, about alike; none is empty."""
+    """Cut into at most `pieces` pieces of about the same length; none is empty."""
     size = -(-len(whole) // pieces)
     return [whole[start : start + size] for start in range(0, len(whole), size)]
 

@@ -1,8 +1,8 @@
 """A log at work, and what a power cut may leave of it before any step that it takes on its disk.
 
-Of each step some states are tried: all that was synced, and any of the unsynced blocks and changes
-of names. From each the log has to open as if nothing had happened: with all that was synced, of the
-rest nothing behind a gap, and ready to go on.
+Some states are tried before each step: everything synced, plus any of the unsynced blocks and name
+changes. The log must open in each state, hold everything synced and a prefix of the rest without a
+gap, and accept appends.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LifeOfALog:
         self._open()
 
     def live(self, action_count: int) -> None:
-        """Do so many things, some of which a kill or a power cut ends, and close the log."""
+        """Do `action_count` actions, some ended by a kill or a power cut, and close the log."""
         actions = {
             self._append: 30,
             self._append_unsynced: 6,
@@ -104,7 +104,7 @@ class LifeOfALog:
         self._maybe_steps_left = None
         self._log.close()
 
-    # What is done to the log.
+    # Actions on the log.
 
     def _append(self, *, is_durable: bool = True) -> None:
         model = after(self.synced, self.in_doubt)
@@ -200,7 +200,7 @@ class LifeOfALog:
         finally:
             self._action = before
 
-    # What is left of it.
+    # States after a crash.
 
     def _before_step(self, operation: str, path: Path) -> None:
         for _ in range(STATES_PER_STEP):
@@ -247,7 +247,7 @@ def nothing_unsynced(_: int) -> int:
 
 
 def after(model: Model, entries: list[Entry]) -> Model:
-    """What is meant once `entries` were added."""
+    """Return the model with `entries` applied."""
     model = model.copy()
     for entry in entries:
         model.apply(entry)

@@ -1,4 +1,4 @@
-"""Damage to a file, anyhow: what a disk, a person or a program may do to it."""
+"""Random damage to a file, as by a disk, a person or a program."""
 
 from __future__ import annotations
 

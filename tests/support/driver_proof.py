@@ -23,7 +23,7 @@ from sbp_core.wire.status import check_status
 
 @dataclass(frozen=True)
 class Known:
-    """What a range server and its placement driver know of it."""
+    """The identity of a range server: known to itself and its placement driver."""
 
     server_id: int
     cluster_id: str

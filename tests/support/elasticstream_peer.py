@@ -84,7 +84,7 @@ class ElasticStreamPeer:
         self.node = node
         self.endpoint = driver.endpoint
         self.rows = {stream_id: Stream(stream_id, 1) for stream_id in stream_ids}
-        """What the placement manager has of each stream; a deleted one leaves its ranges."""
+        """The placement manager's row of each stream; the ranges of a deleted stream remain."""
         self.held = {stream_id: _Held() for stream_id in stream_ids}
         self.hosted_at = node.endpoint
         """Where the placement manager places ranges, on server 1."""
@@ -133,7 +133,7 @@ class ElasticStreamPeer:
         )
 
     def fetches(self) -> list[list[tuple[int, int]]]:
-        """What each FETCH asked for: stream ids and offsets."""
+        """The stream ids and offsets requested by each FETCH."""
         return [
             [
                 (info.stream_range.stream_id, info.fetch_offset)
@@ -300,8 +300,8 @@ class ElasticStreamPeer:
 class LaterElasticStreamPeer:
     """A placement driver of July 2023, as far as one asks it what an older client would.
 
-    Its HEARTBEAT is as before, a LIST_RANGES that names nothing is answered in tables of its own,
-    ALLOCATE_ID too. What has the header of a batched table ends its process.
+    Its HEARTBEAT is as before. ALLOCATE_ID and a LIST_RANGES without criteria are answered in
+    tables of their own. A request with the header of a batched table ends its process.
     """
 
     def __init__(self, driver: ScriptedPeer) -> None:

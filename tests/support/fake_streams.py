@@ -107,7 +107,7 @@ class FakeCluster:
         return {f"rs{each}:1" if isinstance(each, int) else each for each in self.away}
 
     def ranges_ahead(self, bound, offset):
-        """The ranges of a stream that end behind an offset, each with whether it is away."""
+        """The ranges of a stream that end behind an offset, with whether the server is down."""
         own = [(bound.start_offset, None, f"rs{bound.stream_id}:1")]
         away = self._away_servers()
         return [

@@ -117,7 +117,7 @@ class FaultCluster(LocalCluster):
 
     @property
     def log(self) -> str:
-        """What the server has printed since the first start."""
+        """The output of the server since the first start."""
         if not self.log_path.exists():
             return ""
         return self.log_path.read_text(encoding="utf-8", errors="replace")

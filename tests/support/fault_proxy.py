@@ -151,7 +151,7 @@ class FaultProxy:
         self._do(add())
 
     def heal(self) -> None:
-        """Let everything pass from now on, and what was held. What was swallowed stays so."""
+        """Pass all frames from now on, and the held ones. Swallowed frames stay lost."""
 
         async def clear() -> None:
             self._rules.clear()
@@ -220,9 +220,9 @@ class FaultProxy:
                 each.close()
 
     async def _pump(self, link: _Link, reader: asyncio.StreamReader, direction: Direction) -> None:
-        """Pass on what comes from one end, until it ends; then let the other one know.
+        """Pass on the frames from one end until it closes; then close the stream to the other end.
 
-        What the other one still has to say comes through, as without a proxy.
+        The other end can still send, as without a proxy.
         """
         writer = link.writers[direction]
         pending = b""

@@ -36,11 +36,11 @@ FAILING_OPERATIONS = (
     "replace",
     "remove",
 )
-"""Of the log while it runs."""
+"""The operations of a running log that may fail."""
 
 
 class Inode:
-    """A file: what programs see of it, what is on the platter, and what has not got there yet."""
+    """A file: its cached content, its durable content, and the blocks not synced yet."""
 
     def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
         self.cached = bytearray()
@@ -182,7 +182,7 @@ class FaultyLock:
 
 
 NameChanges = dict[Path, Inode | None]
-"""What one operation does to a directory, all of it at once; None is a name that goes."""
+"""The atomic change of a directory by one operation; None removes the name."""
 
 
 class FaultyDisk:

@@ -1,4 +1,4 @@
-"""What clients did and what they were told: one JSON line when an operation begins, one at its end.
+"""Operations of clients and their outcomes: one JSON line at the start of each, one at its end.
 
     {"type": "invoke", "number": 7, "time_ms": 12, "process": "writer-0", "action": "append", ...}
     {"type": "ok", "number": 7, "time_ms": 15, "base_offset": 4}

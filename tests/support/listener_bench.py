@@ -117,7 +117,7 @@ def run(body):
 
 
 async def farewell(reader):
-    """What the server said before it closed."""
+    """Return the message of the GOAWAY that the server sent before it closed the connection."""
     decoder = FrameDecoder()
     decoder.receive_data(await reader.read())
     *_, last = decoder.frames()

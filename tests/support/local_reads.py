@@ -27,7 +27,7 @@ SMALL_SEGMENTS = {"segment_bytes": 1_000_000, "retention_check_interval_ms": 10}
 
 
 class Looks:
-    """What readers look for in files, and whether they find it; `before` is called before."""
+    """The reads from segment files, successful or failed; `before` is called before each."""
 
     def __init__(self) -> None:
         self.found: list[PlacedBatches] = []
@@ -46,7 +46,7 @@ class Looks:
 
 
 def watch_looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
-    """What is read in files from now on, which may be of any size."""
+    """Record reads from segment files from now on; segments may have any size."""
     allow_small_segments(monkeypatch)
     looks = Looks()
     monkeypatch.setattr(local_log, "read_pieces", looks.read)

@@ -1,4 +1,4 @@
-"""What the tests of the log share: entries that need no others, and a look at all of its files."""
+"""Helpers of the tests of the log: independent entries, and the content of all its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the entries of a log mean, in the plainest way: lists and dictionaries."""
+"""A reference model of a log's entries, in lists and dictionaries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Key = tuple[int, int]
 
 
 class Model:
-    """What a list of entries means, in the plainest way."""
+    """The state after a list of entries."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.batches: dict[Key, list[Entry]] = {}
@@ -39,7 +39,7 @@ class Model:
         self.ends: dict[int, list[tuple[tuple[str, ...], bool, int, int, int]]] = {}
         """By stream: the ends of transactions, as a LoggedTxnEnd has them, without their times."""
         self.maybe_mark: Entry | None = None
-        """What was applied last, if that is a mark."""
+        """The last entry applied, if it is a mark."""
         for entry in entries:
             self.apply(entry)
 

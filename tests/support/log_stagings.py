@@ -1,4 +1,4 @@
-"""What the tests of the log share about transactions: entries, and what of them can be read."""
+"""Helpers of the tests of transactions in the log: entries, and the records readable from them."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ async def values(cluster, stream_id):
 
 
 async def eventually(client, stream_id, *names, **options):
-    """What an append comes to, once the server knows who appended before."""
+    """Append until the server knows the writers of earlier appends; return the outcomes."""
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
             found = await send(client, stream_id, *names, **options)

@@ -14,7 +14,7 @@ SINCE = {
     7: ("TABLE schemas", "TABLE given_up_parts"),
     8: ("TABLE server_secrets", "TABLE log_marks", "TABLE lives", "TABLE content"),
 }
-"""What there is by the version that it came with."""
+"""The tables and indexes added by each version."""
 
 
 def make_older(path, version):

@@ -108,7 +108,7 @@ async def running(tmp_path):
 def runner(path):
     """A function that runs coroutine functions against a placement driver on `path`.
 
-    Each run starts the driver anew; what it stored stays.
+    Each run restarts the driver; its metadata is kept.
     """
 
     def run(test):

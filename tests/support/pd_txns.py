@@ -50,7 +50,7 @@ def end(**codes: StatusCode) -> Callable[[Exchange], None]:
 
 
 def part(txn_id: str, stream_id: int, range_index: int = 0, count: int = 5) -> TxnPart:
-    """What a transaction has staged."""
+    """Return a part of a transaction: the records it staged in a range."""
     return TxnPart(txn_id, stream_id, count, range_index)
 
 
@@ -62,7 +62,7 @@ async def commit(cluster, batch_number: int, *parts: TxnPart, timeout_ms: int = 
 
 
 async def describe(cluster, producer: str | None = None) -> list[TxnDescription]:
-    """What was decided, of a producer or of all."""
+    """Return the decided transactions of a producer, or of all producers."""
     answers = await cluster.client.ask(Opcode.DESCRIBE_TXNS, DescribeTxnsRequest(0, producer))
     return [txn for answer in answers for txn in answer.txns]
 
@@ -86,7 +86,7 @@ async def seen(peer: ScriptedPeer, count: int) -> None:
 
 
 def asked(peer: ScriptedPeer) -> list[list[tuple[Any, ...]]]:
-    """What the server was asked to end, frame by frame."""
+    """Return the transactions that the server was asked to end, by frame."""
     return [
         [
             (info.stream_id, info.range_index, info.txn_ids, info.commit, info.record_count)

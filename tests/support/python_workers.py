@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 COMMITTER = "pyspark.sql.worker.python_streaming_sink_runner"
-"""What a process runs that commits and aborts micro-batches of sinks."""
+"""The module of a process that commits and aborts micro-batches of sinks."""
 PLANNER = "pyspark.sql.worker.write_into_data_source"
-"""What one runs that plans writes."""
+"""The module of a process that plans writes."""
 
 
 def python_workers(pid: int, module: str = "") -> list[int]:

@@ -1,7 +1,7 @@
 """The process of queries, one of each source: `python query_main.py JSON`; see QueryProcess.
 
-Each micro-batch becomes one file, which appears whole or not at all. Whoever replays a micro-batch
-writes a file of its own, so that the two can be compared.
+Each micro-batch becomes one file, written atomically. A replay of a micro-batch writes a file of
+its own, so that the two can be compared.
 """
 
 from __future__ import annotations

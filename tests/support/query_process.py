@@ -99,9 +99,9 @@ def last_commit(checkpoint: Path) -> int:
 
 
 def written_batches(folder: Path) -> dict[int, list[list[Written]]]:
-    """What each life of a query wrote of each micro-batch, by the query's folder.
+    """Return the rows of each micro-batch, one list per life of the query that wrote it.
 
-    In the order of both; rows by stream and offset.
+    Micro-batches and lives are in order, rows are sorted by stream and offset.
     """
     found: defaultdict[int, list[list[Written]]] = defaultdict(list)
     for path in sorted(folder.glob("batch-*.json")):

@@ -15,8 +15,8 @@ import pytest
 EXT4_IOC_SHUTDOWN = 0x8004587D
 """_IOR('X', 125, u32): the file system takes part in nothing more, as if power had gone."""
 KEEP_JOURNAL, DROP_JOURNAL = 1, 2
-"""What becomes of the part of the journal that is only in memory: with the first the names and
-lengths of files may be there without what was in them."""
+"""Whether the part of the journal that is only in memory is kept. If it is, the names and lengths
+of files may survive without their content."""
 
 IMAGE_BYTES = 64 << 20
 SMALL_BYTES = 24 << 20
@@ -68,7 +68,7 @@ class LoopDisk:
         run("losetup", "--detach", str(self._device))
 
     def cut_power(self, journal: int) -> None:
-        """Lose all that was not synced; whoever has a file open there gets errors from now on."""
+        """Lose everything unsynced; operations on open files fail from now on."""
         descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, struct.pack("I", journal))

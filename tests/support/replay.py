@@ -23,7 +23,7 @@ Offset = dict[str, Any]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What Spark's checkpoint says of a micro-batch."""
+    """A micro-batch as recorded in Spark's checkpoint."""
 
     start: Offset
     end: Offset
@@ -35,7 +35,7 @@ class MicroBatch:
 
 
 def stream_reader(endpoint: str, streams: str, **options: str) -> SbpStreamReader:
-    """What Spark keeps of a query while it runs; a new one stands for a restarted driver."""
+    """Return a reader, which Spark keeps while a query runs; a new one is a restarted driver."""
     given = {"endpoint": endpoint, "streams": streams, "includeHeaders": "true"}
     return SbpStreamReader({**given, "startingOffsets": "earliest", **options}, SCHEMA)
 
@@ -59,7 +59,7 @@ def rows_between(reader: SbpStreamReader, batch: MicroBatch) -> pa.Table:
 def rows_of_partitions(
     reader: DataSourceReader | DataSourceStreamReader, partitions: list[InputPartition]
 ) -> pa.Table:
-    """What tasks read, by stream and offset; each has copies, as in another process."""
+    """Return the rows read by tasks, by stream and offset; each task gets pickled copies."""
     schema = logical_arrow_schema(SCHEMA)
     tables = []
     for sent in partitions:

@@ -48,12 +48,12 @@ class Server(NamedTuple):
     unsynced: Log = ()
     noted: Replica = Replica()
     appended: Log = ()
-    """What this process appended as the primary."""
+    """The entries that this process appended as the primary."""
     life: int = 0
     """Counts up when the data directory is lost: another server, by its identity."""
     in_office: bool = False
     acks: tuple[int, ...] = ()
-    """What the primary knows to be durable, by server."""
+    """By server: the number of entries that the primary knows to be durable."""
 
     @property
     def log(self) -> Log:
@@ -131,7 +131,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Rules:
-    """What the tests may leave out."""
+    """Rules that a test may replace."""
 
     accepts: Callable[[Replica, Prefix], bool] = Replica.accepts
     committed_seq: Callable[[Collection[int], int], int] = replication.committed_seq
@@ -255,7 +255,7 @@ class Model:
             fenced = server._replace(noted=noted)
             yield f"server {index} is fenced", _with(state, index, fenced, answer)
 
-    # What goes wrong.
+    # Faults.
 
     def _go_wrong(self, state: State, index: int) -> Iterator[tuple[str, State]]:
         server = state.servers[index]
@@ -354,7 +354,7 @@ class Model:
                 settled = server._replace(disk=log, unsynced=(), noted=noted, in_office=False)
                 yield f"server {index} settles", _with(state, index, settled)
 
-    # What the writer and the reader see.
+    # Observations of the writer and the reader.
 
     def _observed(self, state: State) -> State:
         primary = state.servers[PRIMARY]

@@ -1,7 +1,7 @@
 """The process of a query that copies numbers from stream to streams: `python sink_main.py JSON`.
 
-See QueryProcess. Even numbers go to the stream `even`, odd ones to `odd`. With `partitions` they
-are dealt out to so many tasks; otherwise each task has a piece of the source, in its order.
+See QueryProcess. Even numbers go to the stream `even`, odd ones to `odd`. `partitions` is
+the number of tasks they are dealt out to; without it each task has a piece of the source, in order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from query_process import TOO_SLOW
 from spark_session import spark_session
 
 QUERY_FAILED = 76
-"""Exit code of a life whose query failed: a task was killed too often, or a server was away."""
+"""Exit code of a life whose query failed: a task was killed too often, or a server was down."""
 
 
 def main(order) -> None:

@@ -1,4 +1,4 @@
-"""What the Spark tests say over and over: read, write, run a query, look at a stream."""
+"""Helpers of the Spark tests: read, write, run a query, read a stream's records."""
 
 from __future__ import annotations
 

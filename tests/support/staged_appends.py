@@ -62,7 +62,7 @@ async def end_all(client, *infos):
 
 
 async def end(client, stream_id, *txn_ids, commit=True, range_index=0, count=-1):
-    """What END_TXN of one item comes to."""
+    """Send an END_TXN of one item; return its outcome."""
     info = EndTxnInfo(stream_id, 0, txn_ids, commit, range_index, count)
     (outcome,) = await end_all(client, info)
     return outcome
@@ -87,7 +87,7 @@ async def read_staged(client, stream_id, txn_id, *, first=0, range_index=0, max_
 
 
 async def open_txns(client, producer=None):
-    """What a range server has staged, as (id, range index, records)."""
+    """Return the staged transactions of a range server, as (id, range index, records)."""
     answers = await client.ask(Opcode.DESCRIBE_TXNS, DescribeTxnsRequest(producer=producer))
     found = [each for answer in answers for each in answer.txns]
     assert {each.state for each in found} <= {"staged"}

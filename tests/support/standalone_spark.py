@@ -66,7 +66,7 @@ class StandaloneSpark:
 
     @property
     def executor_logs(self) -> list[str]:
-        """What each executor and its Python workers wrote on standard error."""
+        """Return the standard error of each executor and its Python workers."""
         paths = sorted(self._folder.glob("work-*/app-*/*/stderr"))
         return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
 

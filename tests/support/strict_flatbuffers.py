@@ -1,4 +1,4 @@
-"""What the strictest verifiers of other languages demand of a buffer, and a little more.
+"""The checks of the strictest FlatBuffers verifiers of other languages, and a few more.
 
 Numbers, offsets and lengths are aligned from the start of the buffer, offsets lead forward, strings
 are UTF-8 and end with a zero byte. Beyond that: no byte belongs to two things, what belongs to

@@ -1,12 +1,12 @@
 """Transactions as values: drivers, a placement driver and two range servers, step by step.
 
-A state is a value that can be hashed, and `steps` returns whatever may happen next: somebody does
-the next thing, a message is lost, or arrives late or once more, a driver or the placement driver
-dies, a range is sealed. What the placement driver decides, how it publishes, and what a log makes
-of its entries is the real code. Range servers lose nothing by dying: what they answer is on disk.
-Only where a world says so a disk loses something staged, while its server is down, or a server
-refuses what it is asked for another reason; somebody wants to give up then whatever can be, when
-nothing of it is under way any more.
+A state is a hashable value, and `steps` returns its possible successors: a process takes its next
+step, a message is lost, late or duplicated, a driver or the placement driver dies, a range is
+sealed. The decisions and publications of the placement driver and the states of a log are the real
+code. Range servers lose nothing when they die: they answer after their data is on disk. A world may
+allow a disk to lose staged records while its server is down, or a server to refuse requests for
+other reasons. A publication that is stuck may then be given up, once no message about it is in
+flight.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class ViolationError(AssertionError):
     """Something that must never be so."""
 
 
-# What may happen
+# The steps of a world
 
 
 @dataclass(frozen=True)
 class World:
-    """Who does what, how often ranges are sealed, and the rules; the real ones unless replaced."""
+    """The work of each driver, limits of seals and losses, and the rules (default: the real)."""
 
     plans: tuple[tuple[Work, ...], ...]
     stream_count: int = 1
@@ -66,7 +66,7 @@ class World:
     asks_sealed_ranges: bool = True
     losses_max: int = 0
     faults: tuple[StatusCode, ...] = ()
-    """What servers answer now and then though nothing is lost: one at the address of another."""
+    """Errors that servers may answer with nothing lost, as a server at another's address does."""
     asks_before_giving_up: bool = True
 
     def begin(self) -> State:
@@ -205,7 +205,7 @@ class World:
             case PublicationState.COPYING:
                 yield from self._copy(state, head)
                 for code in self.faults:
-                    # Who copies takes it for an answer that nothing is staged there.
+                    # The copy reads it as an answer that nothing is staged there.
                     is_answer = code is StatusCode.NOT_FOUND
                     yield _learned(state, head, None if is_answer else error_for_code(code, ""))
             case PublicationState.STUCK if not state.lost and not self.faults:

@@ -1,6 +1,6 @@
-"""What transactions are made of, as values: messages, drivers, streams, servers and what they do.
+"""The parts of the transaction model as values: messages, drivers, streams, servers, their steps.
 
-What a log makes of its entries is the real code.
+The states of a log are the real code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sbp_core.log.states.staged_states import (
 from sbp_core.pd.txns.publications import Publication
 from sbp_core.pd.txns.transactions import Ledger, Manifest, Part
 
-# What is sent; the kind keeps tuples of the same fields apart
+# Messages; the type distinguishes tuples with the same fields
 
 
 class Stage(NamedTuple):
@@ -61,11 +61,11 @@ class Commit(NamedTuple):
 Message = Stage | End | Drop | Commit
 
 
-# What servers and drivers are
+# Servers and drivers
 
 
 class Server(NamedTuple):
-    """What one server's log makes of a stream, as a value."""
+    """The state of a stream in one server's log, as a value."""
 
     stagings: frozenset[tuple[int, str]] = frozenset()
     ends: tuple[LoggedTxnEnd, ...] = ()
@@ -107,7 +107,7 @@ class State(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A batch as a driver does it: what it stages, (stream id, transaction's id) each, in order."""
+    """A batch of a driver; `staged` has a stream id and a transaction's id for each append."""
 
     batch_number: int
     staged: tuple[tuple[int, str], ...]
@@ -140,7 +140,7 @@ class Book(Ledger):
         return range_index < self.state.streams[stream_id].known
 
 
-# What servers do with a message: the log's own states, from and to values
+# Messages are applied to the log's own states, converted from and to values
 
 
 @cache

@@ -132,7 +132,7 @@ def column_values(array):
     return array.to_pylist()
 
 
-# What a schema may become.
+# Schemas that a schema may evolve to.
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""What is in typed streams, read without Spark."""
+"""Records of typed streams, read without Spark."""
 
 from __future__ import annotations
 

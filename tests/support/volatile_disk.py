@@ -1,7 +1,7 @@
 """A disk whose unsynced bytes and names die with the process: kill -9 is a power cut to it.
 
-What the log sees lives beside its directory, in `<directory>.cache`, and is thrown away when the
-log is opened. The directory itself is the platter: it gets the content of a file when that is
+The files that the log sees are beside its directory, in `<directory>.cache`, and are deleted when
+the log is opened. The directory itself is the platter: it gets the content of a file when that is
 synced, and names when the directory is. `<directory>.synced` holds what is synced of each file by
 the number of its inode; a name of the platter is a link to it.
 """
@@ -31,7 +31,7 @@ class VolatileFile:
         self.fsync()
 
     def fsync(self) -> None:
-        """Bring the content to the platter, in place: a kill meanwhile leaves old and new mixed."""
+        """Write the content to the platter in place: a kill during it leaves a torn write."""
         content = self._file.pread(self._file.size(), 0)
         with self._synced.open("r+b") as platter:
             platter.write(content)
@@ -41,7 +41,7 @@ class VolatileFile:
 class VolatileDisk:
     """A disk in which the directory that is locked, the log's, is volatile, and no other.
 
-    Its threads change names one at a time: what one of them syncs is what was there at one moment.
+    Its threads change names one at a time, so that a sync of the directory is one consistent state.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class VolatileDisk:
             file = self._file(self._disk.create(self._cached(path)))
             if isinstance(file, VolatileFile):
                 synced = self._synced_of(self._cached(path))
-                synced.unlink(missing_ok=True)  # of a file that is gone
+                synced.unlink(missing_ok=True)  # left by a deleted file
                 synced.touch()
             return file
 

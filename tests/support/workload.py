@@ -101,7 +101,7 @@ class Workload(ClientThreads):
             for number, role in enumerate(roles)
         ]
 
-    # What the threads do.
+    # Actions of the threads.
 
     def _run(
         self, role: Callable[[Driver, random.Random], None], new: NewDriver, rng: random.Random
@@ -244,7 +244,7 @@ def list_streams(endpoint: str, history: History, stream_ids: Sequence[int]) -> 
 
 
 def everything_kept(driver: Driver, stream_id: int) -> dict[str, Any]:
-    """What a stream holds; anew when its retention trims it meanwhile."""
+    """Return the content of a stream; retry if retention trims it during the read."""
     for _ in range(LISTINGS_MAX):
         with contextlib.suppress(OffsetOutOfRangeError):
             return everything(driver, stream_id)
@@ -252,7 +252,7 @@ def everything_kept(driver: Driver, stream_id: int) -> dict[str, Any]:
 
 
 def everything(driver: Driver, stream_id: int) -> dict[str, Any]:
-    """What a stream holds, as the answer of a "list"."""
+    """Return the content of a stream, as the answer of a "list"."""
     (bounds,) = driver.do("stream_bounds", [stream_id])
     position = bounds.start_offset
     records: list[list[Any]] = []
@@ -285,5 +285,5 @@ def triples(ranges: Sequence[Any]) -> list[list[Any]]:
 
 
 def no_answer(_: Any) -> dict[str, Any]:
-    """What an answer without content says."""
+    """Return the record of an answer without content."""
     return {}

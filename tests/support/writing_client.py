@@ -38,7 +38,7 @@ def sink_options(*streams, **changes):
 
 @dataclass
 class Range:
-    """What a range of a stream holds: published rows, and staged ones by transaction."""
+    """A range of a stream: published rows, and staged ones by transaction."""
 
     rows: list
     staged: dict

@@ -1,4 +1,4 @@
-"""What a reviewer would say again and again about code."""
+"""Rules of the code that a reviewer need not repeat."""
 
 import ast
 from collections import Counter
@@ -46,7 +46,7 @@ def test_files_are_short():
 
 
 def test_modules_of_tests_have_names_of_their_own():
-    """Pytest imports them without their folders: of two with one name it finds only one."""
+    """Pytest imports them without their folders, and finds only one of two with the same name."""
     paths = [path for path in python_files("tests") if path.name != "conftest.py"]
     counts = Counter(path.name for path in paths)
     assert [path for path in paths if counts[path.name] > 1] == []

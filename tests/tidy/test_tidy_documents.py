@@ -1,4 +1,4 @@
-"""What a reviewer would say again and again about words."""
+"""Rules of names and documents that a reviewer need not repeat."""
 
 import ast
 import inspect

@@ -33,7 +33,7 @@ PLATFORMS = [
 
 
 def pins() -> list[tuple[Requirement, list[str]]]:
-    """What the lock pins, each with the hashes of its files."""
+    """Return the requirements pinned by the lock, each with the hashes of its files."""
     entries = re.sub(r"^\s*#.*\n", "", LOCK, flags=re.MULTILINE).replace("\\\n", " ").splitlines()
     return [
         (Requirement(entry.partition("--hash")[0]), re.findall(r"--hash=(\S+)", entry))
@@ -42,7 +42,7 @@ def pins() -> list[tuple[Requirement, list[str]]]:
 
 
 def wanted(names: list[str]) -> list[Requirement]:
-    """What is asked for, and by the extras of this project that are asked for."""
+    """Return the requirements, with those of requested extras of this project in their place."""
     found = []
     for requirement in map(Requirement, names):
         if requirement.name != PROJECT["project"]["name"]:
