@@ -1,4 +1,4 @@
-"""The peer of the benchmarks: what needs neither the network nor Kafka."""
+"""The peer of the benchmarks: parts that need neither the network nor Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others named or wrote is shown, and nothing in it does anything to a terminal."""
+"""Names and data from other parties are printed without control over the terminal."""
 
 import json
 import unicodedata

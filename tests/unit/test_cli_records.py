@@ -17,7 +17,7 @@ from sbp_core.records import ROWS_SCHEMA, encode_rows
 
 
 def lines_of(data: bytes, read_bytes: int = 65_536) -> list[bytes]:
-    """What read_lines makes of a pipe that carries `data`."""
+    """The lines that read_lines returns from a pipe that carries `data`."""
     reader, writer = os.pipe()
 
     def write() -> None:

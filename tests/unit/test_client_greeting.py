@@ -1,4 +1,4 @@
-"""What a client's connection does before and after its greeting is answered."""
+"""Calls on a client's connection before and after its greeting is answered."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_only_calls_that_depend_on_the_dialect_wait_for_the_greeting(duet, call)
 
 
 PROBED = [LIST, Call("h:1", Opcode.HEARTBEAT, HeartbeatRequest("me"), 5)]
-"""What is for placement drivers: LIST_RANGES is what the probe itself asks for."""
+"""Calls to a placement driver. The probe itself is a LIST_RANGES."""
 
 
 @pytest.mark.parametrize("call", PROBED, ids=lambda each: each.opcode.name)
@@ -182,7 +182,7 @@ def test_what_waits_for_the_probe_is_refused_after_goaway(duet) -> None:
         (HeartbeatResponse(status=Status(1200), cluster_id="c"), True),
         (HeartbeatResponse(), True),
     ],
-    ids=["ElasticStream's", "ours", "ours of a cluster", "of the specification"],
+    ids=["ElasticStream's", "ours", "ours of a cluster", "the specification's"],
 )
 def test_what_is_only_for_our_range_servers_is_not_sent_to_others(duet, answer, is_sent) -> None:
     got: list = []

@@ -1,4 +1,4 @@
-"""Servers that send more than was asked for, or read nothing: what a client keeps is bounded."""
+"""Servers that send more than was asked for, or read nothing: a client's memory is bounded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sbp_core.wire.status import SUCCESS
 pytest_plugins = ["client_fixtures"]
 
 PAST_CALL_ID = 1
-"""Of the greeting, which is answered."""
+"""The call id of the greeting, which has been answered."""
 
 
 def frame(

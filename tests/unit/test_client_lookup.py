@@ -1,4 +1,4 @@
-"""Lookups by time of both clients: what several servers say, and what changes meanwhile."""
+"""Lookups by time of both clients: answers of several servers, and changes during a lookup."""
 
 from __future__ import annotations
 

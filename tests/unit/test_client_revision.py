@@ -1,4 +1,4 @@
-"""What a client asks of the placement driver's metadata as a whole: revision, last commit."""
+"""Client calls about the placement driver's metadata as a whole: revision, last commit."""
 
 from __future__ import annotations
 

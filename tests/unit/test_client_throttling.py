@@ -1,4 +1,4 @@
-"""What clients do that a server refuses for the moment; their time passes as the test lets it."""
+"""Clients wait and retry when a server throttles them; the tests control their clock."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Connection:
 
 
 class Server:
-    """Refuses so many appends with a wait, then takes one; notes when each came, in ms."""
+    """Throttles `refused_count` appends, accepts the next; records the arrival times, in ms."""
 
     def __init__(self, time, refused_count):
         self.came_at = []

@@ -1,4 +1,4 @@
-"""Transactions of the blocking and the asyncio client: what is staged where, whatever happens."""
+"""Transactions of the blocking and the asyncio client: batches staged in each range."""
 
 from __future__ import annotations
 

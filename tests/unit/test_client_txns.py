@@ -105,14 +105,14 @@ def test_an_abort_tells_what_is_given_up(make, peer) -> None:
 
 def test_giving_up_returns_what_is_lost(make, peer) -> None:
     done = CommitTxnResponse(is_replay=True, is_published=True, record_count=6, parts=wire(*PARTS))
-    rest = headers.Status(message="a server is away")
+    rest = headers.Status(message="a server is down")
     some = CommitTxnResponse(status=rest, is_replay=True, record_count=6, parts=wire(PARTS[0]))
     old = CommitTxnResponse(is_replay=True, is_published=True, record_count=-1)
     peer.script(Opcode.COMMIT_TXN, reset, answer(done), answer(some), answer(old))
     driver = make(peer.endpoint)
     assert [driver.do("give_up_txn", "p", 7) for _ in range(3)] == [
         TxnLoss(tuple(PARTS), is_published=True, record_count=6),
-        TxnLoss((PARTS[0],), False, 6, "a server is away"),
+        TxnLoss((PARTS[0],), False, 6, "a server is down"),
         TxnLoss((), is_published=True, record_count=None),
     ]
     for each in peer.seen(Opcode.COMMIT_TXN):

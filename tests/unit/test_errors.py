@@ -1,4 +1,4 @@
-"""What a caller may decide from each status code and from each error without one."""
+"""Retries, placement refreshes and outcomes: the decision for each status code and error."""
 
 from __future__ import annotations
 

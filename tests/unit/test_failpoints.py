@@ -1,4 +1,4 @@
-"""Failpoints: what they are told, what they do, and that they are nothing when nobody arms them."""
+"""Failpoints: their settings, their actions, and that they do nothing unless armed."""
 
 import os
 import subprocess

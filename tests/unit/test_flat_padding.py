@@ -1,4 +1,4 @@
-"""Bytes of headers that nothing refers to: what encoders and newer peers leave, and no more."""
+"""Bytes of headers that nothing refers to: accepted from peers, up to a limit."""
 
 import pytest
 from official_flatbuffers import encode_officially

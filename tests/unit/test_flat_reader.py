@@ -1,4 +1,4 @@
-"""The FlatBuffers reader on hostile tables: what lies outside, senseless vtables, bombs."""
+"""The FlatBuffers reader on hostile tables: positions out of bounds, senseless vtables, bombs."""
 
 import struct
 

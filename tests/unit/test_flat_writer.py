@@ -1,4 +1,4 @@
-"""What the FlatBuffers writer puts down, and what it refuses to."""
+"""Output of the FlatBuffers writer, and the values that it refuses."""
 
 import pytest
 from flat_tables import LAYOUTS, SCHEMA, Leaf, Node

@@ -1,4 +1,4 @@
-"""Freeing segments: what goes, what stays, who reads meanwhile, and a crash at every step."""
+"""Freeing segments: data removed and kept, concurrent readers, and a crash at every step."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_batches_found_before_a_cleaning_are_read_after_it() -> None:
         bodies = read_bodies(key, slots)
         assert (len(bodies.data), bodies.error) == (len(slots), None)
     with pytest.raises(LogCorruptionError, match="cannot be found"):
-        list(halfway)  # the range server takes it for what it is: trimmed meanwhile
+        list(halfway)  # the range server looks the range up again
 
 
 def test_a_lookup_that_began_before_goes_on_in_what_is_left() -> None:
@@ -256,7 +256,7 @@ def open_files() -> list[str]:
 
 
 class HeldCleaning(OsDisk):
-    """Holds whoever writes a file that is to be renamed, until `gate` opens."""
+    """Blocks the creation of a file that is to be renamed until `gate` opens."""
 
     def __init__(self) -> None:
         self.has_come = threading.Event()

@@ -1,4 +1,4 @@
-"""A log that is shorter than it was synced: what is missing is missed, and nothing else."""
+"""A log that is shorter than it was synced: exactly the missing part is reported."""
 
 from __future__ import annotations
 

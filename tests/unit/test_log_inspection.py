@@ -91,7 +91,7 @@ def offsets(lost: tuple[RecordSpan, ...]) -> set[tuple[int, int]]:
 
 
 def served(disk: FaultyDisk) -> Written:
-    """What a log gives for every offset of its ranges; damage is left out."""
+    """The batches that a log serves for all offsets of its ranges, without damaged ones."""
     found: Written = {}
     log = open_log(disk, segment_bytes=SEGMENT_BYTES)
     for logged in log.ranges():

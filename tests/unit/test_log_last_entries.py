@@ -1,6 +1,6 @@
 """Every byte of a log's last entries: cut there, flipped, zeroed, and overwritten with old bytes.
 
-What was not proven to be synced is cut, whatever became of it; what was is kept, or named.
+Damaged entries are cut if they are not proven to be synced, else kept or reported.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Sample:
 
 
 def sample(groups: list[int], body_bytes: int, *, is_durable: bool) -> Sample:
-    """A log that ends in groups of so many batches each, not closed."""
+    """A log that ends in groups of the given numbers of batches, not closed."""
     disk = FaultyDisk()
     segment_bytes = 10 * (body_bytes + 150)
     log = open_log(disk, segment_bytes=segment_bytes)
@@ -103,7 +103,7 @@ LARGE = {name: sample(groups, 900, is_durable=synced) for name, (groups, synced)
 
 @dataclass(frozen=True)
 class Expected:
-    """What a start makes of damage: `refused_at` that position, or cut at `cut_at`, or neither.
+    """Result of a start after damage: refused at `refused_at`, cut at `cut_at`, or neither.
 
     `lost` are the numbers of the batches that are served as damaged, `kept` how many there are.
     """

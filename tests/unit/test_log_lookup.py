@@ -293,7 +293,7 @@ def test_a_segment_that_was_exchanged_under_an_open_log_is_noticed() -> None:
 
 
 def test_a_segment_that_was_rewritten_shorter_is_read_like_any_other() -> None:
-    """What a cleaner leaves: the entries that are needed, at new positions, and the old end."""
+    """A cleaner leaves the entries that are needed, at new positions, and the old end."""
     filled = Filled()
     first, second, *_ = segment_bases(filled.disk)
     path = segment_path(DIRECTORY, first)
@@ -398,7 +398,7 @@ def test_an_index_takes_37_bytes_a_range_and_33_a_batch() -> None:
 
 
 def test_readers_in_threads_find_whole_groups_while_the_writer_appends(tmp_path: Path) -> None:
-    """Each reads from random offsets up to the tail; some remove indexes meanwhile."""
+    """Each reads from random offsets up to the tail, and one also removes the indexes."""
     log = open_log(OsDisk(), tmp_path, segment_bytes=4000)
     log.append([created()])
     failures: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""The reducer: what entries make of ranges, and how a snapshot carries them over."""
+"""The reducer: entries change the states of ranges, and a snapshot preserves them."""
 
 from __future__ import annotations
 

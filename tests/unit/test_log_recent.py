@@ -1,4 +1,4 @@
-"""What is kept in memory of the batches that were appended last."""
+"""Recently appended batches that are kept in memory."""
 
 from dataclasses import replace
 

@@ -128,7 +128,7 @@ def test_a_flip_in_the_unproven_last_group_is_reported_as_a_cut() -> None:
     damaged = bytearray(files[FIRST])
     damaged[locations[1].position + 30] ^= 1
     log, found = reopened(disk_with({FIRST: bytes(damaged)}))
-    assert found == [0], "what is behind the damage goes too"
+    assert found == [0], "entries after the damage are cut, too"
     torn = log.recovery.torn_tail
     assert torn is not None
     assert torn.position == locations[1].position

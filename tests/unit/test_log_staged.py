@@ -32,7 +32,7 @@ def new_log(disk: FaultyDisk | None = None, segment_bytes: int = 100_000) -> Log
 
 
 def spread_over_segments(disk: FaultyDisk) -> Log:
-    """What was staged lies in earlier segments than its end."""
+    """Staged batches are in earlier segments than the end of their transaction."""
     log = new_log(disk, segment_bytes=1_000)
     for sequence in range(4):
         log.append([staged("a", sequence, b"a%d" % sequence * 200, 2)])
@@ -255,7 +255,7 @@ def test_the_last_ends_of_each_kind_are_remembered():
 
 
 def test_ends_are_remembered_as_long_as_their_ids_are_not_too_many(monkeypatch):
-    """But the last published one always is: whoever publishes asks again until it is answered."""
+    """The last published one is always kept: its publisher retries until it is answered."""
     monkeypatch.setattr(limits, "TXN_ENDED_IDS_MAX", 4)
     states = fold(empty_commit("a", "b"), drop("p"), empty_commit("c", "d"))
     remembered = [("a", "b"), ("p",), ("c", "d")]

@@ -215,7 +215,7 @@ def test_while_it_is_not_known_what_lives_nothing_staged_goes(monkeypatch):
 
 
 def published_end(log: Log) -> tuple[Path, int]:
-    """What stream 1 staged is published, in a segment that is full now: which, and where in it."""
+    """Publish the batches staged in stream 1; return the end's segment, sealed, and position."""
     location = log.append([commit(log, "t")]).locations[0]
     fill(log, 6)
     log.append([trim(2)])
@@ -248,7 +248,7 @@ def test_a_damaged_end_whose_index_is_gone_takes_nothing_along(damaged_byte: int
     disk.names[path].durable[:] = whole
     log = open_log(disk, segment_bytes=SEGMENT_BYTES)
     assert bodies(log) == STAGED, "the backup of one file makes it good"
-    assert Cleaner(log).clean().rewritten_count == 1, "what waited for it"
+    assert Cleaner(log).clean().rewritten_count == 1, "the segment that could not be cleaned before"
 
 
 def test_a_damaged_end_of_what_is_dead_goes():

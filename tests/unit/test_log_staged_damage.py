@@ -1,4 +1,4 @@
-"""Damage to what transactions staged, and to its ends: what starts, checks, repairs make of it.
+"""Damage to what transactions staged, and to its ends: starts, checks and repairs.
 
 An end is there or not, never in part, wherever the log is cut.
 """
@@ -199,7 +199,7 @@ def test_a_start_serves_all_but_a_damaged_batch_that_was_staged():
     assert [slot.count for slot in log.batches_from(KEY, 0)] == [1, 1]
     with pytest.raises(AssertionError, match=r"\[1, 2\) of range 0 of stream 1 cannot be served"):
         bodies(log)
-    assert staging(log, "u").batch_count == 3, "what comes behind the damage tells whose it was"
+    assert staging(log, "u").batch_count == 3, "later batches name its transaction"
     log.append([commit(log, "u")])
     assert bodies(log, 4) == [b"u2"]
     with pytest.raises(AssertionError, match=r"\[3, 4\) of range 0 of stream 1 cannot be served"):
@@ -225,7 +225,7 @@ def test_an_index_of_an_older_version_says_that_there_was_a_segment_behind(is_of
     del files[last]
     data = bytearray(files[before.with_suffix(".idx")])
     data[:12] = INDEX_MAGIC + struct.pack(">I", 2)
-    data[31] ^= not is_of_it  # of the segment's size
+    data[31] ^= not is_of_it  # in the segment's size
     disk = disk_with({**files, before.with_suffix(".idx"): bytes(data)})
     if is_of_it:
         assert [each.path for each in inspect_log(disk, DIRECTORY).faults] == [last]
@@ -266,7 +266,7 @@ STATES = [
     ([b"t0", b"t1"], ["u", "v"], 1),
     ([b"t0", b"t1"], ["v"], 2),
 ]
-"""What is readable, what is staged, and how many ends are known, after each of the last entries."""
+"""Readable bodies, staged transactions, and the number of ends, after each of the last entries."""
 
 
 def test_wherever_the_log_is_cut_an_end_is_whole_or_not_there():
@@ -285,7 +285,7 @@ def test_wherever_the_log_is_cut_an_end_is_whole_or_not_there():
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_wherever_one_of_the_last_entries_is_damaged(number: int, is_closed: bool):
-    """What was not proven to be synced is cut; of what was, decisions are not done without."""
+    """An entry not proven to be synced is cut; without a proven end the log does not open."""
     disk, locations = ended(is_closed=is_closed)
     path = segment_path(DIRECTORY, 0)
     data = contents(disk)[path]
@@ -302,7 +302,7 @@ def test_wherever_one_of_the_last_entries_is_damaged(number: int, is_closed: boo
             assert len(log.recovery.damaged_batches) == 1
             assert state(log) == ([b"t0", b"t1"], [], 2)
         elif number == 0 and 8 <= at - locations[0].position < 12:
-            assert len(open_log(torn).recovery.damaged_batches) == 1, "of the body's checksum"
+            assert len(open_log(torn).recovery.damaged_batches) == 1, "the body's checksum"
         else:
             with pytest.raises(LogCorruptionError):
                 open_log(torn)

@@ -1,4 +1,4 @@
-"""Appends that are synced later: what a crash of the process and a power cut leave of them."""
+"""Appends that are synced later: their state after a crash of the process and after a power cut."""
 
 from __future__ import annotations
 

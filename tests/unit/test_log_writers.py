@@ -192,7 +192,7 @@ def test_a_repair_of_an_older_segment_forgets_no_writer() -> None:
 
 
 def told(offset: int = 50, last_sequence: int = 4) -> Entry:
-    """What the placement driver says of the writers before range 1."""
+    """The writers before range 1, as the placement driver reports them."""
     before = WriterState("w", last_sequence, (NumberedBatch(offset - 10, 10, 1),))
     return Entry(EntryKind.RANGE_WRITERS, 1, 1, offset, 1, encode_writers([before]))
 

@@ -1,4 +1,4 @@
-"""What two ends agree on, and what becomes of offers that make no sense."""
+"""Features that two ends agree on, and the handling of senseless offers."""
 
 from dataclasses import replace
 
@@ -140,7 +140,7 @@ def test_whatever_is_offered_both_ends_agree_on_the_same(offered):
     agreement, answered = accept(sent.features, 1)
     settled = settle(offered, answered)
     assert replace(settled, sizes=agreement.sizes) == agreement
-    assert settled.sizes == DEFAULT, "what the server accepts, whatever the client reads"
+    assert settled.sizes == DEFAULT, "the server's limits do not depend on the client's"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Who waits while an operation is tried again hears why, but not all the time."""
+"""Retries of an operation are logged with their reason, at intervals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def context():
 
 @pytest.fixture
 def told(caplog):
-    """What was told since the last look."""
+    """Return the messages logged since the last call."""
     caplog.set_level(logging.WARNING, logger="sbp_core.client")
 
     def take():

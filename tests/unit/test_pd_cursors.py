@@ -66,7 +66,7 @@ def test_a_stream_takes_its_cursors_along_and_a_new_one_of_its_name_has_none(sto
 
 
 def test_cursors_do_not_touch_the_revision(store):
-    """Who asks for news of ranges must not get all of them because somebody reads."""
+    """A commit of a cursor must not make clients that poll for changed ranges get all of them."""
     (a,) = create(store, "a")
     before = store.revision()
     store.cursors.commit("g", [(a, 1)], 1)

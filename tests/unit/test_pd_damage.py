@@ -1,4 +1,4 @@
-"""Damaged files of the metadata store: what is served was committed, or nothing is."""
+"""Damaged files of the metadata store: only committed data is served, or none."""
 
 import json
 import shutil

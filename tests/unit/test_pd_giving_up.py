@@ -1,4 +1,4 @@
-"""What a placement driver gives up of what was committed, and what it does not."""
+"""Committed parts that a placement driver gives up as lost, and parts that it keeps."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_is_lost_is_given_up_and_later_decisions_go_on(tmp_path, peer, capl
             assert (await give_up(cluster, 1)).parts == lost, "it may be repeated"
             replay = await commit(cluster, 1, part("p.1.z", one))
             assert (replay.is_replay, replay.is_published) == (True, True)
-            assert replay.parts == lost, "who commits it is told, too"
+            assert replay.parts == lost, "a replayed commit reports them, too"
             assert (replay.record_count, replay.digest) == (5, DIGEST)
 
     asyncio.run(main())
@@ -253,7 +253,7 @@ def test_what_is_left_of_it_is_dropped_though_the_placement_driver_died(
             questions = tuple(replace(each, record_count=-1) for each in parts)
             request = CommitTxnRequest(parts=questions)
             (answer,) = await cluster.client.ask(Opcode.COMMIT_TXN, request)
-            assert answer.parts == questions, "who still has them may drop them"
+            assert answer.parts == questions, "range servers that still have them may drop them"
             with pytest.raises(TxnAbortedError):
                 await commit(cluster, 2, parts[1])
             await becomes(cluster, "lost")

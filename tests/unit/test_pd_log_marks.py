@@ -1,4 +1,4 @@
-"""What range servers said of their logs, and what they are held to."""
+"""Log ids and positions that range servers reported; the highest position of a log counts."""
 
 from __future__ import annotations
 

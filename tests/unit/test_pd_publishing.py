@@ -1,4 +1,4 @@
-"""What a placement driver asks of range servers, here scripted ones, for what was committed."""
+"""Requests of a placement driver to range servers, here scripted, to publish committed parts."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_what_was_not_published_is_published_after_a_restart(tmp_path, peer):
         assert sent[-2:] == [("p.1.a",), ("p.2.a",)]
         async with running(tmp_path) as cluster:
             assert (await commit(cluster, 2)).is_published
-        assert len(asked(peer)) == len(sent), "what is published is not asked for any more"
+        assert len(asked(peer)) == len(sent), "published parts are not sent again"
 
     asyncio.run(main())
 

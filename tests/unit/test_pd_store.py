@@ -1,4 +1,4 @@
-"""What every MetadataStore does, run on the SQLite one; then what only that one does."""
+"""Tests of every MetadataStore, run on the SQLite store; then tests of that store only."""
 
 import shutil
 import sqlite3
@@ -238,7 +238,7 @@ def test_text_is_data(store, text):
     assert store.streams_by_name([text])[0].name == text
 
 
-# What only the SQLite store does.
+# Behaviour of the SQLite store only.
 
 
 def test_each_store_is_a_cluster_of_its_own(tmp_path):

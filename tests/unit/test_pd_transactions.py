@@ -175,7 +175,7 @@ def test_no_more_is_kept_than_is_asked_for(txns):
     for batch_number in range(1, TXNS_KEPT_PER_PRODUCER + 4):
         commit(txns, batch_number)
     kept = [each.batch_number for each in txns.txns_after(-1, 100)]
-    assert kept == [0, *range(4, TXNS_KEPT_PER_PRODUCER + 4)], "what is not published stays"
+    assert kept == [0, *range(4, TXNS_KEPT_PER_PRODUCER + 4)], "an unpublished batch is kept"
     old = txns.commit(manifest(2), 9)
     assert (old.is_replay, old.txn) == (True, None)
     publish(txns, open_number)

@@ -1,4 +1,4 @@
-"""What the placement driver keeps of writers: those at the end of the last sealed range."""
+"""The placement driver keeps the writers at the end of the last sealed range."""
 
 import pytest
 from old_metadata import make_older

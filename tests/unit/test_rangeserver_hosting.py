@@ -1,4 +1,4 @@
-"""What a range server knows of its ranges."""
+"""Ranges that a range server hosts: their starts, their writers, and lookups of missing ones."""
 
 import asyncio
 from collections.abc import Sequence

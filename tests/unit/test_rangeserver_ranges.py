@@ -1,4 +1,4 @@
-"""The table of hosted ranges: what the log says of them, and what was asked since."""
+"""The table of hosted ranges: their state in the log, and the requests since."""
 
 import itertools
 

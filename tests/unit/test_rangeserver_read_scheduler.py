@@ -1,4 +1,4 @@
-"""Reads of the log in places that are few: who holds one, and who gives it back."""
+"""Reads of the log take one of a few places, and always give it back."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""What is read from the log for an answer, and what is known of its checksum."""
+"""Batches read from the log for an answer, and their checksums, if known."""
 
 import pytest
 from faulty_disk import FaultyDisk

@@ -1,4 +1,4 @@
-"""What is staged for too long: who is asked about it when, and what is dropped."""
+"""Batches staged for too long: the times of the questions about them, and the drops."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What follows from the largest record: with the default what was so before, and room with more."""
+"""Limits derived from the largest record: unchanged by default, larger for larger records."""
 
 import struct
 from pathlib import Path

@@ -151,7 +151,7 @@ def test_metadata_that_leads_astray_are_refused(changes, said):
 
 def test_compressed_buffers_that_declare_too_much_are_refused():
     batch = bytearray(rows(1000, "zstd"))
-    sizes = struct.pack("<q", 4 * 1001)  # of the offsets of key, value and headers
+    sizes = struct.pack("<q", 4 * 1001)  # the offsets of key, value and headers
     at = batch.index(sizes)
     batch[at : at + 8] = struct.pack("<q", limits.DECODED_BATCH_BYTES_MAX + 1)
     with pytest.raises(RecordBatchError, match="bytes of decoded data"):
@@ -194,7 +194,7 @@ def test_records_of_an_unknown_encoding_have_a_byte_each():
 
 
 def test_what_a_server_saw_is_checked_by_arrow_all_the_same(monkeypatch):
-    """Server and client may be one process: what one remembers must not vouch for the other."""
+    """Server and client may be one process: one must not trust the checks of the other."""
     shown = []
     monkeypatch.setattr(messages, "_check_by_arrow", shown.append)
     batch = encode_columns(

@@ -1,4 +1,4 @@
-"""The builder: what goes in comes out, once and in order, in batches of the right size."""
+"""The builder: each row comes out once and in order, in batches of the right size."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What a schema may become, and what is said of what it may not."""
+"""Changes that a schema allows, and the errors for those that it does not."""
 
 import pyarrow as pa
 import pytest

@@ -125,7 +125,7 @@ def test_a_name_that_stands_there_twice_is_not_guessed():
         map_columns(batch, pa.schema([("x", pa.int64())]))
 
 
-# What is required.
+# Required columns and fields.
 
 REQUIRED_STRUCT = pa.struct([required("a", pa.int8()), pa.field("b", pa.int8())])
 LOOSE_STRUCT = pa.struct({"a": pa.int8(), "b": pa.int8()})

@@ -1,4 +1,4 @@
-"""Buffer of each row, exactly: what Arrow holds of it, with a bit for what may be null."""
+"""Buffer of each row, exactly: its bytes in Arrow, with a bit for each value that may be null."""
 
 import numpy as np
 import pyarrow as pa

@@ -211,7 +211,7 @@ def test_records_too_large_together_are_in_several_batches():
 
 
 def test_many_headers_are_counted_when_a_batch_is_filled():
-    """They take more room than in rows: what fits there may not fit here."""
+    """Headers take more bytes than in rows, so the same records may not fit."""
     row = {"value": b"", "headers": [("", b"")] * 800}
     batches = encode(*[row] * 300)
     assert len(batches) > 1
@@ -231,7 +231,7 @@ def test_no_rows_make_no_batch():
     assert encode() == []
 
 
-# What a record sequence cannot hold
+# Values that a record sequence cannot hold.
 
 NO_TEXT = b"\xff\xfe"
 

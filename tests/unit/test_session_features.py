@@ -61,7 +61,7 @@ def test_nothing_is_compressed_before_it_is_agreed_on():
 @pytest.mark.parametrize(
     "payload",
     [b"short " * 10, random.Random(1).randbytes(50_000), b"\0" * 1_000_000],
-    ids=["short", "random", "of a higher ratio than a receiver takes"],
+    ids=["short", "random", "higher ratio than a receiver accepts"],
 )
 def test_a_payload_that_gains_little_or_too_much_is_sent_as_it_is(payload):
     assert maybe_compress([payload]) is None
@@ -128,7 +128,7 @@ def test_no_flipped_bit_gets_through_a_header_checksum(header, payload):
 
 
 def test_without_it_a_flipped_bit_of_a_header_gets_through():
-    """What the feature is for: the checksum of the specification is of the payload only."""
+    """The checksum of the specification covers only the payload, hence the feature."""
     frame = bytearray(b"".join(encode_frame(Opcode.PING, Flag.REQUEST, 9, b"header", [b"payload"])))
     frame[18] ^= 4
     decoder = FrameDecoder()

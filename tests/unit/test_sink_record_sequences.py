@@ -1,4 +1,4 @@
-"""What the sink makes of rows where servers take record sequences only."""
+"""Rows written by the sink to servers that accept record sequences only."""
 
 import pyarrow as pa
 import pytest

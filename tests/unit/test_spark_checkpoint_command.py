@@ -238,7 +238,7 @@ def test_an_interrupted_rewind_leaves_what_spark_could_have_left(tmp_path, monke
 
 
 def test_a_rewind_leaves_no_start_undecided(run, tmp_path):
-    """It would be decided anew: by startingOffsets=latest behind all that was read since."""
+    """With startingOffsets=latest the start would be looked up again, and skip records."""
     away = sbp_offset(stalled={"3": 1_700_000_000_000}, s1=10)
     later = [sbp_offset(s1=20, s3={"base": 100, "next": 150}), sbp_offset(s1=30, s3=160)]
     folder = write_checkpoint(tmp_path / "checkpoint", away, *later, committed=3)

@@ -1,4 +1,4 @@
-"""What a streaming query tells the servers once Spark has committed: cursors and trims."""
+"""Cursors and trims that a streaming query sends once Spark has committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark's commit and abort do: one decision for what the tasks have staged."""
+"""Spark's commit or abort is one decision for everything that the tasks staged."""
 
 import logging
 import pickle
@@ -45,7 +45,7 @@ QUERY = {"query_id": "query", "batch_id": "7"}
 KEY = BatchKey("query", 7)
 AT_LEAST_ONCE = DeliveryOptions(Delivery.AT_LEAST_ONCE)
 SPARK_CALL_S = 120
-"""What spark.network.timeout is by default."""
+"""The default of spark.network.timeout."""
 
 
 @pytest.fixture

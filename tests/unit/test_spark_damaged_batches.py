@@ -1,4 +1,4 @@
-"""Record batches that cannot be decoded: what is said of them, and what is left out for them."""
+"""Record batches that cannot be decoded: the report about them, and the records left out."""
 
 import pickle
 import struct
@@ -58,7 +58,7 @@ def rewrapped(batch, body, count):
 
 
 def with_backward_offsets(batch, count):
-    """Offsets of values that go backward: what only a look at all of them finds."""
+    """Offsets of values that go backward, which only a check of all of them finds."""
     body = bytes(decode_envelope(batch).body)
     good = struct.pack("<ii", 0, 1)
     at = body.rindex(good) if good in body else len(body) - 8

@@ -17,7 +17,7 @@ def cluster(monkeypatch):
 
 
 def shown_for_a_while(cluster, looks, **shown):
-    """Let the servers say something wrong for so many looks."""
+    """Let the servers report stale or missing streams for the next `looks` requests."""
     right, bounds = cluster.streams, cluster.stream_bounds
     left = iter(range(looks))
 

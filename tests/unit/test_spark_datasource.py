@@ -1,4 +1,4 @@
-"""What Spark is given by `format("sbp")`."""
+"""The data source that Spark gets for `format("sbp")`."""
 
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType

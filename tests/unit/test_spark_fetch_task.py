@@ -1,4 +1,4 @@
-"""Reading a partition: what is asked for, what comes out, and what may not pass unnoticed."""
+"""Reading a partition: requests, output, and faults that must fail the task."""
 
 import pickle
 import threading

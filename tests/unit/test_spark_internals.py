@@ -1,4 +1,4 @@
-"""What is taken for granted of PySpark's insides, in the releases of `SEEN_IN`."""
+"""PySpark internals that the source relies on, in the releases of `SEEN_IN`."""
 
 import importlib.util
 import io
@@ -34,7 +34,7 @@ class Planned(RowsWithPlan):
 
 
 def told_to_spark(reader):
-    """What Spark's runner answers for a micro-batch, behind its only partition."""
+    """The integer that Spark's runner writes after the only partition of a micro-batch."""
     offset = b"\0\0\0\2{}"
     out = io.BytesIO()
     runner.partitions_func(reader, None, SCHEMA, 100, io.BytesIO(offset * 2), out)

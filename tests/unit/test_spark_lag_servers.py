@@ -1,4 +1,4 @@
-"""How far a query is behind by what its servers say, of which one goes away meanwhile."""
+"""Lag of a query as its servers report it, when one of them becomes unavailable."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ KINDS = st.recursive(
 
 
 def stored(schema):
-    """What a placement driver has of columns."""
+    """The schema of the columns as a placement driver stores it."""
     return decode_stream_schema(written_columns(schema, ColumnOptions()).encode())
 
 

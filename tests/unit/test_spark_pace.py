@@ -1,4 +1,4 @@
-"""What is told from the times at which Spark asks for micro-batches."""
+"""The trigger interval, derived from the times at which Spark asks for micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the sink: what they mean, and what contradicts what."""
+"""Options of the sink: their meaning, and contradictions between them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Range servers that are away: what a query waits for, leaves out, says, and reads later."""
+"""Unavailable range servers: a query waits, leaves ranges out, logs it, and reads them later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the streams at one moment."""
+"""A snapshot of the bounds of the streams."""
 
 from sbp_core.client import StreamBounds
 from sbp_spark.streaming.stream_watch import Snapshot, is_plausible

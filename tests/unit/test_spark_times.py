@@ -74,7 +74,7 @@ def test_a_start_past_the_end_is_an_error_or_the_tail(cluster):
 
 
 def test_what_comes_while_a_start_is_looked_up_is_not_skipped(cluster):
-    """The tail moved between the two questions: what came before the lookup is after the start."""
+    """The tail moved between the two questions: records before the lookup are after the start."""
     looked_up = cluster.lookup_offsets
 
     def lookup_offsets(timestamps, **options):

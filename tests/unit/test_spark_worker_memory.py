@@ -34,7 +34,7 @@ print(anonymous() - before)
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What is asked of the collector and of the C library, which do nothing."""
+    """Calls to the collector and to the C library, replaced by stubs that do nothing."""
     made = []
     for name in ("collect", "freeze"):
         monkeypatch.setattr(gc, name, lambda name=name: made.append(name))

@@ -1,4 +1,4 @@
-"""What a process is to Spark: told by what Spark runs in it."""
+"""The role of a process in Spark, known from the program that Spark runs in it."""
 
 import sys
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Dialects: what a server says otherwise, and what a client makes of it."""
+"""Dialects: differences between servers, and their translation by the client."""
 
 import pytest
 from msgspec.structs import replace
