@@ -248,7 +248,7 @@ class _Appending:
 class Appender(_Appending):
     """Appends batches one group after the other, while earlier ones are on their way.
 
-    Made by `Client.appender`; for one thread. The batches of one stream are appended in order.
+    Made by `Client.appender`; for one thread. The batches of one stream are appended in order::
 
         with client.appender(writer=Writer()) as appender:
             for items in groups:

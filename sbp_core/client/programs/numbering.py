@@ -85,6 +85,8 @@ class Numbering:
 class Writer:
     """Makes appends idempotent: each batch is appended once, however often it is sent.
 
+    Pass the same one to each append::
+
         writer = Writer()
         client.append(items, writer=writer)
 
