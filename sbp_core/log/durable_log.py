@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
+from sbp_core import limits
 from sbp_core.errors import ConfigurationError, LogError, LogWriteError, Outcome
 from sbp_core.limits import SEGMENT_BYTES
 from sbp_core.log.batch_lookup import BatchLookup, Extent
@@ -116,7 +117,7 @@ class Log:
         self.high_water.on_segment(base, end, recovered.changed)
         self.extent = Extent(recovered.sealed, view, recovered.rows)
         """The part of the log that can be read at this moment."""
-        self.recent = RecentBodies()
+        self.recent = RecentBodies(limits.RECENT_BODIES_BYTES_MAX)
         self._streams_held: set[int] | None = None
         self._is_active_empty = report.entry_count == 0
 
