@@ -35,7 +35,7 @@ class WatchedBudget(Budget):
 
     def __setattr__(self, name, value):
         super().__setattr__(name, value)
-        if name == "_taken_bytes":
+        if name == "taken_bytes":
             self.peak_bytes = max(self.peak_bytes, value)
 
 
