@@ -150,12 +150,16 @@ def test_a_repeat_of_what_waits_for_the_disk_is_answered_with_it(tmp_path):
     run(tmp_path, body, disk=disk)
 
 
-def test_a_disk_without_room_takes_nothing(tmp_path):
-    async def body(_, stream_id, client):
+def test_a_full_disk_refuses_staged_batches(tmp_path):
+    probe = FixedProbe(1 << 40)
+
+    async def body(cluster, stream_id, client):
+        probe.free = 0
+        await cluster.server._disk_space.measure()
         (refused,) = await stage(client, stream_id, "t", "a")
         assert isinstance(refused, DiskFullError)
 
-    run(tmp_path, body, probe=FixedProbe(0))
+    run(tmp_path, body, probe=probe)
 
 
 def test_there_is_room_for_so_many_transactions(tmp_path, monkeypatch):
