@@ -33,7 +33,6 @@ def client():
     """A client of a cluster of this test's own, whose sealed streams go on elsewhere."""
     with LocalCluster(range_servers=2) as cluster, Client(cluster.endpoint) as connected:
         connected.create_streams([StreamSpec(name) for name in NAMES])
-        connected.endpoint = cluster.endpoint
         yield connected
 
 
