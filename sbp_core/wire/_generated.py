@@ -105,6 +105,30 @@ class RangeId(Struct, frozen=True, gc=False):
 class RangeServer(Struct, frozen=True, gc=False):
     server_id: int = -1
     advertise_addr: str | None = None
+    rack: str | None = None
+
+
+class ReadEntriesRequest(Struct, frozen=True, gc=False):
+    """READ_ENTRIES: entries of a range behind the first `after_seq` ones, from any replica that has them."""
+
+    timeout_ms: int = 0
+    stream_id: int = -1
+    range_index: int = -1
+    after_seq: int = -1
+    upto_seq: int = -1
+    bytes_max: int = 0
+
+
+class ReplicatedRange(Struct, frozen=True, gc=False):
+    """REPLICATE: the next entries of ranges, from their primary to a secondary. Without entries: what is committed."""
+
+    stream_id: int = -1
+    range_index: int = -1
+    before_seq: int = -1
+    before_digest: bytes = b""
+    entries_length: int = 0
+    committed_seq: int = -1
+    committed_offset: int = -1
 
 
 class Status(Struct, frozen=True, gc=False):
@@ -304,9 +328,34 @@ class RangeCriteria(Struct, frozen=True, gc=False):
     stream_id: int = -1
 
 
+class ReadEntriesResponse(Struct, frozen=True, gc=False):
+    """The payload has entries; `before_digest` is of those up to `after_seq`."""
+
+    throttle_time_ms: int = 0
+    status: Status | None = None
+    before_digest: bytes = b""
+    entry_count: int = 0
+
+
 class ReplicaServer(Struct, frozen=True, gc=False):
     server: RangeServer | None = None
     is_primary: bool = False
+
+
+class ReplicateRequest(Struct, frozen=True, gc=False):
+    timeout_ms: int = 0
+    primary_id: int = -1
+    ranges: tuple[ReplicatedRange, ...] = ()
+
+
+class ReplicateResult(Struct, frozen=True, gc=False):
+    """`seq` and `digest` say which entries are durable at the secondary."""
+
+    stream_id: int = -1
+    range_index: int = -1
+    seq: int = -1
+    digest: bytes = b""
+    status: Status | None = None
 
 
 class ReportMetricsRequest(Struct, frozen=True, gc=False):
@@ -479,6 +528,12 @@ class RegisterSchemasResponse(Struct, frozen=True, gc=False):
     status: Status | None = None
 
 
+class ReplicateResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    replicate_responses: tuple[ReplicateResult, ...] = ()
+    status: Status | None = None
+
+
 class StreamRange(Struct, frozen=True, gc=False):
     """A contiguous piece of a stream, [start_offset, end_offset). `end_offset` is -1 while it is open."""
 
@@ -492,6 +547,8 @@ class StreamRange(Struct, frozen=True, gc=False):
     replica_count: int = -1
     ack_count: int = -1
     created_at_ms: int = -1
+    end_seq: int = -1
+    end_digest: bytes = b""
 
 
 class UpdateStreamsResponse(Struct, frozen=True, gc=False):
@@ -560,6 +617,9 @@ class SealRangesResult(Struct, frozen=True, gc=False):
     status: Status | None = None
     stream_id: int = -1
     writers: bytes = b""
+    seq: int = -1
+    digest: bytes = b""
+    is_damaged: bool = False
 
 
 class StreamRanges(Struct, frozen=True, gc=False):
@@ -648,6 +708,8 @@ class Opcode(enum.IntEnum):
     APPEND = 0x1001
     FETCH = 0x1002
     END_TXN = 0x1003
+    REPLICATE = 0x1004
+    READ_ENTRIES = 0x1005
     LIST_RANGES = 0x2001
     SEAL_RANGE = 0x2002
     SYNC_RANGES = 0x2003
@@ -672,6 +734,8 @@ class Opcode(enum.IntEnum):
 EXTENSIONS: Final = frozenset(
     {
         Opcode.END_TXN,
+        Opcode.REPLICATE,
+        Opcode.READ_ENTRIES,
         Opcode.LOOKUP_OFFSETS,
         Opcode.COMMIT_CURSORS,
         Opcode.DESCRIBE_CURSORS,
@@ -682,7 +746,7 @@ EXTENSIONS: Final = frozenset(
     }
 )
 """Operations that are not in the specification."""
-WITH_PAYLOAD: Final = frozenset({Opcode.APPEND})
+WITH_PAYLOAD: Final = frozenset({Opcode.APPEND, Opcode.REPLICATE})
 """Operations whose requests have a payload."""
 OPERATIONS: Final[Mapping[Opcode, tuple[type[Struct], type[Struct]]]] = {
     Opcode.HEARTBEAT: (HeartbeatRequest, HeartbeatResponse),
@@ -690,6 +754,8 @@ OPERATIONS: Final[Mapping[Opcode, tuple[type[Struct], type[Struct]]]] = {
     Opcode.APPEND: (AppendRequest, AppendResponse),
     Opcode.FETCH: (FetchRequest, FetchResponse),
     Opcode.END_TXN: (EndTxnRequest, EndTxnResponse),
+    Opcode.REPLICATE: (ReplicateRequest, ReplicateResponse),
+    Opcode.READ_ENTRIES: (ReadEntriesRequest, ReadEntriesResponse),
     Opcode.LIST_RANGES: (ListRangesRequest, ListRangesResponse),
     Opcode.SEAL_RANGE: (SealRangesRequest, SealRangesResponse),
     Opcode.SYNC_RANGES: (SyncRangesRequest, SyncRangesResponse),
@@ -804,6 +870,24 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
     RangeServer: (
         Field("server_id", 0, Scalar("i"), -1),
         Field("advertise_addr", 1, Text()),
+        Field("rack", 2, Text()),
+    ),
+    ReadEntriesRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("stream_id", 1, Scalar("q"), -1),
+        Field("range_index", 2, Scalar("i"), -1),
+        Field("after_seq", 3, Scalar("q"), -1),
+        Field("upto_seq", 4, Scalar("q"), -1),
+        Field("bytes_max", 5, Scalar("i"), 0),
+    ),
+    ReplicatedRange: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("range_index", 1, Scalar("i"), -1),
+        Field("before_seq", 2, Scalar("q"), -1),
+        Field("before_digest", 3, Bytes()),
+        Field("entries_length", 4, Scalar("i"), 0),
+        Field("committed_seq", 5, Scalar("q"), -1),
+        Field("committed_offset", 6, Scalar("q"), -1),
     ),
     Status: (
         Field("code", 0, Scalar("h"), 0),
@@ -956,9 +1040,27 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("range_server", 0, Table("RangeServer")),
         Field("stream_id", 1, Scalar("q"), -1),
     ),
+    ReadEntriesResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("status", 1, Table("Status")),
+        Field("before_digest", 2, Bytes()),
+        Field("entry_count", 3, Scalar("i"), 0),
+    ),
     ReplicaServer: (
         Field("server", 0, Table("RangeServer")),
         Field("is_primary", 1, Scalar("?"), False),
+    ),
+    ReplicateRequest: (
+        Field("timeout_ms", 0, Scalar("i"), 0),
+        Field("primary_id", 1, Scalar("i"), -1),
+        Field("ranges", 2, Vector(Table("ReplicatedRange"))),
+    ),
+    ReplicateResult: (
+        Field("stream_id", 0, Scalar("q"), -1),
+        Field("range_index", 1, Scalar("i"), -1),
+        Field("seq", 2, Scalar("q"), -1),
+        Field("digest", 3, Bytes()),
+        Field("status", 4, Table("Status")),
     ),
     ReportMetricsRequest: (
         Field("range_server", 0, Table("RangeServer")),
@@ -1098,6 +1200,11 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("schemas", 1, Vector(Table("SchemaEntry"))),
         Field("status", 2, Table("Status")),
     ),
+    ReplicateResponse: (
+        Field("throttle_time_ms", 0, Scalar("i"), 0),
+        Field("replicate_responses", 1, Vector(Table("ReplicateResult"))),
+        Field("status", 2, Table("Status")),
+    ),
     StreamRange: (
         Field("stream_id", 0, Scalar("q"), -1),
         Field("range_index", 1, Scalar("i"), -1),
@@ -1109,6 +1216,8 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("replica_count", 7, Scalar("b"), -1),
         Field("ack_count", 8, Scalar("b"), -1),
         Field("created_at_ms", 9, Scalar("q"), -1),
+        Field("end_seq", 10, Scalar("q"), -1),
+        Field("end_digest", 11, Bytes()),
     ),
     UpdateStreamsResponse: (
         Field("throttle_time_ms", 0, Scalar("i"), 0),
@@ -1164,6 +1273,9 @@ LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
         Field("status", 1, Table("Status")),
         Field("stream_id", 2, Scalar("q"), -1),
         Field("writers", 3, Bytes()),
+        Field("seq", 4, Scalar("q"), -1),
+        Field("digest", 5, Bytes()),
+        Field("is_damaged", 6, Scalar("?"), False),
     ),
     StreamRanges: (
         Field("stream_id", 0, Scalar("q"), -1),
@@ -1300,6 +1412,8 @@ def _write_stream_range(writer: Writer, value: Any) -> int:
             and value.replica_count == -1
             and value.ack_count == -1
             and value.created_at_ms == -1
+            and value.end_seq == -1
+            and value.end_digest == b""
         ):
             start_offset = value.start_offset
             end_offset = value.end_offset
@@ -1753,11 +1867,17 @@ __all__ = [
     "RangeCriteria",
     "RangeId",
     "RangeServer",
+    "ReadEntriesRequest",
+    "ReadEntriesResponse",
     "RecordBatchMeta",
     "RecordMeta",
     "RegisterSchemasRequest",
     "RegisterSchemasResponse",
     "ReplicaServer",
+    "ReplicateRequest",
+    "ReplicateResponse",
+    "ReplicateResult",
+    "ReplicatedRange",
     "ReportMetricsRequest",
     "ReportMetricsResponse",
     "SchemaEntry",

@@ -75,6 +75,8 @@ def test_a_dialect_is_recognised_by_its_success(status, dialect):
 
 ABSENT = (
     Opcode.END_TXN,
+    Opcode.REPLICATE,
+    Opcode.READ_ENTRIES,
     Opcode.LOOKUP_OFFSETS,
     Opcode.COMMIT_CURSORS,
     Opcode.DESCRIBE_CURSORS,
