@@ -24,8 +24,8 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.INVALID_REQUEST: "both servers: a header that cannot be decoded, a value"
     " that is not allowed, a batch that is damaged or too large",
     StatusCode.UNSUPPORTED_VERSION: f"servers of another version; {OURS_NEVER}",
-    StatusCode.PD_NOT_LEADER: "a placement driver that is not the leader (`detail` is a"
-    f" PlacementDriverCluster); {OURS_NEVER}, which is alone and leads",
+    StatusCode.PD_NOT_LEADER: "a placement driver that is not the leader of those on one PostgreSQL"
+    " database (`detail` is a PlacementDriverCluster)",
     StatusCode.OK: f"{IN_THE_DIALECT}: success",
     StatusCode.NO_NEW_RECORD: f"range {IN_THE_DIALECT}: FETCH finds nothing, or its one frame is"
     " full",

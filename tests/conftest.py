@@ -11,7 +11,10 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
+    from store_homes import PostgresqlHome, PostgresqlServer, SqliteHome
 
     from sbp_core.client import Client
     from sbp_core.cluster import LocalCluster
@@ -68,3 +71,41 @@ def new_streams(client: Client) -> Callable[[int], list[str]]:
         return names
 
     return create
+
+
+@pytest.fixture(scope="session")
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresqlServer]:
+    """The PostgreSQL server of the run."""
+    from store_homes import PostgresqlServer
+
+    server = PostgresqlServer(tmp_path_factory.mktemp("postgresql"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def new_home(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Callable[[], SqliteHome | PostgresqlHome]]:
+    """Makes homes of metadata stores: what every store does is tested in both kinds."""
+    from store_homes import PostgresqlHome, SqliteHome
+
+    homes: list[SqliteHome | PostgresqlHome] = []
+
+    def make() -> SqliteHome | PostgresqlHome:
+        if request.param == "sqlite":
+            homes.append(SqliteHome(tmp_path / f"home-{len(homes)}"))
+        else:
+            server = request.getfixturevalue("postgresql")
+            homes.append(PostgresqlHome(server.new_database()))
+        return homes[-1]
+
+    yield make
+    for home in homes:
+        home.close()
+
+
+@pytest.fixture
+def home(new_home: Callable[[], SqliteHome | PostgresqlHome]) -> SqliteHome | PostgresqlHome:
+    """A home of a metadata store."""
+    return new_home()

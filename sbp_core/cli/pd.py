@@ -38,6 +38,8 @@ def check(options: Namespace) -> int:
 
 def accept(options: Namespace) -> int:
     """Let a placement driver start with metadata that are damaged, or older than they were."""
+    if "://" in options.folder:
+        return _accept_database(options.folder)
     directory = find_store(Path(options.folder))
     report = accept_store(directory, _witnesses(directory))
     _show(report)
@@ -47,6 +49,17 @@ def accept(options: Namespace) -> int:
         output.write_line(
             "  accepted: missing commits are lost, and new ids start far above the old ones"
         )
+    return 0
+
+
+def _accept_database(url: str) -> int:
+    from sbp_core.pd.metadata.postgresql import accept_database, shown_url
+
+    lost_after = accept_database(url)
+    output.write_line(
+        f"{shown_url(url)}: accepted after {lost_after}: missing commits are lost, and new ids"
+        " start far above the old ones"
+    )
     return 0
 
 

@@ -48,12 +48,13 @@ def add_pd(parser: ArgumentParser) -> None:
         " copy is left. Missing streams, cursors and decisions are lost. Ids that were assigned"
         " since are not assigned again. Intact metadata are not changed.",
     )
-    for action in (check_parser, accept_parser):
-        action.add_argument(
-            "folder",
-            metavar="DIR",
-            help="data folder of a placement driver, or of `sbp serve`",
-        )
+    help_text = "data folder of a placement driver, or of `sbp serve`"
+    check_parser.add_argument("folder", metavar="DIR", help=help_text)
+    accept_parser.add_argument(
+        "folder",
+        metavar="DIR-OR-URL",
+        help=f"{help_text}; or the URL of a PostgreSQL database with metadata",
+    )
 
 
 def add_range_server(parser: ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.pd.capacity import CapacityLimits
-from sbp_core.pd.metadata.store import MetadataStore, StoreThread
+from sbp_core.pd.metadata.store import StoreThread, open_store
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.listener import Listener
@@ -89,7 +89,7 @@ class PlacementDriver:
         settings = self._settings
         async with AsyncExitStack() as started:
             self._store = store = await StoreThread.open(
-                lambda: MetadataStore(settings.data_dir, settings)
+                lambda: open_store(settings.data_dir, settings)
             )
             started.push_async_callback(store.close)
             store.failed.add_done_callback(self._on_failure)

@@ -16,7 +16,7 @@ from filled_metadata import contents, fill, verdict
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import SbpError
-from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store import open_store
 
 CASES_PER_FILE = 8
 STORE_ROUNDS = 300
@@ -86,7 +86,7 @@ def test_what_is_served_was_committed(tmp_path, rng, is_killed):
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_damaged_file_of_a_store(tmp_path, rng, rounds, caplog, is_killed):
     caplog.set_level(logging.CRITICAL, "sbp_core.pd")
-    store = MetadataStore(tmp_path / "open")
+    store = open_store(tmp_path / "open")
     fill(store)
     expected = contents(store)
     if is_killed:

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from manual_clock import ManualClock
 
 from sbp_core.errors import SbpError
-from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store import MetadataStore, open_store
 from sbp_core.pd.model import RangeServerRecord
 from sbp_core.pd.range_servers import Joining, Membership
 from sbp_core.server.trust import Standing
@@ -63,7 +63,7 @@ class JoiningMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="sbp-joining-"))
-        self.store = MetadataStore(self.folder)
+        self.store = open_store(self.folder)
         self.clock = ManualClock()
         self.membership = Membership(self.clock, TIMEOUT_MS)
         self.joining = Joining(SameThread(self.store), self.membership)

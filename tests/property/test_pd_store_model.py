@@ -1,14 +1,16 @@
-"""The SQLite store against a model of dictionaries, through crashes."""
+"""The store against a model of dictionaries, through crashes, in both homes."""
 
-import shutil
-import tempfile
-from pathlib import Path
+from functools import partial
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
-from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import (
     NO_CURSOR,
     CursorRecord,
@@ -25,11 +27,10 @@ PICKS = st.integers(0, 7)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    def __init__(self):
+    def __init__(self, home):
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="pd-store-"))
-        self.path = self.root / "0"
-        self.store = MetadataStore(self.path)
+        self.home = home
+        self.store = self.home.open()
         self.cluster_id = self.store.cluster_id
         self.streams, self.ranges, self.addresses = {}, {}, {}
         self.cursors = {}
@@ -37,8 +38,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.revision = 0
 
     def teardown(self):
-        self.store.close()
-        shutil.rmtree(self.root)
+        self.home.empty()
 
     def pick(self, position):
         return self.stream_ids[position] if position < len(self.stream_ids) else 1_000_000
@@ -127,10 +127,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self):
-        copy = self.path.with_name(str(int(self.path.name) + 1))
-        shutil.copytree(self.path, copy)
-        self.store.close()
-        self.path, self.store = copy, MetadataStore(copy)
+        self.store = self.home.crash()
 
     @invariant()
     def store_equals_model(self):
@@ -156,5 +153,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert store.open_range_counts() == counts
 
 
-StoreMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
-TestStoreMachine = StoreMachine.TestCase
+def test_a_store_equals_a_model(home):
+    run_state_machine_as_test(
+        partial(StoreMachine, home), settings=settings(max_examples=25, stateful_step_count=25)
+    )

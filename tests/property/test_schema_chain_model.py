@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbp_core.errors import SchemaError, StatusCode
-from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream
 from sbp_core.pd.streams.schema_handlers import Place, describe_schemas, register_schemas
 from sbp_core.records import (
@@ -60,7 +60,7 @@ class ChainMachine(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="schemas-"))
         self.path = self.root / "0"
-        self.store = MetadataStore(self.path)
+        self.store = open_store(self.path)
         ((stream, _),) = self.store.create_streams([NewStream("s", 1, 1, 0, (1,))], 1)
         self.stream_id = stream.stream_id
         self.seen = dict.fromkeys(range(3))
@@ -123,7 +123,7 @@ class ChainMachine(RuleBasedStateMachine):
         copy = self.path.with_name(str(int(self.path.name) + 1))
         shutil.copytree(self.path, copy)
         self.store.close()
-        self.path, self.store = copy, MetadataStore(copy)
+        self.path, self.store = copy, open_store(copy)
 
     @invariant()
     def versions_are_a_chain(self):

@@ -1,16 +1,14 @@
 """Trim arithmetic, of the metadata and of a range server, against its plain definition."""
 
-import tempfile
 from itertools import pairwise
-from pathlib import Path
 
+import pytest
 from effort import examples
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.range_states import RangeStates
-from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.rangeserver.hosted_ranges import RangeTable
 from sbp_core.segment_format import EntryKind
@@ -31,44 +29,48 @@ def stream_id_of(store):
     return stream.stream_id
 
 
-@settings(max_examples=examples(60), deadline=None)
+@pytest.fixture
+def store(home):
+    return home.open()
+
+
+@settings(
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     lengths=st.lists(st.integers(0, 6), max_size=6),
     is_open=st.booleans(),
     offsets=st.lists(st.integers(0, 40), min_size=1, max_size=5),
 )
-def test_the_store_trims_by_the_definition(lengths, is_open, offsets):
+def test_the_store_trims_by_the_definition(store, lengths, is_open, offsets):
     ends = [sum(lengths[: count + 1]) for count in range(len(lengths))]
     edges = [0, *ends]
     expected = [(index, start, end) for index, (start, end) in enumerate(pairwise(edges))]
     if is_open or not expected:
         expected.append((len(expected), edges[-1], None))
-    with tempfile.TemporaryDirectory() as folder:
-        store = MetadataStore(Path(folder))
-        try:
-            other, stream_id = stream_id_of(store), stream_id_of(store)
-            for index, start, end in expected:
-                if index:
-                    store.create_ranges([RangeRecord(stream_id, index, start, None, 1, (1, 2))])
-                if end is not None:
-                    store.seal_ranges([SealedRange(stream_id, index, end)])
-            for offset in offsets:
-                before, revision = expected, store.revision()
-                expected = remaining(before, offset)
-                assert remaining(expected, offset) == expected
-                ((stream, smallest), nothing) = store.trim_streams([(stream_id, offset), (99, 1)])
-                assert nothing is None
-                assert stream.stream_id == stream_id
-                found = store.ranges_after(FIRST, 100, stream_id=stream_id, server_id=2)
-                found += store.ranges_after(FIRST, 100, stream_id=stream_id, server_id=None)
-                listed = [(each.range_index, each.start_offset, each.end_offset) for each in found]
-                assert listed[-len(expected) :] == expected
-                assert smallest == found[-len(expected)]
-                assert (store.revision() > revision) == (expected != before)
-            (untouched,) = store.ranges_after(FIRST, 100, stream_id=other, server_id=None)
-            assert (untouched.start_offset, untouched.end_offset) == (0, None)
-        finally:
-            store.close()
+    other, stream_id = stream_id_of(store), stream_id_of(store)
+    for index, start, end in expected:
+        if index:
+            store.create_ranges([RangeRecord(stream_id, index, start, None, 1, (1, 2))])
+        if end is not None:
+            store.seal_ranges([SealedRange(stream_id, index, end)])
+    for offset in offsets:
+        before, revision = expected, store.revision()
+        expected = remaining(before, offset)
+        assert remaining(expected, offset) == expected
+        ((stream, smallest), nothing) = store.trim_streams([(stream_id, offset), (10**6, 1)])
+        assert nothing is None
+        assert stream.stream_id == stream_id
+        found = store.ranges_after(FIRST, 100, stream_id=stream_id, server_id=2)
+        found += store.ranges_after(FIRST, 100, stream_id=stream_id, server_id=None)
+        listed = [(each.range_index, each.start_offset, each.end_offset) for each in found]
+        assert listed[-len(expected) :] == expected
+        assert smallest == found[-len(expected)]
+        assert (store.revision() > revision) == (expected != before)
+    (untouched,) = store.ranges_after(FIRST, 100, stream_id=other, server_id=None)
+    assert (untouched.start_offset, untouched.end_offset) == (0, None)
 
 
 @given(

@@ -1,7 +1,7 @@
 """A metadata store with something in every table, and whether another one says the same."""
 
 from sbp_core.errors import ConfigurationError, StatusError
-from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream, RangeServerRecord, SchemaRecord, SealedRange
 from sbp_core.pd.txns.transactions import Manifest, Part
 
@@ -11,7 +11,9 @@ MORE_TABLES = ("txn_parts", "aborted_txns", "schemas", "given_up_parts")
 
 def contents(store):
     """All that the store says, but of its own starts."""
-    rows = {table: store._file.query(f"SELECT * FROM {table}") for table in TABLES + MORE_TABLES}
+    rows = {
+        table: store._database._execute(f"SELECT * FROM {table}") for table in TABLES + MORE_TABLES
+    }
     named = store.streams_by_name([f"stream-{number}" for number in range(40)])
     return rows, named, store.schemas.maybe_newest(1), store.writers_before(3, 1)
 
@@ -34,7 +36,7 @@ def fill(store):
 def verdict(folder, expected):
     """Return whether a store has these contents when it is opened, None if a file is named."""
     try:
-        store = MetadataStore(folder)
+        store = open_store(folder)
     except ConfigurationError as error:
         return None if "metadata." in str(error) else False
     try:

@@ -2,6 +2,8 @@
 
 import contextlib
 import sqlite3
+import tarfile
+from pathlib import Path
 
 from sbp_core.pd.metadata.history import MARK_NAME, CommitMark
 from sbp_core.pd.metadata.sqlite_content import commit_number_of, take_stock
@@ -13,12 +15,19 @@ SINCE = {
     6: ("INDEX IF EXISTS txns_one_shot",),
     7: ("TABLE schemas", "TABLE given_up_parts"),
     8: ("TABLE server_secrets", "TABLE log_marks", "TABLE lives", "TABLE content"),
+    9: ("TABLE alembic_version",),
 }
 """The tables and indexes added by each version."""
 
 
+def extract_version_8(folder):
+    """Make the store that the last release of version 8 wrote with `filled_metadata.fill`."""
+    with tarfile.open(Path(__file__).with_name("metadata-version-8.tar.gz")) as archive:
+        archive.extractall(folder, filter="data")
+
+
 def make_older(path, version):
-    """Take away from the store in a directory what came after a version."""
+    """Take away from the store in a directory what came after a version before 8."""
     with sqlite3.connect(path / "metadata.sqlite") as connection:
         for since, parts in SINCE.items():
             for part in parts if since > version else ():
@@ -26,6 +35,50 @@ def make_older(path, version):
         connection.execute("UPDATE schema_version SET version = ?", (version,))
     connection.close()
     (path / MARK_NAME).unlink()
+
+
+def schema_of(path):
+    """Return what the tables of a closed store are like, however they were made."""
+    with contextlib.closing(sqlite3.connect(path / "metadata.sqlite")) as connection:
+        tables = connection.execute(
+            "SELECT name, wr FROM pragma_table_list WHERE type = 'table'"
+            " AND name NOT LIKE 'sqlite_%' ORDER BY name"
+        ).fetchall()
+        return {
+            table: (has_no_rowid, *_parts_of(connection, table)) for table, has_no_rowid in tables
+        }
+
+
+def _parts_of(connection, table):
+    columns = [
+        (name, kind, is_required or bool(key), default, key)
+        for _, name, kind, is_required, default, key in connection.execute(
+            f"PRAGMA table_info({table})"
+        )
+    ]
+    keys = connection.execute(f"PRAGMA foreign_key_list({table})").fetchall()
+    indexes = [
+        (
+            is_unique,
+            None if origin == "u" else name,
+            origin,
+            connection.execute(f"PRAGMA index_xinfo({name})").fetchall(),
+            connection.execute(
+                "SELECT substr(sql, instr(sql, 'WHERE')) FROM sqlite_master WHERE name = ? AND ?",
+                (name, is_partial),
+            ).fetchall(),
+        )
+        for _, name, is_unique, origin, is_partial in connection.execute(
+            f"PRAGMA index_list({table})"
+        )
+        if origin != "pk"
+    ]
+    return columns, [_key(each) for each in sorted(keys)], sorted(indexes, key=repr)
+
+
+def _key(row):
+    _, position, parent, column, parent_column, on_update, on_delete, match = row
+    return position, parent, column, parent_column or column, on_update, on_delete, match
 
 
 @contextlib.contextmanager

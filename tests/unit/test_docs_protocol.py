@@ -9,7 +9,7 @@ import pytest
 from sbp_core import limits
 from sbp_core.log import boundaries
 from sbp_core.log.index_file import INDEX_VERSION
-from sbp_core.pd.metadata.sqlite_schema import SCHEMA_VERSION, SCHEMA_VERSION_MIN
+from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_MIN
 from sbp_core.segment_format import SEGMENT_VERSION, EntryKind
 from sbp_core.wire import headers
 from sbp_core.wire._generated import LAYOUTS
@@ -148,7 +148,7 @@ def test_the_versions_of_files_are_those_of_the_code():
     assert versions["segment_format"][0] == str(SEGMENT_VERSION)
     assert versions["index_file"][0] == str(INDEX_VERSION)
     assert versions["boundaries"][0] == str(boundaries._VERSION)
-    schema, older = versions["sqlite_schema"]
+    schema, older = versions["tables"]
     assert schema == str(SCHEMA_VERSION)
     assert older.startswith(f"{SCHEMA_VERSION_MIN} to {SCHEMA_VERSION - 1},")
     newest, older = versions["offsets"]

@@ -6,8 +6,6 @@ import pytest
 
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
-from sbp_core.pd.capacity import CapacityLimits
-from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import NewStream, SealedRange, ServerLoad
 from sbp_core.pd.streams.cursor_handlers import commit_cursors
 from sbp_core.pd.streams.sealing import open_next_ranges, plan_seals
@@ -20,17 +18,9 @@ DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def opened(tmp_path):
-    """Opens stores with limits, and closes them."""
-    stores = []
-
-    def open_store(**limits):
-        stores.append(MetadataStore(tmp_path / str(len(stores)), CapacityLimits(**limits)))
-        return stores[-1]
-
-    yield open_store
-    for store in stores:
-        store.close()
+def opened(new_home):
+    """Opens stores with limits."""
+    return lambda **limits: new_home().open(**limits)
 
 
 def created(store, *names):

@@ -1,14 +1,7 @@
-"""Cursors in the metadata store, and how a store comes to have room for them."""
-
-import shutil
-import sqlite3
+"""Cursors in the metadata store."""
 
 import pytest
-from old_metadata import make_older
 
-from sbp_core.errors import ConfigurationError
-from sbp_core.pd.metadata.sqlite_schema import SCHEMA_VERSION, SCHEMA_VERSION_MIN
-from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import NO_CURSOR, CursorRecord, GroupRecord, NewStream
 
 
@@ -18,10 +11,8 @@ def create(store, *names):
 
 
 @pytest.fixture
-def store(tmp_path):
-    opened = MetadataStore(tmp_path / "data")
-    yield opened
-    opened.close()
+def store(home):
+    return home.open()
 
 
 def test_cursors_move_either_way_and_know_when(store):
@@ -74,60 +65,7 @@ def test_cursors_do_not_touch_the_revision(store):
     assert store.revision() == before
 
 
-def test_cursors_are_there_after_a_crash(store, tmp_path):
+def test_cursors_are_there_after_a_crash(home, store):
     (a,) = create(store, "a")
     store.cursors.commit("g", [(a, 2**63 - 1)], 7)
-    shutil.copytree(tmp_path / "data", tmp_path / "copy")
-    copy = MetadataStore(tmp_path / "copy")
-    assert copy.cursors.after("g", -1, 10) == [CursorRecord(a, 2**63 - 1, 7)]
-    copy.close()
-
-
-@pytest.mark.parametrize("version", range(SCHEMA_VERSION_MIN, SCHEMA_VERSION))
-def test_a_store_of_a_version_before_is_brought_up_to_date(tmp_path, version):
-    store = MetadataStore(tmp_path / "old")
-    (a,) = create(store, "a")
-    before = (
-        store.cluster_id,
-        store.revision(),
-        store.streams_after(-1, 10),
-        store.open_range_counts(),
-    )
-    store.close()
-    make_older(tmp_path / "old", version)
-    for _ in range(2):
-        store = MetadataStore(tmp_path / "old")
-        found = (
-            store.cluster_id,
-            store.revision(),
-            store.streams_after(-1, 10),
-            store.open_range_counts(),
-        )
-        assert found == before
-        store.cursors.commit("g", [(a, 4)], 1)
-        store.close()
-    fresh = MetadataStore(tmp_path / "new")
-    fresh.close()
-    schemas = []
-    for name in ("old", "new"):
-        with sqlite3.connect(tmp_path / name / "metadata.sqlite") as connection:
-            rows = connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name")
-            schemas.append([*rows, *connection.execute("SELECT version FROM schema_version")])
-        connection.close()
-    assert schemas[0] == schemas[1]
-
-
-def test_a_migration_that_fails_leaves_the_old_version(tmp_path):
-    MetadataStore(tmp_path).close()
-    make_older(tmp_path, 2)
-    with sqlite3.connect(tmp_path / "metadata.sqlite") as connection:
-        connection.execute("CREATE TABLE other (x)")
-        connection.execute("CREATE INDEX cursors_by_stream ON other (x)")
-    connection.close()
-    with pytest.raises(ConfigurationError, match="cursors_by_stream already exists"):
-        MetadataStore(tmp_path)
-    with sqlite3.connect(tmp_path / "metadata.sqlite") as connection:
-        assert connection.execute("SELECT version FROM schema_version").fetchall() == [(2,)]
-        tables = connection.execute("SELECT name FROM sqlite_master WHERE name = 'cursors'")
-        assert tables.fetchall() == []
-    connection.close()
+    assert home.crash().cursors.after("g", -1, 10) == [CursorRecord(a, 2**63 - 1, 7)]

@@ -12,7 +12,7 @@ from sbp_core.cli.main import main
 from sbp_core.errors import ConfigurationError, StatusError
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME
 from sbp_core.pd.metadata.history import MARK_NAME, CommitId, CommitMark
-from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store import open_store
 
 CASES_PER_FILE = 60
 
@@ -21,7 +21,7 @@ CASES_PER_FILE = 60
 def committed(request, tmp_path_factory):
     """The files of a store that was stopped, or of one that was killed, and its contents."""
     folder = tmp_path_factory.mktemp(request.param)
-    store = MetadataStore(folder / "open")
+    store = open_store(folder / "open")
     fill(store)
     expected = contents(store)
     if request.param == "killed":
@@ -69,11 +69,11 @@ def test_a_file_that_is_missing_is_named(committed, tmp_path, name):
     for each in (name, WRITE_AHEAD_LOG_NAME):
         (tmp_path / "data" / each).unlink(missing_ok=True)
     with pytest.raises(ConfigurationError, match="commits may be missing"):
-        MetadataStore(tmp_path / "data")
+        open_store(tmp_path / "data")
 
 
 def test_a_changed_row_is_named_by_its_table(tmp_path):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     fill(store)
     store.close()
     with sqlite3.connect(tmp_path / DATABASE_NAME) as connection:
@@ -81,7 +81,7 @@ def test_a_changed_row_is_named_by_its_table(tmp_path):
         connection.execute("DELETE FROM cursors WHERE stream_id = 7")
     connection.close()
     with pytest.raises(ConfigurationError) as refused:
-        MetadataStore(tmp_path)
+        open_store(tmp_path)
     assert "table cursors: 29 rows were committed, 28 are there" in str(refused.value)
     assert "table streams: one or more of its 39 rows are not as" in str(refused.value)
 
@@ -97,15 +97,15 @@ def test_a_write_ahead_log_that_lost_its_end_is_refused_and_kept(committed, tmp_
     path.write_bytes(data)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="was the last one, the store ends at commit"):
-            MetadataStore(tmp_path / "data")
+            open_store(tmp_path / "data")
         assert path.read_bytes() == data
 
 
 def test_what_happens_to_the_files_of_an_open_store_is_not_served(tmp_path):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     fill(store)
     store.close()
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     expected = contents(store)
     store.cursors.commit("other", [(5, 5)], 11)
     for name in (DATABASE_NAME, WRITE_AHEAD_LOG_NAME):
@@ -116,16 +116,16 @@ def test_what_happens_to_the_files_of_an_open_store_is_not_served(tmp_path):
     assert contents(store) == expected
     store.close()
     with pytest.raises(ConfigurationError, match=r"metadata\."):
-        MetadataStore(tmp_path)
+        open_store(tmp_path)
 
 
 def test_a_commit_that_fails_leaves_the_checksums_right(tmp_path):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     fill(store)
 
     def fail():
-        with store._file.transaction():
-            store._query("DELETE FROM streams")
+        with store._database.transaction():
+            store._database._execute("DELETE FROM streams")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -137,20 +137,20 @@ def test_a_commit_that_fails_leaves_the_checksums_right(tmp_path):
 
 
 def test_a_change_outside_of_a_transaction_is_refused(tmp_path):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     with pytest.raises(StatusError):
-        store._query("UPDATE cluster SET revision = 5")
+        store._database._execute("UPDATE cluster SET revision = 5")
     store.close()
-    MetadataStore(tmp_path).close()
+    open_store(tmp_path).close()
 
 
 def test_a_store_may_be_ahead_of_its_mark_by_commits_of_its_own(tmp_path):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     mark = (tmp_path / MARK_NAME).read_bytes()
     fill(store)
     store.close()
     (tmp_path / MARK_NAME).write_bytes(mark)
-    MetadataStore(tmp_path).close()
+    open_store(tmp_path).close()
 
 
 @pytest.mark.parametrize("is_used", [False, True])
@@ -158,7 +158,7 @@ def test_a_store_may_be_ahead_of_its_mark_by_commits_of_its_own(tmp_path):
 def test_one_damaged_slot_of_the_mark_is_named_and_written_again(
     tmp_path, caplog, capsys, place, is_used
 ):
-    MetadataStore(tmp_path).close()
+    open_store(tmp_path).close()
     if not is_used:  # as a start leaves it that is killed before its first commit
         CommitMark.create(tmp_path).close()
     data = bytearray((tmp_path / MARK_NAME).read_bytes())
@@ -172,41 +172,41 @@ def test_one_damaged_slot_of_the_mark_is_named_and_written_again(
     assert main(["pd", "check", "--json", str(tmp_path)]) == 0
     (note,) = json.loads(capsys.readouterr().out)["notes"]
     assert note in told
-    MetadataStore(tmp_path).close()
+    open_store(tmp_path).close()
     assert note in caplog.text
     caplog.clear()
-    MetadataStore(tmp_path).close()
+    open_store(tmp_path).close()
     assert not caplog.records
     assert main(["pd", "check", "--json", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["notes"] == []
 
 
 def test_an_older_copy_is_refused_by_its_mark(tmp_path):
-    store = MetadataStore(tmp_path / "data")
+    store = open_store(tmp_path / "data")
     store.servers.allocate_id()
     store.close()
     shutil.copy(tmp_path / "data" / DATABASE_NAME, tmp_path / "copy")
-    store = MetadataStore(tmp_path / "data")
+    store = open_store(tmp_path / "data")
     store.servers.allocate_id()
     store.close()
     shutil.copy(tmp_path / "copy", tmp_path / "data" / DATABASE_NAME)
     with pytest.raises(ConfigurationError, match="commits may be missing"):
-        MetadataStore(tmp_path / "data")
+        open_store(tmp_path / "data")
 
 
 def test_rows_that_a_cascade_deletes_are_counted_out(tmp_path):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     fill(store)
     ids = [stream.stream_id for stream in store.streams_after(-1, 100)]
     store.delete_streams(ids)
     for table in ("streams", "ranges", "replicas", "cursors", "schemas", "writers", "txn_parts"):
-        assert store._file.count(table) == 0
+        assert store._database.count(table) == 0
     store.close()
-    MetadataStore(tmp_path).close()
+    open_store(tmp_path).close()
 
 
 def test_a_commit_that_is_not_known_here_stops_the_store_and_its_next_start(tmp_path):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     store.check_history(store.last_commit)
     store.check_history(CommitId())
     claimed = CommitId(store.last_commit.number + 1, store.last_commit.life_id)
@@ -216,14 +216,14 @@ def test_a_commit_that_is_not_known_here_stops_the_store_and_its_next_start(tmp_
         store.revision()
     store.close()
     with pytest.raises(ConfigurationError, match=f"{claimed} was the last one"):
-        MetadataStore(tmp_path)
+        open_store(tmp_path)
 
 
 def test_altered_metadata_is_as_good_as_committed(tmp_path):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     fill(store)
     store.close()
     with altered_metadata(tmp_path) as connection:
         connection.execute("UPDATE streams SET retention_period_ms = 1")
     assert CommitMark.maybe_open(tmp_path).last.commit == CommitId()
-    MetadataStore(tmp_path).close()
+    open_store(tmp_path).close()

@@ -29,11 +29,11 @@ def test_a_database_that_cannot_be_read_is_reported_to_the_owner_and_to_clients(
         try:
             assert not driver.failed.done()
             store = driver._store._store
-            connection, store._file._connection = store._file._connection, Broken()
+            connection, store._database._connection = store._database._connection, Broken()
             async with RawClient.at(endpoint) as client:
                 request = DescribeStreamsRequest(all_streams=True)
                 (frame,) = await client.call(Opcode.DESCRIBE_STREAMS, request)
-            store._file._connection = connection
+            store._database._connection = connection
             status = decode_system_error(frame.header).status
             assert status.code == StatusCode.PD_INTERNAL
             assert "metadata store failed" in str(await driver.failed)

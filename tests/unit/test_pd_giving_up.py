@@ -21,7 +21,7 @@ from sbp_core.errors import (
     StorageError,
     TxnAbortedError,
 )
-from sbp_core.pd.metadata.sqlite_transactions import TransactionTables
+from sbp_core.pd.metadata.transactions import TransactionTables
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import EARLIER_FIRST, STOPPING, UNANSWERED, GiveUpWishes
 from sbp_core.pd.txns.txn_handlers import explain, refusal

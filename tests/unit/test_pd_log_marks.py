@@ -10,7 +10,7 @@ from manual_clock import ManualClock
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError
-from sbp_core.pd.metadata.store import MetadataStore, StoreThread
+from sbp_core.pd.metadata.store import StoreThread, open_store
 from sbp_core.pd.model import LogMark
 from sbp_core.pd.range_servers import NO_POSITION, LogMarks, maybe_log_mark
 
@@ -19,7 +19,7 @@ A, B = "a" * 32, "b" * 32
 
 def run(folder: Path, body) -> None:
     async def main() -> None:
-        store = await StoreThread.open(lambda: MetadataStore(folder))
+        store = await StoreThread.open(lambda: open_store(folder))
         clock = ManualClock()
         try:
             await body(store, LogMarks(store, clock), clock)

@@ -14,7 +14,7 @@ from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.log.disk import OsDisk
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME
 from sbp_core.pd.metadata.history import CommitId, History, Life, is_life_id, new_life_id
-from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream
 from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME, DriverCommit
 
@@ -60,7 +60,7 @@ def create(store, *names):
 def put_back(tmp_path, *, is_hot=False):
     """A store that was copied, went on, and was put back; returns the commit it lost."""
     data, copy = tmp_path / "data", tmp_path / "copy"
-    store = MetadataStore(data)
+    store = open_store(data)
     create(store, "a")
     store.servers.allocate_id()
     if is_hot:
@@ -68,7 +68,7 @@ def put_back(tmp_path, *, is_hot=False):
     else:
         store.close()
         shutil.copytree(data, copy)
-        store = MetadataStore(data)
+        store = open_store(data)
     create(store, "b")
     store.servers.allocate_id()
     lost = store.last_commit
@@ -81,7 +81,7 @@ def put_back(tmp_path, *, is_hot=False):
 @pytest.mark.parametrize("is_hot", [False, True])
 def test_a_commit_of_the_lost_time_stops_the_store_until_it_is_accepted(tmp_path, is_hot, capsys):
     lost = put_back(tmp_path, is_hot=is_hot)
-    store = MetadataStore(tmp_path / "data")
+    store = open_store(tmp_path / "data")
     with pytest.raises(StatusError, match=f"knows {lost}") as refused:
         store.check_history(lost)
     assert refused.value.code == StatusCode.PD_INTERNAL
@@ -89,12 +89,12 @@ def test_a_commit_of_the_lost_time_stops_the_store_until_it_is_accepted(tmp_path
         create(store, "c")
     store.close()
     with pytest.raises(ConfigurationError, match="commits may be missing"):
-        MetadataStore(tmp_path / "data")
+        open_store(tmp_path / "data")
     assert main(["pd", "check", str(tmp_path / "data")]) == 1
     assert "older than it was" in capsys.readouterr().out
     assert main(["pd", "accept", str(tmp_path / "data")]) == 0
     assert main(["pd", "check", str(tmp_path / "data")]) == 0
-    store = MetadataStore(tmp_path / "data")
+    store = open_store(tmp_path / "data")
     store.check_history(lost)
     (c,) = create(store, "c")
     assert c > 2
@@ -113,7 +113,7 @@ def test_a_store_that_was_accepted_twice_never_repeats_an_epoch(tmp_path):
     for _ in range(5):
         (data / "metadata.mark").unlink()
         assert main(["pd", "accept", str(data)]) == 0
-        store = MetadataStore(data)
+        store = open_store(data)
         seen += create(store, None)
         seen_server = store.servers.allocate_id()
         assert 0 < seen_server < 2**31
@@ -124,16 +124,16 @@ def test_a_store_that_was_accepted_twice_never_repeats_an_epoch(tmp_path):
 
 def test_an_older_version_under_a_newer_mark_is_refused_and_can_be_accepted(tmp_path):
     data = tmp_path / "data"
-    store = MetadataStore(data)
+    store = open_store(data)
     create(store, "a")
     store.close()
     mark = (data / "metadata.mark").read_bytes()
     make_older(data, 7)
     (data / "metadata.mark").write_bytes(mark)
     with pytest.raises(ConfigurationError, match="commits may be missing"):
-        MetadataStore(data)
+        open_store(data)
     assert main(["pd", "accept", str(data)]) == 0
-    store = MetadataStore(data)
+    store = open_store(data)
     assert create(store, "b")[0] > 1 << 40
     store.close()
 
@@ -142,7 +142,7 @@ def test_the_right_store_brought_back_is_good_again(tmp_path):
     data = tmp_path / "data"
     lost = put_back(tmp_path)
     shutil.copytree(data, tmp_path / "older")
-    store = MetadataStore(data)
+    store = open_store(data)
     with pytest.raises(StatusError):
         store.check_history(lost)
     store.close()
@@ -150,12 +150,12 @@ def test_the_right_store_brought_back_is_good_again(tmp_path):
     shutil.rmtree(data)
     shutil.copytree(tmp_path / "older", data)
     assert main(["pd", "check", str(data)]) == 0
-    MetadataStore(data).close()
+    open_store(data).close()
 
 
 def test_check_changes_nothing_and_tells_in_json(tmp_path, capsys):
     data = tmp_path / "data"
-    store = MetadataStore(data)
+    store = open_store(data)
     create(store, "a", "b")
     shutil.copytree(data, tmp_path / "killed")
     store.close()
@@ -171,7 +171,7 @@ def test_check_changes_nothing_and_tells_in_json(tmp_path, capsys):
 
 
 def test_damaged_rows_are_named_and_can_be_accepted(tmp_path, capsys):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     create(store, "a", "b")
     store.close()
     with sqlite3.connect(tmp_path / DATABASE_NAME) as connection:
@@ -180,13 +180,13 @@ def test_damaged_rows_are_named_and_can_be_accepted(tmp_path, capsys):
     assert main(["pd", "check", str(tmp_path)]) == 1
     assert "table streams: one or more of its 2 rows" in capsys.readouterr().out
     assert main(["pd", "accept", str(tmp_path)]) == 0
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     assert [each.retention_bytes for each in store.streams_after(-1, 9)] == [1, 1]
     store.close()
 
 
 def test_intact_metadata_are_not_touched_by_accept(tmp_path, capsys):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     create(store, "a")
     store.close()
     before = (tmp_path / DATABASE_NAME).read_bytes()
@@ -196,7 +196,7 @@ def test_intact_metadata_are_not_touched_by_accept(tmp_path, capsys):
 
 
 def test_check_needs_a_stopped_placement_driver_and_metadata(tmp_path, capsys):
-    store = MetadataStore(tmp_path / "data")
+    store = open_store(tmp_path / "data")
     assert main(["pd", "check", str(tmp_path / "data")]) == 2
     assert "in use by another placement driver" in capsys.readouterr().err
     store.close()

@@ -1,14 +1,14 @@
-"""Tests of every MetadataStore, run on the SQLite store; then tests of that store only."""
+"""Tests of every MetadataStore, in both homes; then tests of the SQLite store only."""
 
-import shutil
 import sqlite3
 
 import pytest
+from store_homes import SqliteHome
 
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.log.disk import OsDisk, OsFile
-from sbp_core.pd.metadata.sqlite_schema import SCHEMA_VERSION
-from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store import open_store
+from sbp_core.pd.metadata.tables import SCHEMA_VERSION
 from sbp_core.pd.model import (
     NewStream,
     RangeRecord,
@@ -31,30 +31,9 @@ def ranges(store, *, stream_id=None, server_id=None, after=FIRST, count_max=100)
     return [(each.stream_id, each.range_index) for each in found]
 
 
-@pytest.fixture(params=["sqlite"])
-def stores(request, tmp_path):
-    """Opens the same store again and again; what is open is closed at the end."""
-    opened = []
-
-    def open_again(*, crash=False):
-        if crash:
-            copy = tmp_path / f"copy-{len(opened)}"
-            shutil.copytree(opened[-1][1], copy)
-        else:
-            copy = opened[-1][1] if opened else tmp_path / "data"
-        if opened:
-            opened[-1][0].close()
-        opened.append((MetadataStore(copy), copy))
-        return opened[-1][0]
-
-    yield open_again
-    if opened:
-        opened[-1][0].close()
-
-
 @pytest.fixture
-def store(stores):
-    return stores()
+def store(home):
+    return home.open()
 
 
 def test_a_new_store_is_empty(store):
@@ -108,8 +87,8 @@ def test_deleting_removes_stream_and_ranges_and_frees_the_name(store):
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_ids_are_never_issued_again(stores, crash):
-    store = stores()
+def test_ids_are_never_issued_again(home, crash):
+    store = home.open()
     stream_ids, server_ids = set(), set()
     for _ in range(3):
         fresh = create(store, None, None)
@@ -119,14 +98,14 @@ def test_ids_are_never_issued_again(stores, crash):
         server_id = store.servers.allocate_id()
         assert server_id not in server_ids
         server_ids.add(server_id)
-        store = stores(crash=crash)
+        store = home.crash() if crash else home.open()
     assert len(stream_ids) == 6
     assert len(server_ids) == 3
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_everything_is_there_after_opening_again(stores, crash):
-    store = stores()
+def test_everything_is_there_after_opening_again(home, crash):
+    store = home.open()
     server = RangeServerRecord(store.servers.allocate_id(), "h:1")
     store.servers.register(server)
     a, _ = create(store, "a", None)
@@ -137,7 +116,7 @@ def test_everything_is_there_after_opening_again(stores, crash):
         store.maybe_last_range(a),
         store.servers.addresses(),
     )
-    store = stores(crash=crash)
+    store = home.crash() if crash else home.open()
     after = (
         store.cluster_id,
         store.revision(),
@@ -232,34 +211,29 @@ def test_a_batch_that_fails_leaves_nothing(store):
     assert create(store, "a")
 
 
-@pytest.mark.parametrize("text", ["'; DROP TABLE streams; --", 'a"b', "\x00", "\u202e"])
+@pytest.mark.parametrize("text", ["'; DROP TABLE streams; --", 'a"b', "%s %(name)s", "\u202e"])
 def test_text_is_data(store, text):
     create(store, text)
     assert store.streams_by_name([text])[0].name == text
 
 
+def test_each_store_is_a_cluster_of_its_own(new_home):
+    assert new_home().open().cluster_id != new_home().open().cluster_id
+
+
 # Behaviour of the SQLite store only.
 
 
-def test_each_store_is_a_cluster_of_its_own(tmp_path):
-    ids = []
-    for name in ("one", "two"):
-        store = MetadataStore(tmp_path / name)
-        ids.append(store.cluster_id)
-        store.close()
-    assert ids[0] != ids[1]
-
-
 def test_a_directory_has_one_owner(tmp_path):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     with pytest.raises(ConfigurationError, match="in use by another placement driver"):
-        MetadataStore(tmp_path)
+        open_store(tmp_path)
     store.close()
-    MetadataStore(tmp_path).close()
+    open_store(tmp_path).close()
 
 
 def test_files_are_private(tmp_path):
-    store = MetadataStore(tmp_path / "data")
+    store = open_store(tmp_path / "data")
     create(store, "a")
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "data").iterdir()}
     assert modes
@@ -269,9 +243,9 @@ def test_files_are_private(tmp_path):
 
 
 def test_durability_is_on(tmp_path):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     pragma = {
-        name: store._file.query(f"PRAGMA {name}")[0][0]
+        name: store._database._execute(f"PRAGMA {name}")[0][0][0]
         for name in ("journal_mode", "synchronous", "foreign_keys", "locking_mode")
     }
     store.close()
@@ -294,11 +268,11 @@ def test_a_directory_that_cannot_be_used(tmp_path, make):
     else:
         path.write_text("not a directory")
     with pytest.raises(ConfigurationError, match=r"data_dir: .* cannot be used: .*; "):
-        MetadataStore(path / "below" if make == "below-file" else path)
+        open_store(path / "below" if make == "below-file" else path)
 
 
 def damaged(tmp_path, damage):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     store.create_streams([new(f"stream-{index}") for index in range(200)], 0)
     store.close()
     path = tmp_path / "metadata.sqlite"
@@ -317,7 +291,7 @@ def test_a_damaged_file_is_refused(tmp_path, position):
     path = damaged(tmp_path, damage)
     before = path.read_bytes()
     with pytest.raises(ConfigurationError, match=r"Restore the newest copy of "):
-        MetadataStore(tmp_path)
+        open_store(tmp_path)
     assert path.read_bytes() == before
 
 
@@ -327,24 +301,24 @@ def test_a_cut_file_is_refused(tmp_path):
 
     damaged(tmp_path, damage)
     with pytest.raises(ConfigurationError, match=r"Restore the newest copy of "):
-        MetadataStore(tmp_path)
+        open_store(tmp_path)
 
 
 def test_the_lock_is_released_after_a_refusal(tmp_path):
     (tmp_path / "metadata.sqlite").write_bytes(b"x" * 5000)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="not a database"):
-            MetadataStore(tmp_path)
+            open_store(tmp_path)
 
 
 @pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1])
 def test_another_schema_version_is_refused(tmp_path, version):
-    MetadataStore(tmp_path).close()
+    open_store(tmp_path).close()
     with sqlite3.connect(tmp_path / "metadata.sqlite") as connection:
-        connection.execute("UPDATE schema_version SET version = ?", (version,))
+        connection.execute("UPDATE alembic_version SET version_num = ?", (str(version),))
     connection.close()
     with pytest.raises(ConfigurationError, match=f"schema version {version}"):
-        MetadataStore(tmp_path)
+        open_store(tmp_path)
 
 
 def test_a_file_of_another_user_is_refused(tmp_path):
@@ -352,11 +326,11 @@ def test_a_file_of_another_user_is_refused(tmp_path):
         connection.execute("CREATE TABLE photos (id INTEGER)")
     connection.close()
     with pytest.raises(ConfigurationError, match="holds other data"):
-        MetadataStore(tmp_path)
+        open_store(tmp_path)
 
 
 def test_after_a_broken_file_nothing_more_is_served(tmp_path):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     create(store, "a")
 
     class Broken:
@@ -367,10 +341,10 @@ def test_after_a_broken_file_nothing_more_is_served(tmp_path):
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
             raise error
 
-    connection, store._file._connection = store._file._connection, Broken()
+    connection, store._database._connection = store._database._connection, Broken()
     with pytest.raises(StatusError, match="disk I/O error"):
         create(store, "b")
-    store._file._connection = connection
+    store._database._connection = connection
     for _ in range(2):
         with pytest.raises(StatusError, match="disk I/O error"):
             store.revision()
@@ -378,14 +352,14 @@ def test_after_a_broken_file_nothing_more_is_served(tmp_path):
 
 
 def test_a_full_disk_is_survived(tmp_path):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     create(store, "a")
-    ((pages,),) = store._file.query("PRAGMA page_count")
-    store._file.query(f"PRAGMA max_page_count = {pages}")
+    ((pages,),), _ = store._database._execute("PRAGMA page_count")
+    store._database._execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StatusError, match="full"):
         store.create_streams([new("n" * 200 + str(index)) for index in range(1000)], 0)
     assert len(store.streams_after(-1, 10)) == 1
-    store._file.query("PRAGMA max_page_count = 1000000")
+    store._database._execute("PRAGMA max_page_count = 1000000")
     create(store, "b")
     store.close()
 
@@ -393,16 +367,17 @@ def test_a_full_disk_is_survived(tmp_path):
 def test_new_directories_are_synced_into_those_above_them(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(OsDisk, "fsync_dir", lambda _, directory: synced.append(directory))
-    MetadataStore(tmp_path / "a" / "b").close()
+    open_store(tmp_path / "a" / "b").close()
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 
-def test_what_the_process_before_left_in_the_cache_is_not_trusted(stores, monkeypatch):
-    create(stores(), "name")
+def test_what_the_process_before_left_in_the_cache_is_not_trusted(tmp_path, monkeypatch):
+    home = SqliteHome(tmp_path)
+    create(home.open(), "name")
     calls = []
     for name in ("fdatasync", "drop_cache"):
         monkeypatch.setattr(OsFile, name, lambda file, name=name: calls.append((name, file.path)))
-    again = stores(crash=True)
+    again = home.crash()
     folder = calls[0][1].parent
     assert calls == [
         (name, folder / file)
@@ -410,3 +385,4 @@ def test_what_the_process_before_left_in_the_cache_is_not_trusted(stores, monkey
         for name in ("fdatasync", "drop_cache")
     ]
     assert [stream.name for stream in again.streams_after(-1, 10)] == ["name"]
+    home.close()

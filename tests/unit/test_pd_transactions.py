@@ -15,7 +15,7 @@ from sbp_core.errors import (
     TxnAbortedError,
 )
 from sbp_core.limits import ABORTED_TXNS_KEPT_MS, TXN_ID_LENGTH_MAX, TXNS_KEPT_PER_PRODUCER
-from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.pd.txns.transactions import (
     AbortedTxn,
@@ -32,11 +32,10 @@ DIGEST = b"12345678"
 
 
 @pytest.fixture
-def store(tmp_path):
-    opened = MetadataStore(tmp_path)
+def store(home):
+    opened = home.open()
     opened.create_streams([NewStream(name, 1, 1, 0, (1,)) for name in ("a", "b")], 5)
-    yield opened
-    opened.close()
+    return opened
 
 
 @pytest.fixture
@@ -204,18 +203,20 @@ def test_producers_of_one_batch_are_forgotten_some_time_after(txns):
     assert [each.producer for each in txns.txns_after(-1, 10)] == ["p", newer, "p", "p"]
 
 
-def test_few_rows_are_looked_at(txns, monkeypatch):
+def test_few_rows_are_looked_at(tmp_path):
     """Neither to tell what is known of a producer, nor to forget those of one batch."""
+    store = open_store(tmp_path)
     asked = []
-    query = txns._query
-    monkeypatch.setattr(txns, "_query", lambda *each: [asked.append(each[0]), query(*each)][1])
-    txns.txns_after(-1, 10, "p")
-    commit(txns, 1)
+    store._database._connection.set_trace_callback(asked.append)
+    store.transactions.txns_after(-1, 10, "p")
+    commit(store.transactions, 1)
+    store._database._connection.set_trace_callback(None)
     plans = []
     for statement in asked:
-        if "FROM txns" in statement:
-            rows = query(f"EXPLAIN QUERY PLAN {statement}", *[0] * statement.count("?"))
+        if "FROM txns" in statement and not statement.startswith("--"):
+            rows, _ = store._database._execute(f"EXPLAIN QUERY PLAN {statement}")
             plans += [row[3] for row in rows]
+    store.close()
     assert any("(producer=?)" in plan for plan in plans), plans
     assert any("txns_one_shot (decided_at_ms<?)" in plan for plan in plans), plans
     assert not any(plan.startswith("SCAN txns") for plan in plans), plans
@@ -234,17 +235,13 @@ def test_a_range_is_looked_up_once(txns, monkeypatch):
     assert asked == {"has_stream": 1, "has_range": 1}
 
 
-def test_decisions_are_there_after_a_restart(tmp_path):
-    store = MetadataStore(tmp_path)
-    store.create_streams([NewStream("a", 1, 1, 0, (1,))], 5)
+def test_decisions_are_there_after_a_restart(home, store):
     commit(store.transactions, 1, part("p.1.a"))
     store.transactions.abort([part("x")], 9)
     before = store.transactions.unpublished(), store.transactions.aborted_after("", 10)
-    store.close()
-    again = MetadataStore(tmp_path)
+    again = home.open()
     assert (again.transactions.unpublished(), again.transactions.aborted_after("", 10)) == before
     assert again.transactions.commit(manifest(1), 9).is_replay
-    again.close()
 
 
 def test_a_trim_leaves_the_ranges_that_publishing_needs(store, txns):

@@ -4,15 +4,13 @@ import pytest
 from old_metadata import make_older
 
 from sbp_core.log.states.writer_states import NO_WRITERS, encode_writers
-from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = MetadataStore(tmp_path)
-    yield store
-    store.close()
+def store(home):
+    return home.open()
 
 
 def created(store, name="s"):
@@ -62,7 +60,7 @@ def test_a_deleted_stream_takes_its_writers_along(store):
 
 
 def test_what_was_sealed_before_there_were_writers_has_none(tmp_path):
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     fresh, moved, sealed = created(store, "a"), created(store, "b"), created(store, "c")
     go_on(store, moved, 0)
     go_on(store, moved, 1)
@@ -70,7 +68,7 @@ def test_what_was_sealed_before_there_were_writers_has_none(tmp_path):
     store.seal_ranges([SealedRange(sealed, 0, 4)])
     store.close()
     make_older(tmp_path, 3)
-    store = MetadataStore(tmp_path)
+    store = open_store(tmp_path)
     assert [store.writers_before(*key) for key in ((fresh, 1), (moved, 2), (sealed, 1))] == [
         b"",
         NO_WRITERS,

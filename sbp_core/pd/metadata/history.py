@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import sqlite3
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,27 +123,27 @@ SERVER_ID_MAX: Final = 2**31 - 1
 """Ids of range servers are int32 on the wire."""
 
 
-def current_epoch(connection: sqlite3.Connection) -> int:
-    """Return the number of the epoch, 0 for the first one."""
-    ((last_stream_id,),) = connection.execute("SELECT last_stream_id FROM cluster")
-    return int(last_stream_id) >> EPOCH_SHIFT
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """The last ids that count as assigned when an epoch begins."""
+
+    epoch: int
+    last_stream_id: int
+    """The revision, too."""
+    last_server_id: int
 
 
-def begin_epoch(connection: sqlite3.Connection, above: int) -> int:
-    """Begin a new epoch, above a known one, within a transaction; return its number."""
-    ((last_server_id,),) = connection.execute("SELECT last_server_id FROM cluster")
-    known = max(above, current_epoch(connection))
+def epoch_of_stream_id(last_stream_id: int) -> int:
+    """Return the number of the epoch of the last stream id of a store, 0 for the first one."""
+    return last_stream_id >> EPOCH_SHIFT
+
+
+def next_epoch(last_stream_id: int, last_server_id: int, above: int) -> EpochStart:
+    """Return a new epoch above that of a store, which has these last ids, and above a known one."""
+    known = max(above, epoch_of_stream_id(last_stream_id))
     epoch = known + 1 + secrets.randbelow(_EPOCH_STEP_MAX)
-    block = (int(last_server_id) >> _SERVER_SHIFT) + 1 + secrets.randbelow(_SERVER_STEP_MAX)
-    connection.execute(
-        "UPDATE cluster SET last_stream_id = ?, revision = ?, last_server_id = ?",
-        (
-            epoch << EPOCH_SHIFT,
-            epoch << EPOCH_SHIFT,
-            min(block << _SERVER_SHIFT, SERVER_ID_MAX),
-        ),
-    )
-    return epoch
+    block = (last_server_id >> _SERVER_SHIFT) + 1 + secrets.randbelow(_SERVER_STEP_MAX)
+    return EpochStart(epoch, epoch << EPOCH_SHIFT, min(block << _SERVER_SHIFT, SERVER_ID_MAX))
 
 
 MARK_NAME: Final = "metadata.mark"

@@ -17,21 +17,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
-from sbp_core.pd.metadata.history import CommitId, History, Life, new_life_id
-
-CONTENT_TABLES: Final = (
-    """CREATE TABLE lives (
-        life_number INTEGER PRIMARY KEY,
-        life_id TEXT NOT NULL UNIQUE,
-        first_commit INTEGER NOT NULL
-    )""",
-    """CREATE TABLE content (
-        commit_number INTEGER NOT NULL,
-        sums TEXT NOT NULL,
-        checksum BLOB NOT NULL
-    )""",
+from sbp_core.pd.metadata.history import (
+    CommitId,
+    History,
+    Life,
+    epoch_of_stream_id,
+    new_life_id,
+    next_epoch,
 )
-"""Each start of the store, and what all tables hold."""
 
 UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
 """Errors of reading a damaged file: the text of an error of SQLite may come from the file."""
@@ -196,6 +189,25 @@ def lives_of(connection: sqlite3.Connection) -> list[Life]:
     """Return the lives of the store, the oldest first."""
     rows = connection.execute("SELECT life_id, first_commit FROM lives ORDER BY life_number")
     return [Life(*row) for row in rows]
+
+
+def current_epoch(connection: sqlite3.Connection) -> int:
+    """Return the number of the epoch, 0 for the first one."""
+    ((last_stream_id,),) = connection.execute("SELECT last_stream_id FROM cluster")
+    return epoch_of_stream_id(last_stream_id)
+
+
+def begin_epoch(connection: sqlite3.Connection, above: int) -> int:
+    """Begin a new epoch, above a known one, within a transaction; return its number."""
+    ((stream_id, server_id),) = connection.execute(
+        "SELECT last_stream_id, last_server_id FROM cluster"
+    )
+    start = next_epoch(stream_id, server_id, above)
+    connection.execute(
+        "UPDATE cluster SET last_stream_id = ?, revision = ?, last_server_id = ?",
+        (start.last_stream_id, start.last_stream_id, start.last_server_id),
+    )
+    return start.epoch
 
 
 def add_life(connection: sqlite3.Connection, life_id: str, first_commit: int) -> None:

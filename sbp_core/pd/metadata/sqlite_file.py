@@ -1,4 +1,4 @@
-"""The metadata file while it is open: checked, in one transaction at a time, with its mark.
+"""The home of the metadata that is a file: checked when it is opened, with its mark beside it.
 
 One connection (SQLite's rare corruption of a write-ahead log needs two), which also locks the file
 against others; write-ahead log with synchronous=FULL: what a transaction changed is on disk when it
@@ -9,31 +9,52 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import Any, Final
 
+from sqlalchemy import create_engine, insert
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import StaticPool
+
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.disk import describe_os_error
 from sbp_core.pd.metadata.data_dir import DataDir
+from sbp_core.pd.metadata.database import Database, Value
 from sbp_core.pd.metadata.history import (
     UNKNOWN_CONTENT,
     CommitId,
     CommitMark,
     History,
-    current_epoch,
+    new_life_id,
 )
-from sbp_core.pd.metadata.sqlite_content import UNREADABLE, Content, lives_of
+from sbp_core.pd.metadata.sqlite_content import (
+    UNREADABLE,
+    Content,
+    add_life,
+    commit_number_of,
+    current_epoch,
+    lives_of,
+    take_stock,
+)
 from sbp_core.pd.metadata.sqlite_inspection import (
     Inspection,
     connect,
     inspect_store,
     remedy_of_lost_metadata,
 )
-from sbp_core.pd.metadata.sqlite_schema import SCHEMA_VERSION, create_schema, migrate_schema
+from sbp_core.pd.metadata.tables import (
+    CONTENT_VERSION,
+    SCHEMA_VERSION,
+    SQLITE,
+    create_tables,
+    migrate_tables,
+    schema_version,
+)
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -42,7 +63,7 @@ _FATAL_CODES: Final = frozenset(
 )
 
 
-class SqliteFile:
+class SqliteFile(Database):
     """The file `metadata.sqlite` of a data directory, and `metadata.mark` beside it."""
 
     def __init__(self, data_dir: Path) -> None:
@@ -50,7 +71,7 @@ class SqliteFile:
 
         Raises ConfigurationError when the directory or the file cannot be used, or must not be.
         """
-        self.failure: StatusError | None = None
+        super().__init__(SQLiteDialect_pysqlite(paramstyle="named"))
         self._dir = DataDir(data_dir)
         self._is_mark_writable = True
         try:
@@ -72,11 +93,6 @@ class SqliteFile:
             raise
 
     @property
-    def total_changes(self) -> int:
-        """Rows that were changed since the file was opened."""
-        return self._connection.total_changes
-
-    @property
     def last_commit(self) -> CommitId:
         """The last commit."""
         return self._content.commit
@@ -85,30 +101,16 @@ class SqliteFile:
         """Return the number of rows of a table."""
         return self._content.count(table)
 
-    def query(
-        self,
-        sql: str,
-        *values: int | str | bytes | None,
-        named: Mapping[str, int | None] | None = None,
-    ) -> list[Any]:
-        """Run one statement. After an I/O error nothing more is run: the file is in doubt."""
-        if self.failure is not None:
-            raise self.failure
-        try:
-            return self._connection.execute(sql, named or values).fetchall()
-        except sqlite3.Error as error:
-            raise self._failed(error, sql) from error
-
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Make one commit of what is changed within, on disk at the end; all or nothing."""
-        self.query("BEGIN IMMEDIATE")
+        self._execute("BEGIN IMMEDIATE")
         self._content.begin()
         try:
             yield
             is_changed = self._seal()
             failpoint("pd.before_commit")
-            self.query("COMMIT")
+            self._execute("COMMIT")
             if is_changed:
                 self._content.adopt()
                 self._note_commit()
@@ -123,12 +125,18 @@ class SqliteFile:
 
         Outside of writing transactions some versions of SQLite read the rest of it from the file.
         """
-        self.query("BEGIN IMMEDIATE")
+        self._execute("BEGIN IMMEDIATE")
         try:
             yield
         finally:
             if self._connection.in_transaction:
                 self._connection.rollback()
+
+    def lead(self, term: int) -> None:
+        """Do nothing: the one process that has the file leads."""
+
+    def confirm(self) -> None:
+        """Do nothing: what was read is the newest there is."""
 
     def has_commit(self, claimed: CommitId) -> bool:
         """Whether the store has had a commit, or one of an epoch that was closed."""
@@ -178,10 +186,7 @@ class SqliteFile:
             if self._mark is None:
                 # Before the file is of a version that has one: without it, it would be refused.
                 self._mark = CommitMark.create(data_dir)
-            if found.version == 0:
-                create_schema(self._connection)
-            else:
-                migrate_schema(self._connection, found.version)
+            self._make_tables(found.version)
             # A file without tables would be taken for a new one, should the log be lost.
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         if self._mark is not None and self._mark.maybe_fault is not None:
@@ -204,6 +209,38 @@ class SqliteFile:
                 f"data_dir: commits may be missing from {database}. By {self._dir.mark}:"
                 f" {'; '.join(found.history_faults)}. {found.remedy(database.parent)}"
             )
+
+    def _make_tables(self, version: int) -> None:
+        """Make the tables, or bring those of a version up to date; all or nothing."""
+        own = self._connection
+        engine = create_engine("sqlite://", creator=lambda: own, poolclass=StaticPool)
+        try:
+            with engine.begin() as connection:
+                own.execute("BEGIN IMMEDIATE")
+                number = 0
+                if version == 0:
+                    create_tables(connection, SQLITE)
+                    connection.execute(insert(schema_version).values(version=SCHEMA_VERSION))
+                else:
+                    migrate_tables(connection)
+                if version >= CONTENT_VERSION:
+                    # A commit in a life of its own: the mark knows the content of the one before.
+                    number = commit_number_of(own) + 1
+                    add_life(own, new_life_id(current_epoch(own)), number)
+                take_stock(own, number)
+        except DBAPIError as error:
+            raise sqlite3.DatabaseError(str(error.orig)) from error
+
+    def _execute(
+        self, sql: str, values: dict[str, Value] | tuple[()] = ()
+    ) -> tuple[list[Any], int]:
+        if self.failure is not None:
+            raise self.failure
+        try:
+            cursor = self._connection.execute(sql, values)
+            return cursor.fetchall(), cursor.rowcount
+        except sqlite3.Error as error:
+            raise self._failed(error, sql) from error
 
     def _seal(self) -> bool:
         try:

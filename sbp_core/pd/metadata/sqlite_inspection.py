@@ -27,13 +27,13 @@ from sbp_core.pd.metadata.history import (
     CommitId,
     CommitMark,
     History,
-    begin_epoch,
     epoch_of,
     new_life_id,
 )
 from sbp_core.pd.metadata.sqlite_content import (
     UNREADABLE,
     add_life,
+    begin_epoch,
     commit_number_of,
     committed_row_counts,
     content_checksum_of,
@@ -42,7 +42,7 @@ from sbp_core.pd.metadata.sqlite_content import (
     lives_of,
     take_stock,
 )
-from sbp_core.pd.metadata.sqlite_schema import CONTENT_VERSION, SCHEMA_VERSION, SCHEMA_VERSION_MIN
+from sbp_core.pd.metadata.tables import CONTENT_VERSION, SCHEMA_VERSION, SCHEMA_VERSION_MIN
 from sbp_core.pd.model import LogMark
 
 DRIVER_NAME: Final = "placement-driver"
@@ -338,7 +338,7 @@ def inspect_store(
         raise ConfigurationError(
             f"data_dir: {database} holds other data; choose an empty directory"
         )
-    version = _version_of(connection, database)
+    version = _version_of(connection, database, is_by_alembic="alembic_version" in tables)
     verdicts = connection.execute(f"PRAGMA integrity_check({_PAGE_FAULTS_MAX})").fetchall()
     if verdicts != [("ok",)]:
         return Inspection(version, page_faults=tuple(str(verdict) for (verdict,) in verdicts))
@@ -363,8 +363,13 @@ def inspect_store(
     )
 
 
-def _version_of(connection: sqlite3.Connection, database: Path) -> int:
-    rows = connection.execute("SELECT version FROM schema_version").fetchall()
+def _version_of(connection: sqlite3.Connection, database: Path, *, is_by_alembic: bool) -> int:
+    statement = (
+        "SELECT CAST(version_num AS INTEGER) FROM alembic_version"
+        if is_by_alembic
+        else "SELECT version FROM schema_version"
+    )
+    rows = connection.execute(statement).fetchall()
     version = rows[0][0] if len(rows) == 1 else 0
     if not isinstance(version, int) or not SCHEMA_VERSION_MIN <= version <= SCHEMA_VERSION:
         raise ConfigurationError(

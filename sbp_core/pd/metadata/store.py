@@ -1,9 +1,9 @@
 """The metadata of a cluster, by families of tables, and the one thread that uses them.
 
-All SQL is in this folder: `sqlite_streams`, `sqlite_servers`, `sqlite_cursors` and
-`sqlite_transactions` have the statements of one family of tables each, `sqlite_schema` makes the
-tables, `sqlite_file` has the connection and its transactions. The changes of a method are on disk
-when it returns, all or nothing. Every method raises StatusError when the store fails.
+`streams`, `servers`, `cursors` and `transactions` have the statements of one family of tables each,
+`tables` declares the tables, and a `Database` has the connection and its transactions. The
+changes of a method are on disk when it returns, all or nothing. Every method raises StatusError
+when the store fails.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from sbp_core.errors import SbpError, StatusError
+from sbp_core.errors import ConfigurationError, SbpError, StatusError
 from sbp_core.pd.capacity import Capacity, CapacityLimits
+from sbp_core.pd.metadata.cursors import CursorTable
+from sbp_core.pd.metadata.data_dir import DATABASE_NAME
+from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.history import CommitId
-from sbp_core.pd.metadata.sqlite_cursors import CursorTable
+from sbp_core.pd.metadata.servers import ServerTables
 from sbp_core.pd.metadata.sqlite_file import SqliteFile
-from sbp_core.pd.metadata.sqlite_servers import ServerTables
-from sbp_core.pd.metadata.sqlite_streams import SchemaTable, StreamTables
-from sbp_core.pd.metadata.sqlite_transactions import TransactionTables
+from sbp_core.pd.metadata.streams import SchemaTable, StreamTables
+from sbp_core.pd.metadata.transactions import TransactionTables
 
 _NO_SETTINGS: Final = CapacityLimits()
 
@@ -29,26 +31,21 @@ _NO_SETTINGS: Final = CapacityLimits()
 class MetadataStore(StreamTables):
     """The streams and ranges of a cluster; everything else in an attribute for its family.
 
-    Must be used by the thread that opened it.
+    Must be used by the thread that opened it. Made by `open_store`.
     """
 
-    def __init__(self, data_dir: Path, capacity_limits: CapacityLimits = _NO_SETTINGS) -> None:
-        """Open the store, or make it.
-
-        Raises ConfigurationError when the directory or the file cannot be used.
-        """
-        file = SqliteFile(data_dir)
-        self.capacity: Final = Capacity(file.count, capacity_limits)
-        self.servers: Final = ServerTables(file)
-        self.transactions: Final = TransactionTables(file, self.capacity)
-        self.schemas: Final = SchemaTable(file)
-        self.cursors: Final = CursorTable(file)
-        super().__init__(file, self.servers, self.transactions)
+    def __init__(self, database: Database, capacity_limits: CapacityLimits) -> None:
+        self.capacity: Final = Capacity(database.count, capacity_limits)
+        self.servers: Final = ServerTables(database)
+        self.transactions: Final = TransactionTables(database, self.capacity)
+        self.schemas: Final = SchemaTable(database)
+        self.cursors: Final = CursorTable(database)
+        super().__init__(database, self.servers, self.transactions)
 
     @property
     def maybe_failure(self) -> StatusError | None:
         """Why the store can be neither read nor written any longer; None while it can."""
-        return self._file.failure
+        return self._database.failure
 
     @property
     def cluster_id(self) -> str:
@@ -58,26 +55,65 @@ class MetadataStore(StreamTables):
     @property
     def last_commit(self) -> CommitId:
         """The last commit: its number, and the life of the store in which it was made."""
-        return self._file.last_commit
+        return self._database.last_commit
 
     def has_commit(self, claimed: CommitId) -> bool:
         """Whether the store has had a commit, or one of an epoch that was closed."""
-        return self._file.has_commit(claimed)
+        return self._database.has_commit(claimed)
 
     def check_history(self, claimed: CommitId) -> None:
         """Raise StatusError if a commit is missing here that a peer knows.
 
         Then the store is older than it was, and every later call fails.
         """
-        self._file.check_history(claimed)
+        self._database.check_history(claimed)
+
+    def lead(self, term: int) -> None:
+        """Decide in this term from now on, which `Leadership` gave; 0: no longer.
+
+        A store on SQLite always leads. Raises NotLeaderError if the term has ended already.
+        """
+        self._database.lead(term)
+
+    def confirm(self) -> None:
+        """Raise NotLeaderError unless what was read since the last call was the newest there is."""
+        self._database.confirm()
 
     def revision(self) -> int:
         """Return a number that grows with every change of streams, ranges or their addresses."""
         return self.servers.revision()
 
     def close(self) -> None:
-        """Close the file and release the directory."""
-        self._file.close()
+        """Close the database."""
+        self._database.close()
+
+
+def open_store(home: Path | str, capacity_limits: CapacityLimits = _NO_SETTINGS) -> MetadataStore:
+    """Open the store at a data directory or URL, or make it.
+
+    `sqlite:///DIRECTORY/metadata.sqlite` stands for the data directory. The store at a
+    `postgresql://` URL can be changed after `MetadataStore.lead` only. Raises ConfigurationError
+    when the store cannot be used, or must not be.
+    """
+    return MetadataStore(_open_database(home), capacity_limits)
+
+
+def _open_database(home: Path | str) -> Database:
+    scheme, separator, rest = str(home).partition("://")
+    if not separator:
+        return SqliteFile(Path(home))
+    if scheme == "sqlite":
+        path = Path(rest.removeprefix("/"))
+        if path.name == DATABASE_NAME:
+            return SqliteFile(path.parent)
+    elif scheme in {"postgresql", "postgres"}:
+        from sbp_core.pd.metadata.postgresql import PostgresqlDatabase
+
+        return PostgresqlDatabase(f"postgresql://{rest}")
+    raise ConfigurationError(
+        f"store: {scheme}:// cannot be used; use postgresql://USER@HOST:PORT/DATABASE, or"
+        f" sqlite:///DIRECTORY/{DATABASE_NAME}"
+    )
 
 
 P = ParamSpec("P")
@@ -114,15 +150,27 @@ class StoreThread:
     async def run(
         self, work: Callable[Concatenate[MetadataStore, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Return what `work(store, ...)` returns. Raises StatusError when the store fails."""
+        """Return what `work(store, ...)` returns.
+
+        Raises StatusError when the store fails, NotLeaderError if this placement driver does not
+        lead.
+        """
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._executor, lambda: work(self._store, *args, **kwargs)
+                self._executor, lambda: self._run_confirmed(work, *args, **kwargs)
             )
         finally:
             failure = self._store.maybe_failure
             if failure is not None and not self.failed.done():
                 self.failed.set_result(failure)
+
+    def _run_confirmed(
+        self, work: Callable[Concatenate[MetadataStore, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        try:
+            return work(self._store, *args, **kwargs)
+        finally:  # an error may come from what was read, too
+            self._store.confirm()
 
     async def close(self) -> None:
         """Finish what is queued, then close the store."""

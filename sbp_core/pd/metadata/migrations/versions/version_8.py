@@ -1,22 +1,17 @@
-"""The tables of the metadata file, by version: how they are made, and brought up to date.
+"""Version 8, from the versions 2 to 7, which only SQLite files have.
 
-A version's statements never change once it was released; what is new goes into the next one.
+They number themselves in the table `schema_version`.
 """
 
 from __future__ import annotations
 
-import sqlite3
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from sbp_core.pd.metadata.sqlite_content import CONTENT_TABLES, take_stock
+from alembic import op
 
-SCHEMA_VERSION: Final = 8
-SCHEMA_VERSION_MIN: Final = 2
-"""The oldest version that is brought up to date."""
-CONTENT_VERSION: Final = 8
-"""The first version with checksums of its rows."""
+revision: Final = "8"
+down_revision: Final = None
 
 _CURSORS: Final = (
     """CREATE TABLE cursors (
@@ -116,54 +111,19 @@ _LOG_MARKS: Final = (
 )
 """How far each range server reported that its log is synced."""
 
-_SCHEMA: Final = (
-    """CREATE TABLE schema_version (version INTEGER NOT NULL)""",
-    """CREATE TABLE cluster (
-        id TEXT NOT NULL,
-        revision INTEGER NOT NULL,
-        last_stream_id INTEGER NOT NULL,
-        last_server_id INTEGER NOT NULL
+_CONTENT: Final = (
+    """CREATE TABLE lives (
+        life_number INTEGER PRIMARY KEY,
+        life_id TEXT NOT NULL UNIQUE,
+        first_commit INTEGER NOT NULL
     )""",
-    """CREATE TABLE streams (
-        stream_id INTEGER PRIMARY KEY,
-        name TEXT UNIQUE,
-        replica_count INTEGER NOT NULL,
-        ack_count INTEGER NOT NULL,
-        retention_period_ms INTEGER NOT NULL,
-        created_at_ms INTEGER NOT NULL,
-        retention_bytes INTEGER NOT NULL
+    """CREATE TABLE content (
+        commit_number INTEGER NOT NULL,
+        sums TEXT NOT NULL,
+        checksum BLOB NOT NULL
     )""",
-    """CREATE TABLE ranges (
-        stream_id INTEGER NOT NULL REFERENCES streams ON DELETE CASCADE,
-        range_index INTEGER NOT NULL,
-        start_offset INTEGER NOT NULL,
-        end_offset INTEGER,
-        ack_count INTEGER NOT NULL,
-        PRIMARY KEY (stream_id, range_index)
-    ) WITHOUT ROWID""",
-    """CREATE TABLE replicas (
-        stream_id INTEGER NOT NULL,
-        range_index INTEGER NOT NULL,
-        position INTEGER NOT NULL,
-        server_id INTEGER NOT NULL,
-        PRIMARY KEY (stream_id, range_index, position),
-        FOREIGN KEY (stream_id, range_index) REFERENCES ranges ON DELETE CASCADE
-    ) WITHOUT ROWID""",
-    """CREATE INDEX replicas_by_server ON replicas (server_id, stream_id, range_index)""",
-    """CREATE TABLE servers (
-        server_id INTEGER PRIMARY KEY,
-        address TEXT NOT NULL
-    )""",
-    *_CURSORS,
-    *_WRITERS,
-    *_TRANSACTIONS,
-    *_ONE_SHOT,
-    *_STREAM_SCHEMAS,
-    *_GIVEN_UP,
-    *_SERVER_SECRETS,
-    *CONTENT_TABLES,
-    *_LOG_MARKS,
 )
+"""Each start of the store, and what all tables hold."""
 
 _STEPS: Final[Mapping[int, Sequence[str]]] = {
     2: _CURSORS,
@@ -177,28 +137,15 @@ _STEPS: Final[Mapping[int, Sequence[str]]] = {
     4: _TRANSACTIONS,
     5: _ONE_SHOT,
     6: (*_STREAM_SCHEMAS, *_GIVEN_UP),
-    7: (*_SERVER_SECRETS, *_LOG_MARKS, *CONTENT_TABLES),
+    7: (*_SERVER_SECRETS, *_LOG_MARKS, *_CONTENT),
 }
 """Statements that lead from each version to the next."""
 
 
-def create_schema(connection: sqlite3.Connection) -> None:
-    """Make the tables of a new cluster, all or nothing."""
-    connection.execute("BEGIN IMMEDIATE")
-    for statement in _SCHEMA:
-        connection.execute(statement)
-    connection.execute("INSERT INTO schema_version VALUES (?)", (SCHEMA_VERSION,))
-    connection.execute("INSERT INTO cluster VALUES (?, 0, 0, 0)", (str(uuid.uuid4()),))
-    take_stock(connection, commit_number=0)
-    connection.execute("COMMIT")
-
-
-def migrate_schema(connection: sqlite3.Connection, version: int) -> None:
-    """Bring the tables of `version`, SCHEMA_VERSION_MIN or later, up to date, all or nothing."""
-    connection.execute("BEGIN IMMEDIATE")
-    for step in range(version, SCHEMA_VERSION):
+def upgrade() -> None:
+    """Run the steps that the file lacks."""
+    connection = op.get_bind()
+    version = connection.exec_driver_sql("SELECT version FROM schema_version").scalar_one()
+    for step in range(version, int(revision)):
         for statement in _STEPS[step]:
-            connection.execute(statement)
-    connection.execute("UPDATE schema_version SET version = ?", (SCHEMA_VERSION,))
-    take_stock(connection, commit_number=0)
-    connection.execute("COMMIT")
+            connection.exec_driver_sql(statement)

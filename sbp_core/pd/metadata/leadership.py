@@ -1,0 +1,109 @@
+"""Which placement driver of several on one PostgreSQL database leads: a lease with a term.
+
+The table `leader` has one row: the term, the name and address of the leader, and the end of its
+lease by the clock of the database. The leader renews the lease each second. Once it has ended,
+another placement driver may take over, which raises the term. The lease decides who may try to
+write; that no other one can is guaranteed by the term, which every transaction of the store reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from sqlalchemy import Connection, DateTime, case, func, or_, select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool
+
+from sbp_core.errors import StatusCode, StatusError
+from sbp_core.pd.metadata.postgresql import LEASE_MS, engine_of
+from sbp_core.pd.metadata.tables import leader
+
+RENEWAL_MS: Final = 1_000
+"""How often a lease is to be renewed, and looked at by those that do not lead."""
+
+_NONE: Final = -1
+"""No term."""
+_NOW: Final = func.clock_timestamp(type_=DateTime(timezone=True))
+_CURRENT: Final = select(leader.c.term, leader.c.name, leader.c.address, leader.c.lease_end > _NOW)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The placement driver that led last; `is_leading` while its lease lasts."""
+
+    term: int
+    name: str
+    address: str
+    is_leading: bool
+
+
+class Leadership:
+    """The claim of one placement driver to lead, on a connection of its own.
+
+    May be used by another thread than the store. Every method raises StatusError when the database
+    cannot be reached: then the lease runs out.
+    """
+
+    def __init__(self, url: str, name: str, address: str, lease_ms: int = LEASE_MS) -> None:
+        """Claim nothing yet; the tables were made by the store.
+
+        Raises ConfigurationError when the URL cannot be used.
+        """
+        self._engine = engine_of(url, QueuePool, statement_timeout_ms=lease_ms)
+        self._name, self._address = name, address
+        self._lease = timedelta(milliseconds=lease_ms)
+        self._term = _NONE
+
+    def hold(self) -> int | None:
+        """Renew the lease, or take over if nobody leads; return the term, None if another leads.
+
+        A new term is higher than all before. A lease that ran out is renewed if nobody took over.
+        """
+        is_own = leader.c.term == self._term
+        statement = (
+            update(leader)
+            .where(or_(is_own, leader.c.lease_end <= _NOW))
+            .values(
+                term=case((is_own, leader.c.term), else_=leader.c.term + 1),
+                name=self._name,
+                address=self._address,
+                lease_end=_NOW + self._lease,
+            )
+            .returning(leader.c.term)
+        )
+        with self._connected() as connection:
+            term = connection.execute(statement).scalar_one_or_none()
+        self._term = term or _NONE
+        return term
+
+    def resign(self) -> None:
+        """End the lease now, if it is held: another placement driver need not wait for its end."""
+        with self._connected() as connection:
+            connection.execute(
+                update(leader).where(leader.c.term == self._term).values(lease_end=_NOW)
+            )
+        self._term = _NONE
+
+    def current(self) -> Leader:
+        """Return who led last; its term is 0 if nobody ever did."""
+        with self._connected() as connection:
+            return Leader(*connection.execute(_CURRENT).one())
+
+    def close(self) -> None:
+        """Close the connection; a lease that is held runs out."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """Run one transaction."""
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except DBAPIError as error:
+            raise StatusError(
+                StatusCode.PD_INTERNAL, f"the leader cannot be read: {str(error.orig).strip()}"
+            ) from error

@@ -1,0 +1,1 @@
+"""One module per revision. A revision never changes once it was released."""

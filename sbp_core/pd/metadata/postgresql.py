@@ -1,0 +1,399 @@
+"""The home of the metadata that is a PostgreSQL database, which several placement drivers share.
+
+One of them leads, see `leadership`. Every transaction begins by reading the term of the leader with
+FOR SHARE: while it runs no other one can take over, and it ends with NotLeaderError if one has. A
+leader that was paused or cut off can therefore decide nothing. Reads outside of transactions are
+confirmed before their results are used: `confirm` finds the term unchanged after them, so nobody
+else can have written before. A session that is silent within a transaction for as long as a lease
+is ended by the database: a leader that is paused there does not keep others from taking over.
+
+The database answers for what it stores, so there are no checksums and no mark here. The lives and
+the numbers of commits are those of SQLite: that is how a database that was restored from an earlier
+backup is noticed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from shlex import quote
+from typing import Any, Final, cast
+
+from sqlalchemy import (
+    URL,
+    Connection,
+    Delete,
+    Engine,
+    Insert,
+    Select,
+    Table,
+    Update,
+    bindparam,
+    create_engine,
+    func,
+    insert,
+    inspect,
+    make_url,
+    select,
+    update,
+)
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import NullPool, Pool
+
+from sbp_core.errors import ConfigurationError, NotLeaderError, StatusCode, StatusError
+from sbp_core.failpoints import failpoint
+from sbp_core.pd.metadata.database import Database, Statement, Value
+from sbp_core.pd.metadata.history import (
+    CommitId,
+    History,
+    Life,
+    epoch_of_stream_id,
+    new_life_id,
+    next_epoch,
+)
+from sbp_core.pd.metadata.tables import (
+    COMMON,
+    POSTGRESQL,
+    SCHEMA_VERSION,
+    alembic_version,
+    cluster,
+    create_tables,
+    last_commit,
+    leader,
+    lives,
+    migrate_tables,
+)
+
+_LOG: Final = logging.getLogger(__name__)
+
+LEASE_MS: Final = 3_000
+"""How long a placement driver leads after each renewal."""
+
+_CONNECT_TIMEOUT_S: Final = 5
+_STATEMENT_TIMEOUT_MS: Final = 30_000
+_SCHEMA_LOCK: Final = 0x5342504D
+"""Key of the advisory lock of those that make or migrate the tables."""
+
+_TERM: Final = select(leader.c.term)
+_GUARD: Final = _TERM.with_for_update(read=True)
+_NUMBER: Final = select(last_commit.c.number)
+_NEXT_NUMBER: Final = (
+    update(last_commit).values(number=last_commit.c.number + 1).returning(last_commit.c.number)
+)
+_LIVES: Final = select(lives.c.life_id, lives.c.first_commit).order_by(lives.c.life_number)
+_ADD_LIFE: Final = insert(lives).values(
+    life_id=bindparam("life_id"), first_commit=bindparam("first_commit")
+)
+_LAST_STREAM_ID: Final = select(cluster.c.last_stream_id)
+_DEPENDENTS: Final = {
+    parent.name: [
+        table.name
+        for table in COMMON.tables.values()
+        if any(key.column.table is parent for key in table.foreign_keys)
+    ]
+    for parent in COMMON.tables.values()
+}
+"""By table: those whose rows go with its rows."""
+
+
+def engine_of(
+    url: str, pool: type[Pool], *, statement_timeout_ms: int = _STATEMENT_TIMEOUT_MS
+) -> Engine:
+    """Return an engine for a database. Raises ConfigurationError if there can be none."""
+    settings = {
+        "statement_timeout": statement_timeout_ms,
+        "idle_in_transaction_session_timeout": LEASE_MS,
+    }
+    try:
+        return create_engine(
+            _psycopg_url(url),
+            poolclass=pool,
+            connect_args={
+                "connect_timeout": _CONNECT_TIMEOUT_S,
+                "options": " ".join(f"-c {name}={each}" for name, each in settings.items()),
+            },
+        )
+    except ImportError as error:
+        raise ConfigurationError(
+            "store: PostgreSQL needs psycopg; install `sbp-spark[postgresql]`"
+        ) from error
+
+
+def shown_url(url: str) -> str:
+    """Return a URL without its password."""
+    return make_url(url).render_as_string(hide_password=True)
+
+
+class PostgresqlDatabase(Database):
+    """One connection to the database, opened again after it was lost."""
+
+    def __init__(self, url: str) -> None:
+        """Connect, and make or migrate the tables.
+
+        Raises ConfigurationError when the database cannot be used, or must not be.
+        """
+        self._url = url
+        engine = engine_of(url, NullPool)
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        super().__init__(engine.dialect)
+        self._errors = engine.dialect.loaded_dbapi.Error
+        self._connection: Connection | None = None
+        self._is_in_transaction = False
+        self._term = 0
+        self._life_id = ""
+        self._last_number = 0
+        self._changed_count = 0
+        self._is_unconfirmed = False
+        self._counts: dict[str, int] = {}
+        with _begun(engine, url) as connection:
+            _prepare(connection, url)
+
+    def lead(self, term: int) -> None:
+        """Write in a term from now on, which `Leadership` gave; 0: no longer.
+
+        Raises NotLeaderError if the term has ended already.
+        """
+        self._term, self._life_id, self._is_unconfirmed = term, "", False
+        self._counts.clear()
+        if not term:
+            return
+        with self.transaction():
+            ((last_stream_id,),) = self.query(_LAST_STREAM_ID)
+            ((number,),) = self.query(_NUMBER)
+            self._life_id = new_life_id(epoch_of_stream_id(last_stream_id))
+            self.change(_ADD_LIFE, life_id=self._life_id, first_commit=number + 1)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make one commit of what is changed within, on disk at the end; all or nothing.
+
+        Raises NotLeaderError unless this placement driver leads.
+        """
+        counts_before, number_before = dict(self._counts), self._last_number
+        self._execute("BEGIN")
+        self._is_in_transaction, self._changed_count, is_committed = True, 0, False
+        try:
+            self._check_term(self.query(_GUARD))
+            yield
+            if self._changed_count:
+                ((self._last_number,),) = self.query(_NEXT_NUMBER)
+            failpoint("pd.before_commit")
+            self._execute("COMMIT")
+            is_committed = True
+            failpoint("pd.after_commit")
+        finally:
+            self._is_in_transaction = False
+            if not is_committed:
+                self._counts, self._last_number = counts_before, number_before
+                self._roll_back()
+
+    def confirm(self) -> None:
+        """Raise NotLeaderError unless what was read since the last call was the newest there is."""
+        if self._is_unconfirmed:
+            self._check_term(self.query(_TERM))
+
+    @property
+    def last_commit(self) -> CommitId:
+        """The last commit that this placement driver knows to be made while it leads."""
+        if self._life_id:
+            return CommitId(self._last_number, self._life_id)
+        return self._history().last
+
+    def count(self, table: str) -> int:
+        """Return the number of rows of a table, with what is changed right now."""
+        if table not in self._counts:
+            ((self._counts[table],),) = self.query(
+                select(func.count()).select_from(COMMON.tables[table])
+            )
+        return self._counts[table]
+
+    def has_commit(self, claimed: CommitId) -> bool:
+        """Whether the store has had a commit, or one of an epoch that was closed."""
+        return self._history().has(claimed)
+
+    def check_history(self, claimed: CommitId) -> None:
+        """Raise StatusError, now and for everything else, if a commit is missing here."""
+        history = self._history()
+        if history.has(claimed):
+            return
+        url = shown_url(self._url)
+        message = (
+            "the placement driver's metadata are an older copy, or of another cluster: a range"
+            f" server knows {claimed}, and they end at {history.last}. Nothing is read or changed"
+            " from now on. Stop all placement drivers and restore the newest backup of the"
+            " database, or, without one, accept that commits are missing: `sbp pd accept"
+            f" {quote(url)}`"
+        )
+        _LOG.critical("metadata refused store=%s: %s", url, message)
+        self.failure = StatusError(StatusCode.PD_INTERNAL, message)
+        raise self.failure
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._disconnect()
+        self._engine.dispose()
+
+    def _run(self, statement: Statement, values: dict[str, Value]) -> tuple[list[Any], int]:
+        rows, changed = super()._run(statement, values)
+        if not isinstance(statement, Select):
+            self._changed_count += changed
+            self._count_changes(statement, changed)
+        return rows, changed
+
+    def _count_changes(self, statement: Insert | Update | Delete, changed: int) -> None:
+        table = cast("Table", statement.table).name
+        if table in self._counts and not isinstance(statement, Update):
+            self._counts[table] += changed if isinstance(statement, Insert) else -changed
+        if isinstance(statement, Delete):
+            for dependent in _DEPENDENTS[table]:
+                self._counts.pop(dependent, None)
+
+    def _execute(
+        self, sql: str, values: dict[str, Value] | tuple[()] = ()
+    ) -> tuple[list[Any], int]:
+        if self.failure is not None:
+            raise self.failure
+        try:
+            cursor = self._driver().execute(sql, values)
+            if sql == "COMMIT" and cursor.statusmessage != sql:
+                raise StatusError(StatusCode.PD_INTERNAL, "the database rolled back a commit")
+            self._is_unconfirmed |= not self._is_in_transaction
+            return cursor.fetchall() if cursor.description else [], cursor.rowcount
+        except (DBAPIError, self._errors) as error:
+            _LOG.error(
+                "metadata failed store=%s sql=%r: %s",
+                shown_url(self._url),
+                sql,
+                error,
+                exc_info=error,
+            )
+            raise StatusError(
+                StatusCode.PD_INTERNAL, f"the placement driver's metadata store failed: {error}"
+            ) from error
+
+    def _driver(self) -> Any:
+        """Return the driver's connection; within a transaction the one that it began on."""
+        connection = self._connection
+        if connection is not None:
+            driver = cast("Any", connection.connection.driver_connection)
+            if self._is_in_transaction or not driver.closed:
+                return driver
+        self._disconnect()
+        connection = self._connection = self._engine.connect()
+        self._counts.clear()
+        return connection.connection.driver_connection
+
+    def _roll_back(self) -> None:
+        """End a transaction; if that fails the connection is of no use."""
+        try:
+            self._driver().execute("ROLLBACK")
+        except (DBAPIError, self._errors):
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.invalidate()
+            connection.close()
+
+    def _check_term(self, rows: list[Any]) -> None:
+        ((term,),) = rows
+        if not self._term or term != self._term:
+            self._life_id = ""
+            raise NotLeaderError(
+                StatusCode.PD_NOT_LEADER,
+                f"this placement driver does not lead in term {term}; ask the one that does",
+            )
+        self._is_unconfirmed = False
+
+    def _history(self) -> History:
+        rows = self.query(_LIVES)
+        ((number,),) = self.query(_NUMBER)
+        return History([Life(*row) for row in rows], number)
+
+
+def accept_database(url: str) -> CommitId:
+    """Let placement drivers start with a database that lacks commits; return the last it has.
+
+    Missing commits are no longer asked for, and no id is assigned twice: a new epoch begins. Raises
+    ConfigurationError when the database cannot be used, and while a placement driver leads.
+    """
+    with _begun(engine_of(url, NullPool), url) as connection:
+        term, lease_end, now = connection.execute(
+            select(leader.c.term, leader.c.lease_end, func.clock_timestamp()).with_for_update()
+        ).one()
+        if lease_end > now:
+            raise ConfigurationError(
+                f"store: a placement driver leads on {shown_url(url)}; stop all of them first"
+            )
+        history = History(
+            [Life(*row) for row in connection.execute(_LIVES)],
+            connection.execute(_NUMBER).scalar_one(),
+        )
+        stream_id, server_id = connection.execute(
+            select(cluster.c.last_stream_id, cluster.c.last_server_id)
+        ).one()
+        start = next_epoch(stream_id, server_id, 0)
+        connection.execute(update(leader).values(term=term + 1))
+        connection.execute(
+            update(cluster).values(
+                last_stream_id=start.last_stream_id,
+                revision=start.last_stream_id,
+                last_server_id=start.last_server_id,
+            )
+        )
+        number = connection.execute(_NEXT_NUMBER).scalar_one()
+        connection.execute(_ADD_LIFE, {"life_id": new_life_id(start.epoch), "first_commit": number})
+    return history.last
+
+
+@contextmanager
+def _begun(engine: Engine, url: str) -> Iterator[Connection]:
+    """Run one transaction before a placement driver serves. Raises ConfigurationError."""
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except DBAPIError as error:
+        raise ConfigurationError(
+            f"store: {shown_url(url)} cannot be used: {str(error.orig).strip()}; name a PostgreSQL"
+            " database in which this user can create tables"
+        ) from error
+
+
+def _psycopg_url(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise ConfigurationError(
+            "store: it is no URL of a database; use postgresql://USER@HOST:PORT/DATABASE"
+        ) from error
+    return parsed.set(drivername="postgresql+psycopg")
+
+
+def _prepare(connection: Connection, url: str) -> None:
+    """Make the tables, or bring them up to date, one placement driver at a time."""
+    connection.execute(select(func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
+    tables = set(inspect(connection).get_table_names())
+    if not tables & COMMON.tables.keys():
+        create_tables(connection, POSTGRESQL)
+        connection.execute(insert(last_commit).values(number=0))
+        connection.execute(
+            insert(leader).values(
+                term=0, name="", address="", lease_end=datetime.fromtimestamp(0, UTC)
+            )
+        )
+    elif not {alembic_version.name, *COMMON.tables, *POSTGRESQL.tables} <= tables:
+        raise ConfigurationError(
+            f"store: {shown_url(url)} holds other data; name an empty database"
+        )
+    else:
+        version = int(connection.execute(select(alembic_version.c.version_num)).scalar_one())
+        if version > SCHEMA_VERSION:
+            raise ConfigurationError(
+                f"store: {shown_url(url)} has schema version {version}, this release reads up to"
+                f" {SCHEMA_VERSION}; use the release that wrote it"
+            )
+        if version < SCHEMA_VERSION:
+            migrate_tables(connection)

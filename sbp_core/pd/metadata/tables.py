@@ -1,0 +1,305 @@
+"""The tables of the metadata, declared once for both homes, SQLite and PostgreSQL.
+
+A new database gets them as they stand here. One that exists is migrated by Alembic: the scripts are
+in `migrations/versions`, and what they lead to is compared with this module by a test.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    DateTime,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    bindparam,
+    insert,
+    literal_column,
+    text,
+)
+
+SCHEMA_VERSION: Final = 9
+"""The newest version, which is the revision of the newest migration."""
+SCHEMA_VERSION_MIN: Final = 2
+"""The oldest version that is migrated."""
+CONTENT_VERSION: Final = 8
+"""The first version with checksums of its rows, of SQLite."""
+
+COMMON: Final = MetaData()
+"""The tables of both homes."""
+SQLITE: Final = MetaData()
+"""The tables of an SQLite file only."""
+POSTGRESQL: Final = MetaData()
+"""The tables of a PostgreSQL database only."""
+
+_INTEGER: Final = BigInteger().with_variant(Integer, "sqlite")
+"""64 bits in both homes; in SQLite the key of a table that is called INTEGER is its rowid."""
+_TEXT: Final = Text().with_variant(Text(collation="C"), "postgresql")
+"""Compared and sorted by code point in both homes."""
+_STREAM: Final = "streams.stream_id"
+
+
+COUNT_MAX: Final = bindparam("count_max", type_=BigInteger())
+"""How many rows a statement returns at most."""
+ONE: Final[ColumnElement[int]] = literal_column("1")
+"""The first row only."""
+
+
+def _integer(name: str, *arguments: ForeignKey, is_key: bool = False) -> Column[int]:
+    return Column(
+        name, _INTEGER, *arguments, nullable=False, primary_key=is_key, autoincrement=False
+    )
+
+
+def _numbered(name: str) -> Column[int]:
+    """Return a key that the database counts."""
+    return Column(name, _INTEGER, primary_key=True, autoincrement=True)
+
+
+def _text(name: str, *, is_key: bool = False) -> Column[str]:
+    return Column(name, _TEXT, nullable=False, primary_key=is_key)
+
+
+def _bytes(name: str) -> Column[bytes]:
+    return Column(name, LargeBinary, nullable=False)
+
+
+def _of(parent: str) -> ForeignKey:
+    """Return a reference to a row that takes this one with it when it is deleted."""
+    return ForeignKey(parent, ondelete="CASCADE")
+
+
+cluster: Final = Table(
+    "cluster",
+    COMMON,
+    _text("id"),
+    _integer("revision"),
+    _integer("last_stream_id"),
+    _integer("last_server_id"),
+)
+"""One row: the cluster's id, its revision, and the last ids of streams and servers."""
+
+streams: Final = Table(
+    "streams",
+    COMMON,
+    _integer("stream_id", is_key=True),
+    Column("name", _TEXT, unique=True),
+    _integer("replica_count"),
+    _integer("ack_count"),
+    _integer("retention_period_ms"),
+    _integer("created_at_ms"),
+    _integer("retention_bytes"),
+)
+
+ranges: Final = Table(
+    "ranges",
+    COMMON,
+    _integer("stream_id", _of(_STREAM), is_key=True),
+    _integer("range_index", is_key=True),
+    _integer("start_offset"),
+    Column("end_offset", _INTEGER),
+    _integer("ack_count"),
+    sqlite_with_rowid=False,
+)
+
+replicas: Final = Table(
+    "replicas",
+    COMMON,
+    _integer("stream_id", is_key=True),
+    _integer("range_index", is_key=True),
+    _integer("position", is_key=True),
+    _integer("server_id"),
+    ForeignKeyConstraint(
+        ("stream_id", "range_index"),
+        ("ranges.stream_id", "ranges.range_index"),
+        ondelete="CASCADE",
+    ),
+    Index("replicas_by_server", "server_id", "stream_id", "range_index"),
+    sqlite_with_rowid=False,
+)
+
+servers: Final = Table("servers", COMMON, _integer("server_id", is_key=True), _text("address"))
+
+server_secrets: Final = Table(
+    "server_secrets", COMMON, _integer("server_id", is_key=True), _text("secret")
+)
+"""By which the placement driver and a range server know each other."""
+
+log_marks: Final = Table(
+    "log_marks",
+    COMMON,
+    _integer("server_id", is_key=True),
+    _text("log_id"),
+    _integer("position"),
+)
+"""How far each range server reported that its log is synced."""
+
+cursors: Final = Table(
+    "cursors",
+    COMMON,
+    _text("group_name", is_key=True),
+    _integer("stream_id", _of(_STREAM), is_key=True),
+    _integer("next_offset"),
+    _integer("committed_at_ms"),
+    Index("cursors_by_stream", "stream_id"),
+    sqlite_with_rowid=False,
+)
+
+writers: Final = Table(
+    "writers",
+    COMMON,
+    _integer("stream_id", _of(_STREAM), is_key=True),
+    _integer("range_index"),
+    _bytes("writers"),
+)
+"""The writers at the end of the last sealed range of each stream."""
+
+schemas: Final = Table(
+    "schemas",
+    COMMON,
+    _integer("stream_id", _of(_STREAM), is_key=True),
+    _integer("version", is_key=True),
+    _text("fingerprint"),
+    _bytes("schema"),
+    _integer("registered_at_ms"),
+)
+"""The versions of the schema of each stream that has one, from 1 on."""
+
+IS_ONE_SHOT: Final = text("substr(producer, 1, 5) = 'once-'")
+"""The producers with a single batch. No index of `producer` is of use for this condition."""
+
+txns: Final = Table(
+    "txns",
+    COMMON,
+    _numbered("txn_number"),
+    _text("producer"),
+    _integer("batch_number"),
+    _integer("record_count"),
+    _bytes("digest"),
+    _integer("decided_at_ms"),
+    UniqueConstraint("producer", "batch_number"),
+    Index(
+        "txns_one_shot",
+        "decided_at_ms",
+        sqlite_where=IS_ONE_SHOT,
+        postgresql_where=IS_ONE_SHOT,
+    ),
+)
+"""The decisions."""
+
+txn_parts: Final = Table(
+    "txn_parts",
+    COMMON,
+    _integer("txn_number", _of("txns.txn_number"), is_key=True),
+    _integer("position", is_key=True),
+    _text("txn_id"),
+    _integer("stream_id", _of(_STREAM)),
+    _integer("range_index"),
+    _integer("record_count"),
+    Index("txn_parts_by_id", "txn_id", "stream_id"),
+    Index("txn_parts_by_stream", "stream_id", "txn_number"),
+    sqlite_with_rowid=False,
+)
+"""The parts of decisions that are not published yet."""
+
+given_up_parts: Final = Table(
+    "given_up_parts",
+    COMMON,
+    _integer("txn_number", _of("txns.txn_number"), is_key=True),
+    _integer("position", is_key=True),
+    _text("txn_id"),
+    _integer("stream_id"),
+    _integer("range_index"),
+    _integer("record_count"),
+    _integer("given_up_at_ms"),
+    Index("given_up_parts_by_id", "txn_id"),
+    sqlite_with_rowid=False,
+)
+"""The parts of decisions that are lost and were given up."""
+
+aborted_txns: Final = Table(
+    "aborted_txns",
+    COMMON,
+    _text("txn_id", is_key=True),
+    Column("producer", _TEXT),
+    _integer("aborted_at_ms"),
+    Index("aborted_txns_by_time", "aborted_at_ms"),
+    sqlite_with_rowid=False,
+)
+
+lives: Final = Table(
+    "lives",
+    COMMON,
+    _numbered("life_number"),
+    Column("life_id", _TEXT, nullable=False, unique=True),
+    _integer("first_commit"),
+)
+"""Each opening of the store to be changed: see `history`."""
+
+content: Final = Table(
+    "content",
+    SQLITE,
+    _integer("commit_number"),
+    Column("sums", _TEXT, nullable=False),
+    _bytes("checksum"),
+)
+"""One row: the last commit, and what all tables hold: see `sqlite_content`."""
+
+schema_version: Final = Table("schema_version", SQLITE, _integer("version"))
+"""One row, SCHEMA_VERSION: releases that do not know `alembic_version` refuse the file by it."""
+
+last_commit: Final = Table("last_commit", POSTGRESQL, _integer("number"))
+"""One row: the number of the last commit."""
+
+leader: Final = Table(
+    "leader",
+    POSTGRESQL,
+    _integer("term"),
+    _text("name"),
+    _text("address"),
+    Column("lease_end", DateTime(timezone=True), nullable=False),
+)
+"""One row: the placement driver that leads, see `leadership`. The first term is 1."""
+
+alembic_version: Final = Table(
+    "alembic_version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
+"""One row: the version as text. Alembic's own table, in its form."""
+
+
+def create_tables(connection: Connection, own: MetaData) -> None:
+    """Make the tables of a new cluster, within a transaction of the caller."""
+    for metadata in (COMMON, own, alembic_version.metadata):
+        metadata.create_all(connection, checkfirst=False)
+    connection.execute(insert(alembic_version).values(version_num=str(SCHEMA_VERSION)))
+    connection.execute(
+        insert(cluster).values(id=str(uuid.uuid4()), revision=0, last_stream_id=0, last_server_id=0)
+    )
+
+
+def migrate_tables(connection: Connection) -> None:
+    """Bring the tables of an earlier version up to date, within a transaction of the caller."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", "sbp_core.pd.metadata:migrations")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

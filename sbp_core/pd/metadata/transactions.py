@@ -1,0 +1,347 @@
+"""Transactions: tables `txns`, `txn_parts`, `given_up_parts`, `aborted_txns`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Select,
+    Table,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal_column,
+    select,
+)
+
+from sbp_core import limits
+from sbp_core.pd.capacity import Capacity
+from sbp_core.pd.metadata.database import Database
+from sbp_core.pd.metadata.tables import (
+    COUNT_MAX,
+    IS_ONE_SHOT,
+    ONE,
+    aborted_txns,
+    given_up_parts,
+    ranges,
+    streams,
+    txn_parts,
+    txns,
+)
+from sbp_core.pd.txns.transactions import (
+    AbortedTxn,
+    Decision,
+    Manifest,
+    Part,
+    TxnRecord,
+    Verdict,
+    check_leap,
+    check_parts,
+    is_replay,
+    judge,
+)
+from sbp_core.wire.txn_id import maybe_batch_of, original_of
+
+_PRODUCER: Final = txns.c.producer == bindparam("producer")
+_TXNS: Final = select(
+    txns.c.txn_number,
+    txns.c.producer,
+    txns.c.batch_number,
+    txns.c.record_count,
+    txns.c.digest,
+    txns.c.decided_at_ms,
+)
+_TXN: Final = _TXNS.where(txns.c.txn_number == bindparam("txn_number"))
+_BATCH: Final = _TXNS.where(_PRODUCER, txns.c.batch_number == bindparam("batch_number"))
+_UNPUBLISHED: Final = _TXNS.where(txns.c.txn_number.in_(select(txn_parts.c.txn_number))).order_by(
+    txns.c.txn_number
+)
+_TXNS_AFTER: Final = (
+    _TXNS.where(txns.c.txn_number > bindparam("after")).order_by(txns.c.txn_number).limit(COUNT_MAX)
+)
+# With the sum the few rows of the producer are sorted; else all rows would be read.
+_SORTED: Final = txns.c.txn_number + literal_column("0")
+_TXNS_OF_PRODUCER_AFTER: Final = (
+    _TXNS.where(_PRODUCER, bindparam("after") < _SORTED).order_by(_SORTED).limit(COUNT_MAX)
+)
+_LAST_BATCH: Final = select(func.max(txns.c.batch_number)).where(_PRODUCER)
+_ADD_TXN: Final = (
+    insert(txns)
+    .values(
+        {
+            column: bindparam(column.name, type_=column.type)
+            for column in txns.columns
+            if column is not txns.c.txn_number
+        }
+    )
+    .returning(txns.c.txn_number)
+)
+_ADD_PART: Final = insert(txn_parts)
+
+
+def _parts_in(table: Table) -> Select[Any]:
+    return (
+        select(table.c.txn_id, table.c.stream_id, table.c.range_index, table.c.record_count)
+        .where(table.c.txn_number == bindparam("txn_number"))
+        .order_by(table.c.position)
+    )
+
+
+_PARTS: Final = _parts_in(txn_parts)
+_GIVEN_UP: Final = _parts_in(given_up_parts)
+_IS_PUBLISHED: Final = (
+    txn_parts.c.txn_number == bindparam("txn_number"),
+    txn_parts.c.stream_id == bindparam("stream_id"),
+)
+_PUBLISH: Final = delete(txn_parts).where(*_IS_PUBLISHED)
+_GIVE_UP: Final = insert(given_up_parts).from_select(
+    [column.name for column in given_up_parts.columns],
+    select(*txn_parts.columns, bindparam("given_up_at_ms", type_=BigInteger())).where(
+        *_IS_PUBLISHED
+    ),
+)
+_FIRST_NEEDED: Final = select(func.min(txn_parts.c.range_index)).where(
+    txn_parts.c.stream_id == bindparam("stream_id")
+)
+_NAMED: Final = (
+    select(txn_parts.c.txn_number).where(txn_parts.c.txn_id == bindparam("txn_id")).limit(ONE)
+)
+_NAMED_IN_STREAM: Final = _NAMED.where(txn_parts.c.stream_id == bindparam("stream_id"))
+
+_ABORTED_AFTER: Final = (
+    select(aborted_txns.c.txn_id, aborted_txns.c.aborted_at_ms)
+    .where(aborted_txns.c.txn_id > bindparam("after"))
+    .order_by(aborted_txns.c.txn_id)
+    .limit(COUNT_MAX)
+)
+_ABORTED_OF_PRODUCER_AFTER: Final = _ABORTED_AFTER.where(
+    aborted_txns.c.producer == bindparam("producer")
+)
+_ADD_ABORTED: Final = insert(aborted_txns)
+_FORGET_ABORTED: Final = delete(aborted_txns).where(
+    aborted_txns.c.aborted_at_ms < bindparam("before_ms")
+)
+_ABORTED: Final = select(aborted_txns.c.txn_id).where(aborted_txns.c.txn_id == bindparam("txn_id"))
+_GIVEN_UP_ID: Final = (
+    select(given_up_parts.c.txn_id).where(given_up_parts.c.txn_id == bindparam("txn_id")).limit(ONE)
+)
+_STREAM: Final = select(streams.c.stream_id).where(streams.c.stream_id == bindparam("stream_id"))
+_RANGE: Final = select(ranges.c.stream_id).where(
+    ranges.c.stream_id == bindparam("stream_id"), ranges.c.range_index == bindparam("range_index")
+)
+
+_IS_DONE_WITH: Final = (
+    ~exists().where(txn_parts.c.txn_number == txns.c.txn_number),
+    ~exists().where(
+        given_up_parts.c.txn_number == txns.c.txn_number,
+        given_up_parts.c.given_up_at_ms >= bindparam("given_up_since_ms"),
+    ),
+)
+"""Nothing waits, and what is lost was told for long enough."""
+_OF_PRODUCER: Final = txns.alias("of_producer")
+_KEPT: Final = (
+    select(_OF_PRODUCER.c.batch_number)
+    .where(_OF_PRODUCER.c.producer == bindparam("producer"))
+    .order_by(_OF_PRODUCER.c.batch_number.desc())
+    .limit(bindparam("kept_count", type_=BigInteger()))
+    .subquery()
+)
+_FORGET: Final = delete(txns).where(
+    _PRODUCER,
+    txns.c.batch_number < select(func.min(_KEPT.c.batch_number)).scalar_subquery(),
+    *_IS_DONE_WITH,
+)
+_FORGET_ONE_SHOT: Final = delete(txns).where(
+    IS_ONE_SHOT, txns.c.decided_at_ms < bindparam("before_ms"), *_IS_DONE_WITH
+)
+
+
+class TransactionTables:
+    """The decisions, and the Ledger that they are made by; a deleted stream deletes its parts."""
+
+    def __init__(self, database: Database, capacity: Capacity) -> None:
+        self._capacity = capacity
+        self._query = database.query
+        self._change = database.change
+        self._transaction = database.transaction
+
+    def commit(
+        self, manifest: Manifest, decided_at_ms: int, leap_max: int = limits.BATCH_NUMBER_LEAP_MAX
+    ) -> Decision:
+        """Decide a batch, or return what was decided.
+
+        Raises what `check_leap` and `check_parts` raise.
+        """
+        if is_replay(self, manifest):
+            found = self._maybe_txn(manifest.producer, manifest.batch_number)
+            return Decision(is_replay=True, txn=found)
+        check_leap(self, manifest, leap_max)
+        with self._transaction():
+            check_parts(self, manifest.parts)
+            ((txn_number,),) = self._query(
+                _ADD_TXN,
+                producer=manifest.producer,
+                batch_number=manifest.batch_number,
+                record_count=manifest.record_count,
+                digest=manifest.digest,
+                decided_at_ms=decided_at_ms,
+            )
+            for position, part in enumerate(manifest.parts):
+                self._change(
+                    _ADD_PART,
+                    txn_number=txn_number,
+                    position=position,
+                    txn_id=part.txn_id,
+                    stream_id=part.stream_id,
+                    range_index=part.range_index,
+                    record_count=part.record_count,
+                )
+            self._forget_decisions(manifest.producer, decided_at_ms)
+            self._capacity.check("txns")
+        decided = self._maybe_txn(manifest.producer, manifest.batch_number)
+        return Decision(is_replay=False, txn=decided)
+
+    def abort(self, parts: Sequence[Part], aborted_at_ms: int) -> list[Verdict]:
+        """Abort what may be aborted; return what becomes of each part."""
+        verdicts = [judge(self, part) for part in parts]
+        given_up = {
+            original_of(part.txn_id)
+            for part, verdict in zip(parts, verdicts, strict=True)
+            if verdict is Verdict.GIVEN_UP
+        }
+        if given_up:
+            with self._transaction():
+                self._change(_FORGET_ABORTED, before_ms=aborted_at_ms - limits.ABORTED_TXNS_KEPT_MS)
+                for txn_id in given_up:
+                    producer, _ = maybe_batch_of(txn_id) or (None, None)
+                    self._change(
+                        _ADD_ABORTED,
+                        txn_id=txn_id,
+                        producer=producer,
+                        aborted_at_ms=aborted_at_ms,
+                    )
+                self._capacity.check("aborted_txns")
+        return verdicts
+
+    def record_published(self, published: Sequence[tuple[int, int]]) -> None:
+        """Forget the parts of (decision's number, stream id): they are visible."""
+        with self._transaction():
+            for txn_number, stream_id in published:
+                self._change(_PUBLISH, txn_number=txn_number, stream_id=stream_id)
+
+    def give_up(self, txn_number: int, stream_id: int, given_up_at_ms: int) -> TxnRecord:
+        """Note that what a decision has in a stream is lost; return the decision as it is then."""
+        with self._transaction():
+            self._change(
+                _GIVE_UP,
+                txn_number=txn_number,
+                stream_id=stream_id,
+                given_up_at_ms=given_up_at_ms,
+            )
+            self._change(_PUBLISH, txn_number=txn_number, stream_id=stream_id)
+        (txn,) = self._txns(_TXN, txn_number=txn_number)
+        return txn
+
+    def maybe_decided(self, producer: str, batch_number: int) -> Decision | None:
+        """Return what was decided of a batch; None if nothing was."""
+        last = self.maybe_last_batch(producer)
+        if last is None or batch_number > last:
+            return None
+        return Decision(is_replay=True, txn=self._maybe_txn(producer, batch_number))
+
+    def unpublished(self) -> list[TxnRecord]:
+        """Return the decisions that are not published, the oldest first."""
+        return self._txns(_UNPUBLISHED)
+
+    def txns_after(
+        self, txn_number: int, count_max: int, producer: str | None = None
+    ) -> list[TxnRecord]:
+        """Return up to `count_max` decisions beyond one, in their order; of a producer, or all."""
+        if producer is None:
+            return self._txns(_TXNS_AFTER, after=txn_number, count_max=count_max)
+        return self._txns(
+            _TXNS_OF_PRODUCER_AFTER, producer=producer, after=txn_number, count_max=count_max
+        )
+
+    def aborted_after(
+        self, txn_id: str, count_max: int, producer: str | None = None
+    ) -> list[AbortedTxn]:
+        """Return up to `count_max` aborted ones beyond an id, by id; of a producer, or all."""
+        if producer is None:
+            rows = self._query(_ABORTED_AFTER, after=txn_id, count_max=count_max)
+        else:
+            rows = self._query(
+                _ABORTED_OF_PRODUCER_AFTER, producer=producer, after=txn_id, count_max=count_max
+            )
+        return [AbortedTxn(*row) for row in rows]
+
+    def first_needed_range(self, stream_id: int, range_index: int) -> int:
+        """Return the first range up to `range_index` that is needed to publish in a stream."""
+        ((first,),) = self._query(_FIRST_NEEDED, stream_id=stream_id)
+        return range_index if first is None else min(range_index, int(first))
+
+    # Ledger
+
+    def maybe_last_batch(self, producer: str) -> int | None:
+        """Return the number of the last batch that was decided of a producer."""
+        ((last,),) = self._query(_LAST_BATCH, producer=producer)
+        return None if last is None else int(last)
+
+    def is_named(self, txn_id: str, stream_id: int | None = None) -> bool:
+        """Whether a committed part that is not published yet is of a transaction, in a stream."""
+        if stream_id is None:
+            return bool(self._query(_NAMED, txn_id=txn_id))
+        return bool(self._query(_NAMED_IN_STREAM, txn_id=txn_id, stream_id=stream_id))
+
+    def is_aborted(self, txn_id: str) -> bool:
+        """Whether a transaction was aborted, or given up after its commit."""
+        return bool(
+            self._query(_ABORTED, txn_id=txn_id) or self._query(_GIVEN_UP_ID, txn_id=txn_id)
+        )
+
+    def has_stream(self, stream_id: int) -> bool:
+        """Whether there is a stream."""
+        return bool(self._query(_STREAM, stream_id=stream_id))
+
+    def has_range(self, stream_id: int, range_index: int) -> bool:
+        """Whether a stream has a range."""
+        return bool(self._query(_RANGE, stream_id=stream_id, range_index=range_index))
+
+    # Inside
+
+    def _maybe_txn(self, producer: str, batch_number: int) -> TxnRecord | None:
+        found = self._txns(_BATCH, producer=producer, batch_number=batch_number)
+        return found[0] if found else None
+
+    def _txns(self, which: Select[Any], **values: int | str) -> list[TxnRecord]:
+        rows: list[tuple[int, str, int, int, bytes, int]] = self._query(which, **values)
+        return [
+            TxnRecord(*txn, self._parts(_PARTS, txn[0]), self._parts(_GIVEN_UP, txn[0]))
+            for txn in rows
+        ]
+
+    def _parts(self, which: Select[Any], txn_number: int) -> tuple[Part, ...]:
+        return tuple(Part(*part) for part in self._query(which, txn_number=txn_number))
+
+    def _forget_decisions(self, producer: str, now_ms: int) -> None:
+        """Keep the last decisions of a producer, and those that are not published.
+
+        For producers that have one batch only, those that are new or not published are kept.
+        Decisions that were given up are kept for ABORTED_TXNS_KEPT_MS.
+        """
+        given_up_since_ms = now_ms - limits.ABORTED_TXNS_KEPT_MS
+        self._change(
+            _FORGET,
+            producer=producer,
+            kept_count=limits.TXNS_KEPT_PER_PRODUCER,
+            given_up_since_ms=given_up_since_ms,
+        )
+        self._change(
+            _FORGET_ONE_SHOT,
+            before_ms=now_ms - limits.ONE_SHOT_KEPT_MS,
+            given_up_since_ms=given_up_since_ms,
+        )

@@ -1,0 +1,275 @@
+"""Several placement drivers on one PostgreSQL database: one leads, and only it can decide."""
+
+import asyncio
+
+import psycopg
+import pytest
+from store_homes import NO_LEASE_MS, PostgresqlHome, next_term
+
+from sbp_core.cli.main import main
+from sbp_core.errors import ConfigurationError, NotLeaderError, StatusError
+from sbp_core.pd.metadata.history import epoch_of
+from sbp_core.pd.metadata.leadership import Leader, Leadership
+from sbp_core.pd.metadata.postgresql import accept_database
+from sbp_core.pd.metadata.store import StoreThread, open_store
+from sbp_core.pd.model import NewStream
+
+LONG_LEASE_MS = 600_000
+
+
+def create(store, *names):
+    news = [NewStream(name, 1, 1, 0, (1,)) for name in names]
+    return [stream.stream_id for stream, _ in store.create_streams(news, 5)]
+
+
+def names(store):
+    return [stream.name for stream in store.streams_after(-1, 10)]
+
+
+@pytest.fixture
+def url(postgresql):
+    return postgresql.new_database()
+
+
+@pytest.fixture
+def opened(url):
+    """Opens stores of the database, which do not lead yet."""
+    stores = []
+
+    def open_another():
+        stores.append(open_store(url))
+        return stores[-1]
+
+    yield open_another
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def claims(url, opened):
+    """Makes claims to lead, by name."""
+    opened()
+    made = []
+
+    def claim(name, lease_ms=LONG_LEASE_MS):
+        made.append(Leadership(url, name, f"{name}:1", lease_ms))
+        return made[-1]
+
+    yield claim
+    for each in made:
+        each.close()
+
+
+def test_nobody_leads_at_first(claims):
+    assert claims("a").current() == Leader(0, "", "", False)
+
+
+def test_one_leads_until_its_lease_ends(claims):
+    a, b = claims("a"), claims("b")
+    assert a.hold() == 1
+    assert b.hold() is None
+    assert a.hold() == 1
+    assert b.current() == Leader(1, "a", "a:1", True)
+    a.resign()
+    assert b.current() == Leader(1, "a", "a:1", False)
+    assert b.hold() == 2
+    assert a.hold() is None
+    assert a.current() == Leader(2, "b", "b:1", True)
+
+
+def test_a_lease_that_ran_out_is_renewed_if_nobody_took_over(claims):
+    a = claims("a", NO_LEASE_MS)
+    assert [a.hold(), a.hold()] == [1, 1]
+    assert claims("b", NO_LEASE_MS).hold() == 2
+    assert a.hold() == 3
+
+
+def test_a_process_that_starts_again_under_its_name_has_to_wait(claims):
+    assert claims("a").hold() == 1
+    assert claims("a").hold() is None
+
+
+def test_a_resignation_does_not_end_the_lease_of_another(claims):
+    a, b = claims("a", NO_LEASE_MS), claims("b")
+    assert (a.hold(), b.hold()) == (1, 2)
+    a.resign()
+    assert b.current().is_leading
+
+
+def test_a_store_that_does_not_lead_changes_nothing(opened):
+    store = opened()
+    with pytest.raises(NotLeaderError):
+        create(store, "a")
+    assert names(store) == []
+    with pytest.raises(NotLeaderError):
+        store.lead(7)
+
+
+def test_a_leader_that_was_paused_cannot_write_once_another_took_over(url, opened):
+    paused, other = opened(), opened()
+    paused.lead(next_term(url, "paused"))
+    create(paused, "before")
+    other.lead(next_term(url, "other"))
+    with pytest.raises(NotLeaderError):
+        create(paused, "after")
+    create(other, "other")
+    assert names(other) == ["before", "other"]
+    paused.lead(next_term(url, "paused"))
+    create(paused, "again")
+    with pytest.raises(NotLeaderError):
+        create(other, "late")
+    assert names(paused) == ["before", "other", "again"]
+
+
+def test_nobody_takes_over_while_a_transaction_of_the_leader_runs(url, opened):
+    store = opened()
+    store.lead(next_term(url))
+    taker = psycopg.connect(url, autocommit=True)
+    taker.execute("SET lock_timeout = 50")
+    with store._database.transaction(), pytest.raises(psycopg.errors.LockNotAvailable):
+        taker.execute("UPDATE leader SET term = term + 1")
+    taker.execute("UPDATE leader SET term = term + 1")
+    taker.close()
+    with pytest.raises(NotLeaderError):
+        create(store, "a")
+
+
+def test_a_leader_that_is_paused_in_a_transaction_does_not_keep_others_away(url, opened):
+    paused, other = opened(), opened()
+    paused.lead(next_term(url, "paused"))
+
+    def pause_while_another_takes_over():
+        with paused._database.transaction():
+            create_in_transaction(paused)
+            # Waits until the database ends the silent session, which holds the row of the leader.
+            other.lead(next_term(url, "other"))
+            create_in_transaction(paused)
+
+    with pytest.raises(StatusError):
+        pause_while_another_takes_over()
+    assert names(other) == []
+    with pytest.raises(NotLeaderError):
+        create(paused, "late")
+    create(other, "other")
+    assert names(other) == ["other"]
+
+
+def create_in_transaction(store):
+    store._maybe_create_stream(1, NewStream("unfinished", 1, 1, 0, (1,)), 5)
+
+
+def test_what_was_read_by_one_that_leads_no_longer_is_not_used(url, opened):
+    async def main():
+        thread = await StoreThread.open(opened)
+        assert await thread.run(lambda store: store.lead(next_term(url, "paused"))) is None
+        assert await thread.run(names) == []
+        other = opened()
+
+        def read_while_another_takes_over(store):
+            found = names(store)
+            other.lead(next_term(url, "other"))
+            return found
+
+        with pytest.raises(NotLeaderError):
+            await thread.run(read_while_another_takes_over)
+        with pytest.raises(NotLeaderError):
+            await thread.run(names)
+
+    asyncio.run(main())
+
+
+def test_a_lost_connection_fails_one_call_and_is_opened_again(postgresql, url, opened):
+    store = opened()
+    store.lead(next_term(url))
+    create(store, "a")
+    assert store.capacity._count("streams") == 1
+    postgresql.end_sessions(url)
+    with pytest.raises(StatusError, match="metadata store failed"):
+        create(store, "lost")
+    create(store, "b")
+    assert names(store) == ["a", "b"]
+    assert store.capacity._count("streams") == 2
+
+
+def test_a_new_leader_counts_on_in_a_life_of_its_own(url, opened):
+    first, second = opened(), opened()
+    first.lead(next_term(url, "first"))
+    create(first, "a")
+    known = first.last_commit
+    second.lead(next_term(url, "second"))
+    assert second.has_commit(known)
+    assert second.last_commit.number == known.number + 1
+    assert second.last_commit.life_id != known.life_id
+    before = second.last_commit
+    second.delete_streams([99])
+    assert second.last_commit == before
+
+
+def test_a_database_that_was_restored_from_a_backup_is_noticed_and_can_be_accepted(
+    postgresql, capsys
+):
+    url = postgresql.new_database()
+    home = PostgresqlHome(url)
+    store = home.open()
+    create(store, "a")
+    home.close()
+    backup = postgresql.copy_of(url)
+    store = home.open()
+    (lost_id,) = create(store, "b")
+    lost = store.last_commit
+    home.close()
+    restored = PostgresqlHome(backup)
+    store = restored.open()
+    assert not store.has_commit(lost)
+    with pytest.raises(StatusError, match=f"knows {lost}.*sbp pd accept"):
+        store.check_history(lost)
+    with pytest.raises(StatusError, match="an older copy"):
+        create(store, "c")
+    restored.close()
+    assert main(["pd", "accept", backup]) == 0
+    assert "accepted after commit" in capsys.readouterr().out
+    store = restored.open()
+    store.check_history(lost)
+    assert epoch_of(store.last_commit.life_id) > 0
+    assert create(store, "c")[0] > lost_id + (1 << 39)
+    restored.close()
+
+
+def test_a_database_is_not_accepted_while_a_placement_driver_leads(url, claims):
+    claims("a").hold()
+    with pytest.raises(ConfigurationError, match="stop all of them first"):
+        accept_database(url)
+
+
+@pytest.mark.parametrize(
+    ("home", "cause"),
+    [
+        ("mysql://h/d", "mysql://"),
+        ("sqlite:///somewhere/other.db", "metadata.sqlite"),
+        ("postgresql://nobody:secret@127.0.0.1:1/none", "cannot be used"),
+    ],
+)
+def test_a_home_that_cannot_be_used_is_refused(home, cause):
+    with pytest.raises(ConfigurationError, match=cause) as caught:
+        open_store(home)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_database_of_others_is_refused(url):
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE streams (photo integer)")
+    with pytest.raises(ConfigurationError, match="holds other data"):
+        open_store(url)
+
+
+def test_a_database_of_a_newer_version_is_refused(url, opened):
+    opened()
+    with psycopg.connect(url) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '99'")
+    with pytest.raises(ConfigurationError, match="schema version 99"):
+        opened()
+
+
+def test_a_url_of_sqlite_names_the_file_in_a_data_directory(tmp_path):
+    open_store(f"sqlite:///{tmp_path}/metadata.sqlite").close()
+    assert (tmp_path / "metadata.sqlite").exists()

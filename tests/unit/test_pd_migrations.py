@@ -1,0 +1,121 @@
+"""Metadata of earlier versions are brought up to date, and then have the declared tables."""
+
+import contextlib
+import sqlite3
+
+import pytest
+import sqlalchemy
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from filled_metadata import contents, fill
+from old_metadata import extract_version_8, make_older, schema_of
+
+from sbp_core.errors import ConfigurationError
+from sbp_core.pd.metadata import tables
+from sbp_core.pd.metadata.history import CommitMark
+from sbp_core.pd.metadata.sqlite_content import Content
+from sbp_core.pd.metadata.store import open_store
+from sbp_core.pd.metadata.tables import CONTENT_VERSION, SCHEMA_VERSION, SCHEMA_VERSION_MIN
+from sbp_core.pd.model import NewStream
+
+
+def create(store, *names):
+    news = [NewStream(name, 1, 1, 0, (1,)) for name in names]
+    return [stream.stream_id for stream, _ in store.create_streams(news, 5)]
+
+
+def fresh_schema(tmp_path):
+    open_store(tmp_path / "fresh").close()
+    return schema_of(tmp_path / "fresh")
+
+
+def test_the_newest_migration_is_the_version_of_the_tables():
+    config = Config()
+    config.set_main_option("script_location", "sbp_core.pd.metadata:migrations")
+    assert ScriptDirectory.from_config(config).get_heads() == [str(SCHEMA_VERSION)]
+
+
+@pytest.mark.parametrize("version", range(SCHEMA_VERSION_MIN, CONTENT_VERSION))
+def test_a_store_of_a_version_before_is_brought_up_to_date(tmp_path, version):
+    store = open_store(tmp_path / "old")
+    (a,) = create(store, "a")
+
+    def described():
+        counts = store.open_range_counts()
+        return store.cluster_id, store.revision(), store.streams_after(-1, 10), counts
+
+    before = described()
+    store.close()
+    make_older(tmp_path / "old", version)
+    for _ in range(2):
+        store = open_store(tmp_path / "old")
+        assert described() == before
+        store.cursors.commit("g", [(a, 4)], 1)
+        store.close()
+    assert schema_of(tmp_path / "old") == fresh_schema(tmp_path)
+
+
+def test_a_store_that_version_8_wrote_is_brought_up_to_date(tmp_path):
+    extract_version_8(tmp_path / "old")
+    with contextlib.closing(CommitMark.maybe_open(tmp_path / "old")) as mark:
+        known = mark.last.commit
+    store, expected = open_store(tmp_path / "old"), open_store(tmp_path / "filled")
+    fill(expected)
+    (rows, *found), (expected_rows, *others) = contents(store), contents(expected)
+    assert found == others
+    assert {**rows, "cluster": None} == {**expected_rows, "cluster": None}
+    assert store.has_commit(known)
+    assert store.last_commit.number > known.number
+    (more,) = create(store, "more")
+    store.close()
+    expected.close()
+    assert schema_of(tmp_path / "old") == fresh_schema(tmp_path)
+    again = open_store(tmp_path / "old")
+    assert again.streams_by_name(["more"])[0].stream_id == more
+    again.close()
+
+
+def test_a_start_that_ends_right_after_the_migration_is_repeated(tmp_path, monkeypatch):
+    extract_version_8(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Content, "begin_life", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            open_store(tmp_path)
+    open_store(tmp_path).close()
+
+
+def test_a_release_before_refuses_what_was_migrated_by_its_version(tmp_path):
+    extract_version_8(tmp_path / "old")
+    for name in ("old", "new"):
+        open_store(tmp_path / name).close()
+        with contextlib.closing(sqlite3.connect(tmp_path / name / "metadata.sqlite")) as connection:
+            assert connection.execute("SELECT version FROM schema_version").fetchall() == [(9,)]
+
+
+def test_a_migration_that_fails_leaves_the_old_version(tmp_path):
+    open_store(tmp_path).close()
+    make_older(tmp_path, 2)
+    with sqlite3.connect(tmp_path / "metadata.sqlite") as connection:
+        connection.execute("CREATE TABLE other (x)")
+        connection.execute("CREATE INDEX cursors_by_stream ON other (x)")
+    connection.close()
+    with pytest.raises(ConfigurationError, match="cursors_by_stream already exists"):
+        open_store(tmp_path)
+    with sqlite3.connect(tmp_path / "metadata.sqlite") as connection:
+        assert connection.execute("SELECT version FROM schema_version").fetchall() == [(2,)]
+        names = connection.execute("SELECT name FROM sqlite_master").fetchall()
+        assert not {("cursors",), ("alembic_version",)} & {*names}
+    connection.close()
+
+
+def test_a_postgresql_database_has_the_tables_that_are_declared(postgresql):
+    url = postgresql.new_database()
+    for _ in range(2):
+        open_store(url).close()
+    engine = sqlalchemy.create_engine(url.replace("postgresql", "postgresql+psycopg", 1))
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, [tables.COMMON, tables.POSTGRESQL]) == []
+    engine.dispose()
