@@ -155,5 +155,6 @@ class StoreMachine(RuleBasedStateMachine):
 
 def test_a_store_equals_a_model(home):
     run_state_machine_as_test(
-        partial(StoreMachine, home), settings=settings(max_examples=25, stateful_step_count=25)
+        partial(StoreMachine, home),
+        settings=settings(max_examples=25, stateful_step_count=25, deadline=None),
     )

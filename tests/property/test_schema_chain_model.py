@@ -5,18 +5,20 @@ of a real store, also through crashes, and some send what no client of ours woul
 """
 
 import itertools
-import shutil
-import tempfile
-from pathlib import Path
+from functools import partial
 
 import pyarrow as pa
 from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from sbp_core.errors import SchemaError, StatusCode
-from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream
 from sbp_core.pd.streams.schema_handlers import Place, describe_schemas, register_schemas
 from sbp_core.records import (
@@ -56,11 +58,10 @@ def schemas(draw):
 
 
 class ChainMachine(RuleBasedStateMachine):
-    def __init__(self):
+    def __init__(self, home):
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="schemas-"))
-        self.path = self.root / "0"
-        self.store = open_store(self.path)
+        self.home = home
+        self.store = home.open()
         ((stream, _),) = self.store.create_streams([NewStream("s", 1, 1, 0, (1,))], 1)
         self.stream_id = stream.stream_id
         self.seen = dict.fromkeys(range(3))
@@ -68,8 +69,7 @@ class ChainMachine(RuleBasedStateMachine):
         self.expected = []
 
     def teardown(self):
-        self.store.close()
-        shutil.rmtree(self.root)
+        self.home.empty()
 
     def ask(self, *entries):
         answers = register_schemas(self.store, entries, 5)
@@ -120,10 +120,7 @@ class ChainMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self):
-        copy = self.path.with_name(str(int(self.path.name) + 1))
-        shutil.copytree(self.path, copy)
-        self.store.close()
-        self.path, self.store = copy, open_store(copy)
+        self.store = self.home.crash()
 
     @invariant()
     def versions_are_a_chain(self):
@@ -136,7 +133,8 @@ class ChainMachine(RuleBasedStateMachine):
             assert older != newer
 
 
-ChainMachine.TestCase.settings = settings(
-    max_examples=examples(40), stateful_step_count=20, deadline=None
-)
-TestChainMachine = ChainMachine.TestCase
+def test_the_versions_of_a_schema_are_a_chain(home):
+    run_state_machine_as_test(
+        partial(ChainMachine, home),
+        settings=settings(max_examples=examples(40), stateful_step_count=20, deadline=None),
+    )
