@@ -25,6 +25,8 @@ from sbp_core.pd.metadata.tables import leader
 RENEWAL_MS: Final = 1_000
 """How often a lease is to be renewed, and looked at by those that do not lead."""
 
+_STATEMENT_TIMEOUT_MS: Final = 2 * LEASE_MS
+"""The leader may be silent in a transaction for LEASE_MS."""
 _NONE: Final = -1
 """No term."""
 _NOW: Final = func.clock_timestamp(type_=DateTime(timezone=True))
@@ -53,7 +55,7 @@ class Leadership:
 
         Raises ConfigurationError when the URL cannot be used.
         """
-        self._engine = engine_of(url, QueuePool, statement_timeout_ms=lease_ms)
+        self._engine = engine_of(url, QueuePool, statement_timeout_ms=_STATEMENT_TIMEOUT_MS)
         self._name, self._address = name, address
         self._lease = timedelta(milliseconds=lease_ms)
         self._term = _NONE
