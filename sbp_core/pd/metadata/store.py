@@ -1,8 +1,8 @@
 """The metadata of a cluster, by families of tables, and the one thread that uses them.
 
-`streams`, `servers`, `cursors` and `transactions` have the statements of one family of tables each,
-`tables` declares the tables, and a `Database` has the connection and its transactions. The
-changes of a method are on disk when it returns, all or nothing. Every method raises StatusError
+`streams`, `schemas`, `servers`, `cursors` and `transactions` have the statements of one family of
+tables each, `tables` declares the tables, and a `Database` has the connection and its transactions.
+The changes of a method are on disk when it returns, all or nothing. Every method raises StatusError
 when the store fails.
 """
 
@@ -20,9 +20,10 @@ from sbp_core.pd.metadata.cursors import CursorTable
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME
 from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.history import CommitId
+from sbp_core.pd.metadata.schemas import SchemaTable
 from sbp_core.pd.metadata.servers import ServerTables
 from sbp_core.pd.metadata.sqlite_file import SqliteFile
-from sbp_core.pd.metadata.streams import SchemaTable, StreamTables
+from sbp_core.pd.metadata.streams import StreamTables
 from sbp_core.pd.metadata.transactions import TransactionTables
 
 _NO_SETTINGS: Final = CapacityLimits()

@@ -1,4 +1,4 @@
-"""Streams: tables `streams`, `ranges` with `replicas`, `writers`, and `schemas`.
+"""Streams: tables `streams`, `ranges` with `replicas`, and `writers`.
 
 Each method is one transaction. Deleting a stream deletes everything that refers to it.
 """
@@ -36,7 +36,6 @@ from sbp_core.pd.metadata.tables import (
     cluster,
     ranges,
     replicas,
-    schemas,
     streams,
     writers,
 )
@@ -45,7 +44,6 @@ from sbp_core.pd.model import (
     ChangeRefusal,
     NewStream,
     RangeRecord,
-    SchemaRecord,
     SealedRange,
     StreamChange,
     StreamRecord,
@@ -170,12 +168,6 @@ _WRITERS: Final = select(writers.c.writers).where(
     writers.c.stream_id == _STREAM_ID, writers.c.range_index == bindparam("range_index")
 )
 _PUT_WRITERS: Final = Put(writers)
-_SCHEMAS: Final = select(*schemas.columns).where(schemas.c.stream_id == _STREAM_ID)
-_NEWEST_SCHEMA: Final = _SCHEMAS.order_by(schemas.c.version.desc()).limit(ONE)
-_NEXT_SCHEMA: Final = (
-    _SCHEMAS.where(schemas.c.version > bindparam("after")).order_by(schemas.c.version).limit(ONE)
-)
-_ADD_SCHEMA: Final = insert(schemas)
 
 
 class StreamTables:
@@ -450,36 +442,3 @@ class StreamTables:
     def _writers_before(self, stream_id: int, range_index: int) -> bytes:
         rows = self._query(_WRITERS, stream_id=stream_id, range_index=range_index - 1)
         return bytes(rows[0][0]) if rows else b""
-
-
-class SchemaTable:
-    """The versions of the schemas of streams."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._query = database.query
-
-    def register(self, news: Sequence[SchemaRecord]) -> None:
-        """Add versions, all or none; their streams are there, and do not have them yet."""
-        with self._database.transaction():
-            for new in news:
-                self._database.change(
-                    _ADD_SCHEMA,
-                    stream_id=new.stream_id,
-                    version=new.version,
-                    fingerprint=new.fingerprint,
-                    schema=new.schema,
-                    registered_at_ms=new.registered_at_ms,
-                )
-
-    def maybe_newest(self, stream_id: int) -> SchemaRecord | None:
-        """Return the last version of a stream's schema; None where it has none."""
-        with self._database.reading_blobs():
-            rows = self._query(_NEWEST_SCHEMA, stream_id=stream_id)
-        return SchemaRecord(*rows[0]) if rows else None
-
-    def maybe_next(self, stream_id: int, version: int) -> SchemaRecord | None:
-        """Return the version of a stream's schema that comes after one, 0: the first one."""
-        with self._database.reading_blobs():
-            rows = self._query(_NEXT_SCHEMA, stream_id=stream_id, after=version)
-        return SchemaRecord(*rows[0]) if rows else None

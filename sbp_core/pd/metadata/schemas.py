@@ -1,0 +1,52 @@
+"""The schemas of streams: table `schemas`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import bindparam, insert, select
+
+from sbp_core.pd.metadata.database import Database
+from sbp_core.pd.metadata.tables import ONE, schemas
+from sbp_core.pd.model import SchemaRecord
+
+_SCHEMAS: Final = select(*schemas.columns).where(schemas.c.stream_id == bindparam("stream_id"))
+_NEWEST_SCHEMA: Final = _SCHEMAS.order_by(schemas.c.version.desc()).limit(ONE)
+_NEXT_SCHEMA: Final = (
+    _SCHEMAS.where(schemas.c.version > bindparam("after")).order_by(schemas.c.version).limit(ONE)
+)
+_ADD_SCHEMA: Final = insert(schemas)
+
+
+class SchemaTable:
+    """The versions of the schemas of streams."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._query = database.query
+
+    def register(self, news: Sequence[SchemaRecord]) -> None:
+        """Add versions, all or none; their streams are there, and do not have them yet."""
+        with self._database.transaction():
+            for new in news:
+                self._database.change(
+                    _ADD_SCHEMA,
+                    stream_id=new.stream_id,
+                    version=new.version,
+                    fingerprint=new.fingerprint,
+                    schema=new.schema,
+                    registered_at_ms=new.registered_at_ms,
+                )
+
+    def maybe_newest(self, stream_id: int) -> SchemaRecord | None:
+        """Return the last version of a stream's schema; None where it has none."""
+        with self._database.reading_blobs():
+            rows = self._query(_NEWEST_SCHEMA, stream_id=stream_id)
+        return SchemaRecord(*rows[0]) if rows else None
+
+    def maybe_next(self, stream_id: int, version: int) -> SchemaRecord | None:
+        """Return the version of a stream's schema that comes after one, 0: the first one."""
+        with self._database.reading_blobs():
+            rows = self._query(_NEXT_SCHEMA, stream_id=stream_id, after=version)
+        return SchemaRecord(*rows[0]) if rows else None
