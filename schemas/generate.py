@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sbp_core.wire.flat import Bytes, Field, Kind, Scalar, Schema, Table, Text, Vector
+from sbp_core.wire.flat import Bytes, Field, Kind, Scalar, Schema, Table, Text, Vector, kinds
 from sbp_core.wire.flat.writer import in_order, place_fields
 
 SCHEMAS = Path(__file__).parent
@@ -154,6 +154,15 @@ HOT: dict[str, tuple[str, tuple[str, ...]]] = {
 """Tables that are written in a straight line: the fields that they have then, and groups of fields
 of which each is present or absent as a whole. With any other fields they are written as all are."""
 
+_KIND_NAMES: dict[Kind, str] = {
+    kinds.BOOL: "BOOL",
+    kinds.I8: "I8",
+    kinds.I16: "I16",
+    kinds.I32: "I32",
+    kinds.I64: "I64",
+    kinds.TEXT: "TEXT",
+    kinds.BYTES: "BYTES",
+}
 _SCALAR_CODES = {2: "?", 3: "b", 4: "B", 5: "h", 6: "H", 7: "i", 8: "I", 9: "q"}
 _UBYTE, _STRING, _VECTOR, _OBJECT = 4, 13, 14, 15
 
@@ -186,18 +195,17 @@ def render() -> str:
         "",
         "from msgspec import Struct",
         "",
-        "from sbp_core.wire.flat import Field, Bytes, Scalar, Table, Text, Vector, repr_without",
+        "from sbp_core.wire.flat import Field, Kind, Table, Vector, fields_of, repr_without",
+        "from sbp_core.wire.flat.kinds import BOOL, BYTES, I16, I32, I64, I8, TEXT",
         "from sbp_core.wire.flat.writer import MISFIT, Writer, WriteValue, put_u32",
         "",
     ]
-    exported = ["LAYOUTS", "WRITERS"]
     layouts: dict[str, list[Field]] = {}
     for schema in map(compile_schema, sorted(SCHEMAS.glob("*.fbs"))):
         for enum_ in schema.enums:
             lines += ["", f"class {_short(enum_.name)}(enum.IntEnum):"]
             lines += [f"    {item.name} = {item.value}" for item in enum_.values]
             lines += [""]
-            exported.append(_short(enum_.name))
         whole = [obj for obj in schema.objects if obj.fields]
         for obj in sorted(whole, key=lambda obj: _depth(schema, obj)):
             lines += _render_table(schema, obj)
@@ -205,18 +213,23 @@ def render() -> str:
             layouts[_short(obj.name)] = _fields(schema, obj)
         for service in schema.services:
             lines += _render_service(service)
-            exported += [_short(service.name), "EXTENSIONS", "OPERATIONS", "WITH_PAYLOAD"]
-    lines += ["", "LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {"]
+    lines += ["", "_KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {"]
     for table, fields in layouts.items():
-        rows = [f'Field("{each.name}", {each.id}, {_render_kind(each)}),' for each in fields]
-        lines += [f"    {table}: (", *rows, "    ),"]
-    lines += ["}", ""]
+        assert [field.id for field in fields] == [*range(len(fields))], table
+        listed = ", ".join(_render_kind(each.kind) for each in fields)
+        lines += [f"    {table}: ({listed}{',' * (len(fields) == 1)}),"]
+    lines += [
+        "}",
+        "LAYOUTS: Final[Mapping[type[Struct], tuple[Field, ...]]] = {",
+        "    table: fields_of(table, kinds) for table, kinds in _KINDS.items()",
+        "}",
+        "",
+    ]
     for table in HOT:
         lines += _render_writer(table, layouts[table])
     lines += ["", "WRITERS: Final[Mapping[type[Struct], WriteValue]] = {"]
     lines += [f"    {table}: {_writer_name(table)}," for table in HOT]
     lines += ["}", '"""Functions that write the hot tables."""', ""]
-    lines += [f"__all__ = {sorted([*exported, *layouts])}", ""]
     return _format("\n".join(lines))
 
 
@@ -343,9 +356,10 @@ def _kind(schema: ReflectedSchema, field: ReflectedField) -> Kind:
     return Scalar(_SCALAR_CODES[kind])
 
 
-def _render_kind(field: Field) -> str:
-    text = repr(field.kind).replace("name=", "").replace("code=", "").replace("element=", "")
-    return text if field.default is None else f"{text}, {field.default}"
+def _render_kind(kind: Kind) -> str:
+    if isinstance(kind, Vector):
+        return f"Vector({_render_kind(kind.element)})"
+    return f'Table("{kind.name}")' if isinstance(kind, Table) else _KIND_NAMES[kind]
 
 
 def _writer_name(table: str) -> str:

@@ -9,21 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from sbp_core.wire import _generated as _tables
 from sbp_core.wire._generated import *  # noqa: F403
 from sbp_core.wire._generated import LAYOUTS, OPERATIONS, WRITERS, Opcode, SystemErrorResponse
 from sbp_core.wire.flat import Schema, Table, Vector
-
-__all__ = [
-    "REQUEST_TABLES",
-    "RESPONSE_TABLES",
-    "RESULT_FIELDS",
-    "decode_header",
-    "decode_measured",
-    "decode_system_error",
-    "encode_header",
-]
-__all__ += _tables.__all__
 
 _SCHEMA: Final = Schema(LAYOUTS, WRITERS)
 

@@ -16,7 +16,17 @@ from msgspec import Struct
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError
-from sbp_core.wire.flat.kinds import Bytes, Field, Kind, Scalar, Structs, Table, Text, Vector
+from sbp_core.wire.flat.kinds import (
+    Bytes,
+    Field,
+    Kind,
+    Scalar,
+    Structs,
+    Table,
+    Text,
+    Vector,
+    fields_of,
+)
 from sbp_core.wire.flat.reader import Reader, ReadTable
 from sbp_core.wire.flat.template import Templates, maybe_excerpt, maybe_template
 from sbp_core.wire.flat.writer import Writer, WriteValue, WrittenTable
@@ -31,6 +41,7 @@ __all__ = [
     "Table",
     "Text",
     "Vector",
+    "fields_of",
     "repr_without",
 ]
 

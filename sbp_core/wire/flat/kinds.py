@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+from msgspec import Struct
+
 REFERENCE_BYTES = 4
 """A table holds a string, a vector or another table as an offset of this size."""
 
@@ -55,6 +57,9 @@ class Structs:
 
 Kind = Scalar | Text | Bytes | Table | Vector | Structs
 
+BOOL, I8, I16, I32, I64 = map(Scalar, "?bhiq")
+TEXT, BYTES = Text(), Bytes()
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -69,6 +74,15 @@ class Field:
     def inline_bytes(self) -> int:
         """The bytes of the field in the table itself, which is also their alignment."""
         return code_bytes(self.kind.code) if isinstance(self.kind, Scalar) else REFERENCE_BYTES
+
+
+def fields_of(table: type[Struct], kinds: Sequence[Kind]) -> tuple[Field, ...]:
+    """Return the layout of a table whose struct has its fields by their ids, from 0 on."""
+    blank = table()
+    return tuple(
+        Field(name, id_, kind, getattr(blank, name) if isinstance(kind, Scalar) else None)
+        for id_, (name, kind) in enumerate(zip(table.__struct_fields__, kinds, strict=True))
+    )
 
 
 def code_bytes(code: str) -> int:
