@@ -179,21 +179,11 @@ class Connection:
     def send_system_error(self, request: Frame, error: SbpError) -> list[Buffer]:
         """Return the bytes of a system error frame (SPEC "System Error Frame")."""
         self._requests.discard(request.call_id)
-        return self._encode(
-            request.opcode,
-            _ERROR,
-            request.call_id,
-            encode_header(SystemErrorResponse(status=status_for(error))),
-        )
+        return self._encode_error(request.opcode, request.call_id, error)
 
     def send_farewell(self, error: SbpError) -> list[Buffer]:
         """Return the bytes of a GOAWAY that reports why the connection is being closed."""
-        return self._encode(
-            Opcode.GOAWAY,
-            _ERROR,
-            0,
-            encode_header(SystemErrorResponse(status=status_for(error))),
-        )
+        return self._encode_error(Opcode.GOAWAY, 0, error)
 
     def send_goaway(self) -> list[Buffer]:
         """Return the bytes of a GOAWAY request; nothing once either side has sent one.
@@ -267,6 +257,10 @@ class Connection:
             covers_header=self.agreement.has_header_checksum,
             bytes_max=self.agreement.sizes.frame_bytes,
         )
+
+    def _encode_error(self, opcode: int, call_id: int, error: SbpError) -> list[Buffer]:
+        header = encode_header(SystemErrorResponse(status=status_for(error)))
+        return self._encode(opcode, _ERROR, call_id, header)
 
     def _unpack(self, frame: Frame) -> Frame:
         if frame.is_compressed and self.agreement.has_compression:

@@ -84,27 +84,16 @@ CONNECTION: Final = Machine(
     ConnectionState,
     ConnectionInput,
     {
-        _OPEN: {
-            ConnectionInput.START_CALL: _OPEN,
-            ConnectionInput.RECEIVE_REQUEST: _OPEN,
-            ConnectionInput.SEND_GOAWAY: _DRAINING,
-            ConnectionInput.RECEIVE_GOAWAY: _DRAINING,
-            ConnectionInput.CLOSE: _CLOSED,
-        },
-        _DRAINING: {
-            ConnectionInput.START_CALL: REFUSED,
-            ConnectionInput.RECEIVE_REQUEST: REFUSED,
-            ConnectionInput.SEND_GOAWAY: REFUSED,
-            ConnectionInput.RECEIVE_GOAWAY: _DRAINING,
-            ConnectionInput.CLOSE: _CLOSED,
-        },
-        _CLOSED: {
-            ConnectionInput.START_CALL: REFUSED,
-            ConnectionInput.RECEIVE_REQUEST: REFUSED,
-            ConnectionInput.SEND_GOAWAY: REFUSED,
-            ConnectionInput.RECEIVE_GOAWAY: REFUSED,
-            ConnectionInput.CLOSE: _CLOSED,
-        },
+        _OPEN: row(
+            ConnectionInput,
+            START_CALL=_OPEN,
+            RECEIVE_REQUEST=_OPEN,
+            SEND_GOAWAY=_DRAINING,
+            RECEIVE_GOAWAY=_DRAINING,
+            CLOSE=_CLOSED,
+        ),
+        _DRAINING: row(ConnectionInput, RECEIVE_GOAWAY=_DRAINING, CLOSE=_CLOSED),
+        _CLOSED: row(ConnectionInput, CLOSE=_CLOSED),
     },
 )
 
@@ -133,26 +122,10 @@ CALL: Final = Machine(
     CallState,
     CallInput,
     {
-        _WAITING: {
-            CallInput.PART: _STREAMING,
-            CallInput.END: _FINISHED,
-            CallInput.ABANDON: _ABANDONED,
-        },
-        _STREAMING: {
-            CallInput.PART: _STREAMING,
-            CallInput.END: _FINISHED,
-            CallInput.ABANDON: _ABANDONED,
-        },
-        _ABANDONED: {
-            CallInput.PART: _ABANDONED,
-            CallInput.END: _FINISHED,
-            CallInput.ABANDON: _ABANDONED,
-        },
-        _FINISHED: {
-            CallInput.PART: REFUSED,
-            CallInput.END: REFUSED,
-            CallInput.ABANDON: _FINISHED,
-        },
+        _WAITING: row(CallInput, PART=_STREAMING, END=_FINISHED, ABANDON=_ABANDONED),
+        _STREAMING: row(CallInput, PART=_STREAMING, END=_FINISHED, ABANDON=_ABANDONED),
+        _ABANDONED: row(CallInput, PART=_ABANDONED, END=_FINISHED, ABANDON=_ABANDONED),
+        _FINISHED: row(CallInput, ABANDON=_FINISHED),
     },
 )
 
