@@ -40,7 +40,13 @@ from sbp_core.processes import (
 from sbp_core.rangeserver.identity import load_identity
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.server.settings import is_wildcard, join_address
+from sbp_core.server.settings import (
+    check_settings,
+    integer_setting,
+    is_wildcard,
+    join_address,
+    setting,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,8 @@ class Endpoints:
 
 def _setting_of(part: type, name: str) -> Any:
     """Return a field with the default and the documentation of a setting of one part."""
-    (setting,) = (each for each in fields(part) if each.name == name)
-    return field(default=setting.default, metadata={**setting.metadata, "part": part, "name": name})
+    (own,) = (each for each in fields(part) if each.name == name)
+    return field(default=own.default, metadata={**own.metadata, "part": part, "name": name})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +73,20 @@ class ClusterSettings:
     advertise consecutive ports. Raises ConfigurationError when a value cannot work.
     """
 
-    data_dir: Path = field(
+    data_dir: Path = setting(  # noqa: RUF009 - a field of the dataclass
+        "Folder of everything that is stored; made when missing, used by one process at a time."
+        " A relative path starts at the working directory.",
+        "a folder that can be written",
         default=Path("sbp-data"),
-        metadata={
-            "doc": "Folder of everything that is stored; made when missing, used by one process"
-            " at a time. A relative path starts at the working directory.",
-            "unit": "",
-            "limit": "a folder that can be written",
-        },
     )
     host: str = _setting_of(PlacementDriverSettings, "host")
     advertise_host: str | None = _setting_of(PlacementDriverSettings, "advertise_host")
-    range_servers: int = field(
+    range_servers: int = integer_setting(
+        "Range servers to run; they take consecutive ports.",
+        1,
+        limits.CLUSTER_RANGE_SERVERS_MAX,
         default=1,
-        metadata={
-            "doc": "Range servers to run; they take consecutive ports.",
-            "unit": "servers",
-            "limit": f"1..{limits.CLUSTER_RANGE_SERVERS_MAX}",
-        },
+        unit="servers",
     )
     dialect: str = _setting_of(PlacementDriverSettings, "dialect")
     connections_per_address_max: int = _setting_of(
@@ -114,11 +116,7 @@ class ClusterSettings:
     staged_timeout_ms: int = _setting_of(RangeServerSettings, "staged_timeout_ms")
 
     def __post_init__(self) -> None:
-        if not 1 <= self.range_servers <= limits.CLUSTER_RANGE_SERVERS_MAX:
-            raise ConfigurationError(
-                f"range_servers {self.range_servers} is not within"
-                f" 1..{limits.CLUSTER_RANGE_SERVERS_MAX}"
-            )
+        check_settings(self)
         if self.heartbeat_timeout_ms < 3 * self.heartbeat_interval_ms:
             raise ConfigurationError(
                 f"heartbeat_timeout_ms {self.heartbeat_timeout_ms} is too short for a"

@@ -7,7 +7,7 @@ import reprlib
 import tomllib
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -19,6 +19,7 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.regular_files import read_regular
+from sbp_core.server.settings import check_settings, choice_setting, setting
 
 _NOUNS: Final = {int: "an integer", bool: "true or false", str: "a string"}
 """The types that values may have, as messages name them."""
@@ -36,29 +37,18 @@ class ServeSettings(Generic[S]):
     """
 
     servers: S
-    ready_file: Path | None = field(
+    ready_file: Path | None = setting(  # noqa: RUF009 - a field of the dataclass
+        "JSON file with the endpoints, written when the server serves and removed when it stops;"
+        " none when not set.",
+        "in a folder that exists",
         default=None,
-        metadata={
-            "doc": "JSON file with the endpoints, written when the server serves and removed"
-            " when it stops; none when not set.",
-            "unit": "",
-            "limit": "in a folder that exists",
-        },
     )
-    log_level: str = field(
-        default="warning",
-        metadata={
-            "doc": "Lowest level that is logged on standard error.",
-            "unit": "",
-            "limit": ", ".join(LOG_LEVELS),
-        },
+    log_level: str = choice_setting(
+        "Lowest level that is logged on standard error.", LOG_LEVELS, default="warning"
     )
 
     def __post_init__(self) -> None:
-        if self.log_level not in LOG_LEVELS:
-            raise ConfigurationError(
-                f"log_level {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}"
-            )
+        check_settings(self)
         if self.ready_file is not None and not self.ready_file.parent.is_dir():
             raise ConfigurationError(
                 f"ready_file {self.ready_file}: there is no folder {self.ready_file.parent}; create"
@@ -87,15 +77,15 @@ class Configuration(Generic[S]):
         if options.config is not None:
             values = self.read_file(Path(options.config))
         settings = {each.name: each for keys in self.sections.values() for each in keys.values()}
-        for name, setting in settings.items():
+        for name, known in settings.items():
             given = getattr(options, name, None)
             if given is not None:
-                values[name] = _converted(setting, given)
+                values[name] = _converted(known, given)
         if getattr(options, "advertise", None) is not None:
             host, port = parse_endpoint(options.advertise)
             values |= {"advertise_host": host, "advertise_port": port}
-        for name, setting in settings.items():
-            if setting.default is MISSING and name not in values:
+        for name, known in settings.items():
+            if known.default is MISSING and name not in values:
                 raise ConfigurationError(
                     f"{name} is not set; give {OPTIONS_OF_REQUIRED[name]}, or set {name} in the"
                     " file of --config"
@@ -195,8 +185,8 @@ def _read_section(
     return faults
 
 
-def _converted(setting: Field[Any], value: Any) -> Any:
-    return Path(parse_path(value)) if str(setting.type).startswith("Path") else value
+def _converted(known: Field[Any], value: Any) -> Any:
+    return Path(parse_path(value)) if str(known.type).startswith("Path") else value
 
 
 def _quoted(name: str) -> str:

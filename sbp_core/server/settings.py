@@ -50,7 +50,7 @@ def port_setting(default: int | Any = MISSING) -> Any:
 def check_settings(settings: Any) -> None:
     """Raise ConfigurationError unless each field has a value that its declaration allows."""
     for each in fields(settings):
-        value, limit = getattr(settings, each.name), each.metadata["limit"]
+        value, limit = getattr(settings, each.name), each.metadata.get("limit")
         if "bounds" in each.metadata:
             low, high = each.metadata["bounds"]
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:

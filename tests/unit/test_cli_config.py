@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, name):
         (["--pd-port", "65536"], "65536"),
         (["--range-server-port", "-1"], "-1"),
         (["--range-server-port", "65535", "--range-servers", "2"], "65536"),
-        (["--range-servers", "0"], "range_servers 0"),
+        (["--range-servers", "0"], "range_servers: expected an integer in 1..64, got 0"),
         (["--range-servers", str(limits.CLUSTER_RANGE_SERVERS_MAX + 1)], "range_servers"),
         (["--pd-port", "9001", "--range-server-port", "9000", "--range-servers", "2"], "9001"),
         (["--host", "0.0.0.0"], "advertise_host"),
