@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import Client, Connecting, RetryPolicy, SchemaVersion, StreamInfo, Wishes
+from sbp_core.client import Client, Connecting, RetryPolicy, StreamInfo, Wishes
 from sbp_core.errors import (
     ConnectError,
     DeadlineExceededError,
     NotFoundError,
     TransportError,
-    UnsupportedError,
 )
 from sbp_spark.options.servers import Servers
 from sbp_spark.options.streams import StreamRef
@@ -97,22 +96,3 @@ def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> l
                 f" `sbp streams list --endpoint {servers}`; if a stream was renamed,"
                 " use its new name or its id",
             ) from None
-
-
-def newest_schemas(
-    client: Client, stream_ids: Collection[int], *, is_required: bool = False
-) -> dict[int, SchemaVersion]:
-    """Return the newest schema of each stream that has one, by id.
-
-    If the placement driver knows no schemas, no stream has one; or that is an UnsupportedError, if
-    they are required. Raises SbpError, NotFoundError for a stream that does not exist.
-    """
-    if not stream_ids:
-        return {}
-    try:
-        found = client.describe_schemas(list(stream_ids), newest_only=True)
-    except UnsupportedError:
-        if is_required:
-            raise
-        return {}
-    return {stream_id: versions[-1] for stream_id, versions in found.items() if versions}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.cli.output import write_json, write_result, write_table
 from sbp_core.cli.parsing import add_client_options
-from sbp_core.client import Client, RetryPolicy, SchemaVersion, StreamInfo
-from sbp_core.errors import ConfigurationError, UnsupportedError
+from sbp_core.client import Client, RetryPolicy, StreamInfo
+from sbp_core.errors import ConfigurationError
 
 PROMPT: Final = RetryPolicy(budget_ms=limits.CONNECT_TIMEOUT_MS)
 """For a question of an interactive user: fails after seconds."""
@@ -42,18 +41,6 @@ def parse_stream(text: str) -> int | str:
 def find_stream(client: Client, text: str) -> StreamInfo:
     """Return the stream with this name or id. Raises NotFoundError."""
     return client.describe_streams([parse_stream(text)])[0]
-
-
-def newest_versions(client: Client, stream_ids: Sequence[int]) -> dict[int, SchemaVersion]:
-    """Return the newest version of each stream that has a schema.
-
-    Where the placement driver knows no schemas, no stream has one.
-    """
-    try:
-        described = client.describe_schemas(stream_ids, newest_only=True)
-    except UnsupportedError:
-        return {}
-    return {stream_id: versions[-1] for stream_id, versions in described.items() if versions}
 
 
 def titled(info: StreamInfo) -> str:

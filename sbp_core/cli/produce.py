@@ -13,10 +13,18 @@ from typing import Final
 import pyarrow as pa
 
 from sbp_core import limits
-from sbp_core.cli.connect import PATIENT, connect, find_stream, newest_versions
+from sbp_core.cli.connect import PATIENT, connect, find_stream
 from sbp_core.cli.output import write_notice, write_result
 from sbp_core.cli.parsing import add_client_options, parse_separator
-from sbp_core.client import AppendItem, AppendOutcome, Client, Dialect, StreamInfo, Writer
+from sbp_core.client import (
+    AppendItem,
+    AppendOutcome,
+    Client,
+    Dialect,
+    StreamInfo,
+    Writer,
+    newest_schemas,
+)
 from sbp_core.errors import ConfigurationError, RecordBatchError, SbpError, UnsupportedError
 from sbp_core.records import ROWS_SCHEMA, RowsBuilder, peek_batch, record_too_large
 
@@ -49,7 +57,7 @@ def produce(options: Namespace) -> int:
     separator = None if options.key_separator is None else os.fsencode(options.key_separator)
     with connect(options, PATIENT) as client:
         info = find_stream(client, options.stream)
-        if newest_versions(client, [info.stream_id]):
+        if newest_schemas(client, [info.stream_id]):
             raise ConfigurationError(
                 f"{info.label} has a schema, and lines have no columns; write to it with Spark and"
                 " encoding=columns, or produce to another stream"

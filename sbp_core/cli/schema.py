@@ -12,10 +12,10 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sbp_core.cli.connect import connect, find_stream, newest_versions, titled
+from sbp_core.cli.connect import connect, find_stream, titled
 from sbp_core.cli.output import show_time, write_json, write_line
 from sbp_core.cli.parsing import Actions, parse_path
-from sbp_core.client import SchemaVersion, StreamInfo
+from sbp_core.client import SchemaVersion, StreamInfo, newest_schemas
 from sbp_core.errors import ConfigurationError, NotFoundError, StatusCode
 from sbp_core.records import Change, Difference, StreamSchema, compare_schemas, field_text
 from sbp_core.regular_files import open_regular
@@ -75,7 +75,7 @@ def show(options: Namespace) -> int:
     """Print the columns of a stream's newest schema."""
     with connect(options) as client:
         info = find_stream(client, options.stream)
-        newest = newest_versions(client, [info.stream_id]).get(info.stream_id)
+        newest = newest_schemas(client, [info.stream_id]).get(info.stream_id)
     if newest is None:
         raise _untyped(info)
     if options.json:
@@ -110,7 +110,7 @@ def check(options: Namespace) -> int:
     given = StreamSchema.of(read_file_schema(Path(options.file)))
     with connect(options) as client:
         info = find_stream(client, options.stream)
-        newest = newest_versions(client, [info.stream_id]).get(info.stream_id)
+        newest = newest_schemas(client, [info.stream_id]).get(info.stream_id)
         bounds = client.stream_bounds([info.stream_id]) if newest is None else []
     if any(each.next_offset > each.start_offset for each in bounds):
         return _report(options, info, None, "it has plain records and no schema", [])

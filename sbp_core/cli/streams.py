@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from sbp_core import limits
-from sbp_core.cli.connect import connect, find_stream, newest_versions, parse_stream, titled
+from sbp_core.cli.connect import connect, find_stream, parse_stream, titled
 from sbp_core.cli.output import (
     one_line,
     show_time,
@@ -32,6 +32,7 @@ from sbp_core.client import (
     StreamInfo,
     StreamSpec,
     StreamUpdate,
+    newest_schemas,
 )
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records.stream_schema import name_text
@@ -249,11 +250,11 @@ def _newest_schemas(
     """Return each stream's newest schema, or why it cannot be read: it may be a later release's."""
     found: dict[int, SchemaVersion | SchemaError] = {}
     try:
-        found.update(newest_versions(client, stream_ids))
+        found.update(newest_schemas(client, stream_ids))
     except SchemaError:
         for stream_id in stream_ids:
             try:
-                found.update(newest_versions(client, [stream_id]))
+                found.update(newest_schemas(client, [stream_id]))
             except SchemaError as error:
                 found[stream_id] = error
     return found

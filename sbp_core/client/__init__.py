@@ -1,7 +1,7 @@
 """The client: blocking and asyncio, over programs that are written once."""
 
 from sbp_core.client.aio import AsyncClient
-from sbp_core.client.blocking import Client
+from sbp_core.client.blocking import Client, newest_schemas
 from sbp_core.client.programs.appending import Appender, AsyncAppender
 from sbp_core.client.programs.calls import RetryPolicy
 from sbp_core.client.programs.numbering import Transaction, Writer
@@ -80,6 +80,7 @@ __all__ = [
     "Wishes",
     "Writer",
     "is_producer",
+    "newest_schemas",
     "one_shot_producer",
     "parse_endpoint",
     "parse_endpoints",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from random import Random
@@ -13,8 +13,14 @@ from sbp_core.client.io.local_log import CAN_READ, LocalLogs
 from sbp_core.client.programs import fetching
 from sbp_core.client.programs.calls import RetryPolicy
 from sbp_core.client.socket_client import SocketClient
-from sbp_core.client.types import Connecting, FetchItem, FetchOutcome, ReceivedBatches
-from sbp_core.errors import DeadlineExceededError, SbpError
+from sbp_core.client.types import (
+    Connecting,
+    FetchItem,
+    FetchOutcome,
+    ReceivedBatches,
+    SchemaVersion,
+)
+from sbp_core.errors import DeadlineExceededError, SbpError, UnsupportedError
 
 
 class Client(SocketClient):
@@ -79,6 +85,25 @@ class Client(SocketClient):
                 f" {item.end_offset}; has it lost what it had acknowledged?"
             )
         return ReceivedBatches(outcome.payload, outcome.next_offset)
+
+
+def newest_schemas(
+    client: Client, stream_ids: Collection[int], *, is_required: bool = False
+) -> dict[int, SchemaVersion]:
+    """Return the newest schema of each stream that has one, by id.
+
+    If the placement driver knows no schemas, no stream has one; or that is an UnsupportedError, if
+    they are required. Raises SbpError, NotFoundError for a stream that does not exist.
+    """
+    if not stream_ids:
+        return {}
+    try:
+        found = client.describe_schemas(list(stream_ids), newest_only=True)
+    except UnsupportedError:
+        if is_required:
+            raise
+        return {}
+    return {stream_id: versions[-1] for stream_id, versions in found.items() if versions}
 
 
 def _read(outcome: FetchOutcome, item: FetchItem) -> FetchOutcome:

@@ -248,10 +248,6 @@ class Budget:
         return None
 
 
-_SMALL, _LARGE = Lane
-_RELEASED = Place.RELEASED
-
-
 def memory_bytes(request: Frame) -> int:
     """Return what a request counts for until it is decoded, at least."""
     decoded = limits.HEADER_IN_FLIGHT_FACTOR * len(request.header)

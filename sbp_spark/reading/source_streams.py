@@ -8,22 +8,16 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from sbp_core.client import Client, SchemaVersion, StreamInfo
-from sbp_core.errors import (
-    ConfigurationError,
-    NotFoundError,
-    SchemaError,
-)
+from sbp_core.client import Client, SchemaVersion, StreamInfo, newest_schemas
+from sbp_core.errors import ConfigurationError, NotFoundError, SchemaError
 from sbp_core.records import StreamSchema, union_schemas
-from sbp_spark.client_pool import describe_refs, first_contact, newest_schemas
+from sbp_spark.client_pool import describe_refs, first_contact
 from sbp_spark.column_schema import METADATA_COLUMN, METADATA_FIELD
 from sbp_spark.logical_types import logical_arrow_schema, logical_spark_schema
 from sbp_spark.options.source import Contents, SourceEncoding, SourceOptions
 from sbp_spark.options.streams import StreamList, StreamPattern, StreamRef
 from sbp_spark.reading.layout import Form
-from sbp_spark.reading.locating import (
-    check_option_positions,
-)
+from sbp_spark.reading.locating import check_option_positions
 from sbp_spark.reporting import listed
 from sbp_spark.row_schema import (
     as_named,

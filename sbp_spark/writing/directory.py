@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sbp_core.client import Client, Dialect, SchemaVersion
+from sbp_core.client import Client, Dialect, SchemaVersion, newest_schemas
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -20,13 +20,7 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.records import Change, Comparison, StreamSchema, compare_schemas
-from sbp_spark.client_pool import (
-    Patience,
-    client_for,
-    describe_refs,
-    first_contact,
-    newest_schemas,
-)
+from sbp_spark.client_pool import Patience, client_for, describe_refs, first_contact
 from sbp_spark.options.sink import Delivery, SinkOptions
 from sbp_spark.options.streams import FoundStream, StreamRef, find_ids, parse_stream_ref
 from sbp_spark.options.targets import Creation
@@ -278,14 +272,8 @@ def find_targets(
 def purpose_of(options: SinkOptions, schema: StreamSchema | None = None) -> str:
     """Return a text that differs between sinks for which `find_targets` differs."""
     named = (options.targets.refs, options.bad_records.dead_letters, options.creation)
-    return repr(
-        (
-            named,
-            options.delivery.delivery,
-            options.columns,
-            schema and schema.fingerprint,
-        )
-    )
+    fingerprint = schema and schema.fingerprint
+    return repr((named, options.delivery.delivery, options.columns, fingerprint))
 
 
 def _check_dialect(dialect: Dialect, options: SinkOptions) -> None:
