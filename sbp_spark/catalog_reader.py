@@ -23,7 +23,7 @@ from sbp_core.client import Client, CursorInfo, Reach, StreamInfo
 from sbp_core.errors import NotFoundError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.logical_types import logical_arrow_schema
-from sbp_spark.options.servers import CatalogOptions, Table
+from sbp_spark.options.endpoints import CatalogOptions, CatalogTable
 from sbp_spark.reporting import plain_errors
 from sbp_spark.row_schema import as_named
 
@@ -41,7 +41,7 @@ def _columns(**types: DataType) -> StructType:
 
 
 SCHEMAS: Final = {
-    Table.STREAMS: _columns(
+    CatalogTable.STREAMS: _columns(
         stream=StringType(),
         stream_id=LongType(),
         created=TimestampType(),
@@ -51,7 +51,7 @@ SCHEMAS: Final = {
         start_offset=LongType(),
         next_offset=LongType(),
     ),
-    Table.RANGES: _columns(
+    CatalogTable.RANGES: _columns(
         stream=StringType(),
         stream_id=LongType(),
         range_index=IntegerType(),
@@ -60,7 +60,7 @@ SCHEMAS: Final = {
         end_offset=LongType(),
         servers=ArrayType(StringType()),
     ),
-    Table.CURSORS: _columns(
+    CatalogTable.CURSORS: _columns(
         consumer_group=StringType(),
         stream=StringType(),
         stream_id=LongType(),
@@ -94,14 +94,14 @@ class CatalogReader(DataSourceReader):
         yield pa.RecordBatch.from_pylist(rows, named).rename_columns(schema.names).cast(schema)
 
 
-def table_rows(client: Client, table: Table) -> list[Row]:
+def table_rows(client: Client, table: CatalogTable) -> list[Row]:
     """Return the rows of a table, by the columns of its schema. Raises SbpError."""
     match table:
-        case Table.STREAMS:
+        case CatalogTable.STREAMS:
             return _stream_rows(client)
-        case Table.RANGES:
+        case CatalogTable.RANGES:
             return _range_rows(client)
-        case Table.CURSORS:
+        case CatalogTable.CURSORS:
             return _cursor_rows(client)
 
 

@@ -20,8 +20,8 @@ from sbp_core.errors import (
     NotFoundError,
     TransportError,
 )
-from sbp_spark.options.servers import Servers
-from sbp_spark.options.streams import StreamRef
+from sbp_spark.options.endpoints import Servers
+from sbp_spark.options.stream_selection import StreamRef
 from sbp_spark.spark_internals.worker_process import settle
 
 _CONNECT_TIMEOUT_MS: Final = 2_000

@@ -20,7 +20,7 @@ from sbp_core.records import StreamSchema
 from sbp_spark.catalog_reader import SCHEMAS, CatalogReader
 from sbp_spark.client_pool import Patience, client_for, describe_refs
 from sbp_spark.column_schema import without_metadata, written_columns
-from sbp_spark.options.servers import TABLE_REMEDY, is_table_given
+from sbp_spark.options.endpoints import TABLE_REMEDY, is_table_given
 from sbp_spark.options.sink import SinkOptions, parse_sink_options
 from sbp_spark.options.source import parse_catalog_options, parse_source_options
 from sbp_spark.reading.input_partitions import SbpBatchReader

@@ -24,9 +24,9 @@ from pyspark.sql.streaming.listener import (
 from sbp_core.client import parse_endpoint, parse_endpoints
 from sbp_core.errors import SbpError
 from sbp_spark.client_pool import Patience, client_for
-from sbp_spark.options.servers import Endpoint, Servers
+from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.reading.offsets import CheckpointError, SourceOffset
-from sbp_spark.reading.planning import RecordSizes
+from sbp_spark.reading.planning import RecordSizeEstimates
 from sbp_spark.reporting import LOG
 
 _ANSWER_MS: Final = 1_000
@@ -134,7 +134,7 @@ class _Meter:
         given = tuple(Endpoint(*parse_endpoint(each)) for each in parse_endpoints(endpoint))
         servers = Servers(given)
         self._client = client_for(servers, Patience.STARTING)
-        self._sizes = RecordSizes(self._client)
+        self._sizes = RecordSizeEstimates(self._client)
 
     def measure(self, found: Sequence[StreamLag]) -> list[StreamLag]:
         """Return the lags as they are now; streams that were deleted are left out."""

@@ -56,7 +56,7 @@ COMMANDS: Final = (
         "append the lines of standard input to a stream",
     ),
     Command("consume", "sbp_core.cli.consume:add_consume", "print the records of a stream"),
-    Command("lag", "sbp_core.cli.lag:add_lag", "show how far a consumer group is behind"),
+    Command("lag", "sbp_core.cli.group_lag:add_lag", "show how far a consumer group is behind"),
     Command("txns", "sbp_core.cli.txns:add_txns", "list transactions"),
     Command(
         "txns give-up", "sbp_core.cli.txns:add_give_up", "give up the lost parts of a stuck batch"

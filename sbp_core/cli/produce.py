@@ -62,7 +62,7 @@ def produce(options: Namespace) -> int:
                 f"{info.label} has a schema, and lines have no columns; write to it with Spark and"
                 " encoding=columns, or produce to another stream"
             )
-        writer = _Writer(client, info)
+        writer = _LineAppender(client, info)
         try:
             for lines in read_lines(sys.stdin.fileno(), record_bytes_max=writer.record_bytes_max):
                 writer.add(lines, separator)
@@ -124,7 +124,7 @@ def read_lines(
             yield lines
 
 
-class _Writer:
+class _LineAppender:
     """Turns lines into record batches and appends them, one call at a time, each once."""
 
     def __init__(self, client: Client, info: StreamInfo) -> None:

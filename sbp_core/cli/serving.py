@@ -36,7 +36,7 @@ _GARBAGE_OBJECTS: Final = 10_000
 """New objects after which the young generation is collected; Python's default is 700."""
 
 
-class Servers(Protocol):
+class RunningServers(Protocol):
     """The servers that a command runs. `failed` ends with the reason when they must stop."""
 
     failed: asyncio.Future[SbpError]
@@ -58,7 +58,7 @@ class Service:
     """
 
     configuration: str
-    make: Callable[[ServeSettings[Any], Callable[[], None]], Servers]
+    make: Callable[[ServeSettings[Any], Callable[[], None]], RunningServers]
     describe: Callable[[Any, Any], tuple[dict[str, Any], list[str]]]
 
     def run(self, options: Namespace) -> int:

@@ -36,7 +36,7 @@ class Lane(Symbol):
     LARGE = "large"
 
 
-class Place(Symbol):
+class ChargePlace(Symbol):
     """Where the bytes of a charge are counted."""
 
     WAITING = "nowhere yet"
@@ -45,7 +45,7 @@ class Place(Symbol):
     RELEASED = "nowhere: it was given back"
 
 
-_WAITING, _OWN, _POOL, _RELEASED = Place
+_WAITING, _OWN, _POOL, _RELEASED = ChargePlace
 _SMALL, _LARGE = Lane
 """As plain names: to look up a member of an enumeration is slow."""
 
@@ -67,7 +67,7 @@ class Charge:
     size: int
     lane: Lane
     on_granted: Callable[[], None]
-    place: Place = _WAITING
+    place: ChargePlace = _WAITING
 
     @property
     def is_waiting(self) -> bool:
@@ -182,7 +182,7 @@ class Budget:
         taken = self._address_bytes[charge.account.address]
         return not taken or taken + charge.size <= self._share_bytes
 
-    def _put(self, charge: Charge, place: Place) -> None:
+    def _put(self, charge: Charge, place: ChargePlace) -> None:
         charge.place = place
         self.taken_bytes += charge.size
         if place is _OWN:
@@ -228,7 +228,7 @@ class Budget:
         finally:
             self._is_granting = False
 
-    def _let_in(self, charge: Charge, place: Place) -> None:
+    def _let_in(self, charge: Charge, place: ChargePlace) -> None:
         self._put(charge, place)
         charge.on_granted()
 

@@ -153,7 +153,7 @@ _ECHO_PART: Final = 2
 
 
 @dataclass(slots=True)
-class _Mark:
+class _Milestone:
     """Since when a peer is awaited to have read `target_bytes` of all that it was sent."""
 
     since: float
@@ -168,8 +168,8 @@ class Backlog:
         self.size = 0
         """Bytes that wait, when it was looked at last."""
         self._sent_bytes = 0
-        self._all: _Mark | None = None
-        self._some: _Mark | None = None
+        self._all: _Milestone | None = None
+        self._some: _Milestone | None = None
 
     def add(self, size: int, now: float) -> None:
         """The socket did not take `size` bytes at once."""
@@ -184,10 +184,10 @@ class Backlog:
             self._all = self._some = None
             return
         if self._all is None or read_bytes >= self._all.target_bytes:
-            self._all = _Mark(now, self._sent_bytes)
+            self._all = _Milestone(now, self._sent_bytes)
         if self._some is None or read_bytes >= self._some.target_bytes:
             wanted = min(size, limits.UNREAD_PROGRESS_BYTES)
-            self._some = _Mark(now, read_bytes + wanted)
+            self._some = _Milestone(now, read_bytes + wanted)
 
     def is_overdue(self, now: float, *, is_contended: bool) -> bool:
         """Whether the peer had its time to read, which is short while others wait."""

@@ -60,7 +60,7 @@ from sbp_core.wire.status import maybe_error, status_for
 
 
 @dataclass(slots=True)
-class _Call:
+class _OpenCall:
     opcode: int
     state: CallState = CallState.WAITING
 
@@ -95,7 +95,7 @@ class Connection:
         self.decoder = FrameDecoder(frame_bytes_max)
         """Accepts the bytes from the peer, and knows how much of the next frame is here."""
         self._next_call_id = 1
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _OpenCall] = {}
         self._requests: set[int] = set()
 
     # Features that both ends agreed on.
@@ -143,7 +143,7 @@ class Connection:
         call_id = self._next_call_id
         buffers = self._encode(opcode, _REQUEST, call_id, header, self.pack(payload))
         self._next_call_id = call_id % limits.CALL_ID_MAX + 1
-        self._calls[call_id] = _Call(opcode)
+        self._calls[call_id] = _OpenCall(opcode)
         return call_id, buffers
 
     def abandon_call(self, call_id: int) -> None:
@@ -324,7 +324,7 @@ class Connection:
         self.state = target
         return True
 
-    def _move(self, call: _Call, received: CallInput) -> None:
+    def _move(self, call: _OpenCall, received: CallInput) -> None:
         target = CALL.maybe_next(call.state, received)
         assert target is not None, (call, received)
         call.state = target

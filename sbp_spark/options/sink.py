@@ -29,8 +29,8 @@ from sbp_spark.options.declaring import (
     word,
     words,
 )
-from sbp_spark.options.servers import Servers, is_table_given
-from sbp_spark.options.streams import FoundStream
+from sbp_spark.options.endpoints import Servers, is_table_given
+from sbp_spark.options.stream_selection import FoundStream
 from sbp_spark.options.targets import (
     BAD_RECORDS,
     CREATE_STREAMS,

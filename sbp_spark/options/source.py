@@ -22,7 +22,8 @@ from sbp_spark.options.declaring import (
     reads,
     word,
 )
-from sbp_spark.options.positions import (
+from sbp_spark.options.endpoints import CatalogOptions, Servers
+from sbp_spark.options.read_positions import (
     ENDS,
     GROUP,
     STARTS,
@@ -34,8 +35,7 @@ from sbp_spark.options.positions import (
     read_ending,
     read_starting,
 )
-from sbp_spark.options.servers import CatalogOptions, Servers
-from sbp_spark.options.streams import SELECTIONS, FoundStream, Selection, read_selection
+from sbp_spark.options.stream_selection import SELECTIONS, FoundStream, Selection, read_selection
 
 PARTITIONS_MAX: Final = 10_000
 """Above this number input partitions get larger instead: Spark's driver keeps each in memory, and

@@ -23,7 +23,7 @@ from sbp_spark.options.declaring import (
     shown,
     word,
 )
-from sbp_spark.options.streams import (
+from sbp_spark.options.stream_selection import (
     NO_STREAMS,
     STREAM,
     STREAM_LIST,
@@ -88,14 +88,14 @@ class Targets:
             reader.add_fault("routing", wrong, "several streams", "add streams, or remove it")
 
 
-class Encoding(Enum):
+class SinkEncoding(Enum):
     """Values of the sink's option `encoding`."""
 
     ROWS = "rows"
     COLUMNS = "columns"
 
 
-ENCODING: Final = option("encoding", word(Encoding), Encoding.ROWS).doc(
+ENCODING: Final = option("encoding", word(SinkEncoding), SinkEncoding.ROWS).doc(
     "Form of the records. `rows`: plain records, from the columns key, value, headers and"
     " timestamp. `columns`: every column of the DataFrame, with its type, to typed streams, which"
     " `stream` or `streams` name; only the struct `_metadata` that a source adds, or some of its"
@@ -136,7 +136,7 @@ def read_columns(reader: OptionReader) -> ColumnOptions | None:
     """Return how columns are written, None if plain records are."""
     encoding = reader.value(ENCODING)
     columns = reader.group(ColumnOptions)
-    if encoding is Encoding.ROWS:
+    if encoding is SinkEncoding.ROWS:
         wrong = "is given without encoding=columns, and plain records have no columns"
         remedy = "add encoding=columns, or remove it"
         reader.refuse_given(options_of(ColumnOptions), wrong, "both", remedy)

@@ -27,7 +27,7 @@ from sbp_core.errors import DamagedBatchError, ProtocolError
 from sbp_core.records import Envelope, split_envelopes
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.logical_types import logical_arrow_schema
-from sbp_spark.options.servers import Servers
+from sbp_spark.options.endpoints import Servers
 from sbp_spark.options.source import FETCH_BUFFER_BYTES_DEFAULT, OnDataLoss, SourceOptions
 from sbp_spark.reading.layout import (
     ColumnsLayout,
@@ -48,7 +48,13 @@ from sbp_spark.reading.losses import (
     log_losses,
 )
 from sbp_spark.reading.offsets import Interval
-from sbp_spark.reading.planning import Cover, RecordSizes, StreamSpan, cover, plan_partitions
+from sbp_spark.reading.planning import (
+    Cover,
+    RecordSizeEstimates,
+    StreamSpan,
+    cover,
+    plan_partitions,
+)
 from sbp_spark.reading.prefetch import (
     Chunk,
     Prefetcher,
@@ -321,7 +327,7 @@ def plan_read(
     if limits.bytes_max is not None:
         starts = {each.stream_id: each.start_offset for each in wanted}
         ends = {each.stream_id: each.end_offset for each in wanted}
-        sizes = RecordSizes(client).estimate(starts, ends)
+        sizes = RecordSizeEstimates(client).estimate(starts, ends)
     planned = plan_partitions(
         spans,
         records_per_partition_max=limits.records_max,

@@ -41,7 +41,7 @@ from sbp_core.records import (
 )
 from sbp_spark.column_schema import METADATA_COLUMN
 from sbp_spark.logical_types import retyped
-from sbp_spark.options.servers import Servers
+from sbp_spark.options.endpoints import Servers
 from sbp_spark.reading.planning import StreamSpan
 
 

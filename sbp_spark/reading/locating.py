@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options.positions import (
+from sbp_spark.options.read_positions import (
     Ago,
     AtCursor,
     AtOffset,
@@ -26,7 +26,7 @@ from sbp_spark.options.positions import (
     Positions,
 )
 from sbp_spark.options.source import OnDataLoss, SourceOptions
-from sbp_spark.options.streams import find_ids
+from sbp_spark.options.stream_selection import find_ids
 from sbp_spark.reporting import LOG, listed
 
 

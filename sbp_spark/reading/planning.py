@@ -1,7 +1,7 @@
 """From offset intervals to input partitions.
 
 `cover` cuts the intervals by the ranges of their streams. `plan_partitions` splits long spans and
-packs short ones, by records and by bytes, of which `RecordSizes` has estimates.
+packs short ones, by records and by bytes, of which `RecordSizeEstimates` has estimates.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ _SAMPLES_AGAIN_MAX: Final = 8
 """Streams that are sampled again in one go: a sample is a whole record batch."""
 
 
-class RecordSizes:
+class RecordSizeEstimates:
     """Bytes per record of each stream, envelope included, as stored.
 
     The size is the average of one record batch, the one at the read position when the stream was

@@ -45,7 +45,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class _Cursor:
+class _SpanProgress:
     """A span being read; nothing came since `silent_since_s` (monotonic)."""
 
     span_index: int
@@ -80,11 +80,13 @@ def fetch_chunks(
     are logged and skipped. Raises DeadlineExceededError when a server holds back offsets that it
     had announced, and what the client raises; each error has a note that names the span.
     """
-    lanes: dict[int, deque[_Cursor]] = {}
+    lanes: dict[int, deque[_SpanProgress]] = {}
     for index, span in enumerate(spans):
-        lanes.setdefault(span.stream_id, deque()).append(_Cursor(index, span, span.start_offset))
+        lanes.setdefault(span.stream_id, deque()).append(
+            _SpanProgress(index, span, span.start_offset)
+        )
     waiting = deque(lanes.values())
-    reading: list[deque[_Cursor]] = []
+    reading: list[deque[_SpanProgress]] = []
     while waiting or reading:
         while waiting and len(reading) < SPANS_PER_FETCH:
             reading.append(waiting.popleft())
@@ -117,7 +119,7 @@ def fetch_chunks(
             sleep(_PAUSE_S)
 
 
-def _check_outcome(cursor: _Cursor, outcome: FetchOutcome, now_s: float) -> None:
+def _check_outcome(cursor: _SpanProgress, outcome: FetchOutcome, now_s: float) -> None:
     """Move the cursor, or raise what went wrong."""
     span = cursor.span
     if outcome.error is not None:
@@ -139,7 +141,7 @@ def _check_outcome(cursor: _Cursor, outcome: FetchOutcome, now_s: float) -> None
         )
 
 
-def _loss(cursor: _Cursor, error: OffsetOutOfRangeError) -> DataLossError:
+def _loss(cursor: _SpanProgress, error: OffsetOutOfRangeError) -> DataLossError:
     span, bounds = cursor.span, error.bounds
     end_offset = span.end_offset
     if bounds is not None and cursor.offset < bounds[0]:
@@ -148,7 +150,7 @@ def _loss(cursor: _Cursor, error: OffsetOutOfRangeError) -> DataLossError:
     return DataLossError((lost,), {span.stream_id: span.stream_name})
 
 
-def _skip_loss(cursor: _Cursor, error: SbpError | None) -> bool:
+def _skip_loss(cursor: _SpanProgress, error: SbpError | None) -> bool:
     """Move the cursor behind what was trimmed, and log it; False if nothing was."""
     bounds = error.bounds if isinstance(error, OffsetOutOfRangeError) else None
     if bounds is None or cursor.offset >= bounds[0]:

@@ -15,7 +15,7 @@ from sbp_spark.client_pool import describe_refs, first_contact
 from sbp_spark.column_schema import METADATA_COLUMN, METADATA_FIELD
 from sbp_spark.logical_types import logical_arrow_schema, logical_spark_schema
 from sbp_spark.options.source import Contents, SourceEncoding, SourceOptions
-from sbp_spark.options.streams import StreamList, StreamPattern, StreamRef
+from sbp_spark.options.stream_selection import StreamList, StreamPattern, StreamRef
 from sbp_spark.reading.layout import Form
 from sbp_spark.reading.locating import check_option_positions
 from sbp_spark.reporting import listed

@@ -22,8 +22,8 @@ from typing import Final
 
 from pyspark import SparkFiles, TaskContext
 
-from sbp_spark.options.servers import Servers
-from sbp_spark.options.streams import FoundStream
+from sbp_spark.options.endpoints import Servers
+from sbp_spark.options.stream_selection import FoundStream
 
 _DAEMON: Final = "pyspark.daemon"
 """The program that forks the workers of a session; its argument is the module that they run."""

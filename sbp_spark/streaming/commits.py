@@ -39,11 +39,11 @@ class Commits:
         pause_s: float = PAUSE_S,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        sender = partial(_Sender, wait_s=wait_s, pause_s=pause_s, clock=clock)
+        sender = partial(_ProgressSender, wait_s=wait_s, pause_s=pause_s, clock=clock)
         self._is_trimming = options.is_trimming
         self._trims: Mapping[int, int] = {}
         self._trimming = sender("trim what was read", client.trim_streams)
-        self._cursors: _Sender | None = None
+        self._cursors: _ProgressSender | None = None
         group = options.group
         if group is not None:
             self._cursors = sender(
@@ -84,7 +84,7 @@ class Commits:
         self._trimming.send(trims)
 
 
-class _Sender:
+class _ProgressSender:
     """Sends one kind of offset to servers, on a thread of its own, one attempt at a time.
 
     A failure is logged once, until an attempt has succeeded again. The next attempt has everything

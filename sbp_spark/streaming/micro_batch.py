@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any, Final
 
 from sbp_core.client import Client
-from sbp_spark.options.positions import Ago, AtCursor, AtTime, Position, Positions
+from sbp_spark.options.read_positions import Ago, AtCursor, AtTime, Position, Positions
 from sbp_spark.options.source import AvailableNowEnd, SourceOptions
-from sbp_spark.options.streams import StreamPattern
+from sbp_spark.options.stream_selection import StreamPattern
 from sbp_spark.reading.locating import (
     check_ends,
     find_times,

@@ -29,7 +29,7 @@ from sbp_spark.options.source import SourceOptions, parse_source_options
 from sbp_spark.reading.input_partitions import plan_read, read_partition
 from sbp_spark.reading.layout import Form
 from sbp_spark.reading.offsets import INITIAL, SourceOffset, advance, intervals
-from sbp_spark.reading.planning import RecordSizes
+from sbp_spark.reading.planning import RecordSizeEstimates
 from sbp_spark.reading.source_streams import find_columns
 from sbp_spark.reporting import plain_errors
 from sbp_spark.spark_internals.rows_with_plan import OWN_READER, RowsWithPlan, SmallBatches
@@ -245,7 +245,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
 
     @cached_property
     def _trigger(self) -> Trigger:
-        return Trigger(self._options().limits, RecordSizes(self._streams().client))
+        return Trigger(self._options().limits, RecordSizeEstimates(self._streams().client))
 
     def _admitted(self, way: Way) -> dict[int, int]:
         """Return how far the limits let a micro-batch go."""

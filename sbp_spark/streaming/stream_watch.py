@@ -17,7 +17,13 @@ from sbp_core.client import BoundsView, Client, Reach, StreamBounds, StreamInfo,
 from sbp_core.errors import NotFoundError, SbpError, StatusError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.source import SourceOptions
-from sbp_spark.options.streams import FoundStream, Selection, StreamList, StreamPattern, find_ids
+from sbp_spark.options.stream_selection import (
+    FoundStream,
+    Selection,
+    StreamList,
+    StreamPattern,
+    find_ids,
+)
 from sbp_spark.reading.losses import DOUBT_WAITS_S
 from sbp_spark.reading.offsets import StreamPosition
 from sbp_spark.reading.source_streams import (

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from sbp_spark.options.declaring import INT64_MAX
 from sbp_spark.options.source import TriggerLimits
-from sbp_spark.reading.planning import RecordSizes
+from sbp_spark.reading.planning import RecordSizeEstimates
 from sbp_spark.reporting import LOG
 from sbp_spark.streaming.micro_batch import Way
 
@@ -134,13 +134,13 @@ micro-batches, one longer by GROWTH_MIN, never both seem to end with it."""
 _INTERVAL_STEP_MS: Final = 100
 
 
-class Batch(NamedTuple):
+class TimedBatch(NamedTuple):
     """The records of a micro-batch, and how long it took."""
 
     record_count: int
     took_ms: float
 
-    def maybe_costs(self, before: Batch) -> Costs | None:
+    def maybe_costs(self, before: TimedBatch) -> Costs | None:
         """Return what both cost, None if they are too much alike."""
         few, many = sorted((self.record_count, before.record_count))
         if many < APART * max(1, few):
@@ -175,7 +175,7 @@ class Pace:
     target_ms: int
     records_max: int = RECORDS_FIRST
     growth: float = GROWTH_MIN
-    before: Batch | None = None
+    before: TimedBatch | None = None
     costs: Costs | None = None
 
     def after(
@@ -189,7 +189,7 @@ class Pace:
         target_ms = max(self.target_ms, interval_ms)
         fitting = int(record_count * target_ms / max(took_ms, 1))
         growth = GROWTH_MIN
-        batch = Batch(record_count, took_ms)
+        batch = TimedBatch(record_count, took_ms)
         before = self.before or batch
         costs = None if is_idle else batch.maybe_costs(before)
         if is_idle or took_ms <= LATE * target_ms:
@@ -320,7 +320,7 @@ class Trigger:
     def __init__(
         self,
         limits: TriggerLimits,
-        sizes: RecordSizes,
+        sizes: RecordSizeEstimates,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -22,7 +22,7 @@ from sbp_core.errors import (
 from sbp_core.records import Change, Comparison, StreamSchema, compare_schemas
 from sbp_spark.client_pool import Patience, client_for, describe_refs, first_contact
 from sbp_spark.options.sink import Delivery, SinkOptions
-from sbp_spark.options.streams import FoundStream, StreamRef, find_ids, parse_stream_ref
+from sbp_spark.options.stream_selection import FoundStream, StreamRef, find_ids, parse_stream_ref
 from sbp_spark.options.targets import Creation
 from sbp_spark.reporting import listed
 

@@ -34,7 +34,7 @@ from sbp_spark.writing.bad_records import (
 )
 from sbp_spark.writing.digest import digest_of, digest_of_columns
 from sbp_spark.writing.directory import TypedStream, evolve_streams
-from sbp_spark.writing.routing import Router, split_rows
+from sbp_spark.writing.routing import RowRouter, split_rows
 
 
 class RowsPayload:
@@ -184,7 +184,7 @@ their order) as the stream's builder takes them. Digests are joined by `join_dig
 
 
 def make_payload(
-    client: Client, options: SinkOptions, router: Router, schema: StreamSchema | None
+    client: Client, options: SinkOptions, router: RowRouter, schema: StreamSchema | None
 ) -> Payload:
     """Return what makes record batches of a DataFrame of this schema; None for plain records.
 

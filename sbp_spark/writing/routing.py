@@ -33,7 +33,7 @@ class Routed:
     bad: tuple[BadRows, ...] = ()
 
 
-class Router:
+class RowRouter:
     """Finds the streams of rows, task by task; `partition_id` is where round robin begins.
 
     Without a `key_column` no row has a key.

@@ -54,7 +54,7 @@ from sbp_spark.writing.committing import (
 from sbp_spark.writing.digest import join_digests
 from sbp_spark.writing.directory import ON_BAD_RECORD, StreamDirectory
 from sbp_spark.writing.payload import Payload, fill_times, make_payload
-from sbp_spark.writing.routing import Router
+from sbp_spark.writing.routing import RowRouter
 from sbp_spark.writing.sending import (
     PACE,
     Builders,
@@ -92,14 +92,14 @@ def write_rows(
     """
     if staged_for is None:
         with Sender(PlainAppend(client), pace) as sender:
-            work = _Work(client, options, sender, partition_id, schema, pace=pace)
+            work = _TaskWrite(client, options, sender, partition_id, schema, pace=pace)
             work.write(batches)
         failpoint("sink.appended")
         return WrittenMessage(partition_id, *work.counts())
     key, is_repeatable = staged_for.key, staged_for.is_repeatable
     transaction = Transaction(txn_id_of(key.producer, key.batch_number, uuid.uuid4().hex))
     with Sender(StagedAppend(client, transaction, may_end=is_repeatable), pace) as sender:
-        work = _Work(
+        work = _TaskWrite(
             client, options, sender, partition_id, schema, pace=pace, is_digested=is_repeatable
         )
         try:
@@ -117,7 +117,7 @@ def write_rows(
     )
 
 
-class _Work:
+class _TaskWrite:
     """The rows of a task on their way, with the counts of what became of them."""
 
     def __init__(
@@ -140,7 +140,7 @@ class _Work:
         )
         self.digest = 0
         self._is_digested = is_digested
-        self._router = Router(
+        self._router = RowRouter(
             options.targets, directory, key_column=options.key_column, partition_id=partition_id
         )
         self._client = client

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from core_cluster import rows_batch
 
-from sbp_core.cli.lag import Lag, measure
+from sbp_core.cli.group_lag import Lag, measure
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, CursorInfo, StreamBounds, StreamInfo
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from sbp_core.client import StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options.positions import AtOffset, BeforeTail, Earliest, Latest, Positions
+from sbp_spark.options.read_positions import AtOffset, BeforeTail, Earliest, Latest, Positions
 from sbp_spark.options.sink import SINK_OPTIONS, parse_sink_options
 from sbp_spark.options.source import SOURCE_OPTIONS, parse_source_options
-from sbp_spark.options.streams import parse_stream_ref
+from sbp_spark.options.stream_selection import parse_stream_ref
 from sbp_spark.reading.locating import check_positions, locate, positions_of
 
 names = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=249).filter(

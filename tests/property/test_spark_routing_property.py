@@ -11,7 +11,7 @@ from writing_client import WritingClient, sink_options
 from sbp_spark.options.targets import Routing
 from sbp_spark.writing.directory import StreamDirectory
 from sbp_spark.writing.payload import to_rows
-from sbp_spark.writing.routing import NO_STREAM, Router, split_rows
+from sbp_spark.writing.routing import NO_STREAM, RowRouter, split_rows
 
 keys = st.none() | st.binary(max_size=3)
 batches = st.lists(st.lists(keys, max_size=20), max_size=6)
@@ -25,7 +25,7 @@ def routed(key_batches, count, routing, partition_id):
     """Return the rows of each stream in order, as (key, number of the row), and their count."""
     options = sink_options(*(f"s{number}" for number in range(count)), routing=routing)
     directory = StreamDirectory(WritingClient(), None, "option streams")
-    router = Router(options.targets, directory, partition_id=partition_id)
+    router = RowRouter(options.targets, directory, partition_id=partition_id)
     found = {number: [] for number in range(count)}
     number = 0
     for batch_keys in key_batches:
@@ -71,7 +71,9 @@ def test_a_column_decides_row_by_row(runs):
     """Also where all rows of a batch say the same, be it a stream, none, or nothing."""
     names = [name for name, count in runs for _ in range(count)]
     batch = pa.record_batch({"stream": pa.array(names, pa.string())})
-    router = Router(sink_options().targets, StreamDirectory(WritingClient(), None, "column stream"))
+    router = RowRouter(
+        sink_options().targets, StreamDirectory(WritingClient(), None, "column stream")
+    )
     routed = router.route(batch, to_rows(batch))
     expected = [ids_of_names.get(name, NO_STREAM) for name in names]
     assert np.full(len(names), routed.stream_ids).tolist() == expected

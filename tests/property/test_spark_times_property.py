@@ -10,7 +10,7 @@ from fake_streams import read_up, reader, use_fake_cluster
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_spark.options.positions import Ago, AtTime, maybe_time
+from sbp_spark.options.read_positions import Ago, AtTime, maybe_time
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -20,9 +20,9 @@ from sbp_core.records import (
     encoding_of,
     merge_schemas,
 )
-from sbp_spark.options.servers import Endpoint, Servers
+from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.options.sink import SinkOptions
-from sbp_spark.options.streams import StreamRef
+from sbp_spark.options.stream_selection import StreamRef
 from sbp_spark.options.targets import Targets
 
 SERVERS = Servers((Endpoint("pd", 1),))

@@ -7,7 +7,7 @@ from writing_client import WritingClient, sink_options
 from sbp_core.client import Dialect
 from sbp_core.limits import BATCH_METADATA_BYTES_MAX
 from sbp_core.records import ROWS_SCHEMA
-from sbp_spark.options.streams import StreamRef
+from sbp_spark.options.stream_selection import StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, OnBadRecord
 from sbp_spark.writing.bad_records import ERROR_HEADER, BadRecordError
 from sbp_spark.writing.sinks import write_rows

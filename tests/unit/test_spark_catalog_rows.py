@@ -7,7 +7,7 @@ from fake_streams import FakeCluster
 
 from sbp_core.client import CursorInfo, GroupInfo
 from sbp_spark.catalog_reader import table_rows
-from sbp_spark.options.servers import Table
+from sbp_spark.options.endpoints import CatalogTable
 
 
 class Groups(FakeCluster):
@@ -29,16 +29,16 @@ def client():
 
 
 def test_what_a_server_that_is_away_holds_is_null(client):
-    rows = {row["stream"]: row for row in table_rows(client, Table.STREAMS)}
+    rows = {row["stream"]: row for row in table_rows(client, CatalogTable.STREAMS)}
     assert (rows["a"]["start_offset"], rows["a"]["next_offset"]) == (0, 50)
     assert (rows["b"].get("start_offset"), rows["b"].get("next_offset")) == (None, None)
     assert rows["b"]["created"] == 200_000
 
 
 def test_the_lag_behind_it_is_null(client):
-    rows = {row["stream"]: row for row in table_rows(client, Table.CURSORS)}
+    rows = {row["stream"]: row for row in table_rows(client, CatalogTable.CURSORS)}
     assert (rows["a"]["lag_records"], rows["a"]["lost_records"]) == (45, 0)
     assert (rows["b"].get("lag_records"), rows["b"].get("lost_records")) == (None, None)
     assert rows["b"]["next_offset"] == 5
     client.away = set()
-    assert table_rows(client, Table.CURSORS)[1]["lost_records"] == 5
+    assert table_rows(client, CatalogTable.CURSORS)[1]["lost_records"] == 5

@@ -22,7 +22,7 @@ from sbp_core.records import (
 )
 from sbp_spark.column_schema import METADATA_FIELD
 from sbp_spark.logical_types import logical_arrow_schema
-from sbp_spark.options.servers import Endpoint, Servers
+from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.reading import layout as layouts
 from sbp_spark.reading.input_partitions import decode_chunks
 from sbp_spark.reading.layout import ColumnsLayout, RowsLayout, SchemaVersions

@@ -29,7 +29,7 @@ from sbp_spark.options.sink import (
     OnReplayMismatch,
     SinkOptions,
 )
-from sbp_spark.options.streams import StreamRef
+from sbp_spark.options.stream_selection import StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, OnBadRecord
 from sbp_spark.writing import committing, sinks
 from sbp_spark.writing.committing import (

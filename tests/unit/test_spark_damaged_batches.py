@@ -24,7 +24,7 @@ from sbp_core.records import (
     write_base_offset,
 )
 from sbp_spark.logical_types import logical_arrow_schema
-from sbp_spark.options.servers import Endpoint, Servers
+from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.reading.input_partitions import StoredRun, decode_chunks
 from sbp_spark.reading.layout import ColumnsLayout, RowsLayout, SchemaVersions
 from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss

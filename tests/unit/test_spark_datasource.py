@@ -6,7 +6,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from sbp_core.errors import ConfigurationError, ConnectError
 from sbp_spark import datasource
 from sbp_spark.datasource import SbpDataSource
-from sbp_spark.options.streams import FoundStream
+from sbp_spark.options.stream_selection import FoundStream
 from sbp_spark.spark_internals import worker_process
 
 VALUES = StructType([StructField("value", BinaryType())])

@@ -10,7 +10,7 @@ from writing_client import WritingClient, sink_options
 
 from sbp_core.errors import NotFoundError
 from sbp_core.limits import RECORD_BYTES_MAX
-from sbp_spark.options.streams import FoundStream, StreamRef
+from sbp_spark.options.stream_selection import FoundStream, StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord, Routing
 from sbp_spark.writing.sinks import write_rows
 

@@ -20,7 +20,7 @@ from sbp_core.errors import (
 )
 from sbp_core.records import encode_rows
 from sbp_spark.logical_types import logical_arrow_schema
-from sbp_spark.options.servers import Endpoint, Servers
+from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.reading import input_partitions, layout, prefetch
 from sbp_spark.reading.input_partitions import (
     ENVELOPES_AT_ONCE,

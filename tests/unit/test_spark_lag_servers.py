@@ -22,7 +22,7 @@ def test_the_age_is_not_known_where_a_server_does_not_tell_in_time(monkeypatch):
     cluster.append_times = append_times
     sizes = SimpleNamespace(estimate=lambda starts, tails: {})
     monkeypatch.setattr(lag, "client_for", lambda *_: cluster)
-    monkeypatch.setattr(lag, "RecordSizes", lambda _: sizes)
+    monkeypatch.setattr(lag, "RecordSizeEstimates", lambda _: sizes)
     end = {"streams": "1=40@1 2=40@1 3=50@1", "version": 2}
     source = {"endOffset": json.dumps(end), "latestOffset": None}
     silent, told, at_tail = lag.lag({"sources": [source]}, "h:1")

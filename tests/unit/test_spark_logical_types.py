@@ -41,7 +41,7 @@ from sbp_core.records import (
 )
 from sbp_spark.column_schema import written_columns
 from sbp_spark.logical_types import is_kept_by_arrow, logical_arrow_schema, logical_spark_schema
-from sbp_spark.options.servers import Endpoint, Servers
+from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.options.targets import ColumnOptions
 from sbp_spark.reading.layout import ColumnsLayout, SchemaVersions
 from sbp_spark.reading.planning import StreamSpan

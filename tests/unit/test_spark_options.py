@@ -6,11 +6,16 @@ import pytest
 from source_options import GOOD, faults, only_fault, source
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options.positions import AtOffset, Earliest, Latest, Positions
-from sbp_spark.options.servers import Endpoint, Servers
+from sbp_spark.options.endpoints import Endpoint, Servers
+from sbp_spark.options.read_positions import AtOffset, Earliest, Latest, Positions
 from sbp_spark.options.sink import SINK_OPTIONS, parse_sink_options
 from sbp_spark.options.source import SOURCE_OPTIONS, OnDataLoss, TriggerLimits, parse_source_options
-from sbp_spark.options.streams import StreamList, StreamPattern, StreamRef, parse_stream_ref
+from sbp_spark.options.stream_selection import (
+    StreamList,
+    StreamPattern,
+    StreamRef,
+    parse_stream_ref,
+)
 from sbp_spark.options.targets import Targets
 
 

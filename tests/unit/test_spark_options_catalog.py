@@ -4,7 +4,7 @@ import pytest
 from source_options import GOOD, faults
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options.servers import Table, is_table_given
+from sbp_spark.options.endpoints import CatalogTable, is_table_given
 from sbp_spark.options.sink import parse_sink_options
 from sbp_spark.options.source import parse_catalog_options
 
@@ -17,7 +17,7 @@ def catalog_faults(**options):
     return str(raised.value).splitlines()[1:]
 
 
-@pytest.mark.parametrize("table", list(Table))
+@pytest.mark.parametrize("table", list(CatalogTable))
 def test_every_table_can_be_named_in_any_case(table):
     options = {**ENDPOINT, "TABLE": table.value.upper()}
     assert is_table_given(options)

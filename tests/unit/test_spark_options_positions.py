@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from source_options import GOOD, faults, only_fault, source
 
-from sbp_spark.options.positions import AtCursor, AtOffset, BeforeTail, Earliest, Latest, Positions
+from sbp_spark.options.read_positions import (
+    AtCursor,
+    AtOffset,
+    BeforeTail,
+    Earliest,
+    Latest,
+    Positions,
+)
 from sbp_spark.options.source import parse_source_options
 
 

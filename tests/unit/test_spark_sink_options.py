@@ -14,7 +14,7 @@ from sbp_spark.options.sink import (
     OnReplayMismatch,
     parse_sink_options,
 )
-from sbp_spark.options.streams import StreamRef
+from sbp_spark.options.stream_selection import StreamRef
 from sbp_spark.options.targets import (
     BadRecordPolicy,
     ColumnOptions,

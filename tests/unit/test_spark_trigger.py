@@ -12,7 +12,7 @@ from sbp_core.client import FetchOutcome, ReceivedBatches
 from sbp_core.errors import StatusCode, StorageError
 from sbp_core.records import encode_rows
 from sbp_spark.options.source import TriggerLimits
-from sbp_spark.reading.planning import RECORD_BYTES_UNKNOWN, RecordSizes
+from sbp_spark.reading.planning import RECORD_BYTES_UNKNOWN, RecordSizeEstimates
 from sbp_spark.streaming import trigger as trigger_module
 from sbp_spark.streaming.micro_batch import Way
 from sbp_spark.streaming.stream_watch import Snapshot
@@ -48,13 +48,13 @@ def way(bases=(), starts=None, **tails):
 def trigger(clock=None, server=None, **limits):
     clock = clock or ManualClock()
     return Trigger(
-        TriggerLimits(**limits), RecordSizes(server or FakeServer()), clock=clock.monotonic
+        TriggerLimits(**limits), RecordSizeEstimates(server or FakeServer()), clock=clock.monotonic
     )
 
 
 def test_sizes_are_those_of_the_batch_that_is_read_next():
     server = FakeServer(s1=10_000, s2=100)
-    sizes = RecordSizes(server).estimate({1: 5, 2: 7}, {1: 100, 2: 100})
+    sizes = RecordSizeEstimates(server).estimate({1: 5, 2: 7}, {1: 100, 2: 100})
     assert server.asked == [(1, 5), (2, 7)]
     assert 10_000 <= sizes[1] < 10_100
     assert 100 <= sizes[2] < 250
@@ -62,7 +62,7 @@ def test_sizes_are_those_of_the_batch_that_is_read_next():
 
 def test_a_stream_is_sampled_again_when_it_has_moved_and_only_then():
     server = FakeServer(s1=1000, s2=1000)
-    sizes = RecordSizes(server)
+    sizes = RecordSizeEstimates(server)
     for _ in range(3):
         sizes.estimate({1: 5, 2: 7}, {1: 100, 2: 7})
     assert server.asked == [(1, 5)]
@@ -73,7 +73,7 @@ def test_a_stream_is_sampled_again_when_it_has_moved_and_only_then():
 
 def test_many_streams_are_sampled_in_turn():
     server = FakeServer(**{f"s{n}": 10 for n in range(20)})
-    sizes = RecordSizes(server)
+    sizes = RecordSizeEstimates(server)
     for at in range(4):
         sizes.estimate(dict.fromkeys(range(20), at), dict.fromkeys(range(20), 100))
     again = [stream_id for stream_id, _ in server.asked[20:]]
@@ -82,7 +82,7 @@ def test_many_streams_are_sampled_in_turn():
 
 def test_what_cannot_be_sampled_counts_as_the_longest_known():
     server = FakeServer(s1=None, s2=2000)
-    sizes = RecordSizes(server)
+    sizes = RecordSizeEstimates(server)
     assert sizes.estimate({1: 0}, {1: 9}) == {1: RECORD_BYTES_UNKNOWN}
     found = sizes.estimate({1: 0, 2: 0}, {1: 9, 2: 9})
     assert found[1] == found[2] > 2000

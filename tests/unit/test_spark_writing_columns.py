@@ -13,7 +13,7 @@ from sbp_core.errors import SchemaError
 from sbp_core.limits import MIB, RECORD_BYTES_MAX
 from sbp_core.records import StreamSchema, decode_envelope
 from sbp_spark.options.sink import BatchKey
-from sbp_spark.options.streams import StreamRef
+from sbp_spark.options.stream_selection import StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, ColumnOptions, OnBadRecord
 from sbp_spark.writing.bad_records import ERROR_HEADER, BadRecordError
 from sbp_spark.writing.sinks import StagedFor, write_rows

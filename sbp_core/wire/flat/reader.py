@@ -46,7 +46,7 @@ _VTABLE_BYTES_MIN: Final = 4  # its own size, the size of the table
 _TABLE_BYTES_MIN: Final = 4  # the distance to its vtable
 
 
-class _Reference(NamedTuple):
+class _ReadReference(NamedTuple):
     """A field that refers to something: its place in the table, and the method that reads it.
 
     `column` is where the offset is among what the struct of the plan gives.
@@ -59,7 +59,7 @@ class _Reference(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _ReadingPlan:
     """How to read the tables of one vtable.
 
     `fields` are those that the table has, each behind its place in it, from front to back.
@@ -70,7 +70,7 @@ class _Plan:
     table_bytes: int
     fields: tuple[tuple[int, Field], ...]
     unpack: Callable[[bytes, int], tuple[Any, ...]]
-    references: tuple[_Reference, ...]
+    references: tuple[_ReadReference, ...]
     arrange: Callable[[Sequence[Any]], Sequence[Any]]
 
     @property
@@ -95,7 +95,7 @@ class ReadTable:
         self.vtable_bytes_max = _VTABLE_BYTES_MIN + _U16.size * slot_count
         self.plan = lru_cache(maxsize=limits.TABLE_PLANS_MAX)(self._make_plan)
 
-    def _make_plan(self, vtable: bytes) -> _Plan:
+    def _make_plan(self, vtable: bytes) -> _ReadingPlan:
         """Return the plan of a vtable that is cut off behind the known fields.
 
         Raises HeaderError when a field is outside its table or overlaps another one.
@@ -117,11 +117,13 @@ class ReadTable:
                 code = field.kind.code
             else:
                 code = _REFERENCE_CODE
-                references.append(_Reference(column, place, field.kind, _read_method(field.kind)))
+                references.append(
+                    _ReadReference(column, place, field.kind, _read_method(field.kind))
+                )
             codes += f"{place - end}x{code}"
             end = place + field.inline_bytes
         order = [columns.get(name, len(columns) + index) for index, name in enumerate(self.names)]
-        return _Plan(
+        return _ReadingPlan(
             table_bytes,
             tuple(present),
             struct.Struct(codes).unpack_from,
@@ -129,7 +131,7 @@ class ReadTable:
             picker(order),
         )
 
-    def plan_at(self, data: bytes, position: int) -> tuple[_Plan, range]:
+    def plan_at(self, data: bytes, position: int) -> tuple[_ReadingPlan, range]:
         """Return the plan of a table that was verified, and the bytes that its vtable takes."""
         start = position - _I32.unpack_from(data, position)[0]
         (vtable_bytes,) = _U16.unpack_from(data, start)
@@ -162,7 +164,7 @@ class Reader:
         self._depth_max = depth_max
         self._layouts_max = layouts_max
         self._size = len(data)
-        self._plans: dict[tuple[str, bytes], _Plan] = {}
+        self._plans: dict[tuple[str, bytes], _ReadingPlan] = {}
         # A table is referred to at least once, so an honest buffer has no more than these fit.
         self._tables_max = min(tables_max, len(data) // REFERENCE_BYTES)
         self._tables_left = self._tables_max
@@ -231,7 +233,7 @@ class Reader:
             row[column] = read(self, kind, self._follow(position + place, row[column]), depth)
         return table.table(*plan.arrange(row))
 
-    def _read_vtable(self, table: ReadTable, position: int) -> _Plan:
+    def _read_vtable(self, table: ReadTable, position: int) -> _ReadingPlan:
         if position < 0 or position + _VTABLE_BYTES_MIN > self._size:
             raise HeaderError(f"{table.name}: vtable outside the header")
         (vtable_bytes,) = _U16.unpack_from(self._data, position)

@@ -52,7 +52,7 @@ WriteValue = Callable[["Writer", Any], int]
 """Appends a value to the buffer; returns the position where it begins."""
 
 
-class _Reference(NamedTuple):
+class _WrittenReference(NamedTuple):
     """A field that refers to something: its place in the table, and the function that writes it.
 
     `column` is its index among the contents.
@@ -64,7 +64,7 @@ class _Reference(NamedTuple):
     write: WriteValue
 
 
-class Placement(NamedTuple):
+class FieldPlacement(NamedTuple):
     """Where the fields of a table stand: a vtable, and the struct format of the table itself.
 
     `codes` begins with the distance to the vtable; references are padding, to be filled in later.
@@ -84,7 +84,7 @@ def in_order(fields: Sequence[Field]) -> list[Field]:
     )
 
 
-def place_fields(fields: Sequence[Field]) -> Placement:
+def place_fields(fields: Sequence[Field]) -> FieldPlacement:
     """Return where these fields stand in a table that has them and no others."""
     codes, end = "<i", 4
     places: dict[str, int] = {}
@@ -95,7 +95,7 @@ def place_fields(fields: Sequence[Field]) -> Placement:
     by_id = {field.id: places[field.name] for field in fields}
     slots = [by_id.get(slot, 0) for slot in range(max(by_id, default=-1) + 1)]
     vtable = struct.pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), end, *slots)
-    return Placement(
+    return FieldPlacement(
         vtable + _PADDING[len(vtable) % 4],
         f"{codes}{-end % 4}x" if end % 4 else codes,
         any(field.inline_bytes == _WIDE_BYTES for field in fields),
@@ -103,7 +103,7 @@ def place_fields(fields: Sequence[Field]) -> Placement:
     )
 
 
-class _Plan(NamedTuple):
+class _WritingPlan(NamedTuple):
     """How to write a table that has certain fields.
 
     `pack` takes the distance to the vtable and the `numbers`, which are picked from all contents.
@@ -113,7 +113,7 @@ class _Plan(NamedTuple):
     is_wide: bool
     pack: Callable[..., bytes]
     numbers: Callable[[Sequence[Any]], Sequence[Any]]
-    references: tuple[_Reference, ...]
+    references: tuple[_WrittenReference, ...]
 
 
 class WrittenTable:
@@ -164,18 +164,20 @@ class WrittenTable:
             put_u32(out, position + place, target - (position + place))
         return position
 
-    def _make_plan(self, is_present: tuple[bool, ...]) -> _Plan:
+    def _make_plan(self, is_present: tuple[bool, ...]) -> _WritingPlan:
         fields = [*compress(self._fields, is_present)]
         columns = [*compress(range(len(self._fields)), is_present)]
         number_count = sum(isinstance(field.kind, Scalar) for field in fields)
         placed = place_fields(fields)
-        return _Plan(
+        return _WritingPlan(
             placed.vtable,
             placed.is_wide,
             struct.Struct(placed.codes).pack,
             picker(columns[:number_count]),
             tuple(
-                _Reference(placed.places[field.name], column, field.name, self._writer(field.kind))
+                _WrittenReference(
+                    placed.places[field.name], column, field.name, self._writer(field.kind)
+                )
                 for field, column in zip(fields[number_count:], columns[number_count:], strict=True)
             ),
         )

@@ -134,7 +134,7 @@ class Servers:
         return ",".join(map(str, self.endpoints))
 
 
-class Table(Enum):
+class CatalogTable(Enum):
     """Values of the option `table`."""
 
     STREAMS = "streams"
@@ -149,7 +149,9 @@ class CatalogOptions:
     servers: Servers = field(
         metadata=reads(lambda reader: Servers(_read_endpoints(reader)), _ENDPOINT)
     )
-    table: Table = option("table", word(Table), Table.STREAMS, unset="none").field(
+    table: CatalogTable = option(
+        "table", word(CatalogTable), CatalogTable.STREAMS, unset="none"
+    ).field(
         "Instead of records, what the placement driver knows: `streams`, `ranges` or `cursors` (of"
         " consumer groups); a value is null if the range server that has it is down. In batch reads"
         " only, and with no other option but endpoint."

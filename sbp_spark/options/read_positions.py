@@ -30,7 +30,7 @@ from sbp_spark.options.declaring import (
     shown,
     word,
 )
-from sbp_spark.options.streams import FoundStream, parse_stream_ref
+from sbp_spark.options.stream_selection import FoundStream, parse_stream_ref
 
 _EARLIEST_IN_JSON: Final = -2
 _LATEST_IN_JSON: Final = -1
