@@ -45,8 +45,9 @@ SbpError
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Iterable
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 
 class StatusCode(enum.IntEnum):
@@ -294,6 +295,9 @@ class RangeSealedError(StatusError):
     outcome = Outcome.NOT_APPLIED
 
 
+_BOUNDS: Final = struct.Struct(">qq")
+
+
 class OffsetOutOfRangeError(StatusError):
     """The offset lies outside [start_offset, next_offset), the bounds that `detail` carries."""
 
@@ -303,19 +307,15 @@ class OffsetOutOfRangeError(StatusError):
     @staticmethod
     def encode_bounds(start_offset: int, next_offset: int) -> bytes:
         """Return `detail`: two big-endian int64."""
-        return start_offset.to_bytes(8, "big", signed=True) + next_offset.to_bytes(
-            8, "big", signed=True
-        )
+        return _BOUNDS.pack(start_offset, next_offset)
 
     @property
     def bounds(self) -> tuple[int, int] | None:
         """(start_offset, next_offset) that the server can serve, None if it did not say."""
-        if len(self.detail) != 16:
+        if len(self.detail) != _BOUNDS.size:
             return None
-        return (
-            int.from_bytes(self.detail[:8], "big", signed=True),
-            int.from_bytes(self.detail[8:], "big", signed=True),
-        )
+        start_offset, next_offset = _BOUNDS.unpack(self.detail)
+        return start_offset, next_offset
 
 
 class ThrottledError(StatusError):

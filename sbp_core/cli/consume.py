@@ -19,9 +19,8 @@ from sbp_core.client import Client, FetchItem
 from sbp_core.errors import (
     DamagedBatchError,
     DeadlineExceededError,
+    OffsetOutOfRangeError,
     RecordBatchError,
-    StatusCode,
-    error_for_code,
 )
 from sbp_core.records import (
     Envelope,
@@ -212,10 +211,9 @@ def _resolve(client: Client, stream_id: int, start: str | int | datetime) -> tup
         return bounds.next_offset, bounds.next_offset
     assert isinstance(start, int)
     if not bounds.start_offset <= start <= bounds.next_offset:
-        raise error_for_code(
-            StatusCode.OFFSET_OUT_OF_RANGE,
+        raise OffsetOutOfRangeError.of(
             f"--from {start}: the stream has offsets {bounds.start_offset} to"
-            f" {bounds.next_offset}, exclusive",
+            f" {bounds.next_offset}, exclusive"
         )
     return start, bounds.next_offset
 

@@ -12,7 +12,7 @@ from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_table
 from sbp_core.cli.parsing import add_client_options
 from sbp_core.client import Client, CursorInfo, GroupInfo, StreamBounds, StreamInfo
-from sbp_core.errors import StatusCode, error_for_code
+from sbp_core.errors import NotFoundError
 
 _HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "")
 
@@ -67,9 +67,8 @@ def lag(options: Namespace) -> int:
             return 0
         cursors = client.describe_cursors(options.group)
         if not cursors:
-            raise error_for_code(
-                StatusCode.NOT_FOUND,
-                f"group {options.group} has no cursors; `sbp lag` lists the groups that have some",
+            raise NotFoundError.of(
+                f"group {options.group} has no cursors; `sbp lag` lists the groups that have some"
             )
         found = _find_lags(client, cursors, now_ms)
     if options.json:

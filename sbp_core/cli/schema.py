@@ -16,7 +16,7 @@ from sbp_core.cli.connect import connect, find_stream, titled
 from sbp_core.cli.output import show_time, write_json, write_line
 from sbp_core.cli.parsing import Actions, parse_path
 from sbp_core.client import SchemaVersion, StreamInfo, newest_schemas
-from sbp_core.errors import ConfigurationError, NotFoundError, StatusCode
+from sbp_core.errors import ConfigurationError, NotFoundError
 from sbp_core.records import Change, Difference, StreamSchema, compare_schemas, field_text
 from sbp_core.regular_files import open_regular
 
@@ -164,9 +164,8 @@ def _described(info: StreamInfo, version: SchemaVersion) -> dict[str, object]:
 
 
 def _untyped(info: StreamInfo) -> NotFoundError:
-    return NotFoundError(
-        StatusCode.NOT_FOUND,
-        f"{titled(info)} has no schema: its records are plain, or it has none yet",
+    return NotFoundError.of(
+        f"{titled(info)} has no schema: its records are plain, or it has none yet"
     )
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import StatusCode, ThrottledError
+from sbp_core.errors import ThrottledError
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -152,16 +152,14 @@ class Admission:
         """Count a connection. Raises ThrottledError when it must be refused."""
         count = self._counts[owner]
         if self.is_full_for(owner):
-            raise ThrottledError(
-                StatusCode.TOO_MANY_REQUESTS,
+            raise ThrottledError.of(
                 f"{owner} has {count} connections open already, the limit for one address: close"
-                " some, or raise connections_per_address_max of the server",
+                " some, or raise connections_per_address_max of the server"
             )
         if self.connection_count >= limits.CONNECTIONS_MAX + self._reserve_for(owner):
-            raise ThrottledError(
-                StatusCode.TOO_MANY_REQUESTS,
+            raise ThrottledError.of(
                 f"the server has {self.connection_count} connections open already, its limit; retry"
-                " later, or close some",
+                " later, or close some"
             )
         self._counts[owner] += 1
 

@@ -327,9 +327,7 @@ Handler = AsyncHandler | PromptHandler
 
 
 def _late() -> RequestTimeoutError:
-    return RequestTimeoutError(
-        StatusCode.REQUEST_TIMEOUT, "not done within the timeout_ms of the request"
-    )
+    return RequestTimeoutError.of("not done within the timeout_ms of the request")
 
 
 class Dispatcher:

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import ConfigurationError, SbpError, StatusCode, ThrottledError
+from sbp_core.errors import ConfigurationError, SbpError, ThrottledError
 from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.server.accepting import Acceptor, Admission, is_spare, local_reserve, owner_of
 from sbp_core.server.budget import Budget
@@ -134,9 +134,8 @@ class Listener:
     def _on_accepted(self, connection: socket.socket, address: str) -> None:
         try:
             if is_spare(connection):
-                raise ThrottledError(
-                    StatusCode.TOO_MANY_REQUESTS,
-                    "the server can open only a few more files; raise its limit of open files",
+                raise ThrottledError.of(
+                    "the server can open only a few more files; raise its limit of open files"
                 )
             owner = owner_of(address)
             self._admit(owner)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import StatusCode, ThrottledError
+from sbp_core.errors import ThrottledError
 from sbp_core.sockets import AsyncSocket
 from sbp_core.wire.checksum import Buffer
 
@@ -385,10 +385,9 @@ class Echo:
         if self._unread.may_begin_echo(size):
             self._taken_bytes = size
             return None
-        return ThrottledError(
-            StatusCode.TOO_MANY_REQUESTS,
+        return ThrottledError.of(
             f"a PING of {size} bytes is not echoed while too many answers wait to be read; send"
-            f" {limits.PING_ECHO_BYTES} bytes at most, or retry later",
+            f" {limits.PING_ECHO_BYTES} bytes at most, or retry later"
         )
 
     def end(self) -> None:

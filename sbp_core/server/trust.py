@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import InvalidRequestError, PermissionDeniedError, StatusCode
+from sbp_core.errors import InvalidRequestError, PermissionDeniedError
 from sbp_core.wire.status import shown
 
 SECRETS_FEATURE: Final = "server-secrets"
@@ -55,7 +55,7 @@ class Standing:
 
 def denied(message: str, detail: bytes = b"") -> PermissionDeniedError:
     """Return the error of a request that its sender may not make."""
-    return PermissionDeniedError(StatusCode.PERMISSION_DENIED, message, detail)
+    return PermissionDeniedError.of(message, detail)
 
 
 def check_cluster(claimed: str | None, own: str, *, is_required: bool = False) -> None:
@@ -64,14 +64,12 @@ def check_cluster(claimed: str | None, own: str, *, is_required: bool = False) -
     Also for none where one `is_required`: of a server, which knows its cluster.
     """
     if is_required and not claimed:
-        raise InvalidRequestError(
-            StatusCode.INVALID_REQUEST,
-            f"this is cluster {own}; the HEARTBEAT of a server must carry the id of its cluster",
+        raise InvalidRequestError.of(
+            f"this is cluster {own}; the HEARTBEAT of a server must carry the id of its cluster"
         )
     if claimed and claimed != own:
-        raise InvalidRequestError(
-            StatusCode.INVALID_REQUEST,
+        raise InvalidRequestError.of(
             f"this is cluster {own}, and the peer is of cluster {shown(claimed)}. Connect to the"
             " placement driver of that one, or, if both should be the same, restore the right data"
-            " directory: that of the placement driver, or of the peer. No data was changed",
+            " directory: that of the placement driver, or of the peer. No data was changed"
         )

@@ -26,7 +26,6 @@ from sbp_core.errors import (
     ProtocolError,
     SbpError,
     ShuttingDownError,
-    StatusCode,
     ThrottledError,
 )
 from sbp_core.session.negotiation import NOTHING, Agreement
@@ -136,9 +135,8 @@ class Connection:
         if not self._enter(ConnectionInput.START_CALL):
             raise self._refusal()
         if len(self._calls) >= limits.CALLS_IN_FLIGHT_MAX:
-            raise ThrottledError(
-                StatusCode.TOO_MANY_REQUESTS,
-                f"{limits.CALLS_IN_FLIGHT_MAX} calls are open on this connection already",
+            raise ThrottledError.of(
+                f"{limits.CALLS_IN_FLIGHT_MAX} calls are open on this connection already"
             )
         call_id = self._next_call_id
         buffers = self._encode(opcode, _REQUEST, call_id, header, self.pack(payload))
@@ -278,9 +276,8 @@ class Connection:
         if not self._enter(ConnectionInput.RECEIVE_REQUEST):
             return RequestRefused(frame, self._refusal())
         if len(self._requests) >= limits.CALLS_IN_FLIGHT_MAX:
-            error = ThrottledError(
-                StatusCode.TOO_MANY_REQUESTS,
-                f"{limits.CALLS_IN_FLIGHT_MAX} requests are open on this connection already",
+            error = ThrottledError.of(
+                f"{limits.CALLS_IN_FLIGHT_MAX} requests are open on this connection already"
             )
             return RequestRefused(frame, error)
         self._requests.add(frame.call_id)
@@ -331,9 +328,7 @@ class Connection:
 
     def _refusal(self) -> SbpError:
         if self.state is ConnectionState.DRAINING:
-            return ShuttingDownError(
-                StatusCode.RS_SHUTTING_DOWN, "this connection is going away; use another one"
-            )
+            return ShuttingDownError.of("this connection is going away; use another one")
         return ConnectError("the connection is closed; nothing was sent")
 
 

@@ -115,11 +115,10 @@ def check_is_batched(header: Buffer) -> None:
         status = decode_header(ListRangesResponse, header).status
         if status is not None or decode_system_error(header).status is None:
             return
-    raise UnsupportedError(
-        StatusCode.UNSUPPORTED_VERSION,
+    raise UnsupportedError.of(
         "the server speaks ElasticStream's protocol of May 2023 or later, of one item per request,"
         f" which is not supported; {Dialect.ELASTICSTREAM_2023_04} and the specification are. Use"
-        " the placement driver of another cluster; nothing else was sent to this one",
+        " the placement driver of another cluster; nothing else was sent to this one"
     )
 
 

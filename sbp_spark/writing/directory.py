@@ -16,7 +16,6 @@ from sbp_core.errors import (
     NotFoundError,
     SbpError,
     SchemaError,
-    StatusCode,
     UnsupportedError,
 )
 from sbp_core.records import Change, Comparison, StreamSchema, compare_schemas
@@ -202,10 +201,9 @@ class StreamDirectory:
             missing = [ref for ref in missing if ref.text not in self._ids]
         if missing:
             named = listed([f"stream {ref.text!r}" for ref in missing])
-            error = NotFoundError(
-                StatusCode.NOT_FOUND,
+            error = NotFoundError.of(
                 f"{where}: not found: {named}; on the command line:"
-                " `sbp streams create NAME`, or set createStreams=true",
+                " `sbp streams create NAME`, or set createStreams=true"
             )
             self._faults |= {ref.text: error for ref in missing}
 

@@ -149,10 +149,9 @@ class Unasked:
         echo_bytes = len(request.header) + len(request.payload)
         if echo_bytes <= limits.PING_ECHO_BYTES or unsent_bytes <= limits.PING_UNSENT_BYTES_MAX:
             return None
-        return ThrottledError(
-            StatusCode.TOO_MANY_REQUESTS,
+        return ThrottledError.of(
             f"{unsent_bytes} bytes wait to be sent on this connection; a request of {echo_bytes}"
-            f" bytes is echoed while there are {limits.PING_UNSENT_BYTES_MAX} at most",
+            f" bytes is echoed while there are {limits.PING_UNSENT_BYTES_MAX} at most"
         )
 
     def on_answer(self, answer_bytes: int) -> None:
@@ -228,10 +227,9 @@ class Conversation:
         if self._reason is not None:
             raise not_sent(self.endpoint, self._reason)
         if unsent_bytes > limits.UNSENT_BYTES_MAX:
-            raise ThrottledError(
-                StatusCode.TOO_MANY_REQUESTS,
+            raise ThrottledError.of(
                 f"{unsent_bytes} bytes wait to be sent to {self.endpoint}, which does not read"
-                f" them; at most {limits.UNSENT_BYTES_MAX} are kept",
+                f" them; at most {limits.UNSENT_BYTES_MAX} are kept"
             )
         ticket = Ticket(sink, call.answer_bytes_max)
         if self._is_early(call):
