@@ -51,7 +51,6 @@ _CHECKSUM: Final = struct.Struct(">I")
 _LENGTH_OFFSET: Final = 4
 _PAYLOAD_ALIGNMENT_BYTES: Final = 8
 """Record batches in payloads, and columns in record batches, are aligned to this."""
-_FRAME_OVERHEAD_BYTES: Final = _PREFIX.size + _CHECKSUM.size
 
 _UNCOMPRESSED_LENGTH: Final = struct.Struct(">I")
 _CODEC: Final = pa.Codec("zstd")
