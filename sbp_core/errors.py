@@ -13,30 +13,31 @@ SbpError
 |   +-- ConnectionLostError     the connection broke while a call was open
 +-- DeadlineExceededError       no answer in time
 +-- StatusError                 the peer answered with an error status
-|   +-- InvalidRequestError
-|   +-- UnsupportedError
-|   +-- PermissionDeniedError
-|   +-- NotFoundError
-|   +-- AlreadyExistsError
-|   +-- RangeNotFoundError
-|   +-- RangeSealedError
-|   +-- OffsetOutOfRangeError
-|   +-- ThrottledError
+|   +-- RefusedError            nothing was done
+|   |   +-- InvalidRequestError
+|   |   +-- UnsupportedError
+|   |   +-- PermissionDeniedError
+|   |   +-- NotFoundError
+|   |   +-- AlreadyExistsError
+|   |   +-- RangeNotFoundError
+|   |   +-- RangeSealedError
+|   |   +-- OffsetOutOfRangeError
+|   |   +-- ThrottledError
+|   |   +-- NotLeaderError
+|   |   +-- RangeOpenError
+|   |   +-- NoRangeServerError
+|   |   +-- ShuttingDownError
+|   |   +-- DiskFullError
+|   |   +-- WriterGapError
+|   |   +-- WritersNotThereError
+|   |   +-- TxnEndedError
+|   |   +-- TxnIncompleteError
+|   |   +-- TxnAbortedError
 |   +-- RequestTimeoutError
-|   +-- NotLeaderError
-|   +-- RangeOpenError
-|   +-- NoRangeServerError
 |   +-- SealUnansweredError
-|   +-- ShuttingDownError
 |   +-- StorageError
-|   +-- DiskFullError
-|   +-- WriterGapError
 |   +-- WriterRepeatError
 |   +-- WriterUnknownError
-|   +-- WritersNotThereError
-|   +-- TxnEndedError
-|   +-- TxnIncompleteError
-|   +-- TxnAbortedError
 +-- LogError                    the durable log on this machine
     +-- LogCorruptionError
     +-- LogWriteError
@@ -195,6 +196,9 @@ class DeadlineExceededError(SbpError):
     outcome = Outcome.UNKNOWN
 
 
+_ERROR_BY_CODE: Final[dict[int, type[StatusError]]] = {}
+
+
 class StatusError(SbpError):
     """The peer answered with an error status: `code`, and `detail` bytes whose form it defines.
 
@@ -206,6 +210,11 @@ class StatusError(SbpError):
     codes: ClassVar[tuple[int, ...]] = ()
     outcome = Outcome.UNKNOWN
     throttle_time_ms: int = 0
+
+    def __init_subclass__(cls) -> None:
+        claimed: tuple[int, ...] = vars(cls).get("codes", ())  # not what it inherits
+        assert not _ERROR_BY_CODE.keys() & claimed, f"{cls}: a code is claimed twice"
+        _ERROR_BY_CODE.update(dict.fromkeys(claimed, cls))
 
     def __init__(self, code: int, message: str, detail: bytes = b"") -> None:
         super().__init__(message)
@@ -229,11 +238,16 @@ class StatusError(SbpError):
         return type(self), (self.code, self.message, self.detail)
 
 
-class InvalidRequestError(StatusError):
+class RefusedError(StatusError):
+    """The peer refused what was asked for: it had no effect."""
+
+    outcome = Outcome.NOT_APPLIED
+
+
+class InvalidRequestError(RefusedError):
     """The request is malformed or asks for something that is not allowed."""
 
     codes = (StatusCode.INVALID_REQUEST, StatusCode.BAD_REQUEST)
-    outcome = Outcome.NOT_APPLIED
 
 
 def invalid(message: str) -> InvalidRequestError:
@@ -241,7 +255,7 @@ def invalid(message: str) -> InvalidRequestError:
     return InvalidRequestError.of(message)
 
 
-class UnsupportedError(StatusError):
+class UnsupportedError(RefusedError):
     """The peer does not know the operation or a feature that the request needs."""
 
     codes = (
@@ -249,10 +263,9 @@ class UnsupportedError(StatusError):
         StatusCode.UNSUPPORTED_OPERATION,
         StatusCode.UNKNOWN_OPERATION,
     )
-    outcome = Outcome.NOT_APPLIED
 
 
-class PermissionDeniedError(StatusError):
+class PermissionDeniedError(RefusedError):
     """The server refuses the request: only another sender may make it.
 
     Some requests to range servers are for the placement driver of their cluster alone, which has to
@@ -260,49 +273,43 @@ class PermissionDeniedError(StatusError):
     """
 
     codes = (StatusCode.PERMISSION_DENIED,)
-    outcome = Outcome.NOT_APPLIED
 
 
-class NotFoundError(StatusError):
+class NotFoundError(RefusedError):
     """The stream does not exist (or was deleted)."""
 
     codes = (StatusCode.NOT_FOUND,)
-    outcome = Outcome.NOT_APPLIED
 
 
-class AlreadyExistsError(StatusError):
+class AlreadyExistsError(RefusedError):
     """The name of a stream is in use, or another range server has the same identity."""
 
     codes = (StatusCode.CONFLICT,)
-    outcome = Outcome.NOT_APPLIED
 
 
-class RangeNotFoundError(StatusError):
+class RangeNotFoundError(RefusedError):
     """The server does not host the range."""
 
     codes = (StatusCode.RANGE_NOT_FOUND, StatusCode.SEAL_RANGE_NOT_FOUND)
     retriable = True
     refreshes_placement = True
-    outcome = Outcome.NOT_APPLIED
 
 
-class RangeSealedError(StatusError):
+class RangeSealedError(RefusedError):
     """The range is sealed; the stream goes on in another one."""
 
     codes = (StatusCode.RANGE_ALREADY_SEALED,)
     retriable = True
     refreshes_placement = True
-    outcome = Outcome.NOT_APPLIED
 
 
 _BOUNDS: Final = struct.Struct(">qq")
 
 
-class OffsetOutOfRangeError(StatusError):
+class OffsetOutOfRangeError(RefusedError):
     """The offset lies outside [start_offset, next_offset), the bounds that `detail` carries."""
 
     codes = (StatusCode.OFFSET_OUT_OF_RANGE,)
-    outcome = Outcome.NOT_APPLIED
 
     @staticmethod
     def encode_bounds(start_offset: int, next_offset: int) -> bytes:
@@ -318,12 +325,11 @@ class OffsetOutOfRangeError(StatusError):
         return start_offset, next_offset
 
 
-class ThrottledError(StatusError):
+class ThrottledError(RefusedError):
     """The server is over a limit; wait and try again."""
 
     codes = (StatusCode.TOO_MANY_REQUESTS,)
     retriable = True
-    outcome = Outcome.NOT_APPLIED
 
 
 class RequestTimeoutError(StatusError):
@@ -333,7 +339,7 @@ class RequestTimeoutError(StatusError):
     retriable = True
 
 
-class NotLeaderError(StatusError):
+class NotLeaderError(RefusedError):
     """The placement driver is not the leader; `detail` describes the cluster.
 
     Where the ranges are has nothing to do with it: the same call is for another one to answer.
@@ -341,22 +347,19 @@ class NotLeaderError(StatusError):
 
     codes = (StatusCode.PD_NOT_LEADER, StatusCode.ES_PD_NOT_LEADER)
     retriable = True
-    outcome = Outcome.NOT_APPLIED
 
 
-class RangeOpenError(StatusError):
+class RangeOpenError(RefusedError):
     """The stream's last range is open: seal it before another one can be created."""
 
     codes = (StatusCode.CREATE_RANGE_BEFORE_SEAL,)
-    outcome = Outcome.NOT_APPLIED
 
 
-class NoRangeServerError(StatusError):
+class NoRangeServerError(RefusedError):
     """Too few range servers are alive, or the one that is needed does not answer."""
 
     codes = (StatusCode.PD_NO_AVAILABLE_RS,)
     retriable = True
-    outcome = Outcome.NOT_APPLIED
 
 
 class SealUnansweredError(StatusError):
@@ -366,13 +369,12 @@ class SealUnansweredError(StatusError):
     retriable = True
 
 
-class ShuttingDownError(StatusError):
+class ShuttingDownError(RefusedError):
     """The server is draining and accepts no new calls."""
 
     codes = (StatusCode.RS_SHUTTING_DOWN,)
     retriable = True
     refreshes_placement = True
-    outcome = Outcome.NOT_APPLIED
 
 
 class StorageError(StatusError):
@@ -381,19 +383,17 @@ class StorageError(StatusError):
     codes = (StatusCode.RS_INTERNAL, StatusCode.RS_DATA_CORRUPTED)
 
 
-class DiskFullError(StatusError):
+class DiskFullError(RefusedError):
     """The server's disk has no room for appends; reads go on."""
 
     codes = (StatusCode.RS_DISK_FULL,)
     retriable = True
-    outcome = Outcome.NOT_APPLIED
 
 
-class WriterGapError(StatusError):
+class WriterGapError(RefusedError):
     """An earlier batch of the writer is missing: the one to append next is in `detail`."""
 
     codes = (StatusCode.WRITER_GAP,)
-    outcome = Outcome.NOT_APPLIED
 
     @staticmethod
     def encode_expected(sequence: int) -> bytes:
@@ -423,7 +423,7 @@ class WriterUnknownError(StatusError):
     codes = (StatusCode.WRITER_UNKNOWN,)
 
 
-class WritersNotThereError(StatusError):
+class WritersNotThereError(RefusedError):
     """The server has just got the range, and does not know the numbers of the writers yet.
 
     It gets them from the server of the range before. Retry: until then a repeat would be appended
@@ -433,28 +433,24 @@ class WritersNotThereError(StatusError):
     codes = (StatusCode.WRITERS_NOT_THERE,)
     retriable = True
     refreshes_placement = True
-    outcome = Outcome.NOT_APPLIED
 
 
-class TxnEndedError(StatusError):
+class TxnEndedError(RefusedError):
     """The transaction was published or aborted before: nothing can be staged under its id."""
 
     codes = (StatusCode.TXN_ENDED,)
-    outcome = Outcome.NOT_APPLIED
 
 
-class TxnIncompleteError(StatusError):
+class TxnIncompleteError(RefusedError):
     """The server has not staged all records that the commit names: none of them was published."""
 
     codes = (StatusCode.TXN_INCOMPLETE,)
-    outcome = Outcome.NOT_APPLIED
 
 
-class TxnAbortedError(StatusError):
+class TxnAbortedError(RefusedError):
     """The placement driver has given up one of the transactions that are to be committed."""
 
     codes = (StatusCode.TXN_ABORTED,)
-    outcome = Outcome.NOT_APPLIED
 
 
 class LogError(SbpError):
@@ -469,19 +465,6 @@ class LogWriteError(LogError):
     """A write or sync failed: nothing more may be acknowledged by this process."""
 
     outcome = Outcome.UNKNOWN
-
-
-def _claimed_codes() -> dict[int, type[StatusError]]:
-    claimed: dict[int, type[StatusError]] = {}
-    for error in StatusError.__subclasses__():
-        for code in error.codes:
-            if code in claimed:
-                raise AssertionError(f"status code {code} is claimed twice")
-            claimed[code] = error
-    return claimed
-
-
-_ERROR_BY_CODE = _claimed_codes()
 
 
 def error_for_code(code: int, message: str, detail: bytes = b"") -> StatusError:

