@@ -74,11 +74,11 @@ def new_streams(client: Client) -> Callable[[int], list[str]]:
 
 
 @pytest.fixture(scope="session")
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresqlServer]:
+def postgresql() -> Iterator[PostgresqlServer]:
     """The PostgreSQL server of the run."""
     from store_homes import PostgresqlServer
 
-    server = PostgresqlServer(tmp_path_factory.mktemp("postgresql"))
+    server = PostgresqlServer()
     yield server
     server.stop()
 

@@ -1,6 +1,7 @@
 """Homes of a metadata store, and the PostgreSQL server of the test session."""
 
 import shutil
+import tempfile
 import warnings
 from itertools import count
 
@@ -18,7 +19,10 @@ NO_LEASE_MS = 0
 class PostgresqlServer:
     """A real server, in a folder of its own; each test has a database of its own."""
 
-    def __init__(self, folder):
+    def __init__(self):
+        # Not in pytest's folder: as root, the server runs as another user, and each run of pytest
+        # that starts closes that folder to other users.
+        folder = tempfile.mkdtemp(prefix="sbp-postgresql-")
         with warnings.catch_warnings():
             # It looks at XDG_RUNTIME_DIR, which containers lack; the folder is given here.
             warnings.simplefilter("ignore")
