@@ -43,6 +43,7 @@ EXAMPLES: Final = {
     "advertise_host": "log.example.org",
     "ready_file": "sbp-ready.json",
     "data_dir": "/var/lib/sbp",
+    "store": "postgresql://sbp@db.example.org/sbp",
     "placement_driver": "pd1.example.org:12378,pd2.example.org:12378",
 }
 """Values of settings that have no default."""

@@ -375,6 +375,12 @@ ADDRESS_LENGTH_MAX: Final = 280
 """Characters of host:port; a host name has at most 253."""
 DRIVER_NAME_LENGTH_MAX: Final = 64
 """Characters of the name of a placement driver."""
+DRIVER_LEASE_MS: Final = 3_000
+"""How long one placement driver of several leads after each renewal."""
+DRIVER_RENEWAL_MS: Final = 1_000
+"""How often it renews that, and the others look whether it still does."""
+DRIVER_FORGOTTEN_MS: Final = 3_600_000
+"""Time after which a placement driver that was not seen is no longer named."""
 STREAMS_MAX: Final = 100_000
 """Streams of a cluster: each takes the placement driver 100 bytes of memory, and 10 us at start."""
 RANGES_PER_STREAM_MAX: Final = 10_000

@@ -18,6 +18,7 @@ from sbp_core.pd.metadata.sqlite_inspection import (
     check_store,
     find_store,
 )
+from sbp_core.pd.metadata.store import data_dir_of, is_shared
 from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME, load_identity, read_driver_commit
 
 _SERVERS: Final = "range-server-*"
@@ -25,7 +26,9 @@ _SERVERS: Final = "range-server-*"
 
 def check(options: Namespace) -> int:
     """Read all metadata; return 1 if they are damaged or older than they were."""
-    directory = find_store(Path(options.folder))
+    if is_shared(options.folder):
+        return _check_database(options.folder, is_json=options.json)
+    directory = find_store(data_dir_of(options.folder))
     report = check_store(directory, _witnesses(directory))
     if options.json:
         _show_json(report)
@@ -38,9 +41,9 @@ def check(options: Namespace) -> int:
 
 def accept(options: Namespace) -> int:
     """Let a placement driver start with metadata that are damaged, or older than they were."""
-    if "://" in options.folder:
+    if is_shared(options.folder):
         return _accept_database(options.folder)
-    directory = find_store(Path(options.folder))
+    directory = find_store(data_dir_of(options.folder))
     report = accept_store(directory, _witnesses(directory))
     _show(report)
     if report.is_intact:
@@ -52,8 +55,37 @@ def accept(options: Namespace) -> int:
     return 0
 
 
+def _check_database(url: str, *, is_json: bool) -> int:
+    from sbp_core.pd.metadata.postgresql import shown_url
+    from sbp_core.pd.metadata.postgresql_inspection import check_database
+
+    report = check_database(url)
+    commit, leader, row_count = report.commit, report.leader, sum(report.row_counts.values())
+    if is_json:
+        output.write_json(
+            {
+                "store": shown_url(url),
+                "is_intact": True,
+                "schema_version": report.version,
+                "rows": report.row_counts,
+                "commit": commit.number,
+                "life": commit.life_id or None,
+                "term": leader.term,
+                "leader": leader.address if leader.is_leading else None,
+            }
+        )
+        return 0
+    leading = f"{leader.name} at {leader.address} leads" if leader.is_leading else "none leads"
+    output.write_line(
+        f"{shown_url(url)}: schema version {report.version}, {len(report.row_counts)} tables,"
+        f" {row_count} rows, {commit}; term {leader.term}, {leading}"
+    )
+    return 0
+
+
 def _accept_database(url: str) -> int:
-    from sbp_core.pd.metadata.postgresql import accept_database, shown_url
+    from sbp_core.pd.metadata.postgresql import shown_url
+    from sbp_core.pd.metadata.postgresql_inspection import accept_database
 
     lost_after = accept_database(url)
     output.write_line(

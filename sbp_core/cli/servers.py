@@ -21,12 +21,19 @@ def add_pd(parser: ArgumentParser) -> None:
     """Declare `sbp pd` and its actions."""
     parser.description = (
         "Run one placement driver until SIGTERM or Ctrl-C; SIGHUP is logged and changes nothing."
-        " Its metadata are in its data folder. Options win over the configuration file, and that"
-        " over the defaults. The actions are for a placement driver that is stopped."
+        " Its metadata are in its data folder, or in the database of --store. Options win over the"
+        " configuration file, and that over the defaults. The actions are for a placement driver"
+        " that is stopped."
     )
     _add_server_options(parser, 12378)
     parser.add_argument(
         "--name", help="its name among those of the cluster (default: placement-driver)"
+    )
+    parser.add_argument(
+        "--store",
+        metavar="URL",
+        help="metadata in postgresql://USER@HOST:PORT/DATABASE, which several placement drivers may"
+        " share, or sqlite:///DIRECTORY/metadata.sqlite (default: SQLite in the data folder)",
     )
     add_process_options(parser, "conf/pd.toml")
     parser.set_defaults(run=PD.run)
@@ -36,8 +43,9 @@ def add_pd(parser: ArgumentParser) -> None:
         _of_stopped("check"),
         help="find damage and missing commits",
         description="Read all metadata, compare each row with its checksum, and the last commit"
-        " with what metadata.mark and the range servers of the same folder know. Nothing is"
-        " changed. Exit code 1 if a placement driver would not start with them.",
+        " with what metadata.mark and the range servers of the same folder know. A PostgreSQL"
+        " database checks its rows itself: what is shown is its content, and which placement driver"
+        " leads. Nothing is changed. Exit code 1 if a placement driver would not start with them.",
     )
     check_parser.add_argument("--json", action="store_true", help="print JSON, one object")
     accept_parser = actions.add(
@@ -48,13 +56,13 @@ def add_pd(parser: ArgumentParser) -> None:
         " copy is left. Missing streams, cursors and decisions are lost. Ids that were assigned"
         " since are not assigned again. Intact metadata are not changed.",
     )
-    help_text = "data folder of a placement driver, or of `sbp serve`"
-    check_parser.add_argument("folder", metavar="DIR", help=help_text)
-    accept_parser.add_argument(
-        "folder",
-        metavar="DIR-OR-URL",
-        help=f"{help_text}; or the URL of a PostgreSQL database with metadata",
-    )
+    for action in (check_parser, accept_parser):
+        action.add_argument(
+            "folder",
+            metavar="DIR-OR-URL",
+            help="data folder of a placement driver, or of `sbp serve`; or the URL of a PostgreSQL"
+            " database with metadata",
+        )
 
 
 def add_range_server(parser: ArgumentParser) -> None:

@@ -12,16 +12,18 @@ import re
 import reprlib
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.pd.capacity import CapacityLimits
-from sbp_core.pd.metadata.store import StoreThread, open_store
+from sbp_core.pd.election import Election
+from sbp_core.pd.metadata.store import StoreThread, is_shared, open_store
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.listener import Listener
-from sbp_core.server.runtime import Clock, SystemClock, cancel_all
+from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.server.settings import ListenerSettings, integer_setting, port_setting, setting
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
 
@@ -37,6 +39,12 @@ class PlacementDriverSettings(ListenerSettings, CapacityLimits):
         "Name of this placement driver among those of the cluster.",
         f"letters, digits, '.', '_' and '-', 1..{limits.DRIVER_NAME_LENGTH_MAX} of them",
         default="placement-driver",
+    )
+    store: str | None = setting(
+        "Where the metadata are: a PostgreSQL database, which several placement drivers may share,"
+        " or an SQLite file; the latter in data_dir when not set.",
+        "postgresql://USER@HOST:PORT/DATABASE or sqlite:///DIRECTORY/metadata.sqlite",
+        default=None,
     )
     port: int = port_setting(12378)
     heartbeat_timeout_ms: int = integer_setting(
@@ -58,11 +66,18 @@ class PlacementDriverSettings(ListenerSettings, CapacityLimits):
 
     def __post_init__(self) -> None:
         ListenerSettings.__post_init__(self)
+        if self.store is not None and (not isinstance(self.store, str) or "://" not in self.store):
+            raise ConfigurationError(f"store: expected a URL, got {reprlib.repr(self.store)}")
         if not isinstance(self.name, str) or _NAME.fullmatch(self.name) is None:
             raise ConfigurationError(
                 f"name: expected letters, digits, '.', '_' and '-', {limits.DRIVER_NAME_LENGTH_MAX}"
                 f" at most, got {reprlib.repr(self.name)}"
             )
+
+    @property
+    def home(self) -> Path | str:
+        """The data directory or URL of the metadata, for `open_store`."""
+        return self.data_dir if self.store is None else self.store
 
 
 class PlacementDriver:
@@ -89,18 +104,11 @@ class PlacementDriver:
         settings = self._settings
         async with AsyncExitStack() as started:
             self._store = store = await StoreThread.open(
-                lambda: open_store(settings.data_dir, settings)
+                lambda: open_store(settings.home, settings)
             )
             started.push_async_callback(store.close)
             store.failed.add_done_callback(self._on_failure)
-            self._handlers = handlers = PlacementDriverHandlers(
-                store,
-                self._membership,
-                self._clock,
-                lambda: self.endpoint,
-                name=settings.name,
-                batch_number_leap_max=settings.batch_number_leap_max,
-            )
+            handlers = self._make_handlers(store)
             started.push_async_callback(handlers.stop)
             self._listener = listener = Listener(
                 handlers.by_opcode(),
@@ -111,25 +119,37 @@ class PlacementDriver:
             )
             started.push_async_callback(listener.drain)
             started.push_async_callback(handlers.rest)  # else `drain` waits for these calls
-            await handlers.start()
+            if isinstance(handlers, PlacementDriverHandlers):
+                await handlers.start()
             self._port = await listener.start(settings.host, settings.port)
-            looking = asyncio.create_task(self._log_missing_servers(store))
-            started.push_async_callback(cancel_all, [looking])
+            if isinstance(handlers, Election):  # it announces the port
+                await handlers.start(self.endpoint)
             self._started = started.pop_all()
         return self.endpoint
 
-    async def _log_missing_servers(self, store: StoreThread) -> None:
-        """Log which servers host open ranges and have sent no heartbeat since the start, once."""
-        await asyncio.sleep(self._settings.heartbeat_timeout_ms / 1000)
-        counts = await store.run(lambda store: store.open_range_counts())
-        addresses = await store.run(lambda store: store.servers.addresses())
-        live = self._membership.live_server_ids()
-        for server_id in sorted(counts.keys() - {*live}):
-            _LOG.warning(
-                "range server missing server=%d address=%s open_ranges=%d: no heartbeat since the"
-                " start; start it with its data directory",
-                *(server_id, addresses.get(server_id, "unknown"), counts[server_id]),
+    def _make_handlers(self, store: StoreThread) -> PlacementDriverHandlers | Election:
+        settings = self._settings
+
+        def make(store: StoreThread) -> PlacementDriverHandlers:
+            return PlacementDriverHandlers(
+                store,
+                self._membership,
+                self._clock,
+                lambda: self.endpoint,
+                name=settings.name,
+                batch_number_leap_max=settings.batch_number_leap_max,
             )
+
+        if not is_shared(settings.home):
+            return make(store)
+        return Election(
+            str(settings.home),
+            store,
+            self._membership,
+            self._clock,
+            name=settings.name,
+            make_handlers=make,
+        )
 
     async def stop(self) -> None:
         """Let open calls finish, then close the connections and the metadata."""

@@ -106,6 +106,20 @@ class Membership:
         return round(1000 * silence_seconds) >= self.timeout_ms
 
 
+async def log_missing_servers(store: StoreThread, membership: Membership) -> None:
+    """Log which servers host open ranges and have sent no heartbeat since the start, once."""
+    await asyncio.sleep(membership.timeout_ms / 1000)
+    counts = await store.run(lambda store: store.open_range_counts())
+    addresses = await store.run(lambda store: store.servers.addresses())
+    live = membership.live_server_ids()
+    for server_id in sorted(counts.keys() - {*live}):
+        _LOG.warning(
+            "range server missing server=%d address=%s open_ranges=%d: no heartbeat since the"
+            " start; start it with its data directory",
+            *(server_id, addresses.get(server_id, "unknown"), counts[server_id]),
+        )
+
+
 class Placement:
     """Chooses servers for a batch of new ranges, counting those that it placed."""
 

@@ -79,22 +79,24 @@ class RangeServerProcess(ServerProcess):
     """A range server."""
 
     def __init__(self, folder: Path, placement_driver: str, *, heartbeat_interval_ms: int) -> None:
-        super().__init__(str(folder), placement_driver, str(heartbeat_interval_ms))
+        super().__init__("range-server", str(folder), placement_driver, str(heartbeat_interval_ms))
 
 
 class PlacementDriverProcess(ServerProcess):
-    """A placement driver."""
+    """A placement driver, alone, or one of several on the database `store`."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(str(folder))
+    def __init__(
+        self, folder: Path, *, store: str | None = None, name: str = "placement-driver"
+    ) -> None:
+        super().__init__("pd", str(folder), store or "", name)
 
 
-async def serve(folder: str, *words: str) -> None:
+async def serve(kind: str, folder: str, *words: str) -> None:
     """Run until standard input ends, as it does with the test's process."""
-    *of_a_range_server, port = words
+    port = words[-1]
     server: RangeServer | PlacementDriver
-    if of_a_range_server:
-        placement_driver, interval_ms = of_a_range_server
+    if kind == "range-server":
+        placement_driver, interval_ms, _ = words
         server = RangeServer(
             RangeServerSettings(
                 data_dir=Path(folder),
@@ -104,7 +106,12 @@ async def serve(folder: str, *words: str) -> None:
             )
         )
     else:
-        server = PlacementDriver(PlacementDriverSettings(data_dir=Path(folder), port=int(port)))
+        store, name, _ = words
+        server = PlacementDriver(
+            PlacementDriverSettings(
+                data_dir=Path(folder), port=int(port), store=store or None, name=name
+            )
+        )
     await server.start()
     print(server.endpoint, flush=True)
     loop = asyncio.get_running_loop()

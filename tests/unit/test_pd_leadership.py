@@ -1,6 +1,7 @@
 """Several placement drivers on one PostgreSQL database: one leads, and only it can decide."""
 
 import asyncio
+import json
 
 import psycopg
 import pytest
@@ -9,8 +10,8 @@ from store_homes import NO_LEASE_MS, PostgresqlHome, next_term
 from sbp_core.cli.main import main
 from sbp_core.errors import ConfigurationError, NotLeaderError, StatusError
 from sbp_core.pd.metadata.history import epoch_of
-from sbp_core.pd.metadata.leadership import Leader, Leadership
-from sbp_core.pd.metadata.postgresql import accept_database
+from sbp_core.pd.metadata.leadership import Leader, Leadership, Node
+from sbp_core.pd.metadata.postgresql_inspection import accept_database, check_database
 from sbp_core.pd.metadata.store import StoreThread, open_store
 from sbp_core.pd.model import NewStream
 
@@ -241,6 +242,50 @@ def test_a_database_is_not_accepted_while_a_placement_driver_leads(url, claims):
         accept_database(url)
 
 
+def test_a_database_is_shown(url, opened, claims, capsys):
+    assert main(["pd", "check", url]) == 0
+    assert "schema version 9, " in capsys.readouterr().out
+    claims("a").hold()
+    store = opened()
+    store.lead(check_database(url).leader.term)
+    create(store, "one", "two")
+    assert main(["pd", "check", "--json", url]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["rows"]["streams"] == 2
+    assert (shown["commit"], shown["life"]) == (
+        store.last_commit.number,
+        store.last_commit.life_id,
+    )
+    assert shown["leader"] == "a:1"
+    assert main(["pd", "check", url]) == 0
+    assert "term 1, a at a:1 leads" in capsys.readouterr().out
+
+
+def test_an_empty_database_is_shown_and_left_empty(url, capsys):
+    assert main(["pd", "check", url]) == 0
+    assert "schema version 0, 0 tables" in capsys.readouterr().out
+    with psycopg.connect(url) as connection:
+        assert (
+            connection.execute("SELECT * FROM pg_tables WHERE schemaname = 'public'").rowcount == 0
+        )
+
+
+def test_all_that_announced_themselves_lately_are_named(url, claims):
+    a, b = claims("a"), claims("b")
+    a.hold(), b.hold()
+    nodes = (Node("a", "a:1", True), Node("b", "b:1", False))
+    assert a.nodes() == b.nodes() == nodes
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "UPDATE placement_drivers SET seen_at = now() - interval '2 hours' WHERE name = 'a'"
+        )
+    assert b.nodes() == nodes[1:]
+    a.hold()
+    assert b.nodes() == nodes
+    a.resign()
+    assert b.nodes() == (Node("a", "a:1", False), Node("b", "b:1", False))
+
+
 @pytest.mark.parametrize(
     ("home", "cause"),
     [
@@ -271,5 +316,7 @@ def test_a_database_of_a_newer_version_is_refused(url, opened):
 
 
 def test_a_url_of_sqlite_names_the_file_in_a_data_directory(tmp_path):
-    open_store(f"sqlite:///{tmp_path}/metadata.sqlite").close()
+    url = f"sqlite:///{tmp_path}/metadata.sqlite"
+    open_store(url).close()
     assert (tmp_path / "metadata.sqlite").exists()
+    assert main(["pd", "check", url]) == 0

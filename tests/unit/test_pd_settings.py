@@ -44,6 +44,8 @@ def test_each_setting_is_documented():
         ("port", True),
         ("port", 1.0),
         ("advertise_host", ""),
+        ("store", 7),
+        ("store", "/var/lib/sbp"),
         ("advertise_host", "0.0.0.0"),
         ("advertise_host", 7),
         ("advertise_port", -1),

@@ -1,9 +1,10 @@
 """Which placement driver of several on one PostgreSQL database leads: a lease with a term.
 
-The table `leader` has one row: the term, the name and address of the leader, and the end of its
-lease by the clock of the database. The leader renews the lease each second. Once it has ended,
-another placement driver may take over, which raises the term. The lease decides who may try to
-write; that no other one can is guaranteed by the term, which every transaction of the store reads.
+The table `placement_drivers` has all of them. The table `leader` has one row: the term, the name
+and address of the leader, and the end of its lease by the clock of the database. The leader renews
+the lease each second. Once it has ended, another placement driver may take over, which raises the
+term. The lease decides which one may try to write; that no other one can is guaranteed by the term,
+which every transaction of the store reads.
 """
 
 from __future__ import annotations
@@ -14,23 +15,36 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from sqlalchemy import Connection, DateTime, case, func, or_, select, update
+from sqlalchemy import Connection, DateTime, and_, case, delete, func, or_, select, true, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
+from sbp_core import limits
 from sbp_core.errors import StatusCode, StatusError
-from sbp_core.pd.metadata.postgresql import LEASE_MS, engine_of
-from sbp_core.pd.metadata.tables import leader
+from sbp_core.pd.metadata.postgresql import engine_of
+from sbp_core.pd.metadata.tables import leader, placement_drivers
 
-RENEWAL_MS: Final = 1_000
-"""How often a lease is to be renewed, and looked at by those that do not lead."""
-
-_STATEMENT_TIMEOUT_MS: Final = 2 * LEASE_MS
-"""The leader may be silent in a transaction for LEASE_MS."""
+_STATEMENT_TIMEOUT_MS: Final = 2 * limits.DRIVER_LEASE_MS
+"""The leader may be silent in a transaction for DRIVER_LEASE_MS."""
 _NONE: Final = -1
 """No term."""
 _NOW: Final = func.clock_timestamp(type_=DateTime(timezone=True))
 _CURRENT: Final = select(leader.c.term, leader.c.name, leader.c.address, leader.c.lease_end > _NOW)
+_FORGOTTEN: Final = placement_drivers.c.seen_at <= _NOW - timedelta(
+    milliseconds=limits.DRIVER_FORGOTTEN_MS
+)
+"""It was replaced by one at another address, or would be asked in vain."""
+_CLUSTER: Final = (
+    select(
+        placement_drivers.c.name,
+        placement_drivers.c.address,
+        and_(leader.c.address == placement_drivers.c.address, leader.c.lease_end > _NOW),
+    )
+    .join(leader, true())
+    .where(~_FORGOTTEN)
+    .order_by(placement_drivers.c.address)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,15 @@ class Leader:
     is_leading: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A placement driver that announced itself within DRIVER_FORGOTTEN_MS."""
+
+    name: str
+    address: str
+    is_leader: bool
+
+
 class Leadership:
     """The claim of one placement driver to lead, on a connection of its own.
 
@@ -50,7 +73,9 @@ class Leadership:
     cannot be reached: then the lease runs out.
     """
 
-    def __init__(self, url: str, name: str, address: str, lease_ms: int = LEASE_MS) -> None:
+    def __init__(
+        self, url: str, name: str, address: str, lease_ms: int = limits.DRIVER_LEASE_MS
+    ) -> None:
         """Claim nothing yet; the tables were made by the store.
 
         Raises ConfigurationError when the URL cannot be used.
@@ -61,9 +86,10 @@ class Leadership:
         self._term = _NONE
 
     def hold(self) -> int | None:
-        """Renew the lease, or take over if nobody leads; return the term, None if another leads.
+        """Announce this placement driver; renew the lease, or take over if nobody leads.
 
-        A new term is higher than all before. A lease that ran out is renewed if nobody took over.
+        Returns the term, None if another one leads. A new term is higher than all before. A lease
+        that ran out is renewed if nobody took over.
         """
         is_own = leader.c.term == self._term
         statement = (
@@ -77,8 +103,15 @@ class Leadership:
             )
             .returning(leader.c.term)
         )
+        node = {"name": self._name, "seen_at": _NOW}
+        announcement = insert(placement_drivers).values(address=self._address, **node)
         with self._connected() as connection:
+            connection.execute(
+                announcement.on_conflict_do_update(index_elements=["address"], set_=node)
+            )
             term = connection.execute(statement).scalar_one_or_none()
+            if term is not None and term != self._term:
+                connection.execute(delete(placement_drivers).where(_FORGOTTEN))
         self._term = term or _NONE
         return term
 
@@ -93,7 +126,12 @@ class Leadership:
     def current(self) -> Leader:
         """Return who led last; its term is 0 if nobody ever did."""
         with self._connected() as connection:
-            return Leader(*connection.execute(_CURRENT).one())
+            return current_leader(connection)
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Return the placement drivers that announced themselves lately, by address."""
+        with self._connected() as connection:
+            return tuple(Node(*row) for row in connection.execute(_CLUSTER))
 
     def close(self) -> None:
         """Close the connection; a lease that is held runs out."""
@@ -109,3 +147,8 @@ class Leadership:
             raise StatusError(
                 StatusCode.PD_INTERNAL, f"the leader cannot be read: {str(error.orig).strip()}"
             ) from error
+
+
+def current_leader(connection: Connection) -> Leader:
+    """Return which placement driver led last; its term is 0 if none ever did."""
+    return Leader(*connection.execute(_CURRENT).one())

@@ -42,6 +42,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, Pool
 
+from sbp_core import limits
 from sbp_core.errors import ConfigurationError, NotLeaderError, StatusCode, StatusError
 from sbp_core.failpoints import failpoint
 from sbp_core.pd.metadata.database import Database, Statement, Value
@@ -51,7 +52,6 @@ from sbp_core.pd.metadata.history import (
     Life,
     epoch_of_stream_id,
     new_life_id,
-    next_epoch,
 )
 from sbp_core.pd.metadata.tables import (
     COMMON,
@@ -68,9 +68,6 @@ from sbp_core.pd.metadata.tables import (
 
 _LOG: Final = logging.getLogger(__name__)
 
-LEASE_MS: Final = 3_000
-"""How long a placement driver leads after each renewal."""
-
 _CONNECT_TIMEOUT_S: Final = 5
 _STATEMENT_TIMEOUT_MS: Final = 30_000
 _SCHEMA_LOCK: Final = 0x5342504D
@@ -78,12 +75,12 @@ _SCHEMA_LOCK: Final = 0x5342504D
 
 _TERM: Final = select(leader.c.term)
 _GUARD: Final = _TERM.with_for_update(read=True)
-_NUMBER: Final = select(last_commit.c.number)
-_NEXT_NUMBER: Final = (
+NUMBER: Final = select(last_commit.c.number)
+NEXT_NUMBER: Final = (
     update(last_commit).values(number=last_commit.c.number + 1).returning(last_commit.c.number)
 )
-_LIVES: Final = select(lives.c.life_id, lives.c.first_commit).order_by(lives.c.life_number)
-_ADD_LIFE: Final = insert(lives).values(
+LIVES: Final = select(lives.c.life_id, lives.c.first_commit).order_by(lives.c.life_number)
+ADD_LIFE: Final = insert(lives).values(
     life_id=bindparam("life_id"), first_commit=bindparam("first_commit")
 )
 _LAST_STREAM_ID: Final = select(cluster.c.last_stream_id)
@@ -104,7 +101,7 @@ def engine_of(
     """Return an engine for a database. Raises ConfigurationError if there can be none."""
     settings = {
         "statement_timeout": statement_timeout_ms,
-        "idle_in_transaction_session_timeout": LEASE_MS,
+        "idle_in_transaction_session_timeout": limits.DRIVER_LEASE_MS,
     }
     try:
         return create_engine(
@@ -147,7 +144,7 @@ class PostgresqlDatabase(Database):
         self._changed_count = 0
         self._is_unconfirmed = False
         self._counts: dict[str, int] = {}
-        with _begun(engine, url) as connection:
+        with begun(engine, url) as connection:
             _prepare(connection, url)
 
     def lead(self, term: int) -> None:
@@ -161,9 +158,9 @@ class PostgresqlDatabase(Database):
             return
         with self.transaction():
             ((last_stream_id,),) = self.query(_LAST_STREAM_ID)
-            ((number,),) = self.query(_NUMBER)
+            ((number,),) = self.query(NUMBER)
             self._life_id = new_life_id(epoch_of_stream_id(last_stream_id))
-            self.change(_ADD_LIFE, life_id=self._life_id, first_commit=number + 1)
+            self.change(ADD_LIFE, life_id=self._life_id, first_commit=number + 1)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -178,7 +175,7 @@ class PostgresqlDatabase(Database):
             self._check_term(self.query(_GUARD))
             yield
             if self._changed_count:
-                ((self._last_number,),) = self.query(_NEXT_NUMBER)
+                ((self._last_number,),) = self.query(NEXT_NUMBER)
             failpoint("pd.before_commit")
             self._execute("COMMIT")
             is_committed = True
@@ -309,48 +306,13 @@ class PostgresqlDatabase(Database):
         self._is_unconfirmed = False
 
     def _history(self) -> History:
-        rows = self.query(_LIVES)
-        ((number,),) = self.query(_NUMBER)
+        rows = self.query(LIVES)
+        ((number,),) = self.query(NUMBER)
         return History([Life(*row) for row in rows], number)
 
 
-def accept_database(url: str) -> CommitId:
-    """Let placement drivers start with a database that lacks commits; return the last it has.
-
-    Missing commits are no longer asked for, and no id is assigned twice: a new epoch begins. Raises
-    ConfigurationError when the database cannot be used, and while a placement driver leads.
-    """
-    with _begun(engine_of(url, NullPool), url) as connection:
-        term, lease_end, now = connection.execute(
-            select(leader.c.term, leader.c.lease_end, func.clock_timestamp()).with_for_update()
-        ).one()
-        if lease_end > now:
-            raise ConfigurationError(
-                f"store: a placement driver leads on {shown_url(url)}; stop all of them first"
-            )
-        history = History(
-            [Life(*row) for row in connection.execute(_LIVES)],
-            connection.execute(_NUMBER).scalar_one(),
-        )
-        stream_id, server_id = connection.execute(
-            select(cluster.c.last_stream_id, cluster.c.last_server_id)
-        ).one()
-        start = next_epoch(stream_id, server_id, 0)
-        connection.execute(update(leader).values(term=term + 1))
-        connection.execute(
-            update(cluster).values(
-                last_stream_id=start.last_stream_id,
-                revision=start.last_stream_id,
-                last_server_id=start.last_server_id,
-            )
-        )
-        number = connection.execute(_NEXT_NUMBER).scalar_one()
-        connection.execute(_ADD_LIFE, {"life_id": new_life_id(start.epoch), "first_commit": number})
-    return history.last
-
-
 @contextmanager
-def _begun(engine: Engine, url: str) -> Iterator[Connection]:
+def begun(engine: Engine, url: str) -> Iterator[Connection]:
     """Run one transaction before a placement driver serves. Raises ConfigurationError."""
     try:
         with engine.begin() as connection:
@@ -375,8 +337,8 @@ def _psycopg_url(url: str) -> URL:
 def _prepare(connection: Connection, url: str) -> None:
     """Make the tables, or bring them up to date, one placement driver at a time."""
     connection.execute(select(func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
-    tables = set(inspect(connection).get_table_names())
-    if not tables & COMMON.tables.keys():
+    version = schema_version_of(connection, url)
+    if not version:
         create_tables(connection, POSTGRESQL)
         connection.execute(insert(last_commit).values(number=0))
         connection.execute(
@@ -384,16 +346,26 @@ def _prepare(connection: Connection, url: str) -> None:
                 term=0, name="", address="", lease_end=datetime.fromtimestamp(0, UTC)
             )
         )
-    elif not {alembic_version.name, *COMMON.tables, *POSTGRESQL.tables} <= tables:
+    elif version < SCHEMA_VERSION:
+        migrate_tables(connection)
+
+
+def schema_version_of(connection: Connection, url: str) -> int:
+    """Return the version of the tables, 0 if there are none. Raises ConfigurationError for others.
+
+    Also for tables of a newer version.
+    """
+    tables = set(inspect(connection).get_table_names())
+    if not tables & COMMON.tables.keys():
+        return 0
+    if not {alembic_version.name, *COMMON.tables, *POSTGRESQL.tables} <= tables:
         raise ConfigurationError(
             f"store: {shown_url(url)} holds other data; name an empty database"
         )
-    else:
-        version = int(connection.execute(select(alembic_version.c.version_num)).scalar_one())
-        if version > SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"store: {shown_url(url)} has schema version {version}, this release reads up to"
-                f" {SCHEMA_VERSION}; use the release that wrote it"
-            )
-        if version < SCHEMA_VERSION:
-            migrate_tables(connection)
+    version = int(connection.execute(select(alembic_version.c.version_num)).scalar_one())
+    if version > SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"store: {shown_url(url)} has schema version {version}, this release reads up to"
+            f" {SCHEMA_VERSION}; use the release that wrote it"
+        )
+    return version

@@ -9,12 +9,18 @@ when the store fails.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from sbp_core.errors import ConfigurationError, SbpError, StatusError
+from sbp_core.errors import (
+    ConfigurationError,
+    NotLeaderError,
+    SbpError,
+    StatusCode,
+    StatusError,
+)
 from sbp_core.pd.capacity import Capacity, CapacityLimits
 from sbp_core.pd.metadata.cursors import CursorTable
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME
@@ -27,6 +33,7 @@ from sbp_core.pd.metadata.streams import StreamTables
 from sbp_core.pd.metadata.transactions import TransactionTables
 
 _NO_SETTINGS: Final = CapacityLimits()
+_SHARED_SCHEMES: Final = frozenset({"postgresql", "postgres"})
 
 
 class MetadataStore(StreamTables):
@@ -99,22 +106,31 @@ def open_store(home: Path | str, capacity_limits: CapacityLimits = _NO_SETTINGS)
     return MetadataStore(_open_database(home), capacity_limits)
 
 
-def _open_database(home: Path | str) -> Database:
-    scheme, separator, rest = str(home).partition("://")
-    if not separator:
-        return SqliteFile(Path(home))
-    if scheme == "sqlite":
-        path = Path(rest.removeprefix("/"))
-        if path.name == DATABASE_NAME:
-            return SqliteFile(path.parent)
-    elif scheme in {"postgresql", "postgres"}:
-        from sbp_core.pd.metadata.postgresql import PostgresqlDatabase
+def is_shared(home: Path | str) -> bool:
+    """Whether several placement drivers can use the store at a data directory or URL."""
+    return isinstance(home, str) and home.partition("://")[0] in _SHARED_SCHEMES
 
-        return PostgresqlDatabase(f"postgresql://{rest}")
+
+def data_dir_of(home: Path | str) -> Path:
+    """Return the data directory of an SQLite store. Raises ConfigurationError for other URLs."""
+    scheme, separator, rest = str(home).partition("://")
+    if isinstance(home, Path) or not separator:
+        return Path(home)
+    path = Path(rest.removeprefix("/"))
+    if scheme == "sqlite" and path.name == DATABASE_NAME:
+        return path.parent
     raise ConfigurationError(
         f"store: {scheme}:// cannot be used; use postgresql://USER@HOST:PORT/DATABASE, or"
         f" sqlite:///DIRECTORY/{DATABASE_NAME}"
     )
+
+
+def _open_database(home: Path | str) -> Database:
+    if is_shared(home):
+        from sbp_core.pd.metadata.postgresql import PostgresqlDatabase
+
+        return PostgresqlDatabase(str(home))
+    return SqliteFile(data_dir_of(home))
 
 
 P = ParamSpec("P")
@@ -124,13 +140,17 @@ T = TypeVar("T")
 class StoreThread:
     """Runs work on a store, one piece at a time: no other work comes between its calls.
 
-    `failed` ends with the reason when the store can be neither read nor written any longer.
+    `failed` ends with the reason when the store can be neither read nor written any longer. `lead`
+    returns another one, for one term, on the same thread: its work is refused when the term is
+    over, also if this placement driver leads again by then.
     """
 
     def __init__(self, store: MetadataStore, executor: ThreadPoolExecutor) -> None:
         self._store = store
         self._executor = executor
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
+        self._refusal: Callable[[], Awaitable[NotLeaderError]] | None = None
+        self._is_over = False
 
     @classmethod
     async def open(cls, open_store: Callable[[], MetadataStore]) -> StoreThread:
@@ -148,6 +168,27 @@ class StoreThread:
         """Identity of the cluster."""
         return self._store.cluster_id
 
+    async def lead(
+        self, term: int, refusal: Callable[[], Awaitable[NotLeaderError]]
+    ) -> StoreThread:
+        """Return what decides in a term from now on, until `end`.
+
+        `refusal` makes the error of work that comes after the term. Raises NotLeaderError if the
+        term has ended already.
+        """
+        await self._call(lambda: self._store.lead(term))
+        led = StoreThread(self._store, self._executor)
+        led.failed, led._refusal = self.failed, refusal
+        return led
+
+    def end(self) -> None:
+        """Refuse all work from now on: the term is over."""
+        self._is_over = True
+
+    async def peek(self, work: Callable[[MetadataStore], T]) -> T:
+        """Return what `work(store)` reads, which nothing may be decided by: it may be outdated."""
+        return await self._call(lambda: work(self._store))
+
     async def run(
         self, work: Callable[Concatenate[MetadataStore, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
@@ -157,9 +198,15 @@ class StoreThread:
         lead.
         """
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._executor, lambda: self._run_confirmed(work, *args, **kwargs)
-            )
+            return await self._call(lambda: self._run_confirmed(work, *args, **kwargs))
+        except NotLeaderError as error:
+            if self._refusal is None:
+                raise
+            raise await self._refusal() from error
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         finally:
             failure = self._store.maybe_failure
             if failure is not None and not self.failed.done():
@@ -168,6 +215,8 @@ class StoreThread:
     def _run_confirmed(
         self, work: Callable[Concatenate[MetadataStore, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
+        if self._is_over:
+            raise NotLeaderError(StatusCode.PD_NOT_LEADER, "its term is over")
         try:
             return work(self._store, *args, **kwargs)
         finally:  # an error may come from what was read, too

@@ -275,6 +275,15 @@ leader: Final = Table(
 )
 """One row: the placement driver that leads, see `leadership`. The first term is 1."""
 
+placement_drivers: Final = Table(
+    "placement_drivers",
+    POSTGRESQL,
+    _text("address", is_key=True),
+    _text("name"),
+    Column("seen_at", DateTime(timezone=True), nullable=False),
+)
+"""The placement drivers of the cluster, and when each announced itself last."""
+
 alembic_version: Final = Table(
     "alembic_version",
     MetaData(),

@@ -6,6 +6,7 @@ the store is in the `*_operations.py` beside them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Final
@@ -21,7 +22,14 @@ from sbp_core.errors import (
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import ServerLoad
-from sbp_core.pd.range_servers import NO_POSITION, Joining, LogMarks, Membership, maybe_log_mark
+from sbp_core.pd.range_servers import (
+    NO_POSITION,
+    Joining,
+    LogMarks,
+    Membership,
+    log_missing_servers,
+    maybe_log_mark,
+)
 from sbp_core.pd.streams import change_operations as changes
 from sbp_core.pd.streams import sealing as ranges
 from sbp_core.pd.streams import stream_operations as operations
@@ -36,7 +44,7 @@ from sbp_core.pd.txns.txn_handlers import TxnHandlers
 from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.server.peers import Peers
-from sbp_core.server.runtime import Clock
+from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.server.trust import SECRETS_FEATURE, Standing, check_cluster, new_secret
 from sbp_core.wire.headers import (
     ClientRole,
@@ -109,6 +117,7 @@ class PlacementDriverHandlers:
             store, self._publisher, self._range_servers, clock, batch_number_leap_max
         )
         self._endpoint = endpoint
+        self._looking: asyncio.Task[None] | None = None
 
     def by_opcode(self) -> Mapping[Opcode, Handler]:
         """Return the handler of each operation; what is not listed is not served."""
@@ -133,6 +142,7 @@ class PlacementDriverHandlers:
     async def start(self) -> None:
         """Continue with what was committed and is not published yet."""
         await self._publisher.start()
+        self._looking = asyncio.create_task(log_missing_servers(self._store, self._membership))
 
     async def rest(self) -> None:
         """End the calls that wait for work in the background, and store the marks of logs."""
@@ -215,6 +225,8 @@ class PlacementDriverHandlers:
 
     async def stop(self) -> None:
         """Cancel the work in the background."""
+        if self._looking is not None:
+            await cancel_all([self._looking])
         await self._publisher.stop()
         await self._sealer.stop()
         await self._range_servers.stop()
@@ -388,7 +400,7 @@ class PlacementDriverHandlers:
             await call.respond(CreateRangeResponse(status=SUCCESS, stream_range=opened))
 
     async def describe_cluster(self, call: ServerCall) -> None:
-        """SPEC "DESCRIBE_PD_CLUSTER": there is one placement driver, the leader."""
+        """SPEC "DESCRIBE_PD_CLUSTER": one placement driver, the leader; `Election` has several."""
         node = PlacementDriverNode(name=self._name, advertise_addr=self._endpoint(), is_leader=True)
         await call.respond(
             DescribePlacementDriverClusterResponse(

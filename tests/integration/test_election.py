@@ -1,0 +1,191 @@
+"""Two placement drivers on one PostgreSQL database: one serves, the other one names it."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import psycopg
+import pytest
+from pd_cluster import Cluster
+from raw_client import RawClient
+
+from sbp_core.client import AsyncClient
+from sbp_core.errors import NotLeaderError, StatusError
+from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd.metadata.postgresql_inspection import check_database
+from sbp_core.server.runtime import SystemClock
+from sbp_core.wire.headers import (
+    REQUEST_TABLES,
+    DescribePlacementDriverClusterRequest,
+    HeartbeatRequest,
+    Stream,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import check_status, maybe_cluster
+
+FOR_ALL = {Opcode.HEARTBEAT, Opcode.DESCRIBE_PD_CLUSTER}
+ADDRESS = "127.0.0.1:10911"
+DEADLINE_SECONDS = 60
+
+
+class Pair:
+    """Two placement drivers, `a` and `b`, of which `a` leads, and a connection to each."""
+
+    def __init__(self, url, drivers, clients):
+        self.url = url
+        self.a, self.b = drivers
+        self.at_a, self.at_b = clients
+        self.leader = Cluster(self.a, self.at_a, SystemClock())
+
+    async def nodes(self, client):
+        request = DescribePlacementDriverClusterRequest()
+        (answer,) = await client.ask(Opcode.DESCRIBE_PD_CLUSTER, request)
+        return nodes_of(answer.cluster)
+
+    async def secret_of(self, server_id):
+        return await self.b._store.peek(lambda store: store.servers.maybe_secret(server_id))
+
+    def execute(self, statement):
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(statement)
+
+
+def nodes_of(cluster):
+    return {each.name: (each.advertise_addr, each.is_leader) for each in cluster.nodes}
+
+
+@pytest.fixture
+def run(tmp_path, postgresql):
+    def run_test(body):
+        @asynccontextmanager
+        async def driver(name):
+            settings = PlacementDriverSettings(
+                data_dir=tmp_path / name, port=0, name=name, store=url
+            )
+            running = PlacementDriver(settings)
+            await running.start()
+            try:
+                yield running
+            finally:
+                await running.stop()
+
+        async def main():
+            async with (
+                asyncio.timeout(DEADLINE_SECONDS),
+                driver("a") as a,
+                driver("b") as b,
+                RawClient.at(a.endpoint) as at_a,
+                RawClient.at(b.endpoint) as at_b,
+            ):
+                pair = Pair(url, (a, b), (at_a, at_b))
+                await until(pair.nodes, at_a, {"a": (a.endpoint, True), "b": (b.endpoint, False)})
+                await body(pair)
+
+        url = postgresql.new_database()
+        asyncio.run(main())
+
+    return run_test
+
+
+async def until(ask, client, expected):
+    """Ask again until the answer is as expected; the test has a deadline."""
+    while await ask(client) != expected:  # noqa: ASYNC110 - a server is asked, which sets no event
+        await asyncio.sleep(0.05)
+
+
+def test_the_one_that_does_not_lead_names_all_and_the_leader(run):
+    async def body(pair):
+        both = {"a": (pair.a.endpoint, True), "b": (pair.b.endpoint, False)}
+        assert await pair.nodes(pair.at_b) == both
+        assert (await pair.at_b.ask(Opcode.HEARTBEAT, HeartbeatRequest()))[0].status.code == 0
+        refused = set()
+        for opcode in pair.b._listener._dispatcher._handlers.keys() - FOR_ALL:
+            with pytest.raises(NotLeaderError, match=f"ask {pair.a.endpoint}") as caught:
+                await pair.at_b.ask(opcode, REQUEST_TABLES[opcode]())
+            assert nodes_of(maybe_cluster(caught.value.detail)) == both
+            refused.add(opcode)
+        assert {Opcode.CREATE_STREAMS, Opcode.COMMIT_TXN, Opcode.LIST_RANGES} < refused
+
+    run(body)
+
+
+def test_a_client_that_was_given_the_other_one_finds_the_leader(run):
+    async def body(pair):
+        async with AsyncClient(pair.b.endpoint) as client:
+            assert await client.list_streams() == []
+            assert {each.endpoint for each in await client.placement_drivers()} == {
+                pair.a.endpoint,
+                pair.b.endpoint,
+            }
+
+    run(body)
+
+
+def test_a_range_server_is_noted_by_both_and_written_by_the_leader_only(run):
+    async def body(pair):
+        server_id = await pair.leader.add_server(ADDRESS)
+        follower = Cluster(pair.b, pair.at_b, SystemClock())
+        follower.secret_of = pair.secret_of
+        commit = check_database(pair.url).commit
+        for fields in (
+            {"server_secret": "wrong"},
+            {"address": "127.0.0.1:1"},
+            {"cluster_id": "other"},
+        ):
+            assert (await follower.beat(server_id, **fields)).status.code != 0
+            assert pair.b.live_server_count == 0
+        with pytest.raises(NotLeaderError):
+            check_status((await follower.beat(server_id, ADDRESS)).status)
+        assert pair.b.live_server_count == 1
+        assert check_database(pair.url).commit == commit
+
+    run(body)
+
+
+def test_the_next_leader_continues_with_what_is_stored_and_alive(run):
+    async def body(pair):
+        server_id = await pair.leader.add_server(ADDRESS)
+        stream_id = await pair.leader.created_id("first")
+        follower = Cluster(pair.b, pair.at_b, SystemClock())
+        follower.secret_of = pair.secret_of
+        await follower.beat(server_id, ADDRESS)
+        await pair.a.stop()
+        await until(
+            pair.nodes, pair.at_b, {"a": (pair.a.endpoint, False), "b": (pair.b.endpoint, True)}
+        )
+        assert await follower.created_id("second") > stream_id
+        (created,) = await follower.create(Stream(name="first"))
+        assert created.status.code != 0
+
+    run(body)
+
+
+def test_a_leader_that_lost_its_connections_goes_on_in_its_term(run, postgresql):
+    async def body(pair):
+        await pair.leader.add_server(ADDRESS)
+        postgresql.end_sessions(pair.url)
+        with pytest.raises(StatusError, match="metadata store failed"):
+            await pair.leader.create(Stream(name="lost"))
+        (created,) = await pair.leader.create(Stream(name="next"))
+        assert created.status.code == 0
+        leader = check_database(pair.url).leader
+        assert (leader.term, leader.address) == (1, pair.a.endpoint)
+
+    run(body)
+
+
+def test_a_leader_whose_term_is_over_decides_nothing_and_can_lead_again(run):
+    async def body(pair):
+        await pair.leader.add_server(ADDRESS)
+        pair.execute("INSERT INTO placement_drivers VALUES ('c:1', 'c', now())")
+        stranger = "term = term + 1, name = 'c', address = 'c:1'"
+        pair.execute(f"UPDATE leader SET {stranger}, lease_end = now() + interval '1 hour'")
+        with pytest.raises(NotLeaderError, match="ask c:1"):
+            await pair.leader.create(Stream(name="late"))
+        nodes = {"a": (pair.a.endpoint, False), "b": (pair.b.endpoint, False), "c": ("c:1", True)}
+        await until(pair.nodes, pair.at_a, nodes)
+        await until(pair.nodes, pair.at_b, nodes)
+        pair.execute("UPDATE leader SET lease_end = now()")
+        async with AsyncClient(f"{pair.a.endpoint},{pair.b.endpoint}") as client:
+            assert await client.list_streams() == []
+
+    run(body)
