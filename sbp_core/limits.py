@@ -283,7 +283,7 @@ SEGMENT_FILES_OPEN_MAX: Final = 128
 INDEX_CACHE_BYTES_MAX: Final = 128 * MIB
 """Memory for indexes of full segments, 33 bytes a batch. One that is larger is held alone."""
 SNAPSHOT_RANGES_PER_ENTRY: Final = 65_536
-"""Ranges in one SNAPSHOT entry, 29 bytes each."""
+"""Ranges in one SNAPSHOT entry, 29 to 69 bytes each."""
 SNAPSHOT_WRITERS_PER_ENTRY: Final = 4_096
 """Writers in one SNAPSHOT_WRITERS entry, some 720 bytes each at most."""
 HIGH_WATER_INTERVAL_MS: Final = 100

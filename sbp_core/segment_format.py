@@ -184,6 +184,8 @@ class EntryKind(enum.IntEnum):
     RANGE_WRITERS = 10
     SNAPSHOT_WRITERS = 11
     SNAPSHOT_STAGED = 12
+    FENCED = 13
+    SETTLED = 14
 
 
 _KINDS: Final = {int(kind): kind for kind in EntryKind}

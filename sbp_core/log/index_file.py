@@ -56,7 +56,8 @@ from sbp_core.log.disk import Disk, DiskFile
 from sbp_core.log.entry import Location
 from sbp_core.log.segment import Segment, SegmentView
 from sbp_core.log.segment_rows import DatedOffset, RangeRows, SegmentRows, Slot
-from sbp_core.log.states.range_states import STATE_COLUMNS, LoggedRange, RangeKey, decode_states
+from sbp_core.log.states.range_columns import STATE_COLUMNS, decode_states
+from sbp_core.log.states.range_states import LoggedRange, RangeKey
 from sbp_core.log.states.staged_entries import STAGED_BATCH_BYTES, StagedRows
 from sbp_core.segment_format import CHECKSUM_BYTES, is_intact, with_checksum
 from sbp_core.wire.checksum import Buffer, crc32c

@@ -34,12 +34,13 @@ class RangeInput(enum.Enum):
 
     APPEND = "append"
     FETCH = "fetch"
+    FENCE = "fence"
     SEAL = "seal"
     TRIM = "trim"
     DELETE = "delete"
 
 
-_OPEN, _SEALED, _DELETED = RangeState
+_OPEN, _FENCED, _SEALED, _DELETED = RangeState
 
 _REVISION_BITS: Final = 62
 """Random bits of the first revision, so that later ones still fit into an i64."""
@@ -51,13 +52,20 @@ RANGE: Final = Machine(
     RangeState,
     RangeInput,
     {
-        _OPEN: _row(APPEND=_OPEN, FETCH=_OPEN, SEAL=_SEALED, TRIM=_OPEN, DELETE=_DELETED),
+        _OPEN: _row(
+            APPEND=_OPEN, FETCH=_OPEN, FENCE=_FENCED, SEAL=_SEALED, TRIM=_OPEN, DELETE=_DELETED
+        ),
+        _FENCED: _row(FETCH=_FENCED, FENCE=_FENCED, SEAL=_SEALED, TRIM=_FENCED, DELETE=_DELETED),
         _SEALED: _row(FETCH=_SEALED, SEAL=_SEALED, TRIM=_SEALED, DELETE=_DELETED),
         _DELETED: _row(DELETE=_DELETED),
     },
 )
 
-_REACHED_BY: Final = {_SEALED: RangeInput.SEAL, _DELETED: RangeInput.DELETE}
+_REACHED_BY: Final = {
+    _FENCED: RangeInput.FENCE,
+    _SEALED: RangeInput.SEAL,
+    _DELETED: RangeInput.DELETE,
+}
 """The input by which a range comes into the state that the log has committed."""
 
 

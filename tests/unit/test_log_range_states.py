@@ -10,13 +10,12 @@ from log_files import batch, created
 from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry
+from sbp_core.log.states.range_columns import decode_states, encode_states
 from sbp_core.log.states.range_states import (
     NO_TIME,
     LoggedRange,
     RangeState,
     RangeStates,
-    decode_states,
-    encode_states,
     range_created,
 )
 from sbp_core.log.states.state_snapshot import SnapshotReader, encode_snapshot
@@ -160,7 +159,7 @@ def test_a_range_that_is_restored_without_its_time_keeps_the_known_one():
 
 
 def test_what_else_a_range_created_entry_says_is_not_a_time():
-    for body in (b"", b"\x01", b"\x02" + bytes(8), b"\x01" + bytes(9)):
+    for body in (b"", b"\x01", b"\x03" + bytes(8), b"\x01" + bytes(9)):
         states = RangeStates()
         states.apply(Entry(EntryKind.RANGE_CREATED, 1, 0, 5, 0, body))
         assert next(iter(states)).created_at_ms == NO_TIME

@@ -1,14 +1,8 @@
 """The states of ranges: entries in, states out.
 
-A snapshot, the first group of a segment, carries the states of all ranges in chunks, behind what is
-known of writers and of transactions (state_snapshot.py). Each chunk is a SNAPSHOT entry:
-`base_offset` is the number of ranges in all chunks, `count` that in this one. Its body is columns
-of `count` values each, little-endian, one after the other: stream_id i64, start_offset i64,
-next_offset i64, range_index i32, state_code u8, created_at_ms i64. The last column is left out
-where it is not known of any range, as in logs of earlier versions.
-
 The body of a RANGE_CREATED entry is a version, 1, and created_at_ms, a little-endian i64; or empty
-if that is not known, as in logs of earlier versions.
+if that is not known, as in logs of earlier versions. The version is 2 if the range is replicated:
+its entries are numbered (replicated_entries.py), and it ends by FENCED and SETTLED, never by SEAL.
 """
 
 from __future__ import annotations
@@ -17,28 +11,23 @@ import enum
 import struct
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.entry import Entry
+from sbp_core.log.states.replicated_entries import (
+    NO_DIGEST,
+    decode_settled,
+    summary,
+)
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.log.states.writer_states import WriterStates
+from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 
-STATE_COLUMNS: Final = (
-    ("stream_id", np.dtype("<i8")),
-    ("start_offset", np.dtype("<i8")),
-    ("next_offset", np.dtype("<i8")),
-    ("range_index", np.dtype("<i4")),
-    ("state_code", np.dtype("u1")),
-)
-"""The columns that index files have, too."""
-_CREATED_COLUMN: Final = ("created_at_ms", np.dtype("<i8"))
-_ALL_COLUMNS: Final = (*STATE_COLUMNS, _CREATED_COLUMN)
 _CREATED_BODY: Final = struct.Struct("<Bq")
 _CREATED_VERSION: Final = 1
+_REPLICATED_VERSION: Final = 2
 NO_TIME: Final = -1
 """In place of the time when a stream was created: not known."""
 
@@ -47,6 +36,7 @@ class RangeState(enum.Enum):
     """Life of a range, which goes this way only."""
 
     OPEN = "open"
+    FENCED = "fenced"
     SEALED = "sealed"
     DELETED = "deleted"
 
@@ -56,6 +46,12 @@ class RangeState(enum.Enum):
 
 
 _STATES: Final = tuple(RangeState)
+STATE_CODES: Final = (
+    RangeState.OPEN,
+    RangeState.SEALED,
+    RangeState.DELETED,
+    RangeState.FENCED,
+)
 
 RangeKey = tuple[int, int]
 """(stream id, range index)."""
@@ -63,7 +59,11 @@ RangeKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class LoggedRange:
-    """A range as the log has it: records [start_offset, next_offset), the first not trimmed."""
+    """A range as the log has it: records [start_offset, next_offset), the first not trimmed.
+
+    If it is replicated, `prefix` are its entries that are here, without a gap. `highest_seq` is the
+    number of its last entry: it is higher if entries in between are damaged.
+    """
 
     stream_id: int
     range_index: int
@@ -72,6 +72,8 @@ class LoggedRange:
     state: RangeState = RangeState.OPEN
     created_at_ms: int = field(default=NO_TIME, compare=False)
     """When the placement driver created the stream: another one may have had its id before."""
+    prefix: Prefix | None = None
+    highest_seq: int = 0
 
     @property
     def key(self) -> RangeKey:
@@ -80,8 +82,28 @@ class LoggedRange:
 
     @property
     def state_code(self) -> int:
-        """Its state as a number, for the column of that name; it grows with the range's life."""
-        return _STATES.index(self.state)
+        """Its state as a number, for the column of that name."""
+        return STATE_CODES.index(self.state)
+
+    @property
+    def seq(self) -> int:
+        """The number of its last entry without a gap before, -1 if it is not replicated."""
+        return -1 if self.prefix is None else self.prefix.seq
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of its entries, zeros if there are none."""
+        return (self.prefix.digest if self.prefix is not None else b"") or NO_DIGEST
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all entries are here that ever were."""
+        return self.prefix is None or self.prefix.seq == self.highest_seq
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether it is replicated, and other replicas may need any of its entries."""
+        return self.prefix is not None and self.state in {RangeState.OPEN, RangeState.FENCED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +155,17 @@ class RangeStates:
             for _, logged in sorted(ranges.items()):
                 yield logged
 
-    def after(self, entries: Iterable[Entry]) -> dict[RangeKey, LoggedRange]:
+    def after(
+        self, entries: Iterable[Entry], *, is_damaged: bool = False
+    ) -> dict[RangeKey, LoggedRange]:
         """Return the ranges that `entries` change, as they are after the last one.
 
-        Raises LogCorruptionError when an entry contradicts those before it.
+        With `is_damaged` their bodies are lost. Raises LogCorruptionError when an entry contradicts
+        those before it.
         """
         changed: dict[RangeKey, LoggedRange] = {}
         for entry in entries:
-            for logged in self._touched(entry, changed):
+            for logged in self._touched(entry, changed, is_damaged=is_damaged):
                 changed[logged.key] = logged
         return changed
 
@@ -183,9 +208,9 @@ class RangeStates:
         """Forget the writers of all streams: entries may be missing that said more of them."""
         self.writers.forget_all({stream_id: max(own) for stream_id, own in self._streams.items()})
 
-    def apply(self, entry: Entry) -> Sequence[LoggedRange]:
+    def apply(self, entry: Entry, *, is_damaged: bool = False) -> Sequence[LoggedRange]:
         """Move on to what one entry makes of the ranges, and return these. Raises as `after`."""
-        touched = self._touched(entry, {})
+        touched = self._touched(entry, {}, is_damaged=is_damaged)
         for logged in touched:
             self._put(logged)
         return touched
@@ -198,35 +223,38 @@ class RangeStates:
         ranges[logged.range_index] = logged
 
     def _touched(
-        self, entry: Entry, changed: Mapping[RangeKey, LoggedRange]
+        self, entry: Entry, changed: Mapping[RangeKey, LoggedRange], *, is_damaged: bool
     ) -> Sequence[LoggedRange]:
         match entry.kind:
             case EntryKind.BATCH:
-                return (_grown(self._known(entry, changed), entry),)
+                return (_grown(self._known(entry, changed), entry, is_damaged=is_damaged),)
             case EntryKind.STAGED:
-                _check_staged(self._known(entry, changed), entry)
-                return ()
+                logged = self._known(entry, changed)
+                _check_staged(logged, entry)
+                return _numbered(logged, entry, is_damaged=is_damaged)
             case EntryKind.TXN_END if entry.base_offset >= 0:
-                return (_grown(self._known(entry, changed), entry),)
+                return (_grown(self._known(entry, changed), entry, is_damaged=is_damaged),)
             case EntryKind.RANGE_CREATED:
                 # A range may be announced and looked up at the same time: the first entry counts.
                 if self._maybe_range(entry, changed) is not None:
                     return ()
-                at = entry.base_offset
-                created = _created_at_ms(entry)
-                return (
-                    LoggedRange(entry.stream_id, entry.range_index, at, at, created_at_ms=created),
-                )
-            case EntryKind.SEAL:
-                return (_no_earlier_than(self._known(entry, changed), RangeState.SEALED),)
+                return (_created(entry),)
+            case EntryKind.SEAL | EntryKind.FENCED | EntryKind.SETTLED:
+                return (_ended(self._known(entry, changed), entry),)
             case EntryKind.TRIM:
                 ranges = self._ranges_of(entry.stream_id, changed)
                 return [_trimmed(logged, entry.base_offset) for logged in ranges]
             case EntryKind.STREAM_DELETED:
                 ranges = self._ranges_of(entry.stream_id, changed)
                 return [_no_earlier_than(logged, RangeState.DELETED) for logged in ranges]
-            case EntryKind.WRITER_MARK | EntryKind.RANGE_WRITERS | EntryKind.TXN_END:
+            case EntryKind.TXN_END if entry.range_index < 0:
+                for logged in self._ranges_of(entry.stream_id, changed):
+                    if logged.is_unsettled:
+                        raise _contradiction(logged, entry, "a TXN_END of each of its ranges")
                 return ()
+            case EntryKind.WRITER_MARK | EntryKind.RANGE_WRITERS | EntryKind.TXN_END:
+                found = self._maybe_range(entry, changed)
+                return () if found is None else _numbered(found, entry, is_damaged=is_damaged)
             case _:
                 raise LogCorruptionError(
                     f"an entry of kind {entry.kind.name} is not one of a range"
@@ -255,18 +283,23 @@ class RangeStates:
         return own.values()
 
 
+def _is_growing(logged: LoggedRange) -> bool:
+    """Whether entries may follow: a fenced range gets those that settle it."""
+    return logged.state is RangeState.OPEN or logged.is_unsettled
+
+
 def _check_staged(logged: LoggedRange, entry: Entry) -> None:
-    if logged.state is not RangeState.OPEN or entry.count < 1:
+    if not _is_growing(logged) or entry.count < 1:
         raise LogCorruptionError(
             f"{entry.count} records cannot be staged in range {logged.range_index} of stream"
             f" {logged.stream_id}, which is {logged.state.name}"
         )
 
 
-def _grown(logged: LoggedRange, entry: Entry) -> LoggedRange:
+def _grown(logged: LoggedRange, entry: Entry, *, is_damaged: bool) -> LoggedRange:
     """Return a range after a batch, or after the end of transactions that published some."""
     is_empty = entry.kind is EntryKind.BATCH and entry.count < 1
-    if logged.state is not RangeState.OPEN or is_empty or entry.base_offset != logged.next_offset:
+    if not _is_growing(logged) or is_empty or entry.base_offset != logged.next_offset:
         raise LogCorruptionError(
             f"{entry.count} records of a {entry.kind.name} at offset {entry.base_offset} cannot"
             f" follow in range {logged.range_index} of stream {logged.stream_id}, which is"
@@ -277,8 +310,90 @@ def _grown(logged: LoggedRange, entry: Entry) -> LoggedRange:
         logged.range_index,
         logged.start_offset,
         logged.next_offset + entry.count,
-        RangeState.OPEN,
+        logged.state,
         logged.created_at_ms,
+        *_numbers_after(logged, entry, is_damaged=is_damaged),
+    )
+
+
+def _numbered(logged: LoggedRange, entry: Entry, *, is_damaged: bool) -> Sequence[LoggedRange]:
+    """Return a range after an entry that moves nothing but its number, if it is replicated."""
+    if logged.prefix is None or (
+        entry.kind is EntryKind.TXN_END and not logged.is_unsettled  # drops what was left staged
+    ):
+        return ()
+    if not logged.is_unsettled:
+        raise _contradiction(logged, entry, "no further entries")
+    prefix, highest_seq = _numbers_after(logged, entry, is_damaged=is_damaged)
+    return (replace(logged, prefix=prefix, highest_seq=highest_seq),)
+
+
+def _numbers_after(
+    logged: LoggedRange, entry: Entry, *, is_damaged: bool
+) -> tuple[Prefix | None, int]:
+    """Return the prefix and the highest number of a range after its next entry."""
+    if logged.prefix is None:
+        return None, 0
+    is_behind_gap = is_damaged or not logged.is_whole
+    prefix = logged.prefix if is_behind_gap else logged.prefix.extended(summary(entry))
+    return prefix, logged.highest_seq + 1
+
+
+def _ended(logged: LoggedRange, entry: Entry) -> LoggedRange:
+    """Return a range after a SEAL, or if it is replicated a FENCED or a SETTLED entry."""
+    if entry.kind is EntryKind.SEAL:
+        if logged.prefix is not None:
+            raise _contradiction(logged, entry, "FENCED and SETTLED, as it is replicated")
+        return _no_earlier_than(logged, RangeState.SEALED)
+    if logged.prefix is None:
+        raise _contradiction(logged, entry, "SEAL, as it is not replicated")
+    if entry.kind is EntryKind.FENCED:
+        return _no_earlier_than(logged, RangeState.FENCED)
+    return _settled(logged, entry)
+
+
+def _settled(logged: LoggedRange, entry: Entry) -> LoggedRange:
+    """Return a replicated range after its SETTLED entry. Raises LogCorruptionError.
+
+    If entries before the end are damaged it is settled, and not whole.
+    """
+    prefix, end, end_offset = logged.prefix, decode_settled(entry).end, entry.base_offset
+    assert prefix is not None
+    if logged.state is RangeState.DELETED:
+        return logged
+    is_here = end.seq <= prefix.seq
+    if (logged.is_whole and not is_here) or (end.seq == prefix.seq and end != prefix):
+        raise _contradiction(logged, entry, f"an end in entries 1 to {prefix.seq}")
+    if end_offset > logged.next_offset or (
+        not logged.is_unsettled and end_offset != logged.next_offset
+    ):
+        raise _contradiction(logged, entry, f"an end at offset {logged.next_offset}")
+    return replace(
+        logged,
+        start_offset=min(logged.start_offset, end_offset),
+        next_offset=end_offset,
+        state=logged.state.or_later(RangeState.SEALED),
+        prefix=end if is_here else prefix,
+        highest_seq=end.seq,
+    )
+
+
+def _contradiction(logged: LoggedRange, entry: Entry, expected: str) -> LogCorruptionError:
+    return LogCorruptionError(
+        f"a {entry.kind.name} cannot follow in range {logged.range_index} of stream"
+        f" {logged.stream_id}, which is {logged.state.name}: expected {expected}"
+    )
+
+
+def _created(entry: Entry) -> LoggedRange:
+    created_at_ms, is_replicated = _decode_created(entry)
+    return LoggedRange(
+        entry.stream_id,
+        entry.range_index,
+        entry.base_offset,
+        entry.base_offset,
+        created_at_ms=created_at_ms,
+        prefix=Prefix() if is_replicated else None,
     )
 
 
@@ -292,57 +407,27 @@ def _no_earlier_than(logged: LoggedRange, state: RangeState) -> LoggedRange:
     return replace(logged, state=logged.state.or_later(state))
 
 
-def range_created(stream_id: int, range_index: int, start_offset: int, created_at_ms: int) -> Entry:
+def range_created(
+    stream_id: int,
+    range_index: int,
+    start_offset: int,
+    created_at_ms: int,
+    *,
+    is_replicated: bool = False,
+) -> Entry:
     """Return the entry that begins a range; NO_TIME if it is not known when its stream was made."""
     body = b""
-    if created_at_ms != NO_TIME:
+    if is_replicated:
+        body = _CREATED_BODY.pack(_REPLICATED_VERSION, created_at_ms)
+    elif created_at_ms != NO_TIME:
         body = _CREATED_BODY.pack(_CREATED_VERSION, created_at_ms)
     return Entry(EntryKind.RANGE_CREATED, stream_id, range_index, start_offset, 0, body)
 
 
-def _created_at_ms(entry: Entry) -> int:
-    """Return when the stream was created, by a RANGE_CREATED entry of this version."""
+def _decode_created(entry: Entry) -> tuple[int, bool]:
+    """Return when the stream of a new range was created, and whether the range is replicated."""
     if len(entry.body) != _CREATED_BODY.size:
-        return NO_TIME
+        return NO_TIME, False
     version, created_at_ms = _CREATED_BODY.unpack(entry.body)
-    return int(created_at_ms) if version == _CREATED_VERSION else NO_TIME
-
-
-def encode_states(ranges: Sequence[LoggedRange]) -> bytes:
-    """Return the columns of `ranges`."""
-    is_dated = any(logged.created_at_ms != NO_TIME for logged in ranges)
-    return b"".join(
-        np.array([getattr(logged, name) for logged in ranges], dtype).tobytes()
-        for name, dtype in (_ALL_COLUMNS if is_dated else STATE_COLUMNS)
-    )
-
-
-def states_lengths(count: int) -> tuple[int, int]:
-    """Return the two lengths in bytes that the columns of `count` ranges may have."""
-    return count * _bytes_of(_ALL_COLUMNS), count * _bytes_of(STATE_COLUMNS)
-
-
-def decode_states(data: memoryview, count: int) -> list[LoggedRange]:
-    """Return `count` ranges from their columns, the last of which may be missing.
-
-    Raises LogCorruptionError.
-    """
-    dated_bytes, undated_bytes = states_lengths(count)
-    kinds = _ALL_COLUMNS if len(data) == dated_bytes else STATE_COLUMNS
-    if len(data) not in {dated_bytes, undated_bytes}:
-        raise LogCorruptionError(f"{count} states take {dated_bytes} bytes, not {len(data)}")
-    columns: list[list[int]] = []
-    start = 0
-    for _, dtype in kinds:
-        columns.append(np.frombuffer(data, dtype, count, start).tolist())
-        start += count * dtype.itemsize
-    stream_ids, starts, nexts, indexes, codes, *created = columns
-    if max(codes, default=0) >= len(_STATES):
-        raise LogCorruptionError(f"{max(codes)} is no state of a range")
-    states = (_STATES[code] for code in codes)
-    times = created[0] if created else [NO_TIME] * count
-    return list(map(LoggedRange, stream_ids, indexes, starts, nexts, states, times))
-
-
-def _bytes_of(columns: Sequence[tuple[str, np.dtype[Any]]]) -> int:
-    return sum(dtype.itemsize for _, dtype in columns)
+    is_known = version in {_CREATED_VERSION, _REPLICATED_VERSION}
+    return int(created_at_ms) if is_known else NO_TIME, version == _REPLICATED_VERSION

@@ -221,14 +221,41 @@ def encode_end(
     return head + ids + together.encode()
 
 
+def portable_end(entry: Entry) -> bytes:
+    """Return the body of a TXN_END entry without its batches, which have their places in a log.
+
+    Each id has 0 of them then. Raises LogCorruptionError.
+    """
+    is_commit, txn_ids, _, _ = _decode_ids(memoryview(entry.body))
+    return encode_end(txn_ids, [BatchColumns()] * len(txn_ids), is_commit=is_commit)
+
+
+def decode_portable_end(entry: Entry) -> tuple[bool, tuple[str, ...]]:
+    """Return whether a TXN_END publishes, and its ids. Raises LogCorruptionError."""
+    is_commit, txn_ids, _, _ = _decode_ids(memoryview(entry.body))
+    return is_commit, tuple(txn_ids)
+
+
 def decode_end(entry: Entry) -> EndedBatches:
     """Return what a TXN_END entry is about. Raises LogCorruptionError."""
     body = memoryview(entry.body)
+    is_commit, txn_ids, batch_counts, position = _decode_ids(body)
+    batches = decode_columns(body[position:], sum(batch_counts))
+    if min(batches.record_counts, default=1) < 1 or sum(batches.record_counts) != entry.count:
+        raise LogCorruptionError(
+            f"{sum(batches.record_counts)} records are staged where {entry.count} should be"
+        )
+    return EndedBatches(is_commit, tuple(txn_ids), tuple(batch_counts), batches)
+
+
+def _decode_ids(body: memoryview) -> tuple[bool, list[str], list[int], int]:
+    """Return whether an end publishes, its ids, how many batches each has, and where these are."""
     version, flags, id_count, batch_count = unpack_at(_END, body, 0)
     if version != _VERSION:
         raise LogCorruptionError("the end of a transaction is in a form that is not known")
     position = _END.size
-    txn_ids, batch_counts = [], []
+    txn_ids: list[str] = []
+    batch_counts: list[int] = []
     for _ in range(id_count):
         txn_id, position = decode_txn_id(body, position)
         (own_count,) = unpack_at(_COUNT, body, position)
@@ -239,9 +266,4 @@ def decode_end(entry: Entry) -> EndedBatches:
         raise LogCorruptionError(
             f"transactions of {sum(batch_counts)} batches end, and {batch_count} are named"
         )
-    batches = decode_columns(body[position:], batch_count)
-    if min(batches.record_counts, default=1) < 1 or sum(batches.record_counts) != entry.count:
-        raise LogCorruptionError(
-            f"{sum(batches.record_counts)} records are staged where {entry.count} should be"
-        )
-    return EndedBatches(bool(flags & _IS_COMMIT), tuple(txn_ids), tuple(batch_counts), batches)
+    return bool(flags & _IS_COMMIT), txn_ids, batch_counts, position

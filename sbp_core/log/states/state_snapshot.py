@@ -1,6 +1,6 @@
 """The snapshot at the start of a segment: ranges, writers, transactions, as of the entries before.
 
-In this order: SNAPSHOT_WRITERS, SNAPSHOT_STAGED, and then at least one SNAPSHOT (range_states.py).
+In this order: SNAPSHOT_WRITERS, SNAPSHOT_STAGED, and then at least one SNAPSHOT (range_columns.py).
 The first two are left out where nothing is known.
 
 A SNAPSHOT_WRITERS entry holds `count` records, each a stream_id i64 and a writer as
@@ -30,7 +30,8 @@ from sbp_core import limits
 from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
 from sbp_core.log.entry import Entry, unpack_at
-from sbp_core.log.states.range_states import LoggedRange, RangeStates, decode_states, encode_states
+from sbp_core.log.states.range_columns import decode_states, encode_states
+from sbp_core.log.states.range_states import LoggedRange, RangeStates
 from sbp_core.log.states.staged_entries import (
     STAGED_BATCH_BYTES,
     decode_columns,

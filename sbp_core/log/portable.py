@@ -1,0 +1,121 @@
+"""Numbered entries of replicated ranges as they go between servers.
+
+Their *portable form* is that of `states/replicated_entries.py`: without what depends on the place
+in one log. Bytes, big-endian, one entry after the other:
+
+    0-3    length       u32   of the content
+    4-7    crc          u32   CRC-32C of bytes 0-3, of all fields behind it, and of the content
+    8      kind         u8    EntryKind
+    9-16   stream_id    i64
+    17-20  range_index  i32
+    21-28  base_offset  i64
+    29-32  count        u32   records
+    33-    content
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Final
+
+from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.log.entry import Entry
+from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, portable, summary
+from sbp_core.log.states.staged_entries import (
+    BatchColumns,
+    decode_portable_end,
+    decode_prefix,
+    encode_end,
+    portable_end,
+    prefix_length,
+)
+from sbp_core.log.states.staged_states import StagedStates
+from sbp_core.segment_format import EntryKind
+from sbp_core.wire.checksum import Buffer, crc32c
+
+__all__ = ["decode_portable", "encode_portable", "summary", "to_local"]
+
+_CHECKS: Final = struct.Struct(">II")
+_FIELDS: Final = struct.Struct(">BqiqI")
+_HEADER_BYTES: Final = _CHECKS.size + _FIELDS.size
+_LENGTH_BYTES: Final = 4
+_KINDS: Final = {int(kind): kind for kind in NUMBERED_KINDS}
+
+
+def encode_portable(entry: Entry) -> list[Buffer]:
+    """Return the buffers of a numbered entry, which may have been read from this log.
+
+    A body is passed on, not copied. Raises LogCorruptionError for the end of transactions in a form
+    that is not known.
+    """
+    own = portable(entry)
+    content = [part for part in (own.prefix, own.body) if part]
+    length = len(own.prefix) + len(own.body)
+    fields = _FIELDS.pack(own.kind, own.stream_id, own.range_index, own.base_offset, own.count)
+    crc = crc32c((length.to_bytes(_LENGTH_BYTES, "big"), fields, *content))
+    return [_CHECKS.pack(length, crc) + fields, *content]
+
+
+def decode_portable(data: memoryview) -> list[Entry]:
+    """Return the entries whose bytes `data` holds, in portable form; bodies are views into it.
+
+    Raises LogCorruptionError if it does not consist of intact entries.
+    """
+    entries = []
+    position = 0
+    while position < len(data):
+        start = position + _HEADER_BYTES
+        if start > len(data):
+            raise LogCorruptionError(f"an entry is cut off after {len(data) - position} bytes")
+        length, crc = _CHECKS.unpack_from(data, position)
+        end = start + length
+        if end > len(data):
+            raise LogCorruptionError(
+                f"an entry with {length} bytes of content is cut off after {len(data) - start}"
+            )
+        behind = position + _CHECKS.size
+        if crc != crc32c((data[position : position + _LENGTH_BYTES], data[behind:end])):
+            raise LogCorruptionError("an entry from another server has a wrong checksum")
+        kind, stream_id, range_index, base_offset, count = _FIELDS.unpack_from(data, behind)
+        if kind not in _KINDS:
+            raise LogCorruptionError(f"an entry of kind {kind} is not one that is replicated")
+        entry = Entry(_KINDS[kind], stream_id, range_index, base_offset, count, data[start:end])
+        entries.append(_as_appended(entry))
+        position = end
+    return entries
+
+
+def _as_appended(entry: Entry) -> Entry:
+    """Return an entry with its prefix beside the body, if its kind has one."""
+    if entry.kind is EntryKind.TXN_END and portable_end(entry) != entry.body:
+        raise LogCorruptionError("the end of a transaction has places of another log")
+    if entry.kind is not EntryKind.STAGED:
+        return entry
+    body = memoryview(entry.body)
+    length = prefix_length(decode_prefix(body)[0])
+    return replace(entry, prefix=bytes(body[:length]), body=body[length:])
+
+
+def to_local(entry: Entry, staged: StagedStates) -> Entry:
+    """Return the entry to append here for one in portable form.
+
+    `staged` is what is staged here when it is appended: the end of transactions publishes that.
+    Raises LogError if it is not what the entry names, and LogCorruptionError for a damaged entry.
+    """
+    if entry.kind is not EntryKind.TXN_END:
+        return entry
+    is_commit, txn_ids = decode_portable_end(entry)
+    if not is_commit:
+        return entry
+    stagings = [
+        staged.maybe_staging(entry.stream_id, entry.range_index, txn_id) for txn_id in txn_ids
+    ]
+    batches = [BatchColumns() if each is None else each.batches for each in stagings]
+    record_count = sum(sum(each.record_counts) for each in batches)
+    if record_count != entry.count:
+        raise LogError(
+            f"{entry.count} records are to be published in range {entry.range_index} of stream"
+            f" {entry.stream_id}, and {record_count} are staged here under their transactions"
+        )
+    return replace(entry, body=encode_end(txn_ids, batches, is_commit=True))

@@ -1,0 +1,115 @@
+"""The entries of replicated ranges: how they are numbered, and how such a range ends.
+
+`sbp_core.replication` has the rules. The numbered entries of a range are those of NUMBERED_KINDS
+that are written before it is settled. The *content* of a numbered entry is its body without what
+depends on the place in one log: a TXN_END has its ids and its flags, and no batches; a STAGED entry
+has no birth position. So replicas with the same entries have the same digest, wherever these are.
+
+A FENCED entry has no body. A SETTLED entry has the end of the range as its base offset. Its body,
+big-endian:
+
+    0      version  u8    1
+    1      flags    u8    1 if the range had entries behind its end here: they do not count
+    2-9    seq      u64   of the last entry of the range
+    10-25  digest         of all entries up to there, zeros if there are none
+
+Behind that, if entries were cut, are records as a SNAPSHOT_STAGED has them (staged_states.py):
+what was staged in the range at its end, where that differs from what is staged now (no batches
+if nothing was), and the ends of transactions that do not count.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sbp_core.errors import LogCorruptionError
+from sbp_core.log.entry import Entry, unpack_at
+from sbp_core.log.states.staged_entries import portable_end
+from sbp_core.replication import DIGEST_BYTES, Prefix
+from sbp_core.segment_format import EntryKind
+from sbp_core.wire.checksum import Buffer, crc32c
+
+NUMBERED_KINDS: Final = frozenset(
+    {
+        EntryKind.BATCH,
+        EntryKind.WRITER_MARK,
+        EntryKind.STAGED,
+        EntryKind.TXN_END,
+        EntryKind.RANGE_WRITERS,
+    }
+)
+
+_SUMMARY: Final = struct.Struct(">BqII")
+_SETTLED: Final = struct.Struct(f">BBQ{DIGEST_BYTES}s")
+_VERSION: Final = 1
+_IS_CUT: Final = 1
+NO_DIGEST: Final = bytes(DIGEST_BYTES)
+"""In place of the digest of no entries."""
+
+
+def portable(entry: Entry) -> Entry:
+    """Return a numbered entry without what depends on its place in this log."""
+    if entry.kind is EntryKind.TXN_END:
+        return replace(entry, body=portable_end(entry))
+    if entry.kind is EntryKind.STAGED and entry.base_offset >= 0:
+        return replace(entry, base_offset=-1)
+    return entry
+
+
+def summary(entry: Entry) -> bytes:
+    """Return what the digest of a range covers of a numbered entry, in any log.
+
+    Kind, base offset and count, and the CRC-32C of its content. Raises LogCorruptionError.
+    """
+    own = portable(entry)
+    content: tuple[Buffer, ...] = (own.prefix, own.body)
+    return _SUMMARY.pack(own.kind, own.base_offset, own.count, crc32c(content))
+
+
+def decoded_prefix(seq: int, digest: bytes) -> Prefix:
+    """Return a prefix from its number and digest as they are in files."""
+    return Prefix(seq, digest) if seq else Prefix()
+
+
+def fenced_entry(key: tuple[int, int]) -> Entry:
+    """Return the entry after which a replicated range accepts only what settles it."""
+    return Entry(EntryKind.FENCED, *key, -1, 0)
+
+
+def settled_entry(key: tuple[int, int], end_offset: int, end: Prefix) -> Entry:
+    """Return the entry that ends a replicated range of which exactly `end` is here.
+
+    If more is here, `Log.cut` makes the entry.
+    """
+    return Entry(EntryKind.SETTLED, *key, end_offset, 0, _encode_end(end, 0))
+
+
+def cut_entry(key: tuple[int, int], end_offset: int, end: Prefix, cut: bytes) -> Entry:
+    """Return the entry that ends a replicated range before the last entries that are here.
+
+    `cut` are the records of what was staged at its end.
+    """
+    return Entry(EntryKind.SETTLED, *key, end_offset, 0, _encode_end(end, _IS_CUT) + cut)
+
+
+def _encode_end(end: Prefix, flags: int) -> bytes:
+    return _SETTLED.pack(_VERSION, flags, end.seq, end.digest or NO_DIGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The content of a SETTLED entry; `cut` are its records, None if no entries were cut."""
+
+    end: Prefix
+    cut: memoryview | None
+
+
+def decode_settled(entry: Entry) -> Settled:
+    """Return what a SETTLED entry says. Raises LogCorruptionError."""
+    version, flags, seq, digest = unpack_at(_SETTLED, entry.body, 0)
+    if version != _VERSION:
+        raise LogCorruptionError("the end of a replicated range is in a form that is not known")
+    records = memoryview(entry.body)[_SETTLED.size :]
+    return Settled(decoded_prefix(seq, digest), records if flags & _IS_CUT else None)

@@ -1,0 +1,289 @@
+"""Replicated ranges in the log: their numbers, their portable entries, and how they end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from faulty_disk import FaultyDisk
+from hypothesis import given
+from hypothesis import strategies as st
+from log_files import batch, created, open_log
+from log_stagings import KEY, bodies, commit, drop, staged
+
+from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.log.durable_log import Log
+from sbp_core.log.entry import Entry
+from sbp_core.log.portable import decode_portable, encode_portable, summary, to_local
+from sbp_core.log.states.range_columns import decode_states, encode_states
+from sbp_core.log.states.range_states import (
+    NO_TIME,
+    LoggedRange,
+    RangeState,
+    RangeStates,
+    range_created,
+)
+from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, fenced_entry, settled_entry
+from sbp_core.log.states.staged_states import StagedStates, staged_entry
+from sbp_core.log.states.writer_states import NO_WRITERS, mark_of
+from sbp_core.replication import Prefix
+from sbp_core.segment_format import EntryKind
+from sbp_core.wire.checksum import Buffer
+
+CREATED = range_created(*KEY, 0, 77, is_replicated=True)
+SEAL = Entry(EntryKind.SEAL, *KEY, 1, 0)
+
+
+def in_one(parts: list[Buffer]) -> memoryview:
+    return memoryview(b"".join(parts))
+
+
+def logged(log: Log) -> LoggedRange:
+    found = log.maybe_range(KEY)
+    assert found is not None
+    return found
+
+
+def prefix_of(*entries: Entry) -> Prefix:
+    prefix = Prefix()
+    for entry in entries:
+        prefix = prefix.extended(summary(entry))
+    return prefix
+
+
+def states_after(*entries: Entry) -> RangeStates:
+    states = RangeStates()
+    for entry in entries:
+        states.update(states.after([entry]))
+    return states
+
+
+def range_after(*entries: Entry) -> LoggedRange:
+    (found,) = states_after(*entries)
+    return found
+
+
+def test_numbered_entries_extend_the_prefix_and_others_do_not():
+    numbered = [
+        Entry(EntryKind.RANGE_WRITERS, *KEY, 0, 0, NO_WRITERS),
+        mark_of(batch(0, 3), "w", 0),
+        batch(0, 3),
+        staged("t", 0),
+        drop("t"),
+    ]
+    found = range_after(CREATED, *numbered, Entry(EntryKind.TRIM, KEY[0], -1, 2, 0), CREATED)
+    assert {entry.kind for entry in numbered} == NUMBERED_KINDS
+    assert found.prefix == prefix_of(*numbered)
+    assert found.highest_seq == 5
+    assert (found.start_offset, found.next_offset, found.created_at_ms) == (2, 3, 77)
+    assert found.is_whole
+
+
+def test_a_range_with_one_copy_has_no_prefix():
+    found = range_after(range_created(*KEY, 0, 77), mark_of(batch(0), "w", 0), batch(0))
+    assert found.prefix is None
+    assert (found.highest_seq, found.is_whole) == (0, True)
+
+
+def test_a_fenced_range_grows_until_it_is_settled():
+    entries = [batch(0, 2), staged("t", 0), batch(2)]
+    before = states_after(CREATED, entries[0], fenced_entry(KEY))
+    assert [each.state for each in before] == [RangeState.FENCED]
+    end = prefix_of(*entries)
+    found = range_after(
+        CREATED, entries[0], fenced_entry(KEY), *entries[1:], settled_entry(KEY, 3, end)
+    )
+    assert (found.state, found.next_offset, found.prefix) == (RangeState.SEALED, 3, end)
+    assert found.is_whole
+    assert range_after(
+        CREATED, *entries, settled_entry(KEY, 3, end), fenced_entry(KEY), drop("t")
+    ) == replace(found)
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ([CREATED, SEAL], "expected FENCED and SETTLED"),
+        ([created(), fenced_entry(KEY)], "expected SEAL"),
+        ([created(), settled_entry(KEY, 0, Prefix())], "expected SEAL"),
+        ([CREATED, batch(0), settled_entry(KEY, 1, Prefix(1, b"x" * 16))], "entries 1 to 1"),
+        ([CREATED, settled_entry(KEY, 0, Prefix(1, b"x" * 16))], "entries 1 to 0"),
+        ([CREATED, batch(0), settled_entry(KEY, 2, prefix_of(batch(0)))], "at offset 1"),
+        ([CREATED, settled_entry(KEY, 0, Prefix()), batch(0)], "which is SEALED"),
+        ([CREATED, settled_entry(KEY, 0, Prefix()), staged("t", 0)], "which is SEALED"),
+        ([CREATED, settled_entry(KEY, 0, Prefix()), mark_of(batch(0), "w", 0)], "no further"),
+        ([CREATED, drop("t", key=(KEY[0], -1))], "TXN_END of each of its ranges"),
+        ([CREATED, Entry(EntryKind.SETTLED, *KEY, 0, 0, b"\x02" + bytes(25))], "not known"),
+        ([CREATED, Entry(EntryKind.SETTLED, *KEY, 0, 0, b"\x01")], "cut off"),
+    ],
+)
+def test_entries_that_contradict_the_rules_of_replicas_are_refused(
+    entries: list[Entry], reason: str
+):
+    with pytest.raises(LogCorruptionError, match=reason):
+        range_after(*entries)
+
+
+def test_states_are_coded_as_before_with_fenced_behind():
+    codes = {state: LoggedRange(1, 0, 0, 0, state).state_code for state in RangeState}
+    assert codes == {
+        RangeState.OPEN: 0,
+        RangeState.SEALED: 1,
+        RangeState.DELETED: 2,
+        RangeState.FENCED: 3,
+    }
+    order = [RangeState.OPEN, RangeState.FENCED, RangeState.SEALED, RangeState.DELETED]
+    for at, state in enumerate(order):
+        assert [state.or_later(each) for each in order] == [order[max(at, n)] for n in range(4)]
+
+
+prefixes = st.none() | st.builds(
+    lambda seq, digest: Prefix(seq, digest) if seq else Prefix(),
+    st.integers(0, 2**62),
+    st.binary(min_size=16, max_size=16),
+)
+ranges_lists = st.lists(
+    st.builds(
+        LoggedRange,
+        st.integers(-(2**63), 2**63 - 1),
+        st.integers(-(2**31), 2**31 - 1),
+        st.just(5),
+        st.just(6),
+        st.sampled_from(RangeState),
+        st.sampled_from([NO_TIME, 77]),
+        prefixes,
+        st.integers(0, 2**62),
+    ),
+    max_size=5,
+)
+
+
+@given(ranges_lists)
+def test_columns_bring_prefixes_back_and_cost_nothing_without_replicas(ranges: list[LoggedRange]):
+    own = [each if each.prefix is not None else replace(each, highest_seq=0) for each in ranges]
+    encoded = encode_states(own)
+    found = decode_states(memoryview(encoded), len(own))
+    assert found == own
+    assert [each.created_at_ms for each in found] == [each.created_at_ms for each in own]
+    is_replicated = any(each.prefix is not None for each in own)
+    is_dated = any(each.created_at_ms != NO_TIME for each in own)
+    size = 69 if is_replicated else 37 if is_dated else 29
+    assert len(encoded) == size * len(own)
+
+
+def test_what_logs_of_earlier_versions_say_of_ranges_is_read_as_it_was():
+    """The bytes are those that version 0.1 wrote."""
+    stream_ids = "01000000000000000200000000000000"
+    start_offsets = "05000000000000000000000000000000"
+    next_offsets = "09000000000000000700000000000000"
+    indexes_and_codes = "0000000001000000" + "0102"
+    created_at_ms = "4d00000000000000ffffffffffffffff"
+    old = bytes.fromhex(
+        stream_ids + start_offsets + next_offsets + indexes_and_codes + created_at_ms
+    )
+    ranges = [
+        LoggedRange(1, 0, 5, 9, RangeState.SEALED, 77),
+        LoggedRange(2, 1, 0, 7, RangeState.DELETED),
+    ]
+    assert decode_states(memoryview(old), 2) == ranges
+    assert encode_states(ranges) == old
+    body = bytes.fromhex("014d00000000000000")
+    assert range_created(1, 0, 5, 77).body == body
+    assert range_created(1, 0, 5, NO_TIME).body == b""
+
+
+bodies_of = st.binary(max_size=40)
+counts = st.integers(1, 2**32 - 1)
+numbered_entries = st.one_of(
+    st.builds(batch, st.just(9), counts, bodies_of),
+    st.builds(lambda body: mark_of(batch(9, 1, body), "writer", 7, b"d" * 16), bodies_of),
+    st.builds(
+        lambda txn_id, count, body: staged_entry(*KEY, txn_id, 3, count, body),
+        st.text("abc", min_size=1),
+        counts,
+        bodies_of,
+    ),
+    st.builds(lambda ids: drop(*ids), st.lists(st.text("abc", min_size=1, max_size=9), max_size=4)),
+    st.builds(lambda body: Entry(EntryKind.RANGE_WRITERS, *KEY, 4, 1, body), bodies_of),
+)
+
+
+@given(st.lists(numbered_entries, max_size=4))
+def test_portable_entries_come_back_with_their_summaries(entries: list[Entry]):
+    data = in_one([part for entry in entries for part in encode_portable(entry)])
+    found = decode_portable(data)
+    assert found == entries
+    assert [summary(entry) for entry in found] == [summary(entry) for entry in entries]
+
+
+@given(numbered_entries, st.data())
+def test_a_changed_portable_entry_is_noticed(entry: Entry, data: st.DataObject):
+    encoded = bytearray(in_one(encode_portable(entry)))
+    at = data.draw(st.integers(0, len(encoded) * 8 - 1))
+    encoded[at // 8] ^= 1 << at % 8
+    with pytest.raises(LogCorruptionError):
+        decode_portable(memoryview(encoded))
+    with pytest.raises(LogCorruptionError):
+        decode_portable(memoryview(encoded)[:-1])
+
+
+@pytest.mark.parametrize("kind", sorted(set(EntryKind) - NUMBERED_KINDS))
+def test_only_numbered_kinds_are_portable(kind: EntryKind):
+    encoded = in_one(encode_portable(Entry(kind, *KEY, 0, 0)))
+    with pytest.raises(LogCorruptionError, match="not one that is replicated"):
+        decode_portable(encoded)
+
+
+def test_an_end_of_transactions_is_built_again_from_what_is_staged_elsewhere():
+    first, second = open_log(FaultyDisk()), open_log(FaultyDisk())
+    second.append([created(9, 0), batch(0, 1, b"x" * 500, (9, 0))])
+    for log in (first, second):
+        log.append([CREATED, staged("t", 0, b"t0"), staged("u", 0, b"u0"), staged("t", 1, b"t1")])
+    end = commit(first, "t", "u")
+    (received,) = decode_portable(in_one(encode_portable(end)))
+    first.append([end])
+    local = to_local(received, second.staged)
+    assert local.body != end.body
+    assert (local.base_offset, local.count) == (0, 3)
+    second.append([local])
+    assert logged(first) == logged(second)
+    assert bodies(first) == bodies(second) == [b"t0", b"t1", b"u0"]
+    assert summary(end) == summary(local) == summary(received)
+    with pytest.raises(LogError, match="0 are staged here"):
+        to_local(received, StagedStates())
+
+
+def test_a_birth_position_is_not_portable():
+    entry = staged("t", 0, b"body")
+    moved = Entry(EntryKind.STAGED, *KEY, 4_711, 1, bytes(entry.prefix) + bytes(entry.body))
+    assert summary(moved) == summary(entry)
+    assert decode_portable(in_one(encode_portable(moved))) == [entry]
+
+
+def test_places_of_another_log_are_refused():
+    log = open_log(FaultyDisk())
+    log.append([CREATED, staged("t", 0)])
+    end = commit(log, "t")
+    foreign = replace(drop("t"), kind=EntryKind.RANGE_WRITERS, count=1, body=end.body)
+    encoded = bytearray(in_one(encode_portable(foreign)))
+    assert decode_portable(memoryview(encoded)) == [foreign]
+    encoded[8] = EntryKind.TXN_END
+    with pytest.raises(LogCorruptionError, match="checksum"):
+        decode_portable(memoryview(encoded))
+
+
+def test_prefixes_outlive_segments_and_restarts():
+    disk = FaultyDisk()
+    log = open_log(disk, segment_bytes=600)
+    log.append([CREATED])
+    entries = [batch(number, 1, b"x" * 100) for number in range(20)]
+    for entry in entries:
+        log.append([entry])
+    log.close()
+    log = open_log(disk, segment_bytes=600)
+    assert logged(log).prefix == prefix_of(*entries)
+    assert logged(log).is_whole
+    log.append([fenced_entry(KEY)])
+    log.close()
+    log = open_log(disk, segment_bytes=600)
+    assert (logged(log).state, logged(log).highest_seq) == (RangeState.FENCED, 20)
