@@ -166,20 +166,23 @@ class BatchLookup:
         is_last = at + 1 == len(extent.sealed)
         try:
             following = extent.active if is_last else self.views.view(extent.sealed[at + 1])
-            return read_snapshot(following)
+            return read_snapshot(following).ranges
         except LogCorruptionError:
             segment = extent.sealed[at]
             return list(replay_segment(self.views.view(segment).file, segment).states)
 
-    def bytes_from(self, extent: Extent, key: RangeKey, offset: int) -> int:
-        """Return the bytes of a range's batches that reach beyond `offset`. Raises LogError."""
+    def bytes_from(self, extent: Extent, key: RangeKey, offset: int, end_offset: int) -> int:
+        """Return the bytes of a range's batches beyond `offset`, before `end_offset`.
+
+        Raises LogError.
+        """
         rows = extent.rows.maybe_rows(key)
-        total = 0 if rows is None else rows.bytes_from(offset)
+        total = 0 if rows is None else rows.bytes_from(offset, end_offset)
         for at in reversed(range(len(extent.sealed))):
             index = self.index(extent, at)
             if index.next_offset(key) <= offset:
                 break
-            total += index.bytes_from(key, offset)
+            total += index.bytes_from(key, offset, end_offset)
         return total
 
     def maybe_since(

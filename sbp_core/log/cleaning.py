@@ -11,6 +11,10 @@ batch is live until its transaction ends; once published, it is live as its offs
 one is dead. Only the segments that published batches know that. So all of those
 are read before any segment is removed.
 
+All entries of a replicated range are live until it is settled, dropped and trimmed batches too:
+another replica may need them. Snapshots say how many entries each range has, so it is known which
+segments have any.
+
 No append or read waits for the cleaner. It runs on a thread of its own, and its result becomes
 visible by one assignment between two groups. Batches that were live when it looked may be dead by
 then, never the other way round. A reader of a segment that is removed or replaced goes on in the
@@ -30,9 +34,9 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -49,21 +53,23 @@ from sbp_core.log.index_file import SegmentIndex, SegmentUse, index_path
 from sbp_core.log.segment import Segment, SegmentView, corruption
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.segment_writer import TimedEntry, write_segment
-from sbp_core.log.states.range_states import RangeKey, RangeState
+from sbp_core.log.states.range_states import OFFSET_MAX, RangeKey, RangeState
+from sbp_core.log.states.replicated_entries import is_numbered_in
 from sbp_core.log.states.staged_entries import StagedRows, maybe_kept
 from sbp_core.segment_format import EntryKind, SegmentHeader, segment_path
 
 RESERVE_NAME: Final = "reserve"
-_OFFSET_MAX: Final = 2**63 - 1
 
 _LOG: Final = logging.getLogger(__name__)
 
 
-def live_from(log: Log, key: RangeKey) -> int:
+def live_from(log: Log, unsettled: Container[RangeKey], key: RangeKey) -> int:
     """Return the offset from which on the records of a range are live."""
+    if key in unsettled:
+        return -1
     logged = log.maybe_range(key)
     if logged is None or logged.state is RangeState.DELETED:
-        return _OFFSET_MAX
+        return OFFSET_MAX
     return logged.start_offset
 
 
@@ -73,39 +79,85 @@ class Liveness:
 
     Never the other way round, though more may be published since. `staged` are the batches that
     were staged and are live, by where they were written first. Where that is not known because of
-    damage, all of them count as live.
+    damage, all of them count as live; and where a segment has entries of an `unsettled` range.
     """
 
     log: Log
     extent: Extent
     staged: StagedRows
     is_known: bool
+    unsettled: frozenset[RangeKey] = frozenset()
+
+    def live_from(self, key: RangeKey) -> int:
+        """Return the offset from which on the records of a range are live."""
+        return live_from(self.log, self.unsettled, key)
+
+    def is_unsettled(self, entry: Entry) -> bool:
+        """Whether other replicas may need an entry."""
+        return is_numbered_in(entry, self.unsettled)
 
     def is_live(self, entry: Entry, location: Location) -> bool:
         """Whether an entry of a full segment has to stay: a batch, or the end of transactions."""
+        if self.is_unsettled(entry):
+            return True
         if entry.kind is not EntryKind.STAGED:
             end_offset = entry.base_offset + entry.count
-            return end_offset > live_from(self.log, (entry.stream_id, entry.range_index))
+            return end_offset > self.live_from((entry.stream_id, entry.range_index))
         birth_position = location.position if entry.base_offset < 0 else entry.base_offset
         return not self.is_known or self.staged.holds(birth_position)
 
     def weigh(self, extent: Extent, at: int) -> SegmentUse:
         """Return what a full segment holds. Raises LogCorruptionError if damage hides it."""
         segment, index = extent.sealed[at], self.log.lookup.index(extent, at)
-        if index.may_hide(partial(live_from, self.log)):
+        if index.may_hide(self.live_from):
             path = segment_path(self.log.directory, segment.base)
             raise corruption(path, segment.base, "it is not known which batches it published")
-        return self._weigh(segment, index)
+        return self._weigh(segment, index, extent, at)
 
     def weigh_active(self) -> SegmentUse:
         """Return what the segment holds that groups are appended to."""
-        return self._weigh(*self.log.active_index())
+        segment, index = self.log.active_index()
+        extent = self.log.extent
+        return self._weigh(segment, index, extent, len(extent.sealed))
 
-    def _weigh(self, segment: Segment, index: SegmentIndex) -> SegmentUse:
+    def _weigh(self, segment: Segment, index: SegmentIndex, extent: Extent, at: int) -> SegmentUse:
+        has_unsettled = self._has_unsettled(index, extent, at)
         live_bytes = index.staged_bytes
-        if self.is_known:
+        if self.is_known and not has_unsettled:
             live_bytes = self.staged.bytes_between(segment.base, segment.end)
-        return index.held(partial(live_from, self.log), live_bytes)
+        return replace(index.held(self.live_from, live_bytes), has_unsettled=has_unsettled)
+
+    def _has_unsettled(self, index: SegmentIndex, extent: Extent, at: int) -> bool:
+        """Whether any unsettled range has more entries at the end of a segment than before it."""
+        if not self.unsettled:
+            return False
+        before = self.log.lookup.index(extent, at - 1) if at else None
+        return any(
+            index.seq(key) > (0 if before is None else before.seq(key)) for key in self.unsettled
+        )
+
+    def kept(self, view: SegmentView, *, has_unsettled: bool) -> Iterator[TimedEntry]:
+        """Yield the snapshot of a segment and what is live in it, each with its time.
+
+        Raises LogCorruptionError if a live batch, or how many there are, is lost.
+        """
+        own = replace(self, is_known=False) if has_unsettled else self
+        scanner = SegmentScanner(view.file, view.segment.base, view.segment.size)
+        for item in scanner.entries():
+            found = item.maybe_batch() if isinstance(item, Damage) else item
+            kept = None if found is None else own.maybe_live(*found)
+            if isinstance(item, Damage):
+                if found is None or kept is not None:
+                    raise corruption(view.file.path, item.position, item.reason)
+            elif kept is not None:
+                yield kept, scanner.time_ms
+
+    def maybe_live(self, entry: Entry, location: Location) -> Entry | None:
+        """Return what is written of an entry when its segment is rewritten, None for nothing."""
+        if entry.kind in SNAPSHOT_KINDS:
+            return entry
+        kept = maybe_kept(entry, location, is_unsettled=self.is_unsettled(entry))
+        return kept if kept is not None and self.is_live(entry, location) else None
 
 
 class LivenessSeeker:
@@ -124,7 +176,8 @@ class LivenessSeeker:
         now on are not in the full segments of the extent that was read before.
         """
         log, extent = self._log, self._log.extent
-        starts = partial(live_from, log)
+        unsettled = log.unsettled()
+        starts = partial(live_from, log, unsettled)
         found = [log.staged.rows()]
         is_known = True
         later = log.extent
@@ -145,7 +198,7 @@ class LivenessSeeker:
             for segment in later.sealed
             if (known := self._has_published.get(segment)) is not None
         }
-        return Liveness(log, extent, StagedRows.together(found), is_known)
+        return Liveness(log, extent, StagedRows.together(found), is_known, unsettled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +263,7 @@ class Cleaner:
                 held |= weighed.stream_ids
                 continue
             try:
-                cleaned += self._rewrite(found, extent, at)
+                cleaned += self._rewrite(found, extent, at, has_unsettled=weighed.has_unsettled)
                 held |= weighed.live_stream_ids
             except LogCorruptionError as error:
                 self._report(extent.sealed[at], error)
@@ -234,7 +287,7 @@ class Cleaner:
         dead: list[Segment] = []
         for at, segment in enumerate(extent.sealed):
             weighed = None if self._is_stopping.is_set() else self._maybe_weigh(found, extent, at)
-            if weighed is None or weighed.live_bytes > 0:
+            if weighed is None or weighed.live_bytes > 0 or weighed.has_unsettled:
                 break
             dead.append(segment)
         if dead:  # durable before a file goes: a gap at or after `start` is taken for damage
@@ -266,7 +319,7 @@ class Cleaner:
             self._sync_names()
         return cleaned
 
-    def _rewrite(self, found: Liveness, extent: Extent, at: int) -> Cleaned:
+    def _rewrite(self, found: Liveness, extent: Extent, at: int, *, has_unsettled: bool) -> Cleaned:
         """Replace a segment by one without what is dead. Raises LogError."""
         log, segment = self._log, extent.sealed[at]
         path = segment_path(log.directory, segment.base)
@@ -274,7 +327,8 @@ class Cleaner:
         ranges = log.lookup.ranges_after(extent, at)
         with log.lookup.views.pinned(segment) as view:
             header = SegmentHeader(segment.base, segment.generation + 1, segment.end)
-            rewritten, rows = write_segment(log.disk, fresh, header, _kept(view, found.is_live))
+            kept = found.kept(view, has_unsettled=has_unsettled)
+            rewritten, rows = write_segment(log.disk, fresh, header, kept)
             with translate_os_error(LogWriteError, "replacing", path):
                 failpoint("cleaner.before_replace")
                 log.disk.replace(fresh, path)
@@ -294,31 +348,6 @@ class Cleaner:
         if segment not in self._reported:
             self._reported.add(segment)
             _LOG.error("segment not cleaned: %s", error)
-
-
-def _kept(view: SegmentView, is_live: Callable[[Entry, Location], bool]) -> Iterator[TimedEntry]:
-    """Yield the snapshot of a segment and what is live in it, each with its time.
-
-    Raises LogCorruptionError if a live batch, or how many there are, is lost.
-    """
-    scanner = SegmentScanner(view.file, view.segment.base, view.segment.size)
-    for item in scanner.entries():
-        found = item.maybe_batch() if isinstance(item, Damage) else item
-        kept = None if found is None else _maybe_live(*found, is_live)
-        if isinstance(item, Damage):
-            if found is None or kept is not None:
-                raise corruption(view.file.path, item.position, item.reason)
-        elif kept is not None:
-            yield kept, scanner.time_ms
-
-
-def _maybe_live(
-    entry: Entry, location: Location, is_live: Callable[[Entry, Location], bool]
-) -> Entry | None:
-    if entry.kind in SNAPSHOT_KINDS:
-        return entry
-    kept = maybe_kept(entry, location)
-    return kept if kept is not None and is_live(entry, location) else None
 
 
 class SpaceReserve:

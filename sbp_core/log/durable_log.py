@@ -6,51 +6,39 @@ written), batch_lookup.py and bodies.py (how batches are found and read), recove
 Threads: two may append at a time. Groups are written one after the other and synced one after the
 other, in the same order, but one group may be written while that before it is synced. `open`,
 `close` and `ranges` belong to the threads that append. Everything else may run in any number of
-other threads. They share two things with the writers: the readable extent, an immutable value that
-every new segment replaces; and rows and ranges, which are added when their group is synced, or
+other threads, above all what is in readable_log.py. Rows are added when their group is synced, or
 written if it is not to be synced at once. So a batch is found only once it is about to be
 acknowledged.
 """
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
-from sbp_core import limits
 from sbp_core.errors import ConfigurationError, LogError, LogWriteError, Outcome
 from sbp_core.limits import SEGMENT_BYTES
-from sbp_core.log.batch_lookup import BatchLookup, Extent
-from sbp_core.log.bodies import RecentBodies
+from sbp_core.log.batch_lookup import Extent
 from sbp_core.log.boundaries import HighWaterKeeper
 from sbp_core.log.disk import DirectoryLock, Disk, describe_os_error, translate_os_error
 from sbp_core.log.entry import APPENDED_KINDS, COMMIT_BYTES, Entry, Location
 from sbp_core.log.index_file import SegmentIndex, encode_index
+from sbp_core.log.readable_log import LogState, ReadableLog
 from sbp_core.log.recovery.opening import Recovered, RecoveryReport, lock_log, recover
+from sbp_core.log.replica_reading import ReplicaReader, ReplicaStates, cut_after
 from sbp_core.log.segment import Segment
-from sbp_core.log.segment_rows import DatedOffset, SegmentRows, Slot
+from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_writer import ActiveSegment, check_group
 from sbp_core.log.states.range_states import LoggedRange, RangeKey
-from sbp_core.log.states.staged_states import StagedStates, Staging
 from sbp_core.log.states.state_snapshot import encode_snapshot
-from sbp_core.log.states.writer_states import WriterStates
+from sbp_core.replication import Prefix
 from sbp_core.segment_format import SEGMENT_HEADER_BYTES, EntryKind, segment_path
 
 _T = TypeVar("_T")
-
-
-class LogState(enum.Enum):
-    """OPEN accepts appends. FAILED and CLOSED never do again; FAILED can still be read."""
-
-    OPEN = "open"
-    FAILED = "failed"
-    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +65,7 @@ class _Group:
     end: int
 
 
-class Log:
+class Log(ReadableLog):
     """An open log; see `Log.open`. A context manager that closes it."""
 
     def __init__(
@@ -91,14 +79,9 @@ class Log:
         recovered: Recovered,
     ) -> None:
         self.recovery: RecoveryReport = recovered.report
-        self.directory = directory
-        self.disk = disk
         self._lock = lock
         self._now_ms = now_ms
         self._segment_bytes = segment_bytes
-        self._states = recovered.states
-        self.lookup = BatchLookup(disk, directory)
-        self.state = LogState.OPEN
         self._failure = ""
         self._writing = threading.Lock()
         self._syncing = threading.Lock()
@@ -115,9 +98,8 @@ class Log:
             )
             view = self._active.view(disk)
         self.high_water.on_segment(base, end, recovered.changed)
-        self.extent = Extent(recovered.sealed, view, recovered.rows)
-        """The part of the log that can be read at this moment."""
-        self.recent = RecentBodies(limits.RECENT_BODIES_BYTES_MAX)
+        extent = Extent(recovered.sealed, view, recovered.rows)
+        super().__init__(directory, disk, recovered.states, extent)
         self._streams_held: set[int] | None = None
         self._is_active_empty = report.entry_count == 0
 
@@ -159,19 +141,6 @@ class Log:
         except BaseException:
             lock.release()
             raise
-
-    @property
-    def writers(self) -> WriterStates:
-        """The writers as they are now, or as a group that is being synced makes them."""
-        return self._states.writers
-
-    @property
-    def staged(self) -> StagedStates:
-        """The staged batches now, or as a group that is being synced makes them, and the last ends.
-
-        Batches that are published are found in their range before they leave this.
-        """
-        return self._states.staged
 
     @property
     def end_position(self) -> int:
@@ -228,57 +197,24 @@ class Log:
         with self._syncing:
             self._sync(Outcome.NOT_APPLIED)
 
-    def batches_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
-        """Yield the batches of a range from the one that holds `offset` to the last.
+    def cut(self, key: RangeKey, end_offset: int, end: Prefix) -> Entry:
+        """Return the entry that settles a replicated range before the last entries that are here.
 
-        None is yielded for an offset behind the last one. Raises LogCorruptionError where the next
-        batch is lost, LogError when the log is closed or cannot be read.
+        Nothing may be appended to the range from then on but that. Raises LogError if `end` is not
+        a prefix of what is here, or what was staged there cannot be told.
         """
-        while True:
-            self._check_readable()
-            extent = self.extent
-            try:
-                for slot in self.lookup.slots_from(extent, key, offset):
-                    yield slot
-                    offset = slot.end_offset
-                return
-            except LogError:
-                if self.state is LogState.CLOSED or extent is self.extent:
-                    raise  # else what failed may be a segment that was removed
+        logged = self._replica_range(key, end.seq)
+        with self._writing:
+            is_last = all(each.key <= key for each in self._states if each.stream_id == key[0])
+        now = ReplicaStates(logged, self.staged, self.writers, is_last)
+        return self._looked_up(
+            lambda extent: cut_after(ReplicaReader(self.lookup, extent, key), now, end_offset, end)
+        )
 
-    def staged_from(self, staging: Staging, sequence: int) -> Iterator[Slot]:
-        """Yield the batches that are staged under an id, from one on; they have no offsets.
-
-        Raises LogError when the log is closed or cannot be read, or they were dropped in between.
-        """
-        batches = staging.batches
-        for at in range(sequence, len(batches)):
-            location = Location(batches.positions[at], batches.lengths[at])
-            count, view = batches.record_counts[at], self.extent.active
-            slot = Slot(-1, count, location, view, staging.staged_at_ms, staging.prefix_bytes)
-            yield self._looked_up(partial(self.lookup.placed, slot=slot))
-
-    def bytes_from(self, key: RangeKey, offset: int) -> int:
-        """Return the bytes that a range's batches from `offset` on take. Raises LogError."""
-        return self.lookup.bytes_from(self.extent, key, offset)
-
-    def maybe_since(self, key: RangeKey, offset: int, time_ms: int) -> DatedOffset | None:
-        """Return a range's first record from `offset` on whose batch is of `time_ms` or later.
-
-        A batch is of the time when its group was written. The first one in the order of offsets is
-        found, also where the clock was set back. Damaged batches count too, unless nothing is left
-        of them. Raises LogError when the log is closed or cannot be read.
-        """
-        return self._looked_up(lambda extent: self.lookup.maybe_since(extent, key, offset, time_ms))
-
-    def is_recent(self, key: RangeKey, offset: int) -> bool:
-        """Whether `batches_from` finds the batch of `offset` without a look at the disk."""
-        rows = self.extent.rows.maybe_rows(key)
-        return rows is not None and offset >= max(rows.first_offset, rows.own_from)
-
-    def maybe_range(self, key: RangeKey) -> LoggedRange | None:
-        """Return a range as it is now. Trims and deletions that it shows are final."""
-        return self._states.maybe_range(key)
+    def unsettled(self) -> frozenset[RangeKey]:
+        """Return the replicated ranges of which other replicas may need any entry."""
+        with self._writing:
+            return frozenset(each.key for each in self._states if each.is_unsettled)
 
     def replace_sealed(self, changes: Mapping[Segment, Segment | None]) -> None:
         """Remove full segments from what is found, or put others in their places."""
@@ -391,20 +327,6 @@ class Log:
             self._active.sync()
         self.high_water.on_synced()
 
-    def _looked_up(self, look: Callable[[Extent], _T]) -> _T:
-        """Return what `look` finds; it looks again if a segment was removed or replaced.
-
-        Raises LogError when the log is closed or cannot be read.
-        """
-        while True:
-            self._check_readable()
-            extent = self.extent
-            try:
-                return look(extent)
-            except LogError:
-                if self.state is LogState.CLOSED or extent is self.extent:
-                    raise
-
     def _write_snapshot(self) -> None:
         """Begin the active segment, which is empty, with the states of all ranges."""
         self._write_group(encode_snapshot(self._states), Outcome.NOT_APPLIED)
@@ -429,10 +351,6 @@ class Log:
             self._states.forget_deleted(self._streams_held)
         self._write_snapshot()
         self.extent = Extent((*before.sealed, full), view, SegmentRows(full.end))
-
-    def _check_readable(self) -> None:
-        if self.state is LogState.CLOSED:
-            raise LogError("the log is closed")
 
     def _check_open(self, outcome: Outcome = Outcome.NOT_APPLIED) -> None:
         self._check_readable()

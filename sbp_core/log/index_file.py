@@ -4,7 +4,7 @@ Header (big-endian):
 
     bytes   field          type  meaning
     0-7     magic                "SBPIDX\r\n"
-    8-11    version        u32   3
+    8-11    version        u32   3, or 4 if a range is replicated
     12-15   generation     u32   of the segment
     16-23   base           u64   of the segment
     24-31   segment_bytes  u64   length of the segment's file
@@ -30,6 +30,7 @@ was rewritten: where they were written first, and where they are now, by the fir
     rows    count u32, length u32
     ranges  range_index i32, state_code u8
     rows    prefix_bytes u8
+    ranges  seq i64, highest_seq i64, 16 bytes of digest: in version 4 only, see range_columns.py
 
 The file can be made again from its segment, so it is written without a sync and checked when it is
 read. It is read whole and never mapped: a mapped file that is cut short kills the process that
@@ -56,7 +57,7 @@ from sbp_core.log.disk import Disk, DiskFile
 from sbp_core.log.entry import Location
 from sbp_core.log.segment import Segment, SegmentView
 from sbp_core.log.segment_rows import DatedOffset, RangeRows, SegmentRows, Slot
-from sbp_core.log.states.range_columns import STATE_COLUMNS, decode_states
+from sbp_core.log.states.range_columns import REPLICA_COLUMNS, STATE_COLUMNS, ranges_of
 from sbp_core.log.states.range_states import LoggedRange, RangeKey
 from sbp_core.log.states.staged_entries import STAGED_BATCH_BYTES, StagedRows
 from sbp_core.segment_format import CHECKSUM_BYTES, is_intact, with_checksum
@@ -64,6 +65,7 @@ from sbp_core.wire.checksum import Buffer, crc32c
 
 INDEX_MAGIC: Final = b"SBPIDX\r\n"
 INDEX_VERSION: Final = 3
+REPLICA_INDEX_VERSION: Final = 4
 
 _FIELDS: Final = struct.Struct(">8sIIQQQQQQQI")
 _VERSION: Final = struct.Struct(">8sI")
@@ -73,7 +75,7 @@ _U8: Final = np.dtype("<u8")
 _I4: Final = np.dtype("<i4")
 _U4: Final = np.dtype("<u4")
 _U1: Final = np.dtype("u1")
-_COLUMNS: Final = (
+_COLUMNS: Final[tuple[tuple[str, np.dtype[Any], str], ...]] = (
     ("stream_id", _I8, "ranges"),
     ("start_offset", _I8, "ranges"),
     ("next_offset", _I8, "ranges"),
@@ -88,6 +90,7 @@ _COLUMNS: Final = (
     ("range_index", _I4, "ranges"),
     ("state_code", _U1, "ranges"),
     ("prefix_bytes", _U1, "rows"),
+    *((name, dtype, "replicas") for name, dtype in REPLICA_COLUMNS),
 )
 _IDENTITY_FIELDS: Final = 5
 """Fields of the header that say which segment, and state of it, the index belongs to."""
@@ -115,18 +118,20 @@ def encode_index(
         "birth_position": [birth for birth, _ in moved],
         "moved_position": [position for _, position in moved],
     }
+    is_replicated = any(logged.prefix is not None for logged in ranges)
+    owners = {"ranges": ranges, "replicas": ranges if is_replicated else ()}
     columns = {
         name: np.array(special[name], dtype).tobytes()
         if name in special
-        else np.array([getattr(logged, name) for logged in ranges], dtype).tobytes()
-        if owner == "ranges"
+        else np.array([getattr(logged, name) for logged in owners[owner]], dtype).tobytes()
+        if owner in owners
         else _joined([getattr(each, name) for each in found], dtype)
         for name, dtype, owner in _COLUMNS
     }
     body = list(columns.values())
     fields = _FIELDS.pack(
         INDEX_MAGIC,
-        INDEX_VERSION,
+        REPLICA_INDEX_VERSION if is_replicated else INDEX_VERSION,
         segment.generation,
         segment.base,
         segment.size,
@@ -156,6 +161,7 @@ def open_index(disk: Disk, directory: Path, segment: Segment) -> SegmentIndex:
 class IndexHeader:
     """The header of an index; `latest_ms` is the latest time of a batch."""
 
+    version: int
     range_count: int
     row_count: int
     moved_count: int
@@ -166,7 +172,12 @@ class IndexHeader:
     @property
     def counts(self) -> dict[str, int]:
         """How many values a column has, by whom it is about."""
-        return {"ranges": self.range_count, "rows": self.row_count, "moved": self.moved_count}
+        return {
+            "ranges": self.range_count,
+            "rows": self.row_count,
+            "moved": self.moved_count,
+            "replicas": self.range_count if self.version == REPLICA_INDEX_VERSION else 0,
+        }
 
 
 def read_index_header(file: DiskFile, segment: Segment) -> IndexHeader:
@@ -178,11 +189,11 @@ def read_index_header(file: DiskFile, segment: Segment) -> IndexHeader:
     if len(head) < INDEX_HEADER_BYTES or not is_intact(head, _FIELDS.size):
         raise LogCorruptionError("its header is damaged")
     magic, version, generation, base, size, *rest = _FIELDS.unpack_from(head)
-    if (magic, version) != (INDEX_MAGIC, INDEX_VERSION):
+    if magic != INDEX_MAGIC or version not in {INDEX_VERSION, REPLICA_INDEX_VERSION}:
         raise LogCorruptionError(f"it has format version {version}, not {INDEX_VERSION}")
     if (generation, base, size) != (segment.generation, segment.base, segment.size):
         raise LogCorruptionError("it belongs to another state of the segment")
-    return IndexHeader(*rest)
+    return IndexHeader(version, *rest)
 
 
 def is_old_index(path: Path, disk: Disk) -> bool:
@@ -244,12 +255,14 @@ class SegmentUse:
     """Bytes and streams of all batches of a segment, and of those that are live.
 
     The bytes of staged batches count in the segment that holds them, the streams where published.
+    With `has_unsettled` it has entries that other replicas may need.
     """
 
     held_bytes: int
     live_bytes: int
     stream_ids: frozenset[int]
     live_stream_ids: frozenset[int]
+    has_unsettled: bool = False
 
 
 class SegmentIndex:
@@ -261,7 +274,8 @@ class SegmentIndex:
     def __init__(self, data: Buffer, *, is_whole: bool = True) -> None:
         self.is_whole = is_whole
         self.size_bytes = len(data)
-        header = IndexHeader(*_FIELDS.unpack_from(data)[_IDENTITY_FIELDS:])
+        fields = _FIELDS.unpack_from(data)
+        header = IndexHeader(fields[1], *fields[_IDENTITY_FIELDS:])
         self.latest_ms = header.latest_ms
         self.staged_bytes = header.staged_bytes
         counts = header.counts
@@ -273,8 +287,15 @@ class SegmentIndex:
 
     def ranges(self) -> list[LoggedRange]:
         """Return all ranges as they were at the end of the segment."""
-        encoded = b"".join(self._columns[name].tobytes() for name, _ in STATE_COLUMNS)
-        return decode_states(memoryview(encoded), len(self._columns["stream_id"]))
+        times: list[int] = []
+        columns = [self._columns[name].tolist() for name, _ in STATE_COLUMNS]
+        numbers = [self._columns[name].tolist() for name, _ in REPLICA_COLUMNS]
+        return ranges_of(*columns, times, *(numbers if numbers[0] else ()))
+
+    def seq(self, key: RangeKey) -> int:
+        """Return how many entries a replicated range had at the end of the segment, 0 if none."""
+        at, seqs = self._maybe_range(key), self._columns["seq"]
+        return 0 if at is None or not len(seqs) else int(seqs[at])
 
     def next_offset(self, key: RangeKey) -> int:
         """Return where a range went on at the end of the segment, -1 if it did not exist then."""
@@ -305,11 +326,12 @@ class SegmentIndex:
             return None
         return int(self._columns["moved_position"][at])
 
-    def bytes_from(self, key: RangeKey, offset: int) -> int:
-        """Return the bytes of the range's batches that reach beyond `offset`."""
+    def bytes_from(self, key: RangeKey, offset: int, end_offset: int) -> int:
+        """Return the bytes of the range's batches that reach beyond `offset`, before an end."""
         rows = self._rows(key)
-        end_offset = self._columns["base_offset"][rows] + self._columns["count"][rows]
-        return int(self._columns["length"][rows][end_offset > offset].sum(dtype=_I8))
+        starts = self._columns["base_offset"][rows]
+        is_meant = (starts + self._columns["count"][rows] > offset) & (starts < end_offset)
+        return int(self._columns["length"][rows][is_meant].sum(dtype=_I8))
 
     def maybe_since(self, key: RangeKey, offset: int, time_ms: int) -> DatedOffset | None:
         """Return the first record from `offset` on that was written at `time_ms` or later."""

@@ -150,9 +150,10 @@ class RangeRows:
             )
             row += 1
 
-    def bytes_from(self, offset: int) -> int:
-        """Return the bytes of the batches that reach beyond `offset`."""
-        return sum(self.length[self._row_beyond(offset) : len(self.base_offset)])
+    def bytes_from(self, offset: int, end_offset: int) -> int:
+        """Return the bytes of the batches that reach beyond `offset` and begin before an end."""
+        end = bisect_left(self.base_offset, end_offset)
+        return sum(self.length[self._row_beyond(offset) : end])
 
     def maybe_since(self, offset: int, time_ms: int) -> DatedOffset | None:
         """Return the first record from `offset` on that was written at `time_ms` or later."""

@@ -136,8 +136,8 @@ class SegmentScanner:
         return self._window[start : start + length]
 
 
-def read_snapshot(view: SegmentView) -> list[LoggedRange]:
-    """Return the ranges as they were at the base of a segment. Raises LogError."""
+def read_snapshot(view: SegmentView) -> SnapshotReader:
+    """Return the states as they were at the base of a segment. Raises LogError."""
     path = view.file.path
     scanner = SegmentScanner(view.file, view.segment.base, file_size(view.file))
     snapshot = SnapshotReader()
@@ -147,7 +147,7 @@ def read_snapshot(view: SegmentView) -> list[LoggedRange]:
         with naming_damage(path, item[1].position):
             is_complete = snapshot.add(item[0])
         if is_complete:
-            return snapshot.ranges
+            return snapshot
     raise corruption(path, scanner.position, "the segment ends within the snapshot of its ranges")
 
 
@@ -178,13 +178,19 @@ class Replay:
         self.states = states
         self.is_restored = True
 
-    def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
-        """Apply the next entry. Raises LogCorruptionError if it contradicts those before it."""
+    def apply(
+        self, entry: Entry, location: Location, time_ms: int, *, is_damaged: bool = False
+    ) -> None:
+        """Apply the next entry, without its body if that is damaged.
+
+        Raises LogCorruptionError if it contradicts those before it.
+        """
         if self.is_restored and entry.kind in SNAPSHOT_KINDS:
             return
         try:
             if self.has_snapshot:
-                self.changed |= {logged.key: logged for logged in self.states.apply(entry)}
+                touched = self.states.apply(entry, is_damaged=is_damaged)
+                self.changed |= {logged.key: logged for logged in touched}
                 self.marks.add(entry, location, time_ms, self.states.writers)
                 self.states.staged.apply(entry, location, time_ms)
                 self.rows.add(entry, location, time_ms)
@@ -211,7 +217,7 @@ def replay_segment(file: DiskFile, segment: Segment) -> Replay:
         if found is None:
             assert isinstance(item, Damage)
             raise corruption(file.path, item.position, item.reason)
-        replay.apply(*found, scanner.time_ms)
+        replay.apply(*found, scanner.time_ms, is_damaged=isinstance(item, Damage))
     if not replay.snapshot.is_complete:
         reason = "the segment ends within the snapshot of its ranges"
         raise corruption(file.path, scanner.position, reason)

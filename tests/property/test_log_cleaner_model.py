@@ -17,8 +17,9 @@ from log_model import Key, Model
 from sbp_core.errors import LogError, LogWriteError
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.cleaning import Cleaner
-from sbp_core.log.durable_log import Log, LogState
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
+from sbp_core.log.readable_log import LogState
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.segment_format import EntryKind

@@ -22,8 +22,9 @@ from log_model import Model
 
 from sbp_core.errors import LogWriteError, Outcome
 from sbp_core.log.bodies import read_bodies
-from sbp_core.log.durable_log import Log, LogState
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry, Location
+from sbp_core.log.readable_log import LogState
 from sbp_core.segment_format import EntryKind
 
 SEGMENT_BYTES = 900

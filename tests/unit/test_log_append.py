@@ -28,9 +28,9 @@ from sbp_core.errors import (
     Outcome,
 )
 from sbp_core.log.disk import OsDisk
-from sbp_core.log.durable_log import LogState
 from sbp_core.log.entry import COMMIT_BYTES, Entry
 from sbp_core.log.index_file import index_path
+from sbp_core.log.readable_log import LogState
 from sbp_core.log.segment import Segment, read_segment
 from sbp_core.log.segment_scan import read_snapshot
 from sbp_core.log.states.range_columns import encode_states
@@ -100,7 +100,7 @@ def test_groups_never_span_segments_and_each_segment_begins_with_all_ranges() ->
         for before, base in itertools.pairwise(bases):
             assert len(disk.names[segment_path(DIRECTORY, before)].cached) == base - before
         for base, first in ((bases[4], big), (bases[5], after)):
-            snapshot = read_snapshot(log.lookup.views.view(segment_at(disk, base)))
+            snapshot = read_snapshot(log.lookup.views.view(segment_at(disk, base))).ranges
             assert [each.stream_id for each in snapshot] == sorted(
                 entry.stream_id for entry, at in logged(disk) if at.position < base
             )

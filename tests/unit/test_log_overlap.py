@@ -14,8 +14,9 @@ from log_files import batch, created, open_log
 
 from sbp_core.errors import LogWriteError, Outcome
 from sbp_core.log.disk import OsDisk
-from sbp_core.log.durable_log import Appended, Log, LogState
+from sbp_core.log.durable_log import Appended, Log
 from sbp_core.log.entry import Entry
+from sbp_core.log.readable_log import LogState
 from sbp_core.segment_format import EntryKind
 
 BODY = bytes(100)

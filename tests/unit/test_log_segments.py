@@ -200,7 +200,7 @@ def test_a_damaged_snapshot_is_made_good_by_the_segment_before(
     last = segments_of(files)[-1]
     log = open_log(disk_with(files))
     states = log.ranges()
-    snapshot = encode_snapshot(RangeStates(read_snapshot(log.extent.active)))
+    snapshot = encode_snapshot(RangeStates(read_snapshot(log.extent.active).ranges))
     assert (len(snapshot) > 1) is (chunk == 2)
     at = SEGMENT_HEADER_BYTES + COMMIT_BYTES
     for entry in snapshot:

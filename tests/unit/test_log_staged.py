@@ -17,8 +17,14 @@ from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry, Location
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.log.states.staged_entries import BatchColumns, StagedRows, decode_end, decode_prefix
-from sbp_core.log.states.staged_states import StagedStates, Staging, commit_entry, drop_entry
-from sbp_core.log.states.state_snapshot import decode_staged_snapshot, encode_staged_snapshot
+from sbp_core.log.states.staged_states import (
+    StagedStates,
+    Staging,
+    commit_entry,
+    decode_staged,
+    drop_entry,
+)
+from sbp_core.log.states.state_snapshot import encode_staged_snapshot
 from sbp_core.rangeserver.fetching.payloads import read_slots
 from sbp_core.records import encode_envelope, split_envelopes
 from sbp_core.segment_format import EntryKind
@@ -274,7 +280,7 @@ def test_ends_are_remembered_as_long_as_their_ids_are_not_too_many(monkeypatch):
         assert not states.is_ended(1, "a")
         assert all(states.is_ended(1, each) for each in expected[-1])
         data = b"".join(each.body for each in encode_staged_snapshot(states))
-        assert decode_staged_snapshot(data).ends(1) == states.ends(1)
+        assert decode_staged(data).ends(1) == states.ends(1)
 
 
 def test_where_staged_batches_are_is_reported_while_more_are_staged():
@@ -312,14 +318,14 @@ def test_a_snapshot_says_the_same_again(monkeypatch, chunk_bytes):
     )  # fmt: skip
     entries = encode_staged_snapshot(states)
     assert [each.range_index for each in entries] == list(range(len(entries)))
-    again = decode_staged_snapshot(b"".join(each.body for each in entries))
+    again = decode_staged(b"".join(each.body for each in entries))
     assert again.ends(1) == states.ends(1)
     for one, other in zip(again.stagings(), states.stagings(), strict=True):
         assert (one.txn_id, one.staged_at_ms) == (other.txn_id, other.staged_at_ms)
         assert one.batches.encode() == other.batches.encode()
     assert encode_staged_snapshot(StagedStates()) == []
     with pytest.raises(LogCorruptionError):
-        decode_staged_snapshot(b"".join(each.body for each in entries)[:-1])
+        decode_staged(b"".join(each.body for each in entries)[:-1])
 
 
 def test_more_than_an_entry_can_name_is_refused(monkeypatch):

@@ -11,7 +11,7 @@ from log_files import DIRECTORY, batch, created, open_log, segment_bases
 
 from sbp_core.errors import LogWriteError
 from sbp_core.log.bodies import read_bodies
-from sbp_core.log.durable_log import LogState
+from sbp_core.log.readable_log import LogState
 from sbp_core.log.segment_scan import find_commits
 from sbp_core.segment_format import segment_path
 

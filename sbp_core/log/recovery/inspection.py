@@ -388,7 +388,7 @@ class _Repair:
         with open_segment(self._disk, self._directory, segment.base) as file:
             scanner = SegmentScanner(file, segment.base, segment.size)
             for item in scanner.entries():
-                kept = None if isinstance(item, Damage) else maybe_kept(*item)
+                kept = None if isinstance(item, Damage) else maybe_kept(*item, is_unsettled=False)
                 if kept is not None:
                     yield kept, scanner.time_ms
 

@@ -167,7 +167,7 @@ class LastSegment:
             records = RecordSpan.of(batch[0])
             fault = LogFault(self._file.path, damage.position, damage.reason, records)
             self.damaged_batches.append(fault)
-            self.replay.apply(*batch, time_ms)
+            self.replay.apply(*batch, time_ms, is_damaged=True)
         elif damage.header is not None and damage.header.kind in SNAPSHOT_KINDS:
             self._restore(damage)
         else:

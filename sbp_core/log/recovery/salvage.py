@@ -165,7 +165,9 @@ class SegmentReading:
         self._follow(entry, location, time_ms)
         self._coverage.add(entry, location)
         self.batch_count += entry.kind in BATCH_KINDS
-        self.has_records = self.has_records or maybe_kept(entry, location) is not None
+        self.has_records = (
+            self.has_records or maybe_kept(entry, location, is_unsettled=False) is not None
+        )
 
     def _add_snapshot(self, entry: Entry, location: Location) -> None:
         try:

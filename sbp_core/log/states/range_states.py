@@ -28,6 +28,7 @@ from sbp_core.segment_format import EntryKind
 _CREATED_BODY: Final = struct.Struct("<Bq")
 _CREATED_VERSION: Final = 1
 _REPLICATED_VERSION: Final = 2
+OFFSET_MAX: Final = 2**63 - 1
 NO_TIME: Final = -1
 """In place of the time when a stream was created: not known."""
 

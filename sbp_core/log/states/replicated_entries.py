@@ -13,7 +13,8 @@ big-endian:
     2-9    seq      u64   of the last entry of the range
     10-25  digest         of all entries up to there, zeros if there are none
 
-Behind that, if entries were cut, are records as a SNAPSHOT_STAGED has them (staged_states.py):
+Behind that, if entries were cut, are the length of the writers of the stream at this end (u32),
+these as a RANGE_WRITERS has them, nothing if they are not known, and records (staged_states.py):
 what was staged in the range at its end, where that differs from what is staged now (no batches
 if nothing was), and the ends of transactions that do not count.
 """
@@ -21,6 +22,7 @@ if nothing was), and the ends of transactions that do not count.
 from __future__ import annotations
 
 import struct
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -43,6 +45,7 @@ NUMBERED_KINDS: Final = frozenset(
 
 _SUMMARY: Final = struct.Struct(">BqII")
 _SETTLED: Final = struct.Struct(f">BBQ{DIGEST_BYTES}s")
+_LENGTH: Final = struct.Struct(">I")
 _VERSION: Final = 1
 _IS_CUT: Final = 1
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
@@ -68,6 +71,11 @@ def summary(entry: Entry) -> bytes:
     return _SUMMARY.pack(own.kind, own.base_offset, own.count, crc32c(content))
 
 
+def is_numbered_in(entry: Entry, keys: Container[tuple[int, int]]) -> bool:
+    """Whether an entry is a numbered one of any of these ranges."""
+    return entry.kind in NUMBERED_KINDS and (entry.stream_id, entry.range_index) in keys
+
+
 def decoded_prefix(seq: int, digest: bytes) -> Prefix:
     """Return a prefix from its number and digest as they are in files."""
     return Prefix(seq, digest) if seq else Prefix()
@@ -86,12 +94,21 @@ def settled_entry(key: tuple[int, int], end_offset: int, end: Prefix) -> Entry:
     return Entry(EntryKind.SETTLED, *key, end_offset, 0, _encode_end(end, 0))
 
 
-def cut_entry(key: tuple[int, int], end_offset: int, end: Prefix, cut: bytes) -> Entry:
-    """Return the entry that ends a replicated range before the last entries that are here.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The states at the end of a range, where entries behind it changed them, as bytes.
 
-    `cut` are the records of what was staged at its end.
+    `writers` of the stream at the end of the range, empty if they are not known; `staged` records.
     """
-    return Entry(EntryKind.SETTLED, *key, end_offset, 0, _encode_end(end, _IS_CUT) + cut)
+
+    writers: Buffer
+    staged: Buffer
+
+
+def cut_entry(key: tuple[int, int], end_offset: int, end: Prefix, cut: Cut) -> Entry:
+    """Return the entry that ends a replicated range before the last entries that are here."""
+    head = _encode_end(end, _IS_CUT) + _LENGTH.pack(len(cut.writers))
+    return Entry(EntryKind.SETTLED, *key, end_offset, 0, b"".join((head, cut.writers, cut.staged)))
 
 
 def _encode_end(end: Prefix, flags: int) -> bytes:
@@ -100,10 +117,10 @@ def _encode_end(end: Prefix, flags: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The content of a SETTLED entry; `cut` are its records, None if no entries were cut."""
+    """The content of a SETTLED entry; `cut` is None if all entries count that are here."""
 
     end: Prefix
-    cut: memoryview | None
+    cut: Cut | None
 
 
 def decode_settled(entry: Entry) -> Settled:
@@ -111,5 +128,9 @@ def decode_settled(entry: Entry) -> Settled:
     version, flags, seq, digest = unpack_at(_SETTLED, entry.body, 0)
     if version != _VERSION:
         raise LogCorruptionError("the end of a replicated range is in a form that is not known")
-    records = memoryview(entry.body)[_SETTLED.size :]
-    return Settled(decoded_prefix(seq, digest), records if flags & _IS_CUT else None)
+    end = decoded_prefix(seq, digest)
+    if not flags & _IS_CUT:
+        return Settled(end, None)
+    (writers_length,) = unpack_at(_LENGTH, entry.body, _SETTLED.size)
+    records = memoryview(entry.body)[_SETTLED.size + _LENGTH.size :]
+    return Settled(end, Cut(records[:writers_length], records[writers_length:]))

@@ -179,16 +179,16 @@ def decode_txn_id(data: Buffer, position: int) -> tuple[str, int]:
     return txn_id, start + length
 
 
-def maybe_kept(entry: Entry, location: Location) -> Entry | None:
+def maybe_kept(entry: Entry, location: Location, *, is_unsettled: bool) -> Entry | None:
     """Return what is written of an entry when its segment is rewritten, None for nothing.
 
-    All batches are, and the ends that publish some. A staged batch says from then on where it was
-    written first.
+    All batches are, and the ends that publish some; and all numbered entries of a replicated range
+    that is not settled. A staged batch says from then on where it was written first.
     """
     if entry.kind is EntryKind.STAGED:
         return entry if entry.base_offset >= 0 else replace(entry, base_offset=location.position)
-    is_kept = entry.kind is EntryKind.BATCH or (entry.kind is EntryKind.TXN_END and entry.count)
-    return entry if is_kept else None
+    is_published = entry.kind is EntryKind.TXN_END and entry.count
+    return entry if is_unsettled or is_published or entry.kind is EntryKind.BATCH else None
 
 
 @dataclass(frozen=True, slots=True)

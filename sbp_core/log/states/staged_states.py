@@ -9,10 +9,21 @@ entries alone, beginning with the snapshot at the start of a segment.
 The place of a staged batch whose entry is damaged is known, but not its transaction. The next
 intact batch of that transaction says how many are missing in front of it. If exactly that many
 are lost there, they are these.
+
+Snapshots carry the states as records one after the other, big-endian. A record begins
+
+    0     kind         u8   0 what is staged, 1 an end that dropped, 2 one that published
+    1-8   stream_id    i64
+    9-12  range_index  i32
+
+For what is staged follow the time of the first batch (u64, ms since the epoch), the number of
+batches (u32), the id (its length u8 in front), and the batches as a TXN_END has them. For an end
+follow its time (u64), the number of ids (u32), base_offset i64, record count u32, and the ids.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
@@ -20,20 +31,29 @@ from threading import Lock
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import invalid
-from sbp_core.log.entry import Entry, Location
+from sbp_core.errors import LogCorruptionError, invalid
+from sbp_core.log.entry import Entry, Location, unpack_at
+from sbp_core.log.states.replicated_entries import decode_settled
 from sbp_core.log.states.staged_entries import (
+    STAGED_BATCH_BYTES,
     BatchColumns,
     EndedBatches,
     StagedRows,
+    decode_columns,
     decode_end,
     decode_prefix,
+    decode_txn_id,
     encode_end,
     encode_prefix,
+    encode_txn_id,
     prefix_length,
 )
 from sbp_core.segment_format import EntryKind
 from sbp_core.wire.checksum import Buffer
+
+_RECORD: Final = struct.Struct(">BqiQI")
+_TXN_END: Final = struct.Struct(">qI")
+_STAGING, _DROP, _COMMIT = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +167,23 @@ class _StreamTxns:
             oldest = same_kind.pop(0)
             id_count -= len(oldest.txn_ids)
             self.ends.remove(oldest)
+        self._remember_ids()
+
+    def settle(self, range_index: int, cut: StagedStates) -> None:
+        """Let a range be as it was before entries that do not count, by their records."""
+        self.lost = [each for each in self.lost if each.range_index != range_index]
+        for staging in cut.stagings():
+            self.stagings.pop((range_index, staging.txn_id), None)
+            if staging.batch_count:
+                self.stagings[range_index, staging.txn_id] = staging
+        self.stagings = dict(sorted(self.stagings.items(), key=lambda at: at[1].staged_at_ms))
+        for stream_id in cut.stream_ids():
+            for end in cut.ends(stream_id):
+                if end in self.ends:  # else it was forgotten since
+                    del self.ends[len(self.ends) - 1 - self.ends[::-1].index(end)]
+        self._remember_ids()
+
+    def _remember_ids(self) -> None:
         self.ended = frozenset(chain.from_iterable(each.txn_ids for each in self.ends))
 
 
@@ -222,6 +259,13 @@ class StagedStates:
                 ended = decode_end(entry)
                 with self._lock:
                     self._end(entry, ended, time_ms)
+            case EntryKind.SETTLED:
+                settled = decode_settled(entry)
+                cut = StagedStates() if settled.cut is None else decode_staged(settled.cut.staged)
+                with self._lock:
+                    if entry.stream_id in self._streams or cut.stream_ids():
+                        txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
+                        txns.settle(entry.range_index, cut)
             case EntryKind.STREAM_DELETED:
                 self.forget(entry.stream_id)
 
@@ -235,6 +279,13 @@ class StagedStates:
         with self._lock:
             txns = self._streams.setdefault(staging.stream_id, _StreamTxns())
             txns.stagings[staging.range_index, staging.txn_id] = staging
+
+    def encode(self) -> bytes:
+        """Return the records of all that is staged, and of the last ends."""
+        records = [_encode_staging(staging) for staging in self.stagings()]
+        for stream_id in self.stream_ids():
+            records += [_encode_end(stream_id, end) for end in self.ends(stream_id)]
+        return b"".join(records)
 
     def restore_end(self, stream_id: int, end: LoggedTxnEnd) -> None:
         """Add an end, from a snapshot."""
@@ -301,3 +352,43 @@ def _checked(end: Entry) -> Entry:
             f" the limit of {limits.ENTRY_BYTES_MAX}: name fewer of them"
         )
     return end
+
+
+def decode_staged(encoded: Buffer) -> StagedStates:
+    """Return what records say of what is staged, and ended. Raises LogCorruptionError."""
+    states = StagedStates()
+    data, position = memoryview(encoded), 0
+    while position < len(data):
+        kind, stream_id, range_index, time_ms, count = unpack_at(_RECORD, data, position)
+        position += _RECORD.size
+        if kind == _STAGING:
+            txn_id, position = decode_txn_id(data, position)
+            end = position + count * STAGED_BATCH_BYTES
+            batches = decode_columns(data[position:end], count)
+            states.restore(Staging(stream_id, range_index, txn_id, time_ms, batches))
+            position = end
+        elif kind in (_DROP, _COMMIT):
+            base_offset, record_count = unpack_at(_TXN_END, data, position)
+            position += _TXN_END.size
+            txn_ids = []
+            for _ in range(count):
+                txn_id, position = decode_txn_id(data, position)
+                txn_ids.append(txn_id)
+            ended = (tuple(txn_ids), kind == _COMMIT, range_index)
+            states.restore_end(stream_id, LoggedTxnEnd(*ended, base_offset, record_count, time_ms))
+        else:
+            raise LogCorruptionError(f"a snapshot has a record of kind {kind} of transactions")
+    return states
+
+
+def _encode_staging(staging: Staging) -> bytes:
+    place = (staging.stream_id, staging.range_index)
+    head = _RECORD.pack(_STAGING, *place, staging.staged_at_ms, staging.batch_count)
+    return head + encode_txn_id(staging.txn_id) + staging.batches.encode()
+
+
+def _encode_end(stream_id: int, end: LoggedTxnEnd) -> bytes:
+    kind = _COMMIT if end.is_commit else _DROP
+    head = _RECORD.pack(kind, stream_id, end.range_index, end.time_ms, len(end.txn_ids))
+    place = _TXN_END.pack(end.base_offset, end.record_count)
+    return head + place + b"".join(map(encode_txn_id, end.txn_ids))

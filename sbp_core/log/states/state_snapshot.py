@@ -8,16 +8,8 @@ writer_states.py has it; `base_offset` is the number of these entries, `range_in
 Without a writer id a record says from which range of the stream on its writers are known here; its
 last sequence is that range's index.
 
-The bodies of the SNAPSHOT_STAGED entries, put together, are records one after the other,
-big-endian; `base_offset` and `range_index` are as above. A record begins
-
-    0     kind         u8   0 what is staged, 1 an end that dropped, 2 one that published
-    1-8   stream_id    i64
-    9-12  range_index  i32
-
-For what is staged follow the time of the first batch (u64, ms since the epoch), the number of
-batches (u32), the id (its length u8 in front), and the batches as a TXN_END has them. For an end
-follow its time (u64), the number of ids (u32), base_offset i64, record count u32, and the ids.
+The bodies of the SNAPSHOT_STAGED entries, put together, are the records of staged_states.py;
+`base_offset` and `range_index` are as above.
 """
 
 from __future__ import annotations
@@ -32,13 +24,7 @@ from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
 from sbp_core.log.entry import Entry, unpack_at
 from sbp_core.log.states.range_columns import decode_states, encode_states
 from sbp_core.log.states.range_states import LoggedRange, RangeStates
-from sbp_core.log.states.staged_entries import (
-    STAGED_BATCH_BYTES,
-    decode_columns,
-    decode_txn_id,
-    encode_txn_id,
-)
-from sbp_core.log.states.staged_states import LoggedTxnEnd, StagedStates, Staging
+from sbp_core.log.states.staged_states import StagedStates, decode_staged
 from sbp_core.log.states.writer_states import (
     WriterState,
     WriterStates,
@@ -149,15 +135,12 @@ class SnapshotReader:
             return
         self._staged_bodies.append(bytes(entry.body))
         if parts.is_whole:
-            self.staged = decode_staged_snapshot(b"".join(self._staged_bodies))
+            self.staged = decode_staged(b"".join(self._staged_bodies))
             self._staged_bodies.clear()
 
 
 _Values = TypeVar("_Values", bytes, list[bytes], list[LoggedRange])
 _STREAM: Final = struct.Struct(">q")
-_RECORD: Final = struct.Struct(">BqiQI")
-_TXN_END: Final = struct.Struct(">qI")
-_STAGING, _DROP, _COMMIT = range(3)
 
 
 def encode_writer_snapshot(states: WriterStates) -> list[Entry]:
@@ -187,55 +170,12 @@ def decode_writer_snapshot(entry: Entry) -> Sequence[tuple[int, WriterState]]:
 
 def encode_staged_snapshot(states: StagedStates) -> list[Entry]:
     """Return the SNAPSHOT_STAGED entries of `states`, none where nothing is known."""
-    records = [_encode_staging(staging) for staging in states.stagings()]
-    for stream_id in states.stream_ids():
-        records += [_encode_end(stream_id, end) for end in states.ends(stream_id)]
-    chunks = _chunks(b"".join(records), limits.SNAPSHOT_STAGED_BYTES)
+    chunks = _chunks(states.encode(), limits.SNAPSHOT_STAGED_BYTES)
     return [
         Entry(EntryKind.SNAPSHOT_STAGED, 0, at, len(chunks), 0, chunk)
         for at, chunk in enumerate(chunks)
     ]
 
 
-def decode_staged_snapshot(encoded: bytes) -> StagedStates:
-    """Return what the bodies of the entries of a snapshot say. Raises LogCorruptionError."""
-    states = StagedStates()
-    data, position = memoryview(encoded), 0
-    while position < len(data):
-        kind, stream_id, range_index, time_ms, count = unpack_at(_RECORD, data, position)
-        position += _RECORD.size
-        if kind == _STAGING:
-            txn_id, position = decode_txn_id(data, position)
-            end = position + count * STAGED_BATCH_BYTES
-            batches = decode_columns(data[position:end], count)
-            states.restore(Staging(stream_id, range_index, txn_id, time_ms, batches))
-            position = end
-        elif kind in (_DROP, _COMMIT):
-            base_offset, record_count = unpack_at(_TXN_END, data, position)
-            position += _TXN_END.size
-            txn_ids = []
-            for _ in range(count):
-                txn_id, position = decode_txn_id(data, position)
-                txn_ids.append(txn_id)
-            ended = (tuple(txn_ids), kind == _COMMIT, range_index)
-            states.restore_end(stream_id, LoggedTxnEnd(*ended, base_offset, record_count, time_ms))
-        else:
-            raise LogCorruptionError(f"a snapshot has a record of kind {kind} of transactions")
-    return states
-
-
 def _chunks(values: _Values, size: int) -> list[_Values]:
     return [values[start : start + size] for start in range(0, len(values), size)]
-
-
-def _encode_staging(staging: Staging) -> bytes:
-    place = (staging.stream_id, staging.range_index)
-    head = _RECORD.pack(_STAGING, *place, staging.staged_at_ms, staging.batch_count)
-    return head + encode_txn_id(staging.txn_id) + staging.batches.encode()
-
-
-def _encode_end(stream_id: int, end: LoggedTxnEnd) -> bytes:
-    kind = _COMMIT if end.is_commit else _DROP
-    head = _RECORD.pack(kind, stream_id, end.range_index, end.time_ms, len(end.txn_ids))
-    place = _TXN_END.pack(end.base_offset, end.record_count)
-    return head + place + b"".join(map(encode_txn_id, end.txn_ids))

@@ -39,6 +39,7 @@ from typing import Final, NamedTuple
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.entry import Entry, Location, unpack_at
+from sbp_core.log.states.replicated_entries import decode_settled
 from sbp_core.segment_format import EntryKind
 from sbp_core.wire.checksum import Buffer
 
@@ -145,6 +146,13 @@ class WriterStates:
                 for writer in known_before:
                     self._put(entry.stream_id, writer)
                 self._known_from[entry.stream_id] = entry.range_index
+            case EntryKind.SETTLED if entry.range_index >= self.known_from(entry.stream_id):
+                cut = decode_settled(entry).cut
+                if cut is not None:
+                    at_end = decode_writers(cut.writers) if cut.writers else ()
+                    self.forget_before(entry.stream_id, 0 if cut.writers else entry.range_index)
+                    for writer in at_end:
+                        self._put(entry.stream_id, writer)
             case EntryKind.STREAM_DELETED:
                 self._forget(entry.stream_id)
                 self._known_from.pop(entry.stream_id, None)

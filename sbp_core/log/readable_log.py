@@ -1,0 +1,184 @@
+"""The part of an open log that is read: batches, staged ones, and the entries of replicas.
+
+All of it may run in any number of threads, beside those that append. They share the readable
+extent, an immutable value that every new segment replaces; rows, which only grow; and the states.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from sbp_core import limits
+from sbp_core.errors import LogError
+from sbp_core.log.batch_lookup import BatchLookup, Extent
+from sbp_core.log.bodies import RecentBodies
+from sbp_core.log.disk import Disk
+from sbp_core.log.entry import Entry, Location
+from sbp_core.log.replica_reading import ReplicaReader
+from sbp_core.log.segment_rows import DatedOffset, Slot
+from sbp_core.log.states.range_states import OFFSET_MAX, LoggedRange, RangeKey, RangeStates
+from sbp_core.log.states.replicated_entries import portable
+from sbp_core.log.states.staged_states import StagedStates, Staging
+from sbp_core.log.states.writer_states import WriterStates
+from sbp_core.replication import Prefix
+
+_T = TypeVar("_T")
+
+
+class LogState(enum.Enum):
+    """OPEN accepts appends. FAILED and CLOSED never do again; FAILED can still be read."""
+
+    OPEN = "open"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class ReadableLog:
+    """The files of a log up to `extent`, its part that can be read at this moment."""
+
+    def __init__(self, directory: Path, disk: Disk, states: RangeStates, extent: Extent) -> None:
+        self.directory = directory
+        self.disk = disk
+        self.state = LogState.OPEN
+        self.lookup = BatchLookup(disk, directory)
+        self.extent = extent
+        self.recent = RecentBodies(limits.RECENT_BODIES_BYTES_MAX)
+        self._states = states
+
+    @property
+    def writers(self) -> WriterStates:
+        """The writers as they are now, or as a group that is being synced makes them."""
+        return self._states.writers
+
+    @property
+    def staged(self) -> StagedStates:
+        """The staged batches now, or as a group that is being synced makes them, and the last ends.
+
+        Batches that are published are found in their range before they leave this.
+        """
+        return self._states.staged
+
+    def batches_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
+        """Yield the batches of a range from the one that holds `offset` to the last.
+
+        None is yielded for an offset behind the last one. Raises LogCorruptionError where the next
+        batch is lost, LogError when the log is closed or cannot be read.
+        """
+        end_offset = self._end_offset(key)
+        while offset < end_offset:
+            self._check_readable()
+            extent = self.extent
+            try:
+                for slot in self.lookup.slots_from(extent, key, offset):
+                    if slot.base_offset >= end_offset:
+                        return
+                    yield slot
+                    offset = slot.end_offset
+                    if offset >= end_offset:
+                        return
+                return
+            except LogError:
+                if self.state is LogState.CLOSED or extent is self.extent:
+                    raise  # else what failed may be a segment that was removed
+
+    def staged_from(self, staging: Staging, sequence: int) -> Iterator[Slot]:
+        """Yield the batches that are staged under an id, from one on; they have no offsets.
+
+        Raises LogError when the log is closed or cannot be read, or they were dropped in between.
+        """
+        batches = staging.batches
+        for at in range(sequence, len(batches)):
+            location = Location(batches.positions[at], batches.lengths[at])
+            count, view = batches.record_counts[at], self.extent.active
+            slot = Slot(-1, count, location, view, staging.staged_at_ms, staging.prefix_bytes)
+            yield self._looked_up(partial(self.lookup.placed, slot=slot))
+
+    def bytes_from(self, key: RangeKey, offset: int) -> int:
+        """Return the bytes that a range's batches from `offset` on take. Raises LogError."""
+        return self.lookup.bytes_from(self.extent, key, offset, self._end_offset(key))
+
+    def maybe_since(self, key: RangeKey, offset: int, time_ms: int) -> DatedOffset | None:
+        """Return a range's first record from `offset` on whose batch is of `time_ms` or later.
+
+        A batch is of the time when its group was written. The first one in the order of offsets is
+        found, also where the clock was set back. Damaged batches count too, unless nothing is left
+        of them. Raises LogError when the log is closed or cannot be read.
+        """
+        found = self._looked_up(
+            lambda extent: self.lookup.maybe_since(extent, key, offset, time_ms)
+        )
+        return None if found is None or found.offset >= self._end_offset(key) else found
+
+    def is_recent(self, key: RangeKey, offset: int) -> bool:
+        """Whether `batches_from` finds the batch of `offset` without a look at the disk."""
+        rows = self.extent.rows.maybe_rows(key)
+        return rows is not None and offset >= max(rows.first_offset, rows.own_from)
+
+    def maybe_range(self, key: RangeKey) -> LoggedRange | None:
+        """Return a range as it is now. Trims and deletions that it shows are final."""
+        return self._states.maybe_range(key)
+
+    def numbered_entries(self, key: RangeKey, after_seq: int, upto_seq: int) -> Iterator[Entry]:
+        """Yield the numbered entries (after_seq, upto_seq] of a replicated range, portable.
+
+        Raises LogError if any of them is not here, LogCorruptionError where one is damaged.
+        """
+        while after_seq < upto_seq:
+            self._check_readable()
+            self._replica_range(key, upto_seq)
+            extent = self.extent
+            try:
+                reader = ReplicaReader(self.lookup, extent, key)
+                for each in reader.read(after_seq, upto_seq):
+                    yield portable(each.entry)
+                    after_seq = each.prefix.seq
+            except LogError:
+                if self.state is LogState.CLOSED or extent is self.extent:
+                    raise
+
+    def prefix_at(self, key: RangeKey, seq: int) -> Prefix:
+        """Return the prefix of `seq` entries of a replicated range. Raises as the entries do."""
+        prefix = self._replica_range(key, seq).prefix
+        if prefix is not None and prefix.seq == seq:
+            return prefix
+        return self._looked_up(
+            lambda extent: ReplicaReader(self.lookup, extent, key).prefix_at(seq)
+        )
+
+    def _end_offset(self, key: RangeKey) -> int:
+        """Return the offset from which on batches do not count: they were cut from a replica."""
+        logged = self.maybe_range(key)
+        is_settled = logged is not None and logged.prefix is not None and not logged.is_unsettled
+        return logged.next_offset if logged is not None and is_settled else OFFSET_MAX
+
+    def _replica_range(self, key: RangeKey, seq: int) -> LoggedRange:
+        """Return a replicated range. Raises LogError unless its first `seq` entries are here."""
+        logged = self.maybe_range(key)
+        if logged is None or logged.prefix is None or logged.prefix.seq < seq:
+            what = "is not here" if logged is None else "is not replicated"
+            if logged is not None and logged.prefix is not None:
+                what = f"has {logged.prefix.seq} entries without a gap, not {seq}"
+            raise LogError(f"range {key[1]} of stream {key[0]} {what}")
+        return logged
+
+    def _looked_up(self, look: Callable[[Extent], _T]) -> _T:
+        """Return what `look` finds; it looks again if a segment was removed or replaced.
+
+        Raises LogError when the log is closed or cannot be read.
+        """
+        while True:
+            self._check_readable()
+            extent = self.extent
+            try:
+                return look(extent)
+            except LogError:
+                if self.state is LogState.CLOSED or extent is self.extent:
+                    raise
+
+    def _check_readable(self) -> None:
+        if self.state is LogState.CLOSED:
+            raise LogError("the log is closed")
