@@ -20,6 +20,7 @@ from sbp_core.log.entry import Entry, Location
 from sbp_core.log.recovery.inspection import LogInspection, inspect_log, repair_log
 from sbp_core.log.segment import segment_bases
 from sbp_core.log.segment_scan import Damage, SegmentScanner
+from sbp_core.log.states.replicated_entries import decode_settled
 from sbp_core.log.states.staged_entries import decode_end, decode_prefix
 from sbp_core.log.states.writer_states import decode_mark
 from sbp_core.pd.metadata.data_dir import has_metadata
@@ -261,6 +262,9 @@ def _described(path: Path, item: tuple[Entry, Location] | Damage, time_ms: int) 
         described["writer_id"], described["sequence"] = decode_mark(entry)
     if entry.kind is EntryKind.STAGED and entry.body:
         described["txn_id"], described["sequence"] = decode_prefix(entry.body)
+    if entry.kind is EntryKind.SETTLED:
+        settled = decode_settled(entry)
+        described["seq"], described["is_cut"] = settled.end.seq, settled.cut is not None
     if entry.kind is EntryKind.TXN_END:
         ended = decode_end(entry)
         described["is_commit"] = ended.is_commit

@@ -208,7 +208,9 @@ class Log(ReadableLog):
             is_last = all(each.key <= key for each in self._states if each.stream_id == key[0])
         now = ReplicaStates(logged, self.staged, self.writers, is_last)
         return self._looked_up(
-            lambda extent: cut_after(ReplicaReader(self.lookup, extent, key), now, end_offset, end)
+            lambda extent: cut_after(
+                ReplicaReader(self.lookup, extent, logged), now, end_offset, end
+            )
         )
 
     def unsettled(self) -> frozenset[RangeKey]:

@@ -129,10 +129,10 @@ class ReadableLog:
         """
         while after_seq < upto_seq:
             self._check_readable()
-            self._replica_range(key, upto_seq)
+            logged = self._replica_range(key, upto_seq)
             extent = self.extent
             try:
-                reader = ReplicaReader(self.lookup, extent, key)
+                reader = ReplicaReader(self.lookup, extent, logged)
                 for each in reader.read(after_seq, upto_seq):
                     yield portable(each.entry)
                     after_seq = each.prefix.seq
@@ -142,11 +142,11 @@ class ReadableLog:
 
     def prefix_at(self, key: RangeKey, seq: int) -> Prefix:
         """Return the prefix of `seq` entries of a replicated range. Raises as the entries do."""
-        prefix = self._replica_range(key, seq).prefix
-        if prefix is not None and prefix.seq == seq:
-            return prefix
+        logged = self._replica_range(key, seq)
+        if logged.prefix is not None and logged.seq == seq:
+            return logged.prefix
         return self._looked_up(
-            lambda extent: ReplicaReader(self.lookup, extent, key).prefix_at(seq)
+            lambda extent: ReplicaReader(self.lookup, extent, logged).prefix_at(seq)
         )
 
     def _end_offset(self, key: RangeKey) -> int:

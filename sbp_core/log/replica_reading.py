@@ -22,7 +22,7 @@ from sbp_core.log.batch_lookup import BatchLookup, Extent
 from sbp_core.log.entry import Entry, Location
 from sbp_core.log.segment import SegmentView, corruption, file_size
 from sbp_core.log.segment_scan import Damage, SegmentScanner, read_snapshot
-from sbp_core.log.states.range_states import LoggedRange, RangeKey
+from sbp_core.log.states.range_states import LoggedRange
 from sbp_core.log.states.replicated_entries import (
     NUMBERED_KINDS,
     Cut,
@@ -50,12 +50,16 @@ class Numbered:
 
 
 class ReplicaReader:
-    """Reads the entries of one replicated range in `extent`. It belongs to one thread."""
+    """Reads the entries of one replicated range, as it is now, in `extent`.
 
-    def __init__(self, lookup: BatchLookup, extent: Extent, key: RangeKey) -> None:
+    It belongs to one thread.
+    """
+
+    def __init__(self, lookup: BatchLookup, extent: Extent, logged: LoggedRange) -> None:
         self._lookup = lookup
         self._extent = extent
-        self._key = key
+        self._key = logged.key
+        self._end = logged.prefix or _NO_ENTRIES
 
     def read(self, after_seq: int, upto_seq: int) -> Iterator[Numbered]:
         """Yield the entries after one number, up to another. Raises LogError if any is missing."""
@@ -72,14 +76,15 @@ class ReplicaReader:
         return prefix
 
     def segment_before(self, seq: int) -> int:
-        """Return the last segment that begins behind at most `seq` entries of the range.
+        """Return the last segment that begins behind at most `seq` entries of the range, all here.
 
         Raises LogError if that is not in the log any more.
         """
         first, last = -1, len(self._extent.sealed)
         while first < last:
             middle = (first + last + 1) // 2
-            if self._prefix_in(self.snapshot(middle)).seq <= seq:
+            logged = self.range_in(self.snapshot(middle))
+            if logged is None or (logged.is_whole and logged.seq <= seq):
                 first = middle
             else:
                 last = middle - 1
@@ -122,9 +127,14 @@ class ReplicaReader:
                 yield Numbered(entry, location, scanner.time_ms, prefix)
 
     def _check_whole(self, at: int, prefix: Prefix) -> None:
-        """Raise LogError unless a rewritten segment still has all entries of the range."""
+        """Raise LogError unless a rewritten segment still has all entries of the range.
+
+        After a repair these are the ones up to its present end.
+        """
         view = self._view(at)
         end = self._prefix_in(self.snapshot(at + 1))
+        if end.seq > self._end.seq:
+            end = self._end
         for each in self._read_segment(view, prefix):
             if prefix.seq >= end.seq:
                 break
@@ -175,7 +185,7 @@ def cut_after(reader: ReplicaReader, now: ReplicaStates, end_offset: int, end: P
     Raises LogError if this prefix is not one of the range here, or cannot be read.
     """
     logged = now.logged
-    if logged.prefix == end and logged.next_offset == end_offset:
+    if logged.is_whole and logged.prefix == end and logged.next_offset == end_offset:
         return settled_entry(logged.key, end_offset, end)
     at = reader.segment_before(end.seq)
     snapshot = reader.snapshot(at)

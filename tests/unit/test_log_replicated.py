@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -11,15 +9,12 @@ from faulty_disk import FaultyDisk
 from hypothesis import given
 from hypothesis import strategies as st
 from log_files import batch, created, open_log
-from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies
+from log_replicas import CREATED, logged, portable_bytes, prefix_of
+from log_stagings import KEY, bodies, commit, drop, staged
 
 from sbp_core.errors import LogCorruptionError, LogError
-from sbp_core.log.cleaning import Cleaned, Cleaner
-from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
-from sbp_core.log.index_file import SegmentIndex, encode_index
-from sbp_core.log.portable import decode_portable, encode_portable, summary, to_local
-from sbp_core.log.segment_rows import SegmentRows
+from sbp_core.log.portable import decode_portable, summary, to_local
 from sbp_core.log.states.range_columns import decode_states, encode_states
 from sbp_core.log.states.range_states import (
     NO_TIME,
@@ -32,34 +27,12 @@ from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, fenced_entry,
 from sbp_core.log.states.staged_states import StagedStates, staged_entry
 from sbp_core.log.states.writer_states import (
     NO_WRITERS,
-    NumberedBatch,
-    WriterState,
-    encode_writers,
     mark_of,
 )
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
-from sbp_core.wire.checksum import Buffer
 
-CREATED = range_created(*KEY, 0, 77, is_replicated=True)
 SEAL = Entry(EntryKind.SEAL, *KEY, 1, 0)
-
-
-def in_one(parts: list[Buffer]) -> memoryview:
-    return memoryview(b"".join(parts))
-
-
-def logged(log: Log) -> LoggedRange:
-    found = log.maybe_range(KEY)
-    assert found is not None
-    return found
-
-
-def prefix_of(*entries: Entry) -> Prefix:
-    prefix = Prefix()
-    for entry in entries:
-        prefix = prefix.extended(summary(entry))
-    return prefix
 
 
 def states_after(*entries: Entry) -> RangeStates:
@@ -221,7 +194,7 @@ numbered_entries = st.one_of(
 
 @given(st.lists(numbered_entries, max_size=4))
 def test_portable_entries_come_back_with_their_summaries(entries: list[Entry]):
-    data = in_one([part for entry in entries for part in encode_portable(entry)])
+    data = portable_bytes(*entries)
     found = decode_portable(data)
     assert found == entries
     assert [summary(entry) for entry in found] == [summary(entry) for entry in entries]
@@ -229,7 +202,7 @@ def test_portable_entries_come_back_with_their_summaries(entries: list[Entry]):
 
 @given(numbered_entries, st.data())
 def test_a_changed_portable_entry_is_noticed(entry: Entry, data: st.DataObject):
-    encoded = bytearray(in_one(encode_portable(entry)))
+    encoded = bytearray(portable_bytes(entry))
     at = data.draw(st.integers(0, len(encoded) * 8 - 1))
     encoded[at // 8] ^= 1 << at % 8
     with pytest.raises(LogCorruptionError):
@@ -240,7 +213,7 @@ def test_a_changed_portable_entry_is_noticed(entry: Entry, data: st.DataObject):
 
 @pytest.mark.parametrize("kind", sorted(set(EntryKind) - NUMBERED_KINDS))
 def test_only_numbered_kinds_are_portable(kind: EntryKind):
-    encoded = in_one(encode_portable(Entry(kind, *KEY, 0, 0)))
+    encoded = portable_bytes(Entry(kind, *KEY, 0, 0))
     with pytest.raises(LogCorruptionError, match="not one that is replicated"):
         decode_portable(encoded)
 
@@ -251,7 +224,7 @@ def test_an_end_of_transactions_is_built_again_from_what_is_staged_elsewhere():
     for log in (first, second):
         log.append([CREATED, staged("t", 0, b"t0"), staged("u", 0, b"u0"), staged("t", 1, b"t1")])
     end = commit(first, "t", "u")
-    (received,) = decode_portable(in_one(encode_portable(end)))
+    (received,) = decode_portable(portable_bytes(end))
     first.append([end])
     local = to_local(received, second.staged)
     assert local.body != end.body
@@ -268,7 +241,7 @@ def test_a_birth_position_is_not_portable():
     entry = staged("t", 0, b"body")
     moved = Entry(EntryKind.STAGED, *KEY, 4_711, 1, bytes(entry.prefix) + bytes(entry.body))
     assert summary(moved) == summary(entry)
-    assert decode_portable(in_one(encode_portable(moved))) == [entry]
+    assert decode_portable(portable_bytes(moved)) == [entry]
 
 
 def test_places_of_another_log_are_refused():
@@ -276,7 +249,7 @@ def test_places_of_another_log_are_refused():
     log.append([CREATED, staged("t", 0)])
     end = commit(log, "t")
     foreign = replace(drop("t"), kind=EntryKind.RANGE_WRITERS, count=1, body=end.body)
-    encoded = bytearray(in_one(encode_portable(foreign)))
+    encoded = bytearray(portable_bytes(foreign))
     assert decode_portable(memoryview(encoded)) == [foreign]
     encoded[8] = EntryKind.TXN_END
     with pytest.raises(LogCorruptionError, match="checksum"):
@@ -298,196 +271,3 @@ def test_prefixes_outlive_segments_and_restarts():
     log.close()
     log = open_log(disk, segment_bytes=600)
     assert (logged(log).state, logged(log).highest_seq) == (RangeState.FENCED, 20)
-
-
-def rolled(segment_bytes: int = 600) -> tuple[Log, list[Entry], FaultyDisk]:
-    """A log over several segments, and the entries of its replicated range."""
-    disk = FaultyDisk()
-    log = open_log(disk, segment_bytes=segment_bytes)
-    log.append([CREATED, created(2)])
-    numbered: list[Entry] = []
-    for number in range(12):
-        at = logged(log).next_offset
-        group = {
-            3: [staged("t", 0, b"t0"), staged("u", 0, b"u0"), staged("t", 1, b"t1", 2)],
-            5: [drop("u"), staged("v", 0, b"v0")],
-        }.get(number) or ([commit(log, "t")] if number == 7 else [])
-        group += [] if group else [mark_of(batch(at, 2), "w", number), batch(at, 2, b"x" * 90)]
-        log.append([*group, batch(number, 1, b"other", (2, 0))])
-        numbered += group
-    return log, numbered, disk
-
-
-def feed(log: Log, entries: list[Entry]) -> None:
-    """Append portable entries, each mark in one group with its batch."""
-    group: list[Entry] = []
-    for entry in entries:
-        group.append(to_local(entry, log.staged))
-        if entry.kind is not EntryKind.WRITER_MARK:
-            log.append(group)
-            group = []
-    log.append(group)
-
-
-def in_transit(entries: Iterable[Entry]) -> list[Entry]:
-    return decode_portable(in_one([part for entry in entries for part in encode_portable(entry)]))
-
-
-def test_numbered_entries_are_found_from_any_number_to_any_other():
-    log, numbered, disk = rolled()
-    assert len(log.extent.sealed) > 3
-    expected = in_transit(numbered)
-    count = len(numbered)
-    for _ in range(2):
-        for after_seq, upto_seq in itertools.product(range(count + 1), repeat=2):
-            found = in_transit(log.numbered_entries(KEY, after_seq, upto_seq))
-            assert found == expected[after_seq:upto_seq]
-        assert [log.prefix_at(KEY, seq) for seq in range(count + 1)] == [
-            prefix_of(*numbered[:seq]) for seq in range(count + 1)
-        ]
-        log.close()
-        log = open_log(disk, segment_bytes=600)
-
-
-@pytest.mark.parametrize("key", [KEY, (2, 0), (3, 0)])
-def test_entries_that_are_not_here_are_refused(key: tuple[int, int]):
-    log, numbered, _ = rolled()
-    seq = len(numbered) + 1 if key == KEY else 1
-    for ask in (
-        lambda: list(log.numbered_entries(key, 0, seq)),
-        lambda: log.prefix_at(key, seq),
-        lambda: log.cut(key, 0, Prefix(seq, b"d" * 16)),
-    ):
-        with pytest.raises(LogError, match=r"not here|not replicated|without a gap"):
-            ask()
-
-
-def test_a_replica_that_copies_everything_is_equal():
-    log, numbered, _ = rolled()
-    other = open_log(FaultyDisk(), segment_bytes=800)
-    other.append([created(7), batch(0, 1, b"y" * 333, (7, 0)), CREATED])
-    feed(other, in_transit(log.numbered_entries(KEY, 0, len(numbered))))
-    assert logged(other) == logged(log)
-    assert bodies(other) == bodies(log)
-    assert staged_bodies(other, "v") == [b"v0"]
-    assert other.writers.writers_of(1) == log.writers.writers_of(1)
-    other.append([settled_entry(KEY, logged(log).next_offset, log.prefix_at(KEY, len(numbered)))])
-    assert logged(other).state is RangeState.SEALED
-
-
-@pytest.mark.parametrize("seq", range(24))
-def test_a_replica_that_is_cut_equals_one_that_never_had_more(seq: int):
-    log, numbered, disk = rolled()
-    assert seq < len(numbered) == 24
-    expected_disk = FaultyDisk()
-    with open_log(expected_disk) as expected:
-        expected.append([CREATED])
-        feed(expected, in_transit(numbered[:seq]))
-    expected = open_log(expected_disk)
-    end_offset = logged(expected).next_offset
-    log.append([fenced_entry(KEY)])
-    with pytest.raises(LogError, match="other entries"):
-        log.cut(KEY, end_offset, Prefix(seq, b"other digest 16b"))
-    log.append([log.cut(KEY, end_offset, prefix_of(*numbered[:seq]))])
-    for _ in range(2):
-        assert logged(log) == replace(logged(expected), state=RangeState.SEALED)
-        assert bodies(log) == bodies(expected)
-        assert log.bytes_from(KEY, 0) == expected.bytes_from(KEY, 0)
-        assert log.maybe_since(KEY, end_offset, 0) is None
-        assert {each.txn_id: staged_bodies(log, each.txn_id) for each in log.staged.stagings()} == {
-            each.txn_id: staged_bodies(expected, each.txn_id) for each in expected.staged.stagings()
-        }
-        assert log.staged.ends(1) == expected.staged.ends(1)
-        assert log.staged.is_ended(1, "t") == expected.staged.is_ended(1, "t")
-        assert log.writers.writers_of(1) == expected.writers.writers_of(1)
-        log.close()
-        log = open_log(disk, segment_bytes=600)
-
-
-def test_writers_of_the_next_range_outlive_a_late_cut():
-    log, numbered, _ = rolled()
-    writers = Entry(EntryKind.RANGE_WRITERS, 1, 1, 2, 0, NO_WRITERS)
-    log.append([fenced_entry(KEY), range_created(1, 1, 2, 77, is_replicated=True), writers])
-    assert log.writers.writers_of(1) == []
-    log.append([mark_of(batch(2, 1, key=(1, 1)), "w", 1), batch(2, 1, key=(1, 1))])
-    log.append([log.cut(KEY, 2, prefix_of(*numbered[:2]))])
-    (writer,) = log.writers.writers_of(1)
-    assert (writer.last_sequence, log.writers.known_from(1)) == (1, 1)
-
-
-def test_writers_that_a_later_range_shares_are_forgotten_by_a_cut():
-    log, numbered, _ = rolled()
-    log.append([fenced_entry(KEY), range_created(1, 1, 2, 77, is_replicated=True)])
-    log.append([log.cut(KEY, 2, prefix_of(*numbered[:2]))])
-    assert log.writers.writers_of(1) == []
-    at_end = encode_writers([WriterState("w", 0, (NumberedBatch(0, 2, 5),))])
-    log.append([Entry(EntryKind.RANGE_WRITERS, 1, 1, 2, 1, at_end)])
-    assert log.writers.maybe_writer(1, "w") is not None
-
-
-@pytest.mark.parametrize("is_settled", [True, False])
-def test_the_cleaner_drops_no_entry_of_a_range_that_is_not_settled(is_settled: bool):
-    log, numbered, disk = rolled()
-    end = logged(log).next_offset
-    log.append([Entry(EntryKind.STREAM_DELETED, 2, -1, 0, 0), fenced_entry(KEY)])
-    log.append([Entry(EntryKind.TRIM, 1, -1, end, 0)])
-    if is_settled:
-        log.append([settled_entry(KEY, end, prefix_of(*numbered))])
-    log.end_segment()
-    segments = len(log.extent.sealed)
-    for _ in range(2):
-        cleaned = Cleaner(log).clean(1.0)
-        if not is_settled:
-            assert in_transit(log.numbered_entries(KEY, 0, 24)) == in_transit(numbered)
-            assert [log.prefix_at(KEY, seq) for seq in range(25)] == [
-                prefix_of(*numbered[:seq]) for seq in range(25)
-            ]
-    assert cleaned == Cleaned()
-    if is_settled:
-        assert segments > len(log.extent.sealed)
-        with pytest.raises(LogError, match="another replica may have it"):
-            list(log.numbered_entries(KEY, 0, 24))
-        return
-    assert any(each.generation for each in log.extent.sealed)
-    log.close()
-    log = open_log(disk)
-    log.append([log.cut(KEY, 2, prefix_of(*numbered[:2]))])
-    assert log.staged.stagings() == []
-    log.append([Entry(EntryKind.STREAM_DELETED, 1, -1, 0, 0)])
-    log.end_segment()
-    Cleaner(log).clean(1.0)
-    assert log.extent.sealed == ()
-
-
-def test_a_rewritten_segment_without_all_entries_yields_none_of_them():
-    """Marks go when a settled range is cleaned: what is left must not be taken for the rest."""
-    log, numbered, _ = rolled(100_000)
-    log.append([Entry(EntryKind.STREAM_DELETED, 2, -1, 0, 0)])
-    log.append([settled_entry(KEY, logged(log).next_offset, prefix_of(*numbered))])
-    log.end_segment()
-    assert Cleaner(log).clean(1.0).rewritten_count == 1
-    with pytest.raises(LogError, match="another replica may have it"):
-        next(log.numbered_entries(KEY, 0, 24))
-    with pytest.raises(LogError, match="another replica may have it"):
-        log.prefix_at(KEY, 3)
-    assert log.prefix_at(KEY, 24) == prefix_of(*numbered)
-
-
-@pytest.mark.parametrize("is_replicated", [True, False])
-def test_index_files_have_prefixes_where_a_range_is_replicated(is_replicated: bool):
-    log, numbered, disk = rolled()
-    ranges = [each for each in log.ranges() if is_replicated or each.prefix is None]
-    segment = log.extent.sealed[0]
-    encoded = b"".join(encode_index(segment, ranges, SegmentRows(0)))
-    assert encoded[8:12] == (b"\0\0\0\4" if is_replicated else b"\0\0\0\3")
-    index = SegmentIndex(encoded)
-    assert index.ranges() == ranges
-    assert index.seq(KEY) == (24 if is_replicated else 0)
-    assert index.seq((2, 0)) == 0 or is_replicated
-    indexes = [log.lookup.index(log.extent, at) for at in range(len(log.extent.sealed))]
-    log.close()
-    again = open_log(disk)
-    for at, known in enumerate(indexes):
-        assert again.lookup.index(again.extent, at).ranges() == known.ranges()
-    assert indexes[-1].seq(KEY) > indexes[0].seq(KEY) > 0
-    assert len(numbered) == 24

@@ -7,7 +7,8 @@ the entries of the last one. So the loss is known exactly, also where damage hid
 were there. Only the entries behind the last intact one of a range in the last segment are unknown.
 
 `repair_log` keeps everything that is intact. A damaged segment is rewritten with its intact
-batches; its old file stays as `<segment>.log.damaged-N`. Writers of whom damage may hide a batch
+batches; its old file stays as `<segment>.log.damaged-N`. Replicated ranges keep
+the prefix in front of the first entry that is missing. Writers of whom damage may hide a batch
 are forgotten: their next append is refused, unless it is their first batch. Lost offsets are not
 assigned again where anything behind them is known: a reader gets an error for them, and the rest is
 served. Each step leaves a log that can be inspected and repaired again, so a crash in between does
@@ -39,11 +40,18 @@ from sbp_core.log.index_file import (
     read_index,
 )
 from sbp_core.log.recovery.last_segment import LogFault, TornTail
-from sbp_core.log.recovery.salvage import Coverage, SegmentReading
+from sbp_core.log.recovery.salvage import Coverage, PrefixGaps, SegmentReading
 from sbp_core.log.segment import Segment, file_size, open_segment, segment_bases
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.segment_writer import TimedEntry, replace_segment
-from sbp_core.log.states.range_states import LoggedRange, RangeState, RangeStates, RecordSpan
+from sbp_core.log.states.range_states import (
+    LoggedRange,
+    RangeKey,
+    RangeState,
+    RangeStates,
+    RecordSpan,
+)
+from sbp_core.log.states.replicated_entries import is_numbered_in
 from sbp_core.log.states.staged_entries import maybe_kept
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.log.states.state_snapshot import encode_snapshot
@@ -123,6 +131,7 @@ class _Inspector:
         self._promised = promised
         self._faults: list[LogFault] = []
         self._coverage = Coverage()
+        self._gaps = PrefixGaps()
         self._states = RangeStates()
         self._torn_tail: TornTail | None = None
         self._batch_count = 0
@@ -147,7 +156,7 @@ class _Inspector:
             torn_tail=self._torn_tail,
             segment_count=len(bases),
             batch_count=self._batch_count,
-            ranges=tuple(self._states),
+            ranges=tuple(self._gaps.applied(self._states)),
             writers=self._states.writers,
             staged=self._coverage.whole(self._states.staged),
             remedy=Remedy(
@@ -203,6 +212,7 @@ class _Inspector:
         if self._is_at_fault(file.path, faults_before):
             self._damaged.append(DamagedSegment(segment, reading.ranges_at_base))
         if index is not None:
+            self._gaps.compare(self._states, index.ranges())
             self._states = RangeStates(index.ranges(), self._states.writers, self._states.staged)
         if end < following:
             self._miss(end, following)
@@ -241,12 +251,19 @@ class _Inspector:
             self._end = goes_on_at
             self._lose_file(end, promised)
         if self._is_at_fault(file.path, faults_before) or (
-            self._faults and not reading.has_snapshot
+            self._faults and not (reading.has_snapshot and self._are_prefixes_whole())
         ):
             is_kept = reading.has_records or goes_on_at == promised
             self._end = goes_on_at if is_kept else base
             if is_kept:
                 self._damaged.append(DamagedSegment(segment, reading.ranges_at_base))
+
+    def _are_prefixes_whole(self) -> bool:
+        """Whether the ranges are at the end what the last snapshot and the entries behind it say.
+
+        Otherwise the log has to go on behind a snapshot that says what is missing.
+        """
+        return list(self._gaps.applied(self._states)) == list(self._states)
 
     def _lose(self, file: DiskFile, promised: int, reading: SegmentReading) -> None:
         """Note that the end of the last segment is lost, and which records with it."""
@@ -285,7 +302,7 @@ class _Inspector:
         self._torn_tail = TornTail(file.path, position, base + size - position, reason)
 
     def _read(self, file: DiskFile, segment: Segment, *, torn_from: int | None) -> SegmentReading:
-        reading = SegmentReading(file, segment, self._states, self._coverage)
+        reading = SegmentReading(file, segment, self._states, self._coverage, self._gaps)
         reading.read(torn_from)
         self._faults += reading.faults
         self._batch_count += reading.batch_count
@@ -328,6 +345,7 @@ class _Inspector:
         self._fault(segment_path(self._directory, base), base, reason)
         self._damaged.append(DamagedSegment(Segment(base, end, 0), tuple(self._states)))
         self._states.forget_writers()
+        self._gaps.add_hole(self._states)
 
     def _fault(self, path: Path, position: int, reason: str) -> None:
         self._faults.append(LogFault(path, position, reason))
@@ -352,9 +370,11 @@ class _Repair:
         self._disk = disk
         self._directory = directory
         self._now_ms = now_ms
+        self._unsettled: frozenset[RangeKey] = frozenset()
 
     def run(self, found: LogInspection) -> tuple[Path, ...]:
         remedy = found.remedy
+        self._unsettled = frozenset(each.key for each in found.ranges if each.is_unsettled)
         if remedy.start is not None:
             self._keep(self._directory / START_NAME)
             write_start(self._disk, self._directory, remedy.start)
@@ -382,13 +402,16 @@ class _Repair:
         replace_segment(self._disk, self._directory, header, entries)
 
     def _intact(self, segment: Segment) -> Iterator[TimedEntry]:
-        """Yield what is intact of a segment: batches, and ends of transactions."""
+        """Yield what is intact of a segment: batches, ends, and entries that replicas may need."""
         if not segment.size:
             return
         with open_segment(self._disk, self._directory, segment.base) as file:
             scanner = SegmentScanner(file, segment.base, segment.size)
             for item in scanner.entries():
-                kept = None if isinstance(item, Damage) else maybe_kept(*item, is_unsettled=False)
+                if isinstance(item, Damage):
+                    continue
+                is_unsettled = is_numbered_in(item[0], self._unsettled)
+                kept = maybe_kept(*item, is_unsettled=is_unsettled)
                 if kept is not None:
                     yield kept, scanner.time_ms
 

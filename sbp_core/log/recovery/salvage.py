@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Final
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.disk import DiskFile
@@ -20,11 +21,18 @@ from sbp_core.log.states.range_states import (
     RangeStates,
     RecordSpan,
 )
+from sbp_core.log.states.replicated_entries import NUMBERED_KINDS
 from sbp_core.log.states.staged_entries import decode_end, maybe_kept
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.log.states.state_snapshot import SnapshotReader
 from sbp_core.log.states.writer_states import MarkReader
+from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
+
+_OVERRULING_KINDS: Final = frozenset(
+    {EntryKind.BATCH, EntryKind.TXN_END, EntryKind.SEAL, EntryKind.SETTLED}
+)
+"""They say themselves where a range goes on."""
 
 
 class Coverage:
@@ -84,11 +92,51 @@ class Coverage:
             yield range(at, end_offset)
 
 
+class PrefixGaps:
+    """The replicated ranges of which entries are missing, and their prefix in front of these.
+
+    The entries of a range add up to the prefix that the next snapshot has of it, unless some are
+    missing. This is not so of a settled range in a segment that was rewritten: it does not count.
+    """
+
+    def __init__(self) -> None:
+        self._gaps: dict[RangeKey, Prefix] = {}
+        self._holes: dict[RangeKey, Prefix] = {}
+        """The prefix of each range where it is unknown which entries follow; all may be there."""
+
+    def add_hole(self, states: RangeStates) -> None:
+        """Note that entries of any range may be missing from here on."""
+        for logged in states:
+            if logged.prefix is not None:
+                self._holes.setdefault(logged.key, logged.prefix)
+
+    def compare(self, states: RangeStates, ranges: Iterable[LoggedRange]) -> None:
+        """Compare what was read with what the ranges were at this place."""
+        for logged in ranges:
+            if logged.prefix is not None:
+                known = states.maybe_range(logged.key)
+                found = (None if known is None else known.prefix) or Prefix()
+                if found != logged.prefix:
+                    self._gaps.setdefault(logged.key, self._holes.get(logged.key, found))
+        self._holes.clear()
+
+    def applied(self, states: RangeStates) -> Iterator[LoggedRange]:
+        """Yield the ranges; those with gaps are not whole."""
+        for logged in states:
+            readable = self._gaps.get(logged.key) or self._holes.get(logged.key)
+            if readable is None or not logged.is_unsettled:
+                yield logged
+            else:
+                highest_seq = max(logged.highest_seq, readable.seq + 1)
+                yield replace(logged, prefix=readable, highest_seq=highest_seq)
+
+
 class SegmentReading:
     """The first `segment.size` bytes of a file, read.
 
     `expected` are the ranges at its base, in case its own snapshot is not whole; `coverage` takes
-    in its intact batches. Afterwards `ranges_at_base` is what the snapshot holds, or should, and
+    in its intact batches, `gaps` what is missing of replicated ranges. Afterwards `ranges_at_base`
+    is what the snapshot holds, or should, and
     `states` the ranges at its end. These have only writers of which nothing can be missing: damage
     that hides entries makes all forgotten that appended before. Staged batches may have been
     published or dropped by an entry that is hidden.
@@ -98,7 +146,12 @@ class SegmentReading:
     """
 
     def __init__(
-        self, file: DiskFile, segment: Segment, expected: RangeStates, coverage: Coverage
+        self,
+        file: DiskFile,
+        segment: Segment,
+        expected: RangeStates,
+        coverage: Coverage,
+        gaps: PrefixGaps,
     ) -> None:
         self.faults: list[LogFault] = []
         self.torn: Damage | None = None
@@ -112,6 +165,7 @@ class SegmentReading:
         self._file = file
         self.segment = segment
         self._coverage = coverage
+        self._gaps = gaps
 
     @property
     def has_snapshot(self) -> bool:
@@ -149,11 +203,12 @@ class SegmentReading:
         if found is None:
             self._fault(damage.position, damage.reason)
             self.states.forget_writers()
+            self._gaps.add_hole(self.states)
             return
         entry, location = found
         records = RecordSpan.of(entry) if entry.kind is EntryKind.BATCH else None
         self._fault(damage.position, damage.reason, records)
-        self._follow(entry, location, time_ms)
+        self._follow(entry, location, time_ms, is_damaged=True)
 
     def _apply(self, entry: Entry, location: Location, time_ms: int) -> None:
         if entry.kind in SNAPSHOT_KINDS:
@@ -165,15 +220,17 @@ class SegmentReading:
         self._follow(entry, location, time_ms)
         self._coverage.add(entry, location)
         self.batch_count += entry.kind in BATCH_KINDS
-        self.has_records = (
-            self.has_records or maybe_kept(entry, location, is_unsettled=False) is not None
-        )
+        logged = self.states.maybe_range((entry.stream_id, entry.range_index))
+        is_unsettled = logged is not None and logged.is_unsettled and entry.kind in NUMBERED_KINDS
+        kept = maybe_kept(entry, location, is_unsettled=is_unsettled)
+        self.has_records = self.has_records or kept is not None
 
     def _add_snapshot(self, entry: Entry, location: Location) -> None:
         try:
             if self._snapshot.add(entry):
                 self.ranges_at_base = tuple(self._snapshot.ranges)
                 if not self._is_past_snapshot:
+                    self._gaps.compare(self.states, self.ranges_at_base)
                     if self.faults:
                         writers, staged = self.states.writers, self.states.staged
                         self.states = RangeStates(self.ranges_at_base, writers, staged)
@@ -184,14 +241,16 @@ class SegmentReading:
             if not self.faults:
                 self._fault(location.position, str(error))
 
-    def _follow(self, entry: Entry, location: Location, time_ms: int) -> None:
+    def _follow(
+        self, entry: Entry, location: Location, time_ms: int, *, is_damaged: bool = False
+    ) -> None:
         """Move the ranges on; where entries are missing before this one, to what it says."""
         try:
-            changed = self.states.after([entry])
+            changed = self.states.after([entry], is_damaged=is_damaged)
         except LogCorruptionError as error:
             if not self.faults and self.segment.generation == 0:
                 self._fault(location.position, str(error))
-            changed = {} if entry.kind is EntryKind.STAGED else self._overruled(entry)
+            changed = self._overruled(entry) if entry.kind in _OVERRULING_KINDS else {}
         if entry.kind is EntryKind.SEAL:
             changed = self._overruled(entry)
         self.states.update(changed)
@@ -199,16 +258,18 @@ class SegmentReading:
         self.states.staged.apply(entry, location, time_ms)
 
     def _overruled(self, entry: Entry) -> dict[RangeKey, LoggedRange]:
-        """Return the range as the entry of a batch, a seal or an end of transactions has it."""
+        """Return the range as the entry of a batch, or of an end, has it."""
         records = RecordSpan.of(entry)
         key = (records.stream_id, records.range_index)
         known = self.states.maybe_range(key)
         if known is None:  # the entries about its earlier writers may be missing, too
             self.states.writers.forget_before(*key)
             known = LoggedRange(*key, records.base_offset, records.base_offset)
-        is_seal = entry.kind is EntryKind.SEAL
+        is_seal = entry.kind in {EntryKind.SEAL, EntryKind.SETTLED}
         state = known.state.or_later(RangeState.SEALED if is_seal else RangeState.OPEN)
         next_offset = max(known.next_offset, records.end_offset)
+        if entry.kind is EntryKind.SETTLED:
+            next_offset = records.end_offset
         return {key: replace(known, next_offset=next_offset, state=state)}
 
     def _fault(self, position: int, reason: str, records: RecordSpan | None = None) -> None:

@@ -191,7 +191,8 @@ class RangeStates:
     def restore_tails(self, tails: Iterable[LoggedRange]) -> tuple[RecordSpan, ...]:
         """Let ranges be as they were before entries of theirs were lost; return the lost records.
 
-        Their writers are forgotten, as their last batches are not known.
+        Their writers are forgotten, as their last batches are not known. Replicated ones keep the
+        prefix that is here: they are not whole any more.
         """
         lost = []
         for tail in tails:
@@ -201,7 +202,9 @@ class RangeStates:
             start = max(tail.start_offset, 0 if found is None else found.next_offset)
             if start < tail.next_offset:
                 lost.append(RecordSpan(*tail.key, start, tail.next_offset))
-            self._put(tail)
+            prefix = (None if found is None else found.prefix) or Prefix()
+            is_lost = tail.prefix is not None and prefix.seq < tail.prefix.seq
+            self._put(replace(tail, prefix=prefix) if is_lost else tail)
             self.writers.forget_before(tail.stream_id, max(self._streams[tail.stream_id]))
         return tuple(lost)
 

@@ -1,0 +1,342 @@
+"""Replicas in the log: entries read by number, ranges that are cut, and damage to them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from faulty_disk import FaultyDisk
+from log_files import DIRECTORY, batch, created, open_log
+from log_replicas import CREATED, feed, in_transit, logged, prefix_of
+from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies
+
+from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.log.cleaning import Cleaned, Cleaner
+from sbp_core.log.disk import DiskFile
+from sbp_core.log.durable_log import Log
+from sbp_core.log.entry import Entry, Location
+from sbp_core.log.index_file import SegmentIndex, encode_index
+from sbp_core.log.recovery.inspection import inspect_log, repair_log
+from sbp_core.log.segment_rows import SegmentRows
+from sbp_core.log.segment_scan import Damage, SegmentScanner
+from sbp_core.log.states.range_states import (
+    RangeState,
+    range_created,
+)
+from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, fenced_entry, settled_entry
+from sbp_core.log.states.writer_states import (
+    NO_WRITERS,
+    NumberedBatch,
+    WriterState,
+    encode_writers,
+    mark_of,
+)
+from sbp_core.replication import Prefix
+from sbp_core.segment_format import EntryKind, maybe_segment_base
+
+
+def rolled(segment_bytes: int = 600) -> tuple[Log, list[Entry], FaultyDisk]:
+    """A log over several segments, and the entries of its replicated range."""
+    disk = FaultyDisk()
+    log = open_log(disk, segment_bytes=segment_bytes)
+    log.append([CREATED, created(2)])
+    numbered: list[Entry] = []
+    for number in range(12):
+        at = logged(log).next_offset
+        group = {
+            3: [staged("t", 0, b"t0"), staged("u", 0, b"u0"), staged("t", 1, b"t1", 2)],
+            5: [drop("u"), staged("v", 0, b"v0")],
+        }.get(number) or ([commit(log, "t")] if number == 7 else [])
+        group += [] if group else [mark_of(batch(at, 2), "w", number), batch(at, 2, b"x" * 90)]
+        log.append([*group, batch(number, 1, b"other", (2, 0))])
+        numbered += group
+    return log, numbered, disk
+
+
+def test_numbered_entries_are_found_from_any_number_to_any_other():
+    log, numbered, disk = rolled()
+    assert len(log.extent.sealed) > 3
+    expected = in_transit(numbered)
+    count = len(numbered)
+    for _ in range(2):
+        for after_seq, upto_seq in itertools.product(range(count + 1), repeat=2):
+            found = in_transit(log.numbered_entries(KEY, after_seq, upto_seq))
+            assert found == expected[after_seq:upto_seq]
+        assert [log.prefix_at(KEY, seq) for seq in range(count + 1)] == [
+            prefix_of(*numbered[:seq]) for seq in range(count + 1)
+        ]
+        log.close()
+        log = open_log(disk, segment_bytes=600)
+
+
+@pytest.mark.parametrize("key", [KEY, (2, 0), (3, 0)])
+def test_entries_that_are_not_here_are_refused(key: tuple[int, int]):
+    log, numbered, _ = rolled()
+    seq = len(numbered) + 1 if key == KEY else 1
+    for ask in (
+        lambda: list(log.numbered_entries(key, 0, seq)),
+        lambda: log.prefix_at(key, seq),
+        lambda: log.cut(key, 0, Prefix(seq, b"d" * 16)),
+    ):
+        with pytest.raises(LogError, match=r"not here|not replicated|without a gap"):
+            ask()
+
+
+def test_a_replica_that_copies_everything_is_equal():
+    log, numbered, _ = rolled()
+    other = open_log(FaultyDisk(), segment_bytes=800)
+    other.append([created(7), batch(0, 1, b"y" * 333, (7, 0)), CREATED])
+    feed(other, in_transit(log.numbered_entries(KEY, 0, len(numbered))))
+    assert logged(other) == logged(log)
+    assert bodies(other) == bodies(log)
+    assert staged_bodies(other, "v") == [b"v0"]
+    assert other.writers.writers_of(1) == log.writers.writers_of(1)
+    other.append([settled_entry(KEY, logged(log).next_offset, log.prefix_at(KEY, len(numbered)))])
+    assert logged(other).state is RangeState.SEALED
+
+
+@pytest.mark.parametrize("seq", range(24))
+def test_a_replica_that_is_cut_equals_one_that_never_had_more(seq: int):
+    log, numbered, disk = rolled()
+    assert seq < len(numbered) == 24
+    expected_disk = FaultyDisk()
+    with open_log(expected_disk) as expected:
+        expected.append([CREATED])
+        feed(expected, in_transit(numbered[:seq]))
+    expected = open_log(expected_disk)
+    end_offset = logged(expected).next_offset
+    log.append([fenced_entry(KEY)])
+    with pytest.raises(LogError, match="other entries"):
+        log.cut(KEY, end_offset, Prefix(seq, b"other digest 16b"))
+    log.append([log.cut(KEY, end_offset, prefix_of(*numbered[:seq]))])
+    for _ in range(2):
+        assert logged(log) == replace(logged(expected), state=RangeState.SEALED)
+        assert bodies(log) == bodies(expected)
+        assert log.bytes_from(KEY, 0) == expected.bytes_from(KEY, 0)
+        assert log.maybe_since(KEY, end_offset, 0) is None
+        assert {each.txn_id: staged_bodies(log, each.txn_id) for each in log.staged.stagings()} == {
+            each.txn_id: staged_bodies(expected, each.txn_id) for each in expected.staged.stagings()
+        }
+        assert log.staged.ends(1) == expected.staged.ends(1)
+        assert log.staged.is_ended(1, "t") == expected.staged.is_ended(1, "t")
+        assert log.writers.writers_of(1) == expected.writers.writers_of(1)
+        log.close()
+        log = open_log(disk, segment_bytes=600)
+
+
+def test_writers_of_the_next_range_outlive_a_late_cut():
+    log, numbered, _ = rolled()
+    writers = Entry(EntryKind.RANGE_WRITERS, 1, 1, 2, 0, NO_WRITERS)
+    log.append([fenced_entry(KEY), range_created(1, 1, 2, 77, is_replicated=True), writers])
+    assert log.writers.writers_of(1) == []
+    log.append([mark_of(batch(2, 1, key=(1, 1)), "w", 1), batch(2, 1, key=(1, 1))])
+    log.append([log.cut(KEY, 2, prefix_of(*numbered[:2]))])
+    (writer,) = log.writers.writers_of(1)
+    assert (writer.last_sequence, log.writers.known_from(1)) == (1, 1)
+
+
+def test_writers_that_a_later_range_shares_are_forgotten_by_a_cut():
+    log, numbered, _ = rolled()
+    log.append([fenced_entry(KEY), range_created(1, 1, 2, 77, is_replicated=True)])
+    log.append([log.cut(KEY, 2, prefix_of(*numbered[:2]))])
+    assert log.writers.writers_of(1) == []
+    at_end = encode_writers([WriterState("w", 0, (NumberedBatch(0, 2, 5),))])
+    log.append([Entry(EntryKind.RANGE_WRITERS, 1, 1, 2, 1, at_end)])
+    assert log.writers.maybe_writer(1, "w") is not None
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_the_cleaner_drops_no_entry_of_a_range_that_is_not_settled(is_settled: bool):
+    log, numbered, disk = rolled()
+    end = logged(log).next_offset
+    log.append([Entry(EntryKind.STREAM_DELETED, 2, -1, 0, 0), fenced_entry(KEY)])
+    log.append([Entry(EntryKind.TRIM, 1, -1, end, 0)])
+    if is_settled:
+        log.append([settled_entry(KEY, end, prefix_of(*numbered))])
+    log.end_segment()
+    segments = len(log.extent.sealed)
+    for _ in range(2):
+        cleaned = Cleaner(log).clean(1.0)
+        if not is_settled:
+            assert in_transit(log.numbered_entries(KEY, 0, 24)) == in_transit(numbered)
+            assert [log.prefix_at(KEY, seq) for seq in range(25)] == [
+                prefix_of(*numbered[:seq]) for seq in range(25)
+            ]
+    assert cleaned == Cleaned()
+    if is_settled:
+        assert segments > len(log.extent.sealed)
+        with pytest.raises(LogError, match="another replica may have it"):
+            list(log.numbered_entries(KEY, 0, 24))
+        return
+    assert any(each.generation for each in log.extent.sealed)
+    log.close()
+    log = open_log(disk)
+    log.append([log.cut(KEY, 2, prefix_of(*numbered[:2]))])
+    assert log.staged.stagings() == []
+    log.append([Entry(EntryKind.STREAM_DELETED, 1, -1, 0, 0)])
+    log.end_segment()
+    Cleaner(log).clean(1.0)
+    assert log.extent.sealed == ()
+
+
+def test_a_rewritten_segment_without_all_entries_yields_none_of_them():
+    """Marks go when a settled range is cleaned: what is left must not be taken for the rest."""
+    log, numbered, _ = rolled(100_000)
+    log.append([Entry(EntryKind.STREAM_DELETED, 2, -1, 0, 0)])
+    log.append([settled_entry(KEY, logged(log).next_offset, prefix_of(*numbered))])
+    log.end_segment()
+    assert Cleaner(log).clean(1.0).rewritten_count == 1
+    with pytest.raises(LogError, match="another replica may have it"):
+        next(log.numbered_entries(KEY, 0, 24))
+    with pytest.raises(LogError, match="another replica may have it"):
+        log.prefix_at(KEY, 3)
+    assert log.prefix_at(KEY, 24) == prefix_of(*numbered)
+
+
+@pytest.mark.parametrize("is_replicated", [True, False])
+def test_index_files_have_prefixes_where_a_range_is_replicated(is_replicated: bool):
+    log, numbered, disk = rolled()
+    ranges = [each for each in log.ranges() if is_replicated or each.prefix is None]
+    segment = log.extent.sealed[0]
+    encoded = b"".join(encode_index(segment, ranges, SegmentRows(0)))
+    assert encoded[8:12] == (b"\0\0\0\4" if is_replicated else b"\0\0\0\3")
+    index = SegmentIndex(encoded)
+    assert index.ranges() == ranges
+    assert index.seq(KEY) == (24 if is_replicated else 0)
+    assert index.seq((2, 0)) == 0 or is_replicated
+    indexes = [log.lookup.index(log.extent, at) for at in range(len(log.extent.sealed))]
+    log.close()
+    again = open_log(disk)
+    for at, known in enumerate(indexes):
+        assert again.lookup.index(again.extent, at).ranges() == known.ranges()
+    assert indexes[-1].seq(KEY) > indexes[0].seq(KEY) > 0
+    assert len(numbered) == 24
+
+
+def places(disk: FaultyDisk) -> list[tuple[Path, Entry, Location]]:
+    """Where the numbered entries of the range are."""
+    found = []
+    for path in sorted(each for each in disk.names if each.suffix == ".log"):
+        base = maybe_segment_base(path.name)
+        assert base is not None
+        file = disk.open(path, is_writable=False)
+        for item in SegmentScanner(file, base, file.size()).entries():
+            assert not isinstance(item, Damage)
+            entry, location = item
+            if (entry.stream_id, entry.range_index) == KEY and entry.kind in NUMBERED_KINDS:
+                found.append((path, entry, location))
+    return found
+
+
+def spoil(disk: FaultyDisk, path: Path, position: int) -> None:
+    base = maybe_segment_base(path.name)
+    assert base is not None
+    for data in (disk.names[path].cached, disk.names[path].durable):
+        data[position - base] ^= 1
+
+
+def whole(*, is_settled: bool) -> tuple[FaultyDisk, list[Entry]]:
+    """A log of one segment, closed."""
+    log, numbered, disk = rolled(100_000)
+    if is_settled:
+        log.append([settled_entry(KEY, logged(log).next_offset, prefix_of(*numbered))])
+    log.close()
+    return disk, numbered
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+@pytest.mark.parametrize("seq", [2, 7, 18])
+def test_a_damaged_body_keeps_the_prefix_in_front_of_it(seq: int, is_settled: bool):
+    disk, numbered = whole(is_settled=is_settled)
+    path, _, location = places(disk)[seq - 1]
+    spoil(disk, path, location.end - 1)
+    for _ in range(2):
+        with open_log(disk, segment_bytes=100_000) as log:
+            found = logged(log)
+            assert (found.prefix, found.highest_seq) == (prefix_of(*numbered[: seq - 1]), 24)
+            assert not found.is_whole
+            assert found.state is (RangeState.SEALED if is_settled else RangeState.OPEN)
+            assert log.prefix_at(KEY, seq - 1) == found.prefix
+            with pytest.raises(LogError, match="without a gap"):
+                log.prefix_at(KEY, seq)
+            log.append([created(8)])
+    if not is_settled:
+        with open_log(disk, segment_bytes=100_000) as log:
+            log.append([log.cut(KEY, 2, prefix_of(*numbered[:2]))] if seq > 2 else [])
+            assert seq == 2 or (logged(log).is_whole and bodies(log) == [b"x" * 90])
+
+
+def test_damage_in_an_older_segment_is_found_when_it_is_read():
+    log, numbered, disk = rolled()
+    path, _, location = places(disk)[3]
+    spoil(disk, path, location.end - 1)
+    log.close()
+    log = open_log(disk)
+    assert logged(log).is_whole
+    assert in_transit(log.numbered_entries(KEY, 4, 24)) == in_transit(numbered[4:])
+    with pytest.raises(LogCorruptionError, match="damaged at log position"):
+        list(log.numbered_entries(KEY, 2, 24))
+
+
+@pytest.mark.parametrize("is_header", [True, False])
+@pytest.mark.parametrize("segment_bytes", [600, 100_000])
+@pytest.mark.parametrize("seq", range(1, 25))
+def test_a_repaired_log_keeps_the_prefix_in_front_of_damage(
+    seq: int, segment_bytes: int, is_header: bool
+):
+    log, numbered, disk = rolled(segment_bytes)
+    log.close()
+    path, _, location = places(disk)[seq - 1]
+    spoil(disk, path, location.position + 13 if is_header else location.end - 1)
+    found = inspect_log(disk, DIRECTORY)
+    assert found.faults
+    repair_log(disk, DIRECTORY, found, 5_000)
+    assert inspect_log(disk, DIRECTORY).faults == ()
+    log = open_log(disk, segment_bytes=segment_bytes)
+    found_range = logged(log)
+    assert not found_range.is_whole
+    assert found_range.prefix == prefix_of(*numbered[: seq - 1])
+    assert in_transit(log.numbered_entries(KEY, 0, seq - 1)) == in_transit(numbered[: seq - 1])
+    log.append([fenced_entry(KEY), log.cut(KEY, 2, prefix_of(*numbered[:2]))] if seq > 2 else [])
+    assert seq <= 2 or (bodies(log) == [b"x" * 90] and logged(log).is_whole)
+
+
+def test_damage_to_others_leaves_a_replica_whole():
+    log, numbered, disk = rolled()
+    other = next(
+        location
+        for at in log.extent.sealed[1:]
+        for entry, location in logged_entries(log.lookup.views.view(at).file, at.base, at.size)
+        if entry.stream_id == 2 and entry.kind is EntryKind.BATCH
+    )
+    log.close()
+    path = max(
+        each for each in disk.names if each.suffix == ".log" and int(each.stem) <= other.position
+    )
+    spoil(disk, path, other.position + 13)
+    found = inspect_log(disk, DIRECTORY)
+    assert found.faults
+    assert [each.prefix for each in found.ranges if each.key == KEY] == [prefix_of(*numbered)]
+    repair_log(disk, DIRECTORY, found, 5_000)
+    log = open_log(disk)
+    assert logged(log).is_whole
+    assert in_transit(log.numbered_entries(KEY, 0, 24)) == in_transit(numbered)
+
+
+def logged_entries(file: DiskFile, base: int, size: int) -> list[tuple[Entry, Location]]:
+    items = SegmentScanner(file, base, size).entries()
+    return [item for item in items if not isinstance(item, Damage)]
+
+
+def test_a_lost_end_keeps_the_prefix_that_is_left():
+    log, numbered, disk = rolled(100_000)
+    log.close()
+    path, _, location = places(disk)[9]
+    disk.names[path].truncate(location.position)
+    log = open_log(disk, segment_bytes=100_000)
+    assert log.recovery.lost_tail is not None
+    found = logged(log)
+    assert (found.prefix, found.highest_seq) == (prefix_of(*numbered[:9]), 24)
+    assert log.prefix_at(KEY, 9) == found.prefix
