@@ -8,7 +8,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.log import boundaries
-from sbp_core.log.index_file import INDEX_VERSION
+from sbp_core.log.index_file import INDEX_VERSION, REPLICA_INDEX_VERSION
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_MIN
 from sbp_core.segment_format import SEGMENT_VERSION, EntryKind
 from sbp_core.wire import headers
@@ -146,7 +146,9 @@ def test_the_versions_of_files_are_those_of_the_code():
     rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| ([^|]+) \| `(sbp_\S+)` \|$", FILES, re.MULTILINE)
     versions = {Path(module).stem: (version, older) for version, older, module in rows}
     assert versions["segment_format"][0] == str(SEGMENT_VERSION)
-    assert versions["index_file"][0] == str(INDEX_VERSION)
+    assert versions["index_file"][0] == (
+        f"{INDEX_VERSION}, or {REPLICA_INDEX_VERSION} if a range is replicated"
+    )
     assert versions["boundaries"][0] == str(boundaries._VERSION)
     schema, older = versions["tables"]
     assert schema == str(SCHEMA_VERSION)
