@@ -91,11 +91,11 @@ class ReplicatedRanges(RuleBasedStateMachine):
                 writer_id = choose.choice("vw")
                 sequence = len(model.numbered.get((key[0], writer_id), ()))
                 return [mark_of(entry, writer_id, sequence), entry]
-            case 2 | 3:
-                txn_id = choose.choice([*txn_ids, f"{choose.getrandbits(40)}"])
+            case 2 | 3 | 4:
+                txn_id = choose.choice([*txn_ids, *txn_ids, f"{choose.getrandbits(40)}"])
                 sequence = len(model.staged.get((key, txn_id), ()))
                 return [staged_entry(*key, txn_id, sequence, choose.randrange(1, 4), body)]
-            case 4 | 5:
+            case 5:
                 stagings = [self.log.staged.maybe_staging(*key, each) for each in txn_ids[:2]]
                 found = [each for each in stagings if each is not None]
                 return [commit_entry(*key, model.tail(key), found)]
@@ -166,8 +166,9 @@ class ReplicatedRanges(RuleBasedStateMachine):
     @rule(key=keys, seed=seeds)
     def settle(self, key: tuple[int, int], seed: int) -> None:
         replica = self.replicas[key]
-        if replica.state is not RangeState.FENCED:
+        if replica.state is RangeState.SEALED or len(replica.entries) < 6:
             return
+        self.log.append([fenced_entry(key)])
         seq = random.Random(seed).randrange(replica.seq + 1)
         is_whole = replica.readable is None and seq == len(replica.entries)
         end, kept = prefix_of(*replica.entries[:seq]), replica.entries[:seq]
@@ -232,7 +233,7 @@ def check_content(log: Log, replica: Replica) -> None:
 
 TestReplicatedRanges = ReplicatedRanges.TestCase
 TestReplicatedRanges.settings = settings(
-    max_examples=examples(100),
+    max_examples=examples(150),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

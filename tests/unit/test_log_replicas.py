@@ -340,3 +340,20 @@ def test_a_lost_end_keeps_the_prefix_that_is_left():
     found = logged(log)
     assert (found.prefix, found.highest_seq) == (prefix_of(*numbered[:9]), 24)
     assert log.prefix_at(KEY, 9) == found.prefix
+
+
+@pytest.mark.parametrize("count", range(4))
+def test_a_cut_shortens_what_is_still_staged(count: int):
+    disk = FaultyDisk()
+    log = open_log(disk)
+    entries = [staged("t", number, b"t%d" % number) for number in range(4)]
+    log.append([CREATED, *entries[:2]])
+    log.end_segment()
+    log.append([*entries[2:], staged("u", 0)])
+    log.append([fenced_entry(KEY)])
+    log.append([log.cut(KEY, 0, prefix_of(*entries[:count]))])
+    for _ in range(2):
+        assert [each.txn_id for each in log.staged.stagings()] == ["t"] * min(count, 1)
+        assert not count or staged_bodies(log, "t") == [b"t%d" % number for number in range(count)]
+        log.close()
+        log = open_log(disk)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import pytest
 from faulty_disk import FaultyDisk
 from hypothesis import given
 from hypothesis import strategies as st
-from log_files import batch, created, open_log
+from log_files import batch, contents, created, open_log
 from log_replicas import CREATED, logged, portable_bytes, prefix_of
 from log_stagings import KEY, bodies, commit, drop, staged
 
@@ -174,6 +175,24 @@ def test_what_logs_of_earlier_versions_say_of_ranges_is_read_as_it_was():
     body = bytes.fromhex("014d00000000000000")
     assert range_created(1, 0, 5, 77).body == body
     assert range_created(1, 0, 5, NO_TIME).body == b""
+
+
+def test_a_log_without_replicas_has_the_bytes_of_earlier_versions():
+    """The digest is that of the same log, written by the version before there were replicas."""
+    disk = FaultyDisk()
+    log = open_log(disk, segment_bytes=900)
+    log.append([range_created(1, 0, 0, 77), created(2, 0, 5)])
+    for number in range(8):
+        log.append([mark_of(batch(number), "w", number, b"d" * 16), batch(number, 1, b"x" * 90)])
+        log.append([staged("t", number, b"staged")])
+    log.append([commit(log, "t"), drop("u")])
+    log.append([Entry(EntryKind.SEAL, *KEY, 16, 0), Entry(EntryKind.TRIM, 1, -1, 3, 0)])
+    log.append([Entry(EntryKind.STREAM_DELETED, 2, -1, 0, 0)])
+    log.close()
+    files = hashlib.blake2b(digest_size=16)
+    for path, data in sorted(contents(disk).items()):
+        files.update(path.name.encode() + data)
+    assert files.hexdigest() == "cd86c145cf127e442469044fedad3921"
 
 
 bodies_of = st.binary(max_size=40)
