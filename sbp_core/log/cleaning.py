@@ -70,7 +70,8 @@ def live_from(log: Log, unsettled: Container[RangeKey], key: RangeKey) -> int:
     logged = log.maybe_range(key)
     if logged is None or logged.state is RangeState.DELETED:
         return OFFSET_MAX
-    return logged.start_offset
+    is_all_trimmed = logged.state is RangeState.SEALED and logged.start_offset == logged.next_offset
+    return OFFSET_MAX if is_all_trimmed else logged.start_offset  # batches behind it were cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,6 @@ def test_the_cleaner_drops_no_entry_of_a_range_that_is_not_settled(is_settled: b
     log = open_log(disk)
     log.append([log.cut(KEY, 2, prefix_of(*numbered[:2]))])
     assert log.staged.stagings() == []
-    log.append([Entry(EntryKind.STREAM_DELETED, 1, -1, 0, 0)])
     log.end_segment()
     Cleaner(log).clean(1.0)
     assert log.extent.sealed == ()
