@@ -18,6 +18,8 @@ _GROUP: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.GROUP_NAME_LENGTH_MAX}}}
 
 _FIRST_EPOCH: Final = 0
 
+NO_SEQ: Final = -1
+"""The `end_seq` of a range that is open, or has one replica."""
 NO_CURSOR: Final = -1
 """The next offset of a cursor that does not exist, or is to be deleted."""
 
@@ -49,7 +51,10 @@ class StreamRecord:
 
 @dataclass(frozen=True, slots=True)
 class RangeRecord:
-    """A range, [start_offset, end_offset); open while `end_offset` is None. Primary first."""
+    """A range, [start_offset, end_offset); open while `end_offset` is None. Primary first.
+
+    `end_seq` and `end_digest` are the entries of a sealed range with several replicas.
+    """
 
     stream_id: int
     range_index: int
@@ -59,6 +64,8 @@ class RangeRecord:
     server_ids: tuple[int, ...]
     created_at_ms: int = -1
     """When the stream was created."""
+    end_seq: int = NO_SEQ
+    end_digest: bytes = b""
 
 
 class SealedRange(NamedTuple):
@@ -68,6 +75,26 @@ class SealedRange(NamedTuple):
     range_index: int
     end_offset: int
     writers: bytes = b""
+    end_seq: int = NO_SEQ
+    end_digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The replicas of a stream's open range, which are not those that the stream is to have.
+
+    `placed_count` is 0 while the stream has no open range.
+    """
+
+    stream_id: int
+    wanted_count: int
+    placed_count: int
+    range_index: int
+
+    @property
+    def missing_count(self) -> int:
+        """How many replicas are missing; 0 if there are too many, or only `ack_count` differs."""
+        return max(0, self.wanted_count - self.placed_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +135,14 @@ class SchemaRecord:
 
 @dataclass(frozen=True, slots=True)
 class StreamChange:
-    """The change of a stream. None keeps its name, or its limit in bytes."""
+    """The change of a stream. None keeps its name, its limit in bytes, or its replicas."""
 
     stream_id: int
     name: str | None
     retention_period_ms: int
     retention_bytes: int | None = None
+    replica_count: int | None = None
+    ack_count: int | None = None
 
 
 class ChangeRefusal(enum.Enum):
@@ -134,11 +163,15 @@ class LogMark:
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """A live range server as placement sees it; None where it never reported its load."""
+    """A live range server as placement sees it; None where it never reported its load.
+
+    Servers with the same `rack` may fail together; empty if the server names none.
+    """
 
     server_id: int
     disk_free_bytes: int | None = None
     append_rate: int | None = None
+    rack: str = ""
 
 
 def check_stream_name(name: str) -> None:
@@ -197,6 +230,8 @@ def range_table(stream_range: RangeRecord, addresses: Mapping[int, str]) -> Stre
         replica_count=len(stream_range.server_ids),
         ack_count=stream_range.ack_count,
         created_at_ms=stream_range.created_at_ms,
+        end_seq=stream_range.end_seq,
+        end_digest=stream_range.end_digest,
     )
 
 

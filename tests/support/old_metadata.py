@@ -9,20 +9,27 @@ from sbp_core.pd.metadata.history import MARK_NAME, CommitMark
 from sbp_core.pd.metadata.sqlite_content import commit_number_of, take_stock
 
 SINCE = {
-    3: ("TABLE cursors",),
-    4: ("TABLE writers",),
-    5: ("TABLE txn_parts", "TABLE txns", "TABLE aborted_txns"),
-    6: ("INDEX IF EXISTS txns_one_shot",),
-    7: ("TABLE schemas", "TABLE given_up_parts"),
-    8: ("TABLE server_secrets", "TABLE log_marks", "TABLE lives", "TABLE content"),
-    9: ("TABLE alembic_version",),
+    3: ("DROP TABLE cursors",),
+    4: ("DROP TABLE writers",),
+    5: ("DROP TABLE txn_parts", "DROP TABLE txns", "DROP TABLE aborted_txns"),
+    6: ("DROP INDEX IF EXISTS txns_one_shot",),
+    7: ("DROP TABLE schemas", "DROP TABLE given_up_parts"),
+    8: (
+        "DROP TABLE server_secrets",
+        "DROP TABLE log_marks",
+        "DROP TABLE lives",
+        "DROP TABLE content",
+    ),
+    9: ("DROP TABLE alembic_version",),
+    10: ("ALTER TABLE ranges DROP COLUMN end_seq", "ALTER TABLE ranges DROP COLUMN end_digest"),
 }
-"""The tables and indexes added by each version."""
+"""The statements that take away what each version added."""
 
 
-def extract_version_8(folder):
-    """Make the store that the last release of version 8 wrote with `filled_metadata.fill`."""
-    with tarfile.open(Path(__file__).with_name("metadata-version-8.tar.gz")) as archive:
+def extract_version(version, folder):
+    """Make the store that the last release of a version wrote with `filled_metadata.fill`."""
+    name = f"metadata-version-{version}.tar.gz"
+    with tarfile.open(Path(__file__).with_name(name)) as archive:
         archive.extractall(folder, filter="data")
 
 
@@ -31,7 +38,7 @@ def make_older(path, version):
     with sqlite3.connect(path / "metadata.sqlite") as connection:
         for since, parts in SINCE.items():
             for part in parts if since > version else ():
-                connection.execute(f"DROP {part}")
+                connection.execute(part)
         connection.execute("UPDATE schema_version SET version = ?", (version,))
     connection.close()
     (path / MARK_NAME).unlink()

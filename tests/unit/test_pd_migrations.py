@@ -3,6 +3,7 @@
 import contextlib
 import sqlite3
 
+import psycopg
 import pytest
 import sqlalchemy
 from alembic.autogenerate import compare_metadata
@@ -10,7 +11,8 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from filled_metadata import contents, fill
-from old_metadata import extract_version_8, make_older, schema_of
+from old_metadata import SINCE, extract_version, make_older, schema_of
+from store_homes import next_term
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd.metadata import tables
@@ -18,7 +20,7 @@ from sbp_core.pd.metadata.history import CommitMark
 from sbp_core.pd.metadata.sqlite_content import Content
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.metadata.tables import CONTENT_VERSION, SCHEMA_VERSION, SCHEMA_VERSION_MIN
-from sbp_core.pd.model import NewStream
+from sbp_core.pd.model import NO_SEQ, NewStream
 
 
 def create(store, *names):
@@ -57,8 +59,9 @@ def test_a_store_of_a_version_before_is_brought_up_to_date(tmp_path, version):
     assert schema_of(tmp_path / "old") == fresh_schema(tmp_path)
 
 
-def test_a_store_that_version_8_wrote_is_brought_up_to_date(tmp_path):
-    extract_version_8(tmp_path / "old")
+@pytest.mark.parametrize("version", range(CONTENT_VERSION, SCHEMA_VERSION))
+def test_a_store_that_a_release_before_wrote_is_brought_up_to_date(tmp_path, version):
+    extract_version(version, tmp_path / "old")
     with contextlib.closing(CommitMark.maybe_open(tmp_path / "old")) as mark:
         known = mark.last.commit
     store, expected = open_store(tmp_path / "old"), open_store(tmp_path / "filled")
@@ -78,7 +81,7 @@ def test_a_store_that_version_8_wrote_is_brought_up_to_date(tmp_path):
 
 
 def test_a_start_that_ends_right_after_the_migration_is_repeated(tmp_path, monkeypatch):
-    extract_version_8(tmp_path)
+    extract_version(8, tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(Content, "begin_life", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -87,11 +90,13 @@ def test_a_start_that_ends_right_after_the_migration_is_repeated(tmp_path, monke
 
 
 def test_a_release_before_refuses_what_was_migrated_by_its_version(tmp_path):
-    extract_version_8(tmp_path / "old")
+    extract_version(8, tmp_path / "old")
     for name in ("old", "new"):
         open_store(tmp_path / name).close()
         with contextlib.closing(sqlite3.connect(tmp_path / name / "metadata.sqlite")) as connection:
-            assert connection.execute("SELECT version FROM schema_version").fetchall() == [(9,)]
+            assert connection.execute("SELECT version FROM schema_version").fetchall() == [
+                (SCHEMA_VERSION,)
+            ]
 
 
 def test_a_migration_that_fails_leaves_the_old_version(tmp_path):
@@ -108,6 +113,21 @@ def test_a_migration_that_fails_leaves_the_old_version(tmp_path):
         names = connection.execute("SELECT name FROM sqlite_master").fetchall()
         assert not {("cursors",), ("alembic_version",)} & {*names}
     connection.close()
+
+
+def test_a_postgresql_database_of_a_version_before_is_brought_up_to_date(postgresql):
+    url = postgresql.new_database()
+    open_store(url).close()
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in (*SINCE[10], "UPDATE alembic_version SET version_num = '9'"):
+            connection.execute(statement)
+    store = open_store(url)
+    store.lead(next_term(url))
+    (stream_id,) = create(store, "a")
+    assert store.maybe_last_range(stream_id).end_seq == NO_SEQ
+    store.close()
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("10",)]
 
 
 def test_a_postgresql_database_has_the_tables_that_are_declared(postgresql):

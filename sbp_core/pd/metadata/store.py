@@ -1,9 +1,9 @@
 """The metadata of a cluster, by families of tables, and the one thread that uses them.
 
-`streams`, `schemas`, `servers`, `cursors` and `transactions` have the statements of one family of
-tables each, `tables` declares the tables, and a `Database` has the connection and its transactions.
-The changes of a method are on disk when it returns, all or nothing. Every method raises StatusError
-when the store fails.
+`streams`, `ranges`, `schemas`, `servers`, `cursors` and `transactions` have the statements of one
+family of tables each, `tables` declares the tables, and a `Database` has the connection and its
+transactions. The changes of a method are on disk when it returns, all or nothing. Every method
+raises StatusError when the store fails.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION: Final = 9
+SCHEMA_VERSION: Final = 10
 """The newest version, which is the revision of the newest migration."""
 SCHEMA_VERSION_MIN: Final = 2
 """The oldest version that is migrated."""
@@ -113,8 +113,11 @@ ranges: Final = Table(
     _integer("start_offset"),
     Column("end_offset", _INTEGER),
     _integer("ack_count"),
+    Column("end_seq", _INTEGER),
+    Column("end_digest", LargeBinary),
     sqlite_with_rowid=False,
 )
+"""The end is NULL while a range is open; `end_seq` and `end_digest` also if it has one replica."""
 
 replicas: Final = Table(
     "replicas",

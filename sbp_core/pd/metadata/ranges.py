@@ -1,0 +1,354 @@
+"""Ranges: tables `ranges` with `replicas`, and `writers`.
+
+Each method is one transaction.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    ColumnElement,
+    LargeBinary,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+
+from sbp_core.log.states.writer_states import NO_WRITERS
+from sbp_core.pd.metadata.database import Database, Put
+from sbp_core.pd.metadata.servers import ServerTables
+from sbp_core.pd.metadata.tables import (
+    COUNT_MAX,
+    ONE,
+    ranges,
+    replicas,
+    streams,
+    writers,
+)
+from sbp_core.pd.model import (
+    NO_SEQ,
+    Copies,
+    RangeRecord,
+    SealedRange,
+)
+from sbp_core.wire.headers import RangeId
+
+_STREAM_ID: Final[BindParameter[int]] = bindparam("stream_id")
+
+
+def _ranges_of(keys: Select[Any]) -> Select[Any]:
+    """Return the ranges of the keys that are selected: a row for each of their servers."""
+    key = keys.subquery("keys")
+
+    def is_same(table: Table) -> ColumnElement[bool]:
+        return and_(table.c.stream_id == key.c.stream_id, table.c.range_index == key.c.range_index)
+
+    return (
+        select(
+            streams.c.created_at_ms,
+            ranges.c.stream_id,
+            ranges.c.range_index,
+            ranges.c.start_offset,
+            ranges.c.end_offset,
+            ranges.c.ack_count,
+            ranges.c.end_seq,
+            ranges.c.end_digest,
+            replicas.c.server_id,
+        )
+        .select_from(key)
+        .join(ranges, is_same(ranges))
+        .join(streams, streams.c.stream_id == key.c.stream_id)
+        .join(replicas, is_same(replicas))
+        .order_by(key.c.stream_id, key.c.range_index, replicas.c.position)
+    )
+
+
+_AFTER: Final = (
+    bindparam("after_stream", type_=BigInteger()),
+    bindparam("after_index", type_=BigInteger()),
+)
+
+
+def _ranges_after(table: Table, *which: ColumnElement[bool]) -> Select[Any]:
+    key = (table.c.stream_id, table.c.range_index)
+    return _ranges_of(
+        select(*key).where(*which, tuple_(*key) > tuple_(*_AFTER)).order_by(*key).limit(COUNT_MAX)
+    )
+
+
+_ON_SERVER: Final = replicas.c.server_id == bindparam("server_id")
+_RANGES_AFTER: Final = {
+    (False, False): _ranges_after(ranges),
+    (True, False): _ranges_after(ranges, ranges.c.stream_id == _STREAM_ID),
+    (False, True): _ranges_after(replicas, _ON_SERVER),
+    (True, True): _ranges_after(replicas, _ON_SERVER, replicas.c.stream_id == _STREAM_ID),
+}
+"""By (stream_id is given, server_id is given)."""
+_LAST_RANGE: Final = _ranges_of(
+    select(ranges.c.stream_id, ranges.c.range_index)
+    .where(ranges.c.stream_id == _STREAM_ID)
+    .order_by(ranges.c.range_index.desc())
+    .limit(ONE)
+)
+_IS_RANGE: Final = (
+    ranges.c.stream_id == _STREAM_ID,
+    ranges.c.range_index == bindparam("range_index"),
+)
+_RANGE: Final = select(ranges.c.stream_id).where(*_IS_RANGE)
+_IS_STREAM: Final = select(streams.c.stream_id).where(streams.c.stream_id == _STREAM_ID)
+_RANGE_COUNT: Final = (
+    select(func.count()).select_from(ranges).where(ranges.c.stream_id == _STREAM_ID)
+)
+_IN_RANGE: Final = and_(
+    ranges.c.stream_id == replicas.c.stream_id, ranges.c.range_index == replicas.c.range_index
+)
+_IS_OPEN: Final = ranges.c.end_offset.is_(None)
+_IS_PRIMARY: Final = replicas.c.position == 0
+_OPEN_RANGE_COUNTS: Final = (
+    select(replicas.c.server_id, func.count())
+    .join(ranges, _IN_RANGE)
+    .where(_IS_OPEN)
+    .group_by(replicas.c.server_id)
+)
+_PRIMARY_COUNTS: Final = _OPEN_RANGE_COUNTS.where(_IS_PRIMARY)
+_SECONDARIES: Final = replicas.alias("secondaries")
+_REPLICATED_RANGES: Final = (
+    select(replicas.c.stream_id, replicas.c.range_index)
+    .join(ranges, _IN_RANGE)
+    .where(
+        _ON_SERVER,
+        tuple_(replicas.c.stream_id, replicas.c.range_index) > tuple_(*_AFTER),
+        _IS_PRIMARY,
+        _IS_OPEN,
+        exists()
+        .where(
+            _SECONDARIES.c.stream_id == replicas.c.stream_id,
+            _SECONDARIES.c.range_index == replicas.c.range_index,
+            _SECONDARIES.c.position == 1,
+        )
+        .correlate(replicas),
+    )
+    .order_by(replicas.c.stream_id, replicas.c.range_index)
+    .limit(COUNT_MAX)
+)
+_PLACED_COUNT: Final = func.count(replicas.c.server_id)
+_WRONG_COPIES: Final = (
+    select(
+        streams.c.stream_id,
+        streams.c.replica_count,
+        _PLACED_COUNT,
+        func.coalesce(func.max(ranges.c.range_index), -1),
+    )
+    .outerjoin(ranges, and_(ranges.c.stream_id == streams.c.stream_id, _IS_OPEN))
+    .outerjoin(replicas, _IN_RANGE)
+    .group_by(streams.c.stream_id, streams.c.replica_count, streams.c.ack_count)
+    .having(
+        or_(streams.c.replica_count > 1, _PLACED_COUNT > 1),
+        or_(
+            streams.c.replica_count != _PLACED_COUNT,
+            func.max(ranges.c.ack_count) != streams.c.ack_count,
+        ),
+    )
+    .order_by(streams.c.stream_id)
+)
+_ADD_RANGE: Final = insert(ranges)
+_ADD_REPLICA: Final = insert(replicas)
+_SEAL: Final = (
+    update(ranges)
+    .where(*_IS_RANGE, ranges.c.end_offset.is_(None))
+    .values(
+        end_offset=bindparam("end"),
+        end_seq=bindparam("seq", type_=BigInteger()),
+        end_digest=bindparam("digest", type_=LargeBinary()),
+    )
+)
+_WRITERS: Final = select(writers.c.writers).where(
+    writers.c.stream_id == _STREAM_ID, writers.c.range_index == bindparam("range_index")
+)
+_PUT_WRITERS: Final = Put(writers)
+
+
+class RangeTables:
+    """The ranges of all streams."""
+
+    def __init__(self, database: Database, servers: ServerTables) -> None:
+        self._database = database
+        self._query = database.query
+        self._change = database.change
+        self._transaction = database.transaction
+        self._servers = servers
+
+    def open_range_counts(self) -> Mapping[int, int]:
+        """Return how many open ranges each server hosts; servers without one are absent."""
+        return dict(self._query(_OPEN_RANGE_COUNTS))
+
+    def primary_counts(self) -> Mapping[int, int]:
+        """Return of how many open ranges each server is the primary; it is absent if of none."""
+        return dict(self._query(_PRIMARY_COUNTS))
+
+    def replicated_ranges(
+        self, primary_id: int, after: tuple[int, int], count_max: int
+    ) -> list[RangeId]:
+        """Return up to `count_max` open ranges with several replicas of which this is the primary.
+
+        Those beyond `after` = (stream id, range index), in that order.
+        """
+        rows = self._query(
+            _REPLICATED_RANGES,
+            server_id=primary_id,
+            after_stream=after[0],
+            after_index=after[1],
+            count_max=count_max,
+        )
+        return [RangeId(*row) for row in rows]
+
+    def wrong_copies(self) -> list[Copies]:
+        """Return the streams whose open range does not have the replicas that it is to have.
+
+        Those with one replica, as they are to have, are none, also without an open range.
+        """
+        return [Copies(*row) for row in self._query(_WRONG_COPIES)]
+
+    def ranges_after(
+        self,
+        after: tuple[int, int],
+        count_max: int,
+        *,
+        stream_id: int | None,
+        server_id: int | None,
+    ) -> list[RangeRecord]:
+        """Return up to `count_max` ranges beyond `after` = (stream id, range index), in that order.
+
+        `stream_id` and `server_id` restrict them, each where it is not None.
+        """
+        return self._ranges(
+            _RANGES_AFTER[stream_id is not None, server_id is not None],
+            stream_id=stream_id,
+            server_id=server_id,
+            after_stream=after[0],
+            after_index=after[1],
+            count_max=count_max,
+        )
+
+    def maybe_last_range(self, stream_id: int) -> RangeRecord | None:
+        """Return the range with the highest index of a stream."""
+        found = self._ranges(_LAST_RANGE, stream_id=stream_id)
+        return found[0] if found else None
+
+    def range_count(self, stream_id: int) -> int:
+        """Return how many ranges a stream has."""
+        return int(self._query(_RANGE_COUNT, stream_id=stream_id)[0][0])
+
+    def create_ranges(self, news: Sequence[RangeRecord]) -> list[bool]:
+        """Add ranges; False where the stream has one of that index already, or was deleted."""
+        with self._transaction():
+            made = [self._create_range(new) for new in news]
+            if any(made):
+                self._servers.bump_revision()
+            return made
+
+    def writers_before(self, stream_id: int, range_index: int) -> bytes:
+        """Return the writers at the end of the range before, empty if that is not known."""
+        with self._database.reading_blobs():
+            return self._writers_before(stream_id, range_index)
+
+    def seal_ranges(self, ends: Sequence[SealedRange]) -> list[bool]:
+        """Record where ranges end, and the writers there; False where it is sealed, or deleted."""
+        with self._transaction():
+            sealed = [self._seal_range(end) for end in ends]
+            if any(sealed):
+                self._servers.bump_revision()
+            return sealed
+
+    def _create_range(self, new: RangeRecord) -> bool:
+        is_taken = self._query(_RANGE, stream_id=new.stream_id, range_index=new.range_index)
+        if is_taken or not self._query(_IS_STREAM, stream_id=new.stream_id):
+            return False
+        self._insert_range(new)
+        return True
+
+    def _seal_range(self, end: SealedRange) -> bool:
+        is_replicated = end.end_seq != NO_SEQ
+        sealed = self._change(
+            _SEAL,
+            stream_id=end.stream_id,
+            range_index=end.range_index,
+            end=end.end_offset,
+            seq=end.end_seq if is_replicated else None,
+            digest=end.end_digest if is_replicated else None,
+        )
+        if sealed:
+            self._record_writers(end)
+        return bool(sealed)
+
+    def _insert_range(self, new: RangeRecord) -> None:
+        self._change(
+            _ADD_RANGE,
+            stream_id=new.stream_id,
+            range_index=new.range_index,
+            start_offset=new.start_offset,
+            end_offset=new.end_offset,
+            ack_count=new.ack_count,
+            end_seq=None,
+            end_digest=None,
+        )
+        for position, server_id in enumerate(new.server_ids):
+            self._change(
+                _ADD_REPLICA,
+                stream_id=new.stream_id,
+                range_index=new.range_index,
+                position=position,
+                server_id=server_id,
+            )
+
+    def _ranges(self, which: Select[Any], **values: int | None) -> list[RangeRecord]:
+        """Return the ranges that a query selects, with all their servers."""
+        rows = self._query(which, **values)
+        return [
+            RangeRecord(
+                stream_id,
+                index,
+                start,
+                end,
+                ack_count,
+                tuple(row[-1] for row in replicas),
+                created_at_ms,
+                NO_SEQ if seq is None else seq,
+                b"" if digest is None else bytes(digest),
+            )
+            for (created_at_ms, stream_id, index, start, end, ack_count, seq, digest), replicas in (
+                itertools.groupby(rows, lambda row: row[:-1])
+            )
+        ]
+
+    def _record_writers(self, sealed: SealedRange) -> None:
+        """Keep the writers at the end of a range that was sealed; for each stream the last ones.
+
+        A server that reports none had none: then they are those before the range.
+        """
+        stream_id, range_index, _, writers, *_ = sealed
+        before = NO_WRITERS if range_index == 0 else self._writers_before(stream_id, range_index)
+        if writers or before:
+            self._database.put(
+                _PUT_WRITERS,
+                stream_id=stream_id,
+                range_index=range_index,
+                writers=writers or before,
+            )
+
+    def _writers_before(self, stream_id: int, range_index: int) -> bytes:
+        rows = self._query(_WRITERS, stream_id=stream_id, range_index=range_index - 1)
+        return bytes(rows[0][0]) if rows else b""
