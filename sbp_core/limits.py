@@ -53,6 +53,16 @@ CLOSE_TIMEOUT_MS: Final = 2_000
 """How long a client waits for one connection to end that it closes."""
 SEAL_TIMEOUT_MS: Final = 5_000
 """How long the placement driver waits for a range server to seal, or to say where it ends."""
+REPLICAS_MAX: Final = 7
+"""Copies of a stream, each on a range server of its own."""
+RACK_LENGTH_MAX: Final = 64
+"""Characters of the name of a rack or zone."""
+FAIL_OVER_INTERVAL_MS: Final = 500
+"""Pause between looks for ranges whose primary is silent."""
+FAIL_OVER_RANGES_MAX: Final = 1_000
+"""Ranges that the placement driver seals at a time without a request."""
+RENEWAL_INTERVAL_MS: Final = 10_000
+"""Pause between looks for streams without the replicas that they are to have."""
 SYNC_TASKS_MAX: Final = 64
 """Announcements of new ranges (SYNC_RANGES) under way; beyond it servers look them up."""
 PLACEMENT_DISK_FREE_BYTES: Final = 1024 * MIB

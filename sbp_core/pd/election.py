@@ -268,7 +268,8 @@ class Election:
             if not is_same(secret, stored):
                 return
             standing.server_ids.add(announced.server_id)
-        self._membership.refresh(RangeServerRecord(announced.server_id, address))
+        server = RangeServerRecord(announced.server_id, address)
+        self._membership.refresh(server, (announced.rack or "")[: limits.RACK_LENGTH_MAX])
 
     async def _describe_cluster(self, call: ServerCall) -> None:
         """SPEC "DESCRIBE_PD_CLUSTER": all that announced themselves lately, and which one leads."""

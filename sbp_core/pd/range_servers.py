@@ -17,10 +17,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from statistics import fmean
-from typing import Final
+from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.client import parse_endpoint
@@ -53,8 +54,9 @@ class Membership:
         self.timeout_ms: Final = timeout_ms
         self._heard: dict[RangeServerRecord, float] = {}
         self._loads: dict[int, ServerLoad] = {}
+        self._racks: dict[int, str] = {}
 
-    def refresh(self, server: RangeServerRecord) -> None:
+    def refresh(self, server: RangeServerRecord, rack: str = "") -> None:
         """Note a heartbeat; the server replaces those in conflict with it."""
         if server not in self._heard:
             for other in self._heard_instead(server):
@@ -64,6 +66,7 @@ class Membership:
                 )
                 del self._heard[other]
         self._heard[server] = self._clock.monotonic()
+        self._racks[server.server_id] = rack
 
     def report(self, load: ServerLoad) -> None:
         """Keep what a server reported last (SPEC "REPORT_METRICS")."""
@@ -88,7 +91,11 @@ class Membership:
         """Return the live servers with the load that each reported last, by id."""
         live = self.live_server_ids()
         self._loads = {each: load for each, load in self._loads.items() if each in live}
-        return tuple(self._loads.get(each) or ServerLoad(each) for each in live)
+        self._racks = {each: rack for each, rack in self._racks.items() if each in live}
+        return tuple(
+            replace(self._loads.get(each) or ServerLoad(each), rack=self._racks[each])
+            for each in live
+        )
 
     def conflicting(self, server: RangeServerRecord) -> list[RangeServerRecord]:
         """Return the live servers that have the id or the address of `server`, but not both."""
@@ -121,17 +128,28 @@ async def log_missing_servers(store: StoreThread, membership: Membership) -> Non
 
 
 class Placement:
-    """Chooses servers for a batch of new ranges, counting those that it placed."""
+    """Chooses servers for a batch of new ranges, counting those that it placed.
 
-    def __init__(self, servers: Iterable[ServerLoad], open_range_counts: Mapping[int, int]) -> None:
+    `primary_counts` has the open ranges of which each server is the primary. The `last` ones are
+    chosen when there are no others.
+    """
+
+    def __init__(
+        self,
+        servers: Iterable[ServerLoad],
+        primary_counts: Mapping[int, int],
+        last: Collection[int] = (),
+    ) -> None:
         live = list(servers)
         rates = [each.append_rate for each in live if each.append_rate is not None]
         neutral_rate = fmean(rates) if rates else 0.0
         self._has_servers = bool(live)
+        self._racks = {each.server_id: each.rack for each in live if each.rack}
         self._servers = [
-            (
+            _Candidate(
+                each.server_id in last,
                 _is_nearly_full(each),
-                open_range_counts.get(each.server_id, 0),
+                primary_counts.get(each.server_id, 0),
                 neutral_rate if each.append_rate is None else each.append_rate,
                 each.server_id,
             )
@@ -140,22 +158,61 @@ class Placement:
         ]
         heapq.heapify(self._servers)
 
-    def next_server(self) -> int:
-        """Return the id of the best server: one with room on its disk before one without.
+    @property
+    def server_count(self) -> int:
+        """How many servers a range can be placed on."""
+        return len(self._servers)
 
-        Then the one with the fewest open ranges, then with the lowest append rate, then with the
-        smallest id. A server that never reported counts as one with room and the mean rate.
-        Raises NoRangeServerError when no server is alive, or none has any room at all.
+    def next_servers(self, count: int, ack_count: int) -> tuple[int, ...]:
+        """Return the ids of the best servers, `count` of them if there are as many; primary first.
+
+        Servers of other racks than those chosen before come first, then those with room on their
+        disk. Then the ones that are the primary of the fewest open ranges, with the lowest append
+        rate, with the smallest id. A server that never reported counts as one with room and the
+        mean rate. Raises NoRangeServerError if fewer than `ack_count` are alive and have any room.
         """
-        if not self._servers:
+        self.check(ack_count)
+        chosen: list[_Candidate] = []
+        passed_over: list[_Candidate] = []
+        used_racks: set[str] = set()
+        while self._servers and len(chosen) < count:
+            best = heapq.heappop(self._servers)
+            rack = self._racks.get(best.server_id)
+            (passed_over if rack in used_racks else chosen).append(best)
+            if rack is not None:
+                used_racks.add(rack)
+        chosen += passed_over[: count - len(chosen)]
+        primary = chosen[0]
+        heapq.heappush(self._servers, primary._replace(primary_count=primary.primary_count + 1))
+        for each in {*chosen[1:], *passed_over}:
+            heapq.heappush(self._servers, each)
+        return tuple(each.server_id for each in chosen)
+
+    def check(self, ack_count: int) -> None:
+        """Raise NoRangeServerError if fewer than `ack_count` servers can be given a range."""
+        if len(self._servers) >= ack_count:
+            return
+        if self._servers:
             raise NoRangeServerError.of(
-                "the disks of all range servers are full: free space, or start another range server"
-                if self._has_servers
-                else "no range server is alive: start one, or wait for its first heartbeat"
+                f"an append has to be stored on ack_count = {ack_count} range servers, and"
+                f" {len(self._servers)} can be given new ranges now: start more range servers, wait"
+                " for their heartbeats, or lower the stream's ack_count"
             )
-        is_nearly_full, count, rate, server_id = self._servers[0]
-        heapq.heapreplace(self._servers, (is_nearly_full, count + 1, rate, server_id))
-        return server_id
+        raise NoRangeServerError.of(
+            "the disks of all range servers are full: free space, or start another range server"
+            if self._has_servers
+            else "no range server is alive: start one, or wait for its first heartbeat"
+        )
+
+
+class _Candidate(NamedTuple):
+    """A server that a range can be placed on; the smallest is the best."""
+
+    is_last: bool
+    is_nearly_full: bool
+    primary_count: int
+    append_rate: float
+    server_id: int
 
 
 def _is_nearly_full(server: ServerLoad) -> bool:
@@ -182,6 +239,12 @@ class Joining:
         if announced is None:
             raise invalid("a range server's HEARTBEAT or REPORT_METRICS must carry range_server")
         parse_endpoint(announced.advertise_addr or "")
+        rack = announced.rack or ""
+        if len(rack) > limits.RACK_LENGTH_MAX:
+            raise invalid(
+                f"the rack's name has {len(rack)} characters, and at most"
+                f" {limits.RACK_LENGTH_MAX} are accepted"
+            )
         server = RangeServerRecord(announced.server_id, announced.advertise_addr or "")
         stored = await self._store.run(lambda store: store.servers.maybe_secret(server.server_id))
         if stored is not None:
@@ -192,7 +255,7 @@ class Joining:
             stored = await self._store.run(_register, self._store.cluster_id, server, secret)
             if stored is not None:
                 _check_secret(server.server_id, secret, stored)
-        self._membership.refresh(server)
+        self._membership.refresh(server, rack)
         if stored is not None:
             standing.server_ids.add(server.server_id)
 

@@ -88,21 +88,33 @@ class Peers:
         """By address; what was used last is the last."""
         self._is_closed = False
 
-    async def seal(self, ranges: Iterable[StreamRange]) -> dict[int, SealRangesResult | SbpError]:
-        """Seal ranges at their servers (SPEC "SEAL_RANGES"), one of each stream.
+    async def seal(
+        self, address: str, ranges: Sequence[StreamRange]
+    ) -> dict[int, SealRangesResult | SbpError]:
+        """Seal ranges at one of their servers (SPEC "SEAL_RANGE"), one of each stream.
 
-        Return what each server answered, by stream id, or why it did not.
+        Return what the server answered, by stream id, or why it did not.
         """
-        return await self._call_all(Opcode.SEAL_RANGE, ranges)
+        return await self._call_at(Opcode.SEAL_RANGE, address, ranges)
 
     async def describe(
         self, ranges: Iterable[StreamRange]
     ) -> dict[int, DescribeRangeResult | SbpError]:
-        """Describe ranges at their servers (SPEC "DESCRIBE_RANGES"); return as `seal` does."""
-        return await self._call_all(Opcode.DESCRIBE_RANGE, ranges)
+        """Describe ranges at their primaries (SPEC "DESCRIBE_RANGE"), one of each stream.
+
+        Return what each answered, by stream id, or why it did not.
+        """
+        hosted = by_address(
+            (server_addresses(each)[0], each)
+            for each in {each.stream_id: each for each in ranges}.values()
+        )
+        parts = await asyncio.gather(
+            *(self._call_at(Opcode.DESCRIBE_RANGE, *each) for each in hosted.items())
+        )
+        return {stream_id: answer for part in parts for stream_id, answer in part.items()}
 
     async def sync(self, address: str, ranges: Sequence[StreamRange]) -> None:
-        """Announce new ranges to their server (SPEC "SYNC_RANGES")."""
+        """Announce new and sealed ranges to one of their servers (SPEC "SYNC_RANGES")."""
         for chunk in chunks(ranges):
             announced = tuple(StreamRanges(each.stream_id, (each,)) for each in chunk)
             request = SyncRangesRequest(limits.REQUEST_TIMEOUT_MS, announced)
@@ -158,14 +170,6 @@ class Peers:
         spare = [self._links.pop(address) for address in unused[:spare_count]]
         await asyncio.gather(*(link.close() for link in spare))
 
-    async def _call_all(self, opcode: Opcode, ranges: Iterable[StreamRange]) -> dict[int, Any]:
-        """Call the servers of ranges at the same time; return the results of the answers."""
-        by_address = by_server({each.stream_id: each for each in ranges}.values())
-        parts = await asyncio.gather(
-            *(self._call_at(opcode, address, hosted) for address, hosted in by_address.items())
-        )
-        return {stream_id: answer for part in parts for stream_id, answer in part.items()}
-
     async def _call_at(
         self, opcode: Opcode, address: str, hosted: Sequence[StreamRange]
     ) -> dict[int, Any]:
@@ -220,8 +224,10 @@ class _Link:
 
 
 def by_server(ranges: Iterable[StreamRange]) -> dict[str, list[StreamRange]]:
-    """Group ranges by the address of their primary server, empty where that is not known."""
-    return by_address((primary_address(each), each) for each in ranges)
+    """Group ranges by the address of each of their servers, empty where that is not known."""
+    return by_address(
+        (address, each) for each in ranges for address in dict.fromkeys(server_addresses(each))
+    )
 
 
 def by_address(items: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
@@ -232,10 +238,10 @@ def by_address(items: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
     return grouped
 
 
-def primary_address(stream_range: StreamRange) -> str:
-    """Return where the range's primary server is; empty when that is not known."""
-    server = stream_range.servers[0].server if stream_range.servers else None
-    return (server.advertise_addr if server is not None else None) or ""
+def server_addresses(stream_range: StreamRange) -> tuple[str, ...]:
+    """Return where a range's servers are, the primary first; empty where that is not known."""
+    servers = (each.server for each in stream_range.servers)
+    return tuple((each and each.advertise_addr) or "" for each in servers) or ("",)
 
 
 async def holds(address: str, cluster_id: str, secret: str) -> bool | None:

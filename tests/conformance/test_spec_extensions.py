@@ -270,7 +270,7 @@ def test_a_placement_driver_reports_errors_by_code(target):
             request = ListRangesRequest(range_owners=(RangeCriteria(),))
             (answer,) = await client.ask(Opcode.LIST_RANGES, request)
             assert code_of(answer.list_responses[0].status) == StatusCode.INVALID_REQUEST
-            request = CreateStreamsRequest(0, (Stream(replica_nums=3),))
+            request = CreateStreamsRequest(0, (Stream(replica_nums=127),))
             (answer,) = await client.ask(Opcode.CREATE_STREAMS, request)
             assert code_of(answer.create_responses[0].status) == StatusCode.INVALID_REQUEST
             (frame,) = await client.call(Opcode.APPEND, AppendRequest())

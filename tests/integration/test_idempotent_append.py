@@ -266,7 +266,7 @@ async def two_servers(folder):
 def taking_turns(monkeypatch):
     """New ranges go to one server after the other."""
     turns = itertools.cycle((1, 2))
-    monkeypatch.setattr(Placement, "next_server", lambda _: next(turns))
+    monkeypatch.setattr(Placement, "next_servers", lambda *_: (next(turns),))
 
 
 async def moved(client, stream_id):

@@ -21,7 +21,7 @@ def test_each_range_goes_to_the_least_loaded_server(live, counts, count):
     placement = Placement(map(ServerLoad, live), counts)
     load = {server_id: counts.get(server_id, 0) for server_id in live}
     for _ in range(count):
-        chosen = placement.next_server()
+        (chosen,) = placement.next_servers(1, 1)
         assert (load[chosen], chosen) == min((n, server_id) for server_id, n in load.items())
         load[chosen] += 1
 
@@ -33,10 +33,10 @@ def test_room_comes_before_open_ranges_and_they_before_the_append_rate(loads, co
     open_count = {each: counts.get(each, 0) for each in usable}
     if not usable:
         with pytest.raises(NoRangeServerError, match="full"):
-            placement.next_server()
+            placement.next_servers(1, 1)
         return
     for _ in range(count):
-        chosen = placement.next_server()
+        (chosen,) = placement.next_servers(1, 1)
         assert chosen == min(
             usable,
             key=lambda each: (usable[each][0] < FLOOR, open_count[each], usable[each][1], each),
@@ -47,7 +47,7 @@ def test_room_comes_before_open_ranges_and_they_before_the_append_rate(loads, co
 def test_a_server_that_never_reported_is_neutral():
     busy, idle = ServerLoad(1, FLOOR, 100), ServerLoad(3, FLOOR, 0)
     placement = Placement([busy, ServerLoad(2), idle, ServerLoad(4, 1, 0)], {})
-    assert [placement.next_server() for _ in range(4)] == [3, 2, 1, 3]
+    assert [placement.next_servers(1, 1) for _ in range(4)] == [(3,), (2,), (1,), (3,)]
 
 
 @given(

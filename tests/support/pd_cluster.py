@@ -31,12 +31,12 @@ class Cluster:
         self.driver, self.client, self.clock = driver, client, clock
         self.cluster_id = driver._store.cluster_id
 
-    async def beat(self, server_id, address="127.0.0.1:10911", **fields):
+    async def beat(self, server_id, address="127.0.0.1:10911", rack=None, **fields):
         known = {"cluster_id": self.cluster_id, "server_secret": await self.secret_of(server_id)}
         request = HeartbeatRequest(
             client_id="rs",
             client_role=ClientRole.RANGE_SERVER,
-            range_server=RangeServer(server_id=server_id, advertise_addr=address),
+            range_server=RangeServer(server_id, address, rack),
             **(known | fields),
         )
         (answer,) = await self.client.ask(Opcode.HEARTBEAT, request)
@@ -50,9 +50,9 @@ class Cluster:
         assert answer.status.code == 0
         return answer.id
 
-    async def add_server(self, address="127.0.0.1:10911"):
+    async def add_server(self, address="127.0.0.1:10911", rack=None):
         server_id = await self.allocate()
-        assert (await self.beat(server_id, address)).status.code == 0
+        assert (await self.beat(server_id, address, rack)).status.code == 0
         return server_id
 
     async def create(self, *streams):

@@ -46,25 +46,25 @@ def test_streams_beyond_the_limit_are_refused_each_by_itself(opened):
 def test_a_stream_has_no_more_ranges_than_its_limit(opened):
     store = opened(ranges_per_stream_max=2)
     (a,) = filled(store, "a")
-    opened_next = open_next_ranges(store, [a], [SealedRange(a, 0, 5)], SERVERS)
+    opened_next, _ = open_next_ranges(store, [a], [SealedRange(a, 0, 5)], SERVERS)
     assert isinstance(opened_next[a], StreamRange)
-    refused = open_next_ranges(store, [a], [SealedRange(a, 1, 9)], SERVERS)[a]
+    refused = open_next_ranges(store, [a], [SealedRange(a, 1, 9)], SERVERS)[0][a]
     assert isinstance(refused, InvalidRequestError)
     assert "ranges_per_stream_max" in str(refused)
     store.trim_streams([(a, 9)])
-    assert isinstance(open_next_ranges(store, [a], [], SERVERS)[a], StreamRange)
+    assert isinstance(open_next_ranges(store, [a], [], SERVERS)[0][a], StreamRange)
 
 
 def test_a_range_is_not_sealed_that_could_have_no_successor(opened):
     store = opened(ranges_per_stream_max=2)
     (a,) = filled(store, "a")
     open_next_ranges(store, [a], [SealedRange(a, 0, 5)], SERVERS)
-    (plan,) = plan_seals(store, [RangeId(a, -1)])
+    (plan,) = plan_seals(store, [RangeId(a, -1)], SERVERS)
     assert isinstance(plan.answer, InvalidRequestError)
-    (repeat,) = plan_seals(store, [RangeId(a, 0)])
+    (repeat,) = plan_seals(store, [RangeId(a, 0)], SERVERS)
     assert isinstance(repeat.answer, StreamRange)
     store.trim_streams([(a, 5)])
-    (plan,) = plan_seals(store, [RangeId(a, -1)])
+    (plan,) = plan_seals(store, [RangeId(a, -1)], SERVERS)
     assert plan.open_range is not None
 
 

@@ -118,7 +118,7 @@ def test_each_item_of_an_update_fails_by_itself(run):
             cluster,
             Stream(stream_id=404, retention_period_ms=1),
             Stream(stream_id=a, name="b", retention_period_ms=1),
-            Stream(stream_id=a, replica_nums=3),
+            Stream(stream_id=a, replica_nums=limits.REPLICAS_MAX + 1),
             Stream(stream_id=a, ack_count=2),
             Stream(stream_id=a, retention_period_ms=-1),
             Stream(stream_id=a, retention_bytes=-2),

@@ -55,9 +55,12 @@ def test_a_new_server_at_an_address_replaces_the_old_one(membership):
 
 def test_ranges_go_where_the_fewest_open_ones_are_then_to_the_smallest_id():
     placement = Placement(map(ServerLoad, [3, 1, 2]), {1: 2, 3: 1, 9: 0})
-    assert [placement.next_server() for _ in range(6)] == [2, 2, 3, 1, 2, 3]
+    assert [placement.next_servers(1, 1) for _ in range(6)] == [
+        *[(2,), (2,), (3,)],
+        *[(1,), (2,), (3,)],
+    ]
 
 
 def test_no_live_server_no_placement():
     with pytest.raises(NoRangeServerError, match="no range server is alive"):
-        Placement([], {1: 0}).next_server()
+        Placement([], {1: 0}).next_servers(1, 1)

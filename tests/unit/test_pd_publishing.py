@@ -198,7 +198,8 @@ def test_few_streams_are_copied_at_a_time(monkeypatch):
             Publication(1, stream_id, (Part("t", stream_id, 0, 5),), range_index=1)
             for stream_id in range(3 * limits.TXN_COPIES_MAX)
         ]
-        await asyncio.gather(*(servers.copy_earlier(each, "127.0.0.1:1") for each in earlier))
+        here = Route("127.0.0.1:1", is_last=True)
+        await asyncio.gather(*(servers.copy_earlier(each, here) for each in earlier))
         assert len(most) == len(earlier)
         assert max(most) == limits.TXN_COPIES_MAX
 

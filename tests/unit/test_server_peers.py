@@ -20,7 +20,7 @@ from sbp_core.errors import (
     ShuttingDownError,
     StatusCode,
 )
-from sbp_core.server.peers import Peers, holds
+from sbp_core.server.peers import Peers, by_server, holds
 from sbp_core.server.trust import denied, proof_of
 from sbp_core.wire.headers import (
     DescribeRangeResult,
@@ -42,6 +42,12 @@ def peer():
     made = range_server()
     yield made
     made.close()
+
+
+async def seal(peers, ranges):
+    """Seal ranges at all their servers, as a placement driver does."""
+    answers = await asyncio.gather(*(peers.seal(*each) for each in by_server(ranges).items()))
+    return {stream_id: answer for part in answers for stream_id, answer in part.items()}
 
 
 def range_server():
@@ -113,14 +119,14 @@ def test_all_calls_to_a_server_share_one_connection(peer):
             ranges = open_at(peer, 1, 2)
             assert {
                 each: found.stream_range.end_offset
-                for each, found in (await peers.seal(ranges)).items()
+                for each, found in (await seal(peers, ranges)).items()
             } == {1: 9, 2: 9}
             assert {
                 each: found.stream_range.next_offset
                 for each, found in (await peers.describe(ranges)).items()
             } == {1: 5, 2: 5}
             await peers.sync(peer.endpoint, ranges)
-            await asyncio.gather(*(peers.seal(open_at(peer, each)) for each in range(3, 9)))
+            await asyncio.gather(*(seal(peers, open_at(peer, each)) for each in range(3, 9)))
         assert len(peer.links) == 1
 
     asyncio.run(main())
@@ -133,7 +139,7 @@ def test_many_ranges_go_in_few_calls_to_each_server(peer):
         async with calling() as peers:
             count = limits.STREAMS_PER_CALL + 1
             ranges = open_at(peer, *range(1, count + 1)) + open_at(other, count + 1)
-            assert sorted(await peers.seal([*ranges, ranges[0]])) == list(range(1, count + 2))
+            assert sorted(await seal(peers, ranges)) == list(range(1, count + 2))
         assert [len(each.header.ranges) for each in peer.seen(Opcode.SEAL_RANGE)] == [count - 1, 1]
         assert len(other.seen(Opcode.SEAL_RANGE)) == 1
 
@@ -155,7 +161,7 @@ def test_each_range_has_a_result_or_a_reason(peer):
                 StreamRange(5, 0),
                 placed(6, 0, 0, -1, "127.0.0.1:1"),
             ]
-            answers = await peers.seal(open_at(peer, 1, 2, 3) + nowhere)
+            answers = await seal(peers, open_at(peer, 1, 2, 3) + nowhere)
             assert answers[1].stream_range.end_offset == 9
             assert isinstance(answers[2], ProtocolError)
             assert isinstance(answers[3], NotFoundError)
@@ -171,7 +177,7 @@ def test_a_warm_connection_that_is_lost_is_replaced_and_the_call_made_again(peer
         async with calling() as peers:
             await peers.exchange(ping(peer))
             peer.script(Opcode.SEAL_RANGE, reset, sealed)
-            (answer,) = (await peers.seal(open_at(peer, 1))).values()
+            (answer,) = (await seal(peers, open_at(peer, 1))).values()
             assert answer.stream_range.end_offset == 9
         assert len(peer.links) == 2
 
@@ -184,7 +190,7 @@ def test_a_call_that_crosses_the_end_of_an_idle_connection_is_made_again(peer):
             await peers.exchange(ping(peer))
             leaving = ShuttingDownError(StatusCode.RS_SHUTTING_DOWN, "idle")
             peer.script(Opcode.SEAL_RANGE, lambda exchange: exchange.fail(leaving), sealed)
-            (answer,) = (await peers.seal(open_at(peer, 1))).values()
+            (answer,) = (await seal(peers, open_at(peer, 1))).values()
             assert answer.stream_range.end_offset == 9
 
     asyncio.run(main())
@@ -195,10 +201,10 @@ def test_a_server_that_ends_every_connection_is_asked_twice_at_most(peer):
 
     async def main():
         async with calling() as peers:
-            assert isinstance((await peers.seal(open_at(peer, 1)))[1], ConnectionLostError)
+            assert isinstance((await seal(peers, open_at(peer, 1)))[1], ConnectionLostError)
             assert len(peer.seen(Opcode.SEAL_RANGE)) == 1, "the connection was new"
             await peers.exchange(ping(peer))
-            assert isinstance((await peers.seal(open_at(peer, 1)))[1], ConnectionLostError)
+            assert isinstance((await seal(peers, open_at(peer, 1)))[1], ConnectionLostError)
             assert len(peer.seen(Opcode.SEAL_RANGE)) == 3
 
     asyncio.run(main())
@@ -239,7 +245,7 @@ def test_a_close_ends_open_calls_and_refuses_new_ones(peer):
     async def main():
         async with calling() as peers:
             await peers.exchange(ping(peer))
-            held = asyncio.create_task(peers.seal(open_at(peer, 1)))
+            held = asyncio.create_task(seal(peers, open_at(peer, 1)))
             await asyncio.to_thread(until, lambda: peer.seen(Opcode.SEAL_RANGE))
             await peers.close()
             assert isinstance((await held)[1], ConnectError | ConnectionLostError)
@@ -280,10 +286,10 @@ def test_a_proof_is_given_once_for_each_connection(peer):
     async def main():
         async with calling() as peers:
             for _ in range(3):
-                assert (await peers.seal(open_at(peer, 1)))[1].stream_range.end_offset == 9
+                assert (await seal(peers, open_at(peer, 1)))[1].stream_range.end_offset == 9
             assert len(proven) == 1
             peer.links[-1].reset()
-            assert (await peers.seal(open_at(peer, 1)))[1].stream_range.end_offset == 9
+            assert (await seal(peers, open_at(peer, 1)))[1].stream_range.end_offset == 9
         assert len(proven) == len(peer.links) == 2
 
     asyncio.run(main())
@@ -295,7 +301,7 @@ def test_a_server_that_refuses_every_proof_is_not_asked_for_ever(peer):
 
     async def main():
         async with calling() as peers:
-            assert isinstance((await peers.seal(open_at(peer, 1)))[1], PermissionDeniedError)
+            assert isinstance((await seal(peers, open_at(peer, 1)))[1], PermissionDeniedError)
 
     asyncio.run(main())
 
@@ -304,7 +310,7 @@ def test_a_peer_with_a_secret_has_a_connection_of_its_own(peer):
     async def main():
         wants_proof(peer)
         async with calling() as peers:
-            await peers.seal(open_at(peer, 1))
+            await seal(peers, open_at(peer, 1))
             assert await holds(peer.endpoint, "c", SECRET) is True
         wants_proof(peer, "another")
         assert await holds(peer.endpoint, "c", SECRET) is False

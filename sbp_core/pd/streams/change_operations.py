@@ -19,13 +19,20 @@ from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import (
     ChangeRefusal,
     RangeRecord,
+    ServerLoad,
     StreamChange,
     StreamRecord,
     range_table,
     stream_table,
 )
-from sbp_core.pd.streams.stream_operations import apply_accepted, check_stream_fields, no_stream
-from sbp_core.server.peers import Peers, primary_address
+from sbp_core.pd.range_servers import Placement
+from sbp_core.pd.streams.stream_operations import (
+    apply_accepted,
+    check_stream_fields,
+    checked_ack_count,
+    no_stream,
+)
+from sbp_core.server.peers import Peers, server_addresses
 from sbp_core.wire.headers import (
     DescribeRangeResult,
     Stream,
@@ -37,22 +44,67 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.status import SUCCESS, shown, status_for
 
 
-def update_streams(store: MetadataStore, streams: Sequence[Stream]) -> list[UpdateStreamResult]:
+def update_streams(
+    store: MetadataStore, streams: Sequence[Stream], servers: Sequence[ServerLoad]
+) -> tuple[list[UpdateStreamResult], list[int]]:
     """Change streams (SPEC "UPDATE_STREAMS"), all in one transaction, in their order.
 
     A field at its default leaves the stream's value, except `retention_period_ms`, which is set.
+    Returns also the ids of the streams whose open range does not have the replicas any more that
+    the stream is to have; servers for these are there.
     """
-    outcomes = apply_accepted(list(map(_plan_change, streams)), store.update_streams)
-    return list(map(_updated, streams, outcomes))
+    found = store.streams_by_id([each.stream_id for each in streams])
+    before = {each.stream_id: each for each in found if each is not None}
+    placement = Placement(servers, store.primary_counts())
+    planner = _ChangePlanner(before, placement)
+    outcomes = apply_accepted(list(map(planner.plan, streams)), store.update_streams)
+    moved = [
+        each.stream_id
+        for each in outcomes
+        if isinstance(each, StreamRecord) and _copies(each) != _copies(before[each.stream_id])
+    ]
+    return list(map(_updated, streams, outcomes)), list(dict.fromkeys(moved))
 
 
-def _plan_change(stream: Stream) -> StreamChange | SbpError:
-    try:
-        check_stream_fields(stream)
-    except SbpError as error:
-        return error
-    retention_bytes = stream.retention_bytes if stream.retention_bytes >= 0 else None
-    return StreamChange(stream.stream_id, stream.name, stream.retention_period_ms, retention_bytes)
+class _ChangePlanner:
+    """Plans the changes of one request, in which a stream may come several times."""
+
+    def __init__(self, before: Mapping[int, StreamRecord], placement: Placement) -> None:
+        self._before = before
+        self._planned = dict(before)
+        self._placement = placement
+
+    def plan(self, stream: Stream) -> StreamChange | SbpError:
+        """Return the change, or why there is none: the replicas cannot be placed now."""
+        retention_bytes = stream.retention_bytes if stream.retention_bytes >= 0 else None
+        change = StreamChange(
+            stream.stream_id, stream.name, stream.retention_period_ms, retention_bytes
+        )
+        try:
+            check_stream_fields(stream)
+            known = self._planned.get(stream.stream_id)
+            if known is None:
+                return change
+            changed = _with_copies(known, stream)
+            if _copies(changed) != _copies(self._before[stream.stream_id]):
+                self._placement.next_servers(*_copies(changed))
+        except SbpError as error:
+            return error
+        self._planned[stream.stream_id] = changed
+        return replace(change, replica_count=changed.replica_count, ack_count=changed.ack_count)
+
+
+def _with_copies(known: StreamRecord, asked: Stream) -> StreamRecord:
+    """Return the stream with the replicas that are asked for. Raises InvalidRequestError."""
+    replica_count = asked.replica_nums or known.replica_count
+    is_same_count = replica_count == known.replica_count
+    ack_count = asked.ack_count or (known.ack_count if is_same_count else 0)
+    ack_count = checked_ack_count(ack_count, replica_count)
+    return replace(known, replica_count=replica_count, ack_count=ack_count)
+
+
+def _copies(stream: StreamRecord) -> tuple[int, int]:
+    return stream.replica_count, stream.ack_count
 
 
 def _updated(asked: Stream, outcome: StreamRecord | ChangeRefusal | SbpError) -> UpdateStreamResult:
@@ -163,7 +215,7 @@ class Trimmer:
         checked = [
             plan
             if plan.open_range is None
-            else _check(plan, primary_address(plan.open_range), answers[plan.item.stream_id])
+            else _check(plan, server_addresses(plan.open_range)[0], answers[plan.item.stream_id])
             for plan in plans
         ]
         return await self._store.run(trim_streams, checked)

@@ -1,9 +1,9 @@
-"""Sealing the open ranges of streams, opening the next ones, and announcing these to their servers.
+"""Sealing the open ranges of streams, opening the next ones, and announcing both to their servers.
 
-The range server makes it safe: it seals durably and answers where the range ends; only then the end
-is stored and a new range opened there. A seal goes on when its caller disconnects: a stream must
-not be left without a range to write to. Each step may be repeated, so the next seal finishes one
-that was interrupted by a restart.
+The range servers make it safe: they seal durably and answer where the range ends; only then the
+end is stored, once, and a new range opened there. A seal goes on when its caller disconnects: a
+stream must not be left without a range to write to. Each step may be repeated, so the next seal
+finishes one that was interrupted by a restart.
 
 The functions at the end run on the store's thread, as those of stream_operations.py do.
 """
@@ -12,38 +12,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import (
     InvalidRequestError,
+    NoRangeServerError,
     RangeNotFoundError,
     RangeOpenError,
     SbpError,
-    SealUnansweredError,
     StatusCode,
     StatusError,
     invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import RangeRecord, SealedRange, ServerLoad, range_table
+from sbp_core.pd.model import NO_SEQ, RangeRecord, SealedRange, ServerLoad, range_table
 from sbp_core.pd.range_servers import Membership, Placement
+from sbp_core.pd.streams.fencing import Fence
 from sbp_core.pd.streams.stream_operations import no_stream
-from sbp_core.server.peers import Peers, by_server, primary_address
+from sbp_core.server.peers import Peers, by_server
 from sbp_core.server.runtime import cancel_all
 from sbp_core.wire.headers import RangeId, SealRangesResult, StreamRange
 from sbp_core.wire.status import SUCCESS, status_for
 
 _LOG: Final = logging.getLogger(__name__)
 
-_Ends = dict[int, SealedRange | SbpError]
-"""By stream id: the range that was sealed, with its end, or why it was not."""
+_Opened = dict[int, StreamRange | SbpError]
+"""By stream id: the writable range, or why there is none."""
 
 
 class RangeAnnouncer:
-    """Sends new ranges to the servers that host them (SPEC "SYNC_RANGES"), in the background.
+    """Sends new and sealed ranges to their servers (SPEC "SYNC_RANGES"), in the background.
 
     Best effort: it never delays or fails its caller. A server looks a range up that it does not
     know when a request names it.
@@ -53,9 +54,9 @@ class RangeAnnouncer:
         self._peers = peers
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def announce(self, opened: Iterable[StreamRange]) -> None:
-        """Announce these ranges to their servers, unless SYNC_TASKS_MAX tasks do that already."""
-        for address, hosted in by_server(opened).items():
+    def announce(self, ranges: Iterable[StreamRange]) -> None:
+        """Announce ranges to all their servers, unless SYNC_TASKS_MAX tasks do that already."""
+        for address, hosted in by_server(ranges).items():
             if address and len(self._tasks) < limits.SYNC_TASKS_MAX:
                 task = asyncio.create_task(self._send(address, hosted))
                 self._tasks.add(task)
@@ -87,10 +88,12 @@ class Sealer:
         self._membership = membership
         self._announcer = announcer
         self._at_work: set[asyncio.Task[list[SealRangesResult]]] = set()
+        self._calls: set[asyncio.Task[dict[int, SealRangesResult | SbpError]]] = set()
 
     async def stop(self) -> None:
         """Cancel the work in progress."""
         await cancel_all(self._at_work)
+        await cancel_all(self._calls)
 
     async def seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
         """Seal ranges; return each stream's new writable range, or why there is none.
@@ -108,57 +111,73 @@ class Sealer:
             task.exception()  # retrieved, as the caller may have disconnected
 
     async def _seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
-        plans = await self._store.run(plan_seals, items)
+        plans = await self._store.run(plan_seals, items, self._membership.live_servers())
         sealing = {
             plan.item.stream_id: plan.open_range for plan in plans if plan.open_range is not None
         }
-        answers = await self._peers.seal(sealing.values())
-        ends: _Ends = {each: _end(answers[each], where) for each, where in sealing.items()}
-        sealed = [end for end in ends.values() if isinstance(end, SealedRange)]
-        opened = await self._store.run(
+        fences = {stream_id: Fence(where) for stream_id, where in sealing.items()}
+        unsealed = [
+            plan.item.stream_id for plan in plans if plan.answer is None and plan.open_range is None
+        ]
+        opened: _Opened = await self._open(unsealed, {}) if unsealed else {}
+        async for decided in self._decisions(sealing.values(), fences):
+            opened |= await self._open(decided, fences)
+        return [_result(plan, fences, opened) for plan in plans]
+
+    async def _decisions(
+        self, sealing: Iterable[StreamRange], fences: Mapping[int, Fence]
+    ) -> AsyncIterator[list[int]]:
+        """Seal ranges at all their servers; yield the streams whose range's end is decided.
+
+        A server is not waited for once the others have decided. It is asked nevertheless.
+        """
+        calls = {
+            asyncio.create_task(self._peers.seal(address, hosted)): address
+            for address, hosted in by_server(sealing).items()
+        }
+        for call in calls:
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+        waiting = set(calls)
+        undecided = set(fences)
+        while waiting and undecided:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for call in done:
+                for stream_id, answer in call.result().items():
+                    fences[stream_id].add(calls[call], answer)
+            decided = [
+                each for each in undecided if isinstance(fences[each].maybe_end(), SealedRange)
+            ]
+            undecided = {each for each in undecided if not fences[each].is_over}
+            if decided:
+                yield sorted(decided)
+
+    async def _open(self, stream_ids: Sequence[int], fences: Mapping[int, Fence]) -> _Opened:
+        """Store decided ends and open the next ranges, on servers that are likely to be alive."""
+        unreachable = {each for fence in fences.values() for each in fence.unreachable_ids}
+        silent = {each for fence in fences.values() for each in fence.silent_ids}
+        ends = (fences[each].maybe_end() for each in stream_ids if each in fences)
+        opened, ended = await self._store.run(
             open_next_ranges,
-            [
-                plan.item.stream_id
-                for plan in plans
-                if plan.answer is None and not isinstance(ends.get(plan.item.stream_id), SbpError)
-            ],
-            sealed,
-            self._membership.live_servers(),
+            stream_ids,
+            [each for each in ends if isinstance(each, SealedRange)],
+            [each for each in self._membership.live_servers() if each.server_id not in unreachable],
+            silent,
         )
-        self._announcer.announce(each for each in opened.values() if isinstance(each, StreamRange))
-        return [_result(plan, ends, opened) for plan in plans]
+        news = [each for each in opened.values() if isinstance(each, StreamRange)]
+        self._announcer.announce([*news, *ended])
+        return opened
 
 
-def _result(
-    plan: SealPlan, ends: _Ends, opened: dict[int, StreamRange | SbpError]
-) -> SealRangesResult:
+def _result(plan: SealPlan, fences: Mapping[int, Fence], opened: _Opened) -> SealRangesResult:
     stream_id = plan.item.stream_id
-    answer = plan.answer
+    answer = plan.answer or opened.get(stream_id)
     if answer is None:
-        end = ends.get(stream_id)
-        answer = end if isinstance(end, SbpError) else opened[stream_id]
+        end = fences[stream_id].maybe_end()
+        answer = end if isinstance(end, SbpError) else fences[stream_id].refusal()
     if isinstance(answer, SbpError):
         return SealRangesResult(None, status_for(answer), stream_id)
     return SealRangesResult(answer, SUCCESS, stream_id)
-
-
-def _end(answer: SealRangesResult | SbpError, sealing: StreamRange) -> SealedRange | SbpError:
-    address = primary_address(sealing)
-    if isinstance(answer, SbpError):
-        return SealUnansweredError.of(
-            f"range {sealing.range_index} of stream {sealing.stream_id} cannot be sealed now:"
-            f" its server at {address or 'an unknown address'} does not answer as expected"
-            f" ({answer}); retry when it is reachable"
-        )
-    sealed = answer.stream_range
-    if sealed is None or sealed.end_offset < sealing.start_offset:
-        return StatusError(
-            StatusCode.PD_INTERNAL,
-            f"the server at {address} sealed range {sealing.range_index} of stream"
-            f" {sealing.stream_id} at an end before its start: {sealed}; see the log of that"
-            " server",
-        )
-    return SealedRange(sealing.stream_id, sealing.range_index, sealed.end_offset, answer.writers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +193,15 @@ class SealPlan:
     open_range: StreamRange | None = None
 
 
-def plan_seals(store: MetadataStore, items: Sequence[RangeId]) -> list[SealPlan]:
+def plan_seals(
+    store: MetadataStore, items: Sequence[RangeId], servers: Sequence[ServerLoad]
+) -> list[SealPlan]:
     """Look at what SEAL_RANGE asks for.
 
     Sealing a range that is no longer the last one is a repeat: it has its answer already.
     """
     addresses = store.servers.addresses()
+    placement = Placement(servers, {})
     plans = []
     for item in items:
         last = store.maybe_last_range(item.stream_id)
@@ -195,15 +217,19 @@ def plan_seals(store: MetadataStore, items: Sequence[RangeId]) -> list[SealPlan]
         elif 0 <= item.range_index < last.range_index:
             plans.append(SealPlan(item, range_table(last, addresses)))
         else:
-            plans.append(_plan_open(store, item, range_table(last, addresses)))
+            plans.append(_plan_open(store, item, range_table(last, addresses), placement))
     return plans
 
 
-def _plan_open(store: MetadataStore, item: RangeId, open_range: StreamRange) -> SealPlan:
+def _plan_open(
+    store: MetadataStore, item: RangeId, open_range: StreamRange, placement: Placement
+) -> SealPlan:
     """Return the plan of a range that is open: sealed without a successor, it would end appends."""
     try:
         store.capacity.check_ranges(item.stream_id, store.range_count(item.stream_id))
-    except InvalidRequestError as error:
+        if len(open_range.servers) > 1:
+            placement.check(open_range.ack_count)
+    except (InvalidRequestError, NoRangeServerError) as error:
         return SealPlan(item, error)
     return SealPlan(item, open_range=open_range)
 
@@ -213,16 +239,18 @@ def open_next_ranges(
     stream_ids: Sequence[int],
     sealed: Sequence[SealedRange],
     servers: Sequence[ServerLoad],
-) -> dict[int, StreamRange | SbpError]:
+    last_servers: Collection[int] = (),
+) -> tuple[_Opened, list[StreamRange]]:
     """Record where ranges were sealed, and open the next range of each stream that has none open.
 
-    Returns the writable range of each stream, or why it has none; the seals are recorded
-    nevertheless.
+    Returns the writable range of each stream, or why it has none, and the replicated ranges that
+    are sealed. The seals are recorded if no range can be opened, too. A range that was sealed
+    before keeps its end. New ranges are on the `last_servers` only if there are no others.
     """
     store.seal_ranges(sealed)
     addresses = store.servers.addresses()
-    placement = Placement(servers, store.open_range_counts())
-    opened: dict[int, StreamRange | SbpError] = {}
+    placement = Placement(servers, store.primary_counts(), last_servers)
+    opened: _Opened = {}
     news: list[RangeRecord] = []
     for stream_id in dict.fromkeys(stream_ids):
         last = store.maybe_last_range(stream_id)
@@ -235,7 +263,15 @@ def open_next_ranges(
             opened[stream_id] = error
     for new, is_made in zip(news, store.create_ranges(news), strict=True):
         opened[new.stream_id] = range_table(new, addresses) if is_made else _overtaken(new)
-    return opened
+    ended = [
+        range_table(each, addresses)
+        for stream_id, index, *_ in sealed
+        for each in store.ranges_after(
+            (stream_id, index - 1), 1, stream_id=stream_id, server_id=None
+        )
+        if each.range_index == index and each.end_seq != NO_SEQ
+    ]
+    return opened, ended
 
 
 def create_range(
@@ -247,7 +283,7 @@ def create_range(
     """
     if wanted is None:
         raise invalid("CREATE_RANGE names no stream; set stream_range.stream_id")
-    new = _next_range(store, wanted, Placement(servers, store.open_range_counts()))
+    new = _next_range(store, wanted, Placement(servers, store.primary_counts()))
     if store.create_ranges([new]) != [True]:
         raise _overtaken(new)
     return range_table(new, store.servers.addresses())
@@ -278,7 +314,7 @@ def _next_range(store: MetadataStore, wanted: StreamRange, placement: Placement)
         start,
         None,
         stream.ack_count,
-        (placement.next_server(),),
+        placement.next_servers(stream.replica_count, stream.ack_count),
         stream.created_at_ms,
     )
 

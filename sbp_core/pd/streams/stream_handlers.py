@@ -35,6 +35,7 @@ from sbp_core.pd.streams import sealing as ranges
 from sbp_core.pd.streams import stream_operations as operations
 from sbp_core.pd.streams.change_operations import Trimmer
 from sbp_core.pd.streams.cursor_handlers import CursorHandlers
+from sbp_core.pd.streams.fail_over import FailOver
 from sbp_core.pd.streams.schema_handlers import SchemaHandlers
 from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer
 from sbp_core.pd.streams.stream_operations import check_item_count
@@ -107,6 +108,7 @@ class PlacementDriverHandlers:
         self._announcer = RangeAnnouncer(self._peers)
         self._joining = Joining(store, membership)
         self._sealer = Sealer(store, membership, self._announcer, self._peers)
+        self._fail_over = FailOver(store, membership, self._sealer, clock)
         self._trimmer = Trimmer(store, self._peers)
         self._cursors = CursorHandlers(store, clock)
         self._schemas = SchemaHandlers(store, clock)
@@ -140,9 +142,10 @@ class PlacementDriverHandlers:
         }
 
     async def start(self) -> None:
-        """Continue with what was committed and is not published yet."""
+        """Continue with what was committed and is not published yet; watch the range servers."""
         await self._publisher.start()
         self._looking = asyncio.create_task(log_missing_servers(self._store, self._membership))
+        self._fail_over.start()
 
     async def rest(self) -> None:
         """End the calls that wait for work in the background, and store the marks of logs."""
@@ -228,6 +231,7 @@ class PlacementDriverHandlers:
         if self._looking is not None:
             await cancel_all([self._looking])
         await self._publisher.stop()
+        await self._fail_over.stop()
         await self._sealer.stop()
         await self._range_servers.stop()
         await self._announcer.stop()
@@ -295,7 +299,10 @@ class PlacementDriverHandlers:
         """SPEC "UPDATE_STREAMS": results in the order of the request."""
         request = call.decode(UpdateStreamsRequest)
         check_item_count(len(request.streams))
-        results = await self._store.run(changes.update_streams, request.streams)
+        results, moved = await self._store.run(
+            changes.update_streams, request.streams, self._membership.live_servers()
+        )
+        await self._fail_over.renew(moved)
         await respond_all(
             call,
             results,

@@ -61,7 +61,7 @@ def create_streams(
     created_at_ms: int,
 ) -> list[CreateStreamResult]:
     """Create streams with their first ranges (SPEC "CREATE_STREAMS"), all in one transaction."""
-    placement = Placement(servers, store.open_range_counts())
+    placement = Placement(servers, store.primary_counts())
     planned: list[NewStream | SbpError] = []
     new_count = 0
     for asked in streams:
@@ -103,12 +103,14 @@ def _plan_stream(
     try:
         check_stream_fields(stream)
         capacity.check("streams", planned_count + 1)
+        replica_count = stream.replica_nums or 1
+        ack_count = checked_ack_count(stream.ack_count, replica_count)
         return NewStream(
             name=stream.name,
-            replica_count=1,
-            ack_count=1,
+            replica_count=replica_count,
+            ack_count=ack_count,
             retention_period_ms=stream.retention_period_ms,
-            server_ids=(placement.next_server(),),
+            server_ids=placement.next_servers(replica_count, ack_count),
             retention_bytes=max(0, stream.retention_bytes),
         )
     except SbpError as error:
@@ -117,12 +119,11 @@ def _plan_stream(
 
 def check_stream_fields(stream: Stream) -> None:
     """Raise InvalidRequestError for fields that no stream can have; defaults may be left out."""
-    if stream.replica_nums not in {0, 1}:
+    if not 0 <= stream.replica_nums <= limits.REPLICAS_MAX:
         raise invalid(
-            f"replication is not available yet: replica_nums must be 1, got {stream.replica_nums}"
+            f"replica_nums must be 1 to {limits.REPLICAS_MAX}, or 0 (not given), got"
+            f" {stream.replica_nums}"
         )
-    if stream.ack_count not in {0, 1}:
-        raise invalid(f"ack_count must be between 1 and replica_nums = 1, got {stream.ack_count}")
     if stream.retention_period_ms < 0:
         raise invalid(
             "retention_period_ms must be 0 (keep for ever) or more,"
@@ -135,6 +136,19 @@ def check_stream_fields(stream: Stream) -> None:
         )
     if stream.name is not None:
         check_stream_name(stream.name)
+
+
+def checked_ack_count(ack_count: int, replica_count: int) -> int:
+    """Return how many replicas have to store an append; 0 stands for the majority.
+
+    Raises InvalidRequestError if there are not as many.
+    """
+    if not 0 <= ack_count <= replica_count:
+        raise invalid(
+            f"ack_count must be 1 to replica_nums = {replica_count}, or 0 (not given), got"
+            f" {ack_count}"
+        )
+    return ack_count or replica_count // 2 + 1
 
 
 def delete_streams(store: MetadataStore, streams: Sequence[Stream]) -> list[DeleteStreamResult]:

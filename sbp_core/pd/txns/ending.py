@@ -10,12 +10,19 @@ from typing import Final, Generic, TypeVar
 
 from sbp_core import limits
 from sbp_core.client import TxnPart
-from sbp_core.errors import NoRangeServerError, SbpError
+from sbp_core.errors import (
+    DeadlineExceededError,
+    NoRangeServerError,
+    RangeSealedError,
+    SbpError,
+    TransportError,
+    TxnEndedError,
+)
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import range_table
-from sbp_core.pd.txns.publications import Publication
+from sbp_core.pd.txns.publications import Publication, PublicationInput
 from sbp_core.pd.txns.transactions import Part
-from sbp_core.server.peers import Peers, by_address, primary_address
+from sbp_core.server.peers import Peers, by_address, server_addresses
 from sbp_core.server.runtime import cancel_all
 from sbp_core.server.transactions_at_servers import Ended, TxnEnd
 
@@ -23,6 +30,10 @@ _LOG: Final = logging.getLogger(__name__)
 
 RangeKey = tuple[int, int]
 """(stream id, range index)."""
+
+_UNANSWERED: Final = (TransportError, DeadlineExceededError)
+_UNDECIDED: Final = {None, PublicationInput.FAULT}
+"""Inputs that another replica may not give."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -80,10 +91,20 @@ class Combiner(Generic[T, R]):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a range is; the address is empty if that is not known."""
+    """Where a range is; the address of its primary is empty if that is not known.
+
+    `others` are the replicas of a sealed range: each has all entries of it. Only the primary of an
+    open range answers for it.
+    """
 
     address: str
     is_last: bool
+    others: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses that are known, in the order in which they are tried."""
+        return tuple(each for each in (self.address, *self.others) if each)
 
 
 def find_routes(store: MetadataStore, keys: Sequence[RangeKey]) -> list[Route | None]:
@@ -98,9 +119,11 @@ def find_routes(store: MetadataStore, keys: Sequence[RangeKey]) -> list[Route | 
         found = store.ranges_after(
             (stream_id, range_index - 1), 1, stream_id=stream_id, server_id=None
         )
-        is_there = bool(found) and found[0].range_index == range_index
-        address = primary_address(range_table(found[0], addresses)) if is_there else ""
-        routes.append(Route(address, last.range_index <= range_index))
+        piece = found[0] if found and found[0].range_index == range_index else None
+        address, *others = server_addresses(range_table(piece, addresses)) if piece else ("",)
+        is_open = piece is None or piece.end_offset is None
+        is_last = last.range_index <= range_index
+        routes.append(Route(address, is_last, () if is_open else tuple(others)))
     return routes
 
 
@@ -124,10 +147,10 @@ class RangeServers:
         """Return where a range is; None if there is no such stream."""
         return await self._routes.submit((stream_id, range_index))
 
-    async def publish(self, publication: Publication, address: str) -> SbpError | None:
-        """Publish in the range of `publication`, at its server; return why that refuses it.
+    async def publish(self, publication: Publication, route: Route) -> SbpError | None:
+        """Publish in the range of `publication`; return why a server of it refuses that.
 
-        An error that is raised says nothing about this publication: the server did not answer.
+        An error that is raised says nothing about this publication: no server answered.
         """
         end = TxnEnd(
             publication.stream_id,
@@ -136,23 +159,58 @@ class RangeServers:
             is_commit=True,
             record_count=publication.record_count,
         )
-        ended = await self._combiner(_known(address, end.stream_id)).submit(end)
-        return ended if isinstance(ended, SbpError) else None
+        unanswered: list[SbpError] = []
+        refusals: list[SbpError] = []
+        for address in _known(route, end.stream_id):
+            try:
+                ended = await self._combiner(address).submit(end)
+            except SbpError as error:
+                unanswered.append(error)
+                continue
+            refusal = ended if isinstance(ended, SbpError) else None
+            if refusal is None or publication.maybe_learned(refusal) not in _UNDECIDED:
+                return refusal
+            refusals.append(refusal)
+        if unanswered:
+            raise unanswered[0]
+        return refusals[0]
 
-    async def copy_earlier(self, publication: Publication, address: str) -> None:
+    async def copy_earlier(self, publication: Publication, route: Route) -> None:
         """Stage what a publication has in earlier ranges in its own, at its server.
 
+        The replicas of an earlier range are tried in turn. Raises RangeSealedError if its own one
+        is sealed and was replicated: then its primary may have ended.
         TXN_COPIES_MAX publications do that at a time: each holds a frame's worth of batches.
         """
+        to_address, *others = _known(route, publication.stream_id)
+        if others:
+            raise RangeSealedError.of(
+                f"range {publication.range_index} of stream {publication.stream_id} is sealed"
+            )
         async with self._copying:
             for part in publication.earlier:
-                route = await self.maybe_route(part.stream_id, part.range_index)
+                earlier = await self.maybe_route(part.stream_id, part.range_index)
+                await self._copy(part, earlier, to_address, publication.range_index)
+
+    async def _copy(
+        self, part: Part, route: Route | None, to_address: str, to_range_index: int
+    ) -> None:
+        errors: list[SbpError] = []
+        for address in _known(route, part.stream_id):
+            try:
                 await self._peers.copy_staged(
-                    _known(route.address if route else "", part.stream_id),
+                    address,
                     TxnPart(part.txn_id, part.stream_id, part.range_index, part.record_count),
-                    _known(address, part.stream_id),
-                    publication.range_index,
+                    to_address,
+                    to_range_index,
                 )
+            except (RangeSealedError, TxnEndedError):  # refused where it was to be staged
+                raise
+            except SbpError as error:
+                errors.append(error)
+            else:
+                return
+        raise next((each for each in errors if isinstance(each, _UNANSWERED)), errors[0])
 
     def drop(self, parts: Iterable[Part]) -> None:
         """Let servers drop what is staged, in the background, unless too many tasks do that.
@@ -202,10 +260,10 @@ class RangeServers:
                 _LOG.debug("staged batches not dropped address=%s: %s", address, outcome)
 
 
-def _known(address: str, stream_id: int) -> str:
-    """Return an address. Raises NoRangeServerError if that is not known."""
-    if address:
-        return address
+def _known(route: Route | None, stream_id: int) -> tuple[str, ...]:
+    """Return the addresses of a range. Raises NoRangeServerError if none is known."""
+    if route is not None and route.addresses:
+        return route.addresses
     raise NoRangeServerError.of(
         f"the address of a range of stream {stream_id} that holds staged batches is unknown; start"
         " its range server"

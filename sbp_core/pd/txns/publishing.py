@@ -350,9 +350,9 @@ class Publisher:
     async def _ask(self, publication: Publication, route: Route) -> SbpError | None:
         """Send the next request to the range servers; return why they refuse it."""
         if publication.state in _ASKING:
-            return await self._servers.publish(publication, route.address)
+            return await self._servers.publish(publication, route)
         try:
-            await self._servers.copy_earlier(publication, route.address)
+            await self._servers.copy_earlier(publication, route)
         except SbpError as error:
             return error
         return None

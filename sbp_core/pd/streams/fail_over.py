@@ -1,0 +1,215 @@
+"""Seals that nobody asks for: fail-over from silent servers, and replicas that are missing.
+
+Open ranges with several replicas are sealed when their primary was not heard for the heartbeat
+timeout: the stream goes on in a new range on other servers. The primary cannot acknowledge anything
+afterwards, whatever it does (see `sbp_core.replication`).
+
+A stream whose open range does not have the replicas that it is to have gets another range: because
+servers were missing when it was opened, or because the stream was changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import SbpError, StatusError
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
+from sbp_core.pd.model import Copies, ServerLoad
+from sbp_core.pd.range_servers import Membership, Placement
+from sbp_core.pd.streams.sealing import Sealer
+from sbp_core.server.runtime import Clock, cancel_all
+from sbp_core.wire.headers import RangeId, SealRangesResult
+from sbp_core.wire.status import maybe_error
+
+_LOG: Final = logging.getLogger(__name__)
+
+_FIRST: Final = (-1, -1)
+"""Before every (stream id, range index)."""
+
+
+class FailOver:
+    """Looks for such ranges in the background, FAIL_OVER_RANGES_MAX at a time.
+
+    Not before the servers had a heartbeat timeout to be heard since the start.
+    """
+
+    def __init__(
+        self, store: StoreThread, membership: Membership, sealer: Sealer, clock: Clock
+    ) -> None:
+        self._store = store
+        self._membership = membership
+        self._sealer = sealer
+        self._clock = clock
+        self._after: dict[int, tuple[int, int]] = {}
+        """By silent server: the last of its ranges that was looked at."""
+        self._at_work: set[int] = set()
+        """The streams that are being sealed."""
+        self._logged_at: dict[int, float] = {}
+        """By stream without success so far: when that was logged."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._add_task(asyncio.create_task(self._run()))
+
+    async def stop(self) -> None:
+        """Cancel the work in progress; seals go on until the sealer is stopped."""
+        await cancel_all(self._tasks)
+
+    async def renew(self, stream_ids: Sequence[int]) -> None:
+        """Seal the open ranges of streams, so that the next ones are as the streams were changed.
+
+        A range that cannot be sealed now is sealed later.
+        """
+        await self._seal_for_copies([RangeId(stream_id=each) for each in stream_ids])
+
+    async def _run(self) -> None:
+        began = renewed = self._clock.monotonic()
+        while True:
+            await asyncio.sleep(limits.FAIL_OVER_INTERVAL_MS / 1000)
+            now = self._clock.monotonic()
+            if round(1000 * (now - began)) < self._membership.timeout_ms:
+                continue
+            try:
+                await self._begin_fail_over()
+                if round(1000 * (now - renewed)) >= limits.RENEWAL_INTERVAL_MS:
+                    renewed = now
+                    await self._begin_renewal()
+            except SbpError as error:  # a store that fails, or does not lead
+                _LOG.debug("silent primaries not looked for: %s", error)
+
+    async def _begin_fail_over(self) -> None:
+        live = self._membership.live_server_ids()
+        count_max = limits.FAIL_OVER_RANGES_MAX - len(self._at_work)
+        if not live or count_max <= 0:
+            return
+        found = await self._store.run(find_silent_primaries, live, self._after, count_max)
+        self._after = {
+            server_id: max((each.stream_id, each.range_index) for each in held)
+            for server_id, held in found.items()
+            if held
+        }
+        primaries = {
+            each.stream_id: server_id
+            for server_id, held in found.items()
+            for each in held
+            if each.stream_id not in self._at_work
+        }
+        items = [each for held in found.values() for each in held if each.stream_id in primaries]
+        if items:
+            self._add_task(asyncio.create_task(self._fail_over(items, primaries)))
+
+    async def _fail_over(self, items: Sequence[RangeId], primaries: Mapping[int, int]) -> None:
+        for item in items:
+            if item.stream_id not in self._logged_at:
+                _LOG.warning(
+                    "fail-over began stream=%d range=%d primary=%d: it was not heard for %d ms",
+                    item.stream_id,
+                    item.range_index,
+                    primaries[item.stream_id],
+                    self._membership.timeout_ms,
+                )
+        for item, result in zip(items, await self._seal(items), strict=True):
+            opened = result.stream_range
+            if opened is None:
+                self._log_failure("fail-over waits", item, result)
+                continue
+            self._logged_at.pop(item.stream_id, None)
+            primary = opened.servers[0].server
+            _LOG.warning(
+                "fail-over ended stream=%d range=%d old_primary=%d next_range=%d new_primary=%d",
+                item.stream_id,
+                item.range_index,
+                primaries[item.stream_id],
+                opened.range_index,
+                -1 if primary is None else primary.server_id,
+            )
+
+    async def _begin_renewal(self) -> None:
+        count_max = limits.FAIL_OVER_RANGES_MAX - len(self._at_work)
+        found = await self._store.run(find_renewable, self._membership.live_servers())
+        items = [
+            RangeId(each.stream_id, each.range_index)
+            for each in found
+            if each.stream_id not in self._at_work
+        ]
+        if items and count_max > 0:
+            self._add_task(asyncio.create_task(self._seal_for_copies(items[:count_max])))
+
+    async def _seal_for_copies(self, items: Sequence[RangeId]) -> None:
+        for item, result in zip(items, await self._seal(items), strict=True):
+            opened = result.stream_range
+            if opened is None:
+                self._log_failure("replicas not placed", item, result)
+                continue
+            self._logged_at.pop(item.stream_id, None)
+            _LOG.info(
+                "replicas placed stream=%d range=%d replicas=%d",
+                *(item.stream_id, opened.range_index, opened.replica_count),
+            )
+
+    async def _seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
+        stream_ids = {each.stream_id for each in items}
+        self._at_work |= stream_ids
+        try:
+            return await self._sealer.seal(items)
+        finally:
+            self._at_work -= stream_ids
+
+    def _log_failure(self, event: str, item: RangeId, result: SealRangesResult) -> None:
+        """Log why a range is not sealed, or has no successor, each STUCK_LOG_INTERVAL_MS."""
+        now, logged_at = self._clock.monotonic(), self._logged_at.get(item.stream_id)
+        if logged_at is not None and 1000 * (now - logged_at) < limits.STUCK_LOG_INTERVAL_MS:
+            return
+        self._logged_at[item.stream_id] = now
+        error = maybe_error(result.status)
+        _LOG.warning("%s stream=%d range=%d: %s", event, item.stream_id, item.range_index, error)
+
+    def _add_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, StatusError):  # the store has said so
+            _LOG.error("ranges not sealed", exc_info=error)
+
+
+def find_silent_primaries(
+    store: MetadataStore,
+    live: Collection[int],
+    after: Mapping[int, tuple[int, int]],
+    count_max: int,
+) -> dict[int, list[RangeId]]:
+    """Return the open replicated ranges of primaries that are not live, by primary.
+
+    Those behind `after`, `count_max` at most; from the first one again after the last one.
+    """
+    found: dict[int, list[RangeId]] = {}
+    for server_id in sorted(store.servers.addresses().keys() - {*live}):
+        found[server_id] = store.replicated_ranges(
+            server_id, after.get(server_id, _FIRST), count_max
+        )
+        count_max -= len(found[server_id])
+    return found
+
+
+def find_renewable(store: MetadataStore, servers: Sequence[ServerLoad]) -> list[Copies]:
+    """Return the streams that can be given the replicas now that they are to have."""
+    server_count = Placement(servers, {}).server_count
+    return [
+        each
+        for each in store.wrong_copies()
+        if not each.missing_count or not each.placed_count or server_count >= each.wanted_count
+    ]
+
+
+def missing_replicas(store: MetadataStore) -> dict[int, int]:
+    """Return how many replicas are missing, by stream (SPEC `range_missing_replica_cnt`)."""
+    wrong = store.wrong_copies()
+    return {each.stream_id: each.missing_count for each in wrong if each.missing_count}

@@ -1,0 +1,479 @@
+"""Streams with several replicas at a placement driver whose range servers are scripted."""
+
+import asyncio
+
+import pytest
+from pd_cluster import by_server, by_stream, codes, running
+from pd_txns import commit, part, range_server
+from scripted_peer import silent, status
+
+from sbp_core import limits
+from sbp_core.errors import NotFoundError, RangeNotFoundError, StatusCode
+from sbp_core.pd.model import NO_SEQ
+from sbp_core.pd.streams.fail_over import missing_replicas
+from sbp_core.wire.headers import (
+    EndTxnResponse,
+    EndTxnResult,
+    RangeId,
+    SealRangesRequest,
+    SealRangesResponse,
+    SealRangesResult,
+    Status,
+    Stream,
+    StreamRange,
+    UpdateStreamsRequest,
+)
+from sbp_core.wire.opcodes import Opcode
+
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+NO_END = -1
+
+
+@pytest.fixture
+def peers():
+    made = [range_server() for _ in range(4)]
+    yield made
+    for each in made:
+        each.close()
+
+
+def fenced(seq, digest, next_offset, *, is_damaged=False, writers=b""):
+    """A handler: a replica that was fenced, and has these entries."""
+
+    def handle(exchange):
+        exchange.answer(
+            SealRangesResponse(
+                status=Status(),
+                seal_responses=tuple(
+                    SealRangesResult(
+                        StreamRange(each.stream_id, each.range_index, next_offset=next_offset),
+                        Status(),
+                        each.stream_id,
+                        writers,
+                        seq,
+                        digest,
+                        is_damaged,
+                    )
+                    for each in exchange.header.ranges
+                ),
+            )
+        )
+
+    return handle
+
+
+def sealed_at(end_offset):
+    """A handler: a server with the only replica."""
+
+    def handle(exchange):
+        (asked,) = exchange.header.ranges
+        sealed = StreamRange(asked.stream_id, asked.range_index, 0, end_offset)
+        result = SealRangesResult(sealed, Status(), asked.stream_id)
+        exchange.answer(SealRangesResponse(status=Status(), seal_responses=(result,)))
+
+    return handle
+
+
+def refused(code):
+    def handle(exchange):
+        results = tuple(
+            SealRangesResult(None, status(code), each.stream_id) for each in exchange.header.ranges
+        )
+        exchange.answer(SealRangesResponse(status=Status(), seal_responses=results))
+
+    return handle
+
+
+def run(tmp_path, test):
+    async def main():
+        async with running(tmp_path) as cluster:
+            return await test(cluster)
+
+    return asyncio.run(main())
+
+
+async def add_servers(cluster, peers, count=3):
+    return [await cluster.add_server(each.endpoint) for each in peers[:count]]
+
+
+async def create(cluster, **fields):
+    (result,) = await cluster.create(Stream(**fields))
+    assert result.status.code == 0, result.status.message
+    return result.stream, result.stream_range
+
+
+async def seal(cluster, stream_id, index=0):
+    request = SealRangesRequest(ranges=(RangeId(stream_id, index),))
+    (answer,) = await cluster.client.ask(Opcode.SEAL_RANGE, request)
+    (result,) = answer.seal_responses
+    return result
+
+
+async def update(cluster, **fields):
+    request = UpdateStreamsRequest(streams=(Stream(**fields),))
+    (answer,) = await cluster.client.ask(Opcode.UPDATE_STREAMS, request)
+    (result,) = answer.update_responses
+    return result
+
+
+async def ranges_of(cluster, stream_id):
+    return (await cluster.list_one(by_stream(stream_id))).ranges
+
+
+def ids(stream_range):
+    return [each.server.server_id for each in stream_range.servers]
+
+
+def announced(peer):
+    """Return the ranges that a server was told: index, end offset, end seq, digest."""
+    return [
+        (each.range_index, each.end_offset, each.end_seq, bytes(each.end_digest))
+        for exchange in peer.seen(Opcode.SYNC_RANGES)
+        for stream in exchange.header.stream_ranges
+        for each in stream.ranges
+    ]
+
+
+async def becomes(is_so):
+    async with asyncio.timeout(30):
+        while True:
+            if await is_so():
+                return
+            await asyncio.sleep(0.01)
+
+
+# Placement
+
+
+def test_replicas_are_on_different_servers_and_racks(tmp_path):
+    async def test(cluster):
+        racks = ("east", "east", None, "west")
+        a, b, c, d = [await cluster.add_server(f"h:{i}", r) for i, r in enumerate(racks, 1)]
+        stream, first = await create(cluster, replica_nums=3)
+        assert (stream.replica_nums, stream.ack_count) == (3, 2)
+        assert (first.replica_count, first.ack_count) == (3, 2)
+        assert ids(first) == [a, c, d]
+        assert [each.is_primary for each in first.servers] == [True, False, False]
+        assert ids((await create(cluster, replica_nums=3))[1]) == [b, c, d]
+        assert ids((await create(cluster, replica_nums=4))[1]) == [c, d, a, b]
+        assert ids((await create(cluster, replica_nums=1))[1]) == [d]
+        for server_id in (a, b, c, d):
+            listed = await cluster.list_one(by_server(server_id))
+            assert len(listed.ranges) >= 2
+        too_long = await cluster.beat(a, "h:1", "r" * (limits.RACK_LENGTH_MAX + 1))
+        assert too_long.status.code == StatusCode.INVALID_REQUEST
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("replica_nums", "ack_count", "expected"),
+    [(0, 0, 1), (1, 0, 1), (2, 0, 2), (3, 0, 2), (3, 1, 1), (4, 0, 3), (7, 0, 4), (7, 4, 4)],
+)
+def test_an_append_is_stored_by_the_majority_unless_told_otherwise(
+    tmp_path, replica_nums, ack_count, expected
+):
+    async def test(cluster):
+        for number in range(1, 5):
+            await cluster.add_server(f"h:{number}")
+        stream, first = await create(cluster, replica_nums=replica_nums, ack_count=ack_count)
+        assert stream.ack_count == first.ack_count == expected
+        assert stream.replica_nums == max(1, replica_nums)
+        assert len(set(ids(first))) == first.replica_count == min(4, max(1, replica_nums))
+
+    run(tmp_path, test)
+
+
+def test_too_few_servers_for_the_acknowledgements_are_refused(tmp_path):
+    async def test(cluster):
+        await cluster.add_server("h:1")
+        results = await cluster.create(
+            Stream(replica_nums=3), Stream(replica_nums=3, ack_count=4), Stream(replica_nums=8)
+        )
+        bad = StatusCode.INVALID_REQUEST
+        assert codes(results) == [StatusCode.PD_NO_AVAILABLE_RS, bad, bad]
+        assert "ack_count = 2 range servers, and 1 can" in results[0].status.message
+        _, first = await create(cluster, replica_nums=3, ack_count=1)
+        assert len(ids(first)) == 1
+
+    run(tmp_path, test)
+
+
+# The seal
+
+
+def test_enough_answers_decide_and_a_silent_server_is_not_waited_for(tmp_path, peers):
+    async def test(cluster):
+        one, two, three = await add_servers(cluster, peers)
+        stream, first = await create(cluster, replica_nums=3)
+        peers[0].script(Opcode.SEAL_RANGE, silent)
+        peers[1].script(Opcode.SEAL_RANGE, fenced(5, A, 50, writers=b"short"))
+        peers[2].script(Opcode.SEAL_RANGE, fenced(7, B, 70, writers=b"long"))
+        async with asyncio.timeout(limits.SEAL_TIMEOUT_MS / 2000):
+            result = await seal(cluster, stream.stream_id)
+        assert result.status.code == 0
+        opened = result.stream_range
+        assert (opened.range_index, opened.start_offset, opened.end_offset) == (1, 70, NO_END)
+        assert ids(opened)[-1] == one, "the silent server comes last"
+        assert {*ids(opened)} == {one, two, three}
+        sealed, _ = await ranges_of(cluster, stream.stream_id)
+        assert (sealed.end_offset, sealed.end_seq, bytes(sealed.end_digest)) == (70, 7, B)
+        assert ids(sealed) == ids(first)
+        for peer in peers[:3]:
+            await becomes(lambda peer=peer: told(peer, {(0, 70, 7, B), (1, NO_END, NO_SEQ, b"")}))
+        listed = await cluster.list_one(by_server(ids(opened)[0], stream.stream_id))
+        assert listed.writers == b"long"
+        assert len(peers[0].seen(Opcode.SEAL_RANGE)) == 1
+
+    async def told(peer, expected):
+        return expected <= {*announced(peer)}
+
+    run(tmp_path, test)
+
+
+def test_a_damaged_replica_decides_nothing(tmp_path, peers):
+    async def test(cluster):
+        await add_servers(cluster, peers)
+        stream, _ = await create(cluster, replica_nums=3)
+        peers[0].script(Opcode.SEAL_RANGE, fenced(9, C, 90, is_damaged=True))
+        peers[1].script(Opcode.SEAL_RANGE, fenced(5, A, 50))
+        peers[2].script(Opcode.SEAL_RANGE, refused(StatusCode.RANGE_NOT_FOUND))
+        result = await seal(cluster, stream.stream_id)
+        assert result.status.code == StatusCode.SEAL_NO_SERVER_ANSWERED
+        message = result.status.message
+        assert "2 of its 3 servers have to answer with all their entries, and 1 did" in message
+        assert f"{peers[0].endpoint} lost entries" in message
+        assert peers[2].endpoint in message
+        (still,) = await ranges_of(cluster, stream.stream_id)
+        assert (still.end_offset, still.end_seq) == (NO_END, NO_SEQ)
+        peers[2].script(Opcode.SEAL_RANGE, fenced(4, B, 40))
+        assert (await seal(cluster, stream.stream_id)).stream_range.start_offset == 50
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    "broken", [fenced(5, b"short", 50), fenced(-1, b"", 50), fenced(0, A, 50), sealed_at(90)]
+)
+def test_an_answer_that_no_replica_gives_does_not_count(tmp_path, peers, broken):
+    async def test(cluster):
+        await add_servers(cluster, peers)
+        stream, _ = await create(cluster, replica_nums=3)
+        for peer, handler in zip(peers, (broken, broken, fenced(5, A, 50)), strict=False):
+            peer.script(Opcode.SEAL_RANGE, handler)
+        refusal = await seal(cluster, stream.stream_id)
+        assert refusal.status.code == StatusCode.SEAL_NO_SERVER_ANSWERED
+        peers[1].script(Opcode.SEAL_RANGE, fenced(0, b"", 0))
+        assert (await seal(cluster, stream.stream_id)).stream_range.start_offset == 50
+
+    run(tmp_path, test)
+
+
+def test_a_server_that_refuses_connections_gets_no_replica_of_the_next_range(tmp_path, peers):
+    async def test(cluster):
+        server_ids = await add_servers(cluster, peers, 4)
+        stream, first = await create(cluster, replica_nums=3, ack_count=3)
+        lost = peers[server_ids.index(ids(first)[0])]
+        lost.close()
+        for peer in peers:
+            peer.script(Opcode.SEAL_RANGE, silent)
+        await becomes(lambda: refuses(lost))
+        survivor = peers[server_ids.index(ids(first)[1])]
+        survivor.script(Opcode.SEAL_RANGE, delayed(fenced(3, A, 30)))
+        opened = (await seal(cluster, stream.stream_id)).stream_range
+        assert ids(first)[0] not in ids(opened)
+        assert len(ids(opened)) == 3
+        assert ids(opened)[-1] == ids(first)[2], "it had not answered"
+
+    def delayed(handler):
+        """Answer after the refused connection was seen."""
+
+        def handle(exchange):
+            asyncio.run(asyncio.sleep(0.3))
+            handler(exchange)
+
+        return handle
+
+    async def refuses(peer):
+        host, port = peer.endpoint.rsplit(":", 1)
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except ConnectionRefusedError:
+            return True
+        writer.close()
+        return False
+
+    run(tmp_path, test)
+
+
+# Changes
+
+
+def test_replicas_are_added_and_removed_by_a_seal(tmp_path, peers):
+    async def test(cluster):
+        await add_servers(cluster, peers)
+        stream, first = await create(cluster)
+        stream_id = stream.stream_id
+        peers[0].script(Opcode.SEAL_RANGE, sealed_at(40))
+        result = await update(cluster, stream_id=stream_id, replica_nums=3)
+        assert (result.updated_stream.replica_nums, result.updated_stream.ack_count) == (3, 2)
+        sealed, opened = await ranges_of(cluster, stream_id)
+        assert (sealed.end_offset, sealed.end_seq, ids(sealed)) == (40, NO_SEQ, ids(first))
+        assert (opened.start_offset, opened.replica_count, opened.ack_count) == (40, 3, 2)
+        for peer in peers:
+            peer.script(Opcode.SEAL_RANGE, fenced(2, A, 60))
+        result = await update(cluster, stream_id=stream_id, ack_count=3)
+        assert (result.updated_stream.replica_nums, result.updated_stream.ack_count) == (3, 3)
+        result = await update(cluster, stream_id=stream_id, replica_nums=1)
+        assert (result.updated_stream.replica_nums, result.updated_stream.ack_count) == (1, 1)
+        *_, second, last = await ranges_of(cluster, stream_id)
+        assert (second.ack_count, second.end_seq, last.replica_count) == (3, 2, 1)
+        before = await ranges_of(cluster, stream_id)
+        assert (await update(cluster, stream_id=stream_id, replica_nums=1)).status.code == 0
+        assert await ranges_of(cluster, stream_id) == before
+
+    run(tmp_path, test)
+
+
+def test_an_update_that_cannot_be_placed_changes_nothing(tmp_path, peers):
+    async def test(cluster):
+        await add_servers(cluster, peers, 1)
+        stream, first = await create(cluster, name="a", retention_period_ms=5)
+        stream_id = stream.stream_id
+        for fields, code in (
+            ({"replica_nums": 2, "name": "b"}, StatusCode.PD_NO_AVAILABLE_RS),
+            ({"replica_nums": 2, "ack_count": 3}, StatusCode.INVALID_REQUEST),
+            ({"ack_count": 2}, StatusCode.INVALID_REQUEST),
+            ({"replica_nums": limits.REPLICAS_MAX + 1}, StatusCode.INVALID_REQUEST),
+        ):
+            assert (await update(cluster, stream_id=stream_id, **fields)).status.code == code
+        (found,) = await cluster.describe(stream_ids=(stream_id,))
+        assert found.stream == stream
+        assert await ranges_of(cluster, stream_id) == (first,)
+        assert peers[0].seen(Opcode.SEAL_RANGE) == []
+
+    run(tmp_path, test)
+
+
+# Without a request
+
+
+@pytest.fixture
+def quick_looks(monkeypatch):
+    """Silent primaries are looked for in each turn of the event loop."""
+    monkeypatch.setattr(limits, "FAIL_OVER_INTERVAL_MS", 0)
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_streams_go_on_without_a_primary_that_is_silent(tmp_path, peers, caplog):
+    async def test(cluster):
+        server_ids = await add_servers(cluster, peers)
+        stream, first = await create(cluster, replica_nums=3)
+        alone = [await create(cluster) for _ in server_ids]
+        assert {*ids(first)} == {each for _, one in alone for each in ids(one)}
+        for peer in peers:
+            peer.script(Opcode.SEAL_RANGE, fenced(3, A, 30))
+        old = ids(first)[0]
+        timeout_ms = limits.HEARTBEAT_TIMEOUT_MS
+        for elapsed_ms in (timeout_ms - 1, timeout_ms):
+            cluster.clock.advance(elapsed_ms)
+            for server_id, peer in zip(server_ids, peers, strict=False):
+                if server_id != old:
+                    await cluster.beat(server_id, peer.endpoint)
+        await becomes(lambda: has(cluster, stream.stream_id, 2))
+        sealed, opened = await ranges_of(cluster, stream.stream_id)
+        assert (sealed.end_offset, sealed.end_seq, opened.start_offset) == (30, 3, 30)
+        assert {*ids(opened)} == {*server_ids} - {old}
+        for one, _ in alone:
+            assert await has(cluster, one.stream_id, 1)
+        text = f"stream={stream.stream_id} range=0"
+        await becomes(lambda: logged(f"fail-over ended {text} old_primary={old} next_range=1"))
+        assert f"fail-over began {text} primary={old}" in caplog.text
+        missing = await cluster.driver._store.run(missing_replicas)
+        assert missing == {stream.stream_id: 1}
+        await cluster.beat(old, peers[server_ids.index(old)].endpoint)
+        await becomes(lambda: later(cluster, stream.stream_id))
+        assert {*ids((await ranges_of(cluster, stream.stream_id))[-1])} == {*server_ids}
+        assert await cluster.driver._store.run(missing_replicas) == {}
+
+    async def later(cluster, stream_id):
+        cluster.clock.advance(100)
+        return await has(cluster, stream_id, 3)
+
+    async def has(cluster, stream_id, count):
+        return len(await ranges_of(cluster, stream_id)) == count
+
+    async def logged(text):
+        return text in caplog.text
+
+    run(tmp_path, test)
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_a_placement_driver_waits_for_heartbeats_after_its_start(tmp_path, peers):
+    async def before(cluster):
+        server_ids = await add_servers(cluster, peers)
+        stream, first = await create(cluster, replica_nums=3)
+        return server_ids, stream.stream_id, ids(first)[0]
+
+    async def test(cluster):
+        cluster.clock.advance(limits.HEARTBEAT_TIMEOUT_MS - 1)
+        for server_id, peer in zip(server_ids, peers, strict=False):
+            if server_id != primary:
+                await cluster.beat(server_id, peer.endpoint)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert all(peer.seen(Opcode.SEAL_RANGE) == [] for peer in peers)
+        cluster.clock.advance(1)
+
+        async def has_next():
+            return len(await ranges_of(cluster, stream_id)) == 2
+
+        await becomes(has_next)
+
+    for peer in peers:
+        peer.script(Opcode.SEAL_RANGE, fenced(3, A, 30))
+    server_ids, stream_id, primary = run(tmp_path, before)
+    run(tmp_path, test)
+
+
+# Transactions
+
+
+def test_what_was_staged_is_moved_by_the_replicas_that_answer(tmp_path, peers):
+    """The primary is down, the next one lost its log: the third one has what was staged."""
+    ended = []
+
+    def end_txn(exchange):
+        results = []
+        for info in exchange.header.end_requests:
+            ended.append(info.range_index)
+            if info.range_index == 0:
+                said = status(StatusCode.RANGE_ALREADY_SEALED)
+            elif ended.count(1) == 1:
+                said = status(StatusCode.TXN_INCOMPLETE)
+            else:
+                said = Status()
+            results.append(EndTxnResult(info.stream_id, info.request_index, 0, 5, said))
+        exchange.answer(EndTxnResponse(end_responses=tuple(results), status=Status()))
+
+    async def test(cluster):
+        server_ids = await add_servers(cluster, peers)
+        stream, first = await create(cluster, replica_nums=3)
+        down, lost, kept = (peers[server_ids.index(each)] for each in ids(first))
+        down.close()
+        for peer in (lost, kept):
+            peer.script(Opcode.SEAL_RANGE, fenced(3, A, 30))
+            peer.script(Opcode.END_TXN, end_txn)
+        lost.script(Opcode.FETCH, lambda each: each.fail(RangeNotFoundError.of("scripted")))
+        kept.script(Opcode.FETCH, lambda each: each.fail(NotFoundError.of("nothing is staged")))
+        await seal(cluster, stream.stream_id)
+        answer = await commit(cluster, 1, part("p.1.a", stream.stream_id))
+        assert answer.is_published
+        assert ended == [0, 1, 1]
+        assert len(lost.seen(Opcode.FETCH)) == len(kept.seen(Opcode.FETCH)) == 1
+        opened = (await ranges_of(cluster, stream.stream_id))[1]
+        primary = peers[server_ids.index(ids(opened)[0])]
+        assert len(primary.seen(Opcode.END_TXN)) >= 2
+
+    run(tmp_path, test)
