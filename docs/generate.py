@@ -41,6 +41,7 @@ CONF_INTRODUCTION: Final = (
 )
 EXAMPLES: Final = {
     "advertise_host": "log.example.org",
+    "rack": "rack-1",
     "ready_file": "sbp-ready.json",
     "data_dir": "/var/lib/sbp",
     "store": "postgresql://sbp@db.example.org/sbp",

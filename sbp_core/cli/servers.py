@@ -79,6 +79,12 @@ def add_range_server(parser: ArgumentParser) -> None:
         help="placement drivers of the cluster; required, here or in the file",
     )
     _add_server_options(parser, 10911)
+    parser.add_argument(
+        "--rack",
+        metavar="NAME",
+        help="what fails together with this server, such as its rack or zone: the replicas of a"
+        " range are placed on different ones",
+    )
     add_record_bytes_max(parser)
     add_process_options(parser, "conf/range-server.toml")
     parser.set_defaults(run=RANGE_SERVER.run)

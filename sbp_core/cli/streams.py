@@ -50,9 +50,7 @@ def add_streams(parser: ArgumentParser) -> None:
         metavar="N",
         help="create N streams: NAME-0 to NAME-(N-1)",
     )
-    creating.add_argument(
-        "--replicas", type=parse_positive, default=1, metavar="N", help="copies (default: 1)"
-    )
+    _add_replicas(creating, 1, "copies of its records, each on a range server (default: 1)")
     _add_retention(creating, 0)
     add("list", list_all, help="list all streams")
     for action in (
@@ -64,7 +62,7 @@ def add_streams(parser: ArgumentParser) -> None:
 
 
 def _add_changes(add: Callable[..., ArgumentParser]) -> None:
-    updating = add("update", update, help="change a stream's retention or name")
+    updating = add("update", update, help="change a stream's replicas, retention or name")
     trimming = add(
         "trim",
         trim,
@@ -83,8 +81,24 @@ def _add_changes(add: Callable[..., ArgumentParser]) -> None:
     for action in (updating, trimming, sealing):
         action.add_argument("stream", metavar="NAME_OR_ID")
     trimming.add_argument("offset", type=parse_number, metavar="OFFSET")
+    _add_replicas(
+        updating,
+        None,
+        "copies of the records that are appended from now on, each on a range server: the stream"
+        " goes on in a new range",
+    )
     _add_retention(updating, None)
     updating.add_argument("--rename", metavar="NEW", help="the stream's new name")
+
+
+def _add_replicas(parser: ArgumentParser, default: int | None, text: str) -> None:
+    add = partial(parser.add_argument, type=parse_positive, metavar="N")
+    add("--replicas", default=default, help=text)
+    add(
+        "--ack-count",
+        help="copies that have to be stored before a record is acknowledged (default: the majority"
+        " of the copies)",
+    )
 
 
 def _add_retention(parser: ArgumentParser, default: int | None) -> None:
@@ -122,6 +136,7 @@ def create(options: Namespace) -> int:
             replica_count=options.replicas,
             retention_period_ms=options.retention,
             retention_bytes=options.retention_size,
+            ack_count=options.ack_count or 0,
         )
         for name in names
     ]
@@ -189,19 +204,27 @@ def delete(options: Namespace) -> int:
 
 
 def update(options: Namespace) -> int:
-    """Change a stream's retention, its name, or all of that."""
-    if {options.retention, options.retention_size, options.rename} == {None}:
+    """Change a stream's replicas, its retention, its name, or all of that."""
+    change = StreamUpdate(
+        parse_stream(options.stream),
+        options.rename,
+        options.retention,
+        options.retention_size,
+        options.replicas,
+        options.ack_count,
+    )
+    if change == StreamUpdate(change.stream):
         raise ConfigurationError(
-            "nothing to change: give --retention, --retention-size or --rename"
+            "nothing to change: give --replicas, --ack-count, --retention, --retention-size or"
+            " --rename"
         )
     if options.rename is not None:
         _check_name(options.rename)
-    change = StreamUpdate(
-        parse_stream(options.stream), options.rename, options.retention, options.retention_size
-    )
     with connect(options) as client:
         (info,) = client.update_streams([change])
     text = f"updated {titled(info)}: retention {_retention(info)}"
+    if info.replica_count > 1:
+        text += f", replicas {_replicas(info)}"
     write_result(asdict(info), text, is_json=options.json)
     return 0
 
@@ -278,7 +301,7 @@ def _write_stream(
     write_line(titled(info))
     write_line(f"  records    {held.next_offset - held.start_offset}")
     write_line(f"  offsets    {held.start_offset} to {held.next_offset}, exclusive")
-    write_line(f"  replicas   {info.replica_count}")
+    write_line(f"  replicas   {_replicas(info)}")
     write_line(f"  retention  {_retention(info)}")
     write_line(f"  created    {show_time(info.created_at_ms)}")
     if isinstance(schema, SchemaError):
@@ -292,6 +315,12 @@ def _write_stream(
             f"  range {piece.range_index}    from {piece.start_offset}, {end},"
             f" on {', '.join(piece.servers) or 'no server'}"
         )
+
+
+def _replicas(info: StreamInfo) -> str:
+    if info.replica_count <= 1:
+        return str(info.replica_count)
+    return f"{info.replica_count} (acknowledged by {info.ack_count})"
 
 
 def _retention(info: StreamInfo) -> str:

@@ -43,7 +43,8 @@ class StreamInfo:
     """A stream's metadata.
 
     `retention_period_ms` 0 keeps records for ever; `retention_bytes` is what each range server
-    keeps of the stream, 0 for no limit.
+    keeps of the stream, 0 for no limit. `ack_count` of the replicas have to store a record before
+    it is acknowledged; 0 if the server does not tell.
     """
 
     stream_id: int
@@ -52,6 +53,7 @@ class StreamInfo:
     retention_period_ms: int
     created_at_ms: int
     retention_bytes: int = 0
+    ack_count: int = 0
 
     @property
     def label(self) -> str:
@@ -61,22 +63,31 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """A stream to create. The name, if there is one, is unique in the cluster."""
+    """A stream to create. The name, if there is one, is unique in the cluster.
+
+    `ack_count` of its replicas have to store a record before it is acknowledged; 0: the majority.
+    """
 
     name: str | None
     replica_count: int = 1
     retention_period_ms: int = 0
     retention_bytes: int = 0
+    ack_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamUpdate:
-    """A change of the stream with this id or name; None leaves a field as it is."""
+    """A change of the stream with this id or name; None leaves a field as it is.
+
+    With another `replica_count`, `ack_count` becomes the majority unless it is given.
+    """
 
     stream: int | str
     name: str | None = None
     retention_period_ms: int | None = None
     retention_bytes: int | None = None
+    replica_count: int | None = None
+    ack_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,9 @@ class Membership:
         measure: Callable[[RangeServer], Awaitable[ReportMetricsRequest]],
         *,
         high_water: HighWaterKeeper,
+        rack: str | None = None,
     ) -> None:
+        self._rack = rack
         self._placement_drivers = placement_drivers
         self._high_water = high_water
         self._data_dir = data_dir
@@ -151,7 +153,7 @@ class Membership:
 
     def self_table(self) -> RangeServer:
         """Return how this server appears in frames."""
-        return RangeServer(self.server_id, self._advertise_addr)
+        return RangeServer(self.server_id, self._advertise_addr, self._rack)
 
     async def check_log(self) -> None:
         """Compare the log with the end that was reported to the placement driver.

@@ -35,6 +35,12 @@ class RangeServerSettings(ListenerSettings):
         " that leads, and sends heartbeats to all.",
         f"host:port, 1..{limits.PLACEMENT_DRIVERS_MAX} of them",
     )
+    rack: str | None = setting(
+        "Name of what fails together with this server, such as its rack or zone. The replicas of a"
+        " range are placed on servers of different racks while there are some.",
+        f"1..{limits.RACK_LENGTH_MAX} characters",
+        default=None,
+    )
     segment_bytes: int = integer_setting(
         "Size at which the log starts a new segment file.",
         limits.SEGMENT_BYTES_MIN,
@@ -115,6 +121,10 @@ class RangeServerSettings(ListenerSettings):
     def __post_init__(self) -> None:
         ListenerSettings.__post_init__(self)
         parse_endpoints(self.placement_driver)
+        if self.rack is not None and not 1 <= len(self.rack) <= limits.RACK_LENGTH_MAX:
+            raise ConfigurationError(
+                f"rack: expected 1..{limits.RACK_LENGTH_MAX} characters, got {len(self.rack)}"
+            )
         if self.sizes != DEFAULT and parse_dialect(self.dialect) is not Dialect.SPECIFICATION:
             raise ConfigurationError(
                 f"record_bytes_max: {self.record_bytes_max} is more than servers of the dialect"

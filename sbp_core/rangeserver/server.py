@@ -102,6 +102,7 @@ class RangeServer:
             settings.heartbeat_interval_ms,
             self._report,
             high_water=log.high_water,
+            rack=settings.rack,
         )
         # Its last heartbeat reports where the log ends: after the last commit, before `close`.
         started.push_async_callback(membership.leave)

@@ -25,6 +25,7 @@ from sbp_core.client import (
 )
 from sbp_core.errors import (
     AlreadyExistsError,
+    ConfigurationError,
     ConnectError,
     ConnectionLostError,
     InvalidRequestError,
@@ -100,7 +101,12 @@ def test_create_streams(make, peer) -> None:
 
     peer.script(Opcode.CREATE_STREAMS, create)
     driver = make(peer.endpoint)
-    made = driver.do("create_streams", [StreamSpec("a"), StreamSpec(None, 3)])
+    made = driver.do("create_streams", [StreamSpec("a"), StreamSpec(None, 3, ack_count=2)])
+    (exchange,) = peer.seen(Opcode.CREATE_STREAMS)
+    assert [(each.replica_nums, each.ack_count) for each in exchange.header.streams] == [
+        (1, 0),
+        (3, 2),
+    ]
     assert [(each.stream_id, each.name, each.replica_count) for each in made] == [
         (0, "a", 1),
         (1, None, 3),
@@ -256,6 +262,16 @@ def test_an_update_sends_what_it_does_not_change(make, peer) -> None:
     update = StreamUpdate(7, retention_period_ms=5_000)
     (updated,) = make(peer.endpoint).do("update_streams", [update])
     assert (updated.replica_count, updated.retention_period_ms) == (3, 5_000)
+    for update, expected in (
+        (StreamUpdate(7, replica_count=5), (5, 0, 1_000)),
+        (StreamUpdate(7, ack_count=3), (3, 3, 1_000)),
+    ):
+        make(peer.endpoint).do("update_streams", [update])
+        (sent,) = peer.seen(Opcode.UPDATE_STREAMS)[-1].header.streams
+        assert (sent.replica_nums, sent.ack_count, sent.retention_period_ms) == expected
+    for wrong in (StreamUpdate(7, replica_count=0), StreamUpdate(7, replica_count=2, ack_count=3)):
+        with pytest.raises(ConfigurationError):
+            make(peer.endpoint).do("update_streams", [wrong])
 
 
 def test_list_ranges_names_all_missing(make, peer) -> None:
@@ -385,6 +401,23 @@ def test_a_trim_that_is_recorded_and_not_everywhere_is_not_one_without_effect(ma
         with pytest.raises(ConnectError, match="has recorded the trim") as caught:
             make(peer.endpoint).do("trim_streams", {1: 5})
     assert caught.value.outcome is Outcome.UNKNOWN
+
+
+def test_a_trim_needs_no_answer_of_a_replica_that_is_down(make, peers) -> None:
+    pd, alive, down = peers(), peers(), peers()
+    down.close()
+    one, two = (placed(1, 0, 0, -1, each.endpoint).servers for each in (alive, down))
+    hosted = replace(placed(1, 0, 0, -1, ""), servers=one + two)
+    trimmed = TrimStreamResult(Stream(1), replace(hosted, start_offset=5), Status())
+    pd.script(Opcode.LIST_RANGES, ranges(hosted))
+    for each in (pd, alive):
+        each.script(
+            Opcode.TRIM_STREAMS,
+            lambda exchange: exchange.answer(TrimStreamsResponse(streams=(trimmed,))),
+        )
+    found = make(pd.endpoint).do("trim_streams", {1: 5})
+    assert found[1].start_offset == 5
+    assert len(alive.seen(Opcode.TRIM_STREAMS)) == 1
 
 
 def revisions(revision: int, *pieces: Any) -> Handler:

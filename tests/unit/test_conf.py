@@ -28,7 +28,7 @@ KEYS = [
 ]
 SET_BY_THE_CLUSTER = {
     *("data_dir", "host", "advertise_host", "connections_per_address_max", "dialect"),
-    *("placement_driver", "name", "store"),
+    *("placement_driver", "name", "store", "rack"),
 }
 commands = pytest.mark.parametrize("command", CONFIGURATIONS)
 

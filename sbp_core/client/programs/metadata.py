@@ -58,7 +58,7 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
-_REPLICA_COUNT_MAX: Final = 127
+REPLICA_COUNT_MAX: Final = 127
 """An int8 on the wire."""
 
 
@@ -176,6 +176,7 @@ def _create(
                     replica_nums=specs[index].replica_count,
                     retention_period_ms=specs[index].retention_period_ms,
                     retention_bytes=specs[index].retention_bytes,
+                    ack_count=specs[index].ack_count,
                 )
                 for index in wanted
             ),
@@ -314,10 +315,15 @@ def check_spec(spec: StreamSpec) -> None:
             f"stream name {spec.name[:300]!r} is not allowed: write 1 to"
             f" {limits.STREAM_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - (but not . or ..)"
         )
-    if not 1 <= spec.replica_count <= _REPLICA_COUNT_MAX:
+    if not 1 <= spec.replica_count <= REPLICA_COUNT_MAX:
         raise ConfigurationError(
             f"replica_count {spec.replica_count} of stream {spec.name!r} is not in"
-            f" 1..{_REPLICA_COUNT_MAX}"
+            f" 1..{REPLICA_COUNT_MAX}"
+        )
+    if not 0 <= spec.ack_count <= spec.replica_count:
+        raise ConfigurationError(
+            f"ack_count {spec.ack_count} of stream {spec.name!r} is not in 1..{spec.replica_count},"
+            " the number of its replicas, or 0 for the majority"
         )
     if spec.retention_period_ms < 0:
         raise ConfigurationError(
@@ -352,6 +358,7 @@ def stream_info(stream: Stream) -> StreamInfo:
         retention_period_ms=stream.retention_period_ms,
         created_at_ms=stream.created_at_ms,
         retention_bytes=max(0, stream.retention_bytes),
+        ack_count=stream.ack_count,
     )
 
 

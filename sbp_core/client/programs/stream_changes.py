@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from sbp_core import limits
 from sbp_core.client.programs.calls import Context, ask, decode_reply, unanswered, with_message
-from sbp_core.client.programs.metadata import check_named, check_spec, describe_streams, stream_info
+from sbp_core.client.programs.metadata import (
+    REPLICA_COUNT_MAX,
+    check_named,
+    check_spec,
+    describe_streams,
+    stream_info,
+)
 from sbp_core.client.programs.program import Call, Program, gather
 from sbp_core.client.programs.range_placement import (
     by_server,
@@ -28,6 +34,7 @@ from sbp_core.errors import (
     RangeNotFoundError,
     SbpError,
     SchemaError,
+    TransportError,
     UnsupportedError,
 )
 from sbp_core.records.evolution import compare_schemas, merge_schemas
@@ -67,6 +74,8 @@ def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program
         check_spec(
             StreamSpec(
                 update.name,
+                REPLICA_COUNT_MAX if update.replica_count is None else update.replica_count,
+                ack_count=update.ack_count or 0,
                 retention_period_ms=update.retention_period_ms or 0,
                 retention_bytes=update.retention_bytes or 0,
             )
@@ -100,7 +109,8 @@ def _wanted(update: StreamUpdate, known: StreamInfo) -> Stream:
     retention_ms, retention_bytes = update.retention_period_ms, update.retention_bytes
     return Stream(
         stream_id=known.stream_id,
-        replica_nums=known.replica_count,
+        replica_nums=update.replica_count or known.replica_count,
+        ack_count=update.ack_count or 0,
         name=update.name,
         retention_period_ms=known.retention_period_ms if retention_ms is None else retention_ms,
         retention_bytes=-1 if retention_bytes is None else retention_bytes,
@@ -126,6 +136,8 @@ def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
     before = yield from list_ranges(context, list(offsets))
     smallest, errors = yield from _trim_metadata(context, offsets)
     parts = by_server({stream_id: before[stream_id] for stream_id in smallest})
+    pieces = (piece for stream_id in smallest for piece in before[stream_id])
+    only_servers = {each for piece in pieces if len(piece.servers) == 1 for each in piece.servers}
     replies = yield from gather(
         [
             Call(
@@ -147,6 +159,8 @@ def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
             is_foreign = context.router.dialect is not Dialect.SPECIFICATION
             if is_foreign and isinstance(error, UnsupportedError):
                 continue
+            if isinstance(error, TransportError) and server not in only_servers:
+                continue  # it learns of the trim from the placement driver, before it serves again
             half_done = with_message(
                 error,
                 f"TRIM_STREAMS at {server}: ",
