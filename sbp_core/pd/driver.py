@@ -108,7 +108,7 @@ class PlacementDriver:
             )
             started.push_async_callback(store.close)
             store.failed.add_done_callback(self._on_failure)
-            handlers = self._make_handlers(store)
+            self._handlers = handlers = self._make_handlers(store)
             started.push_async_callback(handlers.stop)
             self._listener = listener = Listener(
                 handlers.by_opcode(),
