@@ -415,6 +415,12 @@ RETRY_BUDGET_MS: Final = 60_000
 """How long an operation is retried while it makes no progress."""
 RETRY_LOG_INTERVAL_MS: Final = 10_000
 """Time without progress after which a client logs the error, and the interval from then on."""
+REPLICA_PAUSE_MS: Final = 5_000
+"""How long a client asks a server that failed last, after the other replicas of a range."""
+REPLICA_TIMEOUT_MS: Final = 10_000
+"""How long a client waits for an answer before it asks another replica of a range."""
+SEAL_ASKED_PAUSE_MS: Final = 1_000
+"""How long a client waits before it asks again to seal a range whose primary does not answer."""
 PLACEMENT_DRIVERS_MAX: Final = 16
 """Nodes of a placement driver's cluster that a client takes note of."""
 STREAMS_PER_CALL: Final = 2_000
@@ -472,6 +478,7 @@ assert UNUSED_CONNECTION_MS < SPARED_CONNECTION_MS < IDLE_CONNECTION_MS
 assert HEARTBEAT_INTERVAL_MS < SPARED_CONNECTION_MS, "a range server keeps its connection"
 assert RETRY_BACKOFF_MS < RETRY_BACKOFF_MS_MAX < REQUEST_TIMEOUT_MS <= RETRY_BUDGET_MS
 assert RETRY_LOG_INTERVAL_MS < RETRY_BUDGET_MS, "a log line comes before the error"
+assert CONNECT_TIMEOUT_MS < REPLICA_TIMEOUT_MS < REQUEST_TIMEOUT_MS
 assert 0 < FETCH_POLL_MS <= FETCH_POLL_MS_MAX < FETCH_WAIT_MS_MAX
 assert STREAMS_PER_CALL <= STREAMS_PER_REQUEST_MAX
 assert 6 * STREAMS_PER_REQUEST_MAX < HEADER_TABLES_MAX

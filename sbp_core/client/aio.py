@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
+from sbp_core.client.io.running import is_own_endpoint
 from sbp_core.client.programs import appending, calls, fetching, metadata, positions, watching
 from sbp_core.client.programs import range_placement as placement
 from sbp_core.client.programs import stream_changes as changes
@@ -17,6 +18,7 @@ from sbp_core.client.programs.appending import AsyncAppender
 from sbp_core.client.programs.calls import Context, RetryPolicy
 from sbp_core.client.programs.numbering import Transaction, Writer
 from sbp_core.client.programs.program import Call, Program
+from sbp_core.client.programs.replicas import Replicas
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.client.programs.watching import BoundsView
 from sbp_core.client.types import (
@@ -71,12 +73,14 @@ class AsyncClient:
         retry: RetryPolicy | None = None,
         random: Random | None = None,
     ) -> None:
+        random = random or SystemRandom()
         self._context = Context(
             PlacementDrivers(endpoint),
             Router(),
             retry or RetryPolicy(),
-            random or SystemRandom(),
+            random,
             timeout_ms,
+            replicas=Replicas(random.getrandbits(32), is_own_endpoint),
         )
         self._pool = AsyncPool(connecting or Connecting())
 

@@ -105,6 +105,21 @@ class RangeInfo:
     next_offset: int
     servers: tuple[str, ...]
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether more servers than one have the range."""
+        return len(self.servers) > 1
+
+    @property
+    def is_open_and_replicated(self) -> bool:
+        """Whether another range follows on other servers if the primary is lost."""
+        return self.is_replicated and self.end_offset is None
+
+    @property
+    def is_sealed_and_replicated(self) -> bool:
+        """Whether any of several servers can be read from."""
+        return self.is_replicated and self.end_offset is not None
+
     def is_ahead_of(self, offset: int) -> bool:
         """Whether the range may have records from an offset on."""
         return self.end_offset is None or self.end_offset > offset

@@ -68,6 +68,20 @@ def status_for(error: SbpError) -> Status:
     return Status(code=StatusCode.UNKNOWN, message=str(error))
 
 
+def with_message(error: SbpError, before: str, after: str = "") -> SbpError:
+    """Return a copy of `error` whose message has text around it."""
+    if isinstance(error, StatusError):
+        text = f"{before}{error.message}{after}"
+        status_error = type(error)(error.code, text, error.detail)
+        status_error.throttle_time_ms = error.throttle_time_ms
+        fresh: SbpError = status_error
+    else:
+        fresh = type(error)(f"{before}{error}{after}")
+    fresh.outcome = error.outcome
+    fresh.__cause__ = error
+    return fresh
+
+
 def maybe_cluster(detail: bytes) -> PlacementDriverCluster | None:
     """Return the cluster in the `detail` of PD_NOT_LEADER; None if it has no such table.
 

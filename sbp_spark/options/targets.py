@@ -181,7 +181,10 @@ class Creation:
         "createReplicas",
         at_most(_REPLICAS_MAX, COUNT, f"1 to {_REPLICAS_MAX} replicas", "correct it"),
         1,
-    ).field("Replicas of a stream that is created.")
+    ).field(
+        "Range servers that store each record of a stream that is created. A record is acknowledged"
+        " once a majority of them have it on disk."
+    )
     retention_period_ms: int = option("createRetentionPeriod", DURATION, 0, unset="for ever").field(
         "How long a stream that is created keeps records, such as 7d."
     )

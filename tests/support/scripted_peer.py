@@ -191,11 +191,20 @@ def status(code: StatusCode, message: str = "scripted", detail: bytes = b"") -> 
 
 
 def placed(
-    stream_id: int, index: int, start: int, end: int, endpoint: str, next_offset: int = 0
+    stream_id: int,
+    index: int,
+    start: int,
+    end: int,
+    endpoint: str,
+    next_offset: int = 0,
+    secondaries: Sequence[str] = (),
 ) -> StreamRange:
-    """A range of one replica; `end` -1 is open."""
-    server = ReplicaServer(RangeServer(1, endpoint), is_primary=True)
-    return StreamRange(stream_id, index, start, end, next_offset, (server,))
+    """A range whose primary is at `endpoint`; `end` -1 is open."""
+    servers = tuple(
+        ReplicaServer(RangeServer(number, each), is_primary=each == endpoint)
+        for number, each in enumerate((*secondaries, endpoint))
+    )
+    return StreamRange(stream_id, index, start, end, next_offset, servers)
 
 
 def ranges(*pieces: StreamRange, revision: int = -1) -> Handler:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from client_answers import NO_RETRY
 from scripted_peer import Exchange, Handler, placed, ranges, reset, silent, status
 
 from sbp_core.client.programs.positions import TimedOffset, first_found
 from sbp_core.client.types import RangeInfo
-from sbp_core.errors import NotFoundError, ProtocolError, StatusCode, UnsupportedError
+from sbp_core.errors import (
+    NotFoundError,
+    ProtocolError,
+    RangeNotFoundError,
+    StatusCode,
+    UnsupportedError,
+)
 from sbp_core.wire.headers import LookupOffsetResult, LookupOffsetsResponse
 from sbp_core.wire.opcodes import Opcode
 
@@ -63,6 +70,30 @@ def test_a_stream_that_went_on_elsewhere_is_asked_for_again(make, servers):
     other.script(Opcode.LOOKUP_OFFSETS, answer(12, 8_000))
     assert make(driver_peer.endpoint).do("lookup_offsets", {5: 1}) == {5: 12}
     assert len(one.seen(Opcode.LOOKUP_OFFSETS)) == 2
+
+
+def test_another_replica_of_a_sealed_range_is_asked(make, peers):
+    """The open range is asked for at its primary, even if that fails for a while."""
+    pd, tail, *sealed = (peers() for _ in range(4))
+    endpoints = [each.endpoint for each in sealed]
+    pd.script(
+        Opcode.LIST_RANGES,
+        ranges(
+            placed(5, 0, 0, 10, endpoints[0], secondaries=endpoints[1:]),
+            placed(5, 1, 10, -1, tail.endpoint, secondaries=endpoints),
+            revision=3,
+        ),
+    )
+    for each in sealed:
+        each.script(Opcode.LOOKUP_OFFSETS, answer(0, code=StatusCode.RANGE_NOT_FOUND))
+    sealed[1].script(Opcode.LOOKUP_OFFSETS, answer(4, 7_000))
+    tail.script(Opcode.LOOKUP_OFFSETS, reset, answer(12, 8_000))
+    assert make(pd.endpoint).do("lookup_offsets", {5: 1}) == {5: 4}
+    assert len(sealed[0].seen(Opcode.LOOKUP_OFFSETS)) <= 1
+    sealed[1].script(Opcode.LOOKUP_OFFSETS, answer(0, code=StatusCode.RANGE_NOT_FOUND))
+    with pytest.raises(RangeNotFoundError) as caught:
+        make(pd.endpoint, retry=NO_RETRY).do("lookup_offsets", {5: 1})
+    assert all(each in str(caught.value) for each in endpoints)
 
 
 @pytest.mark.parametrize(

@@ -149,3 +149,24 @@ def test_a_probe_tells_who_does_not_answer(make, servers):
     driver = make(pd.endpoint)
     missing = driver.do("probe", [one.endpoint, other.endpoint], timeout_ms=1_000)
     assert missing.keys() == {other.endpoint}
+
+
+def test_a_sealed_range_can_be_read_while_one_of_its_replicas_is_up(make, peers):
+    pd, tail, one, other = (peers() for _ in range(4))
+    pieces = (
+        placed(1, 0, 0, 10, one.endpoint, secondaries=[other.endpoint]),
+        placed(1, 1, 10, -1, tail.endpoint),
+    )
+    pd.script(Opcode.LIST_RANGES, ranges(*pieces, revision=3))
+    tail.script(Opcode.DESCRIBE_RANGE, described(s1=12))
+    one.close()
+    other.script(Opcode.DESCRIBE_RANGE, described(s1=10))
+    driver = make(pd.endpoint)
+    assert reach(driver, {1: None}) == {1: Reach(1, 0, 12)}
+    other.script(Opcode.DESCRIBE_RANGE, reset)
+    (down,) = reach(driver, {1: None})[1].unavailable
+    assert (down.start_offset, down.end_offset) == (0, 10)
+    assert all(each.endpoint in str(down.error) for each in (one, other))
+    assert reach(driver, {1: None}, spared=[one.endpoint])[1].unavailable
+    other.script(Opcode.DESCRIBE_RANGE, described(s1=10))
+    assert reach(driver, {1: None}, spared=[one.endpoint]) == {1: Reach(1, 0, 12)}

@@ -7,14 +7,40 @@ transports differ.
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.io.conversation import Ticket
 from sbp_core.client.programs.program import Arrival, Inbox, Receive
+from sbp_core.client.types import parse_endpoint
 from sbp_core.errors import ConnectError, SbpError
+from sbp_core.sockets import is_own_address
 from sbp_core.wire.opcodes import Opcode
+
+
+@lru_cache(maxsize=1_000)
+def is_own_endpoint(endpoint: str) -> bool:
+    """Whether an endpoint is on this machine, by its address or this machine's name.
+
+    Other names are not resolved, which may block. Nothing is sent: a UDP socket that connects asks
+    the system for the route only.
+    """
+    host, port = parse_endpoint(endpoint)
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower() in {"localhost", socket.gethostname().lower()}
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))
+            return is_own_address(probe)
+    except OSError:
+        return False
 
 
 class ClientConnection(Protocol):

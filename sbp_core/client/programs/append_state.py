@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.client.programs.calls import (
@@ -17,15 +17,18 @@ from sbp_core.client.programs.calls import (
     answered_items,
     decode_answer,
     unanswered,
-    with_message,
 )
 from sbp_core.client.programs.numbering import Marks, Numbering
 from sbp_core.client.programs.program import Call, Reply
 from sbp_core.client.programs.range_placement import no_server
+from sbp_core.client.programs.replicas import Turn
 from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo
 from sbp_core.errors import (
     ConfigurationError,
+    ConnectError,
+    DeadlineExceededError,
     Outcome,
+    RangeSealedError,
     SbpError,
     ThrottledError,
     WriterGapError,
@@ -43,7 +46,7 @@ from sbp_core.wire.headers import (
     StreamRange,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import maybe_error
+from sbp_core.wire.status import maybe_error, with_message
 
 _ITEM_HEADER_BYTES: Final = 320
 """Bytes of an AppendInfo in a header, rounded up."""
@@ -107,6 +110,23 @@ _GAPS: Final = (WriterGapError, WriterUnknownError)
 """Errors for a batch that arrived before an earlier one; the second, before a writer's first."""
 
 
+_LOST: Final = (ConnectError, DeadlineExceededError, RangeSealedError)
+"""Errors after which the primary of a range may not come back, or is not its primary any more."""
+
+
+def _may_be_lost(piece: RangeInfo, error: SbpError) -> bool:
+    """Whether the range may have to end, which takes other replicas that say where."""
+    return piece.is_open_and_replicated and isinstance(error, _LOST)
+
+
+class _Failure(NamedTuple):
+    """Why a batch was not appended; the server and the range, if it was sent."""
+
+    error: SbpError
+    endpoint: str | None = None
+    piece: RangeInfo | None = None
+
+
 @dataclass(slots=True)
 class _Batch:
     """A batch; `position` counts those of its stream.
@@ -143,7 +163,10 @@ class AppendState:
         self._positions: Counter[int] = Counter()
         self._last_applied: dict[int, int] = {}
         self._uncertain: set[int] = set()
-        self._errors: dict[int, tuple[str | None, SbpError]] = {}
+        self._errors: dict[int, _Failure] = {}
+        self._suspects: dict[int, tuple[RangeInfo, SbpError]] = {}
+        self._turns: dict[int, Turn] = {}
+        """By stream: the replicas of a sealed range that are asked about a staged batch."""
         self._has_gap = False
 
     def add(self, items: Sequence[AppendItem]) -> None:
@@ -186,7 +209,9 @@ class AppendState:
         """Return the streams of batches."""
         return [self._batches[index].item.stream_id for index in indexes]
 
-    def build_frames(self, errors: dict[int, SbpError], busy: Collection[str]) -> list[AppendFrame]:
+    def build_frames(
+        self, errors: dict[int, SbpError], busy: Collection[str], now_ms: float
+    ) -> list[AppendFrame]:
         """Return the next frames, one per server; what does not fit stays for the next round.
 
         `errors` are of streams that cannot be found; servers that are `busy` get nothing. A batch
@@ -214,10 +239,11 @@ class AppendState:
             try:
                 piece = self._place(index, stream_id, errors.get(stream_id))
             except SbpError as error:
-                self._errors[index] = (None, error)
+                self._errors[index] = _Failure(error)
                 blocked.add(stream_id)
                 continue
-            server = piece.servers[0]
+            turn = self._turns.setdefault(stream_id, Turn())
+            server, _ = turn.at(self._context.replicas, piece, now_ms)
             frame = frames.setdefault(server, AppendFrame(server))
             is_beside = ranges.setdefault(stream_id, piece.range_index) == piece.range_index
             if is_beside and server not in busy and frame.takes(batch.item.batch):
@@ -267,6 +293,7 @@ class AppendState:
 
     def on_reply(self, frame: AppendFrame, reply: Reply) -> None:
         """Record the outcome of each batch of a frame."""
+        pieces = dict(zip(frame.indexes, frame.pieces, strict=True))
         for sent_index in frame.indexes:
             self._batches[sent_index].range_index = None
         missing = dict(enumerate(frame.indexes))
@@ -275,37 +302,43 @@ class AppendState:
             try:
                 answer = decode_answer(part, AppendResponse)
                 answered = answered_items(answer, answer.append_responses, missing)
-            except SbpError as error:
-                failure = error
+            except SbpError as unusable:
+                failure = unusable
                 break
             for request_index, result in answered:
                 index = missing.get(request_index)
                 if index is None or not self._is_about(result, index):
                     continue
                 del missing[request_index]
-                self._on_result(index, frame.endpoint, result, answer.throttle_time_ms)
+                error = maybe_error(result.status)
+                if error is None:
+                    self._on_appended(index, result)
+                else:
+                    error.throttle_time_ms = max(answer.throttle_time_ms, 0)
+                    self._on_refused(index, _Failure(error, frame.endpoint, pieces[index]))
         for silent_index in missing.values():
             stream_id = self._batches[silent_index].item.stream_id
             silence = unanswered(f"the batch for stream {stream_id}")
-            self._errors[silent_index] = (frame.endpoint, failure or silence)
+            self._errors[silent_index] = _Failure(
+                failure or silence, frame.endpoint, pieces[silent_index]
+            )
 
     def _is_about(self, result: AppendResult, index: int) -> bool:
         """Whether a result speaks of a batch's stream; ElasticStream's failures name stream 0."""
         is_named = result.stream_id in {self._batches[index].item.stream_id, -1}
         return is_named or (result.stream_id == 0 and maybe_error(result.status) is not None)
 
-    def _on_result(
-        self, index: int, endpoint: str, result: AppendResult, throttle_time_ms: int
-    ) -> None:
-        error = maybe_error(result.status)
-        if error is None:
-            self._on_appended(index, result)
-        elif isinstance(error, _GAPS) and self._batches[index].is_behind:
+    def _on_refused(self, index: int, failure: _Failure) -> None:
+        if isinstance(failure.error, _GAPS) and self._batches[index].is_behind:
             self._has_gap = True  # it is sent again, after those before it
         else:
-            error.throttle_time_ms = max(throttle_time_ms, 0)
-            self._errors[index] = (endpoint, error)
-            self._numbering.on_refused(index, error)
+            self._errors[index] = failure
+            piece = failure.piece
+            # A primary that was restarted may lack what the others committed: only a sealed
+            # replica knows that a batch in doubt is not there.
+            is_sure = index not in self._uncertain or (piece and not piece.is_open_and_replicated)
+            if is_sure:
+                self._numbering.on_refused(index, failure.error)
 
     def _on_appended(self, index: int, result: AppendResult) -> None:
         batch = self._batches[index]
@@ -333,8 +366,14 @@ class AppendState:
         given_up: dict[int, int] = {}
         longest_ms = 0.0
         for index in sorted(errors):
-            endpoint, error = errors[index]
+            error, endpoint, piece = errors[index]
             stream_id = self._batches[index].item.stream_id
+            if endpoint is not None and piece is not None:
+                replicas = self._context.replicas
+                failed = self._turns[stream_id].after(replicas, piece, endpoint, error, now_ms)
+                if failed is None:  # another replica knows whether the batch is staged
+                    continue
+                endpoint, error = failed
             self.is_throttled = self.is_throttled or isinstance(error, ThrottledError)
             if error.outcome is not Outcome.NOT_APPLIED:
                 self._uncertain.add(index)
@@ -351,10 +390,27 @@ class AppendState:
                 self.failures[index] = attempts.explain(error, "APPEND", endpoint)
             else:
                 longest_ms = max(longest_ms, wait_ms)
+                if piece is not None and _may_be_lost(piece, error):
+                    self._suspects[stream_id] = piece, error
         for index, batch in self._pending():
             if index > given_up.get(batch.item.stream_id, index):
                 self.failures[index] = SbpError("not sent: an earlier batch of the stream failed")
         return longest_ms
+
+    def take_suspects(self) -> list[tuple[RangeInfo, SbpError]]:
+        """Return the ranges whose primaries may be lost, and why, as of the last failures.
+
+        A range that the placement driver has sealed or moved since is left out.
+        """
+        suspects, self._suspects = self._suspects, {}
+        router = self._context.router
+        return [
+            (piece, error)
+            for stream_id, (piece, error) in suspects.items()
+            if (known := router.maybe_open_range(stream_id)) is not None
+            and known.is_replicated
+            and (known.range_index, known.servers[0]) == (piece.range_index, piece.servers[0])
+        ]
 
     def error(self) -> SbpError:
         """Return the first failure, with the outcome of the whole append."""

@@ -9,19 +9,23 @@ given up too.
 A writer's batches have numbers, so they may be retried whatever their outcome. A server knows the
 offsets of the last WRITER_BATCHES_KEPT only: of a stream at most that many are on their way. A
 transaction numbers its batches in each range, so those of a stream go to one range at a time.
+
+If the primary of a replicated range is lost, the placement driver is asked to seal the range, and
+the append goes on in the next one by the same rules.
 Read `_Delivery.run` first.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
 
 from sbp_core import limits
 from sbp_core.client.programs.append_state import AppendFrame, AppendState
-from sbp_core.client.programs.calls import Attempts, Context
+from sbp_core.client.programs.calls import Attempts, Context, RetryPolicy
 from sbp_core.client.programs.numbering import Transaction, Writer, begin_numbering
 from sbp_core.client.programs.program import (
     Arrival,
@@ -34,9 +38,13 @@ from sbp_core.client.programs.program import (
     pause,
 )
 from sbp_core.client.programs.range_placement import locate
+from sbp_core.client.programs.stream_changes import seal_ranges
 from sbp_core.client.types import AppendItem, AppendOutcome
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.wire.frame import Frame
+from sbp_core.wire.headers import RangeId
+
+_LOG: Final = logging.getLogger("sbp_core.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +193,49 @@ class _Delivery:
     def _send(self, unsent: Sequence[int]) -> Program[bool]:
         """Send the next frames; return whether there were any."""
         errors = yield from locate(self._context, self._state.stream_ids(unsent))
-        frames = self._state.build_frames(errors, self._busy_servers())
+        if (yield from self._replace_lost()):
+            errors = yield from locate(self._context, self._state.stream_ids(unsent))
+        now_ms: float = yield Now()
+        frames = self._state.build_frames(errors, self._busy_servers(), now_ms)
         for frame, call in zip(frames, self._state.on_sent(frames), strict=True):
             self._sent[(yield Start(call))] = _Sent(frame)
         return bool(frames)
+
+    def _replace_lost(self) -> Program[bool]:
+        """Let streams go on in new ranges if their primaries do not answer; return whether any may.
+
+        The placement driver looks by itself; it may not have noticed yet (SPEC "SEAL_RANGES"). One
+        request for a range is enough for all appends of a client.
+        """
+        context = self._context
+        now_ms: float = yield Now()
+        lost: list[RangeId] = []
+        for piece, error in self._state.take_suspects():
+            pause_ms = limits.SEAL_ASKED_PAUSE_MS * context.random.uniform(1, 2)
+            if context.replicas.may_ask_seal(piece, now_ms, pause_ms):
+                lost.append(RangeId(piece.stream_id, piece.range_index))
+                _LOG.warning(
+                    "primary passed over: server=%s stream=%d range=%d cause=%s; the placement"
+                    " driver is asked to continue the stream on other servers",
+                    piece.servers[0],
+                    piece.stream_id,
+                    piece.range_index,
+                    error,
+                )
+        if not lost:
+            return False
+        impatient = replace(
+            context,
+            policy=RetryPolicy(budget_ms=0),
+            timeout_ms=min(context.timeout_ms, limits.REPLICA_TIMEOUT_MS),
+        )
+        try:
+            _, failures = yield from seal_ranges(impatient, lost)
+        except SbpError as error:
+            failures = [error]
+        for failure in failures:
+            _LOG.warning("stream not continued yet: cause=%s", failure)
+        return True
 
     def _busy_servers(self) -> set[str]:
         """Return the servers to which the allowed number of frames or bytes is on its way."""

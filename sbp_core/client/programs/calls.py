@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, pause
+from sbp_core.client.programs.replicas import Replicas
 from sbp_core.client.programs.router import PlacementDrivers, Router, reachable_nodes
 from sbp_core.client.types import PlacementDriverInfo
 from sbp_core.errors import (
@@ -41,7 +42,7 @@ from sbp_core.wire.headers import (
     decode_system_error,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import maybe_error
+from sbp_core.wire.status import maybe_error, with_message
 
 _LOG: Final = logging.getLogger("sbp_core.client")
 
@@ -140,6 +141,7 @@ class Context:
     random: Random
     timeout_ms: int
     patience_log: PatienceLog = field(default_factory=PatienceLog)
+    replicas: Replicas = field(default_factory=Replicas)
 
 
 class Attempts:
@@ -154,6 +156,11 @@ class Attempts:
         """Count from zero again."""
         self._since_ms = now_ms
         self._count = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no try has failed since the last progress."""
+        return not self._count
 
     def on_failure(self) -> None:
         """Count one more try that failed."""
@@ -208,20 +215,6 @@ class Attempts:
 
 def _asked(operation: str, endpoint: str | None) -> str:
     return operation if endpoint is None else f"{operation} at {endpoint}"
-
-
-def with_message(error: SbpError, before: str, after: str = "") -> SbpError:
-    """Return a copy of `error` whose message has text around it."""
-    if isinstance(error, StatusError):
-        text = f"{before}{error.message}{after}"
-        status_error = type(error)(error.code, text, error.detail)
-        status_error.throttle_time_ms = error.throttle_time_ms
-        fresh: SbpError = status_error
-    else:
-        fresh = type(error)(f"{before}{error}{after}")
-    fresh.outcome = error.outcome
-    fresh.__cause__ = error
-    return fresh
 
 
 def unanswered(what: str) -> ProtocolError:

@@ -6,11 +6,12 @@ Read fetching.py first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sbp_core import limits
 from sbp_core.client.programs.calls import Attempts, answered_items, decode_answer
 from sbp_core.client.programs.program import BatchesElsewhere
+from sbp_core.client.programs.replicas import Turn
 from sbp_core.client.types import Batches, FetchItem, FetchOutcome, RangeInfo, ReceivedBatches
 from sbp_core.errors import ProtocolError, SbpError, StatusCode
 from sbp_core.record_sizes import LARGEST
@@ -170,7 +171,7 @@ class FetchTask:
     piece: RangeInfo | None = None
     asked_ms: float = 0
     asked_wait_ms: int = 0
-    replica_turn: int = 0
+    turn: Turn = field(default_factory=Turn)
     hasty_count: int = 0
     follow_count: int = 0
     was_out_of_range: bool = False
@@ -235,6 +236,13 @@ class FetchTask:
         return Question(
             self.item.stream_id, self.asked_offset, self.piece.range_index, self.item.max_bytes
         )
+
+    def is_lacking(self, found: Found) -> bool:
+        """Whether a replica of a sealed range has less than the range has."""
+        piece, next_offset = self.piece, found.batches.next_offset
+        if piece is None or piece.end_offset is None or not piece.is_replicated:
+            return False
+        return not found.batches.size_bytes and 0 <= next_offset <= self.offset < piece.end_offset
 
     def may_go_on(self, next_offset: int, now_ms: float) -> bool:
         """Whether an empty answer may mean the end of a sealed range, with more behind it."""

@@ -2,7 +2,8 @@
 
 Every item is answered exactly once, as soon as its answer is there. One frame per server carries
 many items; answers come in any order and in any number of frames. An item that meets a sealed or
-moved range goes on where the stream goes on.
+moved range goes on where the stream goes on. One whose server fails is asked of another replica,
+if its range is sealed; at the open range its placement is looked up again.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from sbp_core.client.types import EARLIEST, FetchItem, RangeInfo, ReceivedBatche
 from sbp_core.errors import (
     ConfigurationError,
     OffsetOutOfRangeError,
+    RangeNotFoundError,
     SbpError,
     StatusCode,
-    TransportError,
 )
 from sbp_core.record_sizes import LARGEST
 from sbp_core.wire.dialect import Dialect
@@ -111,7 +112,7 @@ class _Fetch:
             errors |= yield from self._resolve(named)
         now_ms: float = yield Now()
         wait_ms = max(0, round(self._wait_until_ms - now_ms))
-        groups: dict[str, list[FetchTask]] = {}
+        groups: dict[tuple[str, bool], list[FetchTask]] = {}
         for task in tasks:
             error = errors.get(task.item.stream_id)
             piece = self._context.router.maybe_range_at(task.item.stream_id, task.offset)
@@ -127,12 +128,14 @@ class _Fetch:
                 yield from self._on_error(task, error, None, now_ms)
                 continue
             task.piece, task.asked_ms, task.asked_wait_ms = piece, now_ms, wait_ms
-            server = piece.servers[task.replica_turn % len(piece.servers)]
-            groups.setdefault(server, []).append(task)
-        for server, whole in groups.items():
+            server, has_others = task.turn.at(self._context.replicas, piece, now_ms)
+            # If the primary of an open range is silent, there may be another range by now.
+            is_brief = has_others or (piece.is_open_and_replicated and task.attempts.is_first)
+            groups.setdefault((server, is_brief), []).append(task)
+        for (server, is_brief), whole in groups.items():
             for part in chunks(whole):
                 opened = _OpenFetch(server, dict(enumerate(part)))
-                number: int = yield Start(self._call(opened, wait_ms))
+                number: int = yield Start(self._call(opened, wait_ms, is_brief=is_brief))
                 self._open[number] = opened
 
     def _resolve(self, tasks: Sequence[FetchTask]) -> Program[dict[int, SbpError]]:
@@ -146,8 +149,12 @@ class _Fetch:
             task.offset = held.start_offset if task.offset == EARLIEST else held.next_offset
         return {}
 
-    def _call(self, opened: _OpenFetch, wait_ms: int) -> Call:
-        timeout_ms = self._context.timeout_ms + wait_ms
+    def _call(self, opened: _OpenFetch, wait_ms: int, *, is_brief: bool) -> Call:
+        """Return the call; a brief one ends early, because there is something else to do then."""
+        patience_ms = self._context.timeout_ms
+        if is_brief:
+            patience_ms = min(patience_ms, limits.REPLICA_TIMEOUT_MS)
+        timeout_ms = patience_ms + wait_ms
         header = FetchRequest(
             max_wait_ms=wait_ms,
             min_bytes=self._min_bytes,
@@ -192,6 +199,9 @@ class _Fetch:
             task = asked.tasks.pop(request_index)
             if isinstance(answer, SbpError):
                 yield from self._on_error(task, answer, asked.endpoint, now_ms)
+                continue
+            if task.is_lacking(answer) and not is_serving:
+                yield from self._on_error(task, _lacking(task), asked.endpoint, now_ms)
                 continue
             if answer.is_hasty and is_serving:
                 self._wait(task, now_ms)
@@ -291,7 +301,14 @@ class _Fetch:
     def _on_error(
         self, task: FetchTask, error: SbpError, endpoint: str | None, now_ms: float
     ) -> Program[None]:
-        """Let a task wait for another try, or answer it with the error."""
+        """Let a task ask another replica, or wait for another try, or answer it with the error."""
+        if endpoint is not None and task.piece is not None:
+            replicas = self._context.replicas
+            failure = task.turn.after(replicas, task.piece, endpoint, error, now_ms)
+            if failure is None:
+                self._wait(task, now_ms)
+                return
+            endpoint, error = failure
         task.attempts.on_failure()
         what = f"FETCH of stream {task.item.stream_id} from offset {task.offset}"
         wait_ms = task.attempts.maybe_wait_ms(error, what, endpoint, now_ms)
@@ -310,8 +327,6 @@ class _Fetch:
             return
         if error.refreshes_placement:
             self._context.router.forget(task.item.stream_id)
-        if isinstance(error, TransportError):
-            task.replica_turn += 1
         self._wait(task, now_ms + wait_ms)
 
     def _with_bounds(self, task: FetchTask, error: SbpError) -> Program[SbpError]:
@@ -333,6 +348,14 @@ def _out_of_range(
         StatusCode.OFFSET_OUT_OF_RANGE,
         f"stream {stream_id} has no offset {offset}; it holds [{start_offset}, {next_offset})",
         OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
+    )
+
+
+def _lacking(task: FetchTask) -> RangeNotFoundError:
+    assert task.piece is not None
+    return RangeNotFoundError.of(
+        f"the server has nothing at offset {task.offset} of stream {task.item.stream_id}, although"
+        f" range {task.piece.range_index} ends at {task.piece.end_offset}"
     )
 
 

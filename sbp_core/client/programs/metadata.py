@@ -16,7 +16,6 @@ from sbp_core.client.programs.calls import (
     ask,
     decode_reply,
     unanswered,
-    with_message,
 )
 from sbp_core.client.programs.program import Call, Now, Program, gather, pause
 from sbp_core.client.programs.range_placement import (
@@ -55,7 +54,7 @@ from sbp_core.wire.headers import (
     Stream,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import maybe_error
+from sbp_core.wire.status import maybe_error, with_message
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
 REPLICA_COUNT_MAX: Final = 127

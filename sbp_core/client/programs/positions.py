@@ -12,7 +12,6 @@ from sbp_core.client.programs.calls import (
     ask,
     decode_reply,
     unanswered,
-    with_message,
 )
 from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.programs.range_placement import (
@@ -23,7 +22,7 @@ from sbp_core.client.programs.range_placement import (
     no_server,
     revalidate,
 )
-from sbp_core.client.programs.router import Router
+from sbp_core.client.programs.replicas import Turn
 from sbp_core.client.types import NO_CURSOR, CursorInfo, GroupInfo, RangeInfo
 from sbp_core.errors import ConfigurationError, NotFoundError, ProtocolError, SbpError
 from sbp_core.wire.headers import (
@@ -38,7 +37,7 @@ from sbp_core.wire.headers import (
     LookupOffsetsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import maybe_error
+from sbp_core.wire.status import maybe_error, with_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def _look_up(
     longer, nor asked again: the streams that it has ranges of are left out.
     """
     attempts = Attempts(context, (yield Now()))
-    lookups = _Lookups(context.router, wanted)
+    lookups = _Lookups(context, wanted)
     call_ms = context.timeout_ms if timeout_ms is None else timeout_ms
     pending = list(wanted)
     look_count = 0
@@ -114,7 +113,7 @@ def _look_up(
         if look_count > limits.CHANGES_FOLLOWED_MAX:
             raise endless("where records are by their time")
         check_errors((yield from locate(context, pending)))
-        questions = lookups.questions(pending)
+        questions = lookups.questions(pending, (yield Now()))
         replies = yield from gather(
             [
                 Call(
@@ -126,8 +125,9 @@ def _look_up(
                 for server, part in questions
             ]
         )
+        now_ms: float = yield Now()
         for (server, part), reply in zip(questions, replies, strict=True):
-            lookups.on_reply(server, part, reply)
+            lookups.on_reply(server, part, reply, now_ms)
         check_errors((yield from revalidate(context, lookups.answered())))
         lookups.settle()
         pending = [each for each in pending if each not in lookups.found]
@@ -153,30 +153,39 @@ class _Lookups:
     `failures` are those of the last questions, by stream: the server that was asked, and the error.
     """
 
-    def __init__(self, router: Router, wanted: Mapping[int, LookupOffsetInfo]) -> None:
+    def __init__(self, context: Context, wanted: Mapping[int, LookupOffsetInfo]) -> None:
         self.found: dict[int, TimedOffset] = {}
         self.failures: dict[int, tuple[str | None, SbpError]] = {}
-        self._router = router
+        self._router = context.router
+        self._replicas = context.replicas
         self._wanted = wanted
         self._asked: dict[int, tuple[RangeInfo, ...]] = {}
         self._answers: dict[int, dict[str, TimedOffset]] = {}
+        self._turns: dict[tuple[int, int], Turn] = {}
+        self._servers: dict[int, dict[int, str]] = {}
+        """By stream and range: the server that is asked."""
 
-    def questions(self, stream_ids: Sequence[int]) -> list[tuple[str, Sequence[int]]]:
+    def questions(
+        self, stream_ids: Sequence[int], now_ms: float
+    ) -> list[tuple[str, Sequence[int]]]:
         """Return which server to ask for which streams."""
         self.failures = {}
         self._asked = {each: self._router.maybe_ranges(each) or () for each in stream_ids}
         self._answers = {stream_id: {} for stream_id in stream_ids}
         hosted: dict[str, list[int]] = {}
         for stream_id in stream_ids:
-            ahead = self._ahead(stream_id)
-            for piece in ahead:
-                if not piece.servers:
-                    self._on_error(stream_id, None, no_server(piece))
-            for server in dict.fromkeys(piece.servers[0] for piece in ahead if piece.servers):
+            servers = self._servers[stream_id] = {}
+            for piece in self._ahead(stream_id):
+                if piece.servers:
+                    turn = self._turns.setdefault((stream_id, piece.range_index), Turn())
+                    servers[piece.range_index], _ = turn.at(self._replicas, piece, now_ms)
+                else:
+                    self._on_failure(stream_id, None, no_server(piece))
+            for server in dict.fromkeys(servers.values()):
                 hosted.setdefault(server, []).append(stream_id)
         return [(server, part) for server, whole in hosted.items() for part in chunks(whole)]
 
-    def on_reply(self, server: str, stream_ids: Sequence[int], reply: Reply) -> None:
+    def on_reply(self, server: str, stream_ids: Sequence[int], reply: Reply, now_ms: float) -> None:
         """Record what a server found in the ranges that it hosts."""
         answered: dict[int, LookupOffsetResult] = {}
         try:
@@ -184,16 +193,17 @@ class _Lookups:
                 answered.update((each.stream_id, each) for each in answer.lookup_responses)
         except SbpError as error:
             for stream_id in stream_ids:
-                self._on_error(stream_id, server, error)
+                self._on_error(stream_id, server, error, now_ms)
             return
         for stream_id in stream_ids:
             result = answered.get(stream_id)
             if result is None:
-                self._on_error(stream_id, server, unanswered(f"stream {stream_id}"))
+                self._on_error(stream_id, server, unanswered(f"stream {stream_id}"), now_ms)
             elif (failure := maybe_error(result.status)) is not None:
-                self._on_error(stream_id, server, failure)
+                self._on_error(stream_id, server, failure, now_ms)
             elif not 0 <= result.offset <= limits.OFFSET_PLAUSIBLE_MAX:
-                self._on_error(stream_id, server, _implausible(stream_id, server, result.offset))
+                implausible = _implausible(stream_id, server, result.offset)
+                self._on_error(stream_id, server, implausible, now_ms)
             else:
                 time_ms = result.append_time_ms if result.append_time_ms >= 0 else None
                 self._answers[stream_id][server] = TimedOffset(result.offset, time_ms)
@@ -205,7 +215,7 @@ class _Lookups:
             for stream_id in self._asked
             if self._router.maybe_ranges(stream_id) is not None
             and all(
-                piece.servers and piece.servers[0] in self._answers[stream_id]
+                self._servers[stream_id].get(piece.range_index) in self._answers[stream_id]
                 for piece in self._ahead(stream_id)
             )
         ]
@@ -225,7 +235,16 @@ class _Lookups:
         start_offset = self._wanted[stream_id].start_offset
         return [each for each in self._asked[stream_id] if each.is_ahead_of(start_offset)]
 
-    def _on_error(self, stream_id: int, endpoint: str | None, error: SbpError) -> None:
+    def _on_error(self, stream_id: int, server: str, error: SbpError, now_ms: float) -> None:
+        """Ask other replicas of the ranges that a server was asked for, or let the stream fail."""
+        for piece in self._ahead(stream_id):
+            if self._servers[stream_id].get(piece.range_index) == server:
+                turn = self._turns[stream_id, piece.range_index]
+                failed = turn.after(self._replicas, piece, server, error, now_ms)
+                if failed is not None:
+                    self._on_failure(stream_id, *failed)
+
+    def _on_failure(self, stream_id: int, endpoint: str | None, error: SbpError) -> None:
         self.failures[stream_id] = endpoint, error
         self._router.forget(stream_id)
 

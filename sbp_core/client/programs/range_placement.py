@@ -294,6 +294,8 @@ def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[S
         check_errors((yield from locate(context, pending)))
         questions = bounds.questions(pending)
         timeout_ms = context.timeout_ms
+        if attempts.is_first and any(each.is_replicated for _, part in questions for each in part):
+            timeout_ms = min(timeout_ms, limits.REPLICA_TIMEOUT_MS)  # it may have a new primary
         replies = yield from gather([describe_call(*each, timeout_ms) for each in questions])
         for (server, pieces), reply in zip(questions, replies, strict=True):
             bounds.on_reply(server, pieces, reply)

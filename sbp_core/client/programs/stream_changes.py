@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import Context, ask, decode_reply, unanswered, with_message
+from sbp_core.client.programs.calls import Context, ask, decode_reply, unanswered
 from sbp_core.client.programs.metadata import (
     REPLICA_COUNT_MAX,
     check_named,
@@ -60,7 +60,7 @@ from sbp_core.wire.headers import (
     UpdateStreamsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import maybe_error
+from sbp_core.wire.status import maybe_error, with_message
 
 
 def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program[list[StreamInfo]]:
@@ -223,14 +223,24 @@ def seal_streams(context: Context, stream_ids: Sequence[int]) -> Program[dict[in
         RangeId(stream_id, ranges[-1].range_index if ranges else -1)
         for stream_id, ranges in known.items()
     ]
+    opened, failures = yield from seal_ranges(context, wanted)
+    if failures:
+        raise failures[0]
+    return opened
+
+
+def seal_ranges(
+    context: Context, wanted: Sequence[RangeId]
+) -> Program[tuple[dict[int, RangeInfo], list[SbpError]]]:
+    """Let streams go on behind ranges that are open; return their new ranges, and what failed."""
     opened: dict[int, RangeInfo] = {}
+    failures: list[SbpError] = []
     for chunk in chunks(wanted):
         header = SealRangesRequest(timeout_ms=context.timeout_ms, ranges=tuple(chunk))
         answers = yield from ask(context, Opcode.SEAL_RANGE, header, SealRangesResponse)
         results = [result for answer in answers for result in answer.seal_responses]
         if len(results) != len(chunk):
             raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to seal")
-        failures: list[SbpError] = []
         for asked, result in _match_sealed(chunk, results):
             context.router.forget(asked.stream_id)
             error = maybe_error(result.status)
@@ -242,9 +252,7 @@ def seal_streams(context: Context, stream_ids: Sequence[int]) -> Program[dict[in
                 failures.append(unanswered(f"stream {asked.stream_id}"))
             else:
                 opened[asked.stream_id] = range_info(result.stream_range)
-        if failures:
-            raise failures[0]
-    return opened
+    return opened, failures
 
 
 def _match_sealed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import Context, ask, decode_reply, unanswered, with_message
+from sbp_core.client.programs.calls import Context, ask, decode_reply, unanswered
 from sbp_core.client.programs.metadata import list_streams
 from sbp_core.client.programs.program import Call, Program, gather
 from sbp_core.client.programs.range_placement import chunks, locate, revalidate
@@ -20,6 +20,7 @@ from sbp_core.wire.headers import (
     TxnDescription,
 )
 from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import with_message
 from sbp_core.wire.txn_id import is_producer
 
 _UNKNOWN = -1

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from sbp_core import limits
 from sbp_core.client.programs.calls import Context, decode_reply
-from sbp_core.client.programs.program import Call, Program, Reply, gather
+from sbp_core.client.programs.program import Call, Now, Program, Reply, gather
 from sbp_core.client.programs.range_placement import (
     Bounds,
     bounds_between,
@@ -29,6 +29,7 @@ from sbp_core.client.programs.range_placement import (
     stream_bounds,
     stream_id_of,
 )
+from sbp_core.client.programs.replicas import Replicas, worst_failure
 from sbp_core.client.programs.router import Router
 from sbp_core.client.types import RangeInfo, Reach, StreamBounds, UnavailableRange
 from sbp_core.errors import SbpError
@@ -222,9 +223,10 @@ def reach(
 ) -> Program[dict[int, Reach]]:
     """Return how far each stream, by id, can be read from its position; None: from its first.
 
-    Every server of a range that lies ahead is asked once (SPEC "DESCRIBE_RANGES"), for
-    `timeout_ms`. Those in `spared` are not asked: they count as unavailable with that error.
-    Raises NotFoundError naming all missing streams, and errors that a retry would not cure.
+    A server of each range that lies ahead is asked (SPEC "DESCRIBE_RANGES"), for `timeout_ms`:
+    the primary of an open range, and the replicas of a sealed one until one answers. Those in
+    `spared` are not asked: they count as unavailable with that error. Raises NotFoundError naming
+    all missing streams, and errors that a retry would not cure.
     """
     stream_ids = list(positions)
     check_errors((yield from revalidate(context, stream_ids)))
@@ -242,10 +244,14 @@ def reach(
             bounds.on_reply(server, pieces, reply)
         failures |= bounds.failures
     ahead = {each: _ahead(context.router, each, at) for each, at in positions.items()}
-    others = servers.to_ask(_one_each(ahead.values(), servers.known))
-    replies = yield from gather([describe_call(*each, timeout_ms) for each in others])
-    for (server, _), reply in zip(others, replies, strict=True):
-        servers.note(server, reply.error)
+    now_ms: float = yield Now()
+    while others := servers.unknown(context.replicas, ahead.values(), now_ms):
+        replies = yield from gather([describe_call(*each, timeout_ms) for each in others])
+        now_ms = yield Now()
+        for (server, (piece, *_)), reply in zip(others, replies, strict=True):
+            servers.note(server, reply.error)
+            if reply.error is not None and piece.is_sealed_and_replicated:
+                context.replicas.on_failure(piece, server, reply.error, now_ms)
     for error in (*(error for _, error in failures.values()), *servers.unavailable.values()):
         if not error.retriable:
             raise error
@@ -286,6 +292,29 @@ class _Servers:
                 self.unasked |= {piece.stream_id: (server, error) for piece in pieces}
         return [each for each in questions if each[0] not in self._spared]
 
+    def unknown(
+        self, replicas: Replicas, found: Collection[Sequence[RangeInfo]], now_ms: float
+    ) -> list[tuple[str, Sequence[RangeInfo]]]:
+        """Return the next servers to ask, for ranges of which no server is known to answer yet."""
+        pieces: dict[str, RangeInfo] = {}
+        for piece in (each for ranges in found for each in ranges):
+            readers = replicas.readers(piece, now_ms)
+            self.unavailable |= {
+                each: self._spared[each] for each in readers if each in self._spared
+            }
+            left = [each for each in readers if each not in self.unavailable]
+            if left and not self.known.intersection(left):
+                pieces.setdefault(left[0], piece)
+        return [(server, [piece]) for server, piece in pieces.items()]
+
+    def maybe_failure(self, piece: RangeInfo) -> tuple[str | None, SbpError] | None:
+        """Return a server and an error if no server that a range is read from answers."""
+        if not piece.servers:
+            return None, no_server(piece)
+        readers = piece.servers if piece.is_sealed_and_replicated else piece.servers[:1]
+        failed = {each: self.unavailable[each] for each in readers if each in self.unavailable}
+        return worst_failure(failed) if len(failed) == len(readers) else None
+
     def note(self, server: str, error: SbpError | None) -> None:
         """Record how a call ended."""
         self.known.add(server)
@@ -302,19 +331,6 @@ def _ahead(router: Router, stream_id: int, position: int | None) -> tuple[RangeI
     )
 
 
-def _one_each(
-    found: Collection[Sequence[RangeInfo]], known: Collection[str]
-) -> list[tuple[str, Sequence[RangeInfo]]]:
-    """Return one range to ask about for each server that is not known yet."""
-    pieces = {
-        piece.servers[0]: piece
-        for ranges in found
-        for piece in ranges
-        if piece.servers and piece.servers[0] not in known
-    }
-    return [(server, [piece]) for server, piece in pieces.items()]
-
-
 def _reach(
     stream_id: int,
     bounds: Bounds,
@@ -326,12 +342,9 @@ def _reach(
     open_ranges = [] if known else ahead[-1:]
     unavailable = []
     for piece in ahead[: len(ahead) - len(open_ranges)]:
-        server = piece.servers[0] if piece.servers else None
-        error = no_server(piece) if server is None else servers.unavailable.get(server)
-        if error is not None:
-            unavailable.append(
-                UnavailableRange(piece.start_offset, piece.end_offset, server, error)
-            )
+        failed = servers.maybe_failure(piece)
+        if failed is not None:
+            unavailable.append(UnavailableRange(piece.start_offset, piece.end_offset, *failed))
     if known is not None:
         return Reach(stream_id, known.start_offset, known.next_offset, tuple(unavailable))
     assert failure is not None

@@ -1,0 +1,377 @@
+"""Both clients at ranges that several servers have."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from client_answers import append_handler, fetch_empty, fetch_refused, fetched, item
+from scripted_peer import Exchange, placed, ranges, reset, silent, status
+
+from sbp_core import limits
+from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, StreamBounds, Transaction
+from sbp_core.client.io.running import is_own_endpoint
+from sbp_core.client.programs.replicas import Replicas, Turn
+from sbp_core.errors import (
+    ConnectError,
+    ConnectionLostError,
+    OffsetOutOfRangeError,
+    Outcome,
+    RangeNotFoundError,
+    StatusCode,
+    StorageError,
+)
+from sbp_core.records import encode_envelope
+from sbp_core.wire.headers import (
+    AppendResponse,
+    AppendResult,
+    DescribeRangeResult,
+    DescribeRangesResponse,
+    Feature,
+    HeartbeatResponse,
+    SealRangesResponse,
+    SealRangesResult,
+    Status,
+)
+from sbp_core.wire.opcodes import Opcode
+
+pytest_plugins = ["client_fixtures"]
+
+SERVERS = ("h:1", "h:2", "h:3")
+
+
+@pytest.fixture
+def cluster(peers):
+    """A placement driver, and three range servers that all have stream 1, which is sealed at 9."""
+    pd, *servers = (peers() for _ in range(4))
+    primary, *others = (each.endpoint for each in servers)
+    sealed = placed(1, 0, 0, 9, primary, secondaries=others)
+    pd.script(Opcode.LIST_RANGES, ranges(sealed, placed(1, 1, 9, -1, primary, 9, others)))
+    return pd, servers
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        reset,
+        fetch_empty,
+        fetch_refused(StatusCode.RANGE_NOT_FOUND),
+        fetch_refused(StatusCode.RS_DATA_CORRUPTED),
+        fetch_refused(StatusCode.RS_SHUTTING_DOWN),
+        fetch_refused(StatusCode.OFFSET_OUT_OF_RANGE),
+    ],
+    ids=["lost", "nothing there", "not settled", "damaged", "stopping", "behind"],
+)
+def test_a_replica_that_fails_is_passed_over_in_the_same_read(make, cluster, failure, caplog):
+    pd, servers = cluster
+    for each in servers[:2]:
+        each.script(Opcode.FETCH, failure)
+    servers[2].script(Opcode.FETCH, fetched)
+    caplog.set_level(logging.WARNING, "sbp_core.client")
+    driver = make(pd.endpoint, retry=RetryPolicy(budget_ms=0))
+    for _ in range(4):
+        (outcome,) = driver.fetch([item(1, 3)])
+        assert bytes(outcome.payload) == b"data"
+    for each in servers[:2]:
+        assert len(each.seen(Opcode.FETCH)) <= 1, "it is remembered"
+        told = [line for line in caplog.messages if each.endpoint in line.split("cause=")[0]]
+        assert len(told) == len(each.seen(Opcode.FETCH))
+
+
+def test_servers_that_are_down_are_all_named(make, cluster):
+    pd, servers = cluster
+    for each in servers:
+        each.close()
+    (outcome,) = make(pd.endpoint, retry=RetryPolicy(budget_ms=0)).fetch([item(1, 3)])
+    assert isinstance(outcome.error, ConnectError)
+    assert all(each.endpoint in str(outcome.error) for each in servers)
+
+
+def test_an_error_that_a_retry_may_cure_stands_for_all(make, cluster):
+    pd, servers = cluster
+    servers[0].script(Opcode.FETCH, fetch_refused(StatusCode.RS_DATA_CORRUPTED))
+    servers[1].script(Opcode.FETCH, fetch_refused(StatusCode.OFFSET_OUT_OF_RANGE))
+    servers[2].script(Opcode.FETCH, fetch_refused(StatusCode.RANGE_NOT_FOUND))
+    (outcome,) = make(pd.endpoint, retry=RetryPolicy(budget_ms=0)).fetch([item(1, 3)])
+    assert isinstance(outcome.error, RangeNotFoundError)
+    servers[2].script(Opcode.FETCH, fetch_refused(StatusCode.RS_DATA_CORRUPTED))
+    (outcome,) = make(pd.endpoint).fetch([item(1, 3)])
+    assert isinstance(outcome.error, StorageError), "records are not said to be gone"
+
+
+def test_records_are_gone_if_all_replicas_say_so(make, cluster):
+    pd, servers = cluster
+    detail = OffsetOutOfRangeError.encode_bounds(5, 9)
+    for each in servers:
+        each.script(Opcode.FETCH, fetch_refused(StatusCode.OFFSET_OUT_OF_RANGE, detail))
+        each.script(Opcode.DESCRIBE_RANGE, reset)
+    (outcome,) = make(pd.endpoint, retry=RetryPolicy(budget_ms=0)).fetch([item(1, 3)])
+    assert isinstance(outcome.error, OffsetOutOfRangeError)
+    assert outcome.error.bounds == (5, 9)
+
+
+def test_the_open_range_is_read_at_its_primary(make, cluster):
+    pd, (primary, *others) = cluster
+    primary.script(Opcode.FETCH, reset, lambda each: fetched(each, next_offset=10))
+    (outcome,) = make(pd.endpoint).fetch([item(1, 9)])
+    assert bytes(outcome.payload) == b"data"
+    assert not any(each.seen(Opcode.FETCH) for each in others)
+
+
+def test_a_read_at_the_tail_goes_on_in_the_range_that_follows(make, peers):
+    pd, old, new = peers(), peers(), peers()
+    pd.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, old.endpoint, secondaries=[new.endpoint])),
+        ranges(placed(1, 0, 0, -1, old.endpoint, secondaries=[new.endpoint])),
+        ranges(
+            placed(1, 0, 0, 7, old.endpoint, secondaries=[new.endpoint]),
+            placed(1, 1, 7, -1, new.endpoint),
+        ),
+    )
+    old.close()
+    new.script(Opcode.FETCH, lambda each: fetched(each, next_offset=10))
+    (outcome,) = make(pd.endpoint).fetch([item(1, 7)], max_wait_ms=100)
+    assert bytes(outcome.payload) == b"data"
+    assert new.seen(Opcode.FETCH)[0].header.fetch_requests[0].stream_range.range_index == 1
+
+
+def test_a_primary_that_is_silent_is_looked_up_again_soon(make, peers, monkeypatch):
+    """Long before the timeout of calls, which is 30 s."""
+    monkeypatch.setattr(limits, "REPLICA_TIMEOUT_MS", 100)
+    pd, old, new = peers(), peers(), peers()
+    before = ranges(placed(1, 0, 0, -1, old.endpoint, secondaries=[new.endpoint]))
+    after = ranges(
+        placed(1, 0, 0, 7, old.endpoint, secondaries=[new.endpoint]),
+        placed(1, 1, 7, -1, new.endpoint, secondaries=[old.endpoint]),
+    )
+    for each in (Opcode.FETCH, Opcode.DESCRIBE_RANGE):
+        old.script(each, silent)
+    new.script(Opcode.FETCH, lambda each: fetched(each, next_offset=10))
+    tail = DescribeRangeResult(1, placed(1, 1, 7, -1, new.endpoint, 10))
+    new.script(
+        Opcode.DESCRIBE_RANGE,
+        lambda it: it.answer(DescribeRangesResponse(describe_responses=(tail,))),
+    )
+    pd.script(Opcode.LIST_RANGES, before, after)
+    (outcome,) = make(pd.endpoint).fetch([item(1, 7)])
+    assert bytes(outcome.payload) == b"data"
+    pd.script(Opcode.LIST_RANGES, before, after)
+    assert make(pd.endpoint).do("stream_bounds", [1]) == [StreamBounds(1, 0, 10)]
+
+
+def piece(index: int = 0, end_offset: int | None = 9) -> RangeInfo:
+    return RangeInfo(1, index, 0, end_offset, 0, SERVERS)
+
+
+def test_clients_spread_over_the_replicas_and_each_stays_with_its_own():
+    firsts = {Replicas(salt).readers(piece(), 0)[0] for salt in range(50)}
+    assert firsts == set(SERVERS)
+    one = Replicas(1)
+    assert {one.readers(piece(index), 0)[0] for index in range(50)} == set(SERVERS)
+    assert one.readers(piece(), 0) == one.readers(piece(), 10**6)
+    assert one.readers(piece(end_offset=None), 0) == ["h:1"]
+
+
+def test_an_outage_is_one_line_of_the_log(caplog):
+    replicas = Replicas()
+    for now_ms in range(0, 10 * limits.REPLICA_PAUSE_MS, limits.REPLICA_PAUSE_MS):
+        replicas.on_failure(piece(), "h:2", ConnectError("refused"), now_ms)
+    (line,) = caplog.messages
+    assert "replica passed over: server=h:2 stream=1 range=0" in line
+    assert "cause=refused" in line
+    replicas.on_failure(piece(), "h:2", ConnectError("refused"), 50 * limits.REPLICA_PAUSE_MS)
+    assert len(caplog.messages) == 2
+
+
+def test_the_replica_that_failed_last_is_not_the_first_after_the_wait():
+    """Also if other operations found the others down since then."""
+    replicas, turn = Replicas(), Turn()
+    for _ in SERVERS:
+        server, _ = turn.at(replicas, piece(), 100)
+        last = server, turn.after(replicas, piece(), server, ConnectError("x"), 100)
+    for each in SERVERS:
+        if each != last[0]:
+            replicas.on_failure(piece(), each, ConnectError("x"), 200)
+    assert replicas.readers(piece(), 300)[0] == last[0]
+    assert turn.at(replicas, piece(), 300)[0] != last[0]
+    assert last[1] is not None
+    assert all(each in str(last[1]) for each in SERVERS)
+
+
+def test_a_replica_on_this_machine_comes_first_unless_it_fails():
+    for salt in range(20):
+        replicas = Replicas(salt, lambda endpoint: endpoint == "h:2")
+        assert replicas.readers(piece(), 0)[0] == "h:2"
+        replicas.on_failure(piece(), "h:2", ConnectError("x"), 100)
+        assert replicas.readers(piece(3), 100)[-1] == "h:2", "it is down for all ranges"
+        assert replicas.readers(piece(), 100 + limits.REPLICA_PAUSE_MS)[0] == "h:2"
+        replicas.on_failure(piece(), "h:2", RangeNotFoundError.of("x"), 9_000)
+        assert replicas.readers(piece(), 9_000)[-1] == "h:2"
+        assert replicas.readers(piece(3), 9_000)[0] == "h:2", "it has other ranges"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_own"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.8.8.8:1", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("192.0.2.1:1", False),
+        ("example.invalid:1", False),
+    ],
+)
+def test_an_endpoint_on_this_machine_is_known_by_its_address(endpoint, is_own):
+    assert is_own_endpoint(endpoint) is is_own
+
+
+def seal_at(*codes: StatusCode):
+    """Handlers of SEAL_RANGE at the placement driver; one for each code."""
+
+    def handler(code: StatusCode):
+        def handle(exchange: Exchange) -> None:
+            results = tuple(
+                SealRangesResult(
+                    stream_range=placed(each.stream_id, each.range_index + 1, 5, -1, "h:1"),
+                    status=status(code),
+                    stream_id=each.stream_id,
+                )
+                for each in exchange.header.ranges
+            )
+            exchange.answer(SealRangesResponse(seal_responses=results))
+
+        return handle
+
+    return [handler(each) for each in codes]
+
+
+@pytest.fixture
+def two_servers(peers):
+    """A placement driver, a primary that is down, and another server that has the next range.
+
+    The range is sealed after `look_count` looks at the placement.
+    """
+    pd, old, new = peers(), peers(), peers()
+    old.close()
+    new.script(Opcode.APPEND, append_handler())
+
+    def prepare(look_count: int):
+        before = ranges(placed(1, 0, 0, -1, old.endpoint, secondaries=[new.endpoint]))
+        after = ranges(
+            placed(1, 0, 0, 5, old.endpoint, secondaries=[new.endpoint]),
+            placed(1, 1, 5, -1, new.endpoint, secondaries=[old.endpoint]),
+        )
+        pd.script(Opcode.LIST_RANGES, *[before] * look_count, after)
+        pd.script(Opcode.SEAL_RANGE, *seal_at(StatusCode.NONE))
+        return pd, old, new
+
+    return prepare
+
+
+def test_an_append_goes_on_in_the_next_range_if_the_primary_is_down(make, two_servers, caplog):
+    pd, old, new = two_servers(2)
+    caplog.set_level(logging.WARNING, "sbp_core.client")
+    items = [AppendItem(1, b"a"), AppendItem(1, b"b")]
+    assert len(make(pd.endpoint).do("append", items)) == 2
+    (seal,) = pd.seen(Opcode.SEAL_RANGE)
+    assert [(each.stream_id, each.range_index) for each in seal.header.ranges] == [(1, 0)]
+    (append,) = new.seen(Opcode.APPEND)
+    assert {each.stream_range.range_index for each in append.header.append_requests} == {1}
+    (line,) = caplog.messages
+    assert f"primary passed over: server={old.endpoint} stream=1 range=0" in line
+
+
+def test_nothing_is_sealed_if_the_stream_went_on_already(make, two_servers):
+    pd, _, new = two_servers(1)
+    make(pd.endpoint).do("append", [AppendItem(1, b"a")])
+    assert not pd.seen(Opcode.SEAL_RANGE)
+    assert len(new.seen(Opcode.APPEND)) == 1
+
+
+def test_a_range_with_one_server_is_not_sealed(make, peers):
+    pd, old = peers(), peers()
+    pd.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, old.endpoint)))
+    old.close()
+    quick = RetryPolicy(budget_ms=200, backoff_ms=10, backoff_ms_max=20)
+    with pytest.raises(ConnectError):
+        make(pd.endpoint, retry=quick).do("append", [AppendItem(1, b"a")])
+    assert not pd.seen(Opcode.SEAL_RANGE)
+
+
+def test_an_append_waits_until_the_range_can_be_sealed(make, two_servers, caplog, monkeypatch):
+    monkeypatch.setattr(limits, "SEAL_ASKED_PAUSE_MS", 1)
+    pd, _, _ = two_servers(12)
+    codes = [StatusCode.SEAL_NO_SERVER_ANSWERED] * 2
+    pd.script(Opcode.SEAL_RANGE, *seal_at(*codes, StatusCode.NONE))
+    make(pd.endpoint).do("append", [AppendItem(1, b"a")])
+    assert len(pd.seen(Opcode.SEAL_RANGE)) >= 3
+    assert sum("not continued yet" in line for line in caplog.messages) == 2
+
+
+def test_an_append_of_unknown_outcome_is_not_repeated_in_the_next_range(make, peers):
+    pd, old, new = peers(), peers(), peers()
+    pd.script(
+        Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, old.endpoint, secondaries=[new.endpoint]))
+    )
+    old.script(Opcode.APPEND, reset)
+    with pytest.raises(ConnectionLostError) as caught:
+        make(pd.endpoint).do("append", [AppendItem(1, b"a")])
+    assert caught.value.outcome is Outcome.UNKNOWN
+    assert not pd.seen(Opcode.SEAL_RANGE)
+
+
+def test_appends_of_one_client_share_a_request_to_seal():
+    replicas = Replicas()
+    assert replicas.may_ask_seal(piece(end_offset=None), 0, 100)
+    assert not replicas.may_ask_seal(piece(end_offset=None), 99, 100)
+    assert replicas.may_ask_seal(piece(1, end_offset=None), 99, 100)
+    assert replicas.may_ask_seal(piece(end_offset=None), 100, 100)
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        [lambda exchange: exchange.link.peer.close()],
+        [
+            reset,
+            append_handler(n0=StatusCode.RANGE_ALREADY_SEALED),
+            append_handler(n0=StatusCode.RANGE_NOT_FOUND),
+        ],
+    ],
+    ids=["down", "restarted without its last entries"],
+)
+def test_a_staged_batch_in_doubt_is_asked_for_at_the_replicas_of_its_range(make, peers, failures):
+    """Its primary is lost with the answer; the others know that it is staged."""
+    pd, old, *others = (peers() for _ in range(4))
+    endpoints = [each.endpoint for each in others]
+    before = ranges(placed(1, 0, 0, -1, old.endpoint, secondaries=endpoints))
+    pd.script(
+        Opcode.LIST_RANGES,
+        before,
+        before,
+        ranges(
+            placed(1, 0, 0, 5, old.endpoint, secondaries=endpoints),
+            placed(1, 1, 5, -1, endpoints[0], secondaries=endpoints[1:]),
+        ),
+    )
+
+    def staged(exchange: Exchange) -> None:
+        (info,) = exchange.header.append_requests
+        assert (info.stream_range.range_index, info.sequence) == (0, 0)
+        result = AppendResult(1, 0, -1, 7, Status())
+        exchange.answer(AppendResponse(append_responses=(result,)))
+
+    old.script(Opcode.APPEND, *failures)
+    others[0].script(Opcode.APPEND, append_handler(n0=StatusCode.RANGE_NOT_FOUND))
+    others[1].script(Opcode.APPEND, staged)
+    accepted = (Feature("transactions"),)
+    for each in (*others, old):
+        each.script(Opcode.HEARTBEAT, lambda it: it.answer(HeartbeatResponse(features=accepted)))
+    transaction = Transaction("t")
+    batch = encode_envelope(
+        [b"x"], stream_id=0, record_count=1, base_timestamp_ms=0, encoding="opaque"
+    )
+    make(pd.endpoint).do("append", [AppendItem(1, batch)], transaction=transaction)
+    (part,) = transaction.parts()
+    assert (part.range_index, part.record_count) == (0, 1)
