@@ -74,8 +74,6 @@ class ReadableLog:
             extent = self.extent
             try:
                 for slot in self.lookup.slots_from(extent, key, offset):
-                    if slot.base_offset >= end_offset:
-                        return
                     yield slot
                     offset = slot.end_offset
                     if offset >= end_offset:
