@@ -356,3 +356,13 @@ def test_a_cut_shortens_what_is_still_staged(count: int):
         assert not count or staged_bodies(log, "t") == [b"t%d" % number for number in range(count)]
         log.close()
         log = open_log(disk)
+
+
+def test_a_segment_with_nothing_but_an_end_of_a_replica_stays():
+    log = open_log(FaultyDisk())
+    log.append([CREATED])
+    log.end_segment()
+    log.append([drop("t")])
+    log.end_segment()
+    assert Cleaner(log).clean(1.0).removed_count == 1
+    assert in_transit(log.numbered_entries(KEY, 0, 1)) == [drop("t")]
