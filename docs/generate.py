@@ -333,7 +333,7 @@ def documents() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write the documents, or tell which differ."""
+    """Write the documents, or report which differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 on a difference"

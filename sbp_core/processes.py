@@ -187,7 +187,7 @@ def end_process(process: subprocess.Popen[bytes], owner_pid: int) -> None:
 
 @contextmanager
 def reserved_ports(count: int) -> Iterator[int]:
-    """Give the first of `count` consecutive ports that nobody listens on, or has reserved so.
+    """Return the first of `count` consecutive ports that are neither bound nor reserved here.
 
     They are free while the cluster is down, and other clusters of this machine must not take them
     then. Names of abstract sockets reserve them, which end with their process, however that ends.

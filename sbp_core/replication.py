@@ -95,7 +95,7 @@ class Replica:
         return replace(self, end=end, highest_seq=end.seq)
 
     def knowing(self, committed_seq: int) -> "Replica":
-        """Return the replica after it was told what is committed. Such messages may be late."""
+        """Return the replica after a message about committed entries. Such messages may be late."""
         return replace(self, committed_seq=max(self.committed_seq, committed_seq))
 
     def damaged(self, readable: Prefix) -> "Replica":
@@ -107,7 +107,7 @@ class Replica:
         return replace(self, stage=Stage.FENCED) if self.stage is Stage.OPEN else self
 
     def fence_answer(self) -> FenceAnswer:
-        """Return what a fenced replica tells the placement driver."""
+        """Return the report of a fenced replica to the placement driver."""
         return FenceAnswer(self.end, self.is_whole)
 
     def settled(self, decided: Prefix) -> "Replica":

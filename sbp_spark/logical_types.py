@@ -1,6 +1,6 @@
 """Spark's types as Arrow's, with a logical type where Arrow's alone says less, and back.
 
-A field without a logical type is the widest of those that Arrow does not tell apart: a string is of
+A field without a logical type is the widest of those that are equal in Arrow: a string is of
 the collation UTF8_BINARY, a duration an interval of days to seconds, a time one of nanoseconds.
 """
 

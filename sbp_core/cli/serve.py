@@ -27,7 +27,11 @@ def add_serve(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--data-dir", type=parse_path, metavar="DIR", help="folder of all data (default: sbp-data)")
     add("--host", help="address to listen on (default: 127.0.0.1)")
-    add("--advertise-host", metavar="HOST", help="host that clients are told (default: --host)")
+    add(
+        "--advertise-host",
+        metavar="HOST",
+        help="host in the addresses that clients get (default: --host)",
+    )
     add(
         "--dialect",
         metavar="NAME",

@@ -130,7 +130,7 @@ class RangeServer:
         local_reads = LocalReads(self._disk, log.directory)
         self._listener = self._make_listener(host, end_txn, stagings, in_flight, local_reads)
         # Begun after the listener and stopped after it: what it does may wait for a slow disk, and
-        # clients are told first.
+        # clients get their notice first.
         background = await started.enter_async_context(AsyncExitStack())
         started.push_async_callback(self._listener.drain)
         committer.start(host.publish)

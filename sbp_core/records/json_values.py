@@ -1,7 +1,7 @@
 """Rows of typed streams as values that JSON has.
 
 Times are ISO 8601, in UTC unless they have no zone; durations are microseconds, decimals text
-without an exponent, bytes text or base64. A float32 has the digits that tell it from its
+without an exponent, bytes text or base64. A float32 has the digits that distinguish it from its
 neighbours. A map with text for keys is an object, any other one a list of pairs.
 """
 

@@ -134,7 +134,7 @@ class Way:
     """The records ahead of a query in each stream, by id.
 
     `bases` has the streams that are new to the query. `tails` are cut to where reading ends, of
-    which `endings` tells what has to be kept. `losses` lie before `starts`: they were to be read,
+    which `endings` lists what has to be kept. `losses` lie before `starts`: they were to be read,
     and are trimmed. `stalled` are streams of which more could be read if no server were down, with
     the time since when; those whose start is not known because of that have no other entry here.
     `targets` are where a run with Trigger.AvailableNow ends.

@@ -75,7 +75,7 @@ def test_trailing_bytes_wait_for_the_rest(vector):
 
 
 @pytest.mark.parametrize("vector", WITH_TABLE, **BY_NAME)
-def test_what_is_written_is_read_by_the_tables_of_the_dialect(vector, tmp_path):
+def test_the_tables_of_the_dialect_read_our_headers(vector, tmp_path):
     assert shutil.which("flatc"), "flatc is missing: install it, e.g. flatbuffers-compiler"
     value = from_json(vector["table"], vector["value"])
     (tmp_path / "ours.bin").write_bytes(encode_header(value))

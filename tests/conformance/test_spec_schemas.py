@@ -130,7 +130,7 @@ def test_an_overtaken_client_gets_the_newest_version(at_pd):
         asked(0, 2, StreamSchema.of(pa.schema([*ONE.arrow, pa.field("b", "int8", False)]))),
     ],
 )
-def test_what_is_no_next_version_fails_alone(at_pd, wrong):
+def test_an_invalid_next_version_fails_alone(at_pd, wrong):
     """Rule: register-refused, partial-failure."""
 
     async def body(pd, one):

@@ -126,7 +126,7 @@ def test_a_repeat_is_not_staged_again(at_server):
     at_server(test)
 
 
-def test_what_is_not_staged_here(at_server):
+def test_batches_that_are_not_staged_here(at_server):
     """In a range of the server, and in others. Rule: fetch-staged-unknown."""
 
     async def test(client, placed):
@@ -180,7 +180,7 @@ def test_a_sealed_range_takes_and_publishes_nothing_new(at_server):
         (0, {"record_count": 2}),
     ],
 )
-def test_what_makes_no_sense_is_not_staged(at_server, sequence, options):
+def test_a_nonsensical_staged_append_is_refused(at_server, sequence, options):
     """Ids, sequences, and another batch under a number that was used. Rule: staged-refused."""
 
     async def test(client, placed):
@@ -193,7 +193,7 @@ def test_what_makes_no_sense_is_not_staged(at_server, sequence, options):
     at_server(test)
 
 
-def test_what_is_published_follows_in_the_order_of_the_request(at_server):
+def test_published_batches_follow_in_the_order_of_the_request(at_server):
     """END_TXN with `commit`. Rule: end-txn-publish, end-txn-repeat."""
 
     async def test(client, placed):
@@ -226,7 +226,7 @@ def test_nothing_is_published_if_something_is_missing(at_server):
     at_server(test)
 
 
-def test_what_ended_takes_nothing_more(at_server):
+def test_a_transaction_that_ended_refuses_appends(at_server):
     """Published or dropped. Rule: staged-ended, end-txn-drop."""
 
     async def test(client, placed):
@@ -273,7 +273,7 @@ def test_a_sealed_range_drops(at_server, range_index):
         (("new", "dropped"), 0, StatusCode.TXN_ENDED),
     ],
 )
-def test_what_makes_no_sense_is_not_published(at_server, txn_ids, range_index, code):
+def test_a_nonsensical_publication_is_refused(at_server, txn_ids, range_index, code):
     """Ids and ranges, and what ended otherwise. Rule: end-txn-refused."""
 
     async def test(client, placed):

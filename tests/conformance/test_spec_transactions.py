@@ -146,7 +146,7 @@ def test_decisions_become_visible_in_their_order(staging):
     staging(body)
 
 
-def test_what_cannot_be_committed(staging):
+def test_a_commit_of_something_else_is_refused(staging):
     """Rule: commit-txn-refused."""
 
     async def body(txns):
@@ -170,7 +170,7 @@ def test_what_cannot_be_committed(staging):
     staging(body)
 
 
-def test_what_is_given_up_stays_so(staging):
+def test_a_given_up_batch_stays_given_up(staging):
     """Rule: abort-txn, abort-txn-asked."""
 
     async def body(txns):
@@ -188,7 +188,7 @@ def test_what_is_given_up_stays_so(staging):
     staging(body)
 
 
-def test_what_is_lost_is_given_up(staging):
+def test_a_lost_batch_is_given_up(staging):
     """Rule: give-up-txn, give-up-txn-refused."""
 
     async def body(txns):

@@ -126,7 +126,7 @@ def test_frames_are_not_checked(tmp_path, history):
     assert {"lost", "invented"} <= found(history)
 
 
-def test_what_is_not_synced_yet_is_read(tmp_path, history, rng):
+def test_unsynced_records_are_read(tmp_path, history, rng):
     """The kill waits until a reader has seen records that are not acknowledged yet."""
     alterations = ["volatile-disk", "early-reads"]
     with FaultCluster(tmp_path, alterations=alterations) as cluster:

@@ -100,13 +100,13 @@ def test_a_good_history_has_no_anomaly(start, rest):
     assert check(story.history.operations()) == []
 
 
-def test_what_is_not_kept_may_be_gone():
+def test_records_that_need_not_be_kept_may_be_missing():
     story = Story().keep().append("ab").append("cd", base_offset=2).end("d", 3)
     assert check(story.history.operations()) == []
 
 
 @pytest.mark.parametrize("second", ["c", "cd"])
-def test_what_was_committed_is_there_and_what_is_in_doubt_may_be(second):
+def test_committed_records_are_there_and_those_in_doubt_may_be(second):
     story = Story().commit(0, {STREAM: "ab", OTHER: "c"}).commit(1, {OTHER: "d"}, "unknown")
     story.end("ab").end(second, stream=OTHER)
     assert check(story.history.operations()) == []

@@ -112,7 +112,7 @@ def test_frames_pass_unchanged_in_any_pieces(proxy, connect, upstream):
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("fault", [Delay(1), Split(1), Split(7)])
-def test_what_slows_frames_down_leaves_them_as_they_are(proxy, connect, fault, direction):
+def test_faults_that_delay_frames_do_not_change_them(proxy, connect, fault, direction):
     proxy.inject(fault, direction)
     client = connect()
     client.sendall(FRAMES)
@@ -121,7 +121,7 @@ def test_what_slows_frames_down_leaves_them_as_they_are(proxy, connect, fault, d
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_what_is_held_comes_in_its_order_when_the_proxy_is_healed(proxy, connect, direction):
+def test_held_frames_arrive_in_order_when_the_proxy_is_healed(proxy, connect, direction):
     proxy.inject(Hold(), direction, Opcode.APPEND)
     client = connect()
     client.sendall(FRAMES + PING)

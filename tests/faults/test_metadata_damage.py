@@ -43,7 +43,7 @@ def maybe_refusal(cluster):
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_what_is_served_was_committed(tmp_path, rng, is_killed):
+def test_served_metadata_were_committed(tmp_path, rng, is_killed):
     cluster = LocalCluster(tmp_path / "data")
     folder, copy = cluster.data_dir / "placement-driver", tmp_path / "copy"
     cluster.start()

@@ -58,7 +58,7 @@ def test_a_server_that_stands_still(tmp_path, history, rng, rounds):
     operations = history.operations()
     assert_sound(operations)
     assert len(chosen(operations, "fault")) > 0
-    assert len(chosen(operations, "append", "unknown")) > 0, "nobody noticed"
+    assert len(chosen(operations, "append", "unknown")) > 0, "no client noticed"
 
 
 def wait_for_another_unknown(history):
@@ -66,7 +66,7 @@ def wait_for_another_unknown(history):
     before = len(chosen(history.operations(), "append", "unknown"))
     deadline = time.monotonic() + DEADLINE_SECONDS
     while len(chosen(history.operations(), "append", "unknown")) == before:
-        assert time.monotonic() < deadline, "nobody noticed"
+        assert time.monotonic() < deadline, "no client noticed"
         time.sleep(0.05)
 
 

@@ -112,7 +112,7 @@ async def leave_at_every_step(server, requests):
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_what_callers_held_is_free_again_whenever_they_leave(tmp_path, name, caplog):
+def test_resources_of_callers_are_free_whenever_they_leave(tmp_path, name, caplog):
     async def body():
         async with core_cluster(tmp_path) as cluster:
             (stream,) = await cluster.client.create_streams([StreamSpec("s")])

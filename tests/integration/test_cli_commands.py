@@ -81,7 +81,7 @@ def objects(output: bytes) -> list[dict]:
     return [json.loads(line) for line in output.splitlines()]
 
 
-def test_what_is_produced_is_consumed(run, stream):
+def test_produced_records_are_consumed(run, stream):
     text = b"one\n\n\xff\x00\r\n" + "\u00fcnf".encode() + b"\n"
     assert done(run("produce", stream, stdin=text)) == b"4 records appended to %s\n" % (
         stream.encode()
@@ -265,7 +265,7 @@ def test_ping(run, cluster):
         (["streams", "create", "a", "--count", "20001"], 2, "20001"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(run, words, exit_code, named):
+def test_an_error_is_one_line(run, words, exit_code, named):
     assert named in failed(run(*words), exit_code)
 
 
@@ -327,7 +327,7 @@ def test_changes_that_cannot_be_are_one_line(run, stream):
     assert "beyond its tail, 0" in failed(run("streams", "trim", stream, "1"), 1)
     assert "nothing to change" in failed(run("streams", "update", stream), 2)
     assert "only digits" in failed(run("streams", "update", stream, "--rename", "12"), 2)
-    assert "nobody" in failed(run("streams", "seal", "nobody"), 1)
+    assert "missing" in failed(run("streams", "seal", "missing"), 1)
 
 
 def test_the_placement_drivers_are_listed(run, cluster):

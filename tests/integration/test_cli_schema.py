@@ -127,7 +127,7 @@ def test_whether_a_file_fits(shell, client, stream_id, tmp_path):
     assert {each["change"] for each in json.loads(line)["differences"]} == {"FAULTY"}
 
 
-def test_what_cannot_be_compared(shell, client, stream_id, tmp_path):
+def test_files_that_cannot_be_compared_are_refused(shell, client, stream_id, tmp_path):
     (tmp_path / "text").write_text("no table")
     exit_code, (error,) = shell.run("schema", "check", shell.stream, str(tmp_path / "text"))
     assert exit_code == 2

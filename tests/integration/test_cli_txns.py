@@ -33,7 +33,7 @@ def stage(client, txn_id, stream_id):
     return transaction.parts()
 
 
-def test_what_is_staged_decided_and_given_up(shown, client, new_streams):
+def test_staged_decided_and_given_up_batches_are_listed(shown, client, new_streams):
     one, two = (info.stream_id for info in client.describe_streams(new_streams(2)))
     producer = f"cli-{one}"
     committed = [*stage(client, f"{producer}.1.a", one), *stage(client, f"{producer}.1.b", two)]
@@ -91,5 +91,5 @@ def test_a_stream_goes_on_without_what_is_lost(shown, capfd, cluster, client, ne
 
 
 def test_a_producer_without_transactions_has_none(shown):
-    assert shown("nobody") == ["  ".join(HEADING)]
-    assert shown("nobody", "--json") == []
+    assert shown("absent") == ["  ".join(HEADING)]
+    assert shown("absent", "--json") == []

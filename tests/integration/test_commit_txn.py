@@ -232,7 +232,7 @@ def test_batches_are_published_in_their_order(tmp_path):
     run(tmp_path, body)
 
 
-def test_what_was_staged_before_a_seal_is_published_behind_it(tmp_path):
+def test_batches_staged_before_a_seal_are_published_after_it(tmp_path):
     """The stream goes on at the other server, and is sealed there once more."""
 
     async def body(servers: Servers, client: AsyncClient) -> None:
@@ -323,7 +323,7 @@ def test_a_stream_that_is_deleted_holds_up_nothing(tmp_path):
     run(tmp_path, body)
 
 
-def test_what_was_given_up_is_never_committed(tmp_path):
+def test_a_given_up_batch_is_never_committed(tmp_path):
     async def body(servers: Servers, client: AsyncClient) -> None:
         (one,) = await create(client, "one")
         transaction = Transaction("p.0.x")

@@ -182,7 +182,7 @@ def test_our_servers_know_names_in_every_dialect(driver):
     assert other in [info.name for info in driver.do("list_streams")]
 
 
-def test_what_is_deleted_is_not_found_any_more(driver):
+def test_a_deleted_stream_is_no_longer_found(driver):
     gone, kept = new_streams(driver, 2)
     append(driver, (gone, [b"a"]), (kept, [b"b"]))
     driver.do("delete_streams", [gone])

@@ -99,7 +99,7 @@ def test_a_repeat_is_answered_as_the_first_one(tmp_path):
 
 
 @pytest.mark.parametrize("txn_ids", [("t",), ("t", "u"), ("u", "t", "v")], ids=str)
-def test_what_was_published_is_not_published_with_others(tmp_path, txn_ids):
+def test_published_batches_are_not_published_again_with_others(tmp_path, txn_ids):
     async def body(cluster, stream_id, client):
         for txn_id in "tuv":
             await stage(client, stream_id, txn_id, txn_id)
@@ -111,7 +111,7 @@ def test_what_was_published_is_not_published_with_others(tmp_path, txn_ids):
     run(tmp_path, body)
 
 
-def test_what_was_dropped_is_not_published(tmp_path):
+def test_dropped_batches_are_not_published(tmp_path):
     async def body(cluster, stream_id, client):
         await stage(client, stream_id, "t", "a")
         await stage(client, stream_id, "u", "b")
@@ -204,7 +204,7 @@ def test_items_of_a_frame_share_a_sync_and_fail_alone(tmp_path):
     run(tmp_path, body, disk=disk)
 
 
-def test_what_waits_for_the_disk_is_waited_for_and_nothing_more_is_taken(tmp_path):
+def test_an_end_waits_for_pending_appends_and_refuses_new_ones(tmp_path):
     async def body(cluster, stream_id, client):
         async with (
             RawClient.at(cluster.server.endpoint) as appender,
@@ -339,7 +339,7 @@ def test_published_records_are_trimmed_and_kept_as_all_others(tmp_path):
     run(tmp_path, body, retention_check_interval_ms=10)
 
 
-def test_what_was_staged_many_segments_ago_is_published(tmp_path):
+def test_a_batch_staged_many_segments_ago_is_published(tmp_path):
     """Also after those segments were rewritten, and the server was restarted."""
     large = "x" * (1 << 20)
 

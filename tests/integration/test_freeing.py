@@ -63,7 +63,7 @@ async def fill(cluster: CoreCluster, stream_id: int) -> None:
     pytest.fail("the disk is never full")
 
 
-def test_what_was_trimmed_in_the_open_segment_is_freed(tmp_path: Path) -> None:
+def test_trimmed_records_in_the_open_segment_are_freed(tmp_path: Path) -> None:
     async def test(cluster: CoreCluster, probe: SmallDisk) -> None:
         await append(cluster.client, 1)
         await fill(cluster, 2)

@@ -64,7 +64,7 @@ def test_a_seal_waits_for_the_disk(tmp_path):
     run(tmp_path, body, fsync="interval", fsync_interval_ms=limits.FSYNC_INTERVAL_MS_MAX)
 
 
-def test_what_is_staged_waits_for_the_disk(tmp_path):
+def test_a_staged_batch_waits_for_the_disk(tmp_path):
     """The placement driver may decide on it at once: a power cut must not lose it."""
 
     async def body(cluster, disk):

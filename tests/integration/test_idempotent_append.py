@@ -83,7 +83,7 @@ def test_a_gap_names_what_is_expected_and_appends_nothing(tmp_path):
     run(body())
 
 
-def test_what_comes_behind_a_refused_batch_of_its_writer_is_a_gap(tmp_path):
+def test_a_batch_after_a_refused_one_of_its_writer_is_a_gap(tmp_path):
     async def body():
         async with one_stream(tmp_path) as (cluster, stream_id, client):
             request, batches = numbered(stream_id, "a", "b", "c")
@@ -198,7 +198,7 @@ def test_a_repeat_is_answered_though_the_caller_of_the_original_left(tmp_path):
     run(body())
 
 
-def test_what_was_appended_stays_known_after_restarts_and_trims(tmp_path):
+def test_appended_numbers_stay_known_after_restarts_and_trims(tmp_path):
     async def body():
         async with one_stream(tmp_path) as (cluster, stream_id, client):
             assert await send(client, stream_id, "a", "b") == [0, 1]

@@ -78,7 +78,7 @@ def test_repeats_that_wait_for_the_disk_take_memory_like_what_they_repeat(
     run(body())
 
 
-def test_what_is_refused_next_to_a_numbered_batch_is_counted(tmp_path):
+def test_refused_batches_beside_a_numbered_one_are_counted(tmp_path):
     async def body():
         async with one_stream(tmp_path) as (cluster, stream_id, client):
             taken, gap = await send(client, stream_id, "a", "c", sequences=[0, 2])

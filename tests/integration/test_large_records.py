@@ -179,7 +179,7 @@ def twelve():
         yield cluster
 
 
-def test_what_was_staged_before_a_seal_is_copied(twelve):
+def test_batches_staged_before_a_seal_are_copied(twelve):
     value = value_of(TWELVE)
     with Client(twelve.endpoint) as client:
         (stream_id,) = new_streams(client, 1)

@@ -309,7 +309,7 @@ def test_a_frame_in_the_way_that_stands_still_is_cut_off_at_once(caplog):
     run(body)
 
 
-def test_what_is_announced_and_not_sent_costs_nothing():
+def test_announced_bytes_that_are_not_sent_cost_nothing():
     large = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1, b"", [bytes(12 << 20)]))
 
     async def body(bench):
@@ -372,7 +372,7 @@ def test_a_request_that_waited_for_room_and_is_answered_at_once_keeps_no_drain_w
     run(body)
 
 
-def test_what_is_done_for_a_peer_that_is_gone_counts_until_it_is_done():
+def test_work_for_a_disconnected_peer_counts_until_it_ends():
     async def body(bench):
         budget, request = bench.listener._budget, encode_frame(Opcode.APPEND, Flag.REQUEST, 1)
         async with bench.connection() as (_, writer):

@@ -191,7 +191,7 @@ def wait_at(cluster: CoreCluster, stream_id: int, offset: int) -> FetchOutcome:
 async def until_waited_for(cluster: CoreCluster) -> None:
     give_up_at = time.monotonic() + 60
     while not cluster.server._waiters._events:
-        assert time.monotonic() < give_up_at, "nobody waits"
+        assert time.monotonic() < give_up_at, "no fetch waits"
         await asyncio.sleep(0.005)
 
 
@@ -273,7 +273,7 @@ def put_a_pipe_there(folder: Path) -> None:
         put_a_pipe_there,
     ],
 )
-def test_what_is_not_in_the_files_comes_through_the_server(tmp_path, looks, harm):
+def test_bytes_missing_from_the_files_come_through_the_server(tmp_path, looks, harm):
     """The server has its files open, and the last batches in memory. It is not asked for places for
     a while then."""
 

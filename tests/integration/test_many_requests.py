@@ -205,7 +205,7 @@ def test_trim_seal_and_delete(tmp_path):
     run(tmp_path, body)
 
 
-def test_what_was_appended_is_not_refused_because_the_answer_is_long(tmp_path):
+def test_an_append_is_not_refused_because_its_response_is_long(tmp_path):
     async def body(pd, server):
         (stream_id,) = await create(pd, 1)
         batch = rows_batch([b"x"])

@@ -194,7 +194,7 @@ def test_when_the_given_one_is_gone_too_the_others_are_asked(tmp_path, kind):
 
 
 @kinds
-def test_of_several_given_ones_those_that_are_down_are_passed_over(tmp_path, kind):
+def test_placement_drivers_that_are_down_are_passed_over(tmp_path, kind):
     """Without a retry: nothing was sent to one that refuses the connection."""
 
     async def body(follower):

@@ -88,7 +88,7 @@ def test_a_clock_that_is_set_back_hides_nothing(tmp_path):
     run(tmp_path, body)
 
 
-def test_what_is_trimmed_is_not_found_and_a_seal_changes_nothing(tmp_path):
+def test_trimmed_records_are_not_found_and_a_seal_changes_nothing(tmp_path):
     async def body(cluster, clock):
         client = cluster.client
         (stream_id,) = await create(client)

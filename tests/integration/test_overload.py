@@ -110,7 +110,7 @@ def run(body, folder, *, memory_bytes):
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_what_the_disk_has_no_room_for_is_refused_and_the_rest_is_done_once(tmp_path, monkeypatch):
+def test_appends_to_a_full_disk_are_refused_and_the_rest_is_done_once(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "PENDING_APPEND_BYTES_MAX", ROOM * COST_BYTES)
 
     async def body(bench):
@@ -135,7 +135,7 @@ def test_what_the_disk_has_no_room_for_is_refused_and_the_rest_is_done_once(tmp_
     run(body, tmp_path, memory_bytes=CONNECTIONS * APPENDS * COST_BYTES)
 
 
-def test_what_the_server_has_no_room_for_waits_and_is_done_once(tmp_path):
+def test_requests_beyond_the_capacity_wait_and_are_done_once(tmp_path):
     async def body(bench):
         bench.offer()
         while bench.budget.waiting_count < CONNECTIONS:  # noqa: ASYNC110

@@ -79,7 +79,7 @@ def fetch_request(*items, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20):
     return FetchRequest(max_wait_ms=max_wait_ms, min_bytes=min_bytes, fetch_requests=infos)
 
 
-def test_what_is_appended_is_fetched_in_order_and_without_gaps(tmp_path):
+def test_appended_records_are_fetched_in_order_and_without_gaps(tmp_path):
     async def body(cluster):
         first, second = await create(cluster, "first", "second")
         expected = {first: [], second: []}

@@ -225,7 +225,7 @@ def test_a_deleted_stream_frees_its_space(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_what_is_trimmed_while_it_is_looked_for_is_not_called_damaged(
+def test_records_trimmed_during_a_lookup_are_not_reported_as_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = batch_finder.find_slots

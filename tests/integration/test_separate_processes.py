@@ -149,7 +149,7 @@ def test_the_connector_passes_over_a_placement_driver_that_is_down(tmp_path, dow
             assert client.endpoint == driver.endpoint
 
 
-def test_what_is_served_is_the_data_of_sbp_serve(tmp_path):
+def test_separate_processes_serve_the_data_of_sbp_serve(tmp_path):
     """The folders are the same: a cluster of one process becomes one of several, and back."""
     with LocalCluster(tmp_path) as cluster:
         write_and_read(cluster.endpoint)

@@ -109,7 +109,7 @@ def test_a_link_that_was_put_where_the_ready_file_is_prepared_is_not_followed(tm
     assert target.read_text() == "precious"
 
 
-def test_what_is_no_file_stays_where_the_ready_file_should_be(tmp_path):
+def test_a_ready_file_never_replaces_a_fifo(tmp_path):
     """The superuser could remove /dev/null so."""
     ready = tmp_path / "ready.json"
     os.mkfifo(ready)

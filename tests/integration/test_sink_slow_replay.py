@@ -89,7 +89,7 @@ def test_a_batch_that_another_attempt_commits_in_between_is_a_replay(tmp_path):
     assert run(tmp_path, body) == "cab"
 
 
-def test_what_was_given_up_is_not_committed(tmp_path):
+def test_a_given_up_batch_is_not_committed(tmp_path):
     def body(endpoint, options):
         with Client(endpoint) as client:
             staged_for = StagedFor(KEY, is_repeatable=True)

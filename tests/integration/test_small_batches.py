@@ -129,7 +129,7 @@ def test_large_records_are_left_to_a_task_and_not_fetched_twice(query, client, m
     assert len(query.plan()) == 1
 
 
-def test_what_takes_far_more_when_it_is_decoded_is_left_to_a_task(query, client):
+def test_batches_that_are_far_larger_when_decoded_are_left_to_a_task(query, client):
     query, (stream, _) = query
     (info,) = client.describe_streams([stream])
     zeros = [bytes(rows_with_plan.BYTES_MAX)] * 10

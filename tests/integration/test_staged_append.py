@@ -95,7 +95,7 @@ def test_each_transaction_has_numbers_of_its_own(tmp_path):
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(tmp_path, options):
+def test_nonsensical_options_are_refused(tmp_path, options):
     async def body(_, stream_id, client):
         txn_id = options.pop("txn_id", "t")
         (refused,) = await stage(client, stream_id, txn_id, "a", **options)
@@ -179,7 +179,7 @@ def test_there_is_room_for_so_many_transactions(tmp_path, monkeypatch):
     run(tmp_path, body)
 
 
-def test_what_is_staged_is_read_frame_by_frame(tmp_path):
+def test_staged_batches_are_read_frame_by_frame(tmp_path):
     async def body(_, stream_id, client):
         assert await stage(client, stream_id, "t", "ab", "c", "de") == [-1] * 3
         assert await read_staged(client, stream_id, "t", max_bytes=1) == ("ab", 1)
@@ -261,12 +261,12 @@ def test_plain_appends_go_on_beside_what_is_staged(tmp_path):
     run(tmp_path, body)
 
 
-def test_what_is_staged_is_listed_by_producer(tmp_path):
+def test_staged_batches_are_listed_by_producer(tmp_path):
     async def body(_, stream_id, client):
         for txn_id in ("orders.7.x", "orders.8.x", "other"):
             assert await stage(client, stream_id, txn_id, "a") == [-1]
         assert await open_txns(client, "orders") == [("orders.7.x", 0, 1), ("orders.8.x", 0, 1)]
-        assert await open_txns(client, "nobody") == []
+        assert await open_txns(client, "absent") == []
         assert len(await open_txns(client)) == 3
 
     run(tmp_path, body)
@@ -288,7 +288,7 @@ def test_a_late_batch_of_a_transaction_that_ended_is_refused(tmp_path):
     run(tmp_path, body)
 
 
-def test_what_was_dropped_is_gone(tmp_path):
+def test_dropped_batches_are_gone(tmp_path):
     async def body(cluster, stream_id, client):
         assert await stage(client, stream_id, "t", "abc") == [-1]
         assert await end(client, stream_id, "t", commit=False) == (-1, 3)

@@ -45,21 +45,21 @@ async def until_staged(client, *txn_ids):
         await asyncio.sleep(0.02)
 
 
-def test_what_a_decided_batch_does_not_name_is_dropped(tmp_path):
+def test_staged_entries_that_a_decided_batch_does_not_name_are_dropped(tmp_path):
     async def body(cluster, stream_id, client):
         named = await stage(cluster, stream_id, "p.7.named", "a")
         late = await stage(cluster, stream_id, "p.7.late", "b")
         next_one = await stage(cluster, stream_id, "p.8.next", "c")
-        await stage(cluster, stream_id, "tells-nothing", "d")
+        await stage(cluster, stream_id, "without-batch", "d")
         commit = cluster.client.commit_txn
         decision = await commit("p", 7, named.parts(), record_count=1, digest=DIGEST)
         assert decision.is_published
-        await until_staged(client, "p.8.next", "tells-nothing")
+        await until_staged(client, "p.8.next", "without-batch")
         items = [AppendItem(stream_id, rows_batch([b"e"]))]
         with pytest.raises(TxnEndedError):
             await cluster.client.append(items, transaction=late)
         await commit("p", 8, next_one.parts(), record_count=1, digest=DIGEST)
-        await until_staged(client, "tells-nothing")
+        await until_staged(client, "without-batch")
         assert await letters_of(cluster, stream_id) == "ac"
 
     run(tmp_path, body)

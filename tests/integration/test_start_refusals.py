@@ -230,7 +230,9 @@ def test_the_command_of_a_message_helps(state: str, folder: Path, copies: Copies
 
 
 @pytest.mark.parametrize("state", LOST)
-def test_what_cannot_be_repaired_is_put_back(state: str, folder: Path, copies: Copies) -> None:
+def test_files_that_cannot_be_repaired_are_put_back(
+    state: str, folder: Path, copies: Copies
+) -> None:
     damage, message, part = LOST[state]
     damage(folder, copies)
     output = refusal(folder)

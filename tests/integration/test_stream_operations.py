@@ -95,7 +95,7 @@ async def trim_at(raw, *items):
 # TRIM_STREAMS
 
 
-def test_what_is_trimmed_is_refused_with_exact_bounds_also_after_a_restart(tmp_path):
+def test_trimmed_offsets_are_refused_with_exact_bounds_also_after_a_restart(tmp_path):
     async def before(cluster):
         client = cluster.client
         (stream,) = await client.create_streams([StreamSpec("s")])

@@ -46,7 +46,7 @@ def read():
 HELD = {"flights.AA": 3, "flights.UA": 1}
 
 
-def test_what_is_read_once_has_no_faults(demo, read, flights):
+def test_records_that_are_read_once_have_no_faults(demo, read, flights):
     assert demo.find_faults(read, flights, HELD) == []
 
 

@@ -100,7 +100,7 @@ def test_a_grown_schema_is_an_evolution(data, schema):
 
 @EXAMPLES
 @given(st.data(), SCHEMAS)
-def test_what_two_writers_have_merges_into_what_both_can_write(data, schema):
+def test_schemas_of_two_writers_merge_into_one_that_both_can_write(data, schema):
     first, second = data.draw(grown(schema)), data.draw(grown(schema))
     try:
         merged = merge_schemas(first, second)

@@ -115,7 +115,7 @@ class BudgetMachine(RuleBasedStateMachine):
         assert all(peer.is_reading == peer.intake.may_read for peer in self.peers)
 
     @invariant()
-    def nobody_waits_without_a_reason(self):
+    def a_wait_has_a_reason(self):
         waiting = [peer for peer in self.peers if peer.intake.is_waiting]
         assert self.budget.is_contended == bool(waiting)
         assert self.budget.waiting_count == len(waiting)
@@ -163,7 +163,7 @@ def test_one_connection_may_not_take_it_all():
     assert intake.may_read
 
 
-def test_who_was_let_in_with_a_large_frame_takes_what_its_request_counts_for():
+def test_a_peer_admitted_with_a_large_frame_is_charged_for_its_request():
     budget = Budget(100)
     intake, other = Intake(budget, lambda: None), Intake(budget, lambda: None)
     intake.expect_frame(100)
@@ -216,7 +216,7 @@ def test_one_address_leaves_a_quarter_to_others_which_take_turns():
     assert pool.granted[3:] == ["a waits", "b"]
 
 
-def test_what_fits_in_the_share_of_its_connection_never_waits():
+def test_a_request_within_the_share_of_its_connection_never_waits():
     pool = Pool(100, own_bytes_max=10)
     pool.claim("all", 100)
     account = Account("a")

@@ -128,7 +128,7 @@ def test_numbers_whose_signs_change_together():
     assert len(set(hash_bytes(pa.array(values, pa.binary())).tolist())) == 3
 
 
-def test_what_nulls_hide_does_not_count():
+def test_values_under_nulls_do_not_count():
     offsets, data = pa.py_buffer(b"\0\0\0\0\3\0\0\0"), pa.py_buffer(b"abc")
     hiding = pa.Array.from_buffers(pa.binary(), 1, [pa.py_buffer(b"\0"), offsets, data])
     assert hash_bytes(hiding).tolist() == hash_bytes(pa.array([None], pa.binary())).tolist()

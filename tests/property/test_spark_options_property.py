@@ -95,7 +95,7 @@ def test_json_names_exactly_the_streams_by_name_or_id(streams, data):
     | st.integers(1, 300).map(BeforeTail)
     | st.integers(0, 200).map(AtOffset),
 )
-def test_what_moves_with_the_tail_lies_inside_of_the_stream(start, count, position):
+def test_positions_relative_to_the_tail_lie_inside_the_stream(start, count, position):
     bound = StreamBounds(1, start, start + count)
     offset = locate(position, bound)
     if isinstance(position, AtOffset):

@@ -77,8 +77,14 @@ def key_by_tasks(ledger, manifest) -> bool:
 @pytest.mark.parametrize(
     ("world", "fault"),
     [
-        (replace(TWO_DRIVERS, is_replay=key_by_tasks), "a driver was told that batch 1 is done"),
-        (replace(TWO_DRIVERS, is_abort_an_outcome=True), "a driver was told that batch 1 is done"),
+        (
+            replace(TWO_DRIVERS, is_replay=key_by_tasks),
+            "a driver got the answer that batch 1 is done",
+        ),
+        (
+            replace(TWO_DRIVERS, is_abort_an_outcome=True),
+            "a driver got the answer that batch 1 is done",
+        ),
         (replace(TWO_DRIVERS, is_timeout_enough=True), "takes away what is committed"),
         (replace(TWO_DRIVERS, remembers_ends=False), "became visible behind"),
         (replace(SEALED_TWICE, asks_sealed_ranges=False), "is not as it was committed"),

@@ -188,7 +188,7 @@ def test_a_table_without_columns_is_refused(sbp, table, options):
 
 
 @pytest.mark.parametrize("way", ["saveAsTable", "create", "toTable"])
-def test_what_was_saved_as_a_table_is_read_with_options(sbp, new_streams, table, checkpoint, way):
+def test_a_saved_table_is_read_with_options(sbp, new_streams, table, checkpoint, way):
     origin, stream = new_streams(2)
     options = {"endpoint": sbp.endpoint, "stream": stream}
     frame = sbp.spark.createDataFrame([("k", "a"), (None, "ä")], "key string, value string")

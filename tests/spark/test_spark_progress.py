@@ -56,7 +56,7 @@ def test_another_query_goes_on_where_a_group_is(sbp, new_streams, client, tmp_pa
     assert sbp.values(copy) == numbered(0, 13)
 
 
-def test_what_is_committed_is_trimmed_and_what_is_not_is_read_again(
+def test_committed_records_are_trimmed_and_others_are_read_again(
     sbp, new_streams, client, checkpoint
 ):
     (stream,) = new_streams(1)

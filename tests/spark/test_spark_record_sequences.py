@@ -36,7 +36,7 @@ def rows(spark):
     return spark.range(300).selectExpr(*ROWS).toDF(*COLUMNS).coalesce(1)
 
 
-def test_what_spark_writes_the_java_client_and_spark_read(foreign, server, rows) -> None:
+def test_the_java_client_and_spark_read_records_of_spark(foreign, server, rows) -> None:
     foreign.save(rows, stream="7", delivery="at-least-once")
     assert_df_equality(
         foreign.load("7", includeHeaders="true").select(*COLUMNS).orderBy("timestamp"),
@@ -75,7 +75,7 @@ def test_a_query_copies_what_another_client_wrote(foreign, server, checkpoint) -
     ],
     ids=["exactly once", "columns"],
 )
-def test_what_these_servers_cannot_do_is_refused_by_name(
+def test_features_that_these_servers_lack_are_refused_by_name(
     spark, foreign, server, checkpoint, options, message
 ) -> None:
     with pytest.raises(PySparkException, match=message):

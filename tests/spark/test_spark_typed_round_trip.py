@@ -220,7 +220,7 @@ def test_types_that_arrow_does_not_distinguish_are_read_as_written(sbp, new_stre
     assert read.where("collated = 'a'").count() == 1
 
 
-def test_what_a_stream_has_narrower_is_refused_or_widened(sbp, new_streams):
+def test_a_narrower_column_of_the_stream_is_refused_or_widened(sbp, new_streams):
     (stream,) = new_streams(1)
     days, hours = (sbp.spark.sql(f"select interval '3' {unit} x") for unit in ("day", "hour"))
     sbp.save(days, stream=stream, encoding="columns")

@@ -26,7 +26,7 @@ def small_frames() -> Iterator[None]:
 class AppendWorld:
     """Answers each call at once, or later: then others that were sent after it may come first.
 
-    Without `draw` at once, and in order. `reply` is told of every call, in the order in which
+    Without `draw` at once, and in order. `reply` gets every call, in the order in which
     servers see them, and returns a frame or an error.
     """
 

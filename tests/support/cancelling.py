@@ -46,7 +46,7 @@ class Moments:
             self.victim.cancel()
 
     def make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
-        """A task factory: the tasks of the loop tell of their moments."""
+        """A task factory: the tasks of the loop report their moments."""
         task = asyncio.Task(self._told(coro), loop=loop, **options)
         task.add_done_callback(lambda _: coro.close())  # if it was cancelled before it began
         return task

@@ -94,7 +94,7 @@ def torn(operations: Operations) -> list[Anomaly]:
 
 
 def invented(operations: Operations) -> list[Anomaly]:
-    """Nothing is there, or was ever read, that nobody wrote to that stream."""
+    """Nothing is there, or was ever read, that was not written to that stream."""
     written = defaultdict(set)
     for append in chosen(operations, "append"):
         written[append.request["stream"]].update(append.request["records"])

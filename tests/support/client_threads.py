@@ -1,4 +1,4 @@
-"""Threads of clients at work, until they are told to stop, and how far each has come."""
+"""Threads of clients at work, until they are stopped, and how far each has come."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def found(log: Log, synced: Model, in_doubt: list[Entry]) -> Model:
     rest = iter(in_doubt)
     while not is_told(log, model):
         entry = next(rest, None)
-        assert entry is not None, f"{log.ranges()} are told, {model.ranges()} were synced"
+        assert entry is not None, f"{log.ranges()} are reported, {model.ranges()} were synced"
         model.apply(entry)
     model.maybe_mark = None  # a batch that comes later is not the one that was meant
     model.check_writers(log.writers)
@@ -275,7 +275,7 @@ def found(log: Log, synced: Model, in_doubt: list[Entry]) -> Model:
 
 
 def is_told(log: Log, model: Model) -> bool:
-    """Whether the log tells of the ranges of `model`, and of what is staged.
+    """Whether the log has the ranges of `model`, and what is staged.
 
     It may have forgotten ranges that are deleted.
     """

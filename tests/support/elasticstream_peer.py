@@ -1,7 +1,7 @@
 """Servers that behave as ElasticStream's of 2023 were seen to, faults included.
 
 `ElasticStreamPeer`, of April: a placement manager and a data node. No extension: every
-request_index is 0, batches are counted, nobody waits for data. `LaterElasticStreamPeer`, of July:
+request_index is 0, batches are counted, no fetch waits for data. `LaterElasticStreamPeer`, of July:
 another protocol under the same magic, whose process ends at a batched header.
 """
 

@@ -93,7 +93,7 @@ def columns(draw: st.DrawFn) -> pa.Array:
 
 
 def with_logical_types(field: pa.Field) -> pa.Field:
-    """The field with a logical type wherever Arrow does not tell Spark's types apart."""
+    """The field with a logical type wherever several types of Spark are one in Arrow."""
     kind = field.type
     if pa.types.is_struct(kind):
         kind = pa.struct([with_logical_types(each) for each in kind])
@@ -159,7 +159,7 @@ class Written:
     def names(self, *, may_come_with_plan: bool) -> list[str]:
         """The columns that may come with the plan, or the others.
 
-        Those have null elements, or types that Arrow does not tell apart.
+        Those have null elements, or types that are equal in Arrow.
         """
         columns = zip(self.rows.schema, self.rows.columns, strict=True)
         return [

@@ -184,7 +184,7 @@ class FakeCluster:
 
 
 def use_fake_cluster(monkeypatch):
-    """Two streams, that the source takes for those of a cluster; nobody waits."""
+    """Two streams that the source reads as those of a cluster, without any wait."""
     fake = FakeCluster(a=[1, 100, 0, 50], b=[2, 200, 10, 30])
     for module in (rows_with_plan, client_pool, stream_watch):
         monkeypatch.setattr(module, "client_for", lambda *_: fake)

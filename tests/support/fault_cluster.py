@@ -29,7 +29,7 @@ class FaultCluster(LocalCluster):
 
     It fills its disk to the last byte, so that the disk fails, and frees what is dead of its log
     all the time, unless `settings` say otherwise.
-    Its data is in `data_dir`, all else in `folder`, where the data is too unless told otherwise.
+    Its data is in `data_dir`, all else in `folder`, where the data is too by default.
     `wrapper` are words to put before the command of the next start, such as those of strace.
     """
 
@@ -131,7 +131,7 @@ class FaultCluster(LocalCluster):
         return self._reap(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Let the process stand still for ever; return when it says nothing more to anybody."""
+        """Stop the process for ever; return when it sends nothing more."""
         os.kill(self.pid, signal.SIGSTOP)
         deadline = time.monotonic() + END_SECONDS
         while _state_of(self.pid) != "T":

@@ -1,6 +1,6 @@
 """A TCP proxy between two ends of SBP connections that lets frames through, or does them harm.
 
-It runs in a thread of its own and is told what to do from any other one. Frames of one direction
+It runs in a thread of its own and is controlled from any other one. Frames of one direction
 of one connection stay in order: while one is delayed or held, those behind it wait.
 """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class FixedProbe:
-    """The host port of a range server; with `free` None the disk does not tell."""
+    """The host port of a range server; with `free` None the disk does not report it."""
 
     def __init__(self, free: int | None) -> None:
         self.free = free

@@ -57,7 +57,7 @@ class LoopDisk:
         self._is_mounted = True
 
     def unmount(self) -> None:
-        """Unmount it, if it is mounted; nobody may have a file open there."""
+        """Unmount it, if it is mounted; no process may have a file open there."""
         if self._is_mounted:
             run("umount", str(self.folder))
             self._is_mounted = False

@@ -16,13 +16,13 @@ def source(streaming=True, **options):
 
 
 def faults(options, streaming=True):
-    """The lines that are told of these options."""
+    """The lines of the error about these options."""
     with pytest.raises(ConfigurationError) as caught:
         parse_source_options(options, streaming=streaming)
     return str(caught.value).splitlines()[1:]
 
 
 def only_fault(streaming=True, **options):
-    """The one line that is told of good options with these."""
+    """The one line of the error about good options with these."""
     (line,) = faults({**GOOD, **options}, streaming)
     return line

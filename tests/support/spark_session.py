@@ -30,7 +30,7 @@ CONF = {
 def spark_session(
     folder: Path, *, master: str = "local[2]", conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session whose files are in `folder`, local and on two cores unless told otherwise."""
+    """A session whose files are in `folder`, local and on two cores by default."""
     use_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(master).appName("sbp-tests")

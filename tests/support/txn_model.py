@@ -144,7 +144,9 @@ class World:
     def _check_outcome(self, state: State, batch_number: int) -> None:
         outcomes = [each for each in state.decisions if each.batch_number == batch_number]
         if len(outcomes) != 1 or not outcomes[0].parts:
-            raise ViolationError(f"a driver was told that batch {batch_number} is done: {outcomes}")
+            raise ViolationError(
+                f"a driver got the answer that batch {batch_number} is done: {outcomes}"
+            )
 
     # The placement driver
 
@@ -256,7 +258,7 @@ class World:
         return state._replace(publications=tuple(heads))
 
     def _wished(self, state: State, head: Publication, refusal: SbpError | None) -> Iterator[State]:
-        """Yield that somebody wants to give up what a server refuses, if that may be."""
+        """Yield a request to give up what a server refuses, if that may be."""
         if head.maybe_learned(refusal) is PublicationInput.INCOMPLETE:
             yield self._give_up(state, head.after(PublicationInput.INCOMPLETE))
 
@@ -265,7 +267,7 @@ class World:
         _check_lost(state, head)
         named = {part.txn_id for part in head.parts}
         if named & set(state.streams[head.stream_id].visible):
-            raise ViolationError(f"{head} is told to be lost, and is visible: {state}")
+            raise ViolationError(f"{head} is reported as lost, and is visible: {state}")
         key = (head.txn_number, head.stream_id)
         under_way = {each for each in state.net if _is_about(each, head.stream_id, named)}
         state = state._replace(

@@ -1,4 +1,4 @@
-"""Clients at work, each on a thread of its own, who journal all that they do and are told."""
+"""Clients at work, each on a thread of its own, that journal their requests and the answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def encode_record(name: str, size: int) -> bytes:
 
 
 def decode_record(value: bytes) -> str:
-    """The name of a record, or one that nobody wrote if it is not intact."""
+    """The name of a record, or one that was never written if it is not intact."""
     name = value.partition(b"|")[0].decode(errors="replace")
     return name if value == encode_record(name, len(value) - len(name) - 1) else f"damaged:{name}"
 
@@ -229,7 +229,7 @@ class Workload(ClientThreads):
 
 
 def list_streams(endpoint: str, history: History, stream_ids: Sequence[int]) -> None:
-    """Journal all that the streams hold, and their ranges, when nobody works on them any more."""
+    """Journal all that the streams hold, and their ranges, when all clients have stopped."""
     driver = BlockingDriver(endpoint, retry=RetryPolicy(budget_ms=AUDIT_BUDGET_MS))
     for stream_id in stream_ids:
         number = history.invoke("auditor", "list", stream=stream_id)

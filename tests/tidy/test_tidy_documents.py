@@ -10,8 +10,8 @@ from tidy_sources import PACKAGES, ROOT, parse, project_files, python_files
 from sbp_core import errors
 
 MACHINE = re.compile(
-    r"(?<![\w.~$}{-])/(?:home|Users|root|work|mnt|opt)/[\w.-]+|"  # somebody's folder
-    r"index[-_]url|trusted[-_]host|artifactor[y]|jfro[g]|\w\.interna[l]\b",  # somebody's registry
+    r"(?<![\w.~$}{-])/(?:home|Users|root|work|mnt|opt)/[\w.-]+|"  # a personal folder
+    r"index[-_]url|trusted[-_]host|artifactor[y]|jfro[g]|\w\.interna[l]\b",  # a private registry
     re.IGNORECASE,
 )
 

@@ -166,7 +166,7 @@ class TestRounds:
         )
         assert told[0] == "warm-up: sbp 1.000 s, kafka 2.000 s"
 
-    def test_who_fails_has_no_figures_and_the_others_go_on(self):
+    def test_a_side_that_fails_has_no_figures_and_the_others_continue(self):
         def fail():
             raise TimeoutError("Expiring 206 records\n at Sender.java")
 
@@ -216,14 +216,14 @@ class TestTables:
         (line,) = show([Outcome(case, (Series("sbp", ((20e6,),)),))]).splitlines()[2:]
         assert line.split()[-3:] == ["1,000,000", "sbp", "19"]
 
-    def test_who_is_absent_has_no_figures(self):
+    def test_an_absent_side_has_no_figures(self):
         text = show([outcome(absent="no network"), outcome(absent="no network")])
         assert text.endswith("\n\nkafka is absent: no network")
         assert text.count("kafka") == 1
 
 
 class TestIsolation:
-    def test_what_a_side_replaces_are_limits_of_the_server(self):
+    def test_replaced_values_are_limits_of_the_server(self):
         assert isolation.Side.FIRST_COME.bounds.keys() <= vars(limits).keys()
         assert isolation.Side.TURNS.bounds == {}
 
@@ -288,7 +288,7 @@ class TestArguments:
         assert {job.scenario.name for job in full} == {*SCENARIOS}
         assert {job.shape.value_bytes for job in usual if job.shape.rows > 10_000} == {100, 1024}
 
-    def test_what_is_asked_for_by_name_has_all_its_shapes(self):
+    def test_a_case_requested_by_name_has_all_its_shapes(self):
         assert len(chosen("--only", "backlog-read")) == 4
 
     def test_only_keeps_the_usual_order(self):

@@ -134,7 +134,7 @@ def test_errors_become_exit_codes(monkeypatch, capsys, error, exit_code):
         (["give-up", "p", "7", "8"], "unrecognized arguments: 8"),
     ],
 )
-def test_what_txns_cannot_do(capsys, words, told):
+def test_wrong_arguments_of_txns_are_refused(capsys, words, told):
     with pytest.raises(SystemExit, match="2"):
         command.main(["txns", *words])
     (line,) = capsys.readouterr().err.splitlines()

@@ -165,7 +165,7 @@ def test_one_uncertain_try_makes_the_outcome_unknown(make, peer) -> None:
     assert caught.value.outcome is Outcome.UNKNOWN
 
 
-def test_what_a_broken_answer_confirmed_is_not_appended_again(make, peer) -> None:
+def test_batches_that_a_broken_answer_confirmed_are_not_appended_again(make, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
     confirmed = AppendResponse(append_responses=(AppendResult(1, 0, 100, 7, Status()),))
 

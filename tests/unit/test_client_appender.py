@@ -168,7 +168,7 @@ def test_a_writer_s_second_batch_may_come_before_its_first(start, server) -> Non
 
 
 def test_an_answer_that_is_lost_while_a_later_one_came_is_asked_for_again(start, server) -> None:
-    """A number that was taken tells that all those before it were."""
+    """An accepted number proves that all those before it were accepted."""
     lost = RequestTimeoutError(StatusCode.REQUEST_TIMEOUT, "late")
     server.script(Opcode.APPEND, lambda each: each.fail(lost), append_handler())
     appending = start(server.endpoint, transaction=Transaction("t"))
@@ -195,7 +195,7 @@ def test_a_failure_is_raised_when_more_is_given_or_in_the_end(start, server) -> 
     assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1),)
 
 
-def test_what_is_not_acknowledged_can_be_appended_otherwise(start, peer) -> None:
+def test_unacknowledged_batches_can_be_appended_another_way(start, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
     peer.script(Opcode.APPEND, append_handler())
     numbered = start(peer.endpoint, writer=Writer())
@@ -268,7 +268,7 @@ def test_an_unusable_batch_sends_nothing_of_its_group(start, server) -> None:
 class CountingServer(AppendWorld):
     """Answers at once, but is heard only when the program waits: so frames pile up on their way.
 
-    `on_way` tells for each frame how many were, it included. The first one may be refused.
+    `on_way` has for each frame how many were, it included. The first one may be refused.
     """
 
     def __init__(self, first=StatusCode.NONE) -> None:

@@ -217,7 +217,7 @@ def test_a_forked_process_makes_its_own_connection(peer, monkeypatch) -> None:
 
 
 def test_a_writer_outlives_connections_that_die_before_they_are_greeted(make, peer) -> None:
-    """As behind a proxy that connects, and finds nobody."""
+    """As behind a proxy that accepts, and finds no server."""
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
     features = (Feature(FeatureName.IDEMPOTENT_APPEND),)
     greet = lambda each: each.answer(HeartbeatResponse(features=features))  # noqa: E731

@@ -111,7 +111,7 @@ def test_the_batch_around_the_offset_comes_whole(make, server) -> None:
     assert (records, next_offset) == ([(0, b"a"), (1, b"b"), (2, b"c")], 3)
 
 
-def test_what_was_appended_is_read_back(make, server) -> None:
+def test_appended_records_are_read_back(make, server) -> None:
     driver = make(server.endpoint)
     driver.do(
         "append",
@@ -153,7 +153,7 @@ def test_a_stream_without_records_does_not_hold_up_the_others(make, server) -> N
     assert server.fetches() == [[(7, 0), (8, 0)], [(7, 0)], [(7, 0)]]
 
 
-def test_what_had_no_room_in_the_frame_is_asked_for_also_without_a_wait(make, server) -> None:
+def test_streams_left_out_of_a_full_frame_are_requested_again_without_a_wait(make, server) -> None:
     for stream_id in (7, 8, 9):
         server.put(stream_id, b"%d" % stream_id)
 
@@ -333,7 +333,7 @@ def test_a_batch_that_is_refused_is_reported_by_its_place(make, server) -> None:
 def test_answers_without_indexes_must_be_as_many_as_the_requests(
     make, server, count, status, unknown
 ) -> None:
-    """Otherwise nobody can say which batch was appended; and only this dialect lacks indexes."""
+    """Otherwise it is unknown which batch was appended; and only this dialect lacks indexes."""
     answer = AppendResponse(0, (AppendResult(8, 0, 5, 0, status),) * count, status)
     server.node.script(Opcode.APPEND, lambda each: each.answer(answer))
     with pytest.raises(ProtocolError, match=f"item {unknown} of 2") as caught:
@@ -406,7 +406,7 @@ def test_data_nodes_are_not_told_of_what_they_never_answer(make, server) -> None
     assert not server.node.seen(Opcode.TRIM_STREAMS)
 
 
-def test_what_does_not_change_is_kept_where_an_update_replaces_all(make, server) -> None:
+def test_an_update_that_replaces_all_keeps_unchanged_settings(make, server) -> None:
     server.rows[7] = Stream(7, 3, 1000)
     (updated,) = make(server.endpoint).do(
         "update_streams", [StreamUpdate(7, retention_period_ms=5)]

@@ -155,7 +155,7 @@ def test_a_server_that_refuses_the_probe_answers_for_itself(duet) -> None:
     assert got == []
 
 
-def test_what_waits_for_the_probe_ends_with_the_connection(duet) -> None:
+def test_calls_that_wait_for_the_probe_end_with_the_connection(duet) -> None:
     got: list = []
     duet.client.start(LIST, got.append)
     duet.greet(FOREIGN)
@@ -165,7 +165,7 @@ def test_what_waits_for_the_probe_ends_with_the_connection(duet) -> None:
     assert got[0].outcome is Outcome.NOT_APPLIED
 
 
-def test_what_waits_for_the_probe_is_refused_after_goaway(duet) -> None:
+def test_calls_that_wait_for_the_probe_are_refused_after_goaway(duet) -> None:
     got: list = []
     duet.client.start(LIST, got.append)
     (probe,) = duet.greet(FOREIGN)
@@ -184,7 +184,7 @@ def test_what_waits_for_the_probe_is_refused_after_goaway(duet) -> None:
     ],
     ids=["ElasticStream's", "ours", "ours of a cluster", "the specification's"],
 )
-def test_what_is_only_for_our_range_servers_is_not_sent_to_others(duet, answer, is_sent) -> None:
+def test_extensions_of_our_range_servers_are_not_sent_to_others(duet, answer, is_sent) -> None:
     got: list = []
     duet.client.start(DELETE, got.append)
     assert len(duet.greet(answer)) == is_sent

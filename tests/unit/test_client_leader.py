@@ -44,7 +44,7 @@ def test_the_cluster_survives_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("detail", [b"", b"\0", b"\xff" * 40, b"not a table at all"])
-def test_what_is_no_cluster_counts_as_absent(detail) -> None:
+def test_invalid_cluster_details_count_as_absent(detail) -> None:
     assert maybe_cluster(detail) is None
     assert after((GIVEN, not_leader(detail=detail))) == (GIVEN,)
 
@@ -114,7 +114,7 @@ errors = st.one_of(
 def test_whatever_peers_say_the_given_one_stays_known_and_has_its_turn(steps) -> None:
     drivers = PlacementDrivers(GIVEN)
     for is_late, error in steps:
-        drivers.on_error("somebody:9" if is_late else drivers.endpoint, error)
+        drivers.on_error("other:9" if is_late else drivers.endpoint, error)
         known = drivers.known
         assert GIVEN in known
         assert len(set(known)) == len(known) <= limits.PLACEMENT_DRIVERS_MAX + 2
@@ -142,7 +142,7 @@ def test_one_that_is_down_is_passed_over_where_several_were_given() -> None:
     assert not PlacementDrivers(GIVEN).is_passed_over(ConnectError("x"), set())
 
 
-def test_what_is_learned_waits_behind_the_one_that_is_asked() -> None:
+def test_learned_placement_drivers_come_after_the_current_one() -> None:
     drivers = PlacementDrivers(GIVEN)
     drivers.learn(cluster_of("lead:1", "b:2"))
     assert drivers.known == (GIVEN, "b:2", "lead:1")

@@ -99,7 +99,7 @@ def test_another_replica_of_a_sealed_range_is_asked(make, peers):
 @pytest.mark.parametrize(
     "trouble", [reset, answer(0, code=StatusCode.RANGE_NOT_FOUND)], ids=["reset", "moved"]
 )
-def test_what_is_retriable_is_tried_again_for_those_that_failed(make, servers, trouble):
+def test_retriable_errors_are_retried_for_the_streams_that_failed(make, servers, trouble):
     driver_peer, one, other = servers
     pieces = (placed(5, 0, 0, -1, one.endpoint), placed(6, 0, 0, -1, other.endpoint))
     driver_peer.script(Opcode.LIST_RANGES, ranges(*pieces, revision=3))
@@ -110,7 +110,7 @@ def test_what_is_retriable_is_tried_again_for_those_that_failed(make, servers, t
     assert len(other.seen(Opcode.LOOKUP_OFFSETS)) == 1
 
 
-def test_what_is_not_is_raised_with_its_server(make, servers):
+def test_other_errors_are_raised_with_their_server(make, servers):
     driver_peer, one, _ = servers
     driver_peer.script(Opcode.LIST_RANGES, ranges(placed(5, 0, 0, -1, one.endpoint), revision=3))
     driver = make(driver_peer.endpoint)
@@ -150,7 +150,7 @@ def test_servers_of_ranges_before_the_start_are_not_asked(make, servers):
 @pytest.mark.parametrize(
     "trouble", [reset, silent, answer(0, code=StatusCode.RANGE_NOT_FOUND)], ids=str
 )
-def test_who_is_not_waited_for_leaves_out_its_streams(make, servers, trouble):
+def test_streams_of_a_server_past_its_timeout_are_left_out(make, servers, trouble):
     driver_peer, one, other = servers
     pieces = (placed(5, 0, 0, -1, one.endpoint), placed(6, 0, 0, -1, other.endpoint))
     driver_peer.script(Opcode.LIST_RANGES, ranges(*pieces, revision=3))
@@ -162,7 +162,7 @@ def test_who_is_not_waited_for_leaves_out_its_streams(make, servers, trouble):
     assert len(one.seen(Opcode.LOOKUP_OFFSETS)) == 2
 
 
-def test_what_no_wait_cures_is_raised_all_the_same(make, servers):
+def test_permanent_errors_are_raised_all_the_same(make, servers):
     driver_peer, one, other = servers
     pieces = (placed(5, 0, 0, -1, one.endpoint), placed(6, 0, 0, -1, other.endpoint))
     driver_peer.script(Opcode.LIST_RANGES, ranges(*pieces, revision=3))

@@ -102,7 +102,7 @@ def decide(error: SbpError, *, is_repeatable: bool = True, elapsed_ms: float = 0
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, SbpError) else None,
 )
-def test_what_is_tried_again(error, reads, appends) -> None:
+def test_errors_that_are_retried(error, reads, appends) -> None:
     assert (decide(error) is not None) is reads
     assert (decide(error, is_repeatable=False) is not None) is appends
 
@@ -229,7 +229,7 @@ def test_goaway_leaves_open_calls_and_refuses_new_ones() -> None:
     assert conversation.is_finished
 
 
-def test_what_a_client_does_not_serve_is_refused() -> None:
+def test_a_client_refuses_the_requests_that_it_does_not_serve() -> None:
     conversation, server = Conversation("h:1", "me", Wishes()), Connection()
     _, buffers = server.start_call(Opcode.APPEND, b"", [b"x"])
     server.decoder.receive_data(b"".join(feed(conversation, buffers)))

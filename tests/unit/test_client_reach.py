@@ -115,7 +115,7 @@ def test_a_range_without_a_server_and_one_that_its_server_does_not_know(make, pe
     assert isinstance(found[2].unavailable[0].error, RangeNotFoundError)
 
 
-def test_what_no_wait_cures_is_raised(make, peer):
+def test_permanent_errors_are_raised(make, peer):
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
     peer.script(Opcode.DESCRIBE_RANGE, described(StatusCode.RS_DATA_CORRUPTED, s1=0))
     driver = make(peer.endpoint)

@@ -162,7 +162,7 @@ def test_a_version_that_could_not_be_next_is_refused(make, server) -> None:
         driver.do("register_schema", 7, A, version=1)
 
 
-def test_what_is_wrong_with_a_schema_is_said(make, server) -> None:
+def test_an_error_names_the_fault_of_a_schema(make, server) -> None:
     refused = entry(7, 1, A, Status(StatusCode.INVALID_REQUEST, "column x:\n  - bad"))
     server.script(Opcode.REGISTER_SCHEMAS, registered(refused))
     with pytest.raises(SchemaError, match=r"schema of stream 7: column x:\n  - bad"):
@@ -206,7 +206,7 @@ def test_evolving_goes_on_from_whatever_others_made_of_it(make, server) -> None:
     ]
 
 
-def test_what_may_not_change_says_what_would_have_to(make, server) -> None:
+def test_a_refused_change_names_the_change_that_would_fit(make, server) -> None:
     server.script(Opcode.DESCRIBE_SCHEMAS, described((entry(7, 4, A),)))
     given = schema_of(a=pa.int64(), c=pa.date32())
     message = r"version 4 of the schema of stream 7 .*\n  ~ column a widens .*\n  \+ column c date"

@@ -388,9 +388,9 @@ def test_the_outcome_of_an_error_speaks_of_all_tries(make, peer) -> None:
 
 
 def test_a_trim_that_is_recorded_and_not_everywhere_is_not_one_without_effect(make, peer) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        gone = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        gone = f"127.0.0.1:{unused.getsockname()[1]}"
         hosted = placed(1, 0, 0, -1, gone)
         recorded = TrimStreamResult(Stream(1), replace(hosted, start_offset=5), Status())
         peer.script(Opcode.LIST_RANGES, ranges(hosted))

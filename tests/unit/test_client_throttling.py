@@ -27,7 +27,7 @@ CLIENTS = 200
 
 
 class Time:
-    """Passes when somebody waits, and only then."""
+    """Passes when a call waits, and only then."""
 
     def __init__(self):
         self.now = 0.0

@@ -88,7 +88,7 @@ def test_a_lost_append_is_repeated_with_its_numbers(make, server) -> None:
     assert transaction.parts() == (TxnPart("t", 1, 0, 2, 2),)
 
 
-def test_what_a_sealed_range_refuses_goes_to_the_next_one_in_order(make, peers) -> None:
+def test_entries_that_a_sealed_range_refuses_go_to_the_next_one_in_order(make, peers) -> None:
     pd, old, new = peers(), accepting(peers()), accepting(peers())
     pd.script(
         Opcode.LIST_RANGES,
@@ -117,7 +117,7 @@ def test_a_range_that_refused_everything_is_no_part(make, peers) -> None:
     assert transaction.parts() == (TxnPart("t", 1, 1, 1, 1),)
 
 
-def test_what_may_be_staged_is_asked_for_where_it_was_sent_before_more_is_sent(make, peers) -> None:
+def test_staged_marks_are_requested_where_they_were_sent_before_more_is_sent(make, peers) -> None:
     """The range was sealed behind a lost answer: the first batch is in it, the second is not."""
     pd, old, new = peers(), accepting(peers()), accepting(peers())
     pd.script(
@@ -147,7 +147,7 @@ def test_no_batch_goes_to_the_next_range_while_one_may_be_in_the_last(make, peer
     assert sent(new) == [[(1, 0), (1, 1)], [(1, 2)]]
 
 
-def test_what_may_be_staged_in_a_range_that_is_gone_is_an_error(make, peers) -> None:
+def test_entries_possibly_staged_in_a_deleted_range_are_an_error(make, peers) -> None:
     pd, old, new = peers(), accepting(peers()), accepting(peers())
     pd.script(
         Opcode.LIST_RANGES,
@@ -175,7 +175,7 @@ def test_a_transaction_that_failed_is_over(make, server) -> None:
     assert len(server.seen(Opcode.APPEND)) == 1
 
 
-def test_what_may_be_staged_is_to_be_dropped(make, server) -> None:
+def test_possibly_staged_entries_are_to_be_dropped(make, server) -> None:
     server.script(Opcode.APPEND, reset)
     transaction = Transaction("t")
     with pytest.raises(ConnectionLostError) as caught:
@@ -225,7 +225,7 @@ def test_a_number_that_a_range_refused_is_not_lost() -> None:
     staging.on_appended(0)
     staging.on_refused(1, RangeSealedError(SEALED, ""))
     assert staging.marks(1, PIECE).sequence == 1
-    assert staging.marks(2, PIECE).sequence == 2, "nobody knows what became of it"
+    assert staging.marks(2, PIECE).sequence == 2, "its outcome is unknown"
     assert staging.marks(3, PIECE).sequence == 3
     for index in (1, 2):
         staging.on_refused(index, RangeSealedError(SEALED, ""))

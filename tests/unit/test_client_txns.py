@@ -80,7 +80,9 @@ def test_a_transaction_that_was_given_up_is_not_committed(make, peer) -> None:
     ("producer", "batch_number", "digest"),
     [("", 0, DIGEST), ("a b", 0, DIGEST), ("p", -1, DIGEST), ("p", 2**63, DIGEST), ("p", 0, b"x")],
 )
-def test_what_no_server_takes_is_not_sent(make, peer, producer, batch_number, digest) -> None:
+def test_arguments_that_every_server_refuses_are_not_sent(
+    make, peer, producer, batch_number, digest
+) -> None:
     with pytest.raises(ConfigurationError):
         make(peer.endpoint).do(
             "commit_txn", producer, batch_number, PARTS, record_count=6, digest=digest
@@ -137,7 +139,7 @@ def test_an_earlier_placement_driver_gives_nothing_up(make, peer) -> None:
 
 
 @pytest.mark.parametrize(("producer", "batch_number"), [("a b", 0), ("p", -1), ("p", 2**63)])
-def test_what_is_no_batch_is_not_given_up(make, peer, producer, batch_number) -> None:
+def test_only_a_batch_can_be_given_up(make, peer, producer, batch_number) -> None:
     with pytest.raises(ConfigurationError):
         make(peer.endpoint).do("give_up_txn", producer, batch_number)
     assert peer.requests == []

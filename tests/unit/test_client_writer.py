@@ -90,7 +90,7 @@ def test_a_server_that_does_not_know_writers_is_not_asked(make, peer) -> None:
     assert numbering.marks(0, PIECE).sequence == 0
 
 
-def test_what_is_in_doubt_comes_first(make, server) -> None:
+def test_batches_in_doubt_are_sent_first(make, server) -> None:
     writer = Writer("me")
     driver = make(server.endpoint)
     driver.do("append", items(b"a"), writer=writer)
@@ -110,7 +110,7 @@ def test_what_is_in_doubt_comes_first(make, server) -> None:
     assert [sequence for frame in numbers(server)[2:] for _, sequence in frame] == [1, 2, 3]
 
 
-def test_what_was_refused_leaves_its_number_to_the_next_one(make, server) -> None:
+def test_a_refused_batch_leaves_its_number_to_the_next_one(make, server) -> None:
     refused = append_handler(n1=StatusCode.INVALID_REQUEST, n2=StatusCode.WRITER_GAP)
     server.script(Opcode.APPEND, refused, append_handler())
     writer = Writer("me")
@@ -149,7 +149,7 @@ def test_a_writer_does_one_thing_at_a_time() -> None:
     assert second.marks(0, PIECE).sequence == 1
 
 
-def test_what_a_writer_refuses_changes_nothing(make, server) -> None:
+def test_a_refused_call_does_not_change_the_writer(make, server) -> None:
     writer = Writer("me")
     first = writer._begin()
     first.add(items(b"a", b"b"))
@@ -162,7 +162,7 @@ def test_what_a_writer_refuses_changes_nothing(make, server) -> None:
     assert numbers(server) == [[("me", 0), ("me", 1), ("me", 2)]]
 
 
-def test_what_was_appended_behind_a_batch_in_doubt_is_in_doubt_with_it() -> None:
+def test_batches_after_one_in_doubt_are_in_doubt_too() -> None:
     """Its number is taken: another batch under it would pass for a repeat, and be lost."""
     writer = Writer()
     first = writer._begin()
@@ -178,7 +178,7 @@ def test_what_was_appended_behind_a_batch_in_doubt_is_in_doubt_with_it() -> None
 
 
 @pytest.mark.parametrize("code", [StatusCode.WRITER_GAP, StatusCode.WRITER_UNKNOWN])
-def test_what_an_earlier_append_left_in_doubt_is_not_said_to_be_absent(make, server, code) -> None:
+def test_a_batch_in_doubt_is_not_reported_as_absent(make, server, code) -> None:
     writer = Writer()
     server.script(Opcode.APPEND, reset, append_handler(n0=code))
     driver = make(server.endpoint, retry=NO_RETRY)

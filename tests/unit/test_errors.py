@@ -123,7 +123,7 @@ def decisions(error: SbpError) -> tuple[bool, bool, Outcome]:
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
-def test_what_a_status_code_stands_for(code) -> None:
+def test_a_status_code_decides_the_outcome_and_the_retry(code) -> None:
     kind, *expected = CODES[code]
     error = error_for_code(code, "why", b"detail")
     assert type(error) is kind
@@ -133,7 +133,7 @@ def test_what_a_status_code_stands_for(code) -> None:
 
 
 @pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.__name__)
-def test_what_an_error_without_a_code_stands_for(kind) -> None:
+def test_an_error_without_a_code_decides_the_outcome_and_the_retry(kind) -> None:
     assert decisions(kind("why")) == PLAIN[kind]
 
 

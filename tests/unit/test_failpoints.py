@@ -65,7 +65,7 @@ def test_sleep(monkeypatch, capfd):
         "a-b=kill",
     ],
 )
-def test_what_is_no_list_of_faults_is_refused(text):
+def test_texts_that_are_no_list_of_faults_are_refused(text):
     with pytest.raises(ValueError, match=VARIABLE):
         ArmedFailpoints(text)
 

@@ -40,7 +40,7 @@ LARGE = {
 
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize("encode", [encode_header, lambda value: encode_officially(LAYOUTS, value)])
-def test_what_honest_encoders_write_is_taken(name, encode):
+def test_messages_of_honest_encoders_are_accepted(name, encode):
     data = encode(LARGE[name])
     assert len(data) > UNUSED
     decoded, size = decode_measured(type(LARGE[name]), data)

@@ -216,7 +216,7 @@ def test_the_ways_in_which_tables_are_laid_out_have_a_limit():
         Schema(LAYOUTS, layouts_max=3).decode(Node, data)
 
 
-def test_what_a_server_reads_before_it_knows_the_peer():
+def test_repeated_references_are_refused_before_the_peer_is_known():
     builder = flatbuffers.Builder()
     data = builder.CreateByteVector(bytes(64 * limits.KIB))
     builder.StartObject(2)

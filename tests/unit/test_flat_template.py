@@ -133,7 +133,7 @@ def test_an_excerpt_is_what_is_known_and_the_contents_at_its_paths():
     ],
     ids=repr,
 )
-def test_what_differs_elsewhere_is_not_taken_for_known(other):
+def test_a_message_that_differs_elsewhere_does_not_match_the_template(other):
     excerpt = maybe_excerpt(TABLES, "Node", SCHEMA.encode(FULL), "known", PATHS)
     assert excerpt.maybe_read(SCHEMA.encode(other)) is None
 
@@ -145,7 +145,7 @@ def test_there_is_no_excerpt_of_what_is_not_there():
     assert maybe_excerpt(TABLES, "Leaf", data, None, ["text", "text.0"]) is None
 
 
-def test_what_is_remembered_is_recognised():
+def test_a_remembered_message_is_recognised():
     schema = Schema(LAYOUTS)
     data = schema.encode(Leaf(number=5, text="abc"))
     assert schema.maybe_recognise(Leaf, data) is None

@@ -143,7 +143,7 @@ SUCCESS = headers.Status()
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_what_clients_and_servers_usually_send_is_written_in_a_straight_line(count):
+def test_frequent_messages_are_written_in_a_straight_line(count):
     schema, generic = Schema(WIRE_LAYOUTS, WRITERS), Schema(WIRE_LAYOUTS)
     for header in sent_headers(count):
         assert schema.encode(header) == generic.encode(header)

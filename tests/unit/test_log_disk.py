@@ -158,7 +158,7 @@ def test_a_lock_on_the_directory_of_another_user_is_refused(
 
 
 @pytest.mark.parametrize("mask", [0, 0o777])
-def test_what_is_created_is_the_owners_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+def test_new_files_belong_to_their_owner_whatever_the_umask(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
         OsDisk().make_directory(tmp_path / "a" / "b")
@@ -170,7 +170,7 @@ def test_what_is_created_is_the_owners_whatever_the_umask(tmp_path: Path, mask: 
 
 
 @pytest.mark.parametrize("is_writable", [False, True])
-def test_what_is_no_file_is_not_opened_and_not_waited_for(
+def test_only_a_regular_file_is_opened_and_nothing_else_blocks(
     tmp_path: Path, is_writable: bool
 ) -> None:
     os.mkfifo(tmp_path / "fifo")

@@ -104,7 +104,7 @@ def test_a_log_that_lost_its_end_says_what_is_missing_and_serves_the_rest(is_clo
     assert losses == ({0, 1, 2} if is_closed else {1, 2})
 
 
-def test_what_is_left_of_the_file_is_served() -> None:
+def test_the_rest_of_the_file_is_served() -> None:
     files = files_of()
     log = open_log(cut_at(files, len(files[SEGMENT]) - 500), segment_bytes=SEGMENT_BYTES)
     assert read(log, OTHER) == [b"other"]
@@ -226,7 +226,7 @@ def test_a_note_that_is_shorter_than_the_one_before_has_its_own_tails() -> None:
         assert [each.created_at_ms for each in mark.tails or ()] == [7] * len(ranges)
 
 
-def test_what_is_not_synced_is_not_noted() -> None:
+def test_unsynced_entries_do_not_move_the_mark() -> None:
     disk = FaultyDisk()
     log = filled(disk, is_closed=False)
     end = log.end_position

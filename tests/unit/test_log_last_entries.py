@@ -115,7 +115,7 @@ class Expected:
 
 
 def expected(sample: Sample, data: bytes) -> Expected:
-    """Tell it from which bytes differ."""
+    """Derive it from the bytes that differ."""
 
     def is_header_same(position: int) -> bool:
         """Whether all is the same but the checksum of the body, which ends the prefix."""

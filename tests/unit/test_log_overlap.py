@@ -93,7 +93,7 @@ def test_a_group_is_written_while_the_one_before_it_is_synced(tmp_path: Path) ->
         assert 2 <= appender.disk.sync_count <= 3
 
 
-def test_what_is_found_after_a_restart_is_what_two_groups_wrote(tmp_path: Path) -> None:
+def test_a_restart_finds_the_entries_of_both_groups(tmp_path: Path) -> None:
     with appending(tmp_path) as appender:
         groups = [appender.append(batch(offset, body=BODY)) for offset in range(2)]
         appender.disk.gate.set()

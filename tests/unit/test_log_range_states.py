@@ -92,7 +92,7 @@ def test_entries_that_contradict_those_before_are_refused_and_change_nothing(
 
 
 @pytest.mark.parametrize("kind", [EntryKind.COMMIT, *sorted(SNAPSHOT_KINDS)])
-def test_what_the_log_says_of_itself_says_nothing_of_ranges(kind: EntryKind) -> None:
+def test_entries_about_the_log_do_not_change_ranges(kind: EntryKind) -> None:
     with pytest.raises(LogCorruptionError, match=kind.name):
         RangeStates().after([Entry(kind, 1, 0, 0, 0)])
 
@@ -158,7 +158,7 @@ def test_a_range_that_is_restored_without_its_time_keeps_the_known_one():
     assert next(iter(states)).created_at_ms == 77
 
 
-def test_what_else_a_range_created_entry_says_is_not_a_time():
+def test_other_fields_of_a_range_created_entry_are_not_a_time():
     for body in (b"", b"\x01", b"\x03" + bytes(8), b"\x01" + bytes(9)):
         states = RangeStates()
         states.apply(Entry(EntryKind.RANGE_CREATED, 1, 0, 5, 0, body))

@@ -48,14 +48,14 @@ def test_a_body_that_is_larger_than_all_the_room_is_not_kept():
     assert kept(log, slots[:1]) is None
 
 
-def test_what_stands_in_a_rewritten_segment_is_elsewhere_than_it_was_written():
+def test_a_rewritten_segment_moves_its_entries():
     log, (slot,) = appended(10_000, [b"a"])
     rewritten = replace(slot.view, segment=replace(slot.view.segment, generation=1))
     assert kept(log, [slot]) == [b"a"]
     assert kept(log, [replace(slot, view=rewritten)]) is None
 
 
-def test_what_was_not_appended_since_the_start_is_not_there():
+def test_entries_from_before_the_start_are_not_there():
     disk = FaultyDisk()
     with open_log(disk) as log:
         log.append([created(), batch(0)])

@@ -302,9 +302,7 @@ def test_a_compacted_segment_is_never_the_last() -> None:
 # A log that does not start at 0.
 
 
-def test_what_lies_before_the_start_is_removed_and_what_is_missing_behind_it_is_corruption() -> (
-    None
-):
+def test_segments_before_the_start_are_removed_and_gaps_after_it_are_corruption() -> None:
     files, _ = three_segments()
     _, second, third = segments_of(files)
     disk = disk_with(files)

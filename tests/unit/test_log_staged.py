@@ -55,7 +55,7 @@ SPREAD = [
 ]
 
 
-def test_what_is_staged_is_in_no_range():
+def test_a_staged_batch_is_in_no_range():
     log = new_log()
     log.append([staged("t", 0, b"one", 5), batch(0), staged("t", 1, b"two", 7)])
     assert bodies(log) == [b"body"]
@@ -187,7 +187,7 @@ def test_damage_to_a_staged_batch_is_noticed_and_named():
         bodies(log)
 
 
-def test_what_contradicts_the_ranges_is_refused():
+def test_entries_that_contradict_the_ranges_are_refused():
     log = new_log()
     log.append([staged("x", 0)])
     end = commit(log, "x")
@@ -233,10 +233,10 @@ def test_a_lost_batch_belongs_to_what_has_lost_one():
     assert batch_positions(states, "x") == [2_000, 3_000, 5_000, 7_000]
 
 
-def test_what_lost_what_it_follows_counts_for_nothing():
+def test_a_batch_whose_predecessor_is_lost_does_not_count():
     x = [staged("x", sequence) for sequence in range(4)]
     states = fold(x[0], LOST, LOST, x[2], x[1], x[3])
-    assert batch_positions(states, "x") == [0, 4_000], "nobody knows which of the two it is"
+    assert batch_positions(states, "x") == [0, 4_000], "it is unknown which of the two it is"
     assert batch_positions(fold(x[1]), "x") == []
     assert batch_positions(fold(x[0], x[2]), "x") == [0]
 
@@ -284,7 +284,7 @@ def test_ends_are_remembered_as_long_as_their_ids_are_not_too_many(monkeypatch):
 
 
 def test_where_staged_batches_are_is_reported_while_more_are_staged():
-    """Nobody waits for it, and it holds what was staged when it was asked for."""
+    """No caller waits for it, and it holds what was staged when it was requested."""
 
     class Growing(BatchColumns):
         def rows(self) -> StagedRows:
@@ -358,7 +358,7 @@ def test_a_prefix_says_whose_batch_it_is():
 
 @pytest.mark.parametrize("size", [10, 200_000])
 @pytest.mark.parametrize("is_recent", [True, False])
-def test_what_was_staged_is_served_with_its_offset(size: int, is_recent: bool):
+def test_a_staged_batch_is_served_with_its_offset(size: int, is_recent: bool):
     log = new_log(segment_bytes=10_000_000)
     bodies = [
         encode_envelope(

@@ -1,4 +1,4 @@
-"""Freeing segments in which batches were staged: those that published them tell what lives."""
+"""Freeing segments in which batches were staged: those that published them show what lives."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def trim(stream_id: int, offset: int = 2**40) -> Entry:
 STAGED = [b"staged%d" % number for number in range(6)]
 
 
-def test_what_is_undecided_lives_and_moves_with_its_segments():
+def test_undecided_batches_live_and_move_with_their_segments():
     disk = FaultyDisk()
     log = filled(disk)
     log.append([trim(2)])
@@ -82,7 +82,7 @@ def test_a_segment_is_rewritten_again_and_again():
     assert bodies(log) == [b"kept%d" % number for number in range(4)]
 
 
-def test_what_is_dropped_is_dead():
+def test_dropped_entries_are_dead():
     disk = FaultyDisk()
     log = filled(disk)
     log.append([trim(2), drop("t")])
@@ -137,7 +137,7 @@ def test_a_deleted_stream_has_nothing_that_lives():
     assert len(segment_bases(disk)) == 1
 
 
-def test_what_is_published_while_the_cleaner_looks_is_not_missed(monkeypatch):
+def test_the_cleaner_sees_publications_that_arrive_while_it_looks(monkeypatch):
     """It was undecided when that was asked, or is in the rows that are asked later."""
     disk = FaultyDisk()
     log = filled(disk)
@@ -163,7 +163,7 @@ def test_what_is_published_while_the_cleaner_looks_is_not_missed(monkeypatch):
     assert staged_bodies(log, "new") == [b"new" * 100]
 
 
-def test_what_is_published_in_a_segment_that_began_during_a_cleaning_is_not_missed(monkeypatch):
+def test_the_cleaner_sees_publications_in_a_segment_that_began_during_a_cleaning(monkeypatch):
     disk = FaultyDisk()
     log = filled(disk)
     log.append([trim(2)])

@@ -167,7 +167,7 @@ def test_a_missing_segment_loses_what_was_staged_in_it():
         list(log.batches_from(KEY, 1))
 
 
-def test_what_lost_a_batch_in_another_segment_is_not_staged_after_a_repair():
+def test_a_transaction_that_lost_a_batch_in_another_segment_is_not_staged_after_a_repair():
     disk = filled(is_published=False)
     log = open_log(disk, segment_bytes=1_500)
     log.append([drop("other")])

@@ -46,7 +46,7 @@ def test_everything_that_is_offered_is_agreed_on():
     )
 
 
-def test_what_costs_something_is_offered_only_when_wished_for():
+def test_costly_features_are_offered_only_on_request():
     agreement = negotiate(NO_WISHES)
     assert not agreement.has_compression
     assert agreement.isolation == ""
@@ -94,7 +94,7 @@ def test_a_server_chooses_the_codec_that_it_knows():
     assert answered == (Feature("compression", b"zstd"),)
 
 
-def test_of_a_feature_that_is_offered_twice_the_first_counts():
+def test_the_first_offer_of_a_feature_counts():
     agreement, answered = accept([Feature("isolation", b"a"), Feature("isolation", b"b")], 7)
     assert agreement.isolation == "a"
     assert answered == (Feature("isolation", b"a"),)

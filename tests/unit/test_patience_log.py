@@ -82,7 +82,7 @@ def test_progress_is_no_trouble(context, told):
     assert told() == []
 
 
-def test_what_is_not_tried_again_is_not_told_but_raised(context, told):
+def test_an_error_that_is_not_retried_is_raised_and_not_logged(context, told):
     attempts = Attempts(context, 0)
     missing = NotFoundError(StatusCode.NOT_FOUND, "no such stream")
     assert fail(attempts, 2 * TOLD_MS, missing) is None

@@ -45,7 +45,7 @@ def damages(size):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [DATABASE_NAME, WRITE_AHEAD_LOG_NAME, MARK_NAME])
-def test_what_is_served_was_committed(committed, tmp_path, name):
+def test_served_metadata_were_committed(committed, tmp_path, name):
     source, expected = committed
     if not (source / name).exists():
         pytest.skip("a store that was stopped has no write-ahead log")
@@ -101,7 +101,7 @@ def test_a_write_ahead_log_that_lost_its_end_is_refused_and_kept(committed, tmp_
         assert path.read_bytes() == data
 
 
-def test_what_happens_to_the_files_of_an_open_store_is_not_served(tmp_path):
+def test_changes_to_the_files_of_an_open_store_are_not_served(tmp_path):
     store = open_store(tmp_path)
     fill(store)
     store.close()

@@ -55,7 +55,7 @@ async def dropped(peer, item):
             await asyncio.sleep(0.01)
 
 
-def test_what_is_lost_is_given_up_and_later_decisions_go_on(tmp_path, peer, caplog):
+def test_a_lost_batch_is_given_up_and_later_decisions_continue(tmp_path, peer, caplog):
     async def main():
         async with running(tmp_path) as cluster:
             await cluster.add_server(peer.endpoint)
@@ -86,7 +86,7 @@ def test_what_is_lost_is_given_up_and_later_decisions_go_on(tmp_path, peer, capl
     assert "batch=1 producer=p" in caplog.text
 
 
-def test_what_waits_is_not_given_up(tmp_path, peer):
+def test_a_waiting_batch_is_not_given_up(tmp_path, peer):
     async def main():
         async with running(tmp_path) as cluster:
             await cluster.add_server(peer.endpoint)
@@ -155,7 +155,7 @@ def test_a_request_that_is_refused_says_of_nothing_that_it_is_lost(tmp_path, pee
     asyncio.run(main())
 
 
-def test_what_can_be_published_by_now_is(tmp_path, peer):
+def test_a_batch_that_has_become_publishable_is_published(tmp_path, peer):
     """It was stuck, and the server is asked once more."""
 
     async def main():
@@ -200,7 +200,7 @@ def test_a_part_is_lost_and_another_waits(tmp_path, peer):
     asyncio.run(main())
 
 
-def test_what_is_no_decided_batch(tmp_path):
+def test_only_decided_batches_are_given_up(tmp_path):
     async def main():
         async with running(tmp_path) as cluster:
             await commit(cluster, 5)
@@ -216,7 +216,7 @@ def test_what_is_no_decided_batch(tmp_path):
     asyncio.run(main())
 
 
-def test_what_the_store_cannot_note_is_not_given_up(tmp_path, peer, monkeypatch):
+def test_a_batch_is_not_given_up_if_the_store_cannot_record_it(tmp_path, peer, monkeypatch):
     async def main():
         async with running(tmp_path) as cluster:
             await cluster.add_server(peer.endpoint)
@@ -236,9 +236,7 @@ def test_what_the_store_cannot_note_is_not_given_up(tmp_path, peer, monkeypatch)
     asyncio.run(main())
 
 
-def test_what_is_left_of_it_is_dropped_though_the_placement_driver_died(
-    tmp_path, peer, monkeypatch
-):
+def test_remaining_parts_are_dropped_after_the_placement_driver_died(tmp_path, peer, monkeypatch):
     async def main():
         async with running(tmp_path) as cluster:
             await cluster.add_server(peer.endpoint)

@@ -294,7 +294,7 @@ def test_an_open_range_must_be_sealed_first(run):
     "opcode",
     [Opcode.APPEND, Opcode.FETCH, Opcode.DESCRIBE_RANGE, Opcode.SYNC_RANGES],
 )
-def test_what_is_not_served_is_said(run, opcode):
+def test_an_opcode_that_is_not_served_is_refused_by_name(run, opcode):
     async def test(cluster):
         with pytest.raises(UnsupportedError, match="placement driver"):
             await cluster.client.ask(opcode)

@@ -75,7 +75,7 @@ def test_a_restart_forgets_little_and_growth_costs_few_commits(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("log_id", ["x", "g" * 32, "A" * 32, "a" * 33])
-def test_what_is_no_id_is_refused(log_id: str) -> None:
+def test_texts_that_are_no_id_are_refused(log_id: str) -> None:
     with pytest.raises(InvalidRequestError, match="log_id of a HEARTBEAT must be 32"):
         maybe_log_mark(1, log_id, 5)
 

@@ -95,7 +95,7 @@ def test_a_fault_is_shown_as_stuck_but_says_of_nothing_that_it_is_lost(error):
 
 
 @pytest.mark.parametrize("error", [INCOMPLETE, ENDED])
-def test_what_is_not_as_committed_is_stuck_and_asked_again(error):
+def test_a_batch_that_differs_from_its_commit_is_stuck_and_retried(error):
     publication = Publication.of(1, [Part("a", 1, 0, 5)])
     assert publication.maybe_learned(error) is Told.INCOMPLETE
     stuck = publication.after(Told.INCOMPLETE)

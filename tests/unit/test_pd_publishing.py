@@ -32,7 +32,7 @@ def peer():
     made.close()
 
 
-def test_what_is_committed_is_published_by_one_frame(tmp_path, peer):
+def test_a_committed_batch_is_published_by_one_frame(tmp_path, peer):
     async def main():
         async with running(tmp_path) as cluster:
             await cluster.add_server(peer.endpoint)
@@ -55,7 +55,7 @@ def test_what_is_committed_is_published_by_one_frame(tmp_path, peer):
     asyncio.run(main())
 
 
-def test_what_no_range_can_publish_is_not_decided(tmp_path):
+def test_a_batch_that_no_range_can_publish_is_not_decided(tmp_path):
     async def main():
         async with running(tmp_path) as cluster:
             await cluster.add_server("127.0.0.1:1")
@@ -106,7 +106,7 @@ def test_the_decisions_of_a_stream_are_published_one_after_the_other(tmp_path, p
     asyncio.run(main())
 
 
-def test_what_was_not_published_is_published_after_a_restart(tmp_path, peer):
+def test_unpublished_batches_are_published_after_a_restart(tmp_path, peer):
     async def main():
         async with running(tmp_path) as cluster:
             await cluster.add_server(peer.endpoint)
@@ -206,7 +206,7 @@ def test_few_streams_are_copied_at_a_time(monkeypatch):
     asyncio.run(main())
 
 
-def test_what_is_not_as_committed_is_stuck_and_tried_again(tmp_path, peer, caplog):
+def test_a_batch_that_differs_from_its_commit_is_stuck_and_retried(tmp_path, peer, caplog):
     async def main():
         async with running(tmp_path) as cluster:
             await cluster.add_server(peer.endpoint)
@@ -240,7 +240,7 @@ def test_a_stream_that_is_deleted_needs_nothing_any_more(tmp_path, peer):
     asyncio.run(main())
 
 
-def test_what_is_given_up_is_dropped_unless_it_was_only_asked_for(tmp_path, peer):
+def test_a_given_up_batch_is_dropped_and_a_mere_request_drops_nothing(tmp_path, peer):
     async def main():
         async with running(tmp_path) as cluster:
             await cluster.add_server(peer.endpoint)

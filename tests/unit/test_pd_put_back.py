@@ -45,7 +45,7 @@ def test_commits_of_lower_epochs_are_not_asked_for():
     assert not history.has(CommitId(1, "6-" + "a" * 16))
 
 
-def test_what_can_be_the_id_of_a_life():
+def test_ids_of_a_life():
     assert is_life_id(new_life_id(0))
     assert is_life_id(new_life_id(2**23))
     for text in ("", "x", "0-", A + "0", "-" + "a" * 16, A.upper(), f"{A}\n"):

@@ -132,7 +132,7 @@ def test_versions_are_added_one_by_one(store, stream_id):
 
 
 @pytest.mark.parametrize("version", [-1, 0, 1, 2, 3, 2**31 - 1])
-def test_what_is_the_newest_already_is_not_added_again(store, stream_id, version):
+def test_a_schema_equal_to_the_newest_is_not_added_again(store, stream_id, version):
     (made,) = register(store, asked(stream_id, 1, FIRST))
     assert register(store, asked(stream_id, version, FIRST), time_ms=9) == [made]
     assert versions(store, stream_id) == [(stream_id, 1)]
@@ -170,7 +170,7 @@ def test_the_first_version_is_1(store, stream_id, version):
         ({"fingerprint": "x" * 60_000}, "not the fingerprint"),
     ],
 )
-def test_what_is_no_schema_is_refused_with_a_reason(store, stream_id, changes, message):
+def test_an_invalid_schema_is_refused_with_a_reason(store, stream_id, changes, message):
     (answer,) = register(store, asked(stream_id, 1, SECOND, **changes))
     assert (answer.status.code, answer.version) == (StatusCode.INVALID_REQUEST, 0)
     assert re.search(message, answer.status.message)
@@ -186,7 +186,7 @@ def test_what_is_no_schema_is_refused_with_a_reason(store, stream_id, changes, m
         (schema_of(a=pa.int32(), b=pa.string(), c=pa.string()), "expected a int64, found a int32"),
     ],
 )
-def test_what_does_not_go_on_from_the_newest_is_refused(store, stream_id, wrong, message):
+def test_a_version_that_does_not_follow_the_newest_is_refused(store, stream_id, wrong, message):
     register(store, asked(stream_id, 1, FIRST), asked(stream_id, 2, SECOND))
     (answer,) = register(store, asked(stream_id, 3, wrong))
     assert (answer.status.code, answer.version) == (StatusCode.INVALID_REQUEST, 2)

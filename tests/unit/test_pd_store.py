@@ -371,7 +371,7 @@ def test_new_directories_are_synced_into_those_above_them(tmp_path, monkeypatch)
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 
-def test_what_the_process_before_left_in_the_cache_is_not_trusted(tmp_path, monkeypatch):
+def test_the_page_cache_of_an_earlier_process_is_not_trusted(tmp_path, monkeypatch):
     home = SqliteHome(tmp_path)
     create(home.open(), "name")
     calls = []

@@ -127,7 +127,7 @@ def test_a_deleted_stream_takes_its_parts_along(store, txns):
         (part("free"), InvalidRequestError),
     ],
 )
-def test_what_cannot_be_committed_decides_nothing(txns, wrong, error):
+def test_a_refused_commit_decides_nothing(txns, wrong, error):
     commit(txns, 1, part("free", 2), producer="q")
     assert txns.abort([part("gone")], 9) == [Verdict.GIVEN_UP]
     with pytest.raises(error):
@@ -137,7 +137,7 @@ def test_what_cannot_be_committed_decides_nothing(txns, wrong, error):
     commit(txns, 2, part("p.2.z"))
 
 
-def test_what_is_given_up_is_not_committed_and_what_is_committed_is_not_given_up(txns):
+def test_a_batch_is_either_committed_or_given_up(txns):
     number = commit(txns, 3, part("p.3.a"), part("p.3.a", 2), part("x", 2))
     copies = [part(copy_of("p.3.a", 0), range_index=1), part(copy_of("x", 0), 2, 1)]
     assert (
@@ -159,7 +159,7 @@ def test_what_is_given_up_is_not_committed_and_what_is_committed_is_not_given_up
     commit(txns, 4, part("p.4.b"))
 
 
-def test_whoever_only_asks_gives_nothing_up(txns):
+def test_a_mere_request_gives_nothing_up(txns):
     """A range server asks so of what is staged: dead are the losers of decided batches."""
     asked = [part("p.3.loser", count=-1), part("p.4.a", count=-1), part("x", count=-1)]
     assert txns.abort(asked, 9) == [Verdict.KEPT] * 3
@@ -305,7 +305,7 @@ def test_manifests_that_do():
     check_manifest(manifest(1, sized("x", *most), replace(sized("x", *most), stream_id=2)))
 
 
-def test_what_is_lost_of_a_decision_is_noted(txns):
+def test_a_lost_part_of_a_decision_is_recorded(txns):
     parts = (part("p.1.a"), part("p.1.a", 2), part("one", count=2))
     number = commit(txns, 1, *parts)
     found = txns.give_up(number, 1, 9)
@@ -326,7 +326,7 @@ def test_what_is_lost_of_a_decision_is_noted(txns):
 
 
 @pytest.mark.parametrize("producer", ["p", "once-p"])
-def test_what_is_lost_of_a_decision_is_known_for_long_whatever_comes_after(txns, producer):
+def test_a_lost_part_of_a_decision_is_kept_whatever_follows(txns, producer):
     number = commit(txns, 1, part("one"), producer=producer)
     told_until_ms = 9 + ABORTED_TXNS_KEPT_MS
     lost = txns.give_up(number, 1, 9)

@@ -59,7 +59,7 @@ def test_a_deleted_stream_takes_its_writers_along(store):
     assert store.writers_before(stream_id, 1) == b""
 
 
-def test_what_was_sealed_before_there_were_writers_has_none(tmp_path):
+def test_ranges_sealed_before_writers_existed_have_none(tmp_path):
     store = open_store(tmp_path)
     fresh, moved, sealed = created(store, "a"), created(store, "b"), created(store, "c")
     go_on(store, moved, 0)

@@ -82,7 +82,7 @@ def test_a_failure_without_a_waiter_is_not_reported_to_the_loop(tmp_path, caplog
     assert "never retrieved" not in caplog.text
 
 
-def test_what_waits_for_the_disk_is_bounded(tmp_path):
+def test_appends_that_wait_for_the_disk_are_bounded(tmp_path):
     async def body(committer, disk, durable):
         waiting = entry(0)
         done = committer.submit([waiting], 10_000)
@@ -142,7 +142,7 @@ def test_batches_are_synced_after_the_interval(tmp_path):
     run(tmp_path, body, sync_interval_ms=20)
 
 
-def test_what_is_no_batch_is_synced_before_it_is_acknowledged(tmp_path):
+def test_other_entries_are_synced_before_they_are_acknowledged(tmp_path):
     async def body(committer, disk, durable):
         await begin(committer, disk)
         await committer.submit([batch(0)])

@@ -44,7 +44,7 @@ def run(free, test):
     asyncio.run(body())
 
 
-def test_what_was_admitted_since_the_last_look_is_subtracted():
+def test_bytes_admitted_since_the_last_probe_are_subtracted():
     async def body(machine):
         assert await machine.space.measure() == FLOOR + 100
         machine.space.admit(60)
@@ -59,7 +59,7 @@ def test_what_was_admitted_since_the_last_look_is_subtracted():
     run(FLOOR + 100, body)
 
 
-def test_what_the_log_has_not_written_yet_is_subtracted():
+def test_bytes_that_the_log_has_not_written_yet_are_subtracted():
     async def body(machine):
         machine.space.admit(70)
         machine.pending = 50

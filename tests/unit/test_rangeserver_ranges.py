@@ -47,7 +47,7 @@ def test_offsets_are_assigned_ahead_and_become_readable_when_durable():
     assert table.range_at(1, 0) is hosted
 
 
-def test_what_was_asked_for_outlives_what_is_published_of_the_time_before():
+def test_a_requested_seal_outlives_an_older_published_state():
     table = RangeTable([logged()])
     hosted = table.range_at(1, 0)
     hosted.assign(3)

@@ -88,7 +88,7 @@ def test_a_read_holds_its_place_until_it_is_answered():
     run(body)
 
 
-def test_what_was_read_is_given_to_the_body_and_what_was_raised_passes_through():
+def test_the_body_gets_the_bytes_read_and_errors_pass_through():
     async def body(bench):
         async with bench.scheduler.read(ReadJob(TAIL, 1), lambda: b"bytes") as data:
             assert data == b"bytes"

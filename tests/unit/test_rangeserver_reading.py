@@ -42,20 +42,20 @@ def test_the_checksum_of_what_is_in_memory_is_made_once(summed):
     assert summed == LARGE
 
 
-def test_of_small_batches_it_is_left_to_the_frame(summed):
+def test_the_checksum_of_small_batches_is_left_to_the_frame(summed):
     log, slots = appended(SMALL)
     found = read_slots(log, KEY, slots)
     assert (found.crc32, found.buffers) == (None, (b"".join(SMALL),))
     assert summed == []
 
 
-def test_of_what_is_read_from_the_disk_it_is_not_known():
+def test_batches_read_from_the_disk_have_no_checksum():
     log, slots = appended(LARGE)
     log.recent = RecentBodies()
     assert read_slots(log, KEY, slots).crc32 is None
 
 
-def test_what_was_staged_is_sent_with_another_offset_than_it_is_kept_with():
+def test_a_staged_batch_is_sent_with_another_offset_than_it_is_stored_with():
     log = open_log(FaultyDisk(), segment_bytes=10_000_000)
     log.append([created()])
     body = encode_envelope(

@@ -56,7 +56,7 @@ def test_the_oldest_go_first(
     assert expired_below(held, slots, retention, NOW_MS) == expected
 
 
-def test_what_is_not_published_yet_stays() -> None:
+def test_unpublished_records_are_retained() -> None:
     assert expired_below(Held(3, 15, 200), batches(1, 2), Retention(1), NOW_MS) == 15
 
 

@@ -59,7 +59,7 @@ def test_new_stagings_are_not_asked_about():
 def test_after_a_while_it_is_asked_whether_the_batch_is_decided():
     source = Source("a.1.x", "a.1.x~3")
     staged = [(1, 0, "a.1.x", 5, STAGED_ASK_MS), (2, 7, "a.1.x~3", 6, STAGED_ASK_MS)]
-    staged += [(1, 0, "a.2.x", 7, STAGED_ASK_MS), (1, 0, "tells-nothing", 8, TIMEOUT_MS - 1)]
+    staged += [(1, 0, "a.2.x", 7, STAGED_ASK_MS), (1, 0, "without-batch", 8, TIMEOUT_MS - 1)]
     assert sweep(source, *staged) == [(1, 0, ("a.1.x",)), (2, 7, ("a.1.x~3",))]
     assert source.asked == [
         [
@@ -88,7 +88,7 @@ def test_nothing_is_dropped_while_no_server_answers():
         sweep(Source(None), (1, 0, "b", 6, TIMEOUT_MS))
 
 
-def test_what_is_staged_in_the_future_is_asked_about():
+def test_a_batch_staged_in_the_future_is_asked_about():
     source = Source("a.1.x")
     assert sweep(source, (1, 0, "a.1.x", 5, -1), (1, 0, "b", 5, -1)) == [(1, 0, ("a.1.x",))]
     assert source.asked == [[TxnPart("a.1.x", 1, -1, 0)]]
@@ -100,7 +100,7 @@ def test_no_more_is_dropped_at_once_than_an_entry_holds():
     assert dropped == [(1, 0, tuple(ids[:-1])), (1, 0, tuple(ids[-1:]))]
 
 
-def test_what_cannot_be_dropped_keeps_nothing_else():
+def test_a_failed_drop_does_not_keep_other_batches():
     dropped = []
     staged = [(1, 0, "a", 1, TIMEOUT_MS), (2, 0, "a", 1, TIMEOUT_MS)]
     with pytest.raises(StatusError):

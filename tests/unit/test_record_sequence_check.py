@@ -22,7 +22,7 @@ def test_every_record_is_read(bodies: list[bytes], is_count: bool) -> None:
 
 
 @given(st.integers(0, len(BATCH) - 1))
-def test_what_is_cut_off_is_refused(size: int) -> None:
+def test_a_truncated_sequence_is_refused(size: int) -> None:
     with pytest.raises(NoRecordSequenceError):
         check_record_sequence(BATCH[:size])
 

@@ -48,7 +48,7 @@ def test_the_default_is_what_it_was():
 @given(ALLOWED)
 @example(limits.RECORD_BYTES_MAX)
 @example(limits.RECORD_BYTES_LARGEST)
-def test_what_holds_the_largest_record_holds_what_is_around_it(record_bytes):
+def test_bounds_for_the_largest_record_hold_its_framing(record_bytes):
     sizes = RecordSizes(record_bytes)
     around_columns = limits.ARROW_METADATA_BYTES_MAX + 64 * limits.SCHEMA_FIELDS_MAX
     assert record_bytes + around_columns + limits.BATCH_METADATA_BYTES_MAX < sizes.batch_bytes

@@ -87,7 +87,7 @@ def patched(batch, **changes):
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 @pytest.mark.parametrize("count", [1, 3, 1000])
 @pytest.mark.parametrize("encode", [rows, columns])
-def test_what_our_encoders_make_is_accepted(encode, count, compression):
+def test_batches_of_our_encoders_are_accepted(encode, count, compression):
     batch = encode(count, compression)
     assert accept_batch(batch) == decode_envelope(batch)
 
@@ -193,7 +193,7 @@ def test_records_of_an_unknown_encoding_have_a_byte_each():
         accept_batch(claimed(b"1234567", 8, "opaque"))
 
 
-def test_what_a_server_saw_is_checked_by_arrow_all_the_same(monkeypatch):
+def test_arrow_also_checks_batches_that_a_server_accepted(monkeypatch):
     """Server and client may be one process: one must not trust the checks of the other."""
     shown = []
     monkeypatch.setattr(messages, "_check_by_arrow", shown.append)

@@ -92,7 +92,7 @@ def forbid_joining(monkeypatch):
         monkeypatch.setattr(small_batches, name, lambda *_: pytest.fail("joined"))
 
 
-def test_what_decodes_to_much_is_not_joined(monkeypatch):
+def test_a_batch_that_decodes_to_many_bytes_is_not_joined(monkeypatch):
     forbid_joining(monkeypatch)
     zeros = pa.RecordBatch.from_pylist([{"value": bytes(10**6)}], schema=ROWS_SCHEMA)
     packed = batch(zeros, compression="zstd")
@@ -100,7 +100,7 @@ def test_what_decodes_to_much_is_not_joined(monkeypatch):
     assert [each.num_rows for each in decode(packed, packed, packed)] == [1, 1, 1]
 
 
-def test_what_decodes_to_more_than_it_has_is_not_joined(monkeypatch):
+def test_a_batch_that_decodes_to_more_than_it_declares_is_not_joined(monkeypatch):
     forbid_joining(monkeypatch)
     sound = batch(rows(2))
     overlapping = sound.replace(BUFFERS, struct.pack("<6q", 0, 1, 8, 12, 0, 120))
@@ -151,7 +151,7 @@ IS_NAMED = "offset 10 of stream 9 is damaged"
         (with_other_rows_than_records, f"{IS_NAMED}: Arrow message of 9 rows in a record batch"),
     ],
 )
-def test_of_several_small_batches_the_damaged_one_is_named(damage, named):
+def test_the_damaged_one_of_several_small_batches_is_named(damage, named):
     sound = batch(rows(2), base_offset=10)
     damaged = damage(sound)
     assert damaged != sound

@@ -143,7 +143,7 @@ def nested(kind):
     return only(pa.list_(pa.map_(pa.string(), pa.struct({"y": kind}))))
 
 
-def test_what_is_inside_is_named_by_its_path():
+def test_a_nested_field_is_named_by_its_path():
     _, differences = compared(nested(pa.int8()), nested(pa.int64()))
     assert differences == ["~ column x.element.value.y widens from int8 to int64"]
     old = only(pa.list_(pa.struct([required("a b", pa.int8())])))
@@ -176,7 +176,7 @@ def test_all_faults_are_reported_at_once():
         (of(("new", pa.int8()), *BASE.arrow), "expected id int64 not null, found new int8"),
     ],
 )
-def test_what_is_no_evolution_though_its_rows_would_fit(new, words):
+def test_some_changes_are_refused_although_the_rows_would_fit(new, words):
     merge_schemas(BASE, new)
     with pytest.raises(SchemaError) as caught:
         check_evolution(BASE, new)
@@ -194,7 +194,7 @@ def test_a_union_has_the_columns_of_all():
     )
 
 
-def test_what_cannot_be_merged_inside_counts_too():
+def test_nested_fields_that_cannot_be_merged_count_too():
     count = limits.SCHEMA_FIELDS_MAX - 1
     first = of(("s", pa.struct({f"a{index}": pa.int8() for index in range(count)})))
     second = of(("s", pa.struct({"b": pa.int8()})))

@@ -154,7 +154,7 @@ def random_columns(rng, count):
 
 
 def list_with_offsets_of_no_rows():
-    """A batch with an empty list of lists, whose offsets are nobody's, and so not checked."""
+    """A batch with an empty list of lists, whose offsets are of no list and not checked."""
     outer = TYPED.arrow.field("lists").type.value_field
     inner = pa.Array.from_buffers(
         outer.type, 0, [None, pa.py_buffer(NO_ROWS_OFFSET)], children=[pa.array([], pa.int32())]

@@ -30,7 +30,7 @@ def test_by_name_in_the_order_of_the_target():
     assert found.to_pylist() == [{"a": "x", "new": None, "b": 1}, {"a": None, "new": None, "b": 2}]
 
 
-def test_what_is_the_same_is_not_copied():
+def test_equal_columns_are_not_copied():
     column = pa.array([[1, 2], [3]])
     batch = pa.RecordBatch.from_arrays([column], names=["x"])
     found = map_columns(batch, pa.schema([("y", pa.int8()), ("x", pa.list_(pa.int64()))]))
@@ -56,7 +56,7 @@ def test_types_widen(array, kind):
     assert mapped(array.slice(1, 0), kind) == []
 
 
-def test_what_lies_under_a_null_does_not_matter():
+def test_values_under_a_null_do_not_matter():
     garbage = pa.py_buffer(bytes(14) + b"\x01\x40")
     array = pa.Array.from_buffers(pa.decimal128(5, 2), 1, [pa.py_buffer(b"\0"), garbage], 1)
     assert mapped(array, pa.decimal128(38, 30)) == [None]
@@ -176,7 +176,7 @@ def test_a_required_column_must_have_values():
         ),
     ],
 )
-def test_what_is_required_inside_must_have_values(loose, kind, good, bad, place):
+def test_required_nested_fields_must_have_values(loose, kind, good, bad, place):
     if pa.types.is_map(kind) and kind.key_type != loose.key_type:
         loose = kind  # keys do not change, but Arrow builds null parts of them
     array = pa.array([good, None, bad], loose)

@@ -72,7 +72,7 @@ def make_message(message, buffers, *, continuation=0xFFFFFFFF):
 
 
 def forged(compression="none", *, header=(), **changes):
-    """A batch whose Arrow metadata tells something else than its buffers."""
+    """A batch whose Arrow metadata contradicts its buffers."""
     message, buffers = message_parts(decode_envelope(encoded(compression=compression)).body)
     changed = replace_in(message, header=replace_in(message.header, **dict(header)), **changes)
     return wrap(make_message(changed, buffers))

@@ -141,7 +141,7 @@ def as_java_reads(row, offset):
 
 @given(st.lists(ROWS, min_size=1, max_size=12))
 @example([{"key": b"", "value": b"", "headers": [("", b""), ("", b"x")], "timestamp": -(2**63)}])
-def test_what_is_written_is_read(given_rows):
+def test_written_rows_are_read(given_rows):
     batches = encode(*given_rows)
     assert read_back(batches) == [as_read(row) for row in given_rows]
     found = [record for records in java(batches) for record in records]
@@ -153,7 +153,7 @@ def test_what_is_written_is_read(given_rows):
         assert envelope.declared_count == envelope.record_count - 1
 
 
-def test_what_another_client_wrote_comes_back_to_it_as_it_was():
+def test_records_of_another_client_are_returned_unchanged():
     """Also the order of headers and properties, and names that are there twice."""
     headers = [KeyValue("Tag", "t"), KeyValue("Keys", "k"), KeyValue("Keys", "l")]
     properties = [KeyValue("n", "1"), KeyValue("m", ""), KeyValue("n", "2")]
@@ -264,7 +264,7 @@ def test_a_row_that_does_not_fit_is_refused(row, reason):
 @given(st.integers(0, 300), st.integers(0, 60), st.integers(0, 5_000))
 @example(910, 0, 0)
 @example(0, 0, 8_000)
-def test_what_counts_as_safe_always_fits(header_count, name_bytes, key_bytes):
+def test_a_safe_size_always_fits(header_count, name_bytes, key_bytes):
     """The quick look may only pass what can be written and read."""
     headers = [("n" * name_bytes, b"")] * header_count
     given_rows = rows({"key": bytes(key_bytes), "value": b"", "headers": headers})

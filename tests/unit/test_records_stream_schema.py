@@ -96,7 +96,7 @@ def test_types_that_a_stream_cannot_have(kind):
         decode_stream_schema(pa.schema([("x", kind)]).serialize().to_pybytes())
 
 
-def test_what_to_do_is_said_where_it_is_known():
+def test_an_error_gives_the_remedy_where_it_is_known():
     (fault,) = refused(x=pa.null())
     assert (
         "type null, which has no values; cast it to the type that the column should have" in fault
@@ -125,7 +125,7 @@ def test_all_faults_are_named():
     assert refused(s=pa.struct([pa.field("", pa.int8())])) == ["a column of s has no name"]
 
 
-def test_of_very_many_faults_the_first_are_named():
+def test_the_first_of_very_many_faults_are_named():
     faults = refused(**{f"c{index}": pa.uint8() for index in range(500)})
     assert len(faults) == 21
     assert faults[19].startswith("column c19 has type uint8")
@@ -207,14 +207,14 @@ def test_logical_types_are_short_plain_texts(text):
         {"a": pa.int8()},
     ],
 )
-def test_what_matters(other):
+def test_every_difference_changes_the_fingerprint(other):
     schema = of(a=pa.int8(), b=pa.list_(pa.int8()))
     assert of(**other) != schema
     assert of(**other).fingerprint != schema.fingerprint
 
 
 def test_fingerprints_are_those_of_the_protocol():
-    """docs/reference/protocol.md tells others how to make them, so they never change."""
+    """docs/reference/protocol.md documents them for other clients, so they never change."""
     inner = pa.struct([pa.field("x", pa.int32(), nullable=False), pa.field('é"\n', pa.string())])
     schema = of(
         pa.field("id", pa.int64(), nullable=False),

@@ -234,7 +234,7 @@ MESSAGES = [
 
 @needs_flatc
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_what_the_official_code_writes_is_read(official, message):
+def test_messages_of_the_official_code_are_read(official, message):
     builder = flatbuffers.Builder(0)
     builder.Finish(to_official(official, message).Pack(builder))
     assert decode_header(type(message), bytes(builder.Output())) == message
@@ -242,7 +242,7 @@ def test_what_the_official_code_writes_is_read(official, message):
 
 @needs_flatc
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_what_is_written_the_official_code_reads(official, message):
+def test_the_official_code_reads_our_messages(official, message):
     name = type(message).__name__
     module = official(name)
     table = getattr(module, name).GetRootAs(encode_header(message), 0)

@@ -59,7 +59,7 @@ def test_a_flood_from_one_place_does_not_keep_others_out():
     admission.enter(owner_of("198.51.100.1"))
 
 
-def test_what_left_is_forgotten():
+def test_a_connection_that_left_is_forgotten():
     admission = Admission(5)
     for number in range(256):
         fill(admission, f"192.0.2.{number}", 3)

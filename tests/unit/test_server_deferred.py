@@ -133,12 +133,12 @@ def test_when_its_time_is_over_it_is_refused_and_never_answered():
         await asyncio.sleep(0)
 
     def make():
-        raise AssertionError("nobody waits for it")
+        raise AssertionError("no caller waits for it")
 
     run(body, make=make, timeout_ms=20)
 
 
-def test_what_is_ready_in_time_is_not_refused_later():
+def test_a_result_that_is_ready_in_time_is_not_refused_later():
     async def body(deferred, peer, ready, due):
         ready.set_result(None)
         await due.get()

@@ -44,7 +44,7 @@ class Bench:
         return peer.backlog.is_overdue(self.clock.monotonic(), is_contended=is_contended)
 
 
-def test_who_reads_all_in_time_is_never_overdue():
+def test_a_peer_that_reads_all_in_time_is_never_overdue():
     bench = Bench()
     peer = bench.peer()
     for _ in range(3):
@@ -54,7 +54,7 @@ def test_who_reads_all_in_time_is_never_overdue():
         assert not bench.is_overdue(peer, STALL_MS)
 
 
-def test_who_reads_a_byte_now_and_then_is_overdue_all_the_same():
+def test_a_peer_that_reads_a_byte_now_and_then_is_overdue_all_the_same():
     bench = Bench()
     peer = bench.peer()
     peer.send(MIB)
@@ -131,7 +131,7 @@ async def settle():
         await asyncio.sleep(0)
 
 
-def test_what_is_being_made_counts_until_it_is_sent():
+def test_a_response_counts_from_its_making_until_it_is_sent():
     async def body(bench):
         first, second = (Answer(bench.peer(), 5 * MIB) for _ in range(2))
         small = Answer(bench.peer(), OWN)
@@ -164,7 +164,7 @@ def test_answers_have_their_room_in_the_order_in_which_they_asked():
     run(body)
 
 
-def test_who_gives_up_gives_its_room_back_whenever_that_is():
+def test_a_caller_that_gives_up_returns_its_share_at_any_time():
     async def body(bench):
         deaf = bench.peer()
         deaf.send(8 * MIB)

@@ -28,7 +28,7 @@ def client():
     return cluster
 
 
-def test_what_a_server_that_is_away_holds_is_null(client):
+def test_columns_from_a_server_that_is_down_are_null(client):
     rows = {row["stream"]: row for row in table_rows(client, CatalogTable.STREAMS)}
     assert (rows["a"]["start_offset"], rows["a"]["next_offset"]) == (0, 50)
     assert (rows["b"].get("start_offset"), rows["b"].get("next_offset")) == (None, None)

@@ -41,7 +41,7 @@ def shown(run, folder, *words):
     return json.loads(output)
 
 
-def test_what_was_read_and_what_is_read_again(run, folder):
+def test_rewind_shows_batches_that_were_read_and_those_to_read_again(run, folder):
     found = shown(run, folder)
     assert (found["query_id"], found["logged"], found["committed"]) == (
         *("the-query", [0, 1, 2]),
@@ -291,7 +291,7 @@ def test_state_is_not_rewound(run, folder):
     assert (code, "has state" in error, "to-starting-offsets" in error) == (2, True, True)
 
 
-def test_what_was_purged_cannot_be_gone_back_to(run, tmp_path):
+def test_a_purged_batch_cannot_be_rewound_to(run, tmp_path):
     folder = write_checkpoint(tmp_path / "checkpoint", *THREE, committed=3, first=40)
     code, _, error = run("rewind", folder, "--batches", "3", "--yes")
     assert (code, "kept: 40 to 42" in error) == (2, True)

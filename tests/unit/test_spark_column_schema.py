@@ -102,7 +102,7 @@ def test_all_that_cannot_be_is_named_with_its_remedy():
 
 
 @pytest.mark.parametrize("names", [["stream", "offset"], ["timestamp"], None])
-def test_what_a_source_tells_of_records_is_left_out(names):
+def test_metadata_columns_of_a_source_are_left_out(names):
     kind = METADATA_FIELD.dataType
     some = StructType([field for field in kind if names is None or field.name in names])
     schema = columns(a=LongType(), _metadata=some, b=LongType())

@@ -241,7 +241,7 @@ def test_small_batches_are_decoded_together(monkeypatch):
 
 
 @pytest.mark.parametrize("is_required", [False, True])
-def test_of_some_small_batches_the_damaged_one_is_named(is_required):
+def test_the_damaged_one_of_some_small_batches_is_named(is_required):
     strict = StreamSchema.of(pa.schema([FIRST.arrow.field("id").with_nullable(not is_required)]))
     loose = schema_of(id=pa.int32())
     body = decode_envelope(batch([{"id": None}], loose)).body
@@ -263,7 +263,7 @@ def test_of_some_small_batches_the_damaged_one_is_named(is_required):
         read([payload], [span(0, 4)], strict.arrow, FakePlacementDriver(s7=[strict]))
 
 
-def test_of_some_small_batches_that_do_not_fit_all_are_named():
+def test_small_batches_that_do_not_fit_are_all_named():
     wide = merge_schemas(schema_of(id=pa.int32()), schema_of(id=pa.int64()))
     payload = batch(numbers(0, 2), wide) + batch(numbers(2, 4), wide, 2)
     driver = FakePlacementDriver(s7=[schema_of(id=pa.int32()), wide])

@@ -269,7 +269,7 @@ def test_a_stream_that_was_created_again_is_not_trimmed_for_the_one_before(clust
     assert cluster.trims == []
 
 
-def test_what_starts_where_its_own_group_is_goes_on_there_without_a_checkpoint(cluster):
+def test_a_query_that_starts_at_its_own_group_continues_without_a_checkpoint(cluster):
     options = {"startingOffsets": "group:nightly", "group": "nightly", "trimOnCommit": "true"}
     assert read_up(committing_reader(cluster, **options))[0] == [(1, 0, 50), (2, 10, 30)]
     cluster.streams["a"][3] = 60

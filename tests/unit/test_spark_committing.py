@@ -87,7 +87,7 @@ def test_a_micro_batch_is_readable_in_the_order_of_its_partitions(client, monkey
     assert client.decisions["query"][7].record_count == 3
 
 
-def test_what_no_message_names_is_never_seen(client, monkeypatch):
+def test_parts_that_no_commit_message_names_are_never_visible(client, monkeypatch):
     sink = stream_sink()
     written(sink, monkeypatch, [b"of a loser"])
     sink.commit(written(sink, monkeypatch, [b"a"]), 7)
@@ -327,7 +327,7 @@ def test_streams_are_emptied_of_what_was_there_before_and_only_when_all_is_commi
     assert client.trims[2:] == [{1: 3, 2: 0}]
 
 
-def test_what_was_there_stays_until_the_new_rows_can_be_read(client, monkeypatch):
+def test_an_overwrite_keeps_the_old_rows_until_the_new_ones_are_readable(client, monkeypatch):
     first = batch_sink("s1")
     first.commit(written(first, monkeypatch, [b"a"]))
     client.is_published = False
@@ -347,7 +347,7 @@ def test_what_was_there_stays_until_the_new_rows_can_be_read(client, monkeypatch
     assert client.trims == [{1: 1}]
 
 
-def test_what_was_there_stays_if_the_new_rows_cannot_be_read_for_long(client, monkeypatch):
+def test_an_overwrite_keeps_the_old_rows_if_the_new_ones_stay_unreadable(client, monkeypatch):
     monkeypatch.setattr(committing, "PUBLISH_WAIT_MS", 0)
     client.is_published = False
     sink = batch_sink("s1", is_truncating=True)
@@ -358,7 +358,7 @@ def test_what_was_there_stays_if_the_new_rows_cannot_be_read_for_long(client, mo
 
 
 @pytest.mark.parametrize("is_published", [False, True])
-def test_what_was_there_stays_if_new_rows_are_lost(client, monkeypatch, caplog, is_published):
+def test_an_overwrite_that_loses_rows_keeps_the_old_ones(client, monkeypatch, caplog, is_published):
     client.is_published = is_published
     sink = batch_sink("s1", is_truncating=True)
     messages = written(sink, monkeypatch, [b"b", b"c"])

@@ -127,7 +127,7 @@ def test_commits_that_were_made_since_are_no_news_and_are_asked_for_where_life_i
 
 
 def test_a_query_that_has_seen_a_commit_which_its_offset_lacks_misses_it(cluster):
-    """The offset keeps the commit of the last micro-batch, a query that runs the last one told."""
+    """The offset keeps the commit of the last micro-batch; a running query keeps the last one."""
     cluster.commits_had = [FIRST]
     query = reader(startingOffsets="earliest")
     _, end = read_up(query)
@@ -182,7 +182,7 @@ def lost(offset):
     return offset.get("lost", {})
 
 
-def test_what_is_lost_is_passed_over_and_logged(cluster, caplog):
+def test_lost_records_are_skipped_and_logged(cluster, caplog):
     query = reader("a", startingOffsets="earliest", failOnDataLoss="false")
     end = query.latestOffset(query.initialOffset(), ALL)
     cluster.streams["a"][2:] = [70, 90]
@@ -191,7 +191,7 @@ def test_what_is_lost_is_passed_over_and_logged(cluster, caplog):
     assert caplog.text.count("stream 1 (a): [50, 70)") == 1
 
 
-def test_what_is_lost_is_reported_in_the_offset(cluster, caplog):
+def test_lost_records_are_reported_in_the_offset(cluster, caplog):
     options = {"failOnDataLoss": "report", "maxRecordsPerTrigger": "5"}
     query = reader("a", startingOffsets="earliest", failOnDataLoss="report")
     end = query.latestOffset(query.initialOffset(), ALL)

@@ -84,7 +84,7 @@ def test_the_end_of_a_micro_batch_looks_at_no_streams(workers):
     assert workers.looks
 
 
-def test_what_a_worker_of_the_session_looked_at_no_other_looks_at(workers, tmp_path):
+def test_a_lookup_of_one_worker_serves_all_workers_of_the_session(workers, tmp_path):
     workers.keep_files_in(tmp_path)
     for options, looks in (
         ({}, 1),
@@ -110,14 +110,14 @@ def test_a_query_goes_on_with_the_streams_that_it_found(workers, tmp_path):
     assert plan_in_a_new_worker(checkpointlocation="a") == {"s": FoundStream(0, 5)}
     assert plan_in_a_new_worker(checkpointlocation="b") == {"s": FoundStream(1, 5)}
     assert plan_in_a_new_worker(checkpointlocation="a") == {"s": FoundStream(0, 5)}
-    assert plan_in_a_new_worker() == {}  # two queries would not be told apart
+    assert plan_in_a_new_worker() == {}  # two queries would not be distinguished
     assert plan_in_a_new_worker() == {}
     assert found == []
 
 
 def test_a_look_that_failed_is_taken_again(workers, tmp_path):
     def fail():
-        raise ConnectError("nobody answers")
+        raise ConnectError("no server answers")
 
     workers.keep_files_in(tmp_path)
     workers.answers = fail

@@ -233,7 +233,7 @@ class TrimmedServer(FakeServer):
 
 
 @given(st.integers(0, 30), st.integers(1, 60), st.integers(0, 100), st.integers(0, 3))
-def test_what_is_trimmed_while_it_is_read_is_skipped_exactly(start, count, trimmed_to, after):
+def test_records_trimmed_during_a_read_are_skipped_exactly(start, count, trimmed_to, after):
     spans = [span(start, start + count), span(start + count, start + count + 5, range_index=1)]
     server = TrimmedServer(trimmed_to, after=after, batches_per_answer=1)
     found = [row["offset"] for row in rows(read(server, spans, is_loss_fatal=False))]
@@ -244,7 +244,7 @@ def test_what_is_trimmed_while_it_is_read_is_skipped_exactly(start, count, trimm
         assert found == kept
 
 
-def test_what_is_skipped_is_logged(caplog):
+def test_skipped_records_are_logged(caplog):
     read(TrimmedServer(17), [span(5, 30)], is_loss_fatal=False)
     assert "stream 7 (s7): [5, 17)" in caplog.text
 
@@ -353,7 +353,7 @@ def test_a_thread_is_begun_only_where_more_is_to_be_asked_for():
     assert drawn_by(prefetched, [False, True, True, False]) == [True, True, False, False]
 
 
-def test_what_one_question_brings_is_all_or_more_is_to_be_asked_for():
+def test_a_chunk_announces_whether_more_requests_follow():
     def more_of(spans):
         chunks = fetch_chunks(FakeServer(batches_per_answer=1), spans)
         return [chunk.is_more for chunk in chunks]
@@ -365,7 +365,7 @@ def test_what_one_question_brings_is_all_or_more_is_to_be_asked_for():
     assert more_of(many) == [True] * prefetch.SPANS_PER_FETCH + [False]
 
 
-def test_what_is_not_read_to_its_end_is_closed_without_a_thread_too():
+def test_a_partly_read_task_is_closed_without_a_thread_too():
     ended = []
 
     def two():

@@ -36,7 +36,7 @@ def test_a_query_starts_where_its_group_reads_next(cluster):
     assert nexts(reader(**options).latestOffset(end, ALL)) == {1: 50, 2: 30}
 
 
-def test_what_the_group_has_never_read_is_read_from_the_first_record(cluster):
+def test_a_stream_new_to_the_group_is_read_from_its_first_record(cluster):
     cluster.cursors = {"nightly": {1: 20}}
     assert read_batch(startingOffsets="group:nightly") == [(1, 20, 50), (2, 10, 30)]
     assert read_up(reader(startingOffsets="group:new"))[0] == [(1, 0, 50), (2, 10, 30)]
@@ -49,7 +49,7 @@ def test_groups_by_stream(cluster):
     assert read_up(reader(startingOffsets='{"a": -1, "b": "group:hourly"}'))[0] == [(2, 29, 30)]
 
 
-def test_what_was_trimmed_before_the_group_read_it_is_lost(cluster, caplog):
+def test_records_trimmed_before_the_group_read_them_are_lost(cluster, caplog):
     cluster.cursors = {"nightly": {1: 20, 2: 4}}
     options = {"startingOffsets": "group:nightly"}
     strict = reader(**options)

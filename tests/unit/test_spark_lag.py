@@ -40,7 +40,7 @@ def test_stalled_streams_are_reported_also_those_that_were_not_begun():
     ]
 
 
-def test_what_is_not_there_yet_is_not_known():
+def test_missing_progress_is_unknown_lag():
     for latest in (None, "null"):
         assert lag(progress((offset(s1=5), latest))) == [StreamLag(1, 5, None)]
     assert lag(progress(('{"initial": true, "version": 1}', offset(s1=5)))) == []

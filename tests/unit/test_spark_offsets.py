@@ -118,7 +118,7 @@ def test_foreign_commits_and_left_out_streams_are_refused(told):
 
 
 @pytest.mark.parametrize("more", [{"left_out": "1=2@3"}, {"store_commit": 1, "store_life": "0-a"}])
-def test_what_is_of_the_third_version_is_foreign_to_others(more):
+def test_fields_of_version_three_are_refused_in_others(more):
     with pytest.raises(CheckpointError, match="the keys streams and version"):
         SourceOffset.from_json({"streams": "", "version": 2, **more})
 
@@ -305,7 +305,7 @@ def test_a_stream_that_is_left_out_is_read_no_further():
     assert advance(offset(at(1, 8), at(2, 4)), [at(2, 4)]) == offset(at(2, 4))
 
 
-def test_what_is_lost_stands_in_the_offset_and_is_not_read():
+def test_the_offset_names_lost_records_and_they_are_not_read():
     start = offset(at(1, 8), at(2, 4))
     lost = [Loss(1, 8, 20), Loss(9, 3, None)]
     end = advance(start, [at(1, 25), at(2, 5)], lost)

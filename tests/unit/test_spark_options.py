@@ -264,7 +264,7 @@ def test_how_to_talk_to_the_servers():
     assert str(servers) == "pd:12378"
 
 
-def test_what_is_done_about_data_loss():
+def test_values_of_fail_on_data_loss():
     assert source().on_data_loss is OnDataLoss.FAIL
     assert source(failOnDataLoss="False").on_data_loss is OnDataLoss.SKIP
     assert source(failOnDataLoss="report").on_data_loss is OnDataLoss.REPORT
@@ -297,7 +297,7 @@ def test_a_sink_with_and_without_stream():
     assert parse_sink_options({"endpoint": "pd:1"}).targets == Targets()
 
 
-def test_what_spark_adds_to_a_sink_is_passed_over_there_only():
+def test_options_that_spark_adds_to_a_sink_are_ignored_there_only():
     added = {"checkpointlocation": "/c", "queryName": "q"}
     assert parse_sink_options({"endpoint": "pd:1", **added}).targets == Targets()
     assert len(faults({**GOOD, **added})) == 2

@@ -132,7 +132,7 @@ def test_the_documented_default_is_the_default_that_counts(each):
     assert noted == []
 
 
-def test_what_is_documented_for_streams_only_is_refused_in_a_batch_and_the_other_way_round():
+def test_options_for_one_mode_only_are_refused_in_the_other():
     assert sum(each.only is not None for each in (*SOURCE_OPTIONS, *SINK_OPTIONS)) == 12
     for each in SOURCE_OPTIONS:
         lines = faults({**GOOD, each.name: ""}, streaming=False)

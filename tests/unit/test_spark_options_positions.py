@@ -45,7 +45,7 @@ def test_a_group_is_a_start_and_no_end():
 
 
 @pytest.mark.parametrize("text", ["group:", "group:a b", "nightly", "group:" + "a" * 250])
-def test_what_is_no_group(text):
+def test_names_that_are_no_group(text):
     assert "expected earliest, latest, group:NAME" in only_fault(startingOffsets=text)
     told = only_fault(startingOffsets=f'{{"orders": "{text}", "17": 0}}')
     assert "has for 'orders' the value" in told

@@ -81,7 +81,7 @@ def test_times_by_stream(text, position):
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_no_time(text):
+def test_texts_that_are_no_time(text):
     for name in ("startingTimestamp", "endingTimestamp"):
         line = only_fault(**{name: text})
         assert f"{name} is '{text}'; expected a time since 1970" in line
@@ -92,7 +92,7 @@ def test_what_is_no_time(text):
 
 
 @pytest.mark.parametrize("value", ["-1", "1.0", "true", "null", "[]", "{}", str(2**63), "NaN"])
-def test_what_is_no_time_in_json(value):
+def test_json_values_that_are_no_time(value):
     line = only_fault(endingOffsetsByTimestamp=f'{{"orders": {value}, "17": 0}}')
     assert "endingOffsetsByTimestamp has for 'orders' the value" in line
     assert "-10m (before now" in line
@@ -110,7 +110,7 @@ def test_json_and_single_times_point_to_each_other():
     ("strategy", "absolute", "relative"),
     [(None, True, False), ("error", True, True), ("LATEST", False, False)],
 )
-def test_what_a_start_past_the_end_means(strategy, absolute, relative):
+def test_a_start_past_the_end(strategy, absolute, relative):
     given = {} if strategy is None else {"startingOffsetsByTimestampStrategy": strategy}
     text = '{"orders": 5, "17": "-1h"}'
     options = source(startingOffsetsByTimestamp=text, endingTimestamp="2026-01-31", **given)

@@ -115,7 +115,7 @@ def test_exactly_what_was_trimmed_before_it_was_read_is_left_out(start, count, r
     assert found == [at for at in range(start, start + count) if at < read_to or at >= trimmed]
 
 
-def test_what_is_gone_when_it_cannot_be_read_is_lost():
+def test_records_that_were_trimmed_before_the_read_are_lost():
     with pytest.raises(DataLossError, match=r"\[20, 50\)"):
         offsets(LeavingServer(2, trimmed_to=70), [span(3, 100)])
 

@@ -114,7 +114,7 @@ def test_all_faults_of_a_schema_are_named():
         source_schema(include_headers=True),
     ],
 )
-def test_what_the_sink_takes(schema):
+def test_schemas_that_the_sink_accepts(schema):
     check_sink_schema(schema, is_stream_given=True)
 
 
@@ -134,7 +134,7 @@ def test_what_the_sink_takes(schema):
         (columns(key=BinaryType()), "column value is missing"),
     ],
 )
-def test_what_the_sink_refuses(schema, told):
+def test_schemas_that_the_sink_refuses(schema, told):
     with pytest.raises(ConfigurationError, match=told):
         check_sink_schema(schema, is_stream_given=True)
 

@@ -107,7 +107,7 @@ def test_a_batch_that_reads_a_stream_again_is_replayed_as_it_was(cluster):
     assert spans(reader(**GO_ON).partitions(left, back)) == [(1, 50, 55)]
 
 
-def test_what_was_trimmed_while_a_stream_was_left_out_is_lost(cluster, caplog):
+def test_records_trimmed_while_a_stream_was_left_out_are_lost(cluster, caplog):
     _, end = read_up(reader(**GO_ON))
     _, left = read_up(reader("b", **GO_ON), end)
     cluster.streams["a"][2:] = [60, 70]

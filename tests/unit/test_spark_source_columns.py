@@ -128,7 +128,7 @@ def test_streams_whose_schemas_contradict_are_named():
         ),
     ],
 )
-def test_what_the_streams_have_not(schema, options, told):
+def test_columns_that_the_streams_lack_are_refused(schema, options, told):
     with pytest.raises(ConfigurationError, match=told):
         find(schema, **options)
 
@@ -309,7 +309,7 @@ def metadata(**types):
         columns(place=columns(y=StringType(), x=LongType())),
     ],
 )
-def test_what_may_be_asked_for(given):
+def test_readable_schemas(given):
     find(NESTED).check(given)
     find(NESTED, includeMetadata="true").check(
         StructType([*metadata(timestamp=TimestampType(), offset=LongType()), *given])
@@ -343,7 +343,7 @@ def test_what_may_be_asked_for(given):
         (metadata(offset=LongType()), "column _metadata does not exist"),
     ],
 )
-def test_what_may_not_be_asked_for(given, told):
+def test_schemas_that_are_refused(given, told):
     with pytest.raises(ConfigurationError) as raised:
         find(NESTED).check(given)
     assert told in str(raised.value)

@@ -322,7 +322,7 @@ def test_a_pattern_finds_streams_that_come_later_and_reads_them_from_their_first
     assert read_up(pattern_reader("[a-c].*", startingOffsets="latest"), end)[0] == [(9, 0, 1)]
 
 
-def test_what_comes_after_a_pattern_that_matched_nothing_is_read_from_its_first_record(cluster):
+def test_a_stream_created_after_a_pattern_matched_nothing_is_read_from_its_first_record(cluster):
     query = pattern_reader("new-.*", startingOffsets="latest")
     begin = query.initialOffset()
     end = query.latestOffset(begin, ALL)

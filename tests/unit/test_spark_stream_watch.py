@@ -5,7 +5,7 @@ from sbp_spark.streaming.stream_watch import Snapshot, is_plausible
 
 
 class CountedBounds(dict):
-    """Bounds that count how often somebody goes through all of them."""
+    """Bounds that count how often a caller iterates over all of them."""
 
     walk_count = 0
 

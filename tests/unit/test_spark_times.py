@@ -73,7 +73,7 @@ def test_a_start_past_the_end_is_an_error_or_the_tail(cluster):
     assert read_up(reader(**lenient), end)[0] == [(2, 30, 32)]
 
 
-def test_what_comes_while_a_start_is_looked_up_is_not_skipped(cluster):
+def test_records_appended_while_a_start_is_looked_up_are_not_skipped(cluster):
     """The tail moved between the two questions: records before the lookup are after the start."""
     looked_up = cluster.lookup_offsets
 

@@ -80,7 +80,7 @@ def test_many_streams_are_sampled_in_turn():
     assert again == [*range(20), *range(4)]
 
 
-def test_what_cannot_be_sampled_counts_as_the_longest_known():
+def test_a_record_that_cannot_be_sampled_counts_as_the_longest_known():
     server = FakeServer(s1=None, s2=2000)
     sizes = RecordSizeEstimates(server)
     assert sizes.estimate({1: 0}, {1: 9}) == {1: RECORD_BYTES_UNKNOWN}
@@ -176,7 +176,7 @@ def test_time_without_a_micro_batch_is_no_micro_batch(monkeypatch):
 
 
 @pytest.mark.parametrize("reason", ["available now", "a new stream"])
-def test_what_is_not_waited_for(reason):
+def test_available_now_and_new_streams_are_not_delayed(reason):
     paced = trigger(records_min=10, records_max=20)
     paced.ends(way(s1=1), is_waiting_allowed=True)
     bases = (1,) if reason == "a new stream" else ()

@@ -39,7 +39,7 @@ def test_the_first_write_gives_a_stream_its_schema():
     assert evolve(client, narrower) == [[INTS], [INTS]]
 
 
-def test_whoever_comes_second_has_to_fit():
+def test_the_second_writer_has_to_fit():
     class Raced(WritingClient):
         def register_schema(self, stream_id, schema, *, version):
             if not self.schemas:
@@ -69,7 +69,7 @@ def test_a_change_is_refused_with_what_differs_unless_it_is_wanted():
     assert evolve(client, grown, may_change=True) == [[INTS, merged]] * 2
 
 
-def test_what_contradicts_the_schema_is_refused_in_any_case():
+def test_a_contradiction_to_the_schema_is_refused_in_any_case():
     client = WritingClient()
     evolve(client, INTS)
     wrong = schema(a=pa.string(), c=pa.int8())

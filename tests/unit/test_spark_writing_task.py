@@ -383,7 +383,7 @@ def test_a_row_that_is_bad_twice_is_counted_once():
     assert message.skipped_count == 1
 
 
-def test_what_waits_is_bounded_over_all_streams():
+def test_waiting_rows_are_bounded_over_all_streams():
     client = WritingClient()
     client_seen = []
 

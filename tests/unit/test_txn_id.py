@@ -1,4 +1,4 @@
-"""Ids of transactions tell whose batch they belong to."""
+"""Ids of transactions name the batch that they belong to."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +35,7 @@ def test_other_ids_tell_nothing() -> None:
         assert maybe_batch_of(text) is None
 
 
-def test_what_is_no_id() -> None:
+def test_texts_that_are_no_id() -> None:
     assert not is_txn_id("")
     assert not is_txn_id("a b")
     assert not is_txn_id("x" * (TXN_ID_LENGTH_MAX + 1))

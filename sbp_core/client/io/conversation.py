@@ -4,7 +4,7 @@ Shared by the blocking and the asyncio transport, which add sockets and, where n
 
 The answer to the greeting shows the dialect of the server and the features that it accepts. Calls
 that depend on these are held until then; all others go out at once. One of the two dialects has a
-successor that greets alike: calls to placement drivers wait for a probe that tells them apart.
+successor that greets alike: calls to placement drivers wait for a probe that distinguishes them.
 Read `Conversation.start` and `Conversation.receive` first.
 """
 

@@ -20,7 +20,7 @@ decisions need no epoch: they never leave the placement driver.
 
 The last commit is noted outside of the store too, in `metadata.mark`. SQLite ends its write-ahead
 log at the first frame whose checksum is wrong: damage there takes all later commits away without a
-word. The mark tells how far they went. It is written after each commit, without a sync, so it is
+word. The mark names the last one. It is written after each commit, without a sync, so it is
 never ahead of what is durable, and may be behind.
 
 Two slots are written by turns. Each (big-endian):
