@@ -76,7 +76,9 @@ def first_contact(servers: Servers) -> Iterator[Client]:
         ) from None
 
 
-def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> list[StreamInfo]:
+def describe_refs(
+    servers: Servers, refs: Sequence[StreamRef], option: str, *, is_sink: bool = False
+) -> list[StreamInfo]:
     """Return the streams that an option names, asking the placement driver for the first time.
 
     Raises NotFoundError naming all that are missing, ConnectError if the placement driver does not
@@ -89,10 +91,11 @@ def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> l
         try:
             return client.describe_streams([ref.key for ref in refs])
         except NotFoundError as error:
+            create = f"create it with `sbp streams create NAME --endpoint {servers}`"
+            if is_sink:
+                create = "set createStreams=true"
             raise NotFoundError(
                 error.code,
-                f"option {option}: {error.message}; on the command line:"
-                f" `sbp streams create NAME --endpoint {servers}` and"
-                f" `sbp streams list --endpoint {servers}`; if a stream was renamed,"
-                " use its new name or its id",
+                f"option {option}: {error.message.rpartition(';')[0]}; {create}, or find its"
+                f" present name with `sbp streams list --endpoint {servers}`",
             ) from None

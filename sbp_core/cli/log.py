@@ -130,7 +130,9 @@ def find_logs(folder: Path) -> list[Path]:
         if any(name == START_NAME or maybe_segment_base(name) is not None for name in names):
             return [folder]
     except OSError as error:
-        raise ConfigurationError(f"{folder} cannot be read: {error.strerror}") from error
+        raise ConfigurationError(
+            f"{folder} cannot be read: {error.strerror}; name a folder that this user can read"
+        ) from error
     raise ConfigurationError(
         f"{folder} has no log; name the data folder of a range server, the folder {_LOG_NAME!r}"
         " in it, or the data folder of `sbp serve`"

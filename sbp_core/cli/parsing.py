@@ -19,10 +19,19 @@ EXIT_USAGE = 2
 _SHOWN_MAX: Final = 60
 _DIGITS_MAX: Final = 100
 """Longer texts are not numbers: Python refuses to parse thousands of digits."""
+_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNITS_BYTES: Final = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 class Parser(argparse.ArgumentParser):
     """Answers a mistake with one line that says what is wrong and where help is."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what is left, so that the message names the subcommand and its help."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit."""
@@ -150,14 +159,22 @@ def parse_separator(text: str) -> str:
 
 def parse_duration_ms(text: str) -> int:
     """Return how many milliseconds a time such as 90s, 30m, 12h or 7d has."""
-    units_ms = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-    return _scaled(text, units_ms, "a time such as 90s, 30m, 12h or 7d", "ms")
+    return _scaled(text, _UNITS_MS, "a time such as 90s, 30m, 12h or 7d", "ms")
 
 
 def parse_size(text: str) -> int:
     """Return how many bytes a size such as 500MiB or 10GiB has."""
-    units_bytes = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-    return _scaled(text, units_bytes, "a size such as 500MiB or 10GiB", "bytes")
+    return _scaled(text, _UNITS_BYTES, "a size such as 500MiB or 10GiB", "bytes")
+
+
+def show_duration(duration_ms: int) -> str:
+    """Return a time as `parse_duration_ms` reads it, such as 7d; ms if it is no whole second."""
+    return _unscaled(duration_ms, _UNITS_MS, "ms")
+
+
+def show_size(size_bytes: int) -> str:
+    """Return a size as `parse_size` reads it, such as 10GiB; bytes if it is no whole KiB."""
+    return _unscaled(size_bytes, _UNITS_BYTES, "B")
 
 
 def _scaled(text: str, units: Mapping[str, int], expected: str, noun: str) -> int:
@@ -172,3 +189,11 @@ def _scaled(text: str, units: Mapping[str, int], expected: str, noun: str) -> in
             f"{_shown(text)} is more {noun} than a 64-bit number can hold"
         )
     return value
+
+
+def _unscaled(value: int, units: Mapping[str, int], smallest: str) -> str:
+    """Return a number with the largest unit of which it is a multiple."""
+    unit = max(
+        (each for each in units if value % units[each] == 0), key=units.__getitem__, default=""
+    )
+    return f"{value // units[unit]}{unit}" if unit else f"{value}{smallest}"

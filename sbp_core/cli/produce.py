@@ -70,7 +70,8 @@ def produce(options: Namespace) -> int:
         except SbpError as error:
             error.add_note(f"{writer.record_count} records were acknowledged before")
             raise
-    text = f"{writer.record_count} records appended to {info.label}"
+    noun = "record" if writer.record_count == 1 else "records"
+    text = f"{writer.record_count} {noun} appended to {info.label}"
     write_result(writer.summary(), text, is_json=options.json)
     return 0
 

@@ -187,6 +187,10 @@ def read_file_schema(path: Path) -> pa.Schema:
             else:
                 found = pa.ipc.open_stream(file).schema
     except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise ConfigurationError(
+                f"{path} cannot be read: {os.strerror(error.errno)}"
+            ) from error
         raise ConfigurationError(
             f"{path} cannot be read as Parquet, Arrow file or Arrow stream: {error}"
         ) from error

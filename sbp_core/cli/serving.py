@@ -208,8 +208,9 @@ def _owned(data_dir: Path, command: str) -> Iterator[None]:
             " another folder"
         ) from error
     except OSError as error:
+        reason = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror
         raise ConfigurationError(
-            f"data_dir {data_dir} cannot be used: {error.strerror}; choose a folder that this user"
+            f"data_dir {data_dir} cannot be used: {reason}; choose a folder that this user"
             " can write"
         ) from error
     mode = stat.S_IMODE(data_dir.stat().st_mode)

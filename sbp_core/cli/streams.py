@@ -23,6 +23,8 @@ from sbp_core.cli.parsing import (
     parse_number,
     parse_positive,
     parse_size,
+    show_duration,
+    show_size,
 )
 from sbp_core.client import (
     Client,
@@ -326,7 +328,7 @@ def _replicas(info: StreamInfo) -> str:
 def _retention(info: StreamInfo) -> str:
     limits_set = []
     if info.retention_period_ms:
-        limits_set.append(f"{info.retention_period_ms / 1000:g} s")
+        limits_set.append(show_duration(info.retention_period_ms))
     if info.retention_bytes:
-        limits_set.append(f"{info.retention_bytes / limits.MIB:g} MiB")
+        limits_set.append(show_size(info.retention_bytes))
     return ", ".join(limits_set) or "for ever"

@@ -29,7 +29,7 @@ from sbp_core.server.trust import Standing
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import Agreement
 from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.dialect import Speech, merge_answers
+from sbp_core.wire.dialect import ServerRole, Speech, is_for_driver, merge_answers
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     ClientRole,
@@ -364,9 +364,12 @@ class Dispatcher:
         try:
             handler = self._handlers.get(operation)
             if handler is None:
+                remedy = ""
+                if self.speech.role is ServerRole.RANGE_SERVER and is_for_driver(operation):
+                    remedy = "; give the endpoint of a placement driver"
                 raise UnsupportedError(
                     StatusCode.UNSUPPORTED_OPERATION,
-                    f"{operation.name} is not served by a {self.speech.role}",
+                    f"{operation.name} is not served by a {self.speech.role}{remedy}",
                 )
             if not isinstance(handler, PromptHandler):
                 return call.finish(partial(handler, call))

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import socket
 from collections.abc import Mapping
 from operator import itemgetter
@@ -90,9 +91,12 @@ class Listener:
         try:
             bound_port = await acceptor.start(host, port)
         except OSError as error:
+            # The text of a system error repeats the address. Errors of a host name are below 0.
+            code = error.errno or 0
+            reason = os.strerror(code) if code > 0 else error.strerror
             raise ConfigurationError(
-                f"the {self._speech.role.value} cannot listen on {host}:{port}: {error.strerror}."
-                " Choose another host or port (0 picks a free port)"
+                f"the {self._speech.role.value} cannot listen on {host}:{port}: {reason}; choose"
+                " another host or port (0 picks a free port)"
             ) from error
         self._acceptor = acceptor
         self._sweeper = asyncio.create_task(self._sweep_for_ever())

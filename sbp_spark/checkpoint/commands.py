@@ -146,8 +146,9 @@ def rewind(options: Namespace) -> int:
                 f" (it was at {each.end_offset})"
             )
     undone = ", ".join(map(str, plan.undone))
+    subject = f"Batch {undone} is" if len(plan.undone) == 1 else f"Batches {undone} are"
     write_line(
-        f"Batches {undone} are repeated under the same numbers. Each may get other records, as the"
+        f"{subject} repeated under the same numbers. Each may get other records, as the"
         " limits and tails are then."
     )
     others = sources[0].count - len(sources)

@@ -128,7 +128,7 @@ def _compare(
         remedy = "To let its schema change in this way, set mergeSchema=true"
     lines = "\n".join(f"  {each}" for each in compared.differences)
     raise SchemaError(
-        f"stream {name!r} does not take these columns as they are; its schema, version"
+        f"stream {name!r} does not accept these columns as they are; its schema, version"
         f" {newest.version}, differs:\n{lines}\n{remedy}"
     )
 
@@ -202,8 +202,8 @@ class StreamDirectory:
         if missing:
             named = listed([f"stream {ref.text!r}" for ref in missing])
             error = NotFoundError.of(
-                f"{where}: not found: {named}; on the command line:"
-                " `sbp streams create NAME`, or set createStreams=true"
+                f"{where}: not found: {named}; set createStreams=true, or create"
+                f" {'it' if len(missing) == 1 else 'them'} with `sbp streams create NAME`"
             )
             self._faults |= {ref.text: error for ref in missing}
 
@@ -295,13 +295,13 @@ def _check_dialect(dialect: Dialect, options: SinkOptions) -> None:
 def _named(options: SinkOptions, refs: Sequence[StreamRef], option: str) -> dict[str, FoundStream]:
     """Return the streams that an option names; they are created if need be."""
     try:
-        infos = describe_refs(options.servers, refs, option)
+        infos = describe_refs(options.servers, refs, option, is_sink=True)
     except NotFoundError:
         if options.creation is None:
             raise
         patient = client_for(options.servers, Patience.RUNNING)
         create_missing(patient, refs, options.creation)
-        infos = describe_refs(options.servers, refs, option)
+        infos = describe_refs(options.servers, refs, option, is_sink=True)
     return {ref.text: FoundStream.of(info) for info, ref in zip(infos, refs, strict=True)}
 
 

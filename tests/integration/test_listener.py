@@ -102,6 +102,8 @@ def test_an_operation_that_is_not_served_is_refused_by_name():
             status = status_of(frame)
             assert status.code == StatusCode.UNSUPPORTED_OPERATION
             assert status.message == "FETCH is not served by a range server"
+            (frame,) = await client.call(Opcode.CREATE_STREAMS)
+            assert "endpoint of a placement driver" in status_of(frame).message
 
     run(body)
 
@@ -271,7 +273,9 @@ def test_a_header_that_is_padding_for_the_most_part_is_refused():
 def test_a_taken_port_is_a_clear_error():
     async def body(service, listener, port):
         other = Listener({}, speech=Speech(ServerRole.RANGE_SERVER), clock=SystemClock())
-        with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
+        with pytest.raises(
+            ConfigurationError, match=f"127.0.0.1:{port}: Address already in use; choose"
+        ):
             await other.start("127.0.0.1", port)
 
     run(body)

@@ -8,6 +8,7 @@ import pytest
 from sbp_core.cli import connect, output, txns
 from sbp_core.cli import main as command
 from sbp_core.cli.connect import parse_stream
+from sbp_core.cli.parsing import show_duration, show_size
 from sbp_core.errors import ConfigurationError, SbpError
 
 CALLS = [
@@ -67,6 +68,7 @@ def test_every_command_has_help(capsys, words):
         (["streams", "create", "a", "--retention-size", "9" * 5_000 + "TiB"], "--retention-size"),
         (["ping", "\x1b[2J\u202e"], "\\x1b[2J\\u202e"),
         (["ping", "--unknown"], "--unknown"),
+        (["streams", "create", "a", "--retentoin", "7d"], "sbp streams create: unrecognized"),
     ],
 )
 def test_a_mistake_in_the_call_is_one_line_and_exit_code_2(capsys, words, named):
@@ -86,6 +88,7 @@ def test_a_mistake_in_the_call_is_one_line_and_exit_code_2(capsys, words, named)
 def test_durations(text, duration_ms):
     parsed = command.parse(["streams", "create", "a", "--retention", text])
     assert parsed.retention == duration_ms
+    assert duration_ms == 0 or show_duration(duration_ms) == text
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,11 @@ def test_durations(text, duration_ms):
 def test_sizes(text, size_bytes):
     parsed = command.parse(["streams", "create", "a", "--retention-size", text])
     assert parsed.retention_size == size_bytes
+    assert size_bytes == 0 or show_size(size_bytes) == text
+
+
+def test_lengths_without_a_whole_unit():
+    assert (show_duration(1_500), show_size(1_500)) == ("1500ms", "1500B")
 
 
 @pytest.mark.parametrize(

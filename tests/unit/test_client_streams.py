@@ -85,7 +85,7 @@ def test_describe_by_id_and_name_names_all_missing(make, peer) -> None:
     assert first == second
     assert (first.stream_id, first.name, first.retention_period_ms) == (4, "orders", 60)
     assert first.retention_bytes == 0, "the peer does not know the field"
-    with pytest.raises(NotFoundError, match=r"'nope'.*77.*create what is missing"):
+    with pytest.raises(NotFoundError, match=r"'nope'.*77.*create them, or list"):
         driver.do("describe_streams", ["nope", 4, 77])
 
 

@@ -156,7 +156,7 @@ def test_columns_bring_prefixes_back_and_cost_nothing_without_replicas(ranges: l
     assert len(encoded) == size * len(own)
 
 
-def test_what_logs_of_earlier_versions_say_of_ranges_is_read_as_it_was():
+def test_ranges_in_logs_of_earlier_versions_are_read_as_they_were():
     """The bytes are those that version 0.1 wrote."""
     stream_ids = "01000000000000000200000000000000"
     start_offsets = "05000000000000000000000000000000"

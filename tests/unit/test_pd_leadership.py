@@ -159,7 +159,7 @@ def create_in_transaction(store):
     store._maybe_create_stream(1, NewStream("unfinished", 1, 1, 0, (1,)), 5)
 
 
-def test_what_was_read_by_one_that_leads_no_longer_is_not_used(url, opened):
+def test_a_read_of_a_former_leader_is_not_used(url, opened):
     async def main():
         thread = await StoreThread.open(opened)
         assert await thread.run(lambda store: store.lead(next_term(url, "paused"))) is None

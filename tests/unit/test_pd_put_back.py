@@ -202,6 +202,8 @@ def test_check_needs_a_stopped_placement_driver_and_metadata(tmp_path, capsys):
     store.close()
     assert main(["pd", "check", str(tmp_path)]) == 2
     assert "holds no metadata" in capsys.readouterr().err
+    assert main(["pd", "check", str(tmp_path / ("x" * 300))]) == 2
+    assert "cannot be read: File name too long; name a folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "data"]
 
 

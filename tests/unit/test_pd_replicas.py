@@ -440,7 +440,7 @@ def test_a_placement_driver_waits_for_heartbeats_after_its_start(tmp_path, peers
 # Transactions
 
 
-def test_what_was_staged_is_moved_by_the_replicas_that_answer(tmp_path, peers):
+def test_staged_batches_are_moved_by_the_replicas_that_answer(tmp_path, peers):
     """The primary is down, the next one lost its log: the third one has what was staged."""
     ended = []
 

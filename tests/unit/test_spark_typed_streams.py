@@ -60,7 +60,7 @@ def test_a_change_is_refused_with_what_differs_unless_it_is_wanted():
     with pytest.raises(SchemaError) as caught:
         evolve(client, grown)
     assert str(caught.value).splitlines() == [
-        "stream 's1' does not take these columns as they are; its schema, version 1, differs:",
+        "stream 's1' does not accept these columns as they are; its schema, version 1, differs:",
         "  ~ column a widens from int32 to int64",
         "  + column b string is new",
         "To let its schema change in this way, set mergeSchema=true",

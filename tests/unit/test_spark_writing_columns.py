@@ -183,7 +183,7 @@ def test_a_row_that_is_too_large_in_the_types_of_its_stream():
 def test_a_stream_that_got_another_schema_since_the_start():
     for names in ({"n": pa.string(), "word": pa.string()}, {"n": pa.int64()}):
         client = client_with(StreamSchema.of(pa.schema(names)))
-        with pytest.raises(SchemaError, match="stream 's1' does not take these columns"):
+        with pytest.raises(SchemaError, match="stream 's1' does not accept these columns"):
             append(client, [pairs((1, "a"))], options("s1"))
         assert client.appends == []
 

@@ -295,7 +295,9 @@ def test_a_text_may_be_a_name_that_looks_like_a_negative_number():
 
 
 def test_an_option_that_names_no_stream_fails_whatever_is_done_with_bad_rows():
-    with pytest.raises(NotFoundError, match="option stream: not found: stream 'nowhere'"):
+    with pytest.raises(
+        NotFoundError, match="option stream: not found: stream 'nowhere'; set createS"
+    ):
         write_rows(
             [routed(("s1", b"a"))], WritingClient(), sink_options("nowhere", bad_records=SKIP)
         )

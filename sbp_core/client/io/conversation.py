@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import socket
 from dataclasses import dataclass
 from typing import Final
 
@@ -465,6 +466,8 @@ def connect_failed(endpoint: str, failure: Exception, connect_seconds: float) ->
     reason = str(failure)
     if isinstance(failure, TimeoutError):
         reason = f"no answer within {connect_seconds:g} s"
+    elif isinstance(failure, socket.gaierror):
+        reason = str(failure.strerror)
     elif isinstance(failure, OSError) and failure.errno is not None and failure.errno > 0:
         reason = os.strerror(failure.errno)
     return ConnectError(f"cannot connect to {endpoint}: {reason}")

@@ -203,7 +203,7 @@ class Attempts:
         remedy = ""
         drivers = self._context.drivers
         if endpoint is not None and isinstance(error, TransportError | DeadlineExceededError):
-            remedy = f"; is `sbp serve` running at {endpoint}, and reachable from here?"
+            remedy = "; is `sbp serve` running there, and reachable from here?"
             if len(drivers.known) > 1 and endpoint in drivers.known:
                 remedy = (
                     f"{remedy} The placement drivers that are known: {', '.join(drivers.known)}"

@@ -275,8 +275,8 @@ def missing(names: Sequence[str]) -> NotFoundError:
     """Return the error that names streams which do not exist."""
     return NotFoundError(
         StatusCode.NOT_FOUND,
-        f"not found: {', '.join(names)}; create what is missing, or list the streams to find the"
-        " right name or id",
+        f"not found: {', '.join(names)}; create {'it' if len(names) == 1 else 'them'}, or list the"
+        " streams to find the right name or id",
     )
 
 

@@ -85,11 +85,17 @@ class StoreReport:
 def find_store(folder: Path) -> Path:
     """Return the data directory of the placement driver that a folder stands for.
 
-    It is that directory, or the one of `sbp serve`. Raises ConfigurationError if it is neither.
+    It is that directory, or the one of `sbp serve`. Raises ConfigurationError if it is neither, or
+    cannot be read.
     """
-    for directory in (folder / DRIVER_NAME, folder):
-        if any((directory / name).exists() for name in (DATABASE_NAME, MARK_NAME)):
-            return directory
+    try:
+        for directory in (folder / DRIVER_NAME, folder):
+            if any((directory / name).exists() for name in (DATABASE_NAME, MARK_NAME)):
+                return directory
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder} cannot be read: {error.strerror}; name a folder that this user can read"
+        ) from error
     raise ConfigurationError(
         f"{folder} holds no metadata: name the data folder of a placement driver, or that of"
         " `sbp serve`"
