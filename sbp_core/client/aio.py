@@ -423,8 +423,8 @@ class AsyncClient:
         """Return an appender, which sends batches while earlier ones wait for their answers.
 
         The keywords are those of `append`. All batches are appended once `finish` returns. With a
-        `writer` or a `transaction`, which cannot be used elsewhere before the appender is finished
-        or closed, several frames of one stream are sent at a time, else one.
+        `writer` or a `transaction`, several frames of one stream are sent at a time, else one. It
+        cannot be used elsewhere before the appender is finished or closed.
         """
         kind = appending.AppendKind(retry_unknown, writer, transaction)
         work = appending.GradualAppend(self._context, kind)

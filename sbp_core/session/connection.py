@@ -2,11 +2,18 @@
 
 Bytes go in, events come out; calls and responses go in, bytes come out. Both ends obey the same
 tables (states.py): read these first. Deadlines and sockets are the owner's: the client has
-conversation.py, the server peer.py.
+conversation.py, the server peer.py. A client without either is a loop:
+
+    call_id, buffers = connection.start_call(Opcode.PING)
+    socket.sendmsg(buffers)
+    while count := socket.recv_into(connection.decoder.get_buffer()):
+        if connection.buffer_updated(count):
+            for event in connection.events():  # ResponseReceived, ..., ConnectionBroken
+                ...
 
 SPEC "Stream Identifier": a request and the frames that answer it carry the same id. Ids are issued
-in ascending order and never twice, so an answer to an id that was issued but is no longer open is
-late and dropped, while one to an id that was never issued breaks the protocol.
+in ascending order and never twice. An answer to an id that is no longer open is late, and dropped.
+An answer to an id that was never issued breaks the protocol.
 """
 
 from __future__ import annotations
@@ -140,6 +147,7 @@ class Connection:
             )
         call_id = self._next_call_id
         buffers = self._encode(opcode, _REQUEST, call_id, header, self.pack(payload))
+        # After the encoding: a request that is too large raises, and must not issue an id.
         self._next_call_id = call_id % limits.CALL_ID_MAX + 1
         self._calls[call_id] = _OpenCall(opcode)
         return call_id, buffers
@@ -148,6 +156,7 @@ class Connection:
         """Stop listening for the answer of a call; it is dropped when it comes."""
         call = self._calls.get(call_id)
         if call is not None:
+            # It stays open until its answer ends: a long answer counts against the limit of calls.
             self._move(call, CallInput.ABANDON)
 
     # The peer's requests.
@@ -165,7 +174,7 @@ class Connection:
         A payload that was not packed is packed here. Raises FrameError when the answer is too large
         for one frame.
         """
-        if request.call_id not in self._requests:
+        if request.call_id not in self._requests:  # a system error has ended it, or the connection
             return []
         flags = _LAST if is_end else _PART
         packed = payload if isinstance(payload, Payload) else self.pack(payload)
@@ -273,6 +282,7 @@ class Connection:
             raise FrameError(f"call id {frame.call_id} is negative as an int32; expected 0 or more")
         if frame.call_id in self._requests:
             raise FrameError(f"call id {frame.call_id} is in use by a request that is still open")
+        # Refusals are answers, not errors of the connection: the peer may not have seen our GOAWAY.
         if not self._enter(ConnectionInput.RECEIVE_REQUEST):
             return RequestRefused(frame, self._refusal())
         if len(self._requests) >= limits.CALLS_IN_FLIGHT_MAX:

@@ -1,9 +1,9 @@
 """Input partitions: intervals of streams are planned into them, and a task reads each of them.
 
-A read goes forward through this package: `source_streams` (which streams, with which columns),
-`locating` (from which offset to which), `planning` (cut into spans), then in a task `prefetch`
-(fetch) and `layout` (decode), which are put together here. `SbpBatchReader` is the whole of a batch
-read; a micro-batch joins at `plan_read`.
+A read goes forward through this package. The driver finds streams and columns (`source_streams`),
+offsets (`locating`) and spans (`planning`). A task fetches (`prefetch`) and decodes (`layout`).
+This module puts them together. `SbpBatchReader` is the whole of a batch read; a micro-batch joins
+at `plan_read`.
 
 A task fetches, checks, decodes and joins; it keeps no state. If record batches cannot be decoded,
 failOnDataLoss decides, for exactly their offsets.

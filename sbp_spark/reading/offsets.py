@@ -4,13 +4,13 @@ Spark compares offsets as JSON text, so equal offsets must have equal text: obje
 their keys sorted as strings, as `json.dumps(..., sort_keys=True)` would.
 
 A new query's offset is the constant INITIAL. Spark may ask for it again after a crash, when the
-tail has moved on; therefore the start that was resolved for a stream travels as its base inside
-the first end offset in which the stream appears, and is read back from there.
+tail has moved on. Therefore the first end offset in which a stream appears also has the start that
+was resolved for it, as its base. The start is read back from there.
 
-Version 1 had an object for each stream. Version 2 has one text for all of them: a query of
-thousands of streams has its positions written and parsed, in Python and in Java, each time Spark
-asks for the latest offset, and objects take forty times as long. Version 3 is written only for what
-version 2 cannot express, so offsets of earlier releases keep their text.
+Version 1 had an object for each stream. Version 2 has one text for all of them: Spark writes and
+parses the positions, in Python and in Java, each time it asks for the latest offset. Objects take
+forty times as long for thousands of streams. Version 3 is written only for what version 2 cannot
+express, so offsets of earlier releases keep their text.
 """
 
 from __future__ import annotations
