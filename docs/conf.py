@@ -14,6 +14,8 @@ exclude_patterns = ["conf.py"]
 templates_path: list[str] = []
 
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["tables.css"]
 html_title = f"{project} {version}"
 html_copy_source = False
 html_show_sourcelink = False
@@ -23,6 +25,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
 
+highlight_language = "none"  # a block without a language is a drawing or output
 default_role = "code"  # docstrings put code between single backticks
 add_module_names = False
 autodoc_member_order = "groupwise"

@@ -1,6 +1,7 @@
 """The documentation builds without a warning; a reader finds every page and public name."""
 
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -56,6 +57,11 @@ def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def copy_settings(folder: Path) -> None:
+    shutil.copy(DOCS / "conf.py", folder)
+    shutil.copytree(DOCS / "static", folder / "static")
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     out = tmp_path_factory.mktemp("site")
@@ -103,13 +109,13 @@ def test_every_public_name_is_in_the_api_reference(site, name):
 
 @pytest.mark.parametrize("what", ["[x](missing.md)", "[x](#missing)", "```{toctree}\nmissing\n```"])
 def test_a_mistake_fails_the_build(tmp_path, what):
-    (tmp_path / "conf.py").write_bytes((DOCS / "conf.py").read_bytes())
+    copy_settings(tmp_path)
     (tmp_path / "index.md").write_text(f"# Start\n\n{what}\n", encoding="utf-8")
     assert build(tmp_path, tmp_path / "out").returncode != 0
 
 
 def test_a_page_in_no_list_fails_the_build(tmp_path):
-    (tmp_path / "conf.py").write_bytes((DOCS / "conf.py").read_bytes())
+    copy_settings(tmp_path)
     (tmp_path / "index.md").write_text("# Start\n", encoding="utf-8")
     assert build(tmp_path, tmp_path / "right").returncode == 0
     (tmp_path / "other.md").write_text("# Other\n", encoding="utf-8")

@@ -1,8 +1,10 @@
 """The code of the documents runs: every block, in order, as a reader pastes it.
 
 Sybil finds the blocks and their HTML comments. One test is one document, since its blocks build on
-each other, and since pytest then gives it the Spark session of the other tests and an empty server
-of its own. Two things of a block are replaced: the default endpoint and the folder /tmp/sbp-demo.
+each other, and since pytest then gives it the Spark session of the other tests. The documents share
+one server, in the order of the start page, as for a reader who tries one page after the other.
+Those that stop the server have one of their own. Two things of a block are replaced: the default
+endpoint and the folder /tmp/sbp-demo.
 
 A block that cannot run here has a comment before it with the reason:
 
@@ -13,6 +15,7 @@ A comment `<!-- invisible-code: python` runs, too: it prepares or checks what re
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -28,7 +31,17 @@ from sybil.parsers.markdown import CodeBlockParser, SkipParser
 from sbp_core.cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+LISTED = re.findall(r"^[\w/-]+/[\w-]+$", (ROOT / "docs/index.md").read_text("utf-8"), re.MULTILINE)
+DOCUMENTS = [
+    *dict.fromkeys(
+        [
+            ROOT / "README.md",
+            *(ROOT / "docs" / f"{each}.md" for each in LISTED),
+            *sorted(ROOT.glob("docs/**/*.md")),
+            ROOT / "CONTRIBUTING.md",
+        ]
+    )
+]
 LANGUAGES = {"python", "sh", "sql"}
 NOT_CODE = {"", "text", "mermaid", "json"}
 """Drawings, formats and output. Code in any other language would be code that nothing runs."""
@@ -101,13 +114,28 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("sbp-demo")
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(shared_folder):
+    with LocalCluster(shared_folder / "data") as cluster:
+        yield cluster
+
+
 @pytest.mark.parametrize(
     "path", [path for path in DOCUMENTS if [*parsed(path).examples()]], ids=name
 )
-def test_the_code_of_a_document_runs(path, spark, tmp_path):
+def test_the_code_of_a_document_runs(path, spark, tmp_path, shared_folder, shared_cluster):
     document = parsed(path)
-    with LocalCluster(tmp_path / "sbp-data") as cluster:
-        document.namespace |= {"cluster": cluster, "folder": tmp_path, "spark": spark}
+    with contextlib.ExitStack() as stack:
+        folder, cluster = shared_folder, shared_cluster
+        if "cluster.stop" in document.text:
+            folder = tmp_path
+            cluster = stack.enter_context(LocalCluster(folder / "data"))
+        document.namespace |= {"cluster": cluster, "folder": folder, "spark": spark}
         try:
             run(document)
         finally:
