@@ -96,7 +96,7 @@ class SealingMachine(RuleBasedStateMachine):
         self.prefixes[index] = [Prefix()]
         self.whole_answers[index] = {}
         self.committed[index] = 0
-        self.damages_left, self.losses_left = 1, 2
+        self.damages_left, self.losses_left = 2, 2
         for each in self.range.server_ids:
             self.members.replicas[index, f"h:{each}"] = Replica()
 
@@ -128,7 +128,7 @@ class SealingMachine(RuleBasedStateMachine):
         self.committed[index] = max(self.committed[index], committed)
 
     @precondition(lambda self: self.damages_left)
-    @rule(number=NUMBERS, left=st.integers(0, 3))
+    @rule(number=NUMBERS, left=st.integers(0, 1))
     def damage(self, number, left):
         self.damages_left -= 1
         key = self.key(number)
