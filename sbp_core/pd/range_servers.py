@@ -55,6 +55,12 @@ class Membership:
         self._heard: dict[RangeServerRecord, float] = {}
         self._loads: dict[int, ServerLoad] = {}
         self._racks: dict[int, str] = {}
+        self._since = clock.monotonic()
+
+    @property
+    def has_listened(self) -> bool:
+        """Whether every server that runs had the time to be heard, here or as a follower."""
+        return self._is_over(self._since)
 
     def refresh(self, server: RangeServerRecord, rack: str = "") -> None:
         """Note a heartbeat; the server replaces those in conflict with it."""
@@ -109,8 +115,10 @@ class Membership:
         ]
 
     def _is_silent(self, server: RangeServerRecord) -> bool:
-        silence_seconds = self._clock.monotonic() - self._heard[server]
-        return round(1000 * silence_seconds) >= self.timeout_ms
+        return self._is_over(self._heard[server])
+
+    def _is_over(self, since: float) -> bool:
+        return round(1000 * (self._clock.monotonic() - since)) >= self.timeout_ms
 
 
 async def log_missing_servers(store: StoreThread, membership: Membership) -> None:

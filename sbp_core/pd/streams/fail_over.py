@@ -34,7 +34,8 @@ _FIRST: Final = (-1, -1)
 class FailOver:
     """Looks for such ranges in the background, FAIL_OVER_RANGES_MAX at a time.
 
-    Not before the servers had a heartbeat timeout to be heard since the start.
+    Not before the servers had a heartbeat timeout to be heard since the start; a placement driver
+    that followed has heard them already.
     """
 
     def __init__(
@@ -68,12 +69,12 @@ class FailOver:
         await self._seal_for_copies([RangeId(stream_id=each) for each in stream_ids])
 
     async def _run(self) -> None:
-        began = renewed = self._clock.monotonic()
+        renewed = self._clock.monotonic()
         while True:
             await asyncio.sleep(limits.FAIL_OVER_INTERVAL_MS / 1000)
-            now = self._clock.monotonic()
-            if round(1000 * (now - began)) < self._membership.timeout_ms:
+            if not self._membership.has_listened:
                 continue
+            now = self._clock.monotonic()
             try:
                 await self._begin_fail_over()
                 if round(1000 * (now - renewed)) >= limits.RENEWAL_INTERVAL_MS:
