@@ -1,0 +1,216 @@
+"""The machines of a simulated cluster: each runs one server, starts it again, and may fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from sim_loop import NOBODY, Process
+from sim_world import SimulatedClock, SimulatedDisk, SimulatedProbe, World
+
+from sbp_core.errors import SbpError
+from sbp_core.limits import KIB
+from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
+from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+from sbp_core.rangeserver.server import RangeServer
+
+DRIVER_ADDRESS, DRIVER_PORT = "10.0.0.1", 12378
+DRIVER = f"{DRIVER_ADDRESS}:{DRIVER_PORT}"
+SERVER_PORT = 10911
+SEGMENT_BYTES = 64 * KIB
+HEARTBEAT_MS = 300
+RESTART_SECONDS = 0.2
+
+
+class Machine:
+    """A machine with a disk and a clock, and the process of its server while one runs."""
+
+    def __init__(self, world: World, name: str, address: str, *, has_disk: bool = True) -> None:
+        self.name = name
+        self.address = address
+        self.disk = SimulatedDisk() if has_disk else None
+        self.clock = SimulatedClock(world.loop)
+        self.process: Process | None = None
+        self.is_held_down = False
+        """Whether the server stays down until `start`."""
+        self.refusals: list[str] = []
+        """Why a start failed, without one that succeeded afterwards."""
+        self._world = world
+        self._rng = world.random(f"machine {name}")
+        self._server: Any = None
+
+    def make_server(self) -> Any:
+        """Return a server that was not started."""
+        raise NotImplementedError
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether its process runs and has started."""
+        return self.process is not None and self._server is not None
+
+    def start(self) -> None:
+        """Start a process that runs the server, if none runs."""
+        self.is_held_down = False
+        if self.process is None:
+            self.process = process = Process(self.name, self.address, self.disk)
+            process.ended = self._world.loop.create_future()
+            self._world.note(f"{self.name} starts")
+            process.context.run(self._world.loop.create_task, self._run(process))
+
+    def kill(self, *, is_power_lost: bool = False) -> None:
+        """End the process in the middle of whatever it does; without power, its cache is lost."""
+        process = self.process
+        if process is None:
+            return
+        self._world.note(f"{self.name} dies{' without power' if is_power_lost else ''}")
+        self._end(process, is_power_lost=is_power_lost)
+        if self.disk is not None:
+            if is_power_lost:
+                self.disk.lose_power(self._rng.randrange)
+            else:
+                self.disk.kill_process()
+
+    def power_on(self) -> None:
+        """Let the network reach the machine again, after it lost power."""
+        self._world.network.power_on(self.address)
+
+    async def stop(self) -> None:
+        """Stop the server in good order."""
+        process, server = self.process, self._server
+        if process is None or server is None:
+            return
+        self._world.note(f"{self.name} stops")
+        self._server = None
+        self.is_held_down = True
+        await self._in(process, server.stop)
+        if process.is_alive:
+            self._end(process, is_power_lost=False)
+
+    def _end(self, process: Process, *, is_power_lost: bool) -> None:
+        process.is_alive = False
+        process.ended.set_result(None)
+        self.process = self._server = None
+        self._world.network.end_process(process, is_power_lost=is_power_lost)
+        for close in [*process.on_death]:
+            close()
+        if not is_power_lost and not self.is_held_down:
+            delay = RESTART_SECONDS * (1 + self._rng.random())
+            self._world.loop.call_later(delay, self._start_again, context=NOBODY)
+
+    def _start_again(self) -> None:
+        if not self.is_held_down:
+            self.start()
+
+    async def _run(self, process: Process) -> None:
+        server = self.make_server()
+        try:
+            await server.start()
+        except SbpError as error:
+            self._world.note(f"{self.name} does not start: {type(error).__name__}")
+            self.refusals.append(str(error))
+            await server.stop()
+            self._end(process, is_power_lost=False)
+            return
+        self.refusals.clear()
+        self._server = server
+        self._world.note(f"{self.name} serves")
+        error = await asyncio.shield(server.failed)
+        self._world.note(f"{self.name} fails: {type(error).__name__}")
+        logging.getLogger(__name__).info("%s fails: %s", self.name, error)
+        if self._server is server:
+            self._server = None
+            await server.stop()
+            self._end(process, is_power_lost=False)
+
+    async def _in(self, process: Process, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something in a process, for as long as it lives."""
+
+        async def do() -> None:
+            await work()
+
+        task = process.context.run(self._world.loop.create_task, do())
+        await asyncio.wait({task, process.ended}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+
+
+class RangeServerMachine(Machine):
+    """A machine with a range server."""
+
+    def make_server(self) -> RangeServer:
+        settings = RangeServerSettings(
+            data_dir=Path("/data") / self.name,
+            placement_driver=DRIVER,
+            host=self.address,
+            port=SERVER_PORT,
+            segment_bytes=SEGMENT_BYTES,
+            local_reads=False,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            retention_check_interval_ms=1_000,
+        )
+        assert self.disk is not None
+        self.disk.is_full = False
+        return RangeServer(
+            settings, clock=self.clock, disk=self.disk, probe=SimulatedProbe(self.disk)
+        )
+
+
+class DriverMachine(Machine):
+    """A machine with a placement driver, whose metadata are in a real folder."""
+
+    def __init__(self, world: World, folder: Path) -> None:
+        super().__init__(world, "pd", DRIVER_ADDRESS, has_disk=False)
+        self._folder = folder
+
+    def make_server(self) -> PlacementDriver:
+        settings = PlacementDriverSettings(
+            data_dir=self._folder,
+            host=DRIVER_ADDRESS,
+            port=DRIVER_PORT,
+            heartbeat_timeout_ms=5 * HEARTBEAT_MS,
+        )
+        return PlacementDriver(settings, self.clock)
+
+
+class SimulatedCluster:
+    """One placement driver and some range servers."""
+
+    def __init__(self, world: World, folder: Path, range_servers: int) -> None:
+        self.world = world
+        self.driver = DriverMachine(world, folder)
+        self.servers = [
+            RangeServerMachine(world, f"server-{number}", f"10.0.0.{number + 2}")
+            for number in range(range_servers)
+        ]
+        self.machines: list[Machine] = [self.driver, *self.servers]
+
+    def start(self) -> None:
+        """Start what does not run, on machines that all work."""
+        for machine in self.machines:
+            machine.power_on()
+            machine.clock.offset_ms = 0
+            if machine.disk is not None:
+                machine.disk.is_full = False
+            if machine.process is not None:
+                machine.process.slowness = 1.0
+                self.world.loop.resume(machine.process)
+            machine.start()
+
+    @property
+    def refusals(self) -> list[str]:
+        """Why servers do not start."""
+        return [each for machine in self.machines for each in machine.refusals]
+
+
+def address_of_client(number: int) -> str:
+    """Return the address of a client, which is a machine of its own."""
+    return f"10.0.1.{number + 1}"
+
+
+def pick(rng: Random, weights: dict[str, int]) -> str:
+    """Choose a name by its weight."""
+    return rng.choices([*weights], [*weights.values()])[0]

@@ -1,0 +1,192 @@
+"""One run: a cluster, clients and faults that follow from a seed, and the judgement at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from checker import assert_sound, chosen
+from sim_cluster import Machine, SimulatedCluster, address_of_client, pick
+from sim_loop import NOBODY
+from sim_workload import Workload
+from sim_world import World, new_world
+
+STREAMS = 3
+FAULT_PAUSE_SECONDS = 1.0
+HEAL_SECONDS = 120.0
+"""Simulated time in which all clients finish once all servers work again."""
+MEMORY_FOLDER = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The sizes that all runs of a series have in common."""
+
+    replicas: int = 1
+    range_servers: int = 2
+    faults: int = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a run; `lines` are its events, `error` is why it failed."""
+
+    seed: int
+    lines: list[str]
+    operations: int
+    acknowledged: int
+    simulated_seconds: float
+    error: str | None
+
+
+def run_seed(seed: int, setup: Setup = Setup()) -> Report:
+    """Run one seed to its end."""
+    home = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="sbp-simulation-", dir=home))
+    try:
+        with new_world(seed) as world:
+            run = Run(world, folder, setup)
+            error: str | None = None
+            try:
+                world.loop.run_until_complete(run.main())
+            except Exception as failure:
+                error = f"{type(failure).__name__}: {failure}"
+            run.cluster.driver.kill()
+            operations = run.workload.history.operations()
+            return Report(
+                seed,
+                world.lines,
+                len(operations),
+                len(chosen(operations, "append", "ok")) + len(chosen(operations, "commit", "ok")),
+                world.loop.time(),
+                error,
+            )
+    finally:
+        shutil.rmtree(folder)
+
+
+class Run:
+    """One run, from the start of the servers to the judgement."""
+
+    def __init__(self, world: World, folder: Path, setup: Setup) -> None:
+        self._world = world
+        self._setup = setup
+        self._rng: Random = world.random("faults")
+        self.cluster = SimulatedCluster(world, folder, setup.range_servers)
+        self.workload = Workload(world)
+
+    async def main(self) -> None:
+        """Run. Raises AssertionError if a promise was broken."""
+        world, cluster, workload = self._world, self.cluster, self.workload
+        cluster.start()
+        await workload.create_streams(STREAMS, self._setup.replicas)
+        workload.start(self._rng)
+        for _ in range(self._rng.randint(1, self._setup.faults)):
+            await asyncio.sleep(self._rng.random() * FAULT_PAUSE_SECONDS)
+            await self._fault()
+            workload.raise_failure()
+        await asyncio.sleep(self._rng.random() * FAULT_PAUSE_SECONDS)
+        world.note("all faults are over")
+        world.network.heal()
+        cluster.start()
+        try:
+            await workload.finish(HEAL_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; servers: {cluster.refusals or 'run'}") from error
+        await workload.audit()
+        operations = workload.history.operations()
+        world.lines.append(repr(operations))
+        assert_sound(operations)
+        assert not world.loop.faults, world.loop.faults
+
+    async def _fault(self) -> None:
+        """Do something to the cluster; some of it ends by itself, all of it at the end."""
+        rng, network = self._rng, self._world.network
+        machine = rng.choice(self.cluster.machines)
+        kind = pick(rng, _WEIGHTS)
+        self._world.note(f"fault: {kind} at {machine.name}")
+        if kind == "kill":
+            machine.kill()
+        elif kind == "power cut":
+            self._cut_power(machine)
+        elif kind == "power cut of all":
+            for each in self.cluster.machines:
+                self._cut_power(each)
+        elif kind == "death at a disk operation":
+            self._die_later(machine)
+        elif kind == "stop":
+            await machine.stop()
+            machine.start()
+        elif kind == "pause":
+            await self._pause(machine)
+        elif kind == "partition":
+            self._partition(machine, is_one_way=rng.random() < 0.5)
+        elif kind == "reset":
+            for _ in range(rng.randint(1, 3)):
+                network.reset_some()
+        elif kind == "slow network":
+            network.slow_down(machine.address, rng.choice([10, 100, 1_000]))
+        elif kind == "slow disk" and machine.process is not None:
+            machine.process.slowness = rng.choice([10, 100, 1_000])
+        elif kind == "full disk" and machine.disk is not None:
+            machine.disk.is_full = True
+        elif kind == "clock":
+            machine.clock.offset_ms += rng.choice([-3_600_000, -5_000, 5_000, 3_600_000])
+        elif kind == "heal":
+            network.heal()
+            self.cluster.start()
+
+    def _cut_power(self, machine: Machine) -> None:
+        """Cut the power, for a moment."""
+        machine.kill(is_power_lost=True)
+        seconds = self._rng.random() * 2
+        loop = self._world.loop
+        loop.call_later(seconds, machine.power_on, context=NOBODY)
+        loop.call_later(seconds + self._rng.random() * 0.1, machine.start, context=NOBODY)
+
+    def _die_later(self, machine: Machine) -> None:
+        """Let a process end between two operations on its disk, or its machine lose power."""
+        if machine.disk is not None:
+            has_power = self._rng.random() < 0.5
+            die = machine.kill if has_power else lambda: self._cut_power(machine)
+            machine.disk.kill_in(self._rng.randint(1, 12), die)
+
+    async def _pause(self, machine: Machine) -> None:
+        process = machine.process
+        if process is not None:
+            process.is_paused = True
+            await asyncio.sleep(self._rng.choice([0.1, 1.0, 5.0]) * self._rng.random())
+            if process.is_alive:
+                self._world.loop.resume(process)
+
+    def _partition(self, machine: Machine, *, is_one_way: bool) -> None:
+        """Cut a machine off from others, clients too."""
+        others = [each.address for each in self.cluster.machines if each is not machine]
+        others += [address_of_client(number) for number in range(8)]
+        for other in self._rng.sample(others, self._rng.randint(1, len(others))):
+            pair = [(machine.address, other), (other, machine.address)]
+            if is_one_way:
+                pair = [self._rng.choice(pair)]
+            for source, target in pair:
+                self._world.network.block(source, target)
+
+
+_WEIGHTS = {
+    "kill": 4,
+    "power cut": 4,
+    "power cut of all": 1,
+    "death at a disk operation": 4,
+    "stop": 2,
+    "pause": 3,
+    "partition": 4,
+    "reset": 3,
+    "slow network": 2,
+    "slow disk": 2,
+    "full disk": 1,
+    "clock": 2,
+    "heal": 4,
+}
