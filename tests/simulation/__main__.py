@@ -30,8 +30,7 @@ def main() -> int:
         MUTANTS[options.mutant]()
     if not options.log:
         logging.disable()
-    elapsed = time.perf_counter  # which is simulated during a run
-    began = elapsed()
+    began = time.process_time()
     failed: list[int] = []
     count = acknowledged = 0
     first, _, end = options.seeds.partition(":")
@@ -46,9 +45,9 @@ def main() -> int:
             print(f"seed {seed}: {report.error}", flush=True)
             if options.mutant:
                 break
-    seconds = elapsed() - began
+    seconds = time.process_time() - began
     print(
-        f"{count} seeds in {seconds:.1f} s, {acknowledged} acknowledged appends and commits;"
+        f"{count} seeds in {seconds:.1f} s of one processor, {acknowledged} acknowledged appends and commits;"
         f" failed: {failed or 'none'}"
     )
     return bool(failed)

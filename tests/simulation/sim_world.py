@@ -147,7 +147,7 @@ def new_world(seed: int) -> Iterator[World]:
             for module in modules:
                 if hasattr(module, name):
                     patch.setattr(module, name, stand_in)
-        patch.setattr("sbp_core.pd.driver.MetadataStore", KnownStore)
+        patch.setattr("sbp_core.pd.metadata.store.MetadataStore", KnownStore)
         patch.setattr("sbp_core.rangeserver.identity.read_regular", _read_from_disk)
         for name in ("AsyncPool", "AsyncRunner"):
             _default_clock(
@@ -176,7 +176,7 @@ def _modules() -> list[Any]:
     found = [
         each.name
         for each in pkgutil.walk_packages(sbp_core.__path__, "sbp_core.")
-        if each.name.split(".")[1] in packages
+        if each.name.split(".")[1] in packages and ".migrations" not in each.name
     ]
     return [importlib.import_module(name) for name in found]
 
