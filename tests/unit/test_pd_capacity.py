@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.errors import InvalidRequestError, NoRangeServerError, StatusCode
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.pd.model import NewStream, SealedRange, ServerLoad
 from sbp_core.pd.streams.cursor_handlers import commit_cursors
@@ -66,6 +66,16 @@ def test_a_range_is_not_sealed_that_could_have_no_successor(opened):
     store.trim_streams([(a, 5)])
     (plan,) = plan_seals(store, [RangeId(a, -1)], SERVERS)
     assert plan.open_range is not None
+
+
+@pytest.mark.parametrize("servers", [(), (ServerLoad(1, disk_free_bytes=0),)])
+def test_a_range_is_not_sealed_while_no_server_can_have_the_next_one(opened, servers):
+    store = opened()
+    (a,) = filled(store, "a")
+    (plan,) = plan_seals(store, [RangeId(a, -1)], servers)
+    assert isinstance(plan.answer, NoRangeServerError)
+    assert plan.open_range is None
+    assert store.maybe_last_range(a).end_offset is None
 
 
 def test_cursors_that_are_there_move_on_when_there_is_no_room_for_more(opened):

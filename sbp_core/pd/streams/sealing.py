@@ -111,7 +111,8 @@ class Sealer:
             task.exception()  # retrieved, as the caller may have disconnected
 
     async def _seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
-        plans = await self._store.run(plan_seals, items, self._membership.live_servers())
+        planned = self._membership.live_servers()
+        plans = await self._store.run(plan_seals, items, planned)
         sealing = {
             plan.item.stream_id: plan.open_range for plan in plans if plan.open_range is not None
         }
@@ -119,9 +120,9 @@ class Sealer:
         unsealed = [
             plan.item.stream_id for plan in plans if plan.answer is None and plan.open_range is None
         ]
-        opened: _Opened = await self._open(unsealed, {}) if unsealed else {}
+        opened: _Opened = await self._open(unsealed, {}, planned) if unsealed else {}
         async for decided in self._decisions(sealing.values(), fences):
-            opened |= await self._open(decided, fences)
+            opened |= await self._open(decided, fences, planned)
         return [_result(plan, fences, opened) for plan in plans]
 
     async def _decisions(
@@ -152,8 +153,17 @@ class Sealer:
             if decided:
                 yield sorted(decided)
 
-    async def _open(self, stream_ids: Sequence[int], fences: Mapping[int, Fence]) -> _Opened:
-        """Store decided ends and open the next ranges, on servers that are likely to be alive."""
+    async def _open(
+        self,
+        stream_ids: Sequence[int],
+        fences: Mapping[int, Fence],
+        planned: Sequence[ServerLoad],
+    ) -> _Opened:
+        """Store decided ends and open the next ranges, on servers that are likely to be alive.
+
+        If none is any more, those that were `planned` with are used: a stream needs a range.
+        """
+        servers = self._membership.live_servers() or planned
         unreachable = {each for fence in fences.values() for each in fence.unreachable_ids}
         silent = {each for fence in fences.values() for each in fence.silent_ids}
         ends = (fences[each].maybe_end() for each in stream_ids if each in fences)
@@ -161,7 +171,7 @@ class Sealer:
             open_next_ranges,
             stream_ids,
             [each for each in ends if isinstance(each, SealedRange)],
-            [each for each in self._membership.live_servers() if each.server_id not in unreachable],
+            [each for each in servers if each.server_id not in unreachable],
             silent,
         )
         news = [each for each in opened.values() if isinstance(each, StreamRange)]
@@ -196,7 +206,7 @@ class SealPlan:
 def plan_seals(
     store: MetadataStore, items: Sequence[RangeId], servers: Sequence[ServerLoad]
 ) -> list[SealPlan]:
-    """Look at what SEAL_RANGE asks for.
+    """Look at what SEAL_RANGE asks for, while these servers can be given new ranges.
 
     Sealing a range that is no longer the last one is a repeat: it has its answer already.
     """
@@ -227,8 +237,7 @@ def _plan_open(
     """Return the plan of a range that is open: sealed without a successor, it would end appends."""
     try:
         store.capacity.check_ranges(item.stream_id, store.range_count(item.stream_id))
-        if len(open_range.servers) > 1:
-            placement.check(open_range.ack_count)
+        placement.check(max(1, open_range.ack_count))
     except (InvalidRequestError, NoRangeServerError) as error:
         return SealPlan(item, error)
     return SealPlan(item, open_range=open_range)
