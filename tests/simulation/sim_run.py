@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from checker import assert_sound, chosen
+from checker import assert_sound, chosen, final_contents
+from history import Operation
 from sim_cluster import Machine, SimulatedCluster, address_of_client, pick
 from sim_loop import NOBODY
 from sim_workload import Workload
@@ -101,7 +102,21 @@ class Run:
         operations = workload.history.operations()
         world.lines.append(repr(operations))
         assert_sound(operations)
+        self._check_appended(operations)
         assert not world.loop.faults, world.loop.faults
+
+    def _check_appended(self, operations: list[Operation]) -> None:
+        """Raise AssertionError if a record is missing whose offset its writer was not told."""
+        contents = final_contents(operations)
+        present = {record for content in contents.values() for record in content.records.values()}
+        trimmed = {
+            record
+            for append in chosen(operations, "append")
+            if contents[append.request["stream"]].start
+            for record in append.request["records"]
+        }
+        missing = {*self.workload.appended} - present - trimmed
+        assert not missing, f"acknowledged, and not there: {sorted(missing)}"
 
     async def _fault(self) -> None:
         """Do something to the cluster; some of it ends by itself, all of it at the end."""

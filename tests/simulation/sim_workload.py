@@ -54,6 +54,7 @@ class SimulatedClient:
         self.positions = dict.fromkeys(workload.stream_ids, 0)
         self.writer: Writer | None = None
         self.batch_number = 0
+        self.appended: list[str] = workload.appended
         self._workload = workload
         self._client: AsyncClient | None = None
 
@@ -141,18 +142,29 @@ async def write(client: SimulatedClient) -> None:
 
 
 async def write_numbered(client: SimulatedClient) -> None:
-    """Append some batches exactly once."""
-    client.writer = client.writer or Writer()
-    stream_id = client.stream()
-    batches = [client.names(3) for _ in range(client.rng.randint(1, 3))]
-    items = [AppendItem(stream_id, rows_batch(client.values(each), stream_id)) for each in batches]
-    numbers = [
-        client.history.invoke(client.name, "append", stream=stream_id, records=each)
-        for each in batches
-    ]
-    outcomes = await client.until_done(lambda: client.client.append(items, writer=client.writer))
-    for number, outcome in zip(numbers, outcomes, strict=True):
-        client.history.ok(number, base_offset=outcome.base_offset)
+    """Append one batch exactly once, and then perhaps several at a time."""
+    client.writer = writer = client.writer or Writer()
+    (item, number, _), *more = [_new_batch(client) for _ in range(client.rng.choice([1, 4]))]
+    outcomes = await client.until_done(lambda: client.client.append([item], writer=writer))
+    client.history.ok(number, base_offset=outcomes[0].base_offset)
+    left = [item for item, _, _ in more]
+    while left:
+        async with client.client.appender(writer=writer) as appender:
+            try:
+                await appender.append(left)
+                await appender.finish()
+            except SbpError as error:
+                await pause_after(error)
+        left = appender.unacknowledged
+    client.appended += [name for _, _, names in more for name in names]
+
+
+def _new_batch(client: SimulatedClient) -> tuple[AppendItem, int, list[str]]:
+    """Make a batch for a stream; return it, the number of its operation, and its records."""
+    stream_id, names = client.stream(), client.names(3)
+    item = AppendItem(stream_id, rows_batch(client.values(names), stream_id))
+    number = client.history.invoke(client.name, "append", stream=stream_id, records=names)
+    return item, number, names
 
 
 async def read(client: SimulatedClient) -> None:
@@ -266,6 +278,8 @@ class Workload:
         self.stream_ids: list[int] = []
         self.trimmed_ids: list[int] = []
         self.committed_ids: list[int] = []
+        self.appended: list[str] = []
+        """Records that are acknowledged, without their offsets."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def create_streams(self, count: int, replicas: int) -> None:
@@ -342,7 +356,11 @@ class Workload:
 
 async def is_publishing(client: AsyncClient) -> bool:
     """Whether something that was committed is not visible yet."""
-    return any(each.state == "publishing" for each in await client.describe_txns())
+    try:
+        return any(each.state == "publishing" for each in await client.describe_txns())
+    except SbpError as error:
+        await pause_after(error)
+        return True
 
 
 async def _everything(client: AsyncClient, stream_id: int) -> dict[str, Any]:
