@@ -227,6 +227,24 @@ def test_a_call_that_is_given_up_while_it_is_held_is_never_sent(duet) -> None:
     assert duet.greet(FOREIGN) == got == []
 
 
+def test_a_call_that_is_given_up_before_there_is_a_connection_is_never_sent() -> None:
+    client, server, got = Conversation("h:1", "me", Wishes()), Connection(), []
+    late, nothing = client.start(PING, got.append)
+    error = client.expire(late, Opcode.PING)
+    assert nothing == []
+    assert isinstance(error, ConnectError)
+    assert error.outcome is Outcome.NOT_APPLIED
+    client.start(DESCRIBE, got.append)
+    client.start(Call("h:1", Opcode.PING, None, 5, (b"kept",)), got.append)
+    server.decoder.receive_data(b"".join([*client.greeting(), *client.on_connected()]))
+    sent = [each.frame for each in server.events() if isinstance(each, RequestReceived)]
+    assert [(each.opcode, bytes(each.payload)) for each in sent] == [
+        (Opcode.HEARTBEAT, b""),
+        (Opcode.PING, b"kept"),
+    ]
+    assert got == []
+
+
 def test_held_calls_keep_a_retired_connection_until_they_are_answered(duet) -> None:
     got: list = []
     duet.client.start(DESCRIBE, got.append)

@@ -141,10 +141,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if self._conversation.phase is Phase.CLOSED:
             self._transport.abort()
             return
-        if self._conversation.phase is Phase.CONNECTING:
-            self._conversation.phase = Phase.OPEN
         queued, self._queued = self._queued, []
-        self._send(queued)
+        self._send([*queued, *self._conversation.on_connected()])
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what is open."""

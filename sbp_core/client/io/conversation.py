@@ -227,6 +227,9 @@ class Conversation:
         """
         if self._reason is not None:
             raise not_sent(self.endpoint, self._reason)
+        if self.phase is Phase.CONNECTING:
+            held = [len(part) for each in self._held.values() for part in each.payload]
+            unsent_bytes += sum(held)
         if unsent_bytes > limits.UNSENT_BYTES_MAX:
             raise ThrottledError.of(
                 f"{unsent_bytes} bytes wait to be sent to {self.endpoint}, which does not read"
@@ -236,6 +239,16 @@ class Conversation:
         if self._is_early(call):
             return ticket, self._hold(ticket, call)
         return ticket, self._send(ticket, call)
+
+    def on_connected(self) -> list[Buffer]:
+        """Go on, now that there is a connection; return the bytes of the calls that waited for it.
+
+        A call that was given up before is not among them: its caller was told so.
+        """
+        if self.phase is not Phase.CONNECTING:
+            return []
+        self.phase = Phase.OPEN
+        return self._release()
 
     def abandon(self, ticket: Ticket) -> None:
         """Stop listening to a call."""
@@ -307,7 +320,9 @@ class Conversation:
             ticket.sink(not_sent(self.endpoint, error))
 
     def _is_early(self, call: Call) -> bool:
-        """Whether more has to be known of the server before a call can be sent."""
+        """Whether a call has to wait for the connection, or for more to be known of the server."""
+        if self.phase is Phase.CONNECTING:
+            return True
         if self._session.state is not ConnectionState.OPEN:
             return False
         if self._dialect is None:
