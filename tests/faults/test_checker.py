@@ -126,6 +126,17 @@ BAD = {
         Story().commit(0, {STREAM: "a", OTHER: "b"}, "unknown").end("a").end("", stream=OTHER),
         {"half-committed"},
     ),
+    "read as two records, and trimmed since": (
+        Story()
+        .append("a", "unknown")
+        .append("b", "unknown")
+        .append("c", base_offset=1)
+        .read(0, "a")
+        .read(0, "b")
+        .trim(1)
+        .end("c", 1),
+        {"disagreeing"},
+    ),
     "refused, and there all the same": (
         Story().commit(0, {STREAM: "a"}, "fail").end("a"),
         {"half-committed"},

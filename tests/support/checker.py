@@ -150,6 +150,22 @@ def vanished(operations: Operations) -> list[Anomaly]:
     return anomalies
 
 
+def disagreeing(operations: Operations) -> list[Anomaly]:
+    """All reads show the same record at an offset that is trimmed since; see `vanished`."""
+    contents = final_contents(operations)
+    anomalies = []
+    seen: dict[tuple[int, int], str] = {}
+    for reading in chosen(operations, "read", "ok"):
+        for offset, record in reading.answer["records"]:
+            if offset >= contents[reading.request["stream"]].start:
+                continue
+            first = seen.setdefault((reading.request["stream"], offset), record)
+            if record != first:
+                what = f"{first} and {record} were both read at {where(reading, offset)}"
+                anomalies.append(Anomaly("disagreeing", what))
+    return anomalies
+
+
 def reordered(operations: Operations) -> list[Anomaly]:
     """Successive appends of a writer to a stream keep their order."""
     anomalies = []
@@ -250,6 +266,7 @@ INVARIANTS: tuple[Callable[[Operations], list[Anomaly]], ...] = (
     unreadable,
     gaps,
     vanished,
+    disagreeing,
     reordered,
     trimmed_wrongly,
     ranges_moved,
