@@ -211,7 +211,8 @@ class BlockingConnection:
         """Move bytes until the connection ends. Raises OSError or SbpError saying why."""
         with self._lock:
             self._socket = connected
-            self._send(self._conversation.on_connected())
+            if self._conversation.phase is Phase.CONNECTING:
+                self._send(self._conversation.on_connected())
             self._progress_at = time.monotonic()
             self._flush(connected)
         with selectors.PollSelector() as selector:  # no kernel state that a fork would share

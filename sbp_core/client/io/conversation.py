@@ -228,8 +228,7 @@ class Conversation:
         if self._reason is not None:
             raise not_sent(self.endpoint, self._reason)
         if self.phase is Phase.CONNECTING:
-            held = [len(part) for each in self._held.values() for part in each.payload]
-            unsent_bytes += sum(held)
+            unsent_bytes += sum(len(part) for each in self._held.values() for part in each.payload)
         if unsent_bytes > limits.UNSENT_BYTES_MAX:
             raise ThrottledError.of(
                 f"{unsent_bytes} bytes wait to be sent to {self.endpoint}, which does not read"
@@ -241,12 +240,7 @@ class Conversation:
         return ticket, self._send(ticket, call)
 
     def on_connected(self) -> list[Buffer]:
-        """Go on, now that there is a connection; return the bytes of the calls that waited for it.
-
-        A call that was given up before is not among them: its caller was told so.
-        """
-        if self.phase is not Phase.CONNECTING:
-            return []
+        """There is a connection: return the bytes of the calls that wait for it still."""
         self.phase = Phase.OPEN
         return self._release()
 
@@ -321,10 +315,8 @@ class Conversation:
 
     def _is_early(self, call: Call) -> bool:
         """Whether a call has to wait for the connection, or for more to be known of the server."""
-        if self.phase is Phase.CONNECTING:
-            return True
-        if self._session.state is not ConnectionState.OPEN:
-            return False
+        if self.phase is Phase.CONNECTING or self._session.state is not ConnectionState.OPEN:
+            return self.phase is Phase.CONNECTING
         if self._dialect is None:
             is_large = call.largest_part_bytes > limits.BATCH_BYTES_MAX
             return is_large or call.feature is not None or depends_on_dialect(call.opcode)
