@@ -47,7 +47,8 @@ def main() -> int:
                 break
     seconds = time.process_time() - began
     print(
-        f"{count} seeds in {seconds:.1f} s of one processor, with {acknowledged} acknowledged"
+        f"{count} seeds in {seconds:.1f} s of one processor, {acknowledged} acknowledged appends"
+        " and commits;"
         f" appends and commits; failed: {failed or 'none'}"
     )
     return bool(failed)
