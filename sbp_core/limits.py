@@ -351,6 +351,22 @@ TXNS_PER_FRAME: Final = 100
 """Decisions that are read at a time to be described; each may have many parts."""
 END_TXN_TIMEOUT_MS: Final = 10_000
 """How long the placement driver waits for a range server to end transactions, or to copy them."""
+REPLICATE_TIMEOUT_MS: Final = 3_000
+"""How long a primary waits for a secondary to have entries on disk."""
+REPLICATE_FRAME_BYTES: Final = 4 * MIB
+"""Bytes of entries after which another frame begins; one entry may be larger."""
+REPLICATE_FRAMES_IN_FLIGHT: Final = 8
+"""Frames with entries that are on their way to a secondary."""
+REPLICA_WINDOW_BYTES: Final = 256 * MIB
+"""Entries that a primary keeps for one secondary until they are durable there."""
+COPY_BEHIND_MS: Final = 3_000
+"""How long a secondary may lack entries before a range goes on without it."""
+COPY_STUCK_MS: Final = 300
+"""The same if too few servers are left for anything to be committed."""
+REPLICA_CHECK_INTERVAL_MS: Final = 500
+"""How often a range server looks after ranges that should end, or are to be settled."""
+SETTLE_BACKOFF_MS_MAX: Final = 30_000
+"""The longest wait before a copy that cannot be completed is tried again."""
 TXN_COPIES_MAX: Final = 4
 """Streams of which the placement driver copies at a time what was staged before a seal."""
 STUCK_LOG_INTERVAL_MS: Final = 60_000

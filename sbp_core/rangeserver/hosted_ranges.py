@@ -3,6 +3,11 @@
 Offsets are assigned when a batch is queued for the next group commit, in queue order, and become
 readable when that commit is durable. So `assigned_offset` runs ahead of `next_offset`, and no
 client ever reads a record that a crash could take back.
+
+A replicated range has copies on other servers (replicating/primary.py). Its records are readable
+once they are committed, which a secondary learns from the primary. Only its primary assigns
+offsets. When it is fenced it accepts nothing more, and it is sealed when it is settled: its entries
+are those with which it ends everywhere.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.log.states.range_states import NO_TIME, LoggedRange, RangeKey, RangeState
+from sbp_core.replication import Prefix
 from sbp_core.session.states import Machine, row
 
 _LOG: Final = logging.getLogger(__name__)
@@ -79,8 +85,16 @@ class HostedRange:
         self.start_offset = start_offset
         """Offset of the first record that was not trimmed."""
         self.next_offset = start_offset
-        """Offset after the last durable record."""
+        """Offset after the last record that may be read."""
         self.assigned_offset = start_offset
+        self.is_replicated = False
+        self.is_led = False
+        """Whether this process is the primary of the range; one that is not replicated has none."""
+        self._committed_offset = start_offset
+        """Offset after the last record of a replicated range that is known to be committed."""
+        self.durable = Prefix()
+        """The entries of a replicated range that are durable here, of a led one also committed."""
+        self._durable_offset = start_offset
         self.created_at_ms = NO_TIME
         """When its stream was created, NO_TIME if the log does not have it."""
         self.revision = -1
@@ -94,27 +108,73 @@ class HostedRange:
     @property
     def end_offset(self) -> int | None:
         """Offset where the range ends, which is final; None while it is open."""
-        return None if self.state is RangeState.OPEN else self.assigned_offset
+        is_final = self.state not in {RangeState.OPEN, RangeState.FENCED}
+        return self.assigned_offset if is_final else None
+
+    @property
+    def is_incomplete_copy(self) -> bool:
+        """Whether other servers may have committed records of the range that are not known here."""
+        is_led = self.is_led and self.state is RangeState.OPEN
+        return self.is_replicated and not is_led and self.end_offset is None
+
+    def unknown(self, what: str) -> RangeNotFoundError:
+        """Return the error of a question that an incomplete copy cannot answer."""
+        return RangeNotFoundError.of(
+            f"the copy of range {self.range_index} of stream {self.stream_id} here may lack"
+            f" committed entries, so it is not known {what}; ask another server or try again"
+        )
 
     def publish(self, logged: LoggedRange) -> None:
-        """Make visible what is committed; what was submitted since then stays."""
+        """Make visible what is committed; what was submitted since then stays.
+
+        A replicated range that is not led here is passed as it is durable.
+        """
         self.start_offset = logged.start_offset
-        self.next_offset = logged.next_offset
         self.created_at_ms = logged.created_at_ms
+        self.is_replicated = logged.prefix is not None
+        self.durable = logged.prefix or self.durable
+        self._durable_offset = logged.next_offset
+        is_settled = logged.state is RangeState.SEALED
+        if is_settled and self.is_replicated:  # the end may be below what was assigned
+            self.assigned_offset = logged.next_offset
         self.assigned_offset = max(self.assigned_offset, logged.next_offset)
+        if is_settled or self.is_led or not self.is_replicated:
+            self._committed_offset = logged.next_offset
+        self._show_committed()
         reached_by = _REACHED_BY.get(logged.state)
         if reached_by is not None:  # refused: a range that was deleted here since stays so
             self.state = RANGE.maybe_next(self.state, reached_by) or self.state
 
+    def note_committed(self, offset: int) -> bool:
+        """Note that the records below `offset` are committed; return whether more is readable."""
+        before = self.next_offset
+        self._committed_offset = max(self._committed_offset, offset)
+        self._show_committed()
+        return self.next_offset > before
+
+    def _show_committed(self) -> None:
+        self.next_offset = max(self.start_offset, min(self._durable_offset, self._committed_offset))
+
     def receive(self, asked: RangeInput) -> None:
-        """Move on by the table. Raises RangeSealedError or NotFoundError where it refuses."""
+        """Move on by the table. Raises RangeSealedError or NotFoundError where it refuses.
+
+        A replicated range that is not led here refuses appends as a sealed one does: its writers
+        then ask the placement driver for the range that goes on.
+        """
         target = RANGE.maybe_next(self.state, asked)
-        if target is not None:
+        is_elsewhere = self.is_replicated and not self.is_led and asked is RangeInput.APPEND
+        if target is not None and not is_elsewhere:
             self.state = target
         elif self.state is RangeState.SEALED:
             raise RangeSealedError.of(
                 f"range {self.range_index} of stream {self.stream_id} was sealed at offset"
                 f" {self.assigned_offset}; the stream goes on in the next range"
+            )
+        elif self.state is not RangeState.DELETED:
+            raise RangeSealedError.of(
+                f"range {self.range_index} of stream {self.stream_id} accepts nothing more at this"
+                " server, which is not its primary or was fenced; the stream goes on in the next"
+                " range"
             )
         else:
             raise NotFoundError.of(f"stream {self.stream_id} was deleted")
@@ -190,10 +250,26 @@ class RangeTable:
         """Whether this very range is hosted here."""
         return range_index in self._streams.get(stream_id, ())
 
-    def has_ranges(self, stream_id: int, range_indexes: range) -> bool:
-        """Whether all these ranges are hosted here."""
+    def has_whole_ranges(self, stream_id: int, range_indexes: range) -> bool:
+        """Whether all these ranges are hosted here, with the entries with which they end.
+
+        A replicated range has these only once it is settled.
+        """
         own = self._streams.get(stream_id, {})
-        return all(range_index in own for range_index in range_indexes)
+        return all(
+            range_index in own
+            and (not own[range_index].is_replicated or own[range_index].end_offset is not None)
+            for range_index in range_indexes
+        )
+
+    def replicated(self) -> list[HostedRange]:
+        """Return the replicated ranges that are not settled here, deleted ones left out."""
+        return [
+            hosted
+            for ranges in self._streams.values()
+            for hosted in ranges.values()
+            if hosted.is_replicated and hosted.end_offset is None
+        ]
 
     def lacks(self, stream_id: int, range_index: int, *, is_append: bool) -> bool:
         """Whether the placement driver may know a range that is wanted and not known here."""
@@ -203,7 +279,10 @@ class RangeTable:
         if latest.state is RangeState.DELETED:
             return False
         is_unknown = range_index >= 0 and range_index not in self._streams[stream_id]
-        return is_unknown or (is_append and latest.state is RangeState.SEALED)
+        is_over = latest.state is not RangeState.OPEN or (
+            latest.is_replicated and not latest.is_led
+        )
+        return is_unknown or (is_append and is_over)
 
     def ranges_of(self, stream_id: int) -> list[HostedRange]:
         """Return the stream's ranges here, oldest first. Raises RangeNotFoundError if none is."""
@@ -218,12 +297,17 @@ class RangeTable:
         ranges = self.ranges_of(stream_id)
         return first_offset(ranges), ranges[-1].next_offset
 
+    def maybe_range(self, key: RangeKey) -> HostedRange | None:
+        """Return a range, also one that is refused; None if it is not hosted here."""
+        stream_id, range_index = key
+        return self._streams.get(stream_id, {}).get(range_index)
+
     def range_at(self, stream_id: int, range_index: int) -> HostedRange:
         """Return a range; index -1 means the stream's latest here. Raises RangeNotFoundError."""
         if range_index < 0:
             hosted = self._latest.get(stream_id)
         else:
-            hosted = self._streams.get(stream_id, {}).get(range_index)
+            hosted = self.maybe_range((stream_id, range_index))
         if hosted is None:
             raise _not_found(stream_id, range_index)
         self._check_own(stream_id)
@@ -239,6 +323,13 @@ class RangeTable:
             self._latest[logged.stream_id] = ranges[max(ranges)]
         hosted.publish(logged)
         self._on_changed(hosted)
+
+    def note_committed(self, hosted: HostedRange, offset: int) -> bool:
+        """Let more of a replicated range be read; return whether that is more than before."""
+        is_more = hosted.note_committed(offset)
+        if is_more:
+            self._on_changed(hosted)
+        return is_more
 
     def move(self, hosted: HostedRange, asked: RangeInput) -> None:
         """Let a range go into another state before the log has it. Raises as `receive` does."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -19,15 +19,19 @@ from typing import Final, Protocol
 from sbp_core.errors import (
     LogCorruptionError,
     OffsetOutOfRangeError,
+    RangeSealedError,
     SbpError,
+    invalid,
 )
 from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry
-from sbp_core.log.states.range_states import LoggedRange, range_created
+from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState, range_created
+from sbp_core.log.states.replicated_entries import fenced_entry
 from sbp_core.log.states.writer_states import WriterStates, decode_writers, encode_writers
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable
 from sbp_core.rangeserver.housekeeping.retention import Retention
+from sbp_core.rangeserver.replicating.primary import PrimaryRanges, RangeMembers
 from sbp_core.segment_format import EntryKind
 from sbp_core.wire.headers import StreamRange, TxnPart
 
@@ -94,6 +98,13 @@ class DriverPort(Protocol):
     async def find_dead(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
         """Return the staged parts among these that will never be published."""
 
+    async def ask_to_seal(self, ranges: Sequence[RangeKey]) -> None:
+        """Ask that streams go on in new ranges, behind these."""
+
+    @property
+    def server_id(self) -> int:
+        """The id of this server."""
+
 
 class RangeHost:
     """The ranges of this server."""
@@ -106,6 +117,12 @@ class RangeHost:
         placement: DriverPort,
         writers: WriterStates,
     ) -> None:
+        self.primary = PrimaryRanges(self._show, lambda: placement.server_id)
+        """The replicated ranges of which this process is the primary."""
+        self.on_ended: Callable[[Sequence[StreamRange]], None] = lambda _: None
+        """Called with replicated ranges of which it is decided where they end."""
+        self._to_lead: dict[RangeKey, PlacedRange] = {}
+        """Ranges that this process leads as soon as the log has them."""
         self.table = table
         self.writers = writers
         self._committer = committer
@@ -116,10 +133,70 @@ class RangeHost:
         """The last range of each stream whose writers were found to be known: they stay known."""
 
     def publish(self, ranges: Iterable[LoggedRange]) -> None:
-        """Make visible what a committed group changed, and wake the FETCHes that wait for it."""
+        """Make visible what a durable group changed, as far as it is committed."""
         for logged in ranges:
-            self.table.publish(logged)
-            self._waiters.notify(logged.stream_id)
+            placed = self._to_lead.pop(logged.key, None)
+            self.primary.on_durable(logged)
+            if placed is not None and logged.state is RangeState.OPEN:
+                self._lead(logged, placed)
+
+    def note_committed(self, hosted: HostedRange, offset: int) -> None:
+        """Let the records of a copy be read that its primary reports as committed."""
+        if self.table.note_committed(hosted, offset):
+            self._waiters.notify(hosted.stream_id)
+
+    def check_secondary(self, hosted: HostedRange) -> None:
+        """Raise unless another server may send entries of a range: it is open, and led there.
+
+        RangeSealedError, InvalidRequestError.
+        """
+        if hosted.state is not RangeState.OPEN:
+            raise RangeSealedError.of(
+                f"range {hosted.range_index} of stream {hosted.stream_id} is"
+                f" {hosted.state.value} here; its primary accepts no entries any more"
+            )
+        if not hosted.is_replicated or hosted.is_led:
+            raise invalid(
+                f"range {hosted.range_index} of stream {hosted.stream_id} is not a copy of another"
+                " server's"
+            )
+
+    def may_drop(self, stream_id: int, range_index: int) -> bool:
+        """Whether staged batches of a range may be dropped here.
+
+        While a replicated range is open its primary alone may; afterwards each server may.
+        """
+        hosted = self.table.maybe_range((stream_id, range_index))
+        if hosted is None or not hosted.is_replicated:
+            return True
+        is_led = hosted.is_led and hosted.state is RangeState.OPEN
+        return is_led or hosted.end_offset is not None
+
+    def _show(self, logged: LoggedRange) -> None:
+        """Make visible how a range is, and wake the FETCHes that wait for it."""
+        self.table.publish(logged)
+        self._waiters.notify(logged.stream_id)
+
+    def _lead(self, logged: LoggedRange, placed: PlacedRange) -> None:
+        """Become the primary of a range; its first entry has the writers before it."""
+        where = placed.stream_range
+        members = RangeMembers(
+            tuple(
+                replica.server.advertise_addr or ""
+                for replica in where.servers
+                if replica.server is not None
+                and replica.server.server_id != self._placement.server_id
+            ),
+            where.ack_count,
+        )
+        hosted = self.table.range_at(*logged.key)
+        hosted.is_led = True
+        self.primary.lead(logged, members)
+        writers = placed.writers
+        if logged.range_index > 0 and self.knows_writers(*logged.key):
+            writers = encode_writers(self.writers.writers_of(logged.stream_id))
+        if writers:
+            self._committer.submit(self._writers_entry(where, writers))
 
     def lacking(
         self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False
@@ -156,6 +233,12 @@ class RangeHost:
         """Ask the placement driver for a stream, in the background."""
         self._lookups_of([stream_id])
 
+    def look_up_ended(self, announced: Iterable[StreamRange]) -> None:
+        """Ask the placement driver where copies end that are said to have ended."""
+        for where in announced:
+            if self._is_ended(PlacedRange(where)):
+                self.look_up_soon(where.stream_id)
+
     def knows_writers(self, stream_id: int, range_index: int) -> bool:
         """Whether the writers that appended to a stream before a range of it are known here.
 
@@ -163,7 +246,9 @@ class RangeHost:
         own writers known, or the placement driver has sent them.
         """
         first = max(self.writers.known_from(stream_id), self._known_before.get(stream_id, 0))
-        is_known = self.table.has_ranges(stream_id, range(first, range_index))
+        if not self.writers.is_known(stream_id):
+            return False
+        is_known = self.table.has_whole_ranges(stream_id, range(first, range_index))
         if is_known and range_index > first:
             self._known_before[stream_id] = range_index
         return is_known
@@ -181,15 +266,30 @@ class RangeHost:
     async def seal(self, stream_id: int, range_index: int) -> HostedRange:
         """Seal a range that was learned; return it once that is durable. A seal is final.
 
+        A replicated range is fenced: it accepts nothing more, and is sealed when it is settled.
+
         Raises RangeNotFoundError, NotFoundError, LogWriteError.
         """
         hosted = self.table.range_at(stream_id, range_index)
+        if hosted.is_replicated:
+            await self._fence(hosted)
+            return hosted
         self.table.move(hosted, RangeInput.SEAL)
         failpoint("range.before_seal")
         seal = Entry(EntryKind.SEAL, stream_id, hosted.range_index, hosted.assigned_offset, 0)
         await self._committer.submit([seal])
         failpoint("range.after_seal")
         return hosted
+
+    async def _fence(self, hosted: HostedRange) -> None:
+        """Return once everything that was accepted before is durable, and that no more is."""
+        if hosted.state is RangeState.OPEN:
+            self.table.move(hosted, RangeInput.FENCE)
+            failpoint("range.before_fence")
+            await self._committer.submit([fenced_entry(hosted.key)])
+            failpoint("range.after_fence")
+        else:
+            await self._committer.submit([])
 
     async def delete(self, stream_id: int) -> None:
         """Refuse the stream from now on, durably. Raises RangeNotFoundError if it is not here."""
@@ -208,7 +308,8 @@ class RangeHost:
         ranges = self.table.ranges_of(stream_id)
         last = ranges[-1]
         last.receive(RangeInput.TRIM)
-        if last.end_offset is None and offset > last.next_offset:
+        is_copy = last.is_replicated and not last.is_led
+        if last.end_offset is None and not is_copy and offset > last.next_offset:
             start_offset, next_offset = self.table.bounds_of(stream_id)
             raise OffsetOutOfRangeError.of(
                 f"trim_offset {offset} of stream {stream_id} is beyond its tail, {next_offset};"
@@ -252,6 +353,7 @@ class RangeHost:
             ]
             if entries:
                 await self._committer.submit(entries)
+            self.on_ended([each.stream_range for each in found if self._is_ended(each)])
         except SbpError as error:
             _LOG.warning("range look-up failed: streams=%d error=%s", len(stream_ids), error)
         finally:
@@ -280,20 +382,54 @@ class RangeHost:
         )
         return False
 
-    def _news_of(self, placed: PlacedRange) -> Iterator[Entry]:
-        """Yield what the log lacks of an open range: that it is here, and the writers before it."""
+    def _is_ended(self, placed: PlacedRange) -> bool:
+        """Whether a replicated range has ended, and is not settled here."""
         where = placed.stream_range
-        if not self.table.is_own(where.stream_id, where.created_at_ms) or where.end_offset >= 0:
+        key = (where.stream_id, where.range_index)
+        return (
+            where.end_seq >= 0
+            and self.table.has_range(*key)
+            and self.table.range_at(*key).end_offset is None
+        )
+
+    def _news_of(self, placed: PlacedRange) -> Iterator[Entry]:
+        """Yield what the log lacks of a range: that it is here, and the writers before an open one.
+
+        A range that has ended is new here if this server is to have a copy. An open one that is
+        replicated gets these from its primary. That is this process if it is listed first and the
+        range is new here; a range that is in the log since before the start has none.
+        """
+        where = placed.stream_range
+        is_copy = where.end_seq >= 0
+        is_over = where.end_offset >= 0 and not is_copy
+        if not self.table.is_own(where.stream_id, where.created_at_ms) or is_over:
             return
         key = (where.stream_id, where.range_index)
+        is_replicated = is_copy or len(where.servers) > 1
         if not self.table.has_range(*key):
-            yield range_created(*key, where.start_offset, where.created_at_ms)
-        if placed.writers and not self.knows_writers(*key):
-            try:
-                count = len(decode_writers(placed.writers))
-            except LogCorruptionError as error:
-                _LOG.error(
-                    "writers from the placement driver ignored: stream=%d error=%s", key[0], error
-                )
-                return
-            yield Entry(EntryKind.RANGE_WRITERS, *key, where.start_offset, count, placed.writers)
+            if is_replicated and not is_copy and self._is_first(where):
+                self._to_lead[key] = placed
+            yield range_created(
+                *key, where.start_offset, where.created_at_ms, is_replicated=is_replicated
+            )
+        is_here = not is_replicated or (
+            self.table.has_range(*key) and self.table.range_at(*key).is_led
+        )
+        if placed.writers and is_here and not is_copy and not self.knows_writers(*key):
+            yield from self._writers_entry(where, placed.writers)
+
+    def _is_first(self, where: StreamRange) -> bool:
+        first = where.servers[0].server
+        return first is not None and first.server_id == self._placement.server_id
+
+    def _writers_entry(self, where: StreamRange, writers: bytes) -> list[Entry]:
+        """Return the entry that says which writers there were before a range."""
+        key = (where.stream_id, where.range_index)
+        try:
+            count = len(decode_writers(writers))
+        except LogCorruptionError as error:
+            _LOG.error(
+                "writers from the placement driver ignored: stream=%d error=%s", key[0], error
+            )
+            return []
+        return [Entry(EntryKind.RANGE_WRITERS, *key, where.start_offset, count, writers)]

@@ -54,9 +54,12 @@ from sbp_core.wire.headers import (
     ListRangesRequest,
     ListRangesResponse,
     RangeCriteria,
+    RangeId,
     RangeServer,
     ReportMetricsRequest,
     ReportMetricsResponse,
+    SealRangesRequest,
+    SealRangesResponse,
     StreamRange,
     TrimmedStream,
     TrimStreamsRequest,
@@ -292,6 +295,21 @@ class Membership:
             answers = await self._client.ask(Opcode.COMMIT_TXN, request, CommitTxnResponse)
             dead += [part for answer in answers for part in answer.parts]
         return dead
+
+    async def ask_to_seal(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Ask that streams go on in new ranges, behind these (SEAL_RANGE at the PD)."""
+        for chunk in chunks([RangeId(*each) for each in ranges]):
+            request = SealRangesRequest(limits.SEAL_TIMEOUT_MS, tuple(chunk))
+            answers = await self._client.ask(
+                Opcode.SEAL_RANGE,
+                request,
+                SealRangesResponse,
+                timeout_ms=limits.SEAL_TIMEOUT_MS + limits.REQUEST_TIMEOUT_MS,
+            )
+            for result in (each for answer in answers for each in answer.seal_responses):
+                error = maybe_error(result.status)
+                if error is not None:
+                    _LOG.warning("range not ended: stream=%d: %s", result.stream_id, error)
 
     async def _allocate_identity(self) -> Identity:
         request = IdAllocationRequest(limits.REQUEST_TIMEOUT_MS, self._advertise_addr)

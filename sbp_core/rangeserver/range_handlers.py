@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from sbp_core import limits
 from sbp_core.errors import (
     InvalidRequestError,
@@ -20,7 +22,7 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.log.durable_log import Log
-from sbp_core.log.states.range_states import RangeKey
+from sbp_core.log.states.range_states import RangeKey, RangeState
 from sbp_core.log.states.staged_states import Staging
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable
 from sbp_core.rangeserver.hosting import RangeHost
@@ -105,7 +107,7 @@ class HeartbeatHandler(PromptHandler):
 
 
 class RangeOperations:
-    """Serves all operations besides APPEND, END_TXN and FETCH."""
+    """Serves all operations besides APPEND, END_TXN, FETCH and those between range servers."""
 
     def __init__(
         self, host: RangeHost, log: Log, membership: Membership, readers: ThreadPoolExecutor
@@ -171,12 +173,25 @@ class RangeOperations:
         except SbpError as error:
             return SealRangesResult(None, status_for(error), wanted.stream_id)
         writers = self._host.writers_at_end(hosted)
-        return SealRangesResult(self._table_of(hosted), SUCCESS, wanted.stream_id, writers)
+        answer = SealRangesResult(self._table_of(hosted), SUCCESS, wanted.stream_id, writers)
+        logged = self._log.maybe_range(hosted.key)
+        if logged is None or logged.prefix is None:
+            return answer
+        # The fence is behind everything that is durable, so that is the answer.
+        assert answer.stream_range is not None
+        return replace(
+            answer,
+            stream_range=replace(answer.stream_range, next_offset=logged.next_offset),
+            seq=logged.prefix.seq,
+            digest=logged.prefix.digest,
+            is_damaged=not logged.is_whole,
+        )
 
     async def sync(self, call: ServerCall) -> None:
         """SPEC "SYNC_RANGES": host the open ranges that are placed on this server.
 
-        The placement driver is asked whether they are, and where they start: any peer can announce.
+        A copy of a range that has ended is settled. The placement driver is asked whether they are,
+        and where they start and end: any peer can announce.
         """
         request = call.decode(SyncRangesRequest)
         likely = [
@@ -186,6 +201,7 @@ class RangeOperations:
             if self._maybe_misplaced(item.stream_id, placed) is None
         ]
         await self._host.confirm(likely)
+        self._host.look_up_ended(likely)
         await self._host.learn((each.stream_id, each.range_index) for each in likely)
         await respond_all(
             call,
@@ -218,10 +234,12 @@ class RangeOperations:
             return invalid(f"{named} is listed among the ranges of stream {stream_id}")
         if not any(each.server and each.server.server_id == my_id for each in placed.servers):
             return invalid(f"{named} is not placed on this server, whose id is {my_id}")
-        if placed.start_offset < 0 or placed.end_offset >= 0:
+        is_open = placed.end_offset < 0 or placed.end_seq >= 0
+        if placed.start_offset < 0 or not is_open:
             return invalid(
                 f"{named} has the bounds [{placed.start_offset}, {placed.end_offset}); only an"
-                " open range from offset 0 or more, with end_offset -1, can be hosted"
+                " open range from offset 0 or more, with end_offset -1, or the end of a copy can be"
+                " hosted"
             )
         return None
 
@@ -329,6 +347,9 @@ def _plan(table: RangeTable, info: LookupOffsetInfo) -> _Search | LookupOffsetRe
             )
         ranges = table.ranges_of(info.stream_id)
         ranges[0].receive(RangeInput.FETCH)
+        for each in ranges:
+            if each.is_incomplete_copy and each.state is RangeState.FENCED:
+                raise each.unknown("which of its records are the first ones of a time")
     except SbpError as error:
         return LookupOffsetResult(info.stream_id, info.request_index, status=status_for(error))
     pieces = [

@@ -37,6 +37,8 @@ from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import HostProbe, Metrics
 from sbp_core.rangeserver.range_handlers import RangeOperations
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+from sbp_core.rangeserver.replicating.secondary import ReplicateHandler, Secondary
+from sbp_core.rangeserver.replicating.settling import ReadEntriesHandler, Settler
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
@@ -120,20 +122,24 @@ class RangeServer:
             append_bytes_max=settings.sizes.frame_bytes,
         )
         await self._disk_space.refresh()
-        host = RangeHost(
+        self._host = host = RangeHost(
             RangeTable(log.ranges()), committer, self._waiters, membership, log.writers
         )
         in_flight = InFlight()
         stagings = Stagings(log.staged, in_flight)
         end_txn = EndTxnHandler(host, stagings, committer)
         started.push_async_callback(end_txn.stop)
+        started.push_async_callback(host.primary.stop)
+        secondary = Secondary(log.staged, committer)
         local_reads = LocalReads(self._disk, log.directory)
-        self._listener = self._make_listener(host, end_txn, stagings, in_flight, local_reads)
+        self._listener = self._make_listener(
+            host, end_txn, stagings, in_flight, local_reads, secondary=secondary
+        )
         # Begun after the listener and stopped after it: what it does may wait for a slow disk, and
         # clients get their notice first.
         background = await started.enter_async_context(AsyncExitStack())
         started.push_async_callback(self._listener.drain)
-        committer.start(host.publish)
+        committer.start(host.publish, host.primary)
         port = await self._listener.start(settings.host, settings.port)
         self._endpoint = settings.public_endpoint(port)
         committer.failed.add_done_callback(self._on_failure)
@@ -141,6 +147,8 @@ class RangeServer:
         await membership.join(self._endpoint)
         if settings.local_reads:
             await asyncio.to_thread(local_reads.publish, membership.cluster_id)
+        settler = Settler(host, log, committer, secondary, membership, readers=self._readers)
+        background.push_async_callback(settler.stop)
         self._housekeeping = self._make_housekeeping(host, log, membership, end_txn)
         background.push_async_callback(self._housekeeping.stop)
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
@@ -170,6 +178,8 @@ class RangeServer:
         stagings: Stagings,
         in_flight: InFlight,
         local_reads: LocalReads,
+        *,
+        secondary: Secondary,
     ) -> Listener:
         settings, membership = self._settings, self._membership
         append = AppendHandler(
@@ -199,6 +209,8 @@ class RangeServer:
                 Opcode.APPEND: append,
                 Opcode.END_TXN: membership.only_for_driver(end_txn),
                 Opcode.FETCH: fetch,
+                Opcode.REPLICATE: ReplicateHandler(host, secondary),
+                Opcode.READ_ENTRIES: ReadEntriesHandler(host, self._log, self._readers),
                 **RangeOperations(host, self._log, membership, self._readers).handlers(),
             },
             speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),

@@ -15,6 +15,7 @@ first frame after that arrived.
     idempotent-append -                           -
     transactions      -                           -
     schemas           -                           -
+    replication       -                           -
     record-bytes      u32, big-endian: the        u32, big-endian: the largest
                       largest record it reads     record that it accepts
 """
@@ -53,6 +54,7 @@ class FeatureName(enum.StrEnum):
     IDEMPOTENT_APPEND = "idempotent-append"
     TRANSACTIONS = "transactions"
     SCHEMAS = "schemas"
+    REPLICATION = "replication"
     RECORD_BYTES = "record-bytes"
 
 
@@ -66,7 +68,8 @@ class Agreement:
     class in which the server schedules the connection's reads. `has_header_checksum`: checksums
     are of whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
     `has_transactions`: batches may be staged, and are appended or dropped together. `has_schemas`:
-    streams may have schemas. `sizes` are what the peer accepts, or reads where that is the client.
+    streams may have schemas. `has_replication`: ranges may have copies on several servers. `sizes`
+    are what the peer accepts, or reads where that is the client.
     """
 
     has_compression: bool = False
@@ -78,6 +81,7 @@ class Agreement:
     has_idempotent_append: bool = False
     has_transactions: bool = False
     has_schemas: bool = False
+    has_replication: bool = False
     sizes: RecordSizes = DEFAULT
 
     def has(self, feature: FeatureName) -> bool:
@@ -91,6 +95,7 @@ _FLAGS: Final = {
     FeatureName.IDEMPOTENT_APPEND: "has_idempotent_append",
     FeatureName.TRANSACTIONS: "has_transactions",
     FeatureName.SCHEMAS: "has_schemas",
+    FeatureName.REPLICATION: "has_replication",
     FeatureName.HANDLER_DURATION: "has_handler_duration",
 }
 """The features without data, and their fields of an Agreement."""
@@ -138,6 +143,7 @@ def offer(wishes: Wishes) -> tuple[Feature, ...]:
         Feature(FeatureName.IDEMPOTENT_APPEND),
         Feature(FeatureName.TRANSACTIONS),
         Feature(FeatureName.SCHEMAS),
+        Feature(FeatureName.REPLICATION),
         RECORD_BYTES_OFFER,
     ]
     if wishes.compression:

@@ -384,7 +384,7 @@ def test_a_stopping_server_completes_ends():
         in_flight = InFlight()
         handler = EndTxnHandler(None, Stagings(StagedStates(), in_flight), None)
         written = asyncio.get_running_loop().create_future()
-        pending = PendingAppend((1, 0, "t"), 0, -1, 1, memoryview(b""))
+        pending = PendingAppend((1, 0, "t"), 0, -1, 1, memoryview(b""), 0)
         in_flight.begin(pending)
         in_flight.follow([pending], written)
         dropping = asyncio.create_task(handler.drop(1, 0, ["t"]))

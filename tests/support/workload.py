@@ -39,10 +39,10 @@ def decode_record(value: bytes) -> str:
     return name if value == encode_record(name, len(value) - len(name) - 1) else f"damaged:{name}"
 
 
-def new_streams(endpoint: str, count: int = 2) -> list[int]:
+def new_streams(endpoint: str, count: int = 2, *, replica_count: int = 1) -> list[int]:
     """Create streams; return their ids."""
     with Client(endpoint) as client:
-        created = client.create_streams([StreamSpec(None)] * count)
+        created = client.create_streams([StreamSpec(None, replica_count)] * count)
     return [stream.stream_id for stream in created]
 
 

@@ -21,9 +21,9 @@ class CountingTable(RangeTable):
 
     looked_for = 0
 
-    def has_ranges(self, stream_id: int, range_indexes: range) -> bool:
+    def has_whole_ranges(self, stream_id: int, range_indexes: range) -> bool:
         self.looked_for += len(range_indexes)
-        return super().has_ranges(stream_id, range_indexes)
+        return super().has_whole_ranges(stream_id, range_indexes)
 
 
 def host_of(*range_indexes: int) -> tuple[RangeHost, CountingTable]:

@@ -68,10 +68,10 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
 _WITHOUT: Final = {
-    FeatureName.IDEMPOTENT_APPEND: "idempotent appends: append without a writer, if a batch may be"
-    " there twice after a lost connection",
+    FeatureName.IDEMPOTENT_APPEND: "idempotent appends: upgrade it, or append without a writer",
     FeatureName.TRANSACTIONS: "transactions: upgrade it, or append without one",
     FeatureName.SCHEMAS: "schemas of streams: upgrade it, or write and read without one",
+    FeatureName.REPLICATION: "copies of ranges: upgrade it",
 }
 """By feature that calls need: what a server without it lacks, and the remedy."""
 

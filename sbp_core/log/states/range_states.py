@@ -301,7 +301,13 @@ def _check_staged(logged: LoggedRange, entry: Entry) -> None:
 
 
 def _grown(logged: LoggedRange, entry: Entry, *, is_damaged: bool) -> LoggedRange:
-    """Return a range after a batch, or after the end of transactions that published some."""
+    """Return a range after a batch, or after the end of transactions that published some.
+
+    The placement driver tells where a range begins now. A copy that is begun after a trim gets
+    records from the first one on.
+    """
+    if logged.prefix is not None and entry.base_offset < logged.next_offset == logged.start_offset:
+        logged = replace(logged, start_offset=entry.base_offset, next_offset=entry.base_offset)
     is_empty = entry.kind is EntryKind.BATCH and entry.count < 1
     if not _is_growing(logged) or is_empty or entry.base_offset != logged.next_offset:
         raise LogCorruptionError(

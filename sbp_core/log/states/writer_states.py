@@ -102,6 +102,8 @@ class WriterStates:
         self._order: OrderedDict[tuple[int, str], None] = OrderedDict()
         """Writers of all streams; those of each are in the same order."""
         self._known_from: dict[int, int] = {}
+        self._unknown: set[int] = set()
+        """Streams whose writers are still to come, for a range from `_known_from` on."""
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -125,37 +127,53 @@ class WriterStates:
         """
         return self._known_from.get(stream_id, 0)
 
+    def is_known(self, stream_id: int) -> bool:
+        """Whether the writers of a stream are known here, from `known_from` on."""
+        return stream_id not in self._unknown
+
     def apply(self, entry: Entry, time_ms: int) -> None:
         """Apply an entry; a WRITER_MARK only once its batch was found right behind it.
 
-        The first entry about the writers before a range counts: there may be appends since. The
+        The first entry about the writers before a range counts: there may be appends since. Marks
+        of earlier ranges, which a copy may get later, are in what is known already. The
         range from which on they are known is set last: a thread that reads that first, and then a
         writer, finds it.
         Raises LogCorruptionError for a body that makes no sense, and changes nothing.
         """
         match entry.kind:
-            case EntryKind.WRITER_MARK:
+            case EntryKind.WRITER_MARK if entry.range_index >= self.known_from(entry.stream_id):
                 writer_id, sequence, digest = _split_mark(entry)
                 batch = NumberedBatch(entry.base_offset, entry.count, time_ms, digest)
                 known = self.maybe_writer(entry.stream_id, writer_id)
                 writer = known or WriterState(writer_id, sequence - 1, ())
                 self._put(entry.stream_id, writer.after(sequence, batch))
-            case EntryKind.RANGE_WRITERS if entry.range_index > self.known_from(entry.stream_id):
+            case EntryKind.RANGE_WRITERS if self._is_news(entry):
                 known_before = decode_writers(entry.body)
                 self._forget(entry.stream_id)
                 for writer in known_before:
                     self._put(entry.stream_id, writer)
                 self._known_from[entry.stream_id] = entry.range_index
+                self._unknown.discard(entry.stream_id)
             case EntryKind.SETTLED if entry.range_index >= self.known_from(entry.stream_id):
                 cut = decode_settled(entry).cut
                 if cut is not None:
                     at_end = decode_writers(cut.writers) if cut.writers else ()
-                    self.forget_before(entry.stream_id, 0 if cut.writers else entry.range_index)
+                    self._forget(entry.stream_id)
                     for writer in at_end:
                         self._put(entry.stream_id, writer)
+                    if not cut.writers:
+                        self._known_from[entry.stream_id] = entry.range_index + 1
+                        self._unknown.add(entry.stream_id)
             case EntryKind.STREAM_DELETED:
                 self._forget(entry.stream_id)
                 self._known_from.pop(entry.stream_id, None)
+                self._unknown.discard(entry.stream_id)
+
+    def _is_news(self, entry: Entry) -> bool:
+        """Whether the writers before a range were not known here yet."""
+        known_from = self.known_from(entry.stream_id)
+        is_unknown = entry.stream_id in self._unknown and entry.range_index == known_from
+        return entry.range_index > known_from or is_unknown
 
     def forget_before(self, stream_id: int, range_index: int) -> None:
         """Forget a stream's writers, of whom batches up to a range may be missing.
@@ -177,7 +195,8 @@ class WriterStates:
         For the thread that changes it.
         """
         for stream_id, range_index in self._known_from.items():
-            yield stream_id, WriterState("", range_index, ())
+            is_unknown = stream_id in self._unknown
+            yield stream_id, WriterState("", ~range_index if is_unknown else range_index, ())
         for stream_id, writer_id in self._order:
             yield stream_id, self._streams[stream_id][writer_id]
 
@@ -185,8 +204,11 @@ class WriterStates:
         """Add one item of a `snapshot`."""
         if writer.writer_id:
             self._put(stream_id, writer)
-        else:
+        elif writer.last_sequence >= 0:
             self._known_from[stream_id] = writer.last_sequence
+        else:
+            self._known_from[stream_id] = ~writer.last_sequence
+            self._unknown.add(stream_id)
 
     def _put(self, stream_id: int, writer: WriterState) -> None:
         """Remember a writer as the one that appended last; forget those over a limit."""

@@ -129,14 +129,15 @@ class Fence:
         )
 
     def _maybe_decided(self) -> SealRangesResult | None:
-        """Return an answer whose prefix is the decided one."""
+        """Return an answer whose prefix is the decided one, with the writers if one has them."""
         whole = [each for each in self._answers.values() if not each.is_damaged]
         end = decided_end(
             (FenceAnswer(_prefix(each), is_whole=True) for each in whole),
             len(self._range.servers),
             self._range.ack_count,
         )
-        return next((each for each in whole if _prefix(each) == end), None)
+        equal = [each for each in whole if _prefix(each) == end]
+        return max(equal, key=lambda each: bool(each.writers), default=None)
 
 
 def _prefix(answer: SealRangesResult) -> Prefix:

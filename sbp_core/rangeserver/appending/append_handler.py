@@ -18,6 +18,7 @@ from sbp_core import limits
 from sbp_core.errors import (
     DiskFullError,
     LogWriteError,
+    RangeSealedError,
     SbpError,
     ThrottledError,
     WritersNotThereError,
@@ -35,7 +36,7 @@ from sbp_core.rangeserver.appending.append_items import (
     check_number,
     split_payload,
 )
-from sbp_core.rangeserver.appending.commit import GroupCommitter
+from sbp_core.rangeserver.appending.commit import GroupCommitter, Written
 from sbp_core.rangeserver.appending.staging import StagedRepeat, Stagings, compare
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, check_latest
 from sbp_core.rangeserver.hosting import RangeHost
@@ -65,7 +66,7 @@ class _Frame(Struct):
     """An APPEND frame in progress; `began_at` is when it came.
 
     `outcomes` hold once `awaited` is over, and `repeats` are compared with what is staged.
-    `written` ends when the frame's own `entries` are committed, in ms since the epoch.
+    `written` ends when it is known of the frame's own `entries` whether they are committed.
     """
 
     call: ServerCall
@@ -76,8 +77,8 @@ class _Frame(Struct):
     numbered: list[PendingAppend] = []
     """Batches with numbers that are not committed yet, of this frame and of earlier ones."""
     repeats: list[StagedRepeat] = []
-    written: asyncio.Future[int] | None = None
-    awaited: Collection[asyncio.Future[int]] = ()
+    written: asyncio.Future[Written] | None = None
+    awaited: Collection[asyncio.Future[Written]] = ()
     throttle_time_ms: int = 0
 
 
@@ -185,14 +186,14 @@ class AppendHandler(PromptHandler):
         """
         written = frame.written
         try:
-            time_ms = self._clock.wall_ms() if written is None else written.result()
-            outcomes = list(map(_outcome_now, frame.outcomes))
+            own = Written(self._clock.wall_ms()) if written is None else written.result()
+            outcomes = [_outcome_now(each, own) for each in frame.outcomes]
         except LogWriteError:
             self._count(frame, len(frame.items), ())
             raise
         failed_count = sum(isinstance(each, Status) for each in outcomes)
         self._count(frame, failed_count, frame.entries)
-        return list(map(_result_of, frame.items, outcomes, repeat(time_ms)))
+        return list(map(_result_of, frame.items, outcomes, repeat(own.time_ms)))
 
     def _count(self, frame: _Frame, failed_count: int, entries: Sequence[Entry]) -> None:
         self._metrics.appends.add(
@@ -226,7 +227,9 @@ class AppendHandler(PromptHandler):
     def _accept_staged(
         self, item: Item, hosted: HostedRange, record_count: int, frame: _Frame
     ) -> PendingAppend | StagedRepeat:
-        accepted, staged = self._stagings.accept(item, hosted, record_count)
+        named = self._host.table.maybe_range((item.stream_id, item.range_index))
+        incomplete = named if named is not None and named.is_incomplete_copy else None
+        accepted, staged = self._stagings.accept(item, hosted, record_count, incomplete)
         frame.entries += staged
         if isinstance(accepted, PendingAppend):
             frame.numbered.append(accepted)
@@ -263,7 +266,12 @@ class AppendHandler(PromptHandler):
         mark = mark_of(entry, number.writer_id, number.sequence, digest_batch(item.batch))
         frame.entries.insert(-1, mark)
         pending = PendingAppend(
-            number.writer, number.sequence, entry.base_offset, record_count, item.batch
+            number.writer,
+            number.sequence,
+            entry.base_offset,
+            record_count,
+            item.batch,
+            hosted.range_index,
         )
         self._in_flight.begin(pending)
         frame.numbered.append(pending)
@@ -296,10 +304,18 @@ def _result_of(item: Item, outcome: _Outcome, time_ms: int) -> AppendResult:
     )
 
 
-def _outcome_now(outcome: _Outcome) -> _Outcome:
-    """Return what became of a batch, now that nothing is waited for. Raises LogWriteError."""
-    if isinstance(outcome, PendingAppend):
-        return outcome.placed()
+def _outcome_now(outcome: _Outcome, own: Written) -> _Outcome:
+    """Return what became of a batch, now that nothing is waited for. Raises LogWriteError.
+
+    `own` says it of the frame's own entries.
+    """
+    try:
+        if isinstance(outcome, Entry) and own.cut:
+            own.check((outcome.stream_id, outcome.range_index))
+        if isinstance(outcome, PendingAppend):
+            return outcome.placed()
+    except RangeSealedError as error:
+        return status_for(error)
     if isinstance(outcome, StagedRepeat):
         return status_for(outcome.refusal) if outcome.refusal else outcome.placed()
     return outcome

@@ -26,6 +26,7 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.log.states.writer_states import NumberedBatch, WriterStates
+from sbp_core.rangeserver.appending.commit import Written
 from sbp_core.records import are_same, digest_batch
 from sbp_core.wire.headers import AppendInfo
 from sbp_core.wire.status import shown
@@ -76,7 +77,7 @@ Numberer = tuple[int, str] | tuple[int, int, str]
 
 @dataclass(slots=True, eq=False)
 class PendingAppend:
-    """A batch that waits for the disk; `written` ends with its time in ms.
+    """A batch that waits for the disk; `written` ends when it is committed, or cut.
 
     `base_offset` is -1 for one that is staged. `batch` are its bytes, with which a repeat is
     compared.
@@ -87,12 +88,18 @@ class PendingAppend:
     base_offset: int
     record_count: int
     batch: memoryview
-    written: asyncio.Future[int] | None = None
+    range_index: int
+    written: asyncio.Future[Written] | None = None
 
     def placed(self) -> NumberedBatch:
-        """Return where it is, once it is written. Raises LogWriteError if it is not."""
+        """Return where it is, once that is known.
+
+        Raises LogWriteError if it cannot be written, RangeSealedError if its range ended before it.
+        """
         assert self.written is not None
-        return NumberedBatch(self.base_offset, self.record_count, self.written.result())
+        written = self.written.result()
+        written.check((self.numberer[0], self.range_index))
+        return NumberedBatch(self.base_offset, self.record_count, written.time_ms)
 
 
 class InFlight:
@@ -115,7 +122,7 @@ class InFlight:
         """Note the next batch, which is appended; `follow` must be called next."""
         self._batches.setdefault(append.numberer, {})[append.sequence] = append
 
-    def follow(self, appends: Iterable[PendingAppend], written: asyncio.Future[int]) -> None:
+    def follow(self, appends: Iterable[PendingAppend], written: asyncio.Future[Written]) -> None:
         """Let the batches that were begun wait for `written`, which must not be cancelled.
 
         Those that wait for something else already, and second mentions, are left as they are.
@@ -127,7 +134,7 @@ class InFlight:
                 begun.append(append)
         written.add_done_callback(partial(self._on_written, begun))
 
-    def _on_written(self, begun: Iterable[PendingAppend], written: asyncio.Future[int]) -> None:
+    def _on_written(self, begun: Iterable[PendingAppend], written: asyncio.Future[Written]) -> None:
         """Forget what was written; after a failure the contents of the log are unknown."""
         if written.exception() is not None:
             return

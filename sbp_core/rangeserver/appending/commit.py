@@ -2,18 +2,19 @@
 
 Entries that are queued while the disk is busy share the next write and sync. The way of each entry:
 
-    submit -> write -> sync -> committed -> publish -> the future of `submit` ends
+    submit -> write, and send to secondaries -> durable -> committed -> publish
+           -> the future of `submit` ends
 
 Every entry of a range takes it: batches and the marks of their writers, staged batches, ends of
 transactions, seals, trims, deletions, new ranges, writers that came from another server. No other
 module calls `Log.append`. The log itself adds only what follows from these entries: COMMIT entries,
 and snapshots at the start of a segment.
 
-This is the seam for replication. A group is committed when its job is done (`_Job.is_done`): today
-that is the local sync. Copies on other servers belong beside it, in `_commit`, with the same
-entries in the same order. Jobs are committed in their order, and only `_on_committed` publishes
-(`RangeHost.publish`: the table of ranges, which bounds every FETCH and DESCRIBE_RANGES) and ends
-futures. It must stay the only place that does.
+Entries of replicated ranges that this server leads go to the secondaries while they are written
+here (`Copies`, replicating/primary.py). Such a submission is committed once it is durable here and
+on as many secondaries as the range needs. Submissions of other ranges do not wait for that. Groups
+are durable in their order, and only `_on_durable` publishes (`RangeHost.publish`: the table of
+ranges, which bounds every FETCH and DESCRIBE_RANGES) and ends futures.
 
 Three things are visible earlier. Offsets are assigned, and a range is sealed or deleted in the
 table (`RangeTable.move`), when the entry is submitted, as the entries behind it follow from it: so
@@ -33,17 +34,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple, Protocol
 
 from sbp_core import limits
-from sbp_core.errors import LogWriteError, SbpError, ThrottledError
+from sbp_core.errors import LogWriteError, RangeSealedError, SbpError, ThrottledError
 from sbp_core.log.durable_log import Appended, Log
 from sbp_core.log.entry import APPENDED_KINDS, Entry
-from sbp_core.log.states.range_states import LoggedRange
+from sbp_core.log.states.range_states import LoggedRange, RangeKey
 from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.segment_format import EntryKind
 
@@ -56,12 +58,63 @@ _UNSYNCED_KINDS: Final = APPENDED_KINDS - {EntryKind.STAGED}
 """Kinds that may be acknowledged before they are synced, with a sync interval."""
 
 
+class Written(NamedTuple):
+    """When entries were written, in ms since the epoch, UTC.
+
+    Those of ranges that were `cut` are not in their ranges: these ended before them.
+    """
+
+    time_ms: int
+    cut: Collection[RangeKey] = ()
+
+    def check(self, key: RangeKey) -> None:
+        """Raise RangeSealedError if a range ended before its entries."""
+        if key in self.cut:
+            raise RangeSealedError.of(
+                f"range {key[1]} of stream {key[0]} was sealed before this was committed; nothing"
+                " was appended, and the stream goes on in the next range"
+            )
+
+
+class Copies(Protocol):
+    """The copies of ranges on other servers, as the committer needs them."""
+
+    def send(self, entries: Sequence[Entry]) -> Mapping[RangeKey, int]:
+        """Number and send entries; return the last number in each range that is led here."""
+
+    def flush(self) -> None:
+        """Send what was numbered, if that waits for more."""
+
+    def when_decided(
+        self, numbers: Mapping[RangeKey, int], finish: Callable[[Collection[RangeKey]], None]
+    ) -> None:
+        """Call `finish` once it is known whether entries are committed; with those ranges cut."""
+
+
+class NoCopies(Copies):
+    """No range has copies."""
+
+    def send(self, entries: Sequence[Entry]) -> Mapping[RangeKey, int]:
+        """Return nothing."""
+        del entries
+        return {}
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def when_decided(
+        self, numbers: Mapping[RangeKey, int], finish: Callable[[Collection[RangeKey]], None]
+    ) -> None:
+        """Call `finish`."""
+        finish(())
+
+
 @dataclass(frozen=True, slots=True)
 class _Submission:
     entries: tuple[Entry, ...]
     length: int
     memory_bytes: int
-    done: asyncio.Future[int] = field(compare=False)
+    done: asyncio.Future[Written] = field(compare=False)
 
 
 @dataclass(slots=True)
@@ -89,6 +142,7 @@ class GroupCommitter:
 
     def __init__(self, log: Log, sync_interval_ms: int = 0, sizes: RecordSizes = DEFAULT) -> None:
         self._log = log
+        self._copies: Copies = NoCopies()
         self._sizes = sizes
         self._sync_interval_ms = sync_interval_ms
         self._sync_timer: asyncio.TimerHandle | None = None
@@ -109,9 +163,10 @@ class GroupCommitter:
         self._idle.set()
         self.failed: asyncio.Future[SbpError] = self._loop.create_future()
 
-    def start(self, publish: Publish) -> None:
+    def start(self, publish: Publish, copies: Copies | None = None) -> None:
         """Begin to commit; call `publish` with what each group changed, before its answers."""
         self._publish = publish
+        self._copies = copies or self._copies
         self._begin_soon()
 
     def check_room(self, memory_bytes: int) -> None:
@@ -130,14 +185,14 @@ class GroupCommitter:
         finally:
             self._memory_bytes -= memory_bytes
 
-    def submit(self, entries: Sequence[Entry], memory_bytes: int = 0) -> asyncio.Future[int]:
+    def submit(self, entries: Sequence[Entry], memory_bytes: int = 0) -> asyncio.Future[Written]:
         """Queue entries for the next group commit; the future ends when they are acknowledged.
 
-        Its result is when they were written, in ms since the epoch, as the log has it. They are
-        written also if it is cancelled. It fails with LogWriteError when the log cannot be written
-        any more. `memory_bytes` is what the entries count for until then (see `check_room`).
+        They are written also if it is cancelled. It fails with LogWriteError when the log cannot be
+        written any more. `memory_bytes` is what the entries count for until then (see
+        `check_room`).
         """
-        done: asyncio.Future[int] = self._loop.create_future()
+        done: asyncio.Future[Written] = self._loop.create_future()
         if self.failed.done():
             _refuse(done, self.failed.result())
             return done
@@ -190,6 +245,8 @@ class GroupCommitter:
 
     def _commit(self, submissions: Sequence[_Submission]) -> None:
         entries = [entry for submission in submissions for entry in submission.entries]
+        numbers = [self._copies.send(submission.entries) for submission in submissions]
+        self._copies.flush()
         is_durable = self._sync_interval_ms == 0 or any(
             entry.kind not in _UNSYNCED_KINDS for entry in entries
         )
@@ -203,10 +260,10 @@ class GroupCommitter:
         def append() -> None:
             appended.append(self._log.append(entries, is_durable=is_durable, on_written=on_written))
 
-        def on_committed() -> None:
-            self._on_committed(submissions, appended[0], is_durable=is_durable)
+        def on_durable() -> None:
+            self._on_durable(submissions, numbers, appended[0], is_durable=is_durable)
 
-        job = _Job(append, on_committed, submissions)
+        job = _Job(append, on_durable, submissions)
         self._run(job)
 
     def _run(self, job: _Job) -> None:
@@ -236,8 +293,13 @@ class GroupCommitter:
         finally:
             self._begin()
 
-    def _on_committed(
-        self, submissions: Sequence[_Submission], appended: Appended, *, is_durable: bool
+    def _on_durable(
+        self,
+        submissions: Sequence[_Submission],
+        numbers: Sequence[Mapping[RangeKey, int]],
+        appended: Appended,
+        *,
+        is_durable: bool,
     ) -> None:
         if is_durable:
             self._on_synced()
@@ -247,11 +309,20 @@ class GroupCommitter:
             )
         assert self._publish is not None
         self._publish(appended.ranges)
-        for submission in submissions:
+        for submission, numbered in zip(submissions, numbers, strict=True):
             self.pending_bytes -= submission.length
-            self._memory_bytes -= submission.memory_bytes
-            if not submission.done.done():
-                submission.done.set_result(appended.time_ms)
+            if numbered:
+                acknowledge = partial(self._acknowledge, submission, appended.time_ms)
+                self._copies.when_decided(numbered, acknowledge)
+            else:
+                self._acknowledge(submission, appended.time_ms)
+
+    def _acknowledge(
+        self, submission: _Submission, time_ms: int, cut: Collection[RangeKey] = ()
+    ) -> None:
+        self._memory_bytes -= submission.memory_bytes
+        if not submission.done.done():
+            submission.done.set_result(Written(time_ms, cut))
 
     def _on_sync_due(self) -> None:
         self._is_sync_due = True
@@ -286,7 +357,7 @@ class GroupCommitter:
         self._idle.set()
 
 
-def _refuse(done: asyncio.Future[int], error: SbpError) -> None:
+def _refuse(done: asyncio.Future[Written], error: SbpError) -> None:
     """Fail a submission; the error counts as retrieved, as its caller may have left."""
     done.set_exception(
         LogWriteError(f"the log cannot be written, nothing more is acknowledged: {error}")

@@ -112,6 +112,9 @@ class EndTxnHandler:
         return [hosted.range_index for hosted in self._host.table.ranges_of(info.stream_id)]
 
     async def _publish(self, info: EndTxnInfo) -> Ended:
+        named = self._host.table.maybe_range((info.stream_id, info.range_index))
+        if named is not None and named.is_incomplete_copy:
+            raise named.unknown("whether these transactions ended in it")
         done = self._maybe_done(info)
         if done is not None:
             return done
@@ -169,22 +172,29 @@ class EndTxnHandler:
         ]
 
     async def _drop(self, info: EndTxnInfo) -> Ended:
-        wanted = set(info.txn_ids)
+        stream_id, wanted = info.stream_id, set(info.txn_ids)
         staged = [
             staging
-            for staging in self._stagings.known.stagings_of(info.stream_id)
-            if staging.txn_id in wanted and info.range_index in {-1, staging.range_index}
+            for staging in self._stagings.known.stagings_of(stream_id)
+            if staging.txn_id in wanted
+            and info.range_index in {-1, staging.range_index}
+            and self._host.may_drop(stream_id, staging.range_index)
         ]
-        if staged:
-            txn_ids = list(dict.fromkeys(staging.txn_id for staging in staged))
-            await self._write(txn_ids, drop_entry(info.stream_id, info.range_index, txn_ids))
+        by_range: dict[int, list[str]] = {}
+        for staging in staged:
+            by_range.setdefault(staging.range_index, []).append(staging.txn_id)
+        ends = [drop_entry(stream_id, *each) for each in by_range.items()]
+        if ends:
+            await self._write(list(dict.fromkeys(staging.txn_id for staging in staged)), *ends)
         return Ended(NO_OFFSET, sum(staging.record_count for staging in staged))
 
-    async def _write(self, txn_ids: Sequence[str], entry: Entry) -> None:
+    async def _write(self, txn_ids: Sequence[str], *ends: Entry) -> None:
         failpoint("txn.before_end")
-        written = self._committer.submit([entry])
-        self._stagings.follow_end(entry.stream_id, txn_ids, written)
-        await written
+        submitted = self._committer.submit(ends)
+        self._stagings.follow_end(ends[0].stream_id, txn_ids, submitted)
+        written = await submitted
+        for entry in ends:
+            written.check((entry.stream_id, entry.range_index))
         failpoint("txn.after_end")
 
 

@@ -33,6 +33,7 @@ from sbp_core.log.entry import Entry
 from sbp_core.log.states.staged_states import StagedStates, Staging, staged_entry
 from sbp_core.log.states.writer_states import NumberedBatch
 from sbp_core.rangeserver.appending.append_items import InFlight, Item, PendingAppend
+from sbp_core.rangeserver.appending.commit import Written
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, check_latest
 from sbp_core.records import are_same
 from sbp_core.wire.status import shown
@@ -146,29 +147,41 @@ class Stagings:
         self._closing: Counter[tuple[int, str]] = Counter()
         self._count_max = len(known.stagings())
         """An upper bound of the number of stagings: those that ended since the count are in it."""
-        self._ends: dict[tuple[int, str], asyncio.Future[int]] = {}
+        self._ends: dict[tuple[int, str], asyncio.Future[Written]] = {}
         """The ends in flight, by stream and transaction."""
 
     def accept(
-        self, item: Item, latest: HostedRange, record_count: int
+        self,
+        item: Item,
+        latest: HostedRange,
+        record_count: int,
+        incomplete: HostedRange | None = None,
     ) -> tuple[PendingAppend | StagedRepeat, Sequence[Entry]]:
         """Accept a batch; return where it is, or will be, and the entries that stage it.
 
         There are none for a repeat, which is still to be compared with the staged batch. Repeats
         are looked for first: a batch stays staged when its range is sealed. `latest` is the
-        stream's latest range. Raises SbpError when it is refused.
+        stream's latest range, `incomplete` that of the batch if it is a copy that may lack entries:
+        then another server may have the batch. Raises SbpError when it is refused.
         """
         number = _number_of(item)
         repeated = self._maybe_repeat(number, record_count, item.batch)
         if repeated is not None:
             return repeated, ()
+        if incomplete is not None:
+            raise incomplete.unknown(f"whether it has {number}")
         check_latest(latest, number.range_index)
         latest.receive(RangeInput.APPEND)
         self._check_next(number)
         self._count_max += number.sequence == 0
         entry = staged_entry(*number.numberer, number.sequence, record_count, item.batch)
         pending = PendingAppend(
-            number.numberer, number.sequence, NO_OFFSET, record_count, item.batch
+            number.numberer,
+            number.sequence,
+            NO_OFFSET,
+            record_count,
+            item.batch,
+            number.range_index,
         )
         self._in_flight.begin(pending)
         return pending, (entry,)
@@ -197,7 +210,7 @@ class Stagings:
             await asyncio.wait(waiting)
 
     def follow_end(
-        self, stream_id: int, txn_ids: Iterable[str], written: asyncio.Future[int]
+        self, stream_id: int, txn_ids: Iterable[str], written: asyncio.Future[Written]
     ) -> None:
         """Let later ends of these transactions wait for `written`."""
         for txn_id in txn_ids:
@@ -265,13 +278,13 @@ class Stagings:
                 " again when some of them are decided"
             )
 
-    def _on_ended(self, place: tuple[int, str], written: asyncio.Future[int]) -> None:
+    def _on_ended(self, place: tuple[int, str], written: asyncio.Future[Written]) -> None:
         if self._ends.get(place) is written:
             del self._ends[place]
 
     def _waiting(
         self, stream_id: int, range_indexes: Sequence[int], txn_ids: Sequence[str]
-    ) -> set[asyncio.Future[int]]:
+    ) -> set[asyncio.Future[Written]]:
         waiting = {
             append.written
             for txn_id in txn_ids

@@ -296,6 +296,8 @@ class BatchFinder:
             if hosted.start_offset <= offset <= hosted.next_offset:
                 return hosted, offset
         start_offset, next_offset = self._table.bounds_of(item.stream_id)
+        if offset > next_offset and ranges[-1].is_incomplete_copy:
+            raise ranges[-1].unknown(f"what is behind offset {next_offset}")
         raise OffsetOutOfRangeError.of(
             f"offset {item.fetch_offset} of stream {item.stream_id} is outside"
             f" [{start_offset}, {next_offset}]",
@@ -314,7 +316,9 @@ class BatchFinder:
             )
         if item.range_index < 0:
             raise invalid("staged batches are read range by range: set range_index")
-        self._table.range_at(item.stream_id, item.range_index)
+        hosted = self._table.range_at(item.stream_id, item.range_index)
+        if hosted.is_incomplete_copy:
+            raise hosted.unknown(f"what is staged under {shown(item.txn_id)}")
         staging = self._log.staged.maybe_staging(item.stream_id, item.range_index, item.txn_id)
         if staging is None:
             raise NotFoundError.of(

@@ -1,0 +1,223 @@
+"""The ranges of which this process is the primary: what is committed of them, and who must know.
+
+An entry of a led range is numbered when its group is written, and sent to the secondaries at the
+same time (peer_link.py). It is committed when it is durable here and on `ack_count` replicas in all
+(`sbp_core.replication.committed_seq`). Then it is published, and its submission is acknowledged.
+
+A led range ends when it is settled: then it is decided which entries it has. Those that waited to
+be committed and are among them are acknowledged, the others are reported as cut. A process leads a
+range until then or until it stops, and never again: a range that is found in the log at the start
+has no primary any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.log.entry import Entry
+from sbp_core.log.portable import encode_portable, summary
+from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
+from sbp_core.log.states.replicated_entries import NUMBERED_KINDS
+from sbp_core.rangeserver.appending.commit import Copies
+from sbp_core.rangeserver.replicating.peer_link import Copy, CopyState, Numbered, PeerLink
+from sbp_core.replication import Prefix, committed_seq
+from sbp_core.segment_format import EntryKind
+
+_ENDED: Final = {RangeState.SEALED, RangeState.DELETED}
+
+
+@dataclass(frozen=True, slots=True)
+class RangeMembers:
+    """The other servers that have a range, and on how many in all an entry must be durable."""
+
+    addresses: tuple[str, ...]
+    ack_count: int
+
+
+class _Submission:
+    """Entries in several ranges that are acknowledged together."""
+
+    def __init__(self, count: int, finish: Callable[[Collection[RangeKey]], None]) -> None:
+        self._count = count
+        self._cut: list[RangeKey] = []
+        self._finish = finish
+
+    def decide(self, key: RangeKey, *, is_committed: bool) -> None:
+        """Note what became of the entries in one range."""
+        if not is_committed:
+            self._cut.append(key)
+        self._count -= 1
+        if not self._count:
+            self._finish(self._cut)
+
+
+class _LedRange:
+    """A range that is led here."""
+
+    def __init__(self, ack_count: int) -> None:
+        self.ack_count = ack_count
+        self.copies: list[tuple[PeerLink, Copy]] = []
+        self.numbered = Prefix()
+        """The entries that were sent."""
+        self.durable_seq = 0
+        """The last entry that is durable here."""
+        self.committed_seq = 0
+        self.is_fenced = False
+        self.asked_at = 0.0
+        self.unpublished: deque[LoggedRange] = deque()
+        """How the range is after its durable entries, as far as these are not committed."""
+        self.waiting: deque[tuple[int, _Submission]] = deque()
+        """Submissions that are durable here, by the number of their last entry."""
+
+    def behind_since(self) -> float | None:
+        """Return since when a copy lacks entries; None if none does."""
+        times = [copy.behind_since for _, copy in self.copies if copy.behind_since is not None]
+        return min(times, default=None)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether too few copies can go on for anything to be committed."""
+        usable = [
+            link
+            for link, copy in self.copies
+            if copy.state is not CopyState.LOST and not link.is_down
+        ]
+        return bool(self.waiting) and 1 + len(usable) < self.ack_count
+
+
+class PrimaryRanges(Copies):
+    """The ranges that are led here. `show` makes visible what is committed of a range."""
+
+    def __init__(self, show: Callable[[LoggedRange], None], server_id: Callable[[], int]) -> None:
+        self._show = show
+        self._server_id = server_id
+        self._led: dict[RangeKey, _LedRange] = {}
+        self._links: dict[str, PeerLink] = {}
+
+    def lead(self, logged: LoggedRange, members: RangeMembers) -> None:
+        """Lead a range from its first entry on."""
+        led = self._led[logged.key] = _LedRange(members.ack_count)
+        for address in members.addresses:
+            copy = Copy(logged.key, logged.start_offset, lambda: self._advance(logged.key))
+            link = self._links.get(address)
+            if link is None:
+                link = self._links[address] = PeerLink(address, self._server_id)
+            led.copies.append((link, copy))
+            link.open(copy)
+
+    def send(self, entries: Sequence[Entry]) -> Mapping[RangeKey, int]:
+        """Number and send entries; return the last number in each range that is led here."""
+        numbers: dict[RangeKey, int] = {}
+        if not self._led:
+            return numbers
+        for entry in entries:
+            key = (entry.stream_id, entry.range_index)
+            led = self._led.get(key)
+            if led is None or entry.kind not in NUMBERED_KINDS:
+                continue
+            led.numbered = led.numbered.extended(summary(entry))
+            parts = encode_portable(entry)
+            is_begun = entry.kind is EntryKind.WRITER_MARK
+            numbered = Numbered(led.numbered, parts, sum(map(len, parts)), is_begun)
+            for link, copy in led.copies:
+                link.add(copy, numbered)
+            numbers[key] = led.numbered.seq
+        return numbers
+
+    def flush(self) -> None:
+        """Send what was numbered."""
+        for link in self._links.values():
+            link.flush()
+
+    def when_decided(
+        self, numbers: Mapping[RangeKey, int], finish: Callable[[Collection[RangeKey]], None]
+    ) -> None:
+        """Call `finish` once it is known which entries are committed, and in which ranges not."""
+        submission = _Submission(len(numbers), finish)
+        for key, seq in numbers.items():
+            led = self._led.get(key)
+            if led is None:  # settled or deleted since
+                submission.decide(key, is_committed=False)
+            elif seq <= led.committed_seq:
+                submission.decide(key, is_committed=True)
+            else:
+                led.waiting.append((seq, submission))
+
+    def on_durable(self, logged: LoggedRange) -> None:
+        """Note how a range is after a group that is durable here; publish what is committed."""
+        led = self._led.get(logged.key)
+        if led is None:
+            self._show(logged)
+        elif logged.state in _ENDED:
+            self._end(led, logged)
+        else:
+            led.is_fenced = led.is_fenced or logged.state is RangeState.FENCED
+            led.durable_seq = logged.prefix.seq if logged.prefix is not None else 0
+            led.unpublished.append(logged)
+            self._advance(logged.key)
+
+    def troubled(self) -> list[RangeKey]:
+        """Return the ranges that should go on with other servers, each every now and then.
+
+        A copy has lacked entries for too long, or nothing can be committed.
+        """
+        now = asyncio.get_running_loop().time()
+        found = []
+        for key, led in self._led.items():
+            since = led.behind_since()
+            if led.is_fenced or since is None:
+                continue
+            patience_ms = limits.COPY_STUCK_MS if led.is_stuck else limits.COPY_BEHIND_MS
+            is_due = 1000 * (now - led.asked_at) >= limits.COPY_BEHIND_MS
+            if 1000 * (now - since) >= patience_ms and is_due:
+                led.asked_at = now
+                found.append(key)
+        return found
+
+    async def stop(self) -> None:
+        """Close the links; what waits to be committed is not acknowledged any more."""
+        await asyncio.gather(*(link.stop() for link in self._links.values()))
+
+    def _advance(self, key: RangeKey) -> None:
+        """Publish and acknowledge what has become committed."""
+        led = self._led.get(key)
+        if led is None:
+            return
+        durable = [led.durable_seq, *(copy.acked.seq for _, copy in led.copies)]
+        committed = min(led.durable_seq, committed_seq(durable, led.ack_count))
+        led.committed_seq = max(led.committed_seq, committed)
+        shown: LoggedRange | None = None
+        while led.unpublished and _seq(led.unpublished[0]) <= led.committed_seq:
+            shown = led.unpublished.popleft()
+        if shown is not None:
+            for link, copy in led.copies:
+                copy.committed = (_seq(shown), shown.next_offset)
+                link.report_soon()
+            self._show(shown)
+        while led.waiting and led.waiting[0][0] <= led.committed_seq:
+            led.waiting.popleft()[1].decide(key, is_committed=True)
+
+    def _end(self, led: _LedRange, logged: LoggedRange) -> None:
+        """Lead a range no longer: it is decided which entries it has."""
+        del self._led[logged.key]
+        for link, _ in led.copies:
+            link.close(logged.key)
+        self._close_unused(link for link, _ in led.copies)
+        self._show(logged)
+        end_seq = _seq(logged) if logged.state is RangeState.SEALED else 0
+        for seq, submission in led.waiting:
+            submission.decide(logged.key, is_committed=seq <= end_seq)
+
+    def _close_unused(self, links: Iterable[PeerLink]) -> None:
+        for link in links:
+            if link.is_unused and self._links.pop(link.address, None) is not None:
+                self._closing = asyncio.create_task(link.stop())
+
+
+def _seq(logged: LoggedRange) -> int:
+    return logged.prefix.seq if logged.prefix is not None else 0

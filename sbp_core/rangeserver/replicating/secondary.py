@@ -1,0 +1,233 @@
+"""The copies of ranges that other servers lead: REPLICATE (SPEC "REPLICATE").
+
+Entries are appended only behind the entry with the number and the digest that the primary names.
+So what is here is always a prefix of the primary's entries. They go the way of all entries into the
+log (appending/commit.py). The answer says that they are durable. They become readable when the
+primary reports that they are committed.
+
+An end of transactions names batches by their places in the primary's log. It waits until the
+batches that it names are in the log here, and is written with their places here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from sbp_core.errors import SbpError, WriterGapError, invalid
+from sbp_core.log.entry import Entry
+from sbp_core.log.portable import decode_portable, summary, to_local
+from sbp_core.log.states.range_states import RangeKey
+from sbp_core.log.states.replicated_entries import NUMBERED_KINDS
+from sbp_core.log.states.staged_states import StagedStates
+from sbp_core.rangeserver.appending.commit import GroupCommitter, Written
+from sbp_core.rangeserver.hosted_ranges import HostedRange
+from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.replication import Prefix
+from sbp_core.segment_format import EntryKind
+from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
+from sbp_core.wire.headers import (
+    ReplicatedRange,
+    ReplicateRequest,
+    ReplicateResponse,
+    ReplicateResult,
+)
+from sbp_core.wire.status import SUCCESS, status_for
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The end of a copy with everything that was accepted; `done` ends when that is durable."""
+
+    end: Prefix
+    done: asyncio.Future[Written] | asyncio.Task[Written] | None = None
+
+
+_Accepted = tuple[HostedRange, asyncio.Future[Written] | None]
+"""A range, and what ends when the entries of the frame are durable."""
+
+
+class Secondary:
+    """Appends the entries of ranges that are led elsewhere, in the order in which they come."""
+
+    def __init__(self, staged: StagedStates, committer: GroupCommitter) -> None:
+        self._staged = staged
+        self._committer = committer
+        self._tails: dict[RangeKey, _Tail] = {}
+
+    def append(
+        self, hosted: HostedRange, before: Prefix, entries: Sequence[Entry], memory_bytes: int = 0
+    ) -> asyncio.Future[Written]:
+        """Append entries behind `before`; the future ends when they are durable.
+
+        Raises WriterGapError if other entries come next, InvalidRequestError for entries that
+        cannot be of the range.
+        """
+        tail = self._tail_of(hosted)
+        if before != tail.end:
+            raise WriterGapError.of(
+                f"entry {before.seq + 1} of range {hosted.range_index} of stream"
+                f" {hosted.stream_id} was not appended: the copy here has {tail.end.seq} entries,"
+                " or others",
+                WriterGapError.encode_expected(tail.end.seq + 1),
+            )
+        end = before
+        for entry in entries:
+            if (entry.stream_id, entry.range_index) != hosted.key or (
+                entry.kind not in NUMBERED_KINDS
+            ):
+                raise invalid(
+                    f"an entry of kind {entry.kind.name} of range {entry.range_index} of stream"
+                    f" {entry.stream_id} is sent for range {hosted.range_index} of stream"
+                    f" {hosted.stream_id}"
+                )
+            end = end.extended(summary(entry))
+        if entries and entries[-1].kind is EntryKind.WRITER_MARK:
+            raise invalid(
+                f"the entries for range {hosted.range_index} of stream {hosted.stream_id} end with"
+                " the mark of a writer, and its batch must come with it"
+            )
+        done: asyncio.Future[Written]
+        has_ends = any(entry.kind is EntryKind.TXN_END for entry in entries)
+        is_waiting = isinstance(tail.done, asyncio.Task) and not tail.done.done()
+        if has_ends or is_waiting:
+            done = asyncio.create_task(self._append_in_turn(tail.done, entries, memory_bytes))
+        else:
+            done = self._committer.submit(entries, memory_bytes)
+        tail.end, tail.done = end, done
+        done.add_done_callback(partial(self._on_done, hosted.key, tail))
+        return done
+
+    def maybe_pending(self, hosted: HostedRange) -> asyncio.Future[Written] | None:
+        """Return what ends when all that was accepted is durable, None if it is."""
+        tail = self._tails.get(hosted.key)
+        return None if tail is None else tail.done
+
+    def _tail_of(self, hosted: HostedRange) -> _Tail:
+        tail = self._tails.get(hosted.key)
+        if tail is None:
+            tail = self._tails[hosted.key] = _Tail(hosted.durable)
+        return tail
+
+    async def _append_in_turn(
+        self,
+        earlier: asyncio.Future[Written] | None,
+        entries: Sequence[Entry],
+        memory_bytes: int,
+    ) -> Written:
+        """Append entries behind those that are written; ends of transactions each by itself."""
+        written = Written(0) if earlier is None else await earlier
+        group: list[Entry] = []
+        for entry in entries:
+            if entry.kind is EntryKind.TXN_END:
+                if group:
+                    await self._committer.submit(group)
+                    group = []
+                written = await self._committer.submit([to_local(entry, self._staged)])
+            else:
+                group.append(entry)
+        if group:
+            written = await self._committer.submit(group, memory_bytes)
+        return written
+
+    def _on_done(self, key: RangeKey, tail: _Tail, done: asyncio.Future[Written]) -> None:
+        """Forget a tail that is durable, or that failed: the log then has what is here."""
+        is_over = done.cancelled() or done.exception() is not None or tail.done is done
+        if is_over and self._tails.get(key) is tail:
+            del self._tails[key]
+
+
+class ReplicateHandler(PromptHandler):
+    """Serves REPLICATE. Every range of a frame succeeds or fails by itself."""
+
+    def __init__(self, host: RangeHost, secondary: Secondary) -> None:
+        self._host = host
+        self._secondary = secondary
+
+    def begin(self, call: ServerCall) -> Rest:
+        """Accept one frame; the rest is to wait until its entries are durable."""
+        request = call.decode(ReplicateRequest)
+        parts = _split(request.ranges, call.payload)
+        lacking = self._host.lacking(
+            [(each.stream_id, each.range_index) for each in request.ranges]
+        )
+        if lacking:
+            return partial(self._learn, call, request, parts, lacking)
+        return self._accept(call, request, parts)
+
+    async def _learn(
+        self,
+        call: ServerCall,
+        request: ReplicateRequest,
+        parts: Sequence[memoryview],
+        lacking: Sequence[RangeKey],
+    ) -> None:
+        await self._host.learn(lacking)
+        await self._accept(call, request, parts)()
+
+    def _accept(
+        self, call: ServerCall, request: ReplicateRequest, parts: Sequence[memoryview]
+    ) -> Rest:
+        accepted = [
+            self._accept_one(each, part, call.memory_bytes if at == 0 else 0)
+            for at, (each, part) in enumerate(zip(request.ranges, parts, strict=True))
+        ]
+        return partial(self._finish, call, request.ranges, accepted)
+
+    def _accept_one(
+        self, sent: ReplicatedRange, part: memoryview, memory_bytes: int
+    ) -> _Accepted | SbpError:
+        try:
+            hosted = self._host.table.range_at(sent.stream_id, sent.range_index)
+            self._host.check_secondary(hosted)
+            if part:
+                before = Prefix(sent.before_seq, bytes(sent.before_digest))
+                entries = decode_portable(part)
+                self._secondary.append(hosted, before, entries, memory_bytes)
+            pending = self._secondary.maybe_pending(hosted)
+        except SbpError as error:
+            return error
+        self._host.note_committed(hosted, sent.committed_offset)
+        return hosted, pending
+
+    async def _finish(
+        self,
+        call: ServerCall,
+        ranges: Sequence[ReplicatedRange],
+        accepted: Sequence[_Accepted | SbpError],
+    ) -> None:
+        results = []
+        for sent, outcome in zip(ranges, accepted, strict=True):
+            place = (sent.stream_id, sent.range_index)
+            if isinstance(outcome, SbpError):
+                results.append(ReplicateResult(*place, status=status_for(outcome)))
+                continue
+            hosted, pending = outcome
+            if pending is not None:
+                await asyncio.shield(pending)
+            self._host.note_committed(hosted, sent.committed_offset)
+            durable = hosted.durable
+            results.append(ReplicateResult(*place, durable.seq, durable.digest, SUCCESS))
+        await call.respond(ReplicateResponse(0, tuple(results), SUCCESS))
+
+
+def _split(ranges: Sequence[ReplicatedRange], payload: memoryview) -> list[memoryview]:
+    """Cut the payload by the lengths of the header. Raises InvalidRequestError."""
+    parts, position = [], 0
+    for each in ranges:
+        end = position + each.entries_length
+        if each.entries_length < 0 or end > len(payload):
+            raise invalid(
+                f"the entries of range {each.range_index} of stream {each.stream_id} take bytes"
+                f" {position}..{end} of a payload of {len(payload)}; nothing was appended"
+            )
+        parts.append(payload[position:end])
+        position = end
+    if position != len(payload):
+        raise invalid(
+            f"the entries take {position} bytes, the payload has {len(payload)}; nothing was"
+            " appended"
+        )
+    return parts

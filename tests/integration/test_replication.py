@@ -1,0 +1,108 @@
+"""Ranges with copies on three servers: what is acknowledged, what is read, and how they end."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from core_cluster import rows_batch, values_of
+from raw_client import RawClient
+from waiting import until
+
+from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec
+from sbp_core.cluster import Cluster, ClusterSettings
+from sbp_core.log.states.range_states import RangeState
+from sbp_core.wire.headers import RangeId, SealRangesRequest
+from sbp_core.wire.opcodes import Opcode
+
+
+@asynccontextmanager
+async def cluster_of(folder, range_servers=3):
+    cluster = Cluster(
+        ClusterSettings(
+            data_dir=folder, pd_port=0, range_server_port=0, range_servers=range_servers
+        )
+    )
+    await cluster.start()
+    try:
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+def run(folder, body, **kwargs):
+    async def main():
+        async with (
+            cluster_of(folder, **kwargs) as cluster,
+            AsyncClient(cluster.endpoints.pd) as client,
+        ):
+            await asyncio.wait_for(body(cluster, client), 60)
+
+    asyncio.run(main())
+
+
+async def append(client, stream_id, *values):
+    (outcome,) = await client.append([AppendItem(stream_id, rows_batch(values))])
+    return outcome.base_offset
+
+
+async def read_all(client, stream_id):
+    records = []
+    while True:
+        item = FetchItem(stream_id, len(records), None, 1 << 20)
+        (outcome,) = [outcome async for outcome in client.fetch([item])]
+        assert outcome.error is None
+        if not outcome.payload:
+            return records
+        records += values_of(outcome.payload)
+
+
+async def seal(cluster, stream_id, range_index=-1):
+    async with RawClient.at(cluster.endpoints.pd) as pd:
+        request = SealRangesRequest(ranges=(RangeId(stream_id, range_index),))
+        (answer,) = await pd.ask(Opcode.SEAL_RANGE, request)
+    (result,) = answer.seal_responses
+    return result
+
+
+def hosted_at(cluster, stream_id, range_index):
+    """The range at each server, by endpoint."""
+    return {
+        server.endpoint: server._host.table.maybe_range((stream_id, range_index))
+        for server in cluster._range_servers
+    }
+
+
+def test_what_is_acknowledged_is_on_two_disks_at_least(tmp_path):
+    async def body(cluster, client):
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+        for number in range(20):
+            assert await append(client, stream.stream_id, b"%d" % number) == number
+            durable = [
+                each.durable.seq
+                for each in hosted_at(cluster, stream.stream_id, 0).values()
+                if each is not None
+            ]
+            assert sum(seq >= number + 1 for seq in durable) >= 2
+        assert await read_all(client, stream.stream_id) == [(n, b"%d" % n) for n in range(20)]
+        copies = hosted_at(cluster, stream.stream_id, 0).values()
+        await asyncio.to_thread(until, lambda: {each.next_offset for each in copies} == {20})
+        assert len({each.durable.digest for each in copies}) == 1
+
+    run(tmp_path, body)
+
+
+def test_a_sealed_range_is_the_same_on_all_servers(tmp_path):
+    async def body(cluster, client):
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+        for number in range(5):
+            await append(client, stream.stream_id, b"%d" % number)
+        result = await seal(cluster, stream.stream_id)
+        assert (result.stream_range.range_index, result.stream_range.start_offset) == (1, 5)
+        copies = hosted_at(cluster, stream.stream_id, 0).values()
+        await asyncio.to_thread(
+            until, lambda: all(each.state is RangeState.SEALED for each in copies)
+        )
+        assert {each.end_offset for each in copies} == {5}
+        assert await append(client, stream.stream_id, b"5") == 5
+        assert await read_all(client, stream.stream_id) == [(n, b"%d" % n) for n in range(6)]
+
+    run(tmp_path, body)
