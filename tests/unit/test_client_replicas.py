@@ -279,7 +279,7 @@ def test_an_append_goes_on_in_the_next_range_if_the_primary_is_down(make, two_se
     (append,) = new.seen(Opcode.APPEND)
     assert {each.stream_range.range_index for each in append.header.append_requests} == {1}
     (line,) = caplog.messages
-    assert f"primary passed over: server={old.endpoint} stream=1 range=0" in line
+    assert f"range given up: server={old.endpoint} stream=1 range=0" in line
 
 
 def test_nothing_is_sealed_if_the_stream_went_on_already(make, two_servers):

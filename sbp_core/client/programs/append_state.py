@@ -115,7 +115,12 @@ _LOST: Final = (ConnectError, DeadlineExceededError, RangeSealedError)
 
 
 def _may_be_lost(piece: RangeInfo, error: SbpError) -> bool:
-    """Whether the range may have to end, which takes other replicas that say where."""
+    """Whether the range may have to end: other replicas say where, or its server sealed it.
+
+    The latter is a seal that the placement driver began and did not record: it was stopped.
+    """
+    if isinstance(error, RangeSealedError):
+        return piece.end_offset is None
     return piece.is_open_and_replicated and isinstance(error, _LOST)
 
 
@@ -398,7 +403,7 @@ class AppendState:
         return longest_ms
 
     def take_suspects(self) -> list[tuple[RangeInfo, SbpError]]:
-        """Return the ranges whose primaries may be lost, and why, as of the last failures.
+        """Return the ranges that may have to end, and why, as of the last failures.
 
         A range that the placement driver has sealed or moved since is left out.
         """
@@ -408,7 +413,6 @@ class AppendState:
             (piece, error)
             for stream_id, (piece, error) in suspects.items()
             if (known := router.maybe_open_range(stream_id)) is not None
-            and known.is_replicated
             and (known.range_index, known.servers[0]) == (piece.range_index, piece.servers[0])
         ]
 

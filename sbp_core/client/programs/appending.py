@@ -215,8 +215,8 @@ class _Delivery:
             if context.replicas.may_ask_seal(piece, now_ms, pause_ms):
                 lost.append(RangeId(piece.stream_id, piece.range_index))
                 _LOG.warning(
-                    "primary passed over: server=%s stream=%d range=%d cause=%s; the placement"
-                    " driver is asked to continue the stream on other servers",
+                    "range given up: server=%s stream=%d range=%d cause=%s; the placement driver is"
+                    " asked to continue the stream in another one",
                     piece.servers[0],
                     piece.stream_id,
                     piece.range_index,
