@@ -233,7 +233,10 @@ class Election:
             if request.range_server is not None:
                 if request.client_role == ClientRole.RANGE_SERVER:
                     await self._note_alive(
-                        request.range_server, request.server_secret, call.peer.standing
+                        request.range_server,
+                        request.server_secret,
+                        call.peer.standing,
+                        is_leaving=request.is_leaving,
                     )
                 raise self.refusal()
         except (InvalidRequestError, NotLeaderError) as error:
@@ -252,7 +255,12 @@ class Election:
             await rest()
 
     async def _note_alive(
-        self, announced: RangeServer, secret: str | None, standing: Standing
+        self,
+        announced: RangeServer,
+        secret: str | None,
+        standing: Standing,
+        *,
+        is_leaving: bool,
     ) -> None:
         """Note a range server, if the leader has registered it at this address."""
 
@@ -269,7 +277,10 @@ class Election:
                 return
             standing.server_ids.add(announced.server_id)
         server = RangeServerRecord(announced.server_id, address)
-        self._membership.refresh(server, (announced.rack or "")[: limits.RACK_LENGTH_MAX])
+        if is_leaving:
+            self._membership.leave(server)
+        else:
+            self._membership.refresh(server, (announced.rack or "")[: limits.RACK_LENGTH_MAX])
 
     async def _describe_cluster(self, call: ServerCall) -> None:
         """SPEC "DESCRIBE_PD_CLUSTER": all that announced themselves lately, and which one leads."""

@@ -74,6 +74,11 @@ class Membership:
         self._heard[server] = self._clock.monotonic()
         self._racks[server.server_id] = rack
 
+    def leave(self, server: RangeServerRecord) -> None:
+        """Note that a server stops: it counts as silent from now on."""
+        if self._heard.pop(server, None) is not None:
+            _LOG.info("range server leaves server=%d address=%s", server.server_id, server.address)
+
     def report(self, load: ServerLoad) -> None:
         """Keep what a server reported last (SPEC "REPORT_METRICS")."""
         self._loads[load.server_id] = load
@@ -236,13 +241,19 @@ class Joining:
         self._membership = membership
 
     async def heard(
-        self, announced: RangeServer | None, secret: str | None, standing: Standing
+        self,
+        announced: RangeServer | None,
+        secret: str | None,
+        standing: Standing,
+        *,
+        is_leaving: bool = False,
     ) -> None:
         """Admit a server that sent a heartbeat, or its load; note it in the `standing` of the peer.
 
-        Raises InvalidRequestError for an id that was never allocated or a table that is missing,
-        ConfigurationError for an address that is none, PermissionDeniedError for a wrong secret,
-        AlreadyExistsError while another process is heard under this id, or at this address.
+        One that `is_leaving` gets no new ranges. Raises InvalidRequestError for an id that was
+        never allocated or a table that is missing, ConfigurationError for an address that is none,
+        PermissionDeniedError for a wrong secret, AlreadyExistsError while another process is heard
+        under this id, or at this address.
         """
         if announced is None:
             raise invalid("a range server's HEARTBEAT or REPORT_METRICS must carry range_server")
@@ -263,7 +274,10 @@ class Joining:
             stored = await self._store.run(_register, self._store.cluster_id, server, secret)
             if stored is not None:
                 _check_secret(server.server_id, secret, stored)
-        self._membership.refresh(server, rack)
+        if is_leaving:
+            self._membership.leave(server)
+        else:
+            self._membership.refresh(server, rack)
         if stored is not None:
             standing.server_ids.add(server.server_id)
 

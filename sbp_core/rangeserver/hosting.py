@@ -98,8 +98,11 @@ class DriverPort(Protocol):
     async def find_dead(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
         """Return the staged parts among these that will never be published."""
 
-    async def ask_to_seal(self, ranges: Sequence[RangeKey]) -> None:
-        """Ask that streams go on in new ranges, behind these."""
+    async def announce_leaving(self) -> None:
+        """Let this server get no new ranges any more: it is about to stop."""
+
+    async def ask_to_seal(self, ranges: Sequence[RangeKey]) -> set[int]:
+        """Ask that streams go on in new ranges, behind these; return those that do not."""
 
     @property
     def server_id(self) -> int:

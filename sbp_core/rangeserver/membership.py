@@ -106,6 +106,7 @@ class Membership:
         self._has_trusted_driver = True
         """Whether the placement driver keeps secrets; one of an earlier version does not."""
         self._advertise_addr = ""
+        self._is_leaving = False
         self._driver_commit = DriverCommit(data_dir, disk)
         self._load: ReportMetricsRequest | None = None
         self._tasks: tuple[asyncio.Task[None], ...] = ()
@@ -223,6 +224,11 @@ class Membership:
             asyncio.create_task(self._keep_followers_informed()),
         )
 
+    async def announce_leaving(self) -> None:
+        """Tell the placement driver that this server is about to stop. Raises SbpError."""
+        self._is_leaving = True
+        await self._beat()
+
     async def leave(self) -> None:
         """Stop the heartbeats and close the connections.
 
@@ -296,8 +302,12 @@ class Membership:
             dead += [part for answer in answers for part in answer.parts]
         return dead
 
-    async def ask_to_seal(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Ask that streams go on in new ranges, behind these (SEAL_RANGE at the PD)."""
+    async def ask_to_seal(self, ranges: Sequence[tuple[int, int]]) -> set[int]:
+        """Ask that streams go on in new ranges, behind these (SEAL_RANGE at the PD).
+
+        Return the streams that do not.
+        """
+        refused: set[int] = set()
         for chunk in chunks([RangeId(*each) for each in ranges]):
             request = SealRangesRequest(limits.SEAL_TIMEOUT_MS, tuple(chunk))
             answers = await self._client.ask(
@@ -310,6 +320,8 @@ class Membership:
                 error = maybe_error(result.status)
                 if error is not None:
                     _LOG.warning("range not ended: stream=%d: %s", result.stream_id, error)
+                    refused.add(result.stream_id)
+        return refused
 
     async def _allocate_identity(self) -> Identity:
         request = IdAllocationRequest(limits.REQUEST_TIMEOUT_MS, self._advertise_addr)
@@ -354,6 +366,7 @@ class Membership:
             store_life=self._driver_commit.life,
             log_id=self._high_water.log_id or None,
             durable_position=self._high_water.position,
+            is_leaving=self._is_leaving,
         )
 
     async def _report_load(self) -> None:

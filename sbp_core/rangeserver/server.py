@@ -77,6 +77,7 @@ class RangeServer:
         """The parts that `stop` ends: the one that was started last first."""
         self._started.callback(self._readers.shutdown)
         self._endpoint = ""
+        self._settler: Settler | None = None
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
     @property
@@ -147,7 +148,9 @@ class RangeServer:
         await membership.join(self._endpoint)
         if settings.local_reads:
             await asyncio.to_thread(local_reads.publish, membership.cluster_id)
-        settler = Settler(host, log, committer, secondary, membership, readers=self._readers)
+        self._settler = settler = Settler(
+            host, log, committer, secondary, membership, readers=self._readers
+        )
         background.push_async_callback(settler.stop)
         self._housekeeping = self._make_housekeeping(host, log, membership, end_txn)
         background.push_async_callback(self._housekeeping.stop)
@@ -241,7 +244,13 @@ class RangeServer:
         return log
 
     async def stop(self) -> None:
-        """Refuse new requests, finish the open ones, close the log. Idempotent."""
+        """Hand over ranges, refuse new requests, finish the open ones, close the log.
+
+        Idempotent.
+        """
+        settler, self._settler = self._settler, None
+        if settler is not None:
+            await settler.hand_over()
         self._waiters.close()
         await self._started.aclose()
 

@@ -279,6 +279,7 @@ class HeartbeatRequest(Struct, frozen=True, gc=False):
     store_life: str | None = None
     log_id: str | None = None
     durable_position: int = -1
+    is_leaving: bool = False
 
     def __repr__(self) -> str:
         """Return the fields, but for secrets."""
@@ -850,6 +851,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         TEXT,
         TEXT,
         I64,
+        BOOL,
     ),
     HeartbeatResponse: (
         TEXT,

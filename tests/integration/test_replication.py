@@ -106,3 +106,29 @@ def test_a_sealed_range_is_the_same_on_all_servers(tmp_path):
         assert await read_all(client, stream.stream_id) == [(n, b"%d" % n) for n in range(6)]
 
     run(tmp_path, body)
+
+
+def test_a_server_that_stops_hands_its_ranges_over(tmp_path):
+    async def body(cluster, client):
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+        appended = await asyncio.gather(
+            *(append(client, stream.stream_id, b"%d" % number) for number in range(20))
+        )
+        led = [
+            server
+            for server in cluster._range_servers
+            if server._host.table.maybe_range((stream.stream_id, 0)).is_led
+        ]
+        (primary,) = led
+        going_on = asyncio.gather(
+            *(append(client, stream.stream_id, b"more %d" % number) for number in range(20))
+        )
+        await primary.stop()
+        appended += await going_on
+        assert sorted(appended) == list(range(40))
+        assert len(await read_all(client, stream.stream_id)) == 40
+        (ranges,) = (await client.list_ranges([stream.stream_id])).values()
+        assert primary.endpoint not in ranges[-1].servers
+        cluster._range_servers.remove(primary)
+
+    run(tmp_path, body)

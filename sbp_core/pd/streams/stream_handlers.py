@@ -167,7 +167,10 @@ class PlacementDriverHandlers:
             )
             if request.client_role == ClientRole.RANGE_SERVER:
                 await self._joining.heard(
-                    request.range_server, request.server_secret, call.peer.standing
+                    request.range_server,
+                    request.server_secret,
+                    call.peer.standing,
+                    is_leaving=request.is_leaving,
                 )
                 commit = await self._check_history(request, call.peer.standing)
             promised = await self._check_log(request, call.peer.standing)

@@ -161,6 +161,10 @@ class PrimaryRanges(Copies):
             led.unpublished.append(logged)
             self._advance(logged.key)
 
+    def led(self) -> list[RangeKey]:
+        """Return the ranges that are led here and have not ended."""
+        return list(self._led)
+
     def troubled(self) -> list[RangeKey]:
         """Return the ranges that should go on with other servers, each every now and then.
 

@@ -51,6 +51,9 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, check_status
 
 _LOG: Final = logging.getLogger(__name__)
+_HAND_OVER_SECONDS: Final = 3
+"""How long a server that stops waits until its streams go on at other servers."""
+_HAND_OVER_STEP_SECONDS: Final = 0.02
 
 
 class Settler:
@@ -96,6 +99,28 @@ class Settler:
         del self._at_work[key]
         if not task.cancelled():
             task.exception()
+
+    async def hand_over(self) -> None:
+        """Let streams go on at other servers, before this one stops.
+
+        What waits to be acknowledged is, as soon as the ends of the ranges are decided. For a
+        server that is alone, or a placement driver that is down, there is a timeout.
+        """
+        if not self._host.table.replicated():
+            return
+        try:
+            async with asyncio.timeout(_HAND_OVER_SECONDS):
+                await self._driver.announce_leaving()
+                led = self._host.primary.led()
+                refused = await self._driver.ask_to_seal(led) if led else set()
+                while any(stream_id not in refused for stream_id, _ in self._host.primary.led()):
+                    await self._look(is_first=False)
+                    await asyncio.sleep(_HAND_OVER_STEP_SECONDS)
+        except (SbpError, TimeoutError) as error:
+            left = len(self._host.primary.led())
+            _LOG.warning("ranges not handed over: ranges=%d: %s", left, error or "timeout")
+        else:
+            _LOG.info("ranges handed over: ranges=%d", len(led) - len(refused))
 
     async def stop(self) -> None:
         """Stop; what is not settled will be after the next start."""
