@@ -113,15 +113,7 @@ class RangeServer:
         committer = GroupCommitter(log, settings.sync_interval_ms, settings.sizes)
         self._committer = committer
         started.push_async_callback(committer.stop)
-        self._disk_space = DiskSpace(
-            settings.data_dir,
-            settings.disk_free_floor_bytes,
-            probe=self._probe,
-            clock=self._clock,
-            threads=self._readers,
-            pending_bytes=lambda: committer.pending_bytes,
-            append_bytes_max=settings.sizes.frame_bytes,
-        )
+        self._disk_space = self._make_disk_space(committer)
         await self._disk_space.refresh()
         self._host = host = RangeHost(
             RangeTable(log.ranges()), committer, self._waiters, membership, log.writers
@@ -156,6 +148,18 @@ class RangeServer:
         background.push_async_callback(self._housekeeping.stop)
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
         return log.recovery.lines()
+
+    def _make_disk_space(self, committer: GroupCommitter) -> DiskSpace:
+        settings = self._settings
+        return DiskSpace(
+            settings.data_dir,
+            settings.disk_free_floor_bytes,
+            probe=self._probe,
+            clock=self._clock,
+            threads=self._readers,
+            pending_bytes=lambda: committer.pending_bytes,
+            append_bytes_max=settings.sizes.frame_bytes,
+        )
 
     def _make_housekeeping(
         self, host: RangeHost, log: Log, membership: Membership, end_txn: EndTxnHandler
