@@ -103,8 +103,8 @@ class Settler:
     async def hand_over(self) -> None:
         """Let streams go on at other servers, before this one stops.
 
-        What waits to be acknowledged is, as soon as the ends of the ranges are decided. For a
-        server that is alone, or a placement driver that is down, there is a timeout.
+        Appends that wait to be committed are acknowledged once the ends of their ranges are
+        decided. There is a timeout, for a server that is alone or a placement driver that is down.
         """
         if not self._host.table.replicated():
             return
