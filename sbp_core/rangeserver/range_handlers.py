@@ -348,7 +348,9 @@ def _plan(table: RangeTable, info: LookupOffsetInfo) -> _Search | LookupOffsetRe
         ranges = table.ranges_of(info.stream_id)
         ranges[0].receive(RangeInput.FETCH)
         for each in ranges:
-            if each.is_incomplete_copy and each.state is RangeState.FENCED:
+            # One that is followed by another range was sealed, though this server may not know yet.
+            is_ended = each.state is RangeState.FENCED or each is not ranges[-1]
+            if each.is_incomplete_copy and is_ended:
                 raise each.unknown("which of its records are the first ones of a time")
     except SbpError as error:
         return LookupOffsetResult(info.stream_id, info.request_index, status=status_for(error))

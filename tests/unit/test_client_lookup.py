@@ -96,6 +96,21 @@ def test_another_replica_of_a_sealed_range_is_asked(make, peers):
     assert all(each in str(caught.value) for each in endpoints)
 
 
+def test_a_replica_that_lacks_records_is_not_believed(make, peers):
+    """It may not know yet that the range was sealed behind what it has."""
+    pd, tail, *sealed = (peers() for _ in range(4))
+    first, *others = (each.endpoint for each in sealed)
+    pieces = (placed(5, 0, 0, 10, first, secondaries=others), placed(5, 1, 10, -1, tail.endpoint))
+    pd.script(Opcode.LIST_RANGES, ranges(*pieces, revision=3))
+    tail.script(Opcode.LOOKUP_OFFSETS, answer(12, 8_000))
+    for each in sealed:
+        each.script(Opcode.LOOKUP_OFFSETS, answer(9))
+    with pytest.raises(RangeNotFoundError, match=r"up to offset 9, although .* ends at 10"):
+        make(pd.endpoint, retry=NO_RETRY).do("lookup_offsets", {5: 1})
+    sealed[1].script(Opcode.LOOKUP_OFFSETS, answer(9, 7_000))
+    assert make(pd.endpoint).do("lookup_offsets", {5: 1}) == {5: 9}
+
+
 @pytest.mark.parametrize(
     "trouble", [reset, answer(0, code=StatusCode.RANGE_NOT_FOUND)], ids=["reset", "moved"]
 )

@@ -24,7 +24,13 @@ from sbp_core.client.programs.range_placement import (
 )
 from sbp_core.client.programs.replicas import Turn
 from sbp_core.client.types import NO_CURSOR, CursorInfo, GroupInfo, RangeInfo
-from sbp_core.errors import ConfigurationError, NotFoundError, ProtocolError, SbpError
+from sbp_core.errors import (
+    ConfigurationError,
+    NotFoundError,
+    ProtocolError,
+    RangeNotFoundError,
+    SbpError,
+)
 from sbp_core.wire.headers import (
     CommitCursorsRequest,
     CommitCursorsResponse,
@@ -204,6 +210,10 @@ class _Lookups:
             elif not 0 <= result.offset <= limits.OFFSET_PLAUSIBLE_MAX:
                 implausible = _implausible(stream_id, server, result.offset)
                 self._on_error(stream_id, server, implausible, now_ms)
+            elif result.append_time_ms < 0 and result.offset < (
+                end := self._end(stream_id, server)
+            ):
+                self._on_error(stream_id, server, _lacking(stream_id, result.offset, end), now_ms)
             else:
                 time_ms = result.append_time_ms if result.append_time_ms >= 0 else None
                 self._answers[stream_id][server] = TimedOffset(result.offset, time_ms)
@@ -235,6 +245,19 @@ class _Lookups:
         start_offset = self._wanted[stream_id].start_offset
         return [each for each in self._asked[stream_id] if each.is_ahead_of(start_offset)]
 
+    def _end(self, stream_id: int, server: str) -> int:
+        """Return where the last of the sealed ranges ends that a replica was asked for; -1: none.
+
+        One that found nothing must have looked as far as that: it may not know of the seal yet.
+        """
+        asked = self._servers[stream_id]
+        ends = [
+            -1 if piece.end_offset is None else piece.end_offset
+            for piece in self._ahead(stream_id)
+            if piece.is_replicated and asked.get(piece.range_index) == server
+        ]
+        return max(ends, default=-1)
+
     def _on_error(self, stream_id: int, server: str, error: SbpError, now_ms: float) -> None:
         """Ask other replicas of the ranges that a server was asked for, or let the stream fail."""
         for piece in self._ahead(stream_id):
@@ -253,6 +276,13 @@ def _implausible(stream_id: int, server: str, offset: int) -> ProtocolError:
     return ProtocolError(
         f"the server at {server} found offset {offset} in stream {stream_id}; offsets are from 0 to"
         f" {limits.OFFSET_PLAUSIBLE_MAX}"
+    )
+
+
+def _lacking(stream_id: int, offset: int, end_offset: int) -> RangeNotFoundError:
+    return RangeNotFoundError.of(
+        f"the server has stream {stream_id} up to offset {offset}, although a range that it stores"
+        f" ends at {end_offset}"
     )
 
 
