@@ -133,6 +133,9 @@ def test_one_that_is_down_is_passed_over_where_several_were_given() -> None:
     assert drivers.endpoint == "b:2"
     assert drivers.is_passed_over(ConnectError("x"), {"a:1"})
     assert not drivers.is_passed_over(ConnectionLostError("x"), {"a:1"}), "it may have had effect"
+    silence = DeadlineExceededError("x")
+    assert drivers.is_passed_over(silence, {"a:1"}, is_repeatable=True)
+    assert not drivers.is_passed_over(silence, {"a:1"}), "it may have had effect"
     drivers.on_error("b:2", not_leader("lead:3"))
     assert drivers.known == ("lead:3", "a:1", "b:2")
     drivers.on_error("lead:3", ConnectError("x"))

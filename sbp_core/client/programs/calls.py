@@ -288,9 +288,10 @@ def ask(
 ) -> Program[list[T]]:
     """Ask the placement driver, again where that may help; return the headers of the answer.
 
-    One that does not lead names the leader, which is asked from then on. One that is down is passed
-    over at once where several were given. The outcome of the error that is raised covers all tries.
-    With a `feature` the call is sent only where it was agreed on.
+    One that does not lead names the leader, which is asked from then on. Where several were given,
+    one that is down, or is silent for the timeout of a repeatable call, is passed over. The outcome
+    of the error that is raised covers all tries. With a `feature` the call is sent only where it
+    was agreed on.
     """
     attempts = Attempts(context, (yield Now()))
     is_untouched = True
@@ -308,7 +309,7 @@ def ask(
             attempts.on_failure()
             is_untouched = is_untouched and error.outcome is Outcome.NOT_APPLIED
             tried.add(asked)
-            if context.drivers.is_passed_over(error, tried):
+            if context.drivers.is_passed_over(error, tried, is_repeatable=is_repeatable):
                 continue
             wait_ms = attempts.maybe_wait_ms(
                 error, opcode.name, asked, now_ms, is_repeatable=is_repeatable
@@ -361,7 +362,7 @@ def ping(context: Context) -> Program[float]:
         except SbpError as error:
             context.drivers.on_error(asked, error)
             tried.add(asked)
-            if not context.drivers.is_passed_over(error, tried):
+            if not context.drivers.is_passed_over(error, tried, is_repeatable=True):
                 raise Attempts(context, begin_ms).explain(error, "PING", asked) from error
         else:
             end_ms: float = yield Now()

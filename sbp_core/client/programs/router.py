@@ -95,14 +95,18 @@ class PlacementDrivers:
         """All that are known, the one to ask next first."""
         return self._turn.endpoints
 
-    def is_passed_over(self, error: SbpError, tried: Collection[str]) -> bool:
+    def is_passed_over(
+        self, error: SbpError, tried: Collection[str], *, is_repeatable: bool = False
+    ) -> bool:
         """Whether the next one is asked at once: the one that failed with `error` is down.
 
-        That is no retry: nothing was sent. `tried` were asked already. A client that was given one
-        placement driver waits for that one, as its retry policy says.
+        That is no retry: nothing was sent, or, to one that is silent, a request that may be
+        repeated. `tried` were asked already. A client that was given one placement driver waits for
+        that one, as its retry policy says.
         """
-        is_down = isinstance(error, ConnectError) and len(self._turn.given) > 1
-        return is_down and self.endpoint not in tried
+        is_silent = is_repeatable and isinstance(error, DeadlineExceededError)
+        is_down = is_silent or isinstance(error, ConnectError)
+        return is_down and len(self._turn.given) > 1 and self.endpoint not in tried
 
     def on_error(self, asked: str, error: SbpError) -> None:
         """Record that `asked` answered with `error`, or could not be reached."""
