@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from fault_cluster import FaultCluster
+from machines import Machines
 from producing import producing
 from query_process import TOO_SLOW, QueryProcess, is_batch_open, last_commit
 from sink_main import QUERY_FAILED
@@ -42,14 +43,14 @@ PATIENCE_SECONDS = 300
 class Copy:
     """A query with one checkpoint, its lives, and the streams that it copies from and to."""
 
-    def __init__(self, folder, cluster, **sink):
+    def __init__(self, folder, cluster, *, replica_count=1, **sink):
         self.folder = folder
         self.cluster = cluster
         self.life_count = 0
         self.is_ordered = True
         self._sink = {"endpoint": cluster.endpoint, **sink}
         with Client(cluster.endpoint) as client:
-            client.create_streams([StreamSpec(name) for name in STREAMS])
+            client.create_streams([StreamSpec(name, replica_count) for name in STREAMS])
 
     @property
     def is_in_a_batch(self):
@@ -221,6 +222,36 @@ def test_killed_at_each_step(tmp_path, rng):
         contents = copy.contents()
     report(copy, {}, contents)
     assert len(contents["numbers"]) == count
+    assert find_anomalies(contents, is_ordered=copy.is_ordered) == set()
+
+
+@pytest.mark.timeout(1800)
+def test_a_query_outlives_servers_where_streams_have_replicas(tmp_path, rng, rounds):
+    """One life of the query, in which range servers and the placement driver are killed."""
+    with Machines(tmp_path, 3) as machines:
+        copy = Copy(tmp_path, machines, replica_count=3)
+        producer_rng = random.Random(rng.random())
+        with producing(
+            machines.endpoint, producer_rng, ["numbers"], sealed=STREAMS, seal_share=0.05
+        ):
+            life = copy.begin(rng)
+            copy.wait_until_it_works(life)
+            for number in range(rounds(4)):
+                life.live(rng.uniform(0, 1))
+                if number % 4 == 3:
+                    machines.driver.kill()
+                    machines.driver.start()
+                else:
+                    victim = rng.choice(machines.servers)
+                    victim.kill()
+                    copy.wait_until_it_works(life)
+                    victim.start()
+                copy.wait_until_it_works(life)
+                assert life.is_alive, copy.log
+            life.kill()
+        copy.finish(rng)
+        contents = copy.contents()
+    report(copy, {}, contents)
     assert find_anomalies(contents, is_ordered=copy.is_ordered) == set()
 
 
