@@ -17,12 +17,13 @@ STAGED entries hold batches of transactions, TXN_END says what becomes of these 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from msgspec import Struct
 
 from sbp_core.errors import LogCorruptionError
+from sbp_core.replication import Prefix
 from sbp_core.segment_format import (
     ENTRY_CHECKED,
     ENTRY_HEADER_BYTES,
@@ -66,6 +67,8 @@ class Entry:
     count: int
     body: Buffer = b""
     prefix: Buffer = b""
+    numbering: tuple[Prefix, Prefix] = field(init=False, repr=False, compare=False)
+    """Set once it is computed which entries of a range precede it, and with it (`number_after`)."""
 
     @property
     def length(self) -> int:

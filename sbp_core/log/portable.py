@@ -38,6 +38,8 @@ __all__ = ["decode_portable", "encode_portable", "summary", "to_local"]
 
 _CHECKS: Final = struct.Struct(">II")
 _FIELDS: Final = struct.Struct(">BqiqI")
+_CHECKED: Final = struct.Struct(">IBqiqI")
+"""The length, and the fields: what the checksum covers before the content."""
 _HEADER_BYTES: Final = _CHECKS.size + _FIELDS.size
 _LENGTH_BYTES: Final = 4
 _KINDS: Final = {int(kind): kind for kind in NUMBERED_KINDS}
@@ -52,9 +54,11 @@ def encode_portable(entry: Entry) -> list[Buffer]:
     own = portable(entry)
     content = [part for part in (own.prefix, own.body) if part]
     length = len(own.prefix) + len(own.body)
-    fields = _FIELDS.pack(own.kind, own.stream_id, own.range_index, own.base_offset, own.count)
-    crc = crc32c((length.to_bytes(_LENGTH_BYTES, "big"), fields, *content))
-    return [_CHECKS.pack(length, crc) + fields, *content]
+    checked = _CHECKED.pack(
+        *(length, own.kind, own.stream_id, own.range_index, own.base_offset, own.count)
+    )
+    crc = crc32c(content, crc32c((checked,)))
+    return [_CHECKS.pack(length, crc) + checked[_LENGTH_BYTES:], *content]
 
 
 def decode_portable(data: memoryview) -> list[Entry]:

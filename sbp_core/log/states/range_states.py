@@ -18,7 +18,7 @@ from sbp_core.log.entry import Entry
 from sbp_core.log.states.replicated_entries import (
     NO_DIGEST,
     decode_settled,
-    summary,
+    number_after,
 )
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.log.states.writer_states import WriterStates
@@ -345,7 +345,7 @@ def _numbers_after(
     if logged.prefix is None:
         return None, 0
     is_behind_gap = is_damaged or not logged.is_whole
-    prefix = logged.prefix if is_behind_gap else logged.prefix.extended(summary(entry))
+    prefix = logged.prefix if is_behind_gap else number_after(logged.prefix, entry)
     return prefix, logged.highest_seq + 1
 
 

@@ -67,8 +67,23 @@ def summary(entry: Entry) -> bytes:
     Kind, base offset and count, and the CRC-32C of its content. Raises LogCorruptionError.
     """
     own = portable(entry)
-    content: tuple[Buffer, ...] = (own.prefix, own.body)
+    content = (own.prefix, own.body) if own.prefix else (own.body,)
     return _SUMMARY.pack(own.kind, own.base_offset, own.count, crc32c(content))
+
+
+def number_after(before: Prefix, entry: Entry) -> Prefix:
+    """Return the prefix that ends with a numbered entry. Raises LogCorruptionError.
+
+    A server needs it twice: to send or accept the entry, and when the log writes it. It is computed
+    once, and kept with the entry.
+    """
+    known = getattr(entry, "numbering", None)
+    if known is not None and (known[0] is before or known[0] == before):
+        end: Prefix = known[1]
+        return end
+    end = before.extended(summary(entry))
+    object.__setattr__(entry, "numbering", (before, end))
+    return end
 
 
 def is_numbered_in(entry: Entry, keys: Container[tuple[int, int]]) -> bool:

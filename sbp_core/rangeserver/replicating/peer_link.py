@@ -18,8 +18,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
@@ -51,8 +50,7 @@ _COMMITTED_REPORT_MS: Final = 5
 """How long the next entries are waited for before it is reported what is committed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Numbered:
+class Numbered(NamedTuple):
     """An entry to send: the prefix that ends with it, and its portable bytes.
 
     The mark of a writer `is_begun` with: its batch, the next entry, is written together with it.
@@ -179,6 +177,8 @@ class PeerLink:
         self._dirty: dict[RangeKey, Copy] = {}
         """Copies with unsent entries."""
         self._asking: dict[RangeKey, Copy] = {}
+        self._window_bytes_max = 0
+        """At least the bytes in all windows: what left them is not subtracted at once."""
         self._is_report_due = False
         self._pool = AsyncPool(Connecting(timeout_ms=_CONNECT_TIMEOUT_MS))
         self._frames_in_flight = 0
@@ -207,7 +207,11 @@ class PeerLink:
         copy.add(entry, self._loop.time())
         if copy.state is CopyState.STREAMING:
             self._dirty[copy.key] = copy
-        if sum(each.window_bytes for each in self._copies.values()) > limits.REPLICA_WINDOW_BYTES:
+        self._window_bytes_max += entry.length
+        if self._window_bytes_max <= limits.REPLICA_WINDOW_BYTES:
+            return
+        self._window_bytes_max = sum(each.window_bytes for each in self._copies.values())
+        if self._window_bytes_max > limits.REPLICA_WINDOW_BYTES:
             largest = max(self._copies.values(), key=lambda each: each.window_bytes)
             largest.lose(
                 f"more than {limits.REPLICA_WINDOW_BYTES} bytes are not durable at {self.address}",

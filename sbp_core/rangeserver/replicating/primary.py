@@ -20,9 +20,9 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.log.entry import Entry
-from sbp_core.log.portable import encode_portable, summary
+from sbp_core.log.portable import encode_portable
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
-from sbp_core.log.states.replicated_entries import NUMBERED_KINDS
+from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, number_after
 from sbp_core.rangeserver.appending.commit import Copies
 from sbp_core.rangeserver.replicating.peer_link import Copy, CopyState, Numbered, PeerLink
 from sbp_core.replication import Prefix, committed_seq
@@ -120,7 +120,7 @@ class PrimaryRanges(Copies):
             led = self._led.get(key)
             if led is None or entry.kind not in NUMBERED_KINDS:
                 continue
-            led.numbered = led.numbered.extended(summary(entry))
+            led.numbered = number_after(led.numbered, entry)
             parts = encode_portable(entry)
             is_begun = entry.kind is EntryKind.WRITER_MARK
             numbered = Numbered(led.numbered, parts, sum(map(len, parts)), is_begun)

@@ -18,9 +18,9 @@ from functools import partial
 
 from sbp_core.errors import SbpError, WriterGapError, invalid
 from sbp_core.log.entry import Entry
-from sbp_core.log.portable import decode_portable, summary, to_local
+from sbp_core.log.portable import decode_portable, to_local
 from sbp_core.log.states.range_states import RangeKey
-from sbp_core.log.states.replicated_entries import NUMBERED_KINDS
+from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, number_after
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.rangeserver.appending.commit import GroupCommitter, Written
 from sbp_core.rangeserver.hosted_ranges import HostedRange
@@ -73,7 +73,7 @@ class Secondary:
                 " or others",
                 WriterGapError.encode_expected(tail.end.seq + 1),
             )
-        end = before
+        end = tail.end
         for entry in entries:
             if (entry.stream_id, entry.range_index) != hosted.key or (
                 entry.kind not in NUMBERED_KINDS
@@ -83,7 +83,7 @@ class Secondary:
                     f" {entry.stream_id} is sent for range {hosted.range_index} of stream"
                     f" {hosted.stream_id}"
                 )
-            end = end.extended(summary(entry))
+            end = number_after(end, entry)
         if entries and entries[-1].kind is EntryKind.WRITER_MARK:
             raise invalid(
                 f"the entries for range {hosted.range_index} of stream {hosted.stream_id} end with"
