@@ -1,13 +1,12 @@
-"""Connecting to a cluster, for all subcommands of a client; `sbp cluster` and `sbp ping`."""
+"""Connecting to a cluster, for all subcommands of a client; `sbp ping`."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from dataclasses import asdict
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.cli.output import write_json, write_result, write_table
+from sbp_core.cli.output import write_result
 from sbp_core.cli.parsing import add_client_options
 from sbp_core.client import Client, RetryPolicy, StreamInfo
 from sbp_core.errors import ConfigurationError
@@ -48,29 +47,10 @@ def titled(info: StreamInfo) -> str:
     return f"{info.label} (id {info.stream_id})"
 
 
-def add_cluster(parser: ArgumentParser) -> None:
-    """Declare `sbp cluster`."""
-    add_client_options(parser)
-    parser.set_defaults(run=cluster)
-
-
 def add_ping(parser: ArgumentParser) -> None:
     """Declare `sbp ping`."""
     add_client_options(parser)
     parser.set_defaults(run=ping)
-
-
-def cluster(options: Namespace) -> int:
-    """List the placement drivers."""
-    with connect(options) as client:
-        drivers = client.placement_drivers()
-    if options.json:
-        for driver in drivers:
-            write_json(asdict(driver))
-        return 0
-    rows = [(each.endpoint, "leader" if each.is_leader else "-") for each in drivers]
-    write_table(("PLACEMENT DRIVER", "ROLE"), rows)
-    return 0
 
 
 def ping(options: Namespace) -> int:

@@ -63,8 +63,8 @@ COMMANDS: Final = (
     ),
     Command(
         "cluster",
-        "sbp_core.cli.connect:add_cluster",
-        "list the placement drivers, and which one leads",
+        "sbp_core.cli.cluster:add_cluster",
+        "list the placement drivers and the range servers",
     ),
     Command(
         "log",

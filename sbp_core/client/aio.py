@@ -31,6 +31,7 @@ from sbp_core.client.types import (
     GroupInfo,
     PlacementDriverInfo,
     RangeInfo,
+    RangeServerInfo,
     Reach,
     SchemaVersion,
     StoreCommit,
@@ -130,6 +131,10 @@ class AsyncClient:
     ) -> list[PlacementDriverInfo]:
         """Return the placement drivers of the cluster; `asker` is the range server that asks."""
         return await self._run(calls.placement_drivers(self._context, asker))
+
+    async def range_servers(self) -> list[RangeServerInfo]:
+        """Return the range servers that the cluster ever had, by id."""
+        return await self._run(calls.range_servers(self._context))
 
     async def ping(self) -> float:
         """Return the time in ms of one round trip to the placement driver."""

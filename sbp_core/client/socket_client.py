@@ -34,6 +34,7 @@ from sbp_core.client.types import (
     GroupInfo,
     PlacementDriverInfo,
     RangeInfo,
+    RangeServerInfo,
     Reach,
     SchemaVersion,
     StoreCommit,
@@ -131,6 +132,10 @@ class SocketClient:
     def placement_drivers(self, asker: RangeServer | None = None) -> list[PlacementDriverInfo]:
         """Return the placement drivers of the cluster; `asker` is the range server that asks."""
         return self._run(calls.placement_drivers(self._context, asker))
+
+    def range_servers(self) -> list[RangeServerInfo]:
+        """Return the range servers that the cluster ever had, by id."""
+        return self._run(calls.range_servers(self._context))
 
     def ping(self) -> float:
         """Return the time in ms of one round trip to the placement driver."""

@@ -39,6 +39,28 @@ class PlacementDriverInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class RangeServerInfo:
+    """A range server of the cluster, at `endpoint` ("host:port"), as it is known to the leader.
+
+    `led_ranges` and `copied_ranges` are the open ranges of which it is the primary and a secondary.
+    `unreplicated_ranges` counts the `sealed_ranges` that are on no other server.
+    `missing_replicas` counts the ranges led there of which a replica lacks entries.
+    `disk_free_bytes` is None if it reported no load.
+    """
+
+    server_id: int
+    endpoint: str
+    rack: str | None
+    is_live: bool
+    disk_free_bytes: int | None
+    led_ranges: int
+    copied_ranges: int
+    sealed_ranges: int
+    unreplicated_ranges: int
+    missing_replicas: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamInfo:
     """A stream's metadata.
 

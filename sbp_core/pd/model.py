@@ -172,6 +172,21 @@ class ServerLoad:
     disk_free_bytes: int | None = None
     append_rate: int | None = None
     rack: str = ""
+    missing_replica_count: int = 0
+    """Ranges led there of which a replica lacks entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostedCounts:
+    """How many ranges a server has: open ones as primary and as secondary, and sealed ones.
+
+    `unreplicated` of the sealed ones are on no other server.
+    """
+
+    led: int = 0
+    copied: int = 0
+    sealed: int = 0
+    unreplicated: int = 0
 
 
 def check_stream_name(name: str) -> None:

@@ -87,6 +87,11 @@ class Membership:
         """Whether the server was heard lately, at this address."""
         return server in self._heard and not self._is_silent(server)
 
+    def load_of(self, server_id: int) -> ServerLoad:
+        """Return what a server reported last, if it was heard lately."""
+        load = self._loads.get(server_id) or ServerLoad(server_id)
+        return replace(load, rack=self._racks.get(server_id, ""))
+
     def live_server_ids(self) -> tuple[int, ...]:
         """Return the ids of the live servers, ascending."""
         for silent in [server for server in self._heard if self._is_silent(server)]:
@@ -103,10 +108,7 @@ class Membership:
         live = self.live_server_ids()
         self._loads = {each: load for each, load in self._loads.items() if each in live}
         self._racks = {each: rack for each, rack in self._racks.items() if each in live}
-        return tuple(
-            replace(self._loads.get(each) or ServerLoad(each), rack=self._racks[each])
-            for each in live
-        )
+        return tuple(map(self.load_of, live))
 
     def conflicting(self, server: RangeServerRecord) -> list[RangeServerRecord]:
         """Return the live servers that have the id or the address of `server`, but not both."""

@@ -60,6 +60,7 @@ class Metrics:
         disk_free_bytes: int,
         memory_used_bytes: int,
         unindexed_bytes: int,
+        missing_replicas: int,
     ) -> ReportMetricsRequest:
         """Return the figures since the last report, and begin the next interval."""
         now = self._clock.monotonic()
@@ -84,6 +85,7 @@ class Metrics:
             network_failed_fetch_rate=_clamp(fetches.failures / seconds),
             network_append_avg_latency=_average_ms(appends for _, appends, _ in self._intervals),
             network_fetch_avg_latency=_average_ms(fetches for _, _, fetches in self._intervals),
+            range_missing_replica_cnt=_clamp(missing_replicas),
             range_active_cnt=_clamp(len(self._active)),
         )
 

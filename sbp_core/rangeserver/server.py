@@ -268,6 +268,7 @@ class RangeServer:
             disk_free_bytes=free,
             memory_used_bytes=used,
             unindexed_bytes=self._committer.pending_bytes,
+            missing_replicas=self._host.primary.incomplete_count,
         )
 
     def _on_failure(self, future: asyncio.Future[SbpError]) -> None:

@@ -45,6 +45,10 @@ class DescribeSchemasRequest(Struct, frozen=True, gc=False):
     newest_only: bool = False
 
 
+class DescribeServersRequest(Struct, frozen=True, gc=False):
+    timeout_ms: int = 0
+
+
 class DescribeStreamsRequest(Struct, frozen=True, gc=False):
     """Results come in the order of `stream_ids`, then of `names`."""
 
@@ -404,6 +408,19 @@ class SealRangesRequest(Struct, frozen=True, gc=False):
     ranges: tuple[RangeId, ...] = ()
 
 
+class ServerDescription(Struct, frozen=True, gc=False):
+    """DESCRIBE_SERVERS: the range servers of a cluster, as the placement driver that leads knows them."""
+
+    server: RangeServer | None = None
+    is_live: bool = False
+    disk_free_space: int = -1
+    led_range_cnt: int = 0
+    copied_range_cnt: int = 0
+    sealed_range_cnt: int = 0
+    unreplicated_range_cnt: int = 0
+    range_missing_replica_cnt: int = 0
+
+
 class SystemErrorResponse(Struct, frozen=True, gc=False):
     """Header of a frame whose system error flag is set."""
 
@@ -477,6 +494,15 @@ class DescribeSchemasResponse(Struct, frozen=True, gc=False):
     throttle_time_ms: int = 0
     schemas: tuple[SchemaEntry, ...] = ()
     status: Status | None = None
+
+
+class DescribeServersResponse(Struct, frozen=True, gc=False):
+    """`missing_replica_cnt` replicas are missing of the streams' open ranges."""
+
+    throttle_time_ms: int = 0
+    servers: tuple[ServerDescription, ...] = ()
+    status: Status | None = None
+    missing_replica_cnt: int = 0
 
 
 class DescribeStreamsResponse(Struct, frozen=True, gc=False):
@@ -729,6 +755,7 @@ class Opcode(enum.IntEnum):
     DESCRIBE_SCHEMAS = 0x3009
     REPORT_METRICS = 0x4001
     DESCRIBE_PD_CLUSTER = 0x4002
+    DESCRIBE_SERVERS = 0x4003
     COMMIT_TXN = 0x7001
     DESCRIBE_TXNS = 0x7002
 
@@ -743,6 +770,7 @@ EXTENSIONS: Final = frozenset(
         Opcode.DESCRIBE_CURSORS,
         Opcode.REGISTER_SCHEMAS,
         Opcode.DESCRIBE_SCHEMAS,
+        Opcode.DESCRIBE_SERVERS,
         Opcode.COMMIT_TXN,
         Opcode.DESCRIBE_TXNS,
     }
@@ -778,6 +806,7 @@ OPERATIONS: Final[Mapping[Opcode, tuple[type[Struct], type[Struct]]]] = {
         DescribePlacementDriverClusterRequest,
         DescribePlacementDriverClusterResponse,
     ),
+    Opcode.DESCRIBE_SERVERS: (DescribeServersRequest, DescribeServersResponse),
     Opcode.COMMIT_TXN: (CommitTxnRequest, CommitTxnResponse),
     Opcode.DESCRIBE_TXNS: (DescribeTxnsRequest, DescribeTxnsResponse),
 }
@@ -811,6 +840,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     BatchPlace: (I64, I32, I64, I32, I32, I64, I32),
     DescribeCursorsRequest: (I32, TEXT, Vector(I64)),
     DescribeSchemasRequest: (I32, Vector(I64), BOOL),
+    DescribeServersRequest: (I32,),
     DescribeStreamsRequest: (I32, Vector(I64), Vector(TEXT), BOOL),
     DescribeTxnsRequest: (I32, TEXT),
     EndTxnInfo: (I64, I32, Vector(TEXT), BOOL, I32, I64),
@@ -896,6 +926,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     ReportMetricsResponse: (Table("RangeServer"), Table("Status")),
     SchemaEntry: (I64, I32, TEXT, BYTES, I64, Table("Status")),
     SealRangesRequest: (I32, Vector(Table("RangeId"))),
+    ServerDescription: (Table("RangeServer"), BOOL, I64, I32, I32, I32, I32, I32),
     SystemErrorResponse: (Table("Status"),),
     TrimStreamsRequest: (I32, Vector(Table("TrimmedStream"))),
     TxnDescription: (
@@ -918,6 +949,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     DescribeCursorsResponse: (I32, Vector(Table("Cursor")), Table("Status")),
     DescribePlacementDriverClusterResponse: (Table("Status"), Table("PlacementDriverCluster"), I32),
     DescribeSchemasResponse: (I32, Vector(Table("SchemaEntry")), Table("Status")),
+    DescribeServersResponse: (I32, Vector(Table("ServerDescription")), Table("Status"), I32),
     DescribeStreamsResponse: (I32, Vector(Table("DescribeStreamResult")), Table("Status")),
     DescribeTxnsResponse: (I32, Vector(Table("TxnDescription")), Table("Status")),
     EndTxnResponse: (I32, Vector(Table("EndTxnResult")), Table("Status")),

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from spec_target import RETENTION_MS, Target, append, batch, code_of, list_ranges
 
 from sbp_core.errors import StatusCode
+from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
     RESPONSE_TABLES,
@@ -15,6 +16,7 @@ from sbp_core.wire.headers import (
     CreateStreamsRequest,
     DeleteStreamsRequest,
     DescribePlacementDriverClusterRequest,
+    DescribeServersRequest,
     DescribeStreamsRequest,
     HeartbeatRequest,
     IdAllocationRequest,
@@ -331,6 +333,23 @@ def test_describe_pd_cluster_describes_its_current_cluster_membership(target):
             nodes = answer.cluster.nodes
             assert [node.is_leader for node in nodes].count(True) == 1
             assert all(node.name and ":" in node.advertise_addr for node in nodes)
+
+    target.run(body)
+
+
+def test_range_servers_are_described_by_id(target):
+    """Rule: describe-servers."""
+
+    async def body(target):
+        async with target.streams() as (placed,), target.pd() as client:
+            if target.dialect != Dialect.SPECIFICATION:
+                return
+            (answer,) = await client.ask(Opcode.DESCRIBE_SERVERS, DescribeServersRequest())
+            assert is_success(answer.status)
+            (described,) = answer.servers
+            assert described.server.advertise_addr == placed.server.advertise_addr
+            assert described.is_live
+            assert described.led_range_cnt > 0
 
     target.run(body)
 

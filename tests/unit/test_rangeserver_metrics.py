@@ -12,7 +12,9 @@ ME = RangeServer(3, "h:1")
 
 
 def report(metrics, *, free=10, used=20):
-    made = metrics.report(ME, disk_free_bytes=free, memory_used_bytes=used, unindexed_bytes=30)
+    made = metrics.report(
+        ME, disk_free_bytes=free, memory_used_bytes=used, unindexed_bytes=30, missing_replicas=2
+    )
     assert decode_header(type(made), encode_header(made)) == made
     return made
 

@@ -82,6 +82,7 @@ ABSENT = (
     Opcode.DESCRIBE_CURSORS,
     Opcode.REGISTER_SCHEMAS,
     Opcode.DESCRIBE_SCHEMAS,
+    Opcode.DESCRIBE_SERVERS,
     Opcode.COMMIT_TXN,
     Opcode.DESCRIBE_TXNS,
 )

@@ -15,7 +15,7 @@ from sbp_core import limits
 from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.programs.replicas import Replicas
 from sbp_core.client.programs.router import PlacementDrivers, Router, reachable_nodes
-from sbp_core.client.types import PlacementDriverInfo
+from sbp_core.client.types import PlacementDriverInfo, RangeServerInfo
 from sbp_core.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -34,6 +34,8 @@ from sbp_core.wire.headers import (
     AppendResult,
     DescribePlacementDriverClusterRequest,
     DescribePlacementDriverClusterResponse,
+    DescribeServersRequest,
+    DescribeServersResponse,
     FetchResponse,
     FetchResult,
     PlacementDriverCluster,
@@ -336,6 +338,29 @@ def placement_drivers(
     cluster = answers[-1].cluster or PlacementDriverCluster()
     context.drivers.learn(cluster)
     return [PlacementDriverInfo(*node) for node in reachable_nodes(cluster)]
+
+
+def range_servers(context: Context) -> Program[list[RangeServerInfo]]:
+    """Return the range servers that the cluster ever had, by id (SPEC "DESCRIBE_SERVERS")."""
+    header = DescribeServersRequest(context.timeout_ms)
+    answers = yield from ask(context, Opcode.DESCRIBE_SERVERS, header, DescribeServersResponse)
+    return [
+        RangeServerInfo(
+            each.server.server_id,
+            each.server.advertise_addr or "",
+            each.server.rack,
+            each.is_live,
+            None if each.disk_free_space < 0 else each.disk_free_space,
+            each.led_range_cnt,
+            each.copied_range_cnt,
+            each.sealed_range_cnt,
+            each.unreplicated_range_cnt,
+            each.range_missing_replica_cnt,
+        )
+        for answer in answers
+        for each in answer.servers
+        if each.server is not None
+    ]
 
 
 def exchange(call: Call) -> Program[list[Frame]]:

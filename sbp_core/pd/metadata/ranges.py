@@ -18,9 +18,11 @@ from sqlalchemy import (
     Table,
     and_,
     bindparam,
+    case,
     exists,
     func,
     insert,
+    not_,
     or_,
     select,
     tuple_,
@@ -41,6 +43,7 @@ from sbp_core.pd.metadata.tables import (
 from sbp_core.pd.model import (
     NO_SEQ,
     Copies,
+    HostedCounts,
     RangeRecord,
     SealedRange,
 )
@@ -124,6 +127,23 @@ _OPEN_RANGE_COUNTS: Final = (
     .group_by(replicas.c.server_id)
 )
 _PRIMARY_COUNTS: Final = _OPEN_RANGE_COUNTS.where(_IS_PRIMARY)
+_HAS_ONE_REPLICA: Final = ranges.c.end_seq.is_(None)
+_HOSTED_COUNTS: Final = (
+    select(
+        replicas.c.server_id,
+        *(
+            func.count(case((which, ONE)))
+            for which in (
+                and_(_IS_OPEN, _IS_PRIMARY),
+                and_(_IS_OPEN, not_(_IS_PRIMARY)),
+                not_(_IS_OPEN),
+                and_(not_(_IS_OPEN), _HAS_ONE_REPLICA),
+            )
+        ),
+    )
+    .join(ranges, _IN_RANGE)
+    .group_by(replicas.c.server_id)
+)
 _SECONDARIES: Final = replicas.alias("secondaries")
 _REPLICATED_RANGES: Final = (
     select(replicas.c.stream_id, replicas.c.range_index)
@@ -198,6 +218,11 @@ class RangeTables:
     def primary_counts(self) -> Mapping[int, int]:
         """Return of how many open ranges each server is the primary; it is absent if of none."""
         return dict(self._query(_PRIMARY_COUNTS))
+
+    def hosted_counts(self) -> Mapping[int, HostedCounts]:
+        """Return how many ranges each server has; servers without any are absent."""
+        rows = self._query(_HOSTED_COUNTS)
+        return {server_id: HostedCounts(*counts) for server_id, *counts in rows}
 
     def replicated_ranges(
         self, primary_id: int, after: tuple[int, int], count_max: int

@@ -30,6 +30,7 @@ from sbp_core.pd.range_servers import (
     log_missing_servers,
     maybe_log_mark,
 )
+from sbp_core.pd.server_handlers import ServerHandlers
 from sbp_core.pd.streams import change_operations as changes
 from sbp_core.pd.streams import sealing as ranges
 from sbp_core.pd.streams import stream_operations as operations
@@ -118,6 +119,7 @@ class PlacementDriverHandlers:
         self._txns = TxnHandlers(
             store, self._publisher, self._range_servers, clock, batch_number_leap_max
         )
+        self._servers = ServerHandlers(store, membership)
         self._endpoint = endpoint
         self._looking: asyncio.Task[None] | None = None
 
@@ -139,6 +141,7 @@ class PlacementDriverHandlers:
             **self._cursors.by_opcode(),
             **self._schemas.by_opcode(),
             **self._txns.by_opcode(),
+            **self._servers.by_opcode(),
         }
 
     async def start(self) -> None:
@@ -252,6 +255,7 @@ class PlacementDriverHandlers:
                     request.range_server.server_id,
                     request.disk_free_space,
                     request.network_append_rate,
+                    missing_replica_count=request.range_missing_replica_cnt,
                 )
             )
         except (*_REFUSALS, AlreadyExistsError) as error:

@@ -183,6 +183,15 @@ class PrimaryRanges(Copies):
                 found.append(key)
         return found
 
+    @property
+    def incomplete_count(self) -> int:
+        """How many led ranges have a replica that has lacked entries for COPY_BEHIND_MS."""
+        now = asyncio.get_running_loop().time()
+        times = (led.behind_since() for led in self._led.values())
+        return sum(
+            since is not None and 1000 * (now - since) >= limits.COPY_BEHIND_MS for since in times
+        )
+
     async def stop(self) -> None:
         """Close the links; what waits to be committed is not acknowledged any more."""
         await asyncio.gather(*(link.stop() for link in self._links.values()))
