@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 from typing import Final, Protocol
 
 from sbp_core.errors import (
@@ -255,6 +256,15 @@ class RangeHost:
         if is_known and range_index > first:
             self._known_before[stream_id] = range_index
         return is_known
+
+    def final_below(self, latest: HostedRange, *, has_writers: bool) -> float:
+        """Return the offset below which no batch of a stream that the log has will be cut.
+
+        A copy that is not settled may have entries that were never committed. `has_writers` says
+        that the ranges before the `latest` one are settled here, or do not matter.
+        """
+        ranges = [latest] if has_writers else self.table.ranges_of(latest.stream_id)
+        return min((each.next_offset for each in ranges if each.is_incomplete_copy), default=inf)
 
     def writers_at_end(self, sealed: HostedRange) -> bytes:
         """Return the writers at the end of a sealed range as they go over the wire.

@@ -4,11 +4,14 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from core_cluster import rows_batch, values_of
+from numbered_appends import send
 from raw_client import RawClient
+from staged_appends import stage
 from waiting import until
 
 from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec
 from sbp_core.cluster import Cluster, ClusterSettings
+from sbp_core.errors import RangeNotFoundError, RangeSealedError
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.wire.headers import RangeId, SealRangesRequest
 from sbp_core.wire.opcodes import Opcode
@@ -130,5 +133,35 @@ def test_a_server_that_stops_hands_its_ranges_over(tmp_path):
         (ranges,) = (await client.list_ranges([stream.stream_id])).values()
         assert primary.endpoint not in ranges[-1].servers
         cluster._range_servers.remove(primary)
+
+    run(tmp_path, body)
+
+
+def test_a_batch_that_may_be_cut_is_no_repeat(tmp_path):
+    """One that is in the log of a secondary, and not known to be committed, is not acknowledged."""
+
+    async def body(cluster, client):
+        (stream,) = await client.create_streams(
+            [StreamSpec("copied", replica_count=3, ack_count=3)]
+        )
+        await append(client, stream.stream_id, b"0")
+        (placed,) = (await client.list_ranges([stream.stream_id]))[stream.stream_id]
+        primary, secondary, third = placed.servers
+        stopped = next(each for each in cluster._range_servers if each.endpoint == third)
+        await stopped.stop()
+        copy = hosted_at(cluster, stream.stream_id, 0)[secondary]
+        async with RawClient.at(primary) as first, RawClient.at(secondary) as second:
+            waiting = [
+                asyncio.create_task(send(first, stream.stream_id, "a")),
+                asyncio.create_task(stage(first, stream.stream_id, "t", "b")),
+            ]
+            await asyncio.to_thread(until, lambda: copy.durable.seq == 4)
+            (appended,) = await send(second, stream.stream_id, "a")
+            (staged,) = await stage(second, stream.stream_id, "t", "b")
+            assert not any(each.done() for each in waiting)
+            for each in waiting:
+                each.cancel()
+        assert isinstance(appended, RangeSealedError)
+        assert isinstance(staged, RangeNotFoundError)
 
     run(tmp_path, body)

@@ -70,6 +70,11 @@ class NumberedBatch(NamedTuple):
     time_ms: int
     digest: bytes = b""
 
+    @property
+    def end_offset(self) -> int:
+        """Offset after its last record."""
+        return self.base_offset + self.record_count
+
 
 @dataclass(frozen=True, slots=True)
 class WriterState:

@@ -242,13 +242,15 @@ class AppendHandler(PromptHandler):
     ) -> PendingAppend | NumberedBatch:
         """Do the same for a batch with a number. Raises SbpError when it is refused.
 
-        Repeats are looked for first: a batch stays appended when its range is sealed. Only the open
-        range knows whether a batch is the next one.
+        Repeats are looked for first: a batch stays appended when its range is sealed. One that may
+        still be cut is not known to be a repeat. Only the open range knows whether a batch is the
+        next one.
         """
         number = BatchNumber(item.stream_id, item.info.writer_id or "", item.info.sequence)
         check_number(number)
         has_writers = self._host.knows_writers(*hosted.key)  # first: they may arrive in between
-        repeated = self._writers.maybe_repeat(number, record_count, item.batch)
+        final_below = self._host.final_below(hosted, has_writers=has_writers)
+        repeated = self._writers.maybe_repeat(number, record_count, item.batch, final_below)
         if repeated is not None:
             if isinstance(repeated, PendingAppend):
                 frame.numbered.append(repeated)

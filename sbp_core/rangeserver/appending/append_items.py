@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Final
 
 from msgspec import Struct
@@ -184,10 +185,15 @@ class Writers:
         self._in_flight = in_flight
 
     def maybe_repeat(
-        self, number: BatchNumber, record_count: int, batch: memoryview
+        self,
+        number: BatchNumber,
+        record_count: int,
+        batch: memoryview,
+        final_below: float = inf,
     ) -> PendingAppend | NumberedBatch | None:
         """Return where a batch is, or will be, that was accepted before; None for one that was not.
 
+        None also for one in the log that ends above `final_below`: it may still be cut.
         Raises WriterRepeatError for one of which the place is not known any more, and
         InvalidRequestError if the one before was another batch: to acknowledge this one would be
         to lose it. Batches of old logs have no digest, and are compared by their counts only.
@@ -204,6 +210,8 @@ class Writers:
                 f"{number} was appended before, and its offset is no longer known: a server keeps"
                 f" the last {limits.WRITER_BATCHES_KEPT} batches of a writer"
             )
+        if isinstance(found, NumberedBatch) and found.end_offset > final_below:
+            return None
         if found.record_count != record_count:
             raise invalid(
                 f"{number} had {found.record_count} records, this one has {record_count}: two"

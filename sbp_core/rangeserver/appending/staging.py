@@ -161,15 +161,18 @@ class Stagings:
 
         There are none for a repeat, which is still to be compared with the staged batch. Repeats
         are looked for first: a batch stays staged when its range is sealed. `latest` is the
-        stream's latest range, `incomplete` that of the batch if it is a copy that may lack entries:
-        then another server may have the batch. Raises SbpError when it is refused.
+        stream's latest range, `incomplete` that of the batch if it is a copy that may lack entries,
+        or have some that will be cut: then only another server knows whether the batch is staged.
+        Raises SbpError when it is refused.
         """
         number = _number_of(item)
         repeated = self._maybe_repeat(number, record_count, item.batch)
-        if repeated is not None:
+        if isinstance(repeated, PendingAppend):
             return repeated, ()
         if incomplete is not None:
             raise incomplete.unknown(f"whether it has {number}")
+        if repeated is not None:
+            return repeated, ()
         check_latest(latest, number.range_index)
         latest.receive(RangeInput.APPEND)
         self._check_next(number)
