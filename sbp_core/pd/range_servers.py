@@ -79,6 +79,16 @@ class Membership:
         if self._heard.pop(server, None) is not None:
             _LOG.info("range server leaves server=%d address=%s", server.server_id, server.address)
 
+    def suspect(self, server_ids: Collection[int]) -> None:
+        """Count servers that do not answer as silent, until they are heard again."""
+        for server in [each for each in self._heard if each.server_id in server_ids]:
+            _LOG.warning(
+                "range server does not answer server=%d address=%s: it gets no new ranges until its"
+                " next heartbeat",
+                *(server.server_id, server.address),
+            )
+            del self._heard[server]
+
     def report(self, load: ServerLoad) -> None:
         """Keep what a server reported last (SPEC "REPORT_METRICS")."""
         self._loads[load.server_id] = load

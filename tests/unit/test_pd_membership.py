@@ -64,3 +64,19 @@ def test_ranges_go_where_the_fewest_open_ones_are_then_to_the_smallest_id():
 def test_no_live_server_no_placement():
     with pytest.raises(NoRangeServerError, match="no range server is alive"):
         Placement([], {1: 0}).next_servers(1, 1)
+
+
+def test_a_server_that_does_not_answer_is_live_again_with_its_next_heartbeat(membership):
+    membership.refresh(ONE)
+    membership.refresh(TWO)
+    membership.suspect({2, 3})
+    assert membership.live_server_ids() == (1,)
+    membership.refresh(TWO)
+    assert membership.live_server_ids() == (1, 2)
+
+
+def test_a_server_that_leaves_is_silent_at_once(membership):
+    membership.refresh(ONE)
+    membership.leave(ONE)
+    membership.leave(TWO)
+    assert membership.live_server_ids() == ()

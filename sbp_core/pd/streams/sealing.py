@@ -163,8 +163,9 @@ class Sealer:
 
         If none is any more, those that were `planned` with are used: a stream needs a range.
         """
-        servers = self._membership.live_servers() or planned
         unreachable = {each for fence in fences.values() for each in fence.unreachable_ids}
+        self._membership.suspect(unreachable)
+        servers = self._membership.live_servers() or planned
         silent = {each for fence in fences.values() for each in fence.silent_ids}
         ends = (fences[each].maybe_end() for each in stream_ids if each in fences)
         opened, ended = await self._store.run(
