@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from machines import Machines
+from machines import Machine, Machines
 from spark_streams import Sbp, append_values, numbered
 from waiting import until
 
@@ -155,15 +155,20 @@ def test_a_task_logs_which_primary_it_gave_up(
     gate = Gate(tmp_path)
     gate.close()
     rows = replicated.load("from").select("value").mapInArrow(gate.through(), "value binary")
+
+    def kill_in_the_middle() -> Machine:
+        until(lambda: gate.holds)
+        victim = machines.at(primary(own_client, "to"))
+        victim.kill()
+        gate.open()
+        return victim
+
     spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
     try:
         with ThreadPoolExecutor(1) as threads:
-            saving = threads.submit(replicated.save, rows, stream="to")
-            until(lambda: gate.holds or saving.done())
-            victim = machines.at(primary(own_client, "to"))
-            victim.kill()
-            gate.open()
-            saving.result()
+            killing = threads.submit(kill_in_the_middle)
+            replicated.save(rows, stream="to")
+            victim = killing.result()
         logs = spark.tvf.python_worker_logs().where("logger = 'sbp_core.client'").collect()
     finally:
         spark.conf.unset("spark.sql.pyspark.worker.logging.enabled")
