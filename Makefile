@@ -56,7 +56,7 @@ lint: $(READY) ## check style, format, import contracts, the generated client an
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/generate_blocking_client.py --check
 	@$(BIN)/hadolint conf/Dockerfile
-	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec conf/compose.yaml
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec conf/compose*.yaml
 
 types: $(READY) ## check the types
 	@$(BIN)/mypy

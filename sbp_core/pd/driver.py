@@ -48,8 +48,8 @@ class PlacementDriverSettings(ListenerSettings, CapacityLimits):
     )
     port: int = port_setting(12378)
     heartbeat_timeout_ms: int = integer_setting(
-        "Time without a heartbeat after which a range server gets no new ranges;"
-        " three of its heartbeats at least.",
+        "Time without a heartbeat after which a range server gets no new ranges, and its streams"
+        " with several replicas go on elsewhere; three of its heartbeats at least.",
         limits.HEARTBEAT_TIMEOUT_MS_MIN,
         limits.HEARTBEAT_TIMEOUT_MS_MAX,
         default=limits.HEARTBEAT_TIMEOUT_MS,

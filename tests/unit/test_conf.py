@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sbp_core.cli import main as command_line
 from sbp_core.cli.config import PD, RANGE_SERVER, SERVE, ServeSettings
@@ -206,3 +207,24 @@ def test_the_image_serves_where_its_volume_is_and_exposes_the_ports():
         str(ClusterSettings().pd_port),
         str(ClusterSettings().range_server_port),
     ]
+
+
+def test_the_cluster_of_compose_starts_servers_that_find_each_other():
+    services = yaml.safe_load((CONF / "compose-cluster.yaml").read_text("utf-8"))["services"]
+    parsed = {
+        name: command_line.parse(each["command"])
+        for name, each in services.items()
+        if "command" in each
+    }
+    drivers = {name for name, each in services.items() if each.get("command", [""])[0] == "pd"}
+    nodes = parsed.keys() - drivers
+    assert (len(drivers), len(nodes)) == (2, 3)
+    endpoints = ",".join(f"{name}:12378" for name in sorted(drivers))
+    for name, options in parsed.items():
+        assert options.data_dir == "/var/lib/sbp"
+        assert services[name]["volumes"] == [f"{name}:/var/lib/sbp"]
+        assert options.advertise == f"{name}:{12378 if name in drivers else 10911}"
+    assert {parsed[name].name for name in drivers} == drivers
+    assert len({parsed[name].store for name in drivers}) == 1
+    assert {parsed[name].rack for name in nodes} == nodes
+    assert {parsed[name].placement_driver for name in nodes} == {endpoints}
