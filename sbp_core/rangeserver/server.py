@@ -141,7 +141,9 @@ class RangeServer:
         if settings.local_reads:
             await asyncio.to_thread(local_reads.publish, membership.cluster_id)
         self._settler = settler = Settler(
-            host, log, committer, secondary, membership, readers=self._readers
+            *(host, log, committer, secondary, membership),
+            disk_space=self._disk_space,
+            readers=self._readers,
         )
         background.push_async_callback(settler.stop)
         self._housekeeping = self._make_housekeeping(host, log, membership, end_txn)
@@ -216,7 +218,7 @@ class RangeServer:
                 Opcode.APPEND: append,
                 Opcode.END_TXN: membership.only_for_driver(end_txn),
                 Opcode.FETCH: fetch,
-                Opcode.REPLICATE: ReplicateHandler(host, secondary),
+                Opcode.REPLICATE: ReplicateHandler(host, secondary, self._disk_space),
                 Opcode.READ_ENTRIES: ReadEntriesHandler(host, self._log, self._readers),
                 **RangeOperations(host, self._log, membership, self._readers).handlers(),
             },
@@ -259,13 +261,13 @@ class RangeServer:
         await self._started.aclose()
 
     async def _report(self, server: RangeServerTable) -> ReportMetricsRequest:
-        """Return the load to report. Raises OSError."""
+        """Return the load to report: no free space while appends are refused. Raises OSError."""
         loop = asyncio.get_running_loop()
         free = await self._disk_space.measure()
         used = await loop.run_in_executor(self._readers, self._probe.memory_used_bytes)
         return self._metrics.report(
             server,
-            disk_free_bytes=free,
+            disk_free_bytes=0 if self._disk_space.is_refusing else free,
             memory_used_bytes=used,
             unindexed_bytes=self._committer.pending_bytes,
             missing_replicas=self._host.primary.incomplete_count,

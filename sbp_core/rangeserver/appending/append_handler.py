@@ -143,7 +143,7 @@ class AppendHandler(PromptHandler):
             self._committer.check_room(frame.call.memory_bytes)
             self._disk_space.admit(len(frame.call.payload))
         except (ThrottledError, DiskFullError) as error:
-            frame.outcomes = [status_for(error)] * len(frame.items)
+            frame.outcomes = [self._refuse(item, error) for item in frame.items]
             frame.throttle_time_ms = limits.THROTTLE_MS
             return
         frame.outcomes = [self._accept(item, frame) for item in frame.items]
@@ -155,6 +155,19 @@ class AppendHandler(PromptHandler):
         if frame.written is not None:
             awaited.add(frame.written)
         frame.awaited = awaited
+
+    def _refuse(self, item: Item, error: SbpError) -> Status:
+        """Refuse a batch because there is no room, unless its stream goes on elsewhere.
+
+        Otherwise its writer would retry here, and never look for the next range.
+        """
+        try:
+            hosted = self._host.table.range_at(item.stream_id, -1)
+            check_latest(hosted, item.range_index)
+            hosted.receive(RangeInput.APPEND)
+        except SbpError as refusal:
+            return status_for(refusal)
+        return status_for(error)
 
     async def _finish(self, frame: _Frame) -> None:
         """Wait for what is appended, by this frame or by others, and answer.

@@ -61,7 +61,8 @@ class DiskSpace:
         self._admitted_bytes = 0
         self._written_bytes = 0
         """Admitted bytes that were on the disk when the free space was read."""
-        self._refusing = False
+        self.is_refusing = False
+        """Whether an append was refused, and there has been no room since for the longest one."""
         self._looked_at = clock.monotonic()
         self._look: asyncio.Task[None] | None = None
 
@@ -85,8 +86,8 @@ class DiskSpace:
         loop = asyncio.get_running_loop()
         free = await loop.run_in_executor(self._threads, self._probe.disk_free_bytes, self._folder)
         self._free_bytes, self._written_bytes = free, written
-        if self._refusing and not self.is_short:
-            self._refusing = False
+        if self.is_refusing and not self.is_short:
+            self.is_refusing = False
             _LOG.warning("appends accepted again: folder=%s has free space", self._folder)
         return free
 
@@ -114,8 +115,8 @@ class DiskSpace:
             f"the server's disk has {left_bytes} bytes left, of which {floor_bytes} are kept"
             " free: make room on it, or trim and delete streams"
         )
-        if not self._refusing:
-            self._refusing = True
+        if not self.is_refusing:
+            self.is_refusing = True
             _LOG.warning("appends refused: folder=%s reason=%s", self._folder, error)
         return error
 

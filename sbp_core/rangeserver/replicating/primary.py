@@ -16,6 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from sbp_core import limits
@@ -165,15 +166,15 @@ class PrimaryRanges(Copies):
         """Return the ranges that are led here and have not ended."""
         return list(self._led)
 
-    def troubled(self) -> list[RangeKey]:
+    def troubled(self, *, is_full: bool) -> list[RangeKey]:
         """Return the ranges that should go on with other servers, each every now and then.
 
-        A copy has lacked entries for too long, or nothing can be committed.
+        A copy has lacked entries for too long, nothing can be committed, or the disk here is full.
         """
         now = asyncio.get_running_loop().time()
         found = []
         for key, led in self._led.items():
-            since = led.behind_since()
+            since = -inf if is_full else led.behind_since()
             if led.is_fenced or since is None:
                 continue
             patience_ms = limits.COPY_STUCK_MS if led.is_stuck else limits.COPY_BEHIND_MS

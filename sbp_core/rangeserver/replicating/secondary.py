@@ -25,6 +25,7 @@ from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.rangeserver.appending.commit import GroupCommitter, Written
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import RangeHost
+from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
@@ -140,11 +141,15 @@ class Secondary:
 
 
 class ReplicateHandler(PromptHandler):
-    """Serves REPLICATE. Every range of a frame succeeds or fails by itself."""
+    """Serves REPLICATE. Every range of a frame succeeds or fails by itself.
 
-    def __init__(self, host: RangeHost, secondary: Secondary) -> None:
+    Entries are refused as appends are while the disk is full. The ranges then go on elsewhere.
+    """
+
+    def __init__(self, host: RangeHost, secondary: Secondary, disk_space: DiskSpace) -> None:
         self._host = host
         self._secondary = secondary
+        self._disk_space = disk_space
 
     def begin(self, call: ServerCall) -> Rest:
         """Accept one frame; the rest is to wait until its entries are durable."""
@@ -185,6 +190,7 @@ class ReplicateHandler(PromptHandler):
             if part:
                 before = Prefix(sent.before_seq, bytes(sent.before_digest))
                 entries = decode_portable(part)
+                self._disk_space.admit(len(part))
                 self._secondary.append(hosted, before, entries, memory_bytes)
             pending = self._secondary.maybe_pending(hosted)
         except SbpError as error:

@@ -34,6 +34,7 @@ from sbp_core.log.states.replicated_entries import settled_entry
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
+from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
 from sbp_core.rangeserver.replicating.secondary import Secondary
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
@@ -67,6 +68,7 @@ class Settler:
         secondary: Secondary,
         driver: DriverPort,
         *,
+        disk_space: DiskSpace,
         readers: ThreadPoolExecutor,
     ) -> None:
         self._host = host
@@ -74,6 +76,7 @@ class Settler:
         self._committer = committer
         self._secondary = secondary
         self._driver = driver
+        self._disk_space = disk_space
         self._readers = readers
         self._pool = AsyncPool(Connecting())
         self._loop = asyncio.get_running_loop()
@@ -139,7 +142,7 @@ class Settler:
             await asyncio.sleep(limits.REPLICA_CHECK_INTERVAL_MS / 1000)
 
     async def _look(self, *, is_first: bool) -> None:
-        troubled = self._host.primary.troubled()
+        troubled = self._host.primary.troubled(is_full=self._disk_space.is_refusing)
         if troubled:
             await self._driver.ask_to_seal(troubled)
         undecided = [
