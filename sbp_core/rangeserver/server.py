@@ -140,16 +140,21 @@ class RangeServer:
         await membership.join(self._endpoint)
         if settings.local_reads:
             await asyncio.to_thread(local_reads.publish, membership.cluster_id)
-        self._settler = settler = Settler(
-            *(host, log, committer, secondary, membership),
-            disk_space=self._disk_space,
-            readers=self._readers,
-        )
+        self._settler = settler = self._make_settler(host, log, secondary, membership)
         background.push_async_callback(settler.stop)
         self._housekeeping = self._make_housekeeping(host, log, membership, end_txn)
         background.push_async_callback(self._housekeeping.stop)
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
         return log.recovery.lines()
+
+    def _make_settler(
+        self, host: RangeHost, log: Log, secondary: Secondary, membership: Membership
+    ) -> Settler:
+        return Settler(
+            *(host, log, self._committer, secondary, membership),
+            disk_space=self._disk_space,
+            readers=self._readers,
+        )
 
     def _make_disk_space(self, committer: GroupCommitter) -> DiskSpace:
         settings = self._settings
