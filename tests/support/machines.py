@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from fault_proxy import FaultProxy
 from waiting import until
 
 from sbp_core.processes import COMMAND, reserved_ports
@@ -31,10 +32,13 @@ class Machine:
 
     def __init__(self, folder: Path, command: str, name: str, port: int, *words: str) -> None:
         self.endpoint = f"127.0.0.1:{port}"
+        """Where others reach it."""
         self.data_dir = folder / name
         self._ready_path = folder / f"{name}.json"
         self._log_path = folder / f"{name}.log"
         data = ["--data-dir", str(self.data_dir), "--ready-file", str(self._ready_path)]
+        self.options: Sequence[str] = ()
+        """Further words of the command, from the next start on."""
         self._words = [*COMMAND, command, *data, "--port", str(port), *words]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -53,7 +57,7 @@ class Machine:
         self._ready_path.unlink(missing_ok=True)
         with self._log_path.open("ab") as log:
             self._process = process = subprocess.Popen(
-                [*self._words, "--until-stdin-closes"],
+                [*self._words, *self.options, "--until-stdin-closes"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -96,9 +100,20 @@ class Machine:
 
 
 class Machines:
-    """One placement driver and some range servers, started on entering."""
+    """One placement driver and some range servers, started on entering.
 
-    def __init__(self, folder: Path, range_servers: int = 3, settings: Sequence[str] = ()) -> None:
+    With `proxied` range servers, all others reach each of them through one of `proxies`. They reach
+    the placement driver, and each other's proxy, directly.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        range_servers: int = 3,
+        settings: Sequence[str] = (),
+        *,
+        proxied: bool = False,
+    ) -> None:
         self._ports = ExitStack()
         port = self._ports.enter_context(reserved_ports(1 + range_servers))
         self.driver = Machine(folder, "pd", "pd", port)
@@ -110,6 +125,13 @@ class Machines:
             )
             for at in range(range_servers)
         ]
+        self.proxies = [
+            self._ports.enter_context(FaultProxy(each.endpoint))
+            for each in (self.servers if proxied else ())
+        ]
+        for server, proxy in zip(self.servers, self.proxies, strict=False):
+            server.options = ["--advertise", proxy.endpoint]
+            server.endpoint = proxy.endpoint
 
     @property
     def endpoint(self) -> str:
