@@ -2,6 +2,7 @@
 
 It runs in a process of its own. Each connection keeps a fixed number of appends in flight:
 each answer, a refusal too, is followed by the same append at once, which no polite client does.
+A Kafka broker gets the same load, in its own protocol.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from itertools import islice
 from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
+from benchmarks.peer import produce
 from sbp_core import limits
 from sbp_core.errors import StatusCode
 from sbp_core.wire.checksum import Buffer, crc32
@@ -43,7 +45,8 @@ _READ_BYTES: Final = 256 * 1024
 class Load:
     """Connections to `port`, each with `in_flight` appends of `batch` to one of the streams.
 
-    Without a batch they are PINGs.
+    Without a batch they are PINGs. With a `topic` the port is that of a Kafka broker, which gets
+    `batch` as a record; it answers one call at a time on a connection.
     """
 
     port: int
@@ -53,6 +56,7 @@ class Load:
     in_flight: int
     seconds: float
     warm_up_seconds: float = 1.0
+    topic: str = ""
 
 
 @dataclass(slots=True)
@@ -132,8 +136,15 @@ class _Sender:
     def __init__(self, load: Load, number: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", load.port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._is_kafka = bool(load.topic)
         call_ids = range(load.in_flight)
-        if load.batch is None:
+        head: Buffer
+        self._tail: Buffer
+        if load.topic:
+            assert load.batch is not None
+            head, self._tail = produce.encode_append(load.topic, load.batch)
+            self.heads = [_numbered(head, call_id) for call_id in call_ids]
+        elif load.batch is None:
             head, self._tail = encode_frame(Opcode.PING, Flag.REQUEST, 0, b"")
             self.heads = [_numbered(head, call_id) for call_id in call_ids]
         else:
@@ -144,7 +155,10 @@ class _Sender:
         self.open_count = 0
         self.outgoing: deque[Buffer] = deque()
         self.incoming = b""
-        self.greet()
+        self._id_at = 4 if load.topic else 8
+        """Where an answer has the number of its call."""
+        if not load.topic:
+            self.greet()
 
     def greet(self) -> None:
         """Do a HEARTBEAT; a server closes connections that stay silent."""
@@ -158,6 +172,9 @@ class _Sender:
 
     def _ask(self, encoded: bytes) -> None:
         self.socket.sendall(encoded)
+        if self._is_kafka:
+            produce.receive_answer(self.socket)
+            return
         decoder = FrameDecoder()
         while not (frames := list(decoder.frames())):
             received = self.socket.recv(_READ_BYTES)
@@ -198,9 +215,9 @@ class _Sender:
             end = at + 4 + int.from_bytes(encoded[at : at + 4], "big")
             if end > len(encoded):
                 break
-            found.append(
-                (int.from_bytes(encoded[at + 8 : at + 12], "big"), end - at, encoded[at:end])
-            )
+            id_at = at + self._id_at
+            call_id = int.from_bytes(encoded[id_at : id_at + 4], "big")
+            found.append((call_id, end - at, encoded[at:end]))
             at = end
         self.incoming = encoded[at:]
         return found
@@ -221,11 +238,14 @@ def _connected(load: Load, number: int) -> _Sender:
 class _Judge:
     """Distinguishes acknowledged from refused calls: answers of one length have the same result."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_kafka: bool) -> None:
         self._codes: dict[int, int] = {}
+        self._is_kafka = is_kafka
 
     def code(self, length: int, encoded: bytes) -> int:
         """Return the status code of an answer."""
+        if self._is_kafka:
+            return int(produce.append_code(encoded) and StatusCode.UNKNOWN)
         if length not in self._codes:
             decoder = FrameDecoder()
             decoder.receive_data(encoded)
@@ -263,7 +283,7 @@ def _drive(senders: Sequence[_Sender], load: Load) -> Answers:
         sender.send()
         mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if sender.outgoing else 0)
         selector.register(sender.socket, mask, sender)
-    judge, answers = _Judge(), Answers(seconds=load.seconds)
+    judge, answers = _Judge(is_kafka=bool(load.topic)), Answers(seconds=load.seconds)
     counted_from = started + load.warm_up_seconds
     until = counted_from + load.seconds
     while (now := time.perf_counter()) < until + _DRAIN_S:

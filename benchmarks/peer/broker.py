@@ -1,4 +1,4 @@
-"""One Kafka broker as a child process: KRaft, broker and controller in one, a folder of its own."""
+"""Kafka brokers as child processes: KRaft, broker and controller in one, a folder each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -49,31 +49,67 @@ class Broker:
     pid: int
 
 
-def broker_settings(folder: Path, *, port: int, controller_port: int) -> dict[str, str]:
-    """Return the settings that differ from Kafka's defaults: one node, alone, below `folder`."""
+def broker_settings(
+    folder: Path, *, port: int, controller_ports: Sequence[int], node: int = 1
+) -> dict[str, str]:
+    """Return the settings of a node, numbered from 1, that differ from Kafka's defaults.
+
+    All nodes are brokers and controllers on this machine; this one keeps its data below `folder`.
+    """
+    count = len(controller_ports)
+    voters = (f"{at}@{_LOOPBACK}:{each}" for at, each in enumerate(controller_ports, start=1))
+    controller = f"CONTROLLER://{_LOOPBACK}:{controller_ports[node - 1]}"
     return {
         "process.roles": "broker,controller",
-        "node.id": "1",
-        "controller.quorum.voters": f"1@{_LOOPBACK}:{controller_port}",
+        "node.id": str(node),
+        "controller.quorum.voters": ",".join(voters),
         "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://{_LOOPBACK}:{port},CONTROLLER://{_LOOPBACK}:{controller_port}",
+        "listeners": f"PLAINTEXT://{_LOOPBACK}:{port},{controller}",
         "log.dirs": str(folder / "logs"),
         "auto.create.topics.enable": "false",
-        "offsets.topic.replication.factor": "1",
-        "transaction.state.log.replication.factor": "1",
-        "transaction.state.log.min.isr": "1",
+        "offsets.topic.replication.factor": str(count),
+        "transaction.state.log.replication.factor": str(count),
+        "transaction.state.log.min.isr": str(count // 2 + 1),
     }
 
 
 @contextmanager
-def open_broker(folder: Path, jars: Sequence[Path]) -> Iterator[Broker]:
-    """Start a broker on a new folder, give it once it answers, stop it in the end.
+def open_brokers(
+    folder: Path, jars: Sequence[Path], count: int = 1
+) -> Iterator[tuple[Broker, ...]]:
+    """Start brokers on new folders, give them once they answer, stop them in the end.
 
-    Raises PeerAbsentError when it does not come up.
+    Raises PeerAbsentError when one does not come up.
     """
+    ports = _free_ports(2 * count)
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(
+                _node(
+                    folder / str(node),
+                    jars,
+                    broker_settings(
+                        folder / str(node),
+                        port=ports[node - 1],
+                        controller_ports=ports[count:],
+                        node=node,
+                    ),
+                )
+            )
+            for node in range(1, count + 1)
+        ]
+        yield tuple(
+            _answering(process, port, output)
+            for (process, output), port in zip(started, ports[:count], strict=True)
+        )
+
+
+@contextmanager
+def _node(
+    folder: Path, jars: Sequence[Path], settings: Mapping[str, str]
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Start one node; give its process and the file with its output."""
     folder.mkdir(parents=True)
-    port, controller_port = _free_ports(2)
-    settings = broker_settings(folder, port=port, controller_port=controller_port)
     file = _write_settings(folder / "server.properties", settings)
     java = str(Path(os.environ["JAVA_HOME"], "bin", "java"))
     command = [java, *HEAP, *JAVA_OPTIONS, "-cp", os.pathsep.join(map(str, jars))]
@@ -88,12 +124,17 @@ def open_broker(folder: Path, jars: Sequence[Path]) -> Iterator[Broker]:
             start_new_session=True,
         )
         try:
-            _wait_for(process, port, output)
-            children = psutil.Process(process.pid).children()
-            pid = next(child.pid for child in children if child.name() == "java")
-            yield Broker(f"{_LOOPBACK}:{port}", pid)
+            yield process, output
         finally:
             _stop(process)
+
+
+def _answering(process: subprocess.Popen[bytes], port: int, output: Path) -> Broker:
+    """Wait until a node accepts connections."""
+    _wait_for(process, port, output)
+    children = psutil.Process(process.pid).children()
+    pid = next(child.pid for child in children if child.name() == "java")
+    return Broker(f"{_LOOPBACK}:{port}", pid)
 
 
 def _free_ports(count: int) -> list[int]:

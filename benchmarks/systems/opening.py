@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from benchmarks.harness.model import OURS
-from benchmarks.peer.broker import open_broker
+from benchmarks.peer.broker import open_brokers
 from benchmarks.peer.jars import PeerAbsentError, Pinned, ensure_jars
 from benchmarks.systems.base import System
 from benchmarks.systems.ceiling import Ceiling
@@ -78,7 +78,7 @@ def _open_kafka(stack: ExitStack, spark: SparkSession, folder: Path, peer: Peer)
     if peer.absent:
         return peer.absent
     try:
-        broker = stack.enter_context(open_broker(folder, peer.broker_jars))
+        (broker,) = stack.enter_context(open_brokers(folder, peer.broker_jars))
     except PeerAbsentError as error:
         return str(error)
     return Kafka(spark, broker.address, broker.pid, spark.sparkContext.defaultParallelism)

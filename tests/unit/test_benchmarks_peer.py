@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+import struct
 
 import pytest
 
-from benchmarks.peer import broker
+from benchmarks.peer import broker, produce
 from benchmarks.peer.jars import (
     REPOSITORY_DEFAULT,
     REPOSITORY_VARIABLE,
@@ -19,6 +20,7 @@ from benchmarks.peer.jars import (
 )
 from benchmarks.systems.ceiling import Ceiling
 from benchmarks.systems.opening import CEILING, KAFKA, KAFKA_SYNCED, Peer, open_systems
+from sbp_core.wire.checksum import crc32c
 
 CONTENT = b"a jar"
 JAR = Jar("org.example", "a_2.13", "1.0", hashlib.sha256(CONTENT).hexdigest())
@@ -116,17 +118,54 @@ class TestAbsence:
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))
         with (
             pytest.raises(PeerAbsentError, match="no such class"),
-            broker.open_broker(tmp_path / "broker", ()),
+            broker.open_brokers(tmp_path / "broker", ()),
         ):
             pass
 
 
 class TestBroker:
     def test_it_listens_here_only_and_keeps_everything_below_its_folder(self, tmp_path):
-        settings = broker.broker_settings(tmp_path, port=1, controller_port=2)
+        settings = broker.broker_settings(tmp_path, port=1, controller_ports=[2])
         assert settings["log.dirs"].startswith(str(tmp_path))
         assert settings["listeners"] == "PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2"
 
     def test_it_syncs_as_kafka_does_by_default(self, tmp_path):
-        settings = broker.broker_settings(tmp_path, port=1, controller_port=2)
+        settings = broker.broker_settings(tmp_path, port=1, controller_ports=[2])
         assert not [name for name in settings if "flush" in name or "compression" in name]
+
+    def test_nodes_of_a_cluster_know_each_other(self, tmp_path):
+        settings = [
+            broker.broker_settings(tmp_path, port=node, controller_ports=[4, 5, 6], node=node)
+            for node in (1, 2, 3)
+        ]
+        (voters,) = {each["controller.quorum.voters"] for each in settings}
+        assert voters == "1@127.0.0.1:4,2@127.0.0.1:5,3@127.0.0.1:6"
+        for node, each in enumerate(settings, start=1):
+            assert each["node.id"] == str(node)
+            listeners = f"PLAINTEXT://127.0.0.1:{node},CONTROLLER://127.0.0.1:{3 + node}"
+            assert each["listeners"] == listeners
+
+
+class TestAppends:
+    """Layouts as in the protocol guide of Kafka: Produce version 3, record batch version 2."""
+
+    def test_a_request_has_its_length_and_number_where_a_frame_has_them(self):
+        head, tail = produce.encode_append("topic", b"value")
+        assert int.from_bytes(head[:4], "big") == len(head) + len(tail) - 4
+        assert head[8:] == bytes(4)
+
+    def test_a_record_batch_is_intact_and_holds_the_value(self):
+        value = b"v" * 300
+        _, tail = produce.encode_append("topic", value)
+        batch = tail[-(12 + 49 + 2 + 3 + 1 + 2 + len(value) + 1) :]
+        length, magic, checksum = struct.unpack_from(">8xi4xbI", batch)
+        assert length == len(batch) - 12
+        assert magic == 2
+        assert checksum == crc32c([batch[21:]])
+        assert batch[-1 - len(value) : -1] == value
+
+    @pytest.mark.parametrize("code", [0, 6, 19])
+    def test_an_answer_says_whether_the_record_was_stored(self, code):
+        partition = struct.pack(">iihqq", 1, 0, code, 5, -1)
+        body = struct.pack(">ii", 7, 1) + struct.pack(">h", 5) + b"topic" + partition + bytes(4)
+        assert produce.append_code(struct.pack(">i", len(body)) + body) == code
