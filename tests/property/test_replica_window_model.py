@@ -137,3 +137,20 @@ def test_a_copy_with_more_entries_than_the_primary_is_lost():
     copy = Copy(KEY, 0, lambda: None)
     copy.resume(Prefix().extended(b"a"), 1.0)
     assert copy.state is CopyState.LOST
+
+
+def test_what_is_committed_is_reported_once_no_entries_are_on_their_way():
+    copy = Copy(KEY, 0, lambda: None)
+    copy.resume(Prefix(), 0.0)
+    first = Prefix().extended(b"a")
+    second = first.extended(b"b")
+    copy.add(Numbered(first, [b"a"], 1), 0.0)
+    copy.add(Numbered(second, [b"b"], 1), 0.0)
+    copy.take(9)
+    copy.committed = (1, 1)
+    copy.note_durable(first, 1.0)
+    assert not copy.is_report_due
+    copy.note_durable(second, 2.0)
+    assert copy.is_report_due
+    copy.reported_offset = 1
+    assert not copy.is_report_due

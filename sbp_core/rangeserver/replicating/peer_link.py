@@ -104,6 +104,15 @@ class Copy:
         """Entries that are still to be sent."""
         return len(self.window) - self.sent_count
 
+    @property
+    def is_report_due(self) -> bool:
+        """Whether the server does not know what is committed, and no entries will bring it.
+
+        While entries are on their way, more are likely to follow, and each brings it.
+        """
+        is_known = self.reported_offset >= self.committed[1]
+        return self.state is CopyState.STREAMING and not self.window and not is_known
+
     def take(self, bytes_max: int) -> tuple[Prefix, list[Buffer], int]:
         """Return the next entries to send: the prefix before them, their parts and their bytes.
 
@@ -238,13 +247,7 @@ class PeerLink:
 
     def _report(self) -> None:
         self._is_report_due = False
-        copies = [
-            copy
-            for copy in self._copies.values()
-            if copy.state is CopyState.STREAMING
-            and not copy.unsent_count
-            and copy.reported_offset < copy.committed[1]
-        ]
+        copies = [copy for copy in self._copies.values() if copy.is_report_due]
         if copies and not self.is_down:
             self._start(self._send([(copy, copy.acked, 0) for copy in copies], []))
 
@@ -304,8 +307,10 @@ class PeerLink:
             refusal = maybe_error(result.status)
             if refusal is not None:
                 self._on_refusal(copy, refusal)
-            else:
-                copy.note_durable(Prefix(result.seq, bytes(result.digest)), self._loop.time())
+                continue
+            copy.note_durable(Prefix(result.seq, bytes(result.digest)), self._loop.time())
+            if copy.is_report_due:
+                self.report_soon()
 
     async def _ask(self, copies: list[Copy]) -> None:
         """Ask what is durable of ranges, and go on behind that."""
@@ -325,6 +330,8 @@ class PeerLink:
             copy.resume(Prefix(result.seq, bytes(result.digest)), self._loop.time())
             if copy.unsent_count:
                 self._dirty[copy.key] = copy
+            elif copy.is_report_due:
+                self.report_soon()
         self._wake()
 
     async def _replicate(
