@@ -152,6 +152,8 @@ class RangeOperations:
         try:
             hosted = self._host.table.range_at(stream_id, range_index)
             hosted.receive(RangeInput.FETCH)
+            if hosted.is_incomplete_copy:
+                raise hosted.unknown("where its records end")
         except SbpError as error:
             return DescribeRangeResult(stream_id=stream_id, status=status_for(error))
         return DescribeRangeResult(stream_id, self._table_of(hosted), SUCCESS)

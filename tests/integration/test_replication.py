@@ -11,9 +11,9 @@ from waiting import until
 
 from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec
 from sbp_core.cluster import Cluster, ClusterSettings
-from sbp_core.errors import RangeNotFoundError, RangeSealedError
+from sbp_core.errors import RangeNotFoundError, RangeSealedError, StatusCode
 from sbp_core.log.states.range_states import RangeState
-from sbp_core.wire.headers import RangeId, SealRangesRequest
+from sbp_core.wire.headers import DescribeRangesRequest, RangeId, SealRangesRequest
 from sbp_core.wire.opcodes import Opcode
 
 
@@ -163,5 +163,28 @@ def test_a_batch_that_may_be_cut_is_no_repeat(tmp_path):
                 each.cancel()
         assert isinstance(appended, RangeSealedError)
         assert isinstance(staged, RangeNotFoundError)
+
+    run(tmp_path, body)
+
+
+def test_a_copy_that_may_lack_records_does_not_say_where_they_end(tmp_path):
+    """Rule: describe-range."""
+
+    async def body(cluster, client):
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+        for number in range(5):
+            await append(client, stream.stream_id, b"%d" % number)
+        place = RangeId(stream.stream_id, 0)
+        codes = []
+        for endpoint, hosted in hosted_at(cluster, stream.stream_id, 0).items():
+            async with RawClient.at(endpoint) as server:
+                request = DescribeRangesRequest(ranges=(place,))
+                (answer,) = await server.ask(Opcode.DESCRIBE_RANGE, request)
+            (result,) = answer.describe_responses
+            codes.append(result.status.code)
+            is_primary = hosted is not None and hosted.is_led
+            assert (result.stream_range is not None) == is_primary
+        expected = [StatusCode.NONE, *[StatusCode.RANGE_NOT_FOUND] * 2]
+        assert sorted(codes) == sorted(expected)
 
     run(tmp_path, body)
