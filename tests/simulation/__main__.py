@@ -17,17 +17,18 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 
 
 def main() -> int:
-    from sim_mutants import MUTANTS
+    from sim_mutants import MUTANTS, MUTANTS_OF_REPLICAS
     from sim_run import Setup, run_seed
 
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", default="0:100", metavar="FIRST:END", help="or one seed")
     parser.add_argument("--replicas", type=int, default=1, help="replicas of each range")
-    parser.add_argument("--mutant", choices=MUTANTS, help="break this promise; stop when it shows")
+    mutants = MUTANTS | MUTANTS_OF_REPLICAS
+    parser.add_argument("--mutant", choices=mutants, help="break this promise; stop when it shows")
     parser.add_argument("--log", action="store_true", help="print the events of each run")
     options = parser.parse_args()
     if options.mutant:
-        MUTANTS[options.mutant]()
+        mutants[options.mutant]()
     if not options.log:
         logging.disable()
     began = time.process_time()
@@ -48,8 +49,7 @@ def main() -> int:
     seconds = time.process_time() - began
     print(
         f"{count} seeds in {seconds:.1f} s of one processor, {acknowledged} acknowledged appends"
-        " and commits;"
-        f" appends and commits; failed: {failed or 'none'}"
+        f" and commits; failed: {failed or 'none'}"
     )
     return bool(failed)
 

@@ -14,9 +14,13 @@ from sim_world import SimulatedClock, SimulatedDisk, SimulatedProbe, World
 
 from sbp_core.errors import SbpError
 from sbp_core.limits import KIB
+from sbp_core.log.segment import maybe_segment_base
+from sbp_core.log.segment_scan import Damage, SegmentScanner
+from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
+from sbp_core.replication import Prefix
 
 DRIVER_ADDRESS, DRIVER_PORT = "10.0.0.1", 12378
 DRIVER = f"{DRIVER_ADDRESS}:{DRIVER_PORT}"
@@ -141,6 +145,9 @@ class Machine:
 class RangeServerMachine(Machine):
     """A machine with a range server."""
 
+    is_damaged = False
+    """Whether its disk lost what was synced, so that not all can be read here any more."""
+
     def make_server(self) -> RangeServer:
         settings = RangeServerSettings(
             data_dir=Path("/data") / self.name,
@@ -157,6 +164,42 @@ class RangeServerMachine(Machine):
         return RangeServer(
             settings, clock=self.clock, disk=self.disk, probe=SimulatedProbe(self.disk)
         )
+
+    def replace_disk(self) -> None:
+        """Put in an empty disk, while the machine has no power."""
+        self.disk = SimulatedDisk()
+        self._world.note(f"{self.name} has an empty disk")
+
+    def damage(self) -> None:
+        """Change a byte of an entry that was synced, in the last segment of the log."""
+        assert self.disk is not None
+        segments = sorted(each for each in self.disk.names if each.suffix == ".log")
+        if segments:
+            self.is_damaged = True
+            base = maybe_segment_base(segments[-1].name)
+            assert base is not None
+            file = self.disk.open(segments[-1], is_writable=False)
+            entries = [*SegmentScanner(file, base, file.size()).entries()][:-1]
+            bodies = [item[1] for item in entries if not isinstance(item, Damage)]
+            if bodies:
+                location = self._rng.choice(bodies[-4:])
+                self.disk.flip(segments[-1], location.end - 1 - base)
+                self._world.note(f"{self.name} is damaged at {location.position}")
+
+    def copies(self) -> dict[RangeKey, LoggedRange]:
+        """Return the replicated ranges in its log."""
+        ranges = self._server._log.ranges() if self.is_serving else []
+        return {each.key: each for each in ranges if each.prefix is not None}
+
+    def ended_copies(self) -> dict[RangeKey, LoggedRange]:
+        """Return those of them that are not open, or have a successor here."""
+        copies = self.copies()
+        last = dict(sorted(copies))
+        return {
+            key: each
+            for key, each in copies.items()
+            if each.state is not RangeState.OPEN or each.range_index < last[each.stream_id]
+        }
 
 
 class DriverMachine(Machine):
@@ -199,6 +242,24 @@ class SimulatedCluster:
                 machine.process.slowness = 1.0
                 self.world.loop.resume(machine.process)
             machine.start()
+
+    def unsettled_copies(self) -> list[str]:
+        """Return the copies of ended ranges that are not complete, on servers that lost nothing."""
+        return [
+            f"{server.name} {key}"
+            for server in self.servers
+            for key, each in server.ended_copies().items()
+            if each.is_unsettled and not server.is_damaged
+        ]
+
+    def ends_of_copies(self) -> dict[RangeKey, dict[str, tuple[int, Prefix | None]]]:
+        """Return where the settled copies of each range end, by server."""
+        found: dict[RangeKey, dict[str, tuple[int, Prefix | None]]] = {}
+        for server in self.servers:
+            for key, each in server.ended_copies().items():
+                if each.state is RangeState.SEALED and each.is_whole:
+                    found.setdefault(key, {})[server.name] = each.next_offset, each.prefix
+        return found
 
     @property
     def refusals(self) -> list[str]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from altered_serve import forgotten_seals, no_dedupe
 
+LATE_SECONDS = 0.1
+
 
 def early_acknowledgement() -> None:
     """Appends are acknowledged before they are synced."""
@@ -20,9 +22,87 @@ def early_acknowledgement() -> None:
     Log.append = append_only
 
 
+def early_quorum() -> None:
+    """What is durable at the primary counts as committed."""
+    from sbp_core.rangeserver.replicating import primary
+
+    primary.committed_seq = lambda durable, _: max(durable)
+
+
+def late_fence() -> None:
+    """A replica answers the fence first, and accepts more entries until it is durable."""
+    import asyncio
+
+    from sbp_core.rangeserver.hosting import RangeHost
+
+    fence = RangeHost._fence
+
+    async def fence_later(host: RangeHost, hosted: Any) -> None:
+        async def later() -> None:
+            await asyncio.sleep(LATE_SECONDS)
+            await fence(host, hosted)
+
+        host._late_fence = asyncio.create_task(later())
+
+    RangeHost._fence = fence_later
+
+
+def uncommitted_reads() -> None:
+    """Records are readable at the primary as soon as they are durable there."""
+    from sbp_core.rangeserver.replicating.primary import PrimaryRanges
+
+    on_durable = PrimaryRanges.on_durable
+
+    def show_all(ranges: PrimaryRanges, logged: Any) -> None:
+        if logged.key in ranges._led:
+            ranges._show(logged)
+        on_durable(ranges, logged)
+
+    PrimaryRanges.on_durable = show_all
+
+
+def no_digest() -> None:
+    """A copy accepts entries whatever is in front of them, and only numbers are compared."""
+    from sbp_core.rangeserver.replicating.secondary import Secondary
+    from sbp_core.replication import Prefix
+
+    append = Secondary.append
+
+    def append_any(copy: Secondary, hosted: Any, _: Any, *rest: Any) -> Any:
+        return append(copy, hosted, copy._tail_of(hosted).end, *rest)
+
+    Secondary.append = append_any
+    Prefix.__eq__ = lambda self, other: self.seq == getattr(other, "seq", None)
+
+
+def damage_counts() -> None:
+    """A copy that lost entries decides as a whole one does."""
+    from dataclasses import replace
+
+    from sbp_core.pd.streams.fencing import Fence
+
+    add = Fence.add
+
+    def add_whole(fence: Fence, address: str, answer: Any) -> None:
+        if not isinstance(answer, Exception):
+            answer = replace(answer, is_damaged=False)
+        add(fence, address, answer)
+
+    Fence.add = add_whole
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "acknowledge-before-sync": early_acknowledgement,
     "no-repeat-check": no_dedupe,
     "forgotten-seals": forgotten_seals,
 }
 """By name. Each changes classes of this process for good: run one per process."""
+
+MUTANTS_OF_REPLICAS: dict[str, Callable[[], None]] = {
+    "acknowledge-before-quorum": early_quorum,
+    "fence-after-answer": late_fence,
+    "read-uncommitted": uncommitted_reads,
+    "no-digest": no_digest,
+    "damaged-copy-counts": damage_counts,
+}
+"""Those that break a promise of ranges with copies only."""

@@ -28,7 +28,6 @@ class Setup:
     """The sizes that all runs of a series have in common."""
 
     replicas: int = 1
-    range_servers: int = 2
     faults: int = 6
 
 
@@ -77,8 +76,12 @@ class Run:
         self._world = world
         self._setup = setup
         self._rng: Random = world.random("faults")
-        self.cluster = SimulatedCluster(world, folder, setup.range_servers)
+        servers = 2 if setup.replicas == 1 else self._rng.choice([3, 4])
+        self.cluster = SimulatedCluster(world, folder, servers)
         self.workload = Workload(world)
+        self._weights = _WEIGHTS if setup.replicas == 1 else _WEIGHTS | _WEIGHTS_OF_REPLICAS
+        self._frail = self._rng.choice(self.cluster.servers)
+        """The one server whose disk may lose what was synced: there is a copy elsewhere."""
 
     async def main(self) -> None:
         """Run. Raises AssertionError if a promise was broken."""
@@ -99,6 +102,7 @@ class Run:
         except AssertionError as error:
             raise AssertionError(f"{error}; servers: {cluster.refusals or 'run'}") from error
         await workload.audit()
+        await self._check_replicas()
         operations = workload.history.operations()
         world.lines.append(repr(operations))
         assert_sound(operations)
@@ -118,11 +122,23 @@ class Run:
         missing = {*self.workload.appended} - present - trimmed
         assert not missing, f"acknowledged, and not there: {sorted(missing)}"
 
+    async def _check_replicas(self) -> None:
+        """Raise AssertionError if copies of ended ranges differ, or do not become equal."""
+        deadline = self._world.loop.time() + HEAL_SECONDS
+        while unsettled := self.cluster.unsettled_copies():
+            late = f"copies not settled {HEAL_SECONDS} s after all faults were over: {unsettled}"
+            assert self._world.loop.time() < deadline, late
+            await asyncio.sleep(1)
+        for key, ends in self.cluster.ends_of_copies().items():
+            assert len(set(ends.values())) == 1, f"copies of range {key} differ: {ends}"
+
     async def _fault(self) -> None:
         """Do something to the cluster; some of it ends by itself, all of it at the end."""
         rng, network = self._rng, self._world.network
         machine = rng.choice(self.cluster.machines)
-        kind = pick(rng, _WEIGHTS)
+        kind = pick(rng, self._weights)
+        if kind in _WEIGHTS_OF_REPLICAS:
+            machine = self._frail
         self._world.note(f"fault: {kind} at {machine.name}")
         if kind == "kill":
             machine.kill()
@@ -149,19 +165,39 @@ class Run:
             machine.process.slowness = rng.choice([10, 100, 1_000])
         elif kind == "full disk" and machine.disk is not None:
             machine.disk.is_full = True
+        elif kind == "disk lost":
+            self._cut_power(machine)
+            machine.replace_disk()
+        elif kind == "damage":
+            await self._damage()
         elif kind == "clock":
             machine.clock.offset_ms += rng.choice([-3_600_000, -5_000, 5_000, 3_600_000])
         elif kind == "heal":
             network.heal()
             self.cluster.start()
 
-    def _cut_power(self, machine: Machine) -> None:
+    def _cut_power(self, machine: Machine, seconds_max: float = 2) -> None:
         """Cut the power, for a moment."""
         machine.kill(is_power_lost=True)
-        seconds = self._rng.random() * 2
+        seconds = self._rng.random() * seconds_max
         loop = self._world.loop
         loop.call_later(seconds, machine.power_on, context=NOBODY)
         loop.call_later(seconds + self._rng.random() * 0.1, machine.start, context=NOBODY)
+
+    async def _damage(self) -> None:
+        """Damage what the frail server has synced, while others are behind it or down."""
+        rng, frail = self._rng, self._frail
+        behind, *down = rng.sample([each for each in self.cluster.servers if each is not frail], 2)
+        for each in self.cluster.servers:
+            if each is not behind:
+                self._world.network.block(each.address, behind.address)
+        await asyncio.sleep(rng.random() * 0.5)
+        for each in down:
+            self._cut_power(each, rng.choice([0.5, 4]))
+        self._cut_power(frail)
+        frail.damage()
+        await asyncio.sleep(rng.random() * 0.2)
+        self._world.network.heal()
 
     def _die_later(self, machine: Machine) -> None:
         """Let a process end between two operations on its disk, or its machine lose power."""
@@ -205,3 +241,9 @@ _WEIGHTS = {
     "clock": 2,
     "heal": 4,
 }
+
+_WEIGHTS_OF_REPLICAS = {
+    "disk lost": 2,
+    "damage": 3,
+}
+"""Faults that a range survives only with copies; all at one server, as nothing repairs them."""

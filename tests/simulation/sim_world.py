@@ -74,6 +74,11 @@ class SimulatedDisk(FaultyDisk):
         """Call `die` instead of the change of the disk that has this number, counted from now."""
         self._dies_in, self._die = operations, die
 
+    def flip(self, path: Path, position: int) -> None:
+        """Change one byte on the platter."""
+        for data in (self.names[path].cached, self.names[path].durable):
+            data[position] ^= 1
+
     def enter(self, operation: str, path: Path) -> None:
         super().enter(operation, path)
         if operation in {"size", "pread", "list_names", "open", "make_directory", "drop_cache"}:

@@ -1,45 +1,72 @@
 """The whole cluster under faults that follow from a seed, without a real network or disk."""
 
+import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from sim_mutants import MUTANTS
-from sim_run import run_seed
+from sim_cluster import SimulatedCluster
+from sim_mutants import MUTANTS, MUTANTS_OF_REPLICAS
+from sim_run import Setup, run_seed
+from sim_workload import Workload
+from sim_world import new_world
+
+from sbp_core.log.states.range_states import RangeState
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(200)
 PARTS = 8
-MUTANT_SEEDS_MAX = 100
-FAILED_ONCE = (34, 48)
-"""Seeds whose runs have shown a defect that was mended since."""
-
-STUCK = (107,)
-"""Seeds whose placement driver dies between the seal at a range server and its own record of it.
-
-The range is sealed where the stream is written, and listed as open. Appends fail until somebody
-seals the stream again.
-"""
+MUTANT_SEEDS_MAX = 200
+FAILED_ONCE = {1: (34, 48, 107), 3: (35,)}
+"""By number of replicas: seeds whose runs have shown a defect that was mended since."""
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("part", range(PARTS))
-def test_promises_hold(part):
-    seeds = [seed for seed in SEEDS[part::PARTS] if seed not in STUCK]
-    errors = {seed: run_seed(seed).error for seed in seeds}
+def test_promises_hold(part, replicas):
+    seeds = SEEDS[2 * part + replicas // 2 :: 2 * PARTS]
+    errors = {seed: run_seed(seed, Setup(replicas)).error for seed in seeds}
     assert not {seed: error for seed, error in errors.items() if error}
 
 
-@pytest.mark.parametrize("seed", FAILED_ONCE)
-def test_promises_hold_where_they_did_not(seed):
-    assert run_seed(seed).error is None
+@pytest.mark.parametrize(
+    ("replicas", "seed"),
+    [(replicas, seed) for replicas in FAILED_ONCE for seed in FAILED_ONCE[replicas]],
+)
+def test_promises_hold_where_they_did_not(replicas, seed):
+    assert run_seed(seed, Setup(replicas)).error is None
 
 
-@pytest.mark.xfail(reason="nobody finishes a seal that was interrupted")
-@pytest.mark.parametrize("seed", STUCK)
-def test_an_interrupted_seal_is_finished(seed):
-    assert run_seed(seed).error is None
+def test_a_primary_that_was_restarted_asks_until_its_range_is_ended(tmp_path):
+    """Its first request is refused: no other server runs that the stream could go on with."""
+    with new_world(0) as world:
+        cluster = SimulatedCluster(world, tmp_path, 3)
+
+        async def main():
+            cluster.start()
+            workload = Workload(world)
+            await workload.create_streams(3, replicas=3)
+            await asyncio.sleep(1)
+            for server in cluster.servers:
+                server.kill(is_power_lost=True)
+            await asyncio.sleep(3)  # they are silent for the placement driver
+            primary, *others = cluster.servers
+            primary.power_on()
+            primary.start()
+            await asyncio.sleep(5)
+            open_before = [key for key, each in primary.copies().items() if each.is_unsettled]
+            assert open_before
+            for server in others:
+                server.power_on()
+                server.start()
+            await asyncio.sleep(10)
+            copies = primary.copies()
+            assert [key for key in open_before if copies[key].state is not RangeState.SEALED] == []
+
+        world.loop.run_until_complete(main())
+        cluster.driver.kill()
 
 
 def test_a_seed_is_the_same_run_in_every_process():
@@ -53,9 +80,11 @@ def test_a_seed_is_the_same_run_in_every_process():
     assert len(logs.pop()) > 100
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *MUTANTS_OF_REPLICAS])
 def test_broken_builds_are_found(mutant):
-    found = simulate("--seeds", f"0:{MUTANT_SEEDS_MAX}", "--mutant", mutant)
+    replicas = "3" if mutant in MUTANTS_OF_REPLICAS else "1"
+    seeds = f"0:{MUTANT_SEEDS_MAX}"
+    found = simulate("--seeds", seeds, "--mutant", mutant, "--replicas", replicas)
     assert found.returncode == 1, found.stdout
     print(found.stdout.splitlines()[-1])
 

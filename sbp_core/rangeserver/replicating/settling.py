@@ -85,6 +85,8 @@ class Settler:
         """When to try again, and the seconds until the next time, of what cannot be settled yet."""
         self._asked_at: dict[RangeKey, float] = {}
         """When the placement driver was asked last to end a range."""
+        self._inherited = {each.key for each in host.table.replicated() if not each.is_led}
+        """Ranges in the log since before the start that this server may have led."""
         self._looking = self._loop.create_task(self._keep_looking())
         host.on_ended = self.settle_soon
 
@@ -117,7 +119,7 @@ class Settler:
                 led = self._host.primary.led()
                 refused = await self._driver.ask_to_seal(led) if led else set()
                 while any(stream_id not in refused for stream_id, _ in self._host.primary.led()):
-                    await self._look(is_first=False)
+                    await self._look()
                     await asyncio.sleep(_HAND_OVER_STEP_SECONDS)
         except (SbpError, TimeoutError) as error:
             left = len(self._host.primary.led())
@@ -132,23 +134,21 @@ class Settler:
 
     async def _keep_looking(self) -> None:
         """Look up what is decided, and ask for what should be."""
-        is_first = True
         while True:
             try:
-                await self._look(is_first=is_first)
-                is_first = False
+                await self._look()
             except SbpError as error:
                 _LOG.warning("ends of ranges cannot be looked up now: %s", error)
             await asyncio.sleep(limits.REPLICA_CHECK_INTERVAL_MS / 1000)
 
-    async def _look(self, *, is_first: bool) -> None:
+    async def _look(self) -> None:
         troubled = self._host.primary.troubled(is_full=self._disk_space.is_refusing)
         if troubled:
             await self._driver.ask_to_seal(troubled)
         undecided = [
             hosted
             for hosted in self._host.table.replicated()
-            if hosted.state is RangeState.FENCED or (is_first and not hosted.is_led)
+            if hosted.state is RangeState.FENCED or hosted.key in self._inherited
         ]
         if not undecided:
             return
@@ -160,6 +160,7 @@ class Settler:
             for each in placed
         }
         known = [(hosted, where[hosted.key]) for hosted in undecided if hosted.key in where]
+        self._inherited &= {hosted.key for hosted, each in known if self._was_first(each)}
         self.settle_soon([each for _, each in known if each.end_seq >= 0])
         now = self._loop.time()
         left = [
