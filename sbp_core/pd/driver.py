@@ -55,6 +55,14 @@ class PlacementDriverSettings(ListenerSettings, CapacityLimits):
         default=limits.HEARTBEAT_TIMEOUT_MS,
         unit="milliseconds",
     )
+    replace_server_after_ms: int = integer_setting(
+        "Time without a heartbeat after which the sealed ranges of a range server are copied to"
+        " others, as far as they have several replicas. A restart should take less.",
+        limits.HEARTBEAT_TIMEOUT_MS_MIN,
+        limits.REPLACE_SERVER_AFTER_MS_MAX,
+        default=limits.REPLACE_SERVER_AFTER_MS,
+        unit="milliseconds",
+    )
     batch_number_leap_max: int = integer_setting(
         "How far a producer's batch number may be above its last one. A larger number is refused,"
         " as no number below it could be committed afterwards. Raise it for writes whose"
@@ -138,6 +146,7 @@ class PlacementDriver:
                 lambda: self.endpoint,
                 name=settings.name,
                 batch_number_leap_max=settings.batch_number_leap_max,
+                replace_server_after_ms=settings.replace_server_after_ms,
             )
 
         if not is_shared(settings.home):

@@ -53,6 +53,8 @@ class Membership:
         self._clock = clock
         self.timeout_ms: Final = timeout_ms
         self._heard: dict[RangeServerRecord, float] = {}
+        self._heard_at: dict[int, float] = {}
+        """When each server was heard last, also if that is long ago."""
         self._loads: dict[int, ServerLoad] = {}
         self._racks: dict[int, str] = {}
         self._since = clock.monotonic()
@@ -71,7 +73,7 @@ class Membership:
                     *(server.server_id, server.address, other.server_id, other.address),
                 )
                 del self._heard[other]
-        self._heard[server] = self._clock.monotonic()
+        self._heard[server] = self._heard_at[server.server_id] = self._clock.monotonic()
         self._racks[server.server_id] = rack
 
     def leave(self, server: RangeServerRecord) -> None:
@@ -96,6 +98,11 @@ class Membership:
     def is_live(self, server: RangeServerRecord) -> bool:
         """Whether the server was heard lately, at this address."""
         return server in self._heard and not self._is_silent(server)
+
+    def is_silent_for(self, server_id: int, silence_ms: int) -> bool:
+        """Whether a server was not heard for so long, counted from the start at the earliest."""
+        heard_at = self._heard_at.get(server_id, self._since)
+        return round(1000 * (self._clock.monotonic() - heard_at)) >= silence_ms
 
     def load_of(self, server_id: int) -> ServerLoad:
         """Return what a server reported last, if it was heard lately."""
@@ -212,6 +219,29 @@ class Placement:
         for each in {*chosen[1:], *passed_over}:
             heapq.heappush(self._servers, each)
         return tuple(each.server_id for each in chosen)
+
+    def maybe_newcomer(self, members: Collection[int], kept: Collection[int]) -> int | None:
+        """Return the best server that is not a member of a range, None if there is none with room.
+
+        It is of another rack than those members that are `kept`, if possible.
+        """
+        used_racks = {self._racks[each] for each in kept if each in self._racks}
+        others = [
+            each
+            for each in self._servers
+            if each.server_id not in members and not each.is_nearly_full
+        ]
+        best = min(
+            others,
+            key=lambda each: (self._racks.get(each.server_id) in used_racks, each),
+            default=None,
+        )
+        if best is None:
+            return None
+        self._servers.remove(best)
+        self._servers.append(best._replace(primary_count=best.primary_count + 1))
+        heapq.heapify(self._servers)
+        return best.server_id
 
     def check(self, ack_count: int) -> None:
         """Raise NoRangeServerError if fewer than `ack_count` servers can be given a range."""

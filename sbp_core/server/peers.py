@@ -113,6 +113,12 @@ class Peers:
         )
         return {stream_id: answer for part in parts for stream_id, answer in part.items()}
 
+    async def describe_at(
+        self, address: str, ranges: Sequence[StreamRange]
+    ) -> dict[int, DescribeRangeResult | SbpError]:
+        """Describe ranges at one of their servers, one of each stream, as `describe` does."""
+        return await self._call_at(Opcode.DESCRIBE_RANGE, address, ranges)
+
     async def sync(self, address: str, ranges: Sequence[StreamRange]) -> None:
         """Announce new and sealed ranges to one of their servers (SPEC "SYNC_RANGES")."""
         for chunk in chunks(ranges):

@@ -9,7 +9,7 @@ from raw_client import RawClient
 from staged_appends import stage
 from waiting import until
 
-from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec
+from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec, StreamUpdate, Writer
 from sbp_core.cluster import Cluster, ClusterSettings
 from sbp_core.errors import RangeNotFoundError, RangeSealedError, StatusCode
 from sbp_core.log.states.range_states import RangeState
@@ -18,10 +18,14 @@ from sbp_core.wire.opcodes import Opcode
 
 
 @asynccontextmanager
-async def cluster_of(folder, range_servers=3):
+async def cluster_of(folder, range_servers=3, **settings):
     cluster = Cluster(
         ClusterSettings(
-            data_dir=folder, pd_port=0, range_server_port=0, range_servers=range_servers
+            data_dir=folder,
+            pd_port=0,
+            range_server_port=0,
+            range_servers=range_servers,
+            **settings,
         )
     )
     await cluster.start()
@@ -47,15 +51,16 @@ async def append(client, stream_id, *values):
     return outcome.base_offset
 
 
-async def read_all(client, stream_id):
+async def read_all(client, stream_id, count_max=1_000):
     records = []
-    while True:
+    while len(records) < count_max:
         item = FetchItem(stream_id, len(records), None, 1 << 20)
         (outcome,) = [outcome async for outcome in client.fetch([item])]
         assert outcome.error is None
         if not outcome.payload:
             return records
         records += values_of(outcome.payload)
+    return records
 
 
 async def seal(cluster, stream_id, range_index=-1):
@@ -186,5 +191,63 @@ def test_a_copy_that_may_lack_records_does_not_say_where_they_end(tmp_path):
             assert (result.stream_range is not None) == is_primary
         expected = [StatusCode.NONE, *[StatusCode.RANGE_NOT_FOUND] * 2]
         assert sorted(codes) == sorted(expected)
+
+    run(tmp_path, body)
+
+
+IMPATIENT = {
+    "heartbeat_interval_ms": 100,
+    "heartbeat_timeout_ms": 1_000,
+    "replace_server_after_ms": 1_000,
+}
+
+
+async def members(client, stream_id, range_index):
+    (pieces,) = (await client.list_ranges([stream_id])).values()
+    return set(pieces[range_index].servers)
+
+
+async def stop(cluster, endpoints):
+    for server in cluster._range_servers:
+        if server.endpoint in endpoints:
+            await server.stop()
+
+
+def test_a_server_that_is_lost_is_replaced_in_sealed_ranges(tmp_path):
+    async def body(cluster, client):
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+        writer = Writer()
+        for number in range(6):
+            item = AppendItem(stream.stream_id, rows_batch([b"%d" % number]))
+            await client.append([item], writer=writer if number % 2 else None, retry_unknown=True)
+        await seal(cluster, stream.stream_id)
+        before = await members(client, stream.stream_id, 0)
+        (newcomer,) = {each.endpoint for each in cluster._range_servers} - before
+        lost = min(before)
+        await stop(cluster, {lost})
+        expected = before - {lost} | {newcomer}
+        while await members(client, stream.stream_id, 0) != expected:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        copies = hosted_at(cluster, stream.stream_id, 0)
+        assert {copies[each].state for each in expected} == {RangeState.SEALED}
+        assert {copies[each].end_offset for each in expected} == {6}
+        await stop(cluster, expected - {newcomer})
+        records = await read_all(client, stream.stream_id, 6)
+        assert records == [(n, b"%d" % n) for n in range(6)]
+
+    run(tmp_path, body, range_servers=4, **IMPATIENT)
+
+
+def test_a_sealed_range_gets_the_replicas_that_its_stream_is_to_have(tmp_path):
+    async def body(cluster, client):
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=2)])
+        assert await append(client, stream.stream_id, b"0") == 0
+        await client.update_streams([StreamUpdate(stream.stream_id, replica_count=3)])
+        while len(await members(client, stream.stream_id, 0)) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        copies = hosted_at(cluster, stream.stream_id, 0).values()
+        await asyncio.to_thread(
+            until, lambda: all(each and each.state is RangeState.SEALED for each in copies)
+        )
 
     run(tmp_path, body)

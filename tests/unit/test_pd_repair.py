@@ -1,10 +1,12 @@
-"""The range servers of a cluster: the answers to DESCRIBE_SERVERS."""
+"""The range servers of a cluster: DESCRIBE_SERVERS, and new members for sealed ranges."""
 
 import asyncio
 
+import pytest
 from pd_cluster import running
 
-from sbp_core.pd.model import SealedRange
+from sbp_core.pd.model import NewStream, SealedRange, ServerLoad
+from sbp_core.pd.range_servers import Placement
 from sbp_core.wire.headers import (
     DescribeServersRequest,
     RangeServer,
@@ -55,3 +57,63 @@ def test_servers_are_described_with_their_ranges_and_what_they_reported(tmp_path
         assert [each.is_live for each in (await described(cluster)).servers] == [False, True]
 
     run(tmp_path, test)
+
+
+# Members of sealed ranges
+
+
+@pytest.fixture
+def store(home):
+    return home.open()
+
+
+def new_stream(store, *server_ids):
+    new = NewStream(None, len(server_ids), 1, 0, server_ids)
+    ((stream, _),) = store.create_streams([new], 1)
+    return stream.stream_id
+
+
+def members(store, stream_id):
+    (found,) = store.ranges_after((stream_id, -1), 1, stream_id=stream_id, server_id=None)
+    return found.server_ids
+
+
+def test_the_members_of_a_range_change_only_when_it_is_sealed(store):
+    stream_id = new_stream(store, 1, 2, 3)
+    assert not store.change_replicas(stream_id, 0, added=[4], removed=[])
+    store.seal_ranges([SealedRange(stream_id, 0, 7, b"", 3, b"d" * 16)])
+    revision = store.revision()
+    assert store.change_replicas(stream_id, 0, added=[4, 2], removed=[])
+    assert members(store, stream_id) == (1, 2, 3, 4)
+    assert store.revision() > revision
+    assert store.change_replicas(stream_id, 0, added=[], removed=[1, 9])
+    assert members(store, stream_id) == (2, 3, 4)
+    assert store.change_replicas(stream_id, 0, added=[5], removed=[2])
+    assert members(store, stream_id) == (3, 4, 5)
+    assert not store.change_replicas(stream_id, 0, added=[], removed=[3, 4, 5])
+    assert members(store, stream_id) == (3, 4, 5)
+    assert not store.change_replicas(stream_id, 1, added=[4], removed=[])
+
+
+def test_the_members_of_a_range_with_one_replica_never_change(store):
+    stream_id = new_stream(store, 1)
+    store.seal_ranges([SealedRange(stream_id, 0, 7)])
+    assert not store.change_replicas(stream_id, 0, added=[4], removed=[])
+    assert store.sealed_replicated_ranges((-1, -1), 10) == []
+
+
+def test_a_newcomer_is_of_another_rack_with_room_and_the_next_one_another_server():
+    servers = [
+        ServerLoad(1, rack="a"),
+        ServerLoad(2, rack="b"),
+        ServerLoad(3, rack="b"),
+        ServerLoad(4, 0, rack="c"),
+        ServerLoad(5, 1, rack="c"),
+        ServerLoad(6, rack="a"),
+        ServerLoad(7, rack="b"),
+    ]
+    placement = Placement(servers, {})
+    assert placement.maybe_newcomer((1,), (1,)) == 2
+    assert placement.maybe_newcomer((1,), (1,)) == 3
+    assert placement.maybe_newcomer((1, 2, 3, 7), (1, 2)) == 6
+    assert placement.maybe_newcomer((1, 2, 3, 6, 7), (1,)) is None, "full, or nearly"

@@ -19,6 +19,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    delete,
     exists,
     func,
     insert,
@@ -92,6 +93,7 @@ def _ranges_after(table: Table, *which: ColumnElement[bool]) -> Select[Any]:
     )
 
 
+_REPLICATED_SEALED: Final = _ranges_after(ranges, ranges.c.end_seq.is_not(None))
 _ON_SERVER: Final = replicas.c.server_id == bindparam("server_id")
 _RANGES_AFTER: Final = {
     (False, False): _ranges_after(ranges),
@@ -186,6 +188,17 @@ _WRONG_COPIES: Final = (
 )
 _ADD_RANGE: Final = insert(ranges)
 _ADD_REPLICA: Final = insert(replicas)
+_REPLICAS: Final = (
+    select(replicas.c.position, replicas.c.server_id)
+    .join(ranges, _IN_RANGE)
+    .where(*_IS_RANGE, ranges.c.end_seq.is_not(None))
+    .order_by(replicas.c.position)
+)
+_REMOVE_REPLICA: Final = delete(replicas).where(
+    replicas.c.stream_id == _STREAM_ID,
+    replicas.c.range_index == bindparam("range_index"),
+    replicas.c.position == bindparam("position"),
+)
 _SEAL: Final = (
     update(ranges)
     .where(*_IS_RANGE, ranges.c.end_offset.is_(None))
@@ -267,6 +280,43 @@ class RangeTables:
             after_index=after[1],
             count_max=count_max,
         )
+
+    def sealed_replicated_ranges(self, after: tuple[int, int], count_max: int) -> list[RangeRecord]:
+        """Return up to `count_max` sealed ranges with several replicas, as `ranges_after` does."""
+        return self._ranges(
+            _REPLICATED_SEALED, after_stream=after[0], after_index=after[1], count_max=count_max
+        )
+
+    def change_replicas(
+        self, stream_id: int, range_index: int, *, added: Sequence[int], removed: Sequence[int]
+    ) -> bool:
+        """Add and remove servers of a sealed range with several replicas.
+
+        False, and nothing is changed, if it is not one, or would have no server.
+        """
+        with self._transaction():
+            rows = self._query(_REPLICAS, stream_id=stream_id, range_index=range_index)
+            news = [each for each in added if each not in {server_id for _, server_id in rows}]
+            olds = [position for position, server_id in rows if server_id in removed]
+            if not rows or len(rows) + len(news) <= len(olds):
+                return False
+            for position, server_id in enumerate(news, rows[-1][0] + 1):
+                self._change(
+                    _ADD_REPLICA,
+                    stream_id=stream_id,
+                    range_index=range_index,
+                    position=position,
+                    server_id=server_id,
+                )
+            for position in olds:
+                self._change(
+                    _REMOVE_REPLICA,
+                    stream_id=stream_id,
+                    range_index=range_index,
+                    position=position,
+                )
+            self._servers.bump_revision()
+            return True
 
     def maybe_last_range(self, stream_id: int) -> RangeRecord | None:
         """Return the range with the highest index of a stream."""

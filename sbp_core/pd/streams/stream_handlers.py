@@ -37,6 +37,7 @@ from sbp_core.pd.streams import stream_operations as operations
 from sbp_core.pd.streams.change_operations import Trimmer
 from sbp_core.pd.streams.cursor_handlers import CursorHandlers
 from sbp_core.pd.streams.fail_over import FailOver
+from sbp_core.pd.streams.repair import Repair
 from sbp_core.pd.streams.schema_handlers import SchemaHandlers
 from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer
 from sbp_core.pd.streams.stream_operations import check_item_count
@@ -97,6 +98,7 @@ class PlacementDriverHandlers:
         *,
         name: str,
         batch_number_leap_max: int,
+        replace_server_after_ms: int,
     ) -> None:
         self._name = name
         self._store = store
@@ -110,6 +112,14 @@ class PlacementDriverHandlers:
         self._joining = Joining(store, membership)
         self._sealer = Sealer(store, membership, self._announcer, self._peers)
         self._fail_over = FailOver(store, membership, self._sealer, clock)
+        self._repair = Repair(
+            store,
+            membership,
+            self._peers,
+            self._announcer,
+            clock,
+            replace_after_ms=replace_server_after_ms,
+        )
         self._trimmer = Trimmer(store, self._peers)
         self._cursors = CursorHandlers(store, clock)
         self._schemas = SchemaHandlers(store, clock)
@@ -149,6 +159,7 @@ class PlacementDriverHandlers:
         await self._publisher.start()
         self._looking = asyncio.create_task(log_missing_servers(self._store, self._membership))
         self._fail_over.start()
+        self._repair.start()
 
     async def rest(self) -> None:
         """End the calls that wait for work in the background, and store the marks of logs."""
@@ -237,6 +248,7 @@ class PlacementDriverHandlers:
         if self._looking is not None:
             await cancel_all([self._looking])
         await self._publisher.stop()
+        await self._repair.stop()
         await self._fail_over.stop()
         await self._sealer.stop()
         await self._range_servers.stop()

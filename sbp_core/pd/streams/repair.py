@@ -1,0 +1,265 @@
+"""New members for sealed ranges with several replicas, so that none stays on too few servers.
+
+A sealed range gets another member when one of its members was not heard for
+`replace_server_after_ms`, or when it has fewer than its stream is to have. The newcomer is listed
+first, and copies the range from the others (SPEC "READ_ENTRIES"). The lost member is taken off the
+list only when as many others as the stream is to have are known to have settled, by DESCRIBE_RANGE.
+
+The members of an open range never change: they decide together where it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import SbpError
+from sbp_core.log.states.range_states import RangeKey
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
+from sbp_core.pd.model import NO_SEQ, RangeRecord, RangeServerRecord, ServerLoad, range_table
+from sbp_core.pd.range_servers import Membership, Placement
+from sbp_core.pd.streams.sealing import RangeAnnouncer
+from sbp_core.server.peers import Peers, by_address
+from sbp_core.server.runtime import Clock, cancel_all
+from sbp_core.wire.headers import StreamRange
+
+_LOG: Final = logging.getLogger(__name__)
+
+_FIRST: Final = (-1, -1)
+"""Before every (stream id, range index)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incomplete:
+    """A sealed range, how many replicas it is to have, and the server that may get one more.
+
+    The `kept` members are those that are not lost.
+    """
+
+    record: RangeRecord
+    wanted_count: int
+    kept: tuple[int, ...]
+    newcomer: int | None
+
+    @property
+    def key(self) -> RangeKey:
+        """Its stream and index."""
+        return self.record.stream_id, self.record.range_index
+
+    @property
+    def can_be_changed(self) -> bool:
+        """Whether it can get a member that it lacks, or do without one that is lost."""
+        if len(self.kept) < self.wanted_count:
+            return self.newcomer is not None
+        return len(self.kept) < len(self.record.server_ids)
+
+
+class Repair:
+    """Looks for such ranges in the background; REPAIR_RANGES_MAX are copied at a time.
+
+    They are of different streams.
+    """
+
+    def __init__(
+        self,
+        store: StoreThread,
+        membership: Membership,
+        peers: Peers,
+        announcer: RangeAnnouncer,
+        clock: Clock,
+        *,
+        replace_after_ms: int,
+    ) -> None:
+        self._store = store
+        self._membership = membership
+        self._peers = peers
+        self._announcer = announcer
+        self._clock = clock
+        self._replace_after_ms = replace_after_ms
+        self._after = _FIRST
+        self._copied: dict[RangeKey, float] = {}
+        """The ranges that are being copied, and since when."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop; what is copied goes on after the next start."""
+        if self._task is not None:
+            await cancel_all([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(limits.REPAIR_INTERVAL_MS / 1000)
+            if not self._membership.has_listened:
+                continue
+            try:
+                await self.look()
+            except SbpError as error:  # a store that fails, or does not lead
+                _LOG.debug("sealed ranges not looked at: %s", error)
+
+    async def look(self) -> None:
+        """Go on with the ranges that are being copied, and begin with the next ones."""
+        servers = self._membership.live_servers()
+        if not servers:
+            return
+        known = await self._store.run(self._find_copied, servers)
+        self._copied = {each.key: self._copied[each.key] for each in known}
+        room = limits.REPAIR_RANGES_MAX - len(known)
+        if room > 0:
+            busy = {stream_id for stream_id, _ in self._copied}
+            found = await self._store.run(self._find_next, servers, busy, room)
+            self._copied |= {each.key: self._clock.monotonic() for each in found}
+            known += found
+        settled = await self._settled(known)
+        for each in known:
+            await self._go_on(each, settled[each.key])
+
+    async def _go_on(self, each: Incomplete, settled: set[int]) -> None:
+        """Add a member to a range that lacks one, or take the lost ones off one that lacks none."""
+        if len(each.kept) < each.wanted_count:
+            if each.newcomer is None or not settled:
+                self._check_time(each, settled)
+            else:
+                await self._add(each, each.newcomer)
+        elif settled.issuperset(each.kept):
+            del self._copied[each.key]
+            await self._remove_lost(each)
+        else:
+            self._check_time(each, settled)
+
+    async def _settled(self, ranges: Sequence[Incomplete]) -> dict[RangeKey, set[int]]:
+        """Return which members that are kept have the whole range."""
+        addresses = await self._store.run(lambda store: store.servers.addresses())
+        asked = by_address(
+            (server.address, (server.server_id, each.record))
+            for each in ranges
+            for server in (
+                RangeServerRecord(member, addresses.get(member, "")) for member in each.kept
+            )
+            if self._membership.is_live(server)
+        )
+        settled: dict[RangeKey, set[int]] = {each.key: set() for each in ranges}
+
+        async def ask(address: str, items: Sequence[tuple[int, RangeRecord]]) -> None:
+            tables = [range_table(record, addresses) for _, record in items]
+            answers = await self._peers.describe_at(address, tables)
+            for server_id, record in items:
+                answer = answers[record.stream_id]
+                if isinstance(answer, SbpError) or answer.stream_range is None:
+                    continue
+                if answer.stream_range.end_offset == record.end_offset:
+                    settled[record.stream_id, record.range_index].add(server_id)
+
+        await asyncio.gather(*(ask(*each) for each in asked.items()))
+        return settled
+
+    async def _add(self, each: Incomplete, newcomer: int) -> None:
+        announced = await self._store.run(_added, each.key, newcomer)
+        self._announcer.announce(announced)
+        if announced:
+            _LOG.info(
+                "replica added stream=%d range=%d server=%d: it copies the range",
+                *(*each.key, newcomer),
+            )
+
+    async def _remove_lost(self, each: Incomplete) -> None:
+        lost = sorted({*each.record.server_ids} - {*each.kept})
+        if not lost:
+            return
+        if await self._store.run(_removed, each.key, lost):
+            _LOG.info(
+                "replicas removed stream=%d range=%d servers=%s: as many others have the range",
+                *(*each.key, lost),
+            )
+
+    def _check_time(self, each: Incomplete, settled: Collection[int]) -> None:
+        """Let another range have its turn if this one cannot be copied for long."""
+        if 1000 * (self._clock.monotonic() - self._copied[each.key]) < limits.REPAIR_PATIENCE_MS:
+            return
+        del self._copied[each.key]
+        _LOG.warning(
+            "range not copied stream=%d range=%d servers=%s settled=%s: see the logs of the"
+            " servers that have not settled it; it is tried again",
+            *(*each.key, each.record.server_ids, sorted(settled)),
+        )
+
+    def _find_copied(self, store: MetadataStore, servers: Sequence[ServerLoad]) -> list[Incomplete]:
+        """Return the ranges that are being copied, those that still exist."""
+        found = [
+            each
+            for stream_id, index in self._copied
+            for each in store.ranges_after(
+                (stream_id, index - 1), 1, stream_id=stream_id, server_id=None
+            )
+            if each.range_index == index
+        ]
+        return self._with_newcomers(store, found, servers)
+
+    def _find_next(
+        self,
+        store: MetadataStore,
+        servers: Sequence[ServerLoad],
+        busy: Collection[int],
+        count_max: int,
+    ) -> list[Incomplete]:
+        """Return the next ranges that can be given the members that they lack, or lose lost ones.
+
+        At most one of each stream, none of the `busy` ones.
+        """
+        page = store.sealed_replicated_ranges(self._after, limits.REPAIR_RANGES_SCANNED)
+        self._after = _FIRST
+        if len(page) == limits.REPAIR_RANGES_SCANNED:
+            self._after = (page[-1].stream_id, page[-1].range_index)
+        found: dict[int, Incomplete] = {}
+        for each in self._with_newcomers(store, page, servers):
+            if each.can_be_changed and each.record.stream_id not in busy:
+                found.setdefault(each.record.stream_id, each)
+            if len(found) == count_max:
+                self._after = each.key
+                break
+        return list(found.values())
+
+    def _with_newcomers(
+        self,
+        store: MetadataStore,
+        records: Sequence[RangeRecord],
+        servers: Sequence[ServerLoad],
+    ) -> list[Incomplete]:
+        stream_ids = list(dict.fromkeys(each.stream_id for each in records))
+        streams = store.streams_by_id(stream_ids)
+        wanted = {each.stream_id: each.replica_count for each in streams if each is not None}
+        placement = Placement(servers, {})
+        found = []
+        for record in records:
+            if record.stream_id not in wanted or record.end_seq == NO_SEQ:
+                continue
+            kept = [
+                each
+                for each in record.server_ids
+                if not self._membership.is_silent_for(each, self._replace_after_ms)
+            ]
+            newcomer = None
+            if len(kept) < wanted[record.stream_id]:
+                newcomer = placement.maybe_newcomer(record.server_ids, kept)
+            found.append(Incomplete(record, wanted[record.stream_id], tuple(kept), newcomer))
+        return found
+
+
+def _added(store: MetadataStore, key: RangeKey, newcomer: int) -> list[StreamRange]:
+    """Let a server be a member of a sealed range; return it as it is announced."""
+    if not store.change_replicas(*key, added=[newcomer], removed=()):
+        return []
+    addresses = store.servers.addresses()
+    found = store.ranges_after((key[0], key[1] - 1), 1, stream_id=key[0], server_id=None)
+    return [range_table(each, addresses) for each in found]
+
+
+def _removed(store: MetadataStore, key: RangeKey, lost: Sequence[int]) -> bool:
+    return store.change_replicas(*key, added=(), removed=lost)
