@@ -63,17 +63,6 @@ FAIL_OVER_RANGES_MAX: Final = 1_000
 """Ranges that the placement driver seals at a time without a request."""
 RENEWAL_INTERVAL_MS: Final = 10_000
 """Pause between looks for streams without the replicas that they are to have."""
-REPAIR_INTERVAL_MS: Final = 1_000
-"""Pause between looks for sealed ranges that lack replicas."""
-REPAIR_RANGES_MAX: Final = 16
-"""Sealed ranges that are copied to new servers at a time."""
-REPAIR_RANGES_SCANNED: Final = 200
-"""Sealed ranges that the placement driver looks at in one look."""
-REPAIR_PATIENCE_MS: Final = 600_000
-"""How long a range is copied before another one gets its turn."""
-REPLACE_SERVER_AFTER_MS: Final = 600_000
-"""Silence after which the sealed ranges of a range server are copied to others."""
-REPLACE_SERVER_AFTER_MS_MAX: Final = 30 * 86_400_000
 SYNC_TASKS_MAX: Final = 64
 """Announcements of new ranges (SYNC_RANGES) under way; beyond it servers look them up."""
 PLACEMENT_DISK_FREE_BYTES: Final = 1024 * MIB

@@ -11,7 +11,7 @@ from typing import Final
 
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
-from sbp_core.cli.parsing import add_client_options
+from sbp_core.cli.parsing import add_client_options, parse_number
 from sbp_core.client import Client, PlacementDriverInfo, RangeServerInfo
 from sbp_core.errors import UnsupportedError
 
@@ -38,6 +38,19 @@ def add_cluster(parser: ArgumentParser) -> None:
     parser.set_defaults(run=cluster)
 
 
+def add_drain(parser: ArgumentParser) -> None:
+    """Declare `sbp cluster drain`."""
+    parser.description = (
+        "Let a range server get no new ranges: its open ranges are sealed and continue on others,"
+        " its sealed ranges with several replicas are copied to others. Returns when that is done;"
+        " an interrupt does not cancel it."
+    )
+    add_client_options(parser)
+    parser.add_argument("server", type=parse_number, metavar="SERVER", help="id of the server")
+    parser.add_argument("--cancel", action="store_true", help="let it be given ranges again")
+    parser.set_defaults(run=drain)
+
+
 def cluster(options: Namespace) -> int:
     """List the servers of the cluster, again and again with --watch."""
     with connect(options) as client:
@@ -56,6 +69,44 @@ def cluster(options: Namespace) -> int:
                 return 0
             sys.stdout.flush()
             time.sleep(_WATCH_SECONDS)
+
+
+def drain(options: Namespace) -> int:
+    """Drain a range server, and wait until it has no ranges that could be elsewhere."""
+    server_id = options.server
+    with connect(options) as client:
+        client.drain_servers([server_id], is_cancelled=options.cancel)
+        if options.cancel:
+            write_line(f"range server {server_id} can be given ranges again")
+            return 0
+        while True:
+            (server,) = (each for each in client.range_servers() if each.server_id == server_id)
+            if options.json:
+                write_json(asdict(server))
+            open_count = server.led_ranges + server.copied_ranges
+            copied_count = server.sealed_ranges - server.unreplicated_ranges
+            if not open_count and not copied_count:
+                break
+            if not options.json:
+                write_line(
+                    f"range server {server_id} still has {open_count} open ranges, and"
+                    f" {copied_count} sealed ones that are being copied"
+                )
+            time.sleep(_WATCH_SECONDS)
+    if not options.json:
+        write_line(_drained(server))
+    return 0
+
+
+def _drained(server: RangeServerInfo) -> str:
+    """Return what is left on a server that is drained."""
+    name = f"range server {server.server_id}"
+    if not server.unreplicated_ranges:
+        return f"{name} is drained: it has no ranges, and can be stopped"
+    return (
+        f"{name} has {server.unreplicated_ranges} sealed ranges left, with one replica: they are"
+        " not copied. Stop it when their records are trimmed, or no longer needed"
+    )
 
 
 def _find_servers(client: Client) -> list[RangeServerInfo] | None:
@@ -86,7 +137,7 @@ def _row(each: RangeServerInfo) -> tuple[object, ...]:
         each.server_id,
         each.endpoint,
         each.rack or "-",
-        "live" if each.is_live else "silent",
+        ("live" if each.is_live else "silent") + (" draining" if each.is_draining else ""),
         free,
         each.led_ranges,
         each.copied_ranges,

@@ -67,6 +67,11 @@ COMMANDS: Final = (
         "list the placement drivers and the range servers",
     ),
     Command(
+        "cluster drain",
+        "sbp_core.cli.cluster:add_drain",
+        "move the ranges of a range server to others",
+    ),
+    Command(
         "log",
         "sbp_core.cli.log:add_log",
         "check, show and repair the files of a stopped range server",

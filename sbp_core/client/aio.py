@@ -136,6 +136,13 @@ class AsyncClient:
         """Return the range servers that the cluster ever had, by id."""
         return await self._run(calls.range_servers(self._context))
 
+    async def drain_servers(self, server_ids: Sequence[int], *, is_cancelled: bool = False) -> None:
+        """Let range servers get no ranges any more, and copy theirs to others; or cancel that.
+
+        Returns before it is done. Raises NotFoundError for an unknown id.
+        """
+        await self._run(calls.drain_servers(self._context, server_ids, is_cancelled=is_cancelled))
+
     async def ping(self) -> float:
         """Return the time in ms of one round trip to the placement driver."""
         return await self._run(calls.ping(self._context))

@@ -137,6 +137,13 @@ class SocketClient:
         """Return the range servers that the cluster ever had, by id."""
         return self._run(calls.range_servers(self._context))
 
+    def drain_servers(self, server_ids: Sequence[int], *, is_cancelled: bool = False) -> None:
+        """Let range servers get no ranges any more, and copy theirs to others; or cancel that.
+
+        Returns before it is done. Raises NotFoundError for an unknown id.
+        """
+        self._run(calls.drain_servers(self._context, server_ids, is_cancelled=is_cancelled))
+
     def ping(self) -> float:
         """Return the time in ms of one round trip to the placement driver."""
         return self._run(calls.ping(self._context))

@@ -45,7 +45,7 @@ class RangeServerInfo:
     `led_ranges` and `copied_ranges` are the open ranges of which it is the primary and a secondary.
     `unreplicated_ranges` counts the `sealed_ranges` that are on no other server.
     `missing_replicas` counts the ranges led there of which a replica lacks entries.
-    `disk_free_bytes` is None if it reported no load.
+    `disk_free_bytes` is None if it reported no load. One that `is_draining` gets no ranges.
     """
 
     server_id: int
@@ -58,6 +58,7 @@ class RangeServerInfo:
     sealed_ranges: int
     unreplicated_ranges: int
     missing_replicas: int
+    is_draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ from sbp_core.server.settings import ListenerSettings, integer_setting, port_set
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
 
 _LOG: Final = logging.getLogger(__name__)
+_REPLACE_AFTER_MS: Final = 600_000
+_REPLACE_AFTER_MS_MAX: Final = 30 * 86_400_000
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.DRIVER_NAME_LENGTH_MAX}}}")
 
 
@@ -59,8 +61,8 @@ class PlacementDriverSettings(ListenerSettings, CapacityLimits):
         "Time without a heartbeat after which the sealed ranges of a range server are copied to"
         " others, as far as they have several replicas. A restart should take less.",
         limits.HEARTBEAT_TIMEOUT_MS_MIN,
-        limits.REPLACE_SERVER_AFTER_MS_MAX,
-        default=limits.REPLACE_SERVER_AFTER_MS,
+        _REPLACE_AFTER_MS_MAX,
+        default=_REPLACE_AFTER_MS,
         unit="milliseconds",
     )
     batch_number_leap_max: int = integer_setting(

@@ -58,6 +58,8 @@ class Membership:
         self._loads: dict[int, ServerLoad] = {}
         self._racks: dict[int, str] = {}
         self._since = clock.monotonic()
+        self.draining: frozenset[int] = frozenset()
+        """The servers that are to have no ranges any more; the one that leads sets them."""
 
     @property
     def has_listened(self) -> bool:
@@ -121,11 +123,11 @@ class Membership:
         return tuple(sorted(server.server_id for server in self._heard))
 
     def live_servers(self) -> tuple[ServerLoad, ...]:
-        """Return the live servers with the load that each reported last, by id."""
+        """Return the live servers that are not being drained, by id, with their loads."""
         live = self.live_server_ids()
         self._loads = {each: load for each, load in self._loads.items() if each in live}
         self._racks = {each: rack for each, rack in self._racks.items() if each in live}
-        return tuple(map(self.load_of, live))
+        return tuple(self.load_of(each) for each in live if each not in self.draining)
 
     def conflicting(self, server: RangeServerRecord) -> list[RangeServerRecord]:
         """Return the live servers that have the id or the address of `server`, but not both."""
@@ -256,7 +258,8 @@ class Placement:
         raise NoRangeServerError.of(
             "the disks of all range servers are full: free space, or start another range server"
             if self._has_servers
-            else "no range server is alive: start one, or wait for its first heartbeat"
+            else "no range server is alive that is not being drained: start one, or wait for its"
+            " first heartbeat"
         )
 
 

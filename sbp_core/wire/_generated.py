@@ -63,6 +63,14 @@ class DescribeTxnsRequest(Struct, frozen=True, gc=False):
     producer: str | None = None
 
 
+class DrainServersRequest(Struct, frozen=True, gc=False):
+    """DRAIN_SERVERS: range servers are to have no ranges any more, or may have some again."""
+
+    timeout_ms: int = 0
+    server_ids: tuple[int, ...] = ()
+    is_cancelled: bool = False
+
+
 class EndTxnInfo(Struct, frozen=True, gc=False):
     """END_TXN: publish (in this order) or drop the batches staged under the named transactions."""
 
@@ -246,6 +254,11 @@ class DescribeStreamResult(Struct, frozen=True, gc=False):
     stream_id: int = -1
 
 
+class DrainServersResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    status: Status | None = None
+
+
 class EndTxnRequest(Struct, frozen=True, gc=False):
     timeout_ms: int = 0
     end_requests: tuple[EndTxnInfo, ...] = ()
@@ -419,6 +432,7 @@ class ServerDescription(Struct, frozen=True, gc=False):
     sealed_range_cnt: int = 0
     unreplicated_range_cnt: int = 0
     range_missing_replica_cnt: int = 0
+    is_draining: bool = False
 
 
 class SystemErrorResponse(Struct, frozen=True, gc=False):
@@ -756,6 +770,7 @@ class Opcode(enum.IntEnum):
     REPORT_METRICS = 0x4001
     DESCRIBE_PD_CLUSTER = 0x4002
     DESCRIBE_SERVERS = 0x4003
+    DRAIN_SERVERS = 0x4004
     COMMIT_TXN = 0x7001
     DESCRIBE_TXNS = 0x7002
 
@@ -771,6 +786,7 @@ EXTENSIONS: Final = frozenset(
         Opcode.REGISTER_SCHEMAS,
         Opcode.DESCRIBE_SCHEMAS,
         Opcode.DESCRIBE_SERVERS,
+        Opcode.DRAIN_SERVERS,
         Opcode.COMMIT_TXN,
         Opcode.DESCRIBE_TXNS,
     }
@@ -807,6 +823,7 @@ OPERATIONS: Final[Mapping[Opcode, tuple[type[Struct], type[Struct]]]] = {
         DescribePlacementDriverClusterResponse,
     ),
     Opcode.DESCRIBE_SERVERS: (DescribeServersRequest, DescribeServersResponse),
+    Opcode.DRAIN_SERVERS: (DrainServersRequest, DrainServersResponse),
     Opcode.COMMIT_TXN: (CommitTxnRequest, CommitTxnResponse),
     Opcode.DESCRIBE_TXNS: (DescribeTxnsRequest, DescribeTxnsResponse),
 }
@@ -843,6 +860,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     DescribeServersRequest: (I32,),
     DescribeStreamsRequest: (I32, Vector(I64), Vector(TEXT), BOOL),
     DescribeTxnsRequest: (I32, TEXT),
+    DrainServersRequest: (I32, Vector(I32), BOOL),
     EndTxnInfo: (I64, I32, Vector(TEXT), BOOL, I32, I64),
     Feature: (TEXT, BYTES),
     IdAllocationRequest: (I32, TEXT),
@@ -866,6 +884,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     DescribePlacementDriverClusterRequest: (Table("RangeServer"), I32),
     DescribeRangesRequest: (I32, Vector(Table("RangeId")), I64, I32),
     DescribeStreamResult: (Table("Stream"), Table("Status"), I64),
+    DrainServersResponse: (I32, Table("Status")),
     EndTxnRequest: (I32, Vector(Table("EndTxnInfo"))),
     EndTxnResult: (I64, I32, I64, I64, Table("Status")),
     FetchResult: (I64, I32, I32, Table("Status"), I32, I64, Vector(Table("BatchPlace"))),
@@ -926,7 +945,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     ReportMetricsResponse: (Table("RangeServer"), Table("Status")),
     SchemaEntry: (I64, I32, TEXT, BYTES, I64, Table("Status")),
     SealRangesRequest: (I32, Vector(Table("RangeId"))),
-    ServerDescription: (Table("RangeServer"), BOOL, I64, I32, I32, I32, I32, I32),
+    ServerDescription: (Table("RangeServer"), BOOL, I64, I32, I32, I32, I32, I32, BOOL),
     SystemErrorResponse: (Table("Status"),),
     TrimStreamsRequest: (I32, Vector(Table("TrimmedStream"))),
     TxnDescription: (

@@ -18,6 +18,7 @@ from sbp_core.wire.headers import (
     DescribePlacementDriverClusterRequest,
     DescribeServersRequest,
     DescribeStreamsRequest,
+    DrainServersRequest,
     HeartbeatRequest,
     IdAllocationRequest,
     ListRangesRequest,
@@ -350,6 +351,29 @@ def test_range_servers_are_described_by_id(target):
             assert described.server.advertise_addr == placed.server.advertise_addr
             assert described.is_live
             assert described.led_range_cnt > 0
+
+    target.run(body)
+
+
+def test_a_server_that_is_being_drained_is_given_no_ranges(target):
+    """Rule: drain-servers."""
+
+    async def body(target):
+        async with target.streams() as (placed,), target.pd() as client:
+            if target.dialect != Dialect.SPECIFICATION:
+                return
+            drained = (placed.server.server_id,)
+            (answer,) = await client.ask(Opcode.DRAIN_SERVERS, DrainServersRequest(0, drained))
+            assert is_success(answer.status)
+            try:
+                wanted = CreateStreamsRequest(streams=(Stream(replica_nums=1),))
+                (answer,) = await client.ask(Opcode.CREATE_STREAMS, wanted)
+                (created,) = answer.create_responses
+                servers = () if created.stream_range is None else created.stream_range.servers
+                assert not any(each.server.server_id in drained for each in servers)
+            finally:
+                end = DrainServersRequest(0, drained, True)
+                await client.ask(Opcode.DRAIN_SERVERS, end)
 
     target.run(body)
 

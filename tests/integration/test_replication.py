@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import pytest
 from core_cluster import rows_batch, values_of
 from numbered_appends import send
 from raw_client import RawClient
@@ -11,7 +12,7 @@ from waiting import until
 
 from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec, StreamUpdate, Writer
 from sbp_core.cluster import Cluster, ClusterSettings
-from sbp_core.errors import RangeNotFoundError, RangeSealedError, StatusCode
+from sbp_core.errors import NotFoundError, RangeNotFoundError, RangeSealedError, StatusCode
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.wire.headers import DescribeRangesRequest, RangeId, SealRangesRequest
 from sbp_core.wire.opcodes import Opcode
@@ -251,3 +252,35 @@ def test_a_sealed_range_gets_the_replicas_that_its_stream_is_to_have(tmp_path):
         )
 
     run(tmp_path, body)
+
+
+def test_a_server_that_is_drained_has_no_ranges_any_more(tmp_path):
+    async def body(cluster, client):
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+        assert await append(client, stream.stream_id, b"0") == 0
+        await seal(cluster, stream.stream_id)
+        assert await append(client, stream.stream_id, b"1") == 1
+        servers = {each.endpoint: each for each in await client.range_servers()}
+        drained = servers[min(await members(client, stream.stream_id, 1))]
+        with pytest.raises(NotFoundError, match="no range server has the id 99"):
+            await client.drain_servers([drained.server_id, 99])
+        await client.drain_servers([drained.server_id])
+
+        async def described():
+            return (await client.range_servers())[drained.server_id - 1]
+
+        async def has_ranges():
+            found = await described()
+            return found.sealed_ranges or found.copied_ranges or found.led_ranges
+
+        while await has_ranges():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert (await described()).is_draining
+        assert await append(client, stream.stream_id, b"2") == 2
+        await stop(cluster, {drained.endpoint})
+        records = await read_all(client, stream.stream_id, 3)
+        assert records == [(n, b"%d" % n) for n in range(3)]
+        await client.drain_servers([drained.server_id], is_cancelled=True)
+        assert not (await described()).is_draining
+
+    run(tmp_path, body, range_servers=4, **IMPATIENT)

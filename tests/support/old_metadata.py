@@ -22,6 +22,7 @@ SINCE = {
     ),
     9: ("DROP TABLE alembic_version",),
     10: ("ALTER TABLE ranges DROP COLUMN end_seq", "ALTER TABLE ranges DROP COLUMN end_digest"),
+    11: ("DROP TABLE draining",),
 }
 """The statements that take away what each version added."""
 

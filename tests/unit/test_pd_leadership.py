@@ -244,7 +244,7 @@ def test_a_database_is_not_accepted_while_a_placement_driver_leads(url, claims):
 
 def test_a_database_is_shown(url, opened, claims, capsys):
     assert main(["pd", "check", url]) == 0
-    assert "schema version 10, " in capsys.readouterr().out
+    assert "schema version 11, " in capsys.readouterr().out
     claims("a").hold()
     store = opened()
     store.lead(check_database(url).leader.term)

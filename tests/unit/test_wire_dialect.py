@@ -83,6 +83,7 @@ ABSENT = (
     Opcode.REGISTER_SCHEMAS,
     Opcode.DESCRIBE_SCHEMAS,
     Opcode.DESCRIBE_SERVERS,
+    Opcode.DRAIN_SERVERS,
     Opcode.COMMIT_TXN,
     Opcode.DESCRIBE_TXNS,
 )

@@ -36,6 +36,8 @@ from sbp_core.wire.headers import (
     DescribePlacementDriverClusterResponse,
     DescribeServersRequest,
     DescribeServersResponse,
+    DrainServersRequest,
+    DrainServersResponse,
     FetchResponse,
     FetchResult,
     PlacementDriverCluster,
@@ -356,11 +358,20 @@ def range_servers(context: Context) -> Program[list[RangeServerInfo]]:
             each.sealed_range_cnt,
             each.unreplicated_range_cnt,
             each.range_missing_replica_cnt,
+            each.is_draining,
         )
         for answer in answers
         for each in answer.servers
         if each.server is not None
     ]
+
+
+def drain_servers(
+    context: Context, server_ids: Sequence[int], *, is_cancelled: bool
+) -> Program[None]:
+    """Let range servers get rid of their ranges, or keep them (SPEC "DRAIN_SERVERS")."""
+    header = DrainServersRequest(context.timeout_ms, tuple(server_ids), is_cancelled)
+    yield from ask(context, Opcode.DRAIN_SERVERS, header, DrainServersResponse)
 
 
 def exchange(call: Call) -> Program[list[Frame]]:

@@ -128,6 +128,13 @@ _OPEN_RANGE_COUNTS: Final = (
     .where(_IS_OPEN)
     .group_by(replicas.c.server_id)
 )
+_OPEN_ON_SERVER: Final = (
+    select(replicas.c.stream_id, replicas.c.range_index)
+    .join(ranges, _IN_RANGE)
+    .where(_ON_SERVER, _IS_OPEN)
+    .order_by(replicas.c.stream_id)
+    .limit(COUNT_MAX)
+)
 _PRIMARY_COUNTS: Final = _OPEN_RANGE_COUNTS.where(_IS_PRIMARY)
 _HAS_ONE_REPLICA: Final = ranges.c.end_seq.is_(None)
 _HOSTED_COUNTS: Final = (
@@ -251,6 +258,11 @@ class RangeTables:
             after_index=after[1],
             count_max=count_max,
         )
+        return [RangeId(*row) for row in rows]
+
+    def open_ranges_on(self, server_id: int, count_max: int) -> list[RangeId]:
+        """Return up to `count_max` open ranges of which a server has a replica."""
+        rows = self._query(_OPEN_ON_SERVER, server_id=server_id, count_max=count_max)
         return [RangeId(*row) for row in rows]
 
     def wrong_copies(self) -> list[Copies]:

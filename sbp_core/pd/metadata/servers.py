@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sqlalchemy import BindParameter, bindparam, insert, select, update
+from sqlalchemy import BindParameter, bindparam, delete, insert, select, update
 
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.pd.metadata.database import Database, Put
 from sbp_core.pd.metadata.history import SERVER_ID_MAX
-from sbp_core.pd.metadata.tables import cluster, log_marks, server_secrets, servers
+from sbp_core.pd.metadata.tables import cluster, draining, log_marks, server_secrets, servers
 from sbp_core.pd.model import LogMark, RangeServerRecord
 
 _SERVER_ID: Final[BindParameter[int]] = bindparam("server_id")
@@ -33,6 +33,9 @@ _SECRETS_AT: Final = (
     .where(servers.c.address == bindparam("address"))
     .order_by(servers.c.server_id.desc())
 )
+_DRAINING: Final = select(draining.c.server_id)
+_DRAIN: Final = insert(draining)
+_END_DRAIN: Final = delete(draining).where(draining.c.server_id == _SERVER_ID)
 _LOG_MARK: Final = select(log_marks.c.log_id, log_marks.c.position).where(
     log_marks.c.server_id == _SERVER_ID
 )
@@ -101,6 +104,20 @@ class ServerTables:
         """Return the secrets of the servers that announced an address last, the newest first."""
         rows = self._query(_SECRETS_AT, address=address)
         return [str(secret) for (secret,) in rows]
+
+    def draining(self) -> frozenset[int]:
+        """Return the servers that are being drained."""
+        return frozenset(server_id for (server_id,) in self._query(_DRAINING))
+
+    def drain(self, server_ids: Iterable[int], *, is_cancelled: bool) -> None:
+        """Note that servers are to have no ranges any more, or that they may have some again."""
+        with self._transaction():
+            known = self.draining()
+            for server_id in {*server_ids}:
+                if is_cancelled is (server_id in known):
+                    self._database.change(
+                        _END_DRAIN if is_cancelled else _DRAIN, server_id=server_id
+                    )
 
     def maybe_log_mark(self, server_id: int) -> LogMark | None:
         """Return what a server said last of its log; None if it said nothing."""

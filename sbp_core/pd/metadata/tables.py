@@ -32,7 +32,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION: Final = 10
+SCHEMA_VERSION: Final = 11
 """The newest version, which is the revision of the newest migration."""
 SCHEMA_VERSION_MIN: Final = 2
 """The oldest version that is migrated."""
@@ -136,6 +136,9 @@ replicas: Final = Table(
 )
 
 servers: Final = Table("servers", COMMON, _integer("server_id", is_key=True), _text("address"))
+
+draining: Final = Table("draining", COMMON, _integer("server_id", is_key=True))
+"""The range servers that are to have no ranges any more."""
 
 server_secrets: Final = Table(
     "server_secrets", COMMON, _integer("server_id", is_key=True), _text("secret")

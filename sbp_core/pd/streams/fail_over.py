@@ -5,7 +5,8 @@ timeout: the stream goes on in a new range on other servers. The primary cannot 
 afterwards, whatever it does (see `sbp_core.replication`).
 
 A stream whose open range does not have the replicas that it is to have gets another range: because
-servers were missing when it was opened, or because the stream was changed.
+servers were missing when it was opened, because the stream was changed, or because one of its
+servers is being drained.
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ class FailOver:
         A range that cannot be sealed now is sealed later.
         """
         await self._seal_for_copies([RangeId(stream_id=each) for each in stream_ids])
+
+    async def drain(self) -> None:
+        """Seal the open ranges of servers that are to have none; the next ones are on others."""
+        await self._begin_renewal()
 
     async def _run(self) -> None:
         renewed = self._clock.monotonic()
@@ -132,12 +137,10 @@ class FailOver:
 
     async def _begin_renewal(self) -> None:
         count_max = limits.FAIL_OVER_RANGES_MAX - len(self._at_work)
-        found = await self._store.run(find_renewable, self._membership.live_servers())
-        items = [
-            RangeId(each.stream_id, each.range_index)
-            for each in found
-            if each.stream_id not in self._at_work
-        ]
+        renewable = await self._store.run(find_renewable, self._membership.live_servers())
+        found = await self._store.run(find_drained, self._membership.draining, count_max)
+        found |= {each.stream_id: RangeId(each.stream_id, each.range_index) for each in renewable}
+        items = [each for each in found.values() if each.stream_id not in self._at_work]
         if items and count_max > 0:
             self._add_task(asyncio.create_task(self._seal_for_copies(items[:count_max])))
 
@@ -208,6 +211,17 @@ def find_renewable(store: MetadataStore, servers: Sequence[ServerLoad]) -> list[
         for each in store.wrong_copies()
         if not each.missing_count or not each.placed_count or server_count >= each.wanted_count
     ]
+
+
+def find_drained(
+    store: MetadataStore, draining: Collection[int], count_max: int
+) -> dict[int, RangeId]:
+    """Return open ranges of servers that are to have none, by stream."""
+    return {
+        each.stream_id: each
+        for server_id in draining
+        for each in store.open_ranges_on(server_id, max(0, count_max))
+    }
 
 
 def missing_replicas(store: MetadataStore) -> dict[int, int]:

@@ -1,9 +1,10 @@
 """New members for sealed ranges with several replicas, so that none stays on too few servers.
 
 A sealed range gets another member when one of its members was not heard for
-`replace_server_after_ms`, or when it has fewer than its stream is to have. The newcomer is listed
-first, and copies the range from the others (SPEC "READ_ENTRIES"). The lost member is taken off the
-list only when as many others as the stream is to have are known to have settled, by DESCRIBE_RANGE.
+`replace_server_after_ms` or is being drained, or when it has fewer than its stream is to have. The
+newcomer is listed first, and copies the range from the others (SPEC "READ_ENTRIES"). The lost
+member is taken off the list only when as many others as the stream is to have are known to have
+settled, by DESCRIBE_RANGE.
 
 The members of an open range never change: they decide together where it ends.
 """
@@ -16,7 +17,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sbp_core import limits
 from sbp_core.errors import SbpError
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
@@ -31,6 +31,14 @@ _LOG: Final = logging.getLogger(__name__)
 
 _FIRST: Final = (-1, -1)
 """Before every (stream id, range index)."""
+_INTERVAL_MS: Final = 1_000
+"""Pause between looks."""
+_COPIED_MAX: Final = 16
+"""Ranges that are copied at a time."""
+_SCANNED_MAX: Final = 200
+"""Ranges that are looked at in one look."""
+_PATIENCE_MS: Final = 600_000
+"""How long a range is copied before another one gets its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,7 @@ class Incomplete:
 
 
 class Repair:
-    """Looks for such ranges in the background; REPAIR_RANGES_MAX are copied at a time.
+    """Looks for such ranges in the background; _COPIED_MAX are copied at a time.
 
     They are of different streams.
     """
@@ -96,7 +104,7 @@ class Repair:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(limits.REPAIR_INTERVAL_MS / 1000)
+            await asyncio.sleep(_INTERVAL_MS / 1000)
             if not self._membership.has_listened:
                 continue
             try:
@@ -111,7 +119,7 @@ class Repair:
             return
         known = await self._store.run(self._find_copied, servers)
         self._copied = {each.key: self._copied[each.key] for each in known}
-        room = limits.REPAIR_RANGES_MAX - len(known)
+        room = _COPIED_MAX - len(known)
         if room > 0:
             busy = {stream_id for stream_id, _ in self._copied}
             found = await self._store.run(self._find_next, servers, busy, room)
@@ -141,7 +149,8 @@ class Repair:
             (server.address, (server.server_id, each.record))
             for each in ranges
             for server in (
-                RangeServerRecord(member, addresses.get(member, "")) for member in each.kept
+                RangeServerRecord(member, addresses.get(member, ""))
+                for member in each.record.server_ids
             )
             if self._membership.is_live(server)
         )
@@ -181,7 +190,7 @@ class Repair:
 
     def _check_time(self, each: Incomplete, settled: Collection[int]) -> None:
         """Let another range have its turn if this one cannot be copied for long."""
-        if 1000 * (self._clock.monotonic() - self._copied[each.key]) < limits.REPAIR_PATIENCE_MS:
+        if 1000 * (self._clock.monotonic() - self._copied[each.key]) < _PATIENCE_MS:
             return
         del self._copied[each.key]
         _LOG.warning(
@@ -213,9 +222,9 @@ class Repair:
 
         At most one of each stream, none of the `busy` ones.
         """
-        page = store.sealed_replicated_ranges(self._after, limits.REPAIR_RANGES_SCANNED)
+        page = store.sealed_replicated_ranges(self._after, _SCANNED_MAX)
         self._after = _FIRST
-        if len(page) == limits.REPAIR_RANGES_SCANNED:
+        if len(page) == _SCANNED_MAX:
             self._after = (page[-1].stream_id, page[-1].range_index)
         found: dict[int, Incomplete] = {}
         for each in self._with_newcomers(store, page, servers):
@@ -243,12 +252,17 @@ class Repair:
             kept = [
                 each
                 for each in record.server_ids
-                if not self._membership.is_silent_for(each, self._replace_after_ms)
+                if each not in self._membership.draining
+                and not self._membership.is_silent_for(each, self._replace_after_ms)
             ]
             newcomer = None
             if len(kept) < wanted[record.stream_id]:
                 newcomer = placement.maybe_newcomer(record.server_ids, kept)
-            found.append(Incomplete(record, wanted[record.stream_id], tuple(kept), newcomer))
+            wanted_count = wanted[record.stream_id]
+            is_drained = self._membership.draining.issuperset({*record.server_ids} - {*kept})
+            if newcomer is None and is_drained and len(kept) >= record.ack_count:
+                wanted_count = min(wanted_count, len(kept))  # there are no other servers
+            found.append(Incomplete(record, wanted_count, tuple(kept), newcomer))
         return found
 
 

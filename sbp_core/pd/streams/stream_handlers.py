@@ -129,7 +129,7 @@ class PlacementDriverHandlers:
         self._txns = TxnHandlers(
             store, self._publisher, self._range_servers, clock, batch_number_leap_max
         )
-        self._servers = ServerHandlers(store, membership)
+        self._servers = ServerHandlers(store, membership, self._fail_over)
         self._endpoint = endpoint
         self._looking: asyncio.Task[None] | None = None
 
@@ -156,6 +156,7 @@ class PlacementDriverHandlers:
 
     async def start(self) -> None:
         """Continue with what was committed and is not published yet; watch the range servers."""
+        await self._servers.start()
         await self._publisher.start()
         self._looking = asyncio.create_task(log_missing_servers(self._store, self._membership))
         self._fail_over.start()
