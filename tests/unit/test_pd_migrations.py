@@ -119,7 +119,7 @@ def test_a_postgresql_database_of_a_version_before_is_brought_up_to_date(postgre
     url = postgresql.new_database()
     open_store(url).close()
     with psycopg.connect(url, autocommit=True) as connection:
-        for statement in (*SINCE[10], "UPDATE alembic_version SET version_num = '9'"):
+        for statement in (*SINCE[10], *SINCE[11], "UPDATE alembic_version SET version_num = '9'"):
             connection.execute(statement)
     store = open_store(url)
     store.lead(next_term(url))
@@ -127,7 +127,9 @@ def test_a_postgresql_database_of_a_version_before_is_brought_up_to_date(postgre
     assert store.maybe_last_range(stream_id).end_seq == NO_SEQ
     store.close()
     with psycopg.connect(url) as connection:
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("10",)]
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [
+            (str(SCHEMA_VERSION),)
+        ]
 
 
 def test_a_postgresql_database_has_the_tables_that_are_declared(postgresql):
