@@ -358,7 +358,7 @@ def schema_version_of(connection: Connection, url: str) -> int:
     tables = set(inspect(connection).get_table_names())
     if not tables & COMMON.tables.keys():
         return 0
-    if not {alembic_version.name, *COMMON.tables, *POSTGRESQL.tables} <= tables:
+    if not {alembic_version.name, cluster.name, *POSTGRESQL.tables} <= tables:  # of any version
         raise ConfigurationError(
             f"store: {shown_url(url)} holds other data; name an empty database"
         )
