@@ -23,7 +23,7 @@ def early_acknowledgement() -> None:
 
 
 def early_quorum() -> None:
-    """What is durable at the primary counts as committed."""
+    """Everything that is durable at the primary counts as committed."""
     from sbp_core.rangeserver.replicating import primary
 
     primary.committed_seq = lambda durable, _: max(durable)

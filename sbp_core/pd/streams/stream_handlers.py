@@ -19,17 +19,11 @@ from sbp_core.errors import (
     StatusError,
     invalid,
 )
+from sbp_core.pd.log_marks import NO_POSITION, LogMarks, maybe_log_mark
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import ServerLoad
-from sbp_core.pd.range_servers import (
-    NO_POSITION,
-    Joining,
-    LogMarks,
-    Membership,
-    log_missing_servers,
-    maybe_log_mark,
-)
+from sbp_core.pd.range_servers import Joining, Membership, log_missing_servers
 from sbp_core.pd.server_handlers import ServerHandlers
 from sbp_core.pd.streams import change_operations as changes
 from sbp_core.pd.streams import sealing as ranges

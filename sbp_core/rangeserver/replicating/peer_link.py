@@ -25,7 +25,13 @@ from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
 from sbp_core.client.programs import calls
 from sbp_core.client.programs.program import Call
 from sbp_core.client.types import Connecting
-from sbp_core.errors import RangeNotFoundError, SbpError, ThrottledError, WriterGapError
+from sbp_core.errors import (
+    RangeNotFoundError,
+    RangeSealedError,
+    SbpError,
+    ThrottledError,
+    WriterGapError,
+)
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.replication import Prefix
 from sbp_core.server.runtime import cancel_all
@@ -162,11 +168,11 @@ class Copy:
             self.state = CopyState.STREAMING
             self.sent_count = 0
 
-    def lose(self, reason: str, now: float) -> None:
+    def lose(self, reason: str, now: float, level: int = logging.WARNING) -> None:
         """Give the copy up."""
         if self.state is CopyState.LOST:
             return
-        _LOG.warning("copy lost: stream=%d range=%d: %s", *self.key, reason)
+        _LOG.log(level, "copy lost: stream=%d range=%d: %s", *self.key, reason)
         self.state = CopyState.LOST
         self.behind_since = now if self.behind_since is None else self.behind_since
         self.window.clear()
@@ -373,7 +379,9 @@ class PeerLink:
             self._asking[copy.key] = copy
             self._retry_later()
         else:
-            copy.lose(f"{self.address} refuses its entries: {error}", self._loop.time())
+            is_planned = isinstance(error, RangeSealedError)  # it is fenced there already
+            level = logging.INFO if is_planned else logging.WARNING
+            copy.lose(f"{self.address} refuses its entries: {error}", self._loop.time(), level)
 
     def _on_failure(self, error: SbpError) -> None:
         """Ask all copies again, after a while: the server is down, or cannot be reached."""

@@ -99,6 +99,7 @@ class PrimaryRanges(Copies):
         self._server_id = server_id
         self._led: dict[RangeKey, _LedRange] = {}
         self._links: dict[str, PeerLink] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def lead(self, logged: LoggedRange, members: RangeMembers) -> None:
         """Lead a range from its first entry on."""
@@ -195,7 +196,7 @@ class PrimaryRanges(Copies):
 
     async def stop(self) -> None:
         """Close the links; what waits to be committed is not acknowledged any more."""
-        await asyncio.gather(*(link.stop() for link in self._links.values()))
+        await asyncio.gather(*self._closing, *(link.stop() for link in self._links.values()))
 
     def _advance(self, key: RangeKey) -> None:
         """Publish and acknowledge what has become committed."""
@@ -230,7 +231,9 @@ class PrimaryRanges(Copies):
     def _close_unused(self, links: Iterable[PeerLink]) -> None:
         for link in links:
             if link.is_unused and self._links.pop(link.address, None) is not None:
-                self._closing = asyncio.create_task(link.stop())
+                closing = asyncio.create_task(link.stop())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
 
 
 def _seq(logged: LoggedRange) -> int:
