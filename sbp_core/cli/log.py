@@ -23,10 +23,10 @@ from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.states.replicated_entries import decode_settled
 from sbp_core.log.states.staged_entries import decode_end, decode_prefix
 from sbp_core.log.states.writer_states import decode_mark
+from sbp_core.pd.log_marks import maybe_other_log
 from sbp_core.pd.metadata.data_dir import has_metadata
 from sbp_core.pd.metadata.sqlite_inspection import DRIVER_NAME, maybe_log_mark_of
 from sbp_core.pd.model import LogMark
-from sbp_core.pd.log_marks import maybe_other_log
 from sbp_core.rangeserver.identity import IDENTITY_NAME, Identity, check_log_is_there
 from sbp_core.segment_format import EntryKind, maybe_segment_base, segment_path
 

@@ -10,9 +10,9 @@ from manual_clock import ManualClock
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError
+from sbp_core.pd.log_marks import NO_POSITION, LogMarks, maybe_log_mark
 from sbp_core.pd.metadata.store import StoreThread, open_store
 from sbp_core.pd.model import LogMark
-from sbp_core.pd.range_servers import NO_POSITION, LogMarks, maybe_log_mark
 
 A, B = "a" * 32, "b" * 32
 
