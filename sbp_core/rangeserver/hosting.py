@@ -425,9 +425,9 @@ class RangeHost:
             yield range_created(
                 *key, where.start_offset, where.created_at_ms, is_replicated=is_replicated
             )
-        is_here = not is_replicated or (
-            self.table.has_range(*key) and self.table.range_at(*key).is_led
-        )
+        hosted = self.table.maybe_range(key)
+        is_led = hosted is not None and hosted.is_led and hosted.state is RangeState.OPEN
+        is_here = not is_replicated or is_led
         if placed.writers and is_here and not is_copy and not self.knows_writers(*key):
             yield from self._writers_entry(where, placed.writers)
 

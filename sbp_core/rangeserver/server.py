@@ -123,7 +123,7 @@ class RangeServer:
         end_txn = EndTxnHandler(host, stagings, committer)
         started.push_async_callback(end_txn.stop)
         started.push_async_callback(host.primary.stop)
-        secondary = Secondary(log.staged, committer)
+        self._secondary = secondary = Secondary(log.staged, committer)
         local_reads = LocalReads(self._disk, log.directory)
         self._listener = self._make_listener(
             host, end_txn, stagings, in_flight, local_reads, secondary=secondary

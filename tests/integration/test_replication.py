@@ -12,8 +12,18 @@ from waiting import until
 
 from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec, StreamUpdate, Writer
 from sbp_core.cluster import Cluster, ClusterSettings
-from sbp_core.errors import NotFoundError, RangeNotFoundError, RangeSealedError, StatusCode
+from sbp_core.errors import (
+    NotFoundError,
+    RangeNotFoundError,
+    RangeSealedError,
+    StatusCode,
+    WriterGapError,
+)
+from sbp_core.log.entry import Entry
 from sbp_core.log.states.range_states import RangeState
+from sbp_core.log.states.staged_states import drop_entry
+from sbp_core.replication import Prefix
+from sbp_core.segment_format import EntryKind
 from sbp_core.wire.headers import DescribeRangesRequest, RangeId, SealRangesRequest
 from sbp_core.wire.opcodes import Opcode
 
@@ -284,3 +294,34 @@ def test_a_server_that_is_drained_has_no_ranges_any_more(tmp_path):
         assert not (await described()).is_draining
 
     run(tmp_path, body, range_servers=4, **IMPATIENT)
+
+
+def test_nothing_is_appended_behind_a_fence_that_came_in_between(tmp_path):
+    """Entries behind the end of a transaction wait for the disk, and are refused then."""
+
+    async def body(cluster, client):
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+        await append(client, stream.stream_id, b"0")
+        copies = hosted_at(cluster, stream.stream_id, 0)
+        await asyncio.to_thread(
+            until, lambda: {each.durable.seq for each in copies.values()} == {1}
+        )
+        server, copy = next(
+            (each, copies[each.endpoint])
+            for each in cluster._range_servers
+            if not copies[each.endpoint].is_led
+        )
+        secondary = server._secondary
+        drop = drop_entry(stream.stream_id, 0, ["t"])
+        batch = Entry(EntryKind.BATCH, stream.stream_id, 0, 1, 1, rows_batch([b"late"]))
+        appending = secondary.append(copy, copy.durable, [drop, batch])
+        await asyncio.sleep(0)  # the end is submitted, and the batch waits for it
+        await server._host.seal(stream.stream_id, 0)
+        with pytest.raises(RangeSealedError):
+            await appending
+        logged = server._log.maybe_range((stream.stream_id, 0))
+        assert (logged.state, logged.prefix.seq) == (RangeState.FENCED, 2)
+        with pytest.raises(WriterGapError):
+            await secondary.append(copy, Prefix(), [batch])
+
+    run(tmp_path, body)

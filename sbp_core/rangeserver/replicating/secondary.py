@@ -15,11 +15,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
-from sbp_core.errors import SbpError, WriterGapError, invalid
+from sbp_core.errors import RangeSealedError, SbpError, WriterGapError, invalid
 from sbp_core.log.entry import Entry
 from sbp_core.log.portable import decode_portable, to_local
-from sbp_core.log.states.range_states import RangeKey
+from sbp_core.log.states.range_states import RangeKey, RangeState
 from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, number_after
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.rangeserver.appending.commit import GroupCommitter, Written
@@ -46,6 +47,9 @@ class _Tail:
     done: asyncio.Future[Written] | asyncio.Task[Written] | None = None
 
 
+_GROWING: Final = {RangeState.OPEN, RangeState.FENCED}
+"""The states in which entries are appended: from the primary, or to settle the copy."""
+
 _Accepted = tuple[HostedRange, asyncio.Future[Written] | None]
 """A range, and what ends when the entries of the frame are durable."""
 
@@ -66,6 +70,8 @@ class Secondary:
         Raises WriterGapError if other entries come next, InvalidRequestError for entries that
         cannot be of the range.
         """
+        if hosted.state not in _GROWING:
+            raise _not_growing(hosted)
         tail = self._tail_of(hosted)
         if before != tail.end:
             raise WriterGapError.of(
@@ -94,7 +100,9 @@ class Secondary:
         has_ends = any(entry.kind is EntryKind.TXN_END for entry in entries)
         is_waiting = isinstance(tail.done, asyncio.Task) and not tail.done.done()
         if has_ends or is_waiting:
-            done = asyncio.create_task(self._append_in_turn(tail.done, entries, memory_bytes))
+            done = asyncio.create_task(
+                self._append_in_turn(hosted, tail.done, entries, memory_bytes)
+            )
         else:
             done = self._committer.submit(entries, memory_bytes)
         tail.end, tail.done = end, done
@@ -108,29 +116,41 @@ class Secondary:
 
     def _tail_of(self, hosted: HostedRange) -> _Tail:
         tail = self._tails.get(hosted.key)
-        if tail is None:
+        if tail is None or _has_failed(tail.done):
             tail = self._tails[hosted.key] = _Tail(hosted.durable)
         return tail
 
     async def _append_in_turn(
         self,
+        hosted: HostedRange,
         earlier: asyncio.Future[Written] | None,
         entries: Sequence[Entry],
         memory_bytes: int,
     ) -> Written:
-        """Append entries behind those that are written; ends of transactions each by itself."""
+        """Append entries behind those that are written; ends of transactions each by itself.
+
+        Nothing is appended behind a fence that came in between: the placement driver has an answer
+        without these entries.
+        """
+        accepted_in = hosted.state
+
+        def submit(group: Sequence[Entry], memory_bytes: int = 0) -> asyncio.Future[Written]:
+            if hosted.state is not accepted_in:
+                raise _not_growing(hosted)
+            return self._committer.submit(group, memory_bytes)
+
         written = Written(0) if earlier is None else await earlier
         group: list[Entry] = []
         for entry in entries:
             if entry.kind is EntryKind.TXN_END:
                 if group:
-                    await self._committer.submit(group)
+                    await submit(group)
                     group = []
-                written = await self._committer.submit([to_local(entry, self._staged)])
+                written = await submit([to_local(entry, self._staged)])
             else:
                 group.append(entry)
         if group:
-            written = await self._committer.submit(group, memory_bytes)
+            written = await submit(group, memory_bytes)
         return written
 
     def _on_done(self, key: RangeKey, tail: _Tail, done: asyncio.Future[Written]) -> None:
@@ -211,12 +231,27 @@ class ReplicateHandler(PromptHandler):
                 results.append(ReplicateResult(*place, status=status_for(outcome)))
                 continue
             hosted, pending = outcome
-            if pending is not None:
-                await asyncio.shield(pending)
+            try:
+                if pending is not None:
+                    await asyncio.shield(pending)
+            except SbpError as error:
+                results.append(ReplicateResult(*place, status=status_for(error)))
+                continue
             self._host.note_committed(hosted, sent.committed_offset)
             durable = hosted.durable
             results.append(ReplicateResult(*place, durable.seq, durable.digest, SUCCESS))
         await call.respond(ReplicateResponse(0, tuple(results), SUCCESS))
+
+
+def _has_failed(done: asyncio.Future[Written] | None) -> bool:
+    return done is not None and done.done() and (done.cancelled() or done.exception() is not None)
+
+
+def _not_growing(hosted: HostedRange) -> SbpError:
+    return RangeSealedError.of(
+        f"range {hosted.range_index} of stream {hosted.stream_id} is {hosted.state.value} here; it"
+        " accepts no entries any more"
+    )
 
 
 def _split(ranges: Sequence[ReplicatedRange], payload: memoryview) -> list[memoryview]:
