@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from errno import EIO
 
 import pytest
 from faulty_disk import FaultyDisk
@@ -13,7 +14,7 @@ from log_files import batch, contents, created, open_log
 from log_replicas import CREATED, logged, portable_bytes, prefix_of
 from log_stagings import KEY, bodies, commit, drop, staged
 
-from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.log.entry import Entry
 from sbp_core.log.portable import decode_portable, summary, to_local
 from sbp_core.log.states.range_columns import decode_states, encode_states
@@ -290,3 +291,24 @@ def test_prefixes_outlive_segments_and_restarts():
     log.close()
     log = open_log(disk, segment_bytes=600)
     assert (logged(log).state, logged(log).highest_seq) == (RangeState.FENCED, 20)
+
+
+def test_a_range_does_not_end_between_a_mark_and_its_batch():
+    """A crash leaves the beginning of a group; the next start must not number half of it."""
+    disk = FaultyDisk()
+    log = open_log(disk)
+    log.append([CREATED])
+    first = [mark_of(batch(0), "w", 0), batch(0)]
+    log.append(first)
+    second = batch(1, 1, b"x" * 1000)
+    disk.fail("pwritev", 1, EIO)
+    with pytest.raises(LogWriteError):  # half of the group was written
+        log.append([mark_of(second, "w", 1), second])
+    disk.heal()
+    disk.kill_process()
+    log = open_log(disk)
+    assert logged(log).prefix == prefix_of(*first)
+    assert logged(log).is_whole
+    writer = log.writers.maybe_writer(KEY[0], "w")
+    assert writer is not None
+    assert writer.last_sequence == 0

@@ -6,13 +6,13 @@ The rules that separate a torn tail from damage are in opening.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sbp_core.errors import LogCorruptionError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.disk import DiskFile, translate_os_error
-from sbp_core.log.entry import SNAPSHOT_KINDS
+from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
 from sbp_core.log.segment import corruption, file_size, read_segment, write_segment_header
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_scan import Damage, Replay, SegmentScanner, maybe_find_proof
@@ -137,16 +137,34 @@ class LastSegment:
             failpoint("log.recovery.after_cut")
 
     def _read_entries(self, scanner: SegmentScanner) -> Damage | None:
-        """Read up to the end, or to the first damage that may be a torn tail."""
+        """Read up to the end, or to the first damage that may be a torn tail.
+
+        In a replicated range the mark of a writer is torn, too, if its batch is: the range must not
+        end between them.
+        """
+        mark: tuple[Entry, Location] | None = None
         for item in scanner.entries():
             if isinstance(item, Damage):
                 proof = self._maybe_proof(item)
                 if proof is None:
-                    return item
-                self._go_around(item, proof, scanner.time_ms)
+                    return item if mark is None else Damage(mark[1].position, item.reason)
+            if mark is not None:
+                self.replay.apply(*mark, scanner.time_ms)
+                mark = None
+            if isinstance(item, Damage):
+                self._go_around(item, proof or "", scanner.time_ms)
+            elif self._is_first_half(*item):
+                mark = (replace(item[0], body=bytes(item[0].body)), item[1])
             else:
                 self.replay.apply(*item, scanner.time_ms)
-        return None
+        return mark and Damage(mark[1].position, "the batch behind the mark of a writer is missing")
+
+    def _is_first_half(self, entry: Entry, location: Location) -> bool:
+        """Whether an entry is torn if the one behind it is."""
+        logged = self.replay.states.maybe_range((entry.stream_id, entry.range_index))
+        is_replicated = logged is not None and logged.prefix is not None
+        is_synced = location.end <= self.promised
+        return is_replicated and entry.kind is EntryKind.WRITER_MARK and not is_synced
 
     def _maybe_proof(self, damage: Damage) -> str | None:
         """Return what says that damaged bytes were synced; None where the log may end there."""
