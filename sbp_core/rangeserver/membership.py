@@ -370,7 +370,9 @@ class Membership:
         )
 
     async def _report_load(self) -> None:
-        """SPEC "REPORT_METRICS". Placement does without it when it fails."""
+        """SPEC "REPORT_METRICS". Placement does without it when it fails, or this server leaves."""
+        if self._is_leaving:
+            return
         try:
             self._load = await self._measure(self.self_table())
             await self._client.ask(
@@ -427,7 +429,7 @@ class Membership:
     async def _send_load(self, driver: str, *, timeout_ms: int = limits.CONNECT_TIMEOUT_MS) -> None:
         """Send a heartbeat and the load, best effort: the answer is ignored."""
         sent: list[tuple[Opcode, object]] = [(Opcode.HEARTBEAT, self._heartbeat())]
-        if self._load is not None:
+        if self._load is not None and not self._is_leaving:
             sent.append((Opcode.REPORT_METRICS, self._load))
         try:
             for opcode, header in sent:

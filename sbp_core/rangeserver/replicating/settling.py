@@ -17,7 +17,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from math import inf
 from typing import Final
 
 from sbp_core import limits
@@ -52,6 +51,8 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, check_status
 
 _LOG: Final = logging.getLogger(__name__)
+_ROUND_SECONDS: Final = 10
+"""How often open copies are looked up: a server that was cut off missed that a range ended."""
 _HAND_OVER_SECONDS: Final = 3
 """How long a server that stops waits until its streams go on at other servers."""
 _HAND_OVER_STEP_SECONDS: Final = 0.02
@@ -83,6 +84,7 @@ class Settler:
         self._at_work: dict[RangeKey, asyncio.Task[None]] = {}
         self._failures: dict[RangeKey, tuple[float, float]] = {}
         """When to try again, and the seconds until the next time, of what cannot be settled yet."""
+        self._next_round = 0.0
         self._asked_at: dict[RangeKey, float] = {}
         """When the placement driver was asked last to end a range."""
         self._inherited = {each.key for each in host.table.replicated() if not each.is_led}
@@ -139,16 +141,20 @@ class Settler:
                 await self._look()
             except SbpError as error:
                 _LOG.warning("ends of ranges cannot be looked up now: %s", error)
+            except Exception:  # noqa: BLE001 - copies must be settled after the next look
+                _LOG.exception("ends of ranges not looked up: unexpected error")
             await asyncio.sleep(limits.REPLICA_CHECK_INTERVAL_MS / 1000)
 
     async def _look(self) -> None:
-        troubled = self._host.primary.troubled(is_full=self._disk_space.is_refusing)
-        if troubled:
-            await self._driver.ask_to_seal(troubled)
+        troubled = set(self._host.primary.troubled(is_full=self._disk_space.is_refusing))
+        now = self._loop.time()
+        is_round = now >= self._next_round
+        if is_round:
+            self._next_round = now + _ROUND_SECONDS
         undecided = [
             hosted
             for hosted in self._host.table.replicated()
-            if hosted.state is RangeState.FENCED or hosted.key in self._inherited
+            if self._has_no_primary(hosted) or is_round or hosted.key in troubled
         ]
         if not undecided:
             return
@@ -162,17 +168,23 @@ class Settler:
         known = [(hosted, where[hosted.key]) for hosted in undecided if hosted.key in where]
         self._inherited &= {hosted.key for hosted, each in known if self._was_first(each)}
         self.settle_soon([each for _, each in known if each.end_seq >= 0])
-        now = self._loop.time()
+        asked = {
+            key for key, at in self._asked_at.items() if 1000 * (now - at) < limits.COPY_BEHIND_MS
+        }
         left = [
             hosted.key
             for hosted, each in known
             if each.end_seq < 0
             and self._was_first(each)
-            and 1000 * (now - self._asked_at.get(hosted.key, -inf)) >= limits.COPY_BEHIND_MS
+            and (self._has_no_primary(hosted) or hosted.key in troubled)
+            and hosted.key not in asked
         ]
         self._asked_at |= dict.fromkeys(left, now)
         if left:
             await self._driver.ask_to_seal(left)
+
+    def _has_no_primary(self, hosted: HostedRange) -> bool:
+        return hosted.state is RangeState.FENCED or hosted.key in self._inherited
 
     def _was_first(self, where: StreamRange) -> bool:
         first = where.servers[0].server
