@@ -179,6 +179,7 @@ class Election:
 
     async def _lead(self, number: int) -> None:
         """Begin a term: continue with everything that is in the store."""
+        self._membership.listen()
         try:
             store = await self._store.lead(number, self._refuse_late)
             handlers = self._make_handlers(store)

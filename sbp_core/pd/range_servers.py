@@ -65,6 +65,12 @@ class Membership:
         """Whether every server that runs had the time to be heard, here or as a follower."""
         return self._is_over(self._since)
 
+    def listen(self) -> None:
+        """Wait until every server had the time to be heard, unless some are heard already."""
+        if not self.live_server_ids():
+            self._since = self._clock.monotonic()
+            self._heard_at.clear()
+
     def refresh(self, server: RangeServerRecord, rack: str = "") -> None:
         """Note a heartbeat; the server replaces those in conflict with it."""
         if server not in self._heard:

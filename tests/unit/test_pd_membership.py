@@ -80,3 +80,15 @@ def test_a_server_that_leaves_is_silent_at_once(membership):
     membership.leave(ONE)
     membership.leave(TWO)
     assert membership.live_server_ids() == ()
+
+
+def test_a_driver_that_was_deaf_listens_before_it_decides(membership, clock):
+    membership.refresh(ONE)
+    clock.advance(15_000)
+    assert membership.has_listened
+    membership.listen()
+    assert not membership.has_listened
+    clock.advance(15_000)
+    membership.refresh(TWO)
+    membership.listen()
+    assert membership.has_listened

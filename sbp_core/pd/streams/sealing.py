@@ -238,7 +238,8 @@ def _plan_open(
     """Return the plan of a range that is open: sealed without a successor, it would end appends."""
     try:
         store.capacity.check_ranges(item.stream_id, store.range_count(item.stream_id))
-        placement.check(max(1, open_range.ack_count))
+        (stream,) = store.streams_by_id([item.stream_id])
+        placement.check(1 if stream is None else max(1, stream.ack_count))
     except (InvalidRequestError, NoRangeServerError) as error:
         return SealPlan(item, error)
     return SealPlan(item, open_range=open_range)
