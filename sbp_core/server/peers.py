@@ -133,11 +133,21 @@ class Peers:
         return await end_txns(self, address, ends, timeout_ms=limits.END_TXN_TIMEOUT_MS)
 
     async def copy_staged(
-        self, address: str, part: TxnPart, to_address: str, to_range_index: int
+        self,
+        address: str,
+        part: TxnPart,
+        to_address: str,
+        to_range_index: int,
+        *,
+        is_replica: bool = False,
     ) -> None:
         """Stage in another range, perhaps of another server, a copy of what is staged in one."""
         timeout_ms = limits.END_TXN_TIMEOUT_MS
-        await copy_staged(self, address, part, to_address, to_range_index, timeout_ms=timeout_ms)
+        await copy_staged(
+            *(self, address, part, to_address, to_range_index),
+            is_replica=is_replica,
+            timeout_ms=timeout_ms,
+        )
 
     async def exchange(self, call: Call) -> list[Frame]:
         """Make one call that may be repeated; return the frames of its answer.

@@ -23,7 +23,7 @@ from sbp_core.client.programs.fetch_answer import Question, read_answer
 from sbp_core.client.programs.numbering import Marks
 from sbp_core.client.programs.program import Call
 from sbp_core.client.types import RangeInfo, ReceivedBatches, TxnPart
-from sbp_core.errors import NotFoundError, ProtocolError, SbpError
+from sbp_core.errors import NotFoundError, ProtocolError, SbpError, TxnIncompleteError
 from sbp_core.records import split_envelopes
 from sbp_core.server.answers import cut_by_weight
 from sbp_core.session.negotiation import FeatureName
@@ -149,13 +149,21 @@ async def copy_staged(
     to_endpoint: str,
     to_range_index: int,
     *,
+    is_replica: bool = False,
     timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
 ) -> None:
     """Stage what is staged in a range again in another one, under the id of a copy.
 
     Batches that are there already are harmless. If nothing is staged, nothing is copied: END_TXN
-    will report whether that matters. Raises as `stage` does.
+    will report whether that matters. Raises as `stage` does. If it `is_replica`, another one may
+    have the right batches: TxnIncompleteError is raised, and nothing copied, if other records are
+    staged than the part has.
     """
+    if is_replica:
+        try:
+            await _check_count(client, endpoint, part, timeout_ms)
+        except NotFoundError:
+            return
     copy = TxnPart(
         copy_of(part.txn_id, part.range_index), part.stream_id, to_range_index, part.record_count
     )
@@ -167,6 +175,19 @@ async def copy_staged(
     except NotFoundError:
         if sequence:
             raise
+
+
+async def _check_count(client: Caller, endpoint: str, part: TxnPart, timeout_ms: int) -> None:
+    record_count = 0
+    async for batches in staged_batches(client, endpoint, part, timeout_ms=timeout_ms):
+        record_count += sum(
+            envelope.record_count for each in batches for envelope in split_envelopes(each)
+        )
+    if record_count != part.record_count:
+        raise TxnIncompleteError.of(
+            f"{record_count} records are staged at {endpoint} in transaction {part.txn_id}, and"
+            f" {part.record_count} were to be copied"
+        )
 
 
 def _frames(endpoint: str, where: TxnPart, batches: Sequence[bytes]) -> Iterator[AppendFrame]:

@@ -196,13 +196,15 @@ class RangeServers:
         self, part: Part, route: Route | None, to_address: str, to_range_index: int
     ) -> None:
         errors: list[SbpError] = []
-        for address in _known(route, part.stream_id):
+        addresses = _known(route, part.stream_id)
+        for address in addresses:
             try:
                 await self._peers.copy_staged(
                     address,
                     TxnPart(part.txn_id, part.stream_id, part.range_index, part.record_count),
                     to_address,
                     to_range_index,
+                    is_replica=len(addresses) > 1,
                 )
             except (RangeSealedError, TxnEndedError):  # refused where it was to be staged
                 raise
