@@ -241,6 +241,8 @@ class AppendHandler(PromptHandler):
         self, item: Item, hosted: HostedRange, record_count: int, frame: _Frame
     ) -> PendingAppend | StagedRepeat:
         named = self._host.table.maybe_range((item.stream_id, item.range_index))
+        if named is None and hosted.is_replicated:  # another server may have the batch
+            self._host.table.range_at(item.stream_id, item.range_index)
         incomplete = named if named is not None and named.is_incomplete_copy else None
         accepted, staged = self._stagings.accept(item, hosted, record_count, incomplete)
         frame.entries += staged

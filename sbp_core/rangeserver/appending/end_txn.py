@@ -121,6 +121,8 @@ class EndTxnHandler:
         if info.range_index < 0:
             raise invalid("END_TXN with commit must name the range to publish in: set range_index")
         hosted = self._host.table.range_at(info.stream_id, -1)
+        if named is None and hosted.is_replicated:  # it may be open, and not known here yet
+            self._host.table.range_at(info.stream_id, info.range_index)
         check_latest(hosted, info.range_index)
         hosted.receive(RangeInput.APPEND)
         stagings = self._staged(info)
