@@ -212,6 +212,9 @@ class _Fetch:
             elif not batches.size_bytes and task.may_go_on(batches.next_offset, now_ms):
                 empty.append((task, answer))
             else:
+                if not batches.size_bytes and task.piece and task.piece.is_open_and_replicated:
+                    # Its primary may have been cut off, and the stream gone on elsewhere.
+                    self._context.router.forget(task.item.stream_id)
                 yield Emit(task.outcome(batches))
         if arrival.is_last:
             del self._open[arrival.number]
