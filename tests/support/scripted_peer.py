@@ -202,7 +202,7 @@ def placed(
     """A range whose primary is at `endpoint`; `end` -1 is open."""
     servers = tuple(
         ReplicaServer(RangeServer(number, each), is_primary=each == endpoint)
-        for number, each in enumerate((*secondaries, endpoint))
+        for number, each in enumerate((*secondaries, endpoint), 1)
     )
     return StreamRange(stream_id, index, start, end, next_offset, servers)
 
