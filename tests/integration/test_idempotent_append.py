@@ -348,8 +348,8 @@ def test_writers_learnt_while_a_batch_is_looked_for_do_not_make_it_a_gap(
     """The log's thread adds earlier writers while the event loop looks for a repeat."""
     look = Writers.maybe_repeat
 
-    def overtaken(self, number, record_count, batch):
-        found = look(self, number, record_count, batch)
+    def overtaken(self, number, *others):
+        found = look(self, number, *others)
         known = encode_writers([WriterState("w", 0, (NumberedBatch(0, 1, 7),))])
         entry = Entry(EntryKind.RANGE_WRITERS, number.stream_id, 1, 1, 1, known)
         self._known.apply(entry, 7)

@@ -77,6 +77,8 @@ class World(AppendWorld):
     def reply(self, call):
         if call.opcode is Opcode.LIST_RANGES:
             return self._answer(call.opcode, self._listed(call.header))
+        if call.opcode is Opcode.SEAL_RANGE:  # the next range is opened in any case, or late
+            return ConnectError("x")
         mood = self._draw(st.sampled_from(MOODS))
         if mood == "no":
             return ConnectError("x")
