@@ -23,11 +23,10 @@ FAILED_ONCE = {1: (34, 48, 107), 3: (35,)}
 """By number of replicas: seeds whose runs have shown a defect that was mended since."""
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("part", range(PARTS))
-def test_promises_hold(part, replicas):
-    seeds = SEEDS[2 * part + replicas // 2 :: 2 * PARTS]
-    errors = {seed: run_seed(seed, Setup(replicas)).error for seed in seeds}
+def test_promises_hold(part):
+    """With one replica; `python -m tests.simulation --replicas 3` runs three."""
+    errors = {seed: run_seed(seed, Setup(1)).error for seed in SEEDS[part::PARTS]}
     assert not {seed: error for seed, error in errors.items() if error}
 
 
