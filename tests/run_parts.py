@@ -8,18 +8,23 @@ hypothesis tries. Options that name tests, or that need the
 terminal, are given to a single pytest as they are.
 """
 
+import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).parents[1]
 EXIT_OK, EXIT_INTERRUPTED, EXIT_NO_TESTS = 0, 130, 5  # the last one is pytest's
+SHOW_SECONDS = 0.2
+FAILURES = ("FAILED ", "ERROR ", "INTERNALERROR>", "E   ")
+LINES_MAX, LINE_CHARS_MAX = 30, 200
 
 SPARK = ["tests/spark", "tests/notebooks"]
 SPARK += [f"tests/docs/test_{name}.py" for name in ("documents", "first_query")]
@@ -38,6 +43,19 @@ class Part:
 
     name: str
     words: list[str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a part ended, and the lines that say what failed."""
+
+    name: str
+    exit_code: int
+    failures: list[str]
+
+    @property
+    def has_failed(self) -> bool:
+        return self.exit_code not in (EXIT_OK, EXIT_NO_TESTS)
 
 
 PLANS = {
@@ -66,18 +84,20 @@ def main(plan: str, options: Sequence[str]) -> int:
     interrupts: list[int] = []  # Ctrl-C reaches every part by itself, and ends it
     signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     is_stopping_early = any(word.startswith(STOPS_EARLY) for word in options)
-    exit_codes: dict[str, int] = {}
+    outcomes: list[Outcome] = []
     for parts in PLANS[plan]:
-        exit_codes |= run_together(parts, [*DURATIONS[plan], *options], is_stopping_early)
-        if interrupts or (is_stopping_early and first_failure(exit_codes)):
+        outcomes += run_together(parts, [*DURATIONS[plan], *options], is_stopping_early)
+        if interrupts or (is_stopping_early and first_failure(outcomes)):
             break
-    for name, exit_code in exit_codes.items():
-        print(f"tests {name}: {verdict(exit_code)}")
+    for outcome in outcomes:
+        print(f"tests {outcome.name}: {verdict(outcome.exit_code)}")
+        if outcome.has_failed:
+            print("\n".join(outcome.failures))
     if interrupts:
         return EXIT_INTERRUPTED
-    if set(exit_codes.values()) == {EXIT_NO_TESTS}:
+    if {outcome.exit_code for outcome in outcomes} == {EXIT_NO_TESTS}:
         return EXIT_NO_TESTS
-    return first_failure(exit_codes)
+    return first_failure(outcomes)
 
 
 def names_tests(word: str) -> bool:
@@ -89,44 +109,65 @@ def pytest(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "pytest", *words]
 
 
-def run_together(parts: Sequence[Part], options: Sequence[str], stop_early: bool) -> dict[str, int]:
-    """Run parts at the same time; return their exit codes. The first one has the terminal."""
-    with tempfile.TemporaryFile() as kept, ThreadPoolExecutor() as threads:
-        running: dict[Future[int], tuple[Part, subprocess.Popen[bytes]]] = {}
-        for index, part in enumerate(parts):
-            process = start(part, options, kept if index else None)
-            running[threads.submit(process.wait)] = part, process
-        pending = set(running)
-        while pending:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            if stop_early and any(each.result() not in (EXIT_OK, EXIT_NO_TESTS) for each in done):
-                for each in pending:
-                    running[each][1].send_signal(signal.SIGINT)
-        kept.seek(0)
-        sys.stdout.buffer.write(kept.read())
-        sys.stdout.flush()
-        return {part.name: each.result() for each, (part, _) in running.items()}
+def run_together(parts: Sequence[Part], options: Sequence[str], stop_early: bool) -> list[Outcome]:
+    """Run parts at the same time. What the first one prints is shown as it goes."""
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in parts]
+        running = [start(part, options, out) for part, out in zip(parts, outputs, strict=True)]
+        shown = 0
+        while any(process.poll() is None for process in running):
+            time.sleep(SHOW_SECONDS)
+            shown = show(outputs[0], shown)
+            ended = [process.poll() for process in running]
+            if stop_early and any(code not in (None, EXIT_OK, EXIT_NO_TESTS) for code in ended):
+                for process in running:
+                    if process.poll() is None:
+                        process.send_signal(signal.SIGINT)
+                stop_early = False
+        show(outputs[0], shown)
+        for output in outputs[1:]:
+            show(output, 0)
+        return [
+            Outcome(part.name, process.wait(), summary(output))
+            for part, process, output in zip(parts, running, outputs, strict=True)
+        ]
 
 
-def start(part: Part, options: Sequence[str], output: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    """Start a part; its output goes to a file, or where ours goes."""
+def start(part: Part, options: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a part. It writes to a file: a program that it starts cannot harm the terminal."""
     folder = part.name.replace(",", "").replace(" ", "-")
     own = ["-o", f"cache_dir=.pytest_cache/{folder}"]  # each remembers its own failures for --lf
     if LAST_FAILED & {*options}:
         own.append("--last-failed-no-failures=none")
-    print(f"tests {part.name}: started{', shown at the end' if output else ''}", flush=True)
+    if sys.stdout.isatty():
+        own.append("--color=yes")
+    print(f"tests {part.name}: started", flush=True)
     return subprocess.Popen(
         pytest([*own, *part.words, *options]),
         cwd=ROOT,
-        stdin=subprocess.DEVNULL if output else None,
+        stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=subprocess.STDOUT if output else None,
+        stderr=subprocess.STDOUT,
     )
 
 
-def first_failure(exit_codes: dict[str, int]) -> int:
-    failed = [each for each in exit_codes.values() if each not in (EXIT_OK, EXIT_NO_TESTS)]
-    return failed[0] if failed else EXIT_OK
+def show(output: IO[bytes], start: int) -> int:
+    """Print a file from a position on, and return where it ends."""
+    content = os.pread(output.fileno(), sys.maxsize >> 32, start)
+    sys.stdout.buffer.write(content)
+    sys.stdout.flush()
+    return start + len(content)
+
+
+def summary(output: IO[bytes]) -> list[str]:
+    """Return the lines that say what failed."""
+    text = os.pread(output.fileno(), sys.maxsize >> 32, 0).decode(errors="replace")
+    lines = [line[:LINE_CHARS_MAX] for line in text.splitlines() if line.startswith(FAILURES)]
+    return lines[-LINES_MAX:]
+
+
+def first_failure(outcomes: Sequence[Outcome]) -> int:
+    return next((each.exit_code for each in outcomes if each.has_failed), EXIT_OK)
 
 
 def verdict(exit_code: int) -> str:
