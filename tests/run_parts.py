@@ -110,7 +110,7 @@ def pytest(words: Sequence[str]) -> list[str]:
 
 
 def run_together(parts: Sequence[Part], options: Sequence[str], stop_early: bool) -> list[Outcome]:
-    """Run parts at the same time. What the first one prints is shown as it goes."""
+    """Run parts at the same time. The output of the first one is shown as it grows."""
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in parts]
         running = [start(part, options, out) for part, out in zip(parts, outputs, strict=True)]
