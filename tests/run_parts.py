@@ -1,11 +1,10 @@
 """Run the tests in parts, two at a time: `tests/run_parts.py {all,quick} [OPTION_OF_PYTEST ...]`.
 
 A test waits for disks, servers or Java more than it computes, so two parts side by side take little
-longer than one. `all` runs the tests with Spark beside those without, and then those that kill
-Spark's drivers: they need the machine for themselves. `quick` runs what needs no server and no
-Spark, without the tests that are marked as exhaustive and with a quarter of the examples that
-hypothesis tries. Options that name tests, or that need the
-terminal, are given to a single pytest as they are.
+longer than one. `all` runs all tests, and at the end those that kill Spark's drivers: they need the
+machine for themselves. `quick` runs what needs no server and no Spark, without the tests that are
+marked as exhaustive and with a quarter of the examples that hypothesis tries. Options that name
+tests, or that need the terminal, are given to a single pytest as they are.
 """
 
 import os
@@ -22,6 +21,7 @@ from typing import IO
 
 ROOT = Path(__file__).parents[1]
 EXIT_OK, EXIT_INTERRUPTED, EXIT_NO_TESTS = 0, 130, 5  # the last one is pytest's
+PARTS_AT_ONCE = 2
 SHOW_SECONDS = 0.2
 FAILURES = ("FAILED ", "ERROR ", "INTERNALERROR>", "E   ")
 LINES_MAX, LINE_CHARS_MAX = 30, 200
@@ -31,6 +31,7 @@ SPARK += [f"tests/docs/test_{name}.py" for name in ("documents", "first_query")]
 SPARK_UNIT = "tests/unit/test_spark_*.py"
 CONNECTOR = ["tests/tidy", "tests/property", *map(str, sorted(ROOT.glob(SPARK_UNIT)))]
 DRIVERS = [f"tests/faults/test_{name}.py" for name in ("driver_kill", "sink_kill", "speculation")]
+ALONE_IN_PARTS = ["tests/faults", "tests/integration", *SPARK, *DRIVERS]
 SOON_DONE = ["-m", "not exhaustive", "--hypothesis-profile=quick"]
 ALONE = {"--pdb", "--trace", "-s", "-h", "--help", "--version", "--co", "--collect-only"}
 LAST_FAILED = {"--lf", "--last-failed"}
@@ -61,8 +62,10 @@ class Outcome:
 PLANS = {
     "all": [
         [
-            Part("without Spark", [f"--ignore={path}" for path in SPARK + DRIVERS]),
             Part("with Spark", SPARK),
+            Part("of faults", ["tests/faults", *(f"--ignore={path}" for path in DRIVERS)]),
+            Part("of servers", ["tests/integration"]),
+            Part("of the rest", [f"--ignore={path}" for path in ALONE_IN_PARTS]),
         ],
         [Part("killing drivers of Spark", DRIVERS)],
     ],
@@ -73,7 +76,7 @@ PLANS = {
         ]
     ],
 }
-"""The parts, in the order they run; those in one list run at the same time."""
+"""The parts of each step, in the order they start; a step ends before the next one begins."""
 DURATIONS = {"all": ["--durations=25", "--durations-min=1"], "quick": []}
 
 
@@ -86,13 +89,13 @@ def main(plan: str, options: Sequence[str]) -> int:
     is_stopping_early = any(word.startswith(STOPS_EARLY) for word in options)
     outcomes: list[Outcome] = []
     for parts in PLANS[plan]:
-        outcomes += run_together(parts, [*DURATIONS[plan], *options], is_stopping_early)
+        outcomes += run_parts(parts, [*DURATIONS[plan], *options], is_stopping_early, interrupts)
         if interrupts or (is_stopping_early and first_failure(outcomes)):
             break
     for outcome in outcomes:
         print(f"tests {outcome.name}: {verdict(outcome.exit_code)}")
-        if outcome.has_failed:
-            print("\n".join(outcome.failures))
+        for line in outcome.failures if outcome.has_failed else ():
+            print(line)
     if interrupts:
         return EXIT_INTERRUPTED
     if {outcome.exit_code for outcome in outcomes} == {EXIT_NO_TESTS}:
@@ -109,27 +112,34 @@ def pytest(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "pytest", *words]
 
 
-def run_together(parts: Sequence[Part], options: Sequence[str], stop_early: bool) -> list[Outcome]:
-    """Run parts at the same time. The output of the first one is shown as it grows."""
+def run_parts(
+    parts: Sequence[Part], options: Sequence[str], stop_early: bool, interrupts: Sequence[int]
+) -> list[Outcome]:
+    """Run parts, some at the same time. What they print is shown in the order of their starts."""
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in parts]
-        running = [start(part, options, out) for part, out in zip(parts, outputs, strict=True)]
-        shown = 0
-        while any(process.poll() is None for process in running):
-            time.sleep(SHOW_SECONDS)
-            shown = show(outputs[0], shown)
+        running: list[subprocess.Popen[bytes]] = []
+        shown_part = shown = 0
+        is_stopping = False
+        while shown_part < len(running) or (len(running) < len(parts) and not is_stopping):
             ended = [process.poll() for process in running]
-            if stop_early and any(code not in (None, EXIT_OK, EXIT_NO_TESTS) for code in ended):
+            if stop_early and not is_stopping and {*ended} - {None, EXIT_OK, EXIT_NO_TESTS}:
+                is_stopping = True
                 for process in running:
                     if process.poll() is None:
                         process.send_signal(signal.SIGINT)
-                stop_early = False
-        show(outputs[0], shown)
-        for output in outputs[1:]:
-            show(output, 0)
+            is_stopping = is_stopping or bool(interrupts)
+            if not is_stopping and ended.count(None) < PARTS_AT_ONCE and len(running) < len(parts):
+                running.append(start(parts[len(running)], options, outputs[len(running)]))
+                continue
+            shown = show(outputs[shown_part], shown)
+            if ended[shown_part] is None:
+                time.sleep(SHOW_SECONDS)
+            else:
+                shown_part, shown = shown_part + 1, 0
         return [
             Outcome(part.name, process.wait(), summary(output))
-            for part, process, output in zip(parts, running, outputs, strict=True)
+            for part, process, output in zip(parts, running, outputs, strict=False)
         ]
 
 
