@@ -68,9 +68,9 @@ class ClusterSettings:
     """How a placement driver and range servers run in one process.
 
     Everything is stored below `data_dir`, each part in a folder of its own. All parts listen on
-    `host`, speak `dialect` and take `connections_per_address_max`. The range servers take
-    consecutive ports from `range_server_port` on, or free ones when that is 0; likewise they
-    advertise consecutive ports. Raises ConfigurationError when a value cannot work.
+    `host`, `insecure` or not, speak `dialect` and take `connections_per_address_max`. The range
+    servers take consecutive ports from `range_server_port` on, or free ones when that is 0;
+    likewise they advertise consecutive ports. Raises ConfigurationError when a value cannot work.
     """
 
     data_dir: Path = setting(  # noqa: RUF009 - a field of the dataclass
@@ -80,6 +80,7 @@ class ClusterSettings:
         default=Path("sbp-data"),
     )
     host: str = _setting_of(PlacementDriverSettings, "host")
+    insecure: bool = _setting_of(PlacementDriverSettings, "insecure")
     advertise_host: str | None = _setting_of(PlacementDriverSettings, "advertise_host")
     range_servers: int = integer_setting(
         "Range servers to run; they take consecutive ports.",
@@ -149,6 +150,7 @@ class ClusterSettings:
             data_dir=self.data_dir / f"range-server-{index}",
             placement_driver=placement_driver,
             host=self.host,
+            insecure=self.insecure,
             advertise_host=self.advertise_host,
             connections_per_address_max=self.connections_per_address_max,
             dialect=self.dialect,

@@ -54,11 +54,16 @@ def is_own_address(connected: socket.socket) -> bool:
     """
     try:
         peer, own = connected.getpeername()[0], connected.getsockname()[0]
-        address = ipaddress.ip_address(peer)
+        return bool(peer == own or is_loopback(peer))
     except (OSError, ValueError):  # it is lost already, or no IP socket
         return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return bool(peer == own or (mapped or address).is_loopback)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches an IP address. Raises ValueError if it is none."""
+    parsed = ipaddress.ip_address(address)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
 
 
 class AsyncSocket:

@@ -141,7 +141,7 @@ def _of_cluster() -> Configuration[ClusterSettings]:
         "placement_driver": {},
         "range_server": {},
     }
-    shared = {"host", "advertise_host", "connections_per_address_max", "dialect"}
+    shared = {"host", "insecure", "advertise_host", "connections_per_address_max", "dialect"}
     for each in (*fields(ClusterSettings), *fields(ServeSettings)):
         part = each.metadata.get("part")
         if part is not None and each.name not in shared:

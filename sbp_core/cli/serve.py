@@ -9,7 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sbp_core.cli.parsing import parse_integer, parse_path
-from sbp_core.cli.serving import Service, add_process_options, add_record_bytes_max
+from sbp_core.cli.serving import (
+    Service,
+    add_insecure,
+    add_process_options,
+    add_record_bytes_max,
+)
 
 if TYPE_CHECKING:
     from sbp_core.cli.config import ServeSettings
@@ -27,6 +32,7 @@ def add_serve(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--data-dir", type=parse_path, metavar="DIR", help="folder of all data (default: sbp-data)")
     add("--host", help="address to listen on (default: 127.0.0.1)")
+    add_insecure(parser)
     add(
         "--advertise-host",
         metavar="HOST",

@@ -8,7 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sbp_core.cli.parsing import Actions, parse_integer, parse_path
-from sbp_core.cli.serving import Service, add_process_options, add_record_bytes_max
+from sbp_core.cli.serving import (
+    Service,
+    add_insecure,
+    add_process_options,
+    add_record_bytes_max,
+)
 
 if TYPE_CHECKING:
     from sbp_core.cli.config import ServeSettings
@@ -99,6 +104,7 @@ def _add_server_options(parser: ArgumentParser, port: int) -> None:
         help="folder of its data; required, here or in the file",
     )
     add("--host", help="address to listen on (default: 127.0.0.1)")
+    add_insecure(parser)
     add(
         "--port",
         type=parse_integer,

@@ -99,6 +99,17 @@ def add_record_bytes_max(parser: ArgumentParser) -> None:
     )
 
 
+def add_insecure(parser: ArgumentParser) -> None:
+    """Declare `--insecure` of every command that runs servers."""
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        default=None,
+        help="listen where other machines connect to, though all that do can read, write and delete"
+        " everything",
+    )
+
+
 def add_process_options(parser: ArgumentParser, conf: str) -> None:
     """Declare the options of every command that runs servers; `conf` has all of its settings."""
     add = parser.add_argument

@@ -82,14 +82,15 @@ class Listener:
         """Connections that are open now."""
         return len(self._peers)
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, *, insecure: bool = False) -> int:
         """Listen; return the port, which the system picks when `port` is 0.
 
-        Raises ConfigurationError when the address cannot be listened on.
+        Raises ConfigurationError when the address cannot be listened on, or other machines can
+        reach it, unless that is meant to be so: `insecure`.
         """
         acceptor = Acceptor(self._on_accepted)
         try:
-            bound_port = await acceptor.start(host, port)
+            bound_port = await acceptor.start(host, port, insecure=insecure)
         except OSError as error:
             # The text of a system error repeats the address. Errors of a host name are below 0.
             code = error.errno or 0

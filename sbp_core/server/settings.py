@@ -9,6 +9,7 @@ An address is host:port, as servers advertise it (SPEC "HEARTBEAT", advertise_ad
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from sbp_core import limits
 from sbp_core.client.types import parse_endpoint
 from sbp_core.errors import ConfigurationError
+from sbp_core.sockets import is_loopback
 from sbp_core.wire.dialect import Dialect, parse_dialect
 
 
@@ -78,6 +80,12 @@ class ListenerSettings:
         "a host name or an IP address; 0.0.0.0 and :: need advertise_host",
         default="127.0.0.1",
     )
+    insecure: bool = choice_setting(
+        "Whether host may be reached from other machines. Clients are not authenticated: all that"
+        " reach a server can read, write and delete everything.",
+        (True, False),
+        default=False,
+    )
     port: int = port_setting()
     advertise_host: str | None = setting(
         "Host that clients connect to; the value of host when not set.",
@@ -118,11 +126,39 @@ class ListenerSettings:
                 f"advertise_host: clients cannot connect to {public_host}, which means every"
                 " interface; set advertise_host to the name or address of this machine"
             )
+        if is_address(self.host):  # what a name means is known when it listens
+            check_reach(self.host, [self.host], insecure=self.insecure)
 
     def public_endpoint(self, port: int) -> str:
         """Return the "host:port" that clients connect to, for a server that listens on `port`."""
         host = self.host if self.advertise_host is None else self.advertise_host
         return join_address(host, self.advertise_port or port)
+
+
+def check_reach(host: str, addresses: Iterable[str], *, insecure: bool) -> list[str]:
+    """Return the addresses of `host` that other machines reach.
+
+    Raises ConfigurationError if there are any, unless that is meant to be so: `insecure`.
+    """
+    exposed = sorted({each for each in addresses if not is_loopback(each)})
+    if exposed and not insecure:
+        shown = "" if exposed == [host] else f" ({', '.join(exposed)})"
+        raise ConfigurationError(
+            f"host: {host}{shown} can be reached from other machines, and clients are not"
+            " authenticated: each could read, write and delete everything; set host to a loopback"
+            " address such as 127.0.0.1, or, if all machines that reach it are trusted, allow it"
+            " with --insecure (insecure = true in the file)"
+        )
+    return exposed
+
+
+def is_address(host: str) -> bool:
+    """Whether `host` is an IP address, not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def is_wildcard(host: str) -> bool:

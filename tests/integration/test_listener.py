@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 
 import pytest
 from raw_client import RawClient
@@ -9,6 +10,7 @@ from raw_client import RawClient
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, StatusCode, ThrottledError
 from sbp_core.limits import FRAME_BYTES_MIN
+from sbp_core.server.accepting import Acceptor
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
 from sbp_core.session.connection import Connection
@@ -279,3 +281,31 @@ def test_a_taken_port_is_a_clear_error():
             await other.start("127.0.0.1", port)
 
     run(body)
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_the_addresses_of_a_name_decide_whether_others_reach_it(monkeypatch, caplog, insecure):
+    """A name that means this machine today may mean another address tomorrow."""
+
+    async def main():
+        addresses = ["127.0.0.1", "0.0.0.0"]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 0)) for each in addresses]
+
+        async def resolve(host, port, **_):
+            return found
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "getaddrinfo", resolve)
+        acceptor = Acceptor(lambda *_: None)
+        try:
+            await acceptor.start("pd.example.org", 0, insecure=insecure)
+        finally:
+            acceptor.close()
+
+    if insecure:
+        asyncio.run(main())
+        assert "listening on 0.0.0.0; clients are not authenticated" in caplog.text
+    else:
+        with pytest.raises(ConfigurationError, match=r"pd.example.org \(0.0.0.0\) can be reached"):
+            asyncio.run(main())
+        assert not caplog.records

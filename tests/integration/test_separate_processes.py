@@ -223,6 +223,7 @@ def test_the_leader_that_another_one_names_is_followed(tmp_path):
         (["pd", "--data-dir", "x", "--name", "a b"], "name: expected letters"),
         (["pd", "--data-dir", "x", "--advertise", "a"], "'a' is not host:port"),
         (["pd", "--data-dir", "x", "--host", "0.0.0.0"], "set advertise_host"),
+        (["pd", "--data-dir", "x", "--host", "10.0.0.5"], "allow it with --insecure"),
     ],
 )
 def test_settings_that_cannot_work(words, named, tmp_path, monkeypatch):

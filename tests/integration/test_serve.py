@@ -404,7 +404,13 @@ def test_a_cluster_that_cannot_start_leaves_nothing_behind(tmp_path):
 def test_a_cluster_on_all_interfaces_prints_a_reachable_address(tmp_path):
     async def run() -> tuple[Endpoints, int]:
         cluster = Cluster(
-            ClusterSettings(tmp_path, "0.0.0.0", "localhost", pd_port=0, range_server_port=0)
+            ClusterSettings(
+                *(tmp_path, "0.0.0.0"),
+                insecure=True,
+                advertise_host="localhost",
+                pd_port=0,
+                range_server_port=0,
+            )
         )
         await cluster.start()
         try:

@@ -53,6 +53,7 @@ def test_every_option_reaches_its_setting(tmp_path):
     settings = SERVE.load(
         options(
             *("--data-dir", "d", "--host", "::1", "--advertise-host", "log.example.org"),
+            "--insecure",
             *("--pd-port", "1", "--range-server-port", "2", "--range-servers", "3"),
             *("--dialect", "elasticstream-2023-04"),
             *("--ready-file", str(tmp_path / "ready"), "--log-level", "debug"),
@@ -61,9 +62,10 @@ def test_every_option_reaches_its_setting(tmp_path):
     cluster = ClusterSettings(
         Path("d"),
         "::1",
-        "log.example.org",
-        3,
-        "elasticstream-2023-04",
+        insecure=True,
+        advertise_host="log.example.org",
+        range_servers=3,
+        dialect="elasticstream-2023-04",
         pd_port=1,
         range_server_port=2,
     )
@@ -147,6 +149,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, name):
         (["--range-servers", str(limits.CLUSTER_RANGE_SERVERS_MAX + 1)], "range_servers"),
         (["--pd-port", "9001", "--range-server-port", "9000", "--range-servers", "2"], "9001"),
         (["--host", "0.0.0.0"], "advertise_host"),
+        (["--host", "0.0.0.0", "--advertise-host", "localhost"], "allow it with --insecure"),
         (["--host", "a b"], "a b"),
         (["--log-level", "loud"], "'loud'"),
         (["--dialect", "elasticstream"], "'elasticstream'"),

@@ -28,7 +28,7 @@ KEYS = [
     for key in keys
 ]
 SET_BY_THE_CLUSTER = {
-    *("data_dir", "host", "advertise_host", "connections_per_address_max", "dialect"),
+    *("data_dir", "host", "insecure", "advertise_host", "connections_per_address_max", "dialect"),
     *("placement_driver", "name", "store", "rack"),
 }
 commands = pytest.mark.parametrize("command", CONFIGURATIONS)
@@ -221,6 +221,7 @@ def test_the_cluster_of_compose_starts_servers_that_find_each_other():
     assert (len(drivers), len(nodes)) == (2, 3)
     endpoints = ",".join(f"{name}:12378" for name in sorted(drivers))
     for name, options in parsed.items():
+        assert CONFIGURATIONS["pd" if name in drivers else "range-server"].load(options)
         assert options.data_dir == "/var/lib/sbp"
         assert services[name]["volumes"] == [f"{name}:/var/lib/sbp"]
         assert options.advertise == f"{name}:{12378 if name in drivers else 10911}"

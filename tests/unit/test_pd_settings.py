@@ -1,6 +1,7 @@
 """Settings of the placement driver: every wrong value is refused with the name of the setting."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from sbp_core import limits
 from sbp_core.cluster import ClusterSettings
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
+from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 
 
 def test_defaults():
@@ -64,14 +66,37 @@ def test_a_wrong_value_is_refused_by_name(name, value):
 
 @pytest.mark.parametrize("host", ["localhost", "10.0.0.5", "::1", "pd_1.lan.example.org"])
 def test_hosts(host):
-    settings = PlacementDriverSettings(data_dir=Path("data"), host=host)
+    settings = PlacementDriverSettings(data_dir=Path("data"), host=host, insecure=True)
     assert settings.public_endpoint(1) == (f"[{host}]:1" if ":" in host else f"{host}:1")
+
+
+@pytest.mark.parametrize("host", ["10.0.0.5", "2001:db8::1", "0.0.0.0", "::", "::ffff:10.0.0.5"])
+@pytest.mark.parametrize("part", ["serve", "pd", "range-server"])
+def test_an_address_that_other_machines_reach_is_refused(part, host):
+    make = {
+        "serve": partial(ClusterSettings, Path("data")),
+        "pd": partial(PlacementDriverSettings, data_dir=Path("data")),
+        "range-server": partial(
+            RangeServerSettings, data_dir=Path("data"), placement_driver="pd.example.org:1"
+        ),
+    }[part]
+    with pytest.raises(ConfigurationError, match=rf"{host} can be reached.*with --insecure"):
+        make(host=host, advertise_host="localhost")
+    assert make(host=host, advertise_host="localhost", insecure=True).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1"])
+def test_a_loopback_address_is_not_refused_whatever_is_advertised(host):
+    settings = PlacementDriverSettings(
+        data_dir=Path("data"), host=host, advertise_host="pd.example.org"
+    )
+    assert settings.public_endpoint(1) == "pd.example.org:1"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_every_interface_needs_a_name_to_advertise(host):
     settings = PlacementDriverSettings(
-        data_dir=Path("data"), host=host, advertise_host="pd.example.org"
+        data_dir=Path("data"), host=host, insecure=True, advertise_host="pd.example.org"
     )
     assert settings.public_endpoint(1) == "pd.example.org:1"
 
