@@ -40,6 +40,7 @@ from sbp_core.processes import (
 from sbp_core.rangeserver.identity import load_identity
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
+from sbp_core.regular_files import DIRECTORY_MODE, open_private
 from sbp_core.server.settings import (
     check_settings,
     integer_setting,
@@ -324,12 +325,12 @@ class LocalCluster:
         """
         if self._process is not None:
             raise RuntimeError("the cluster was started already")
-        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.data_dir.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         self._ready_path.unlink(missing_ok=True)
         if self._first_port is None:
             ports = reserved_ports(1 + self._range_server_count)
             self._first_port = self._resources.enter_context(ports)
-        with self.log_path.open("ab") as log:
+        with os.fdopen(open_private(self.log_path, os.O_WRONLY | os.O_APPEND), "ab") as log:
             process = subprocess.Popen(
                 self._command(self._first_port),
                 stdin=subprocess.PIPE,

@@ -26,6 +26,7 @@ from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.disk import OsDisk
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+from sbp_core.regular_files import open_private
 
 COMMAND: Final = [sys.executable, "-m", "sbp_core.cli.main"]
 """The words that run `sbp` with the interpreter and the packages of this process."""
@@ -71,7 +72,8 @@ class RangeServerProcess:
         try:
             with tempfile.TemporaryDirectory(prefix=".starting-", dir=data_dir.parent) as folder:
                 config = Path(folder) / "range-server.toml"
-                config.write_text(_toml(self._settings), encoding="utf-8")
+                with os.fdopen(open_private(config, os.O_WRONLY), "wb") as file:
+                    file.write(_toml(self._settings).encode())
                 self._process = process = await self._spawn(config)
                 if self._is_stopping:
                     _close_stdin(process)

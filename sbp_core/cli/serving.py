@@ -25,6 +25,7 @@ from sbp_core.cli import output
 from sbp_core.cli.output import OutputError, ReaderGoneError, escape, one_line
 from sbp_core.cli.parsing import parse_integer, parse_path
 from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.regular_files import tighten
 
 if TYPE_CHECKING:
     from sbp_core.cli.config import Configuration, ServeSettings
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _EXIT_INTERRUPTED: Final = 130
+_STORED: Final = (
+    *("metadata.*", "pd.lock", "identity.json*", "driver-commit.json*"),
+    *("log", "log/*"),
+)
+"""Names in the data folder of a server."""
 _GARBAGE_OBJECTS: Final = 10_000
 """New objects after which the young generation is collected; Python's default is 700."""
 
@@ -206,7 +212,10 @@ class ReadyFile:
 
 @contextlib.contextmanager
 def _owned(data_dir: Path, command: str) -> Iterator[None]:
-    """Make and lock the folder, so that what is done before the servers start is safe too."""
+    """Make and lock the folder, so that what is done before the servers start is safe too.
+
+    Files in it that earlier releases, or a copy, left readable to other users are made private.
+    """
     from sbp_core.log.disk import OsDisk
 
     disk = OsDisk()
@@ -232,10 +241,30 @@ def _owned(data_dir: Path, command: str) -> Iterator[None]:
             data_dir,
             mode,
         )
+    count = tighten(_stored_in(data_dir))
+    if count:
+        _LOG.warning(
+            "other users could open what is stored in data_dir %s; changed to modes 0700 and 0600"
+            " count=%d",
+            data_dir,
+            count,
+        )
     try:
         yield
     finally:
         lock.release()
+
+
+def _stored_in(data_dir: Path) -> Iterator[Path]:
+    """Yield what servers store below a folder.
+
+    Not the folder itself, nor all that is in it: it may be one that has other uses, too.
+    """
+    parts = [data_dir / "placement-driver", *data_dir.glob("range-server-*")]
+    yield from parts
+    for folder in (data_dir, *parts):
+        for pattern in _STORED:
+            yield from folder.glob(pattern)
 
 
 async def _serve(

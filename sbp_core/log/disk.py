@@ -20,15 +20,11 @@ import numpy as np
 from sbp_core.errors import LogError
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import MIB
-from sbp_core.regular_files import open_regular
+from sbp_core.regular_files import DIRECTORY_MODE, open_private, open_regular
 from sbp_core.wire.checksum import Buffer
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 """Ends the name of a file that is being written; after a crash it is of no use."""
-
-FILE_MODE: Final = 0o600
-"""Only the owner reads and writes a file of the data directory, also with another umask."""
-_DIRECTORY_MODE: Final = 0o700
 
 _BUFFERS_PER_CALL_MAX: Final = 1024
 """IOV_MAX of Linux: more buffers in one pwritev are refused with EINVAL."""
@@ -247,9 +243,9 @@ class OsDisk:
         if directory.is_dir():
             return
         self.make_directory(directory.parent)
-        directory.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
-        if directory.stat().st_mode & _DIRECTORY_MODE != _DIRECTORY_MODE:  # an unusual umask
-            directory.chmod(_DIRECTORY_MODE)
+        directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        if directory.stat().st_mode & DIRECTORY_MODE != DIRECTORY_MODE:  # an unusual umask
+            directory.chmod(DIRECTORY_MODE)
         self.fsync_dir(directory.parent)
 
     def lock_directory(self, directory: Path) -> OsDirectoryLock:
@@ -270,11 +266,7 @@ class OsDisk:
 
     def create(self, path: Path) -> OsFile:
         """Create a file that must not exist yet, readable by the owner only."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE)
-        file = OsFile(path, descriptor)
-        if os.fstat(descriptor).st_mode & FILE_MODE != FILE_MODE:  # an unusual umask
-            os.fchmod(descriptor, FILE_MODE)
-        return file
+        return OsFile(path, open_private(path, os.O_RDWR | os.O_EXCL))
 
     def open(self, path: Path, *, is_writable: bool) -> OsFile:
         """Open an existing regular file, never through a symbolic link."""

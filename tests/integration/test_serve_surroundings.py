@@ -136,7 +136,7 @@ def test_an_empty_path_is_not_the_working_directory(tmp_path):
 @pytest.mark.parametrize("name", ["metadata.sqlite", "pd.lock"])
 def test_a_fifo_in_the_data_directory_is_named_and_not_waited_for(tmp_path, name):
     folder = tmp_path / "data" / "placement-driver"
-    folder.mkdir(parents=True)
+    folder.mkdir(mode=0o700, parents=True)
     os.mkfifo(folder / name)
     assert "it is not a regular file" in refused(serve(tmp_path))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import ConfigurationError
-from sbp_core.log.disk import FILE_MODE, OsDisk
+from sbp_core.log.disk import OsDisk
 from sbp_core.pd.metadata.history import MARK_NAME
-from sbp_core.regular_files import open_regular
+from sbp_core.regular_files import open_private
 
 _LOCK_NAME: Final = "pd.lock"
 DATABASE_NAME: Final = "metadata.sqlite"
@@ -35,7 +35,7 @@ class DataDir:
         self._path = path
         try:
             OsDisk().make_directory(path)
-            self._lock = _open_private(path / _LOCK_NAME)
+            self._lock = open_private(path / _LOCK_NAME, os.O_RDWR)
         except OSError as error:
             raise ConfigurationError(
                 f"data_dir: {path} cannot be used: {error.strerror};"
@@ -44,7 +44,7 @@ class DataDir:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_made:
-                os.close(_open_private(self.database))
+                os.close(open_private(self.database, os.O_RDWR))
             self._settle()
         except OSError as error:
             os.close(self._lock)
@@ -77,8 +77,8 @@ class DataDir:
         kept = write_ahead_log.read_bytes() if write_ahead_log.exists() else b""
         connection.close()
         if kept and not write_ahead_log.exists():
-            write_ahead_log.touch(mode=0o600)
-            write_ahead_log.write_bytes(kept)
+            with os.fdopen(open_private(write_ahead_log, os.O_WRONLY), "wb") as file:
+                file.write(kept)
 
     def _settle(self) -> None:
         """Read what is on the disk, not what the page cache has.
@@ -97,7 +97,3 @@ class DataDir:
     def release(self) -> None:
         """Let other processes have the directory."""
         os.close(self._lock)
-
-
-def _open_private(path: Path) -> int:
-    return open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
