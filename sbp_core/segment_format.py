@@ -48,6 +48,7 @@ from __future__ import annotations
 import enum
 import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -71,7 +72,7 @@ _NAME: Final = re.compile(r"([0-9]{20})\.log", re.ASCII)
 SEGMENT_HEADER_BYTES: Final = _OWN_END + CHECKSUM_BYTES
 INSTANCE_NAME: Final = "instance"
 """The file that says which start of which server a log is open in, and of which cluster."""
-INSTANCE_BYTES_MAX: Final = 512
+INSTANCE_BYTES_MAX: Final = 8192
 
 ENTRY_PREFIX: Final = struct.Struct(">III")
 ENTRY_CHECKED: Final = struct.Struct(">QIBqiqI")
@@ -92,9 +93,12 @@ class SegmentHeader:
     end: int = 0
 
 
-def encode_instance(instance: str, cluster_id: str) -> bytes:
-    """Return what the file INSTANCE_NAME holds; earlier versions wrote the instance alone."""
-    return f"{instance} {cluster_id}\n".encode()
+def encode_instance(instance: str, cluster_id: str, addresses: Iterable[str]) -> bytes:
+    """Return what the file INSTANCE_NAME holds.
+
+    Each of the `addresses` that the server listens on is a word. Earlier versions wrote none.
+    """
+    return (" ".join((instance, cluster_id, *addresses)) + "\n").encode()
 
 
 def segment_name(base: int) -> str:

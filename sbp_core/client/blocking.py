@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 from sbp_core import limits
 from sbp_core.client.io.blocking_transport import BlockingRunner
-from sbp_core.client.io.local_log import CAN_READ, LocalLogs
+from sbp_core.client.io.local_log import CAN_READ, LocalLogs, configured_folders
 from sbp_core.client.programs import fetching
 from sbp_core.client.programs.calls import RetryPolicy
 from sbp_core.client.socket_client import SocketClient
@@ -28,7 +29,8 @@ class Client(SocketClient):
 
     Threads may share it. Every call has a deadline of `timeout_ms`; failed calls are retried
     as `retry` says, where that is safe. All methods raise SbpError. With `reads_locally` large
-    batches of range servers on this machine are read from their files, where these can be opened.
+    batches of range servers on this machine are read from their files: of servers of the same user,
+    or of those whose folder is below one of `local_folders` (SBP_LOCAL_FOLDERS), if there are any.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Client(SocketClient):
         retry: RetryPolicy | None = None,
         random: Random | None = None,
         reads_locally: bool = True,
+        local_folders: Sequence[Path | str] | None = None,
     ) -> None:
         super().__init__(
             endpoint, timeout_ms=timeout_ms, connecting=connecting, retry=retry, random=random
@@ -50,6 +53,7 @@ class Client(SocketClient):
                 lambda: self._pool.maybe_cluster_id(self._context.drivers.endpoint),
                 self._fetch_bytes,
                 pause_ms=limits.LOCAL_READ_PAUSE_MS,
+                folders=configured_folders(local_folders),
             )
 
     def fetch(

@@ -81,7 +81,7 @@ class RangeServerSettings(ListenerSettings):
     )
     local_reads: bool = choice_setting(
         "Whether clients on this machine may read records from the files of the log themselves."
-        " Clients that may open these, as processes of the same user may, then do so.",
+        " Clients of the same user then do so; others where SBP_LOCAL_FOLDERS names data_dir.",
         (True, False),
         default=True,
     )

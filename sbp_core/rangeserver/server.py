@@ -139,7 +139,10 @@ class RangeServer:
         membership.refused.add_done_callback(self._on_failure)
         await membership.join(self._endpoint)
         if settings.local_reads:
-            await asyncio.to_thread(local_reads.publish, membership.cluster_id)
+            background.callback(local_reads.withdraw)
+            await asyncio.to_thread(
+                local_reads.publish, membership.cluster_id, self._listener.addresses
+            )
         self._settler = settler = self._make_settler(host, log, secondary, membership)
         background.push_async_callback(settler.stop)
         self._housekeeping = self._make_housekeeping(host, log, membership, end_txn)

@@ -25,6 +25,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import ThrottledError
 from sbp_core.server.settings import check_reach
+from sbp_core.sockets import address_text
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -66,6 +67,11 @@ class Acceptor:
         for listening in self._sockets:
             self._resume(listening)
         return int(self._sockets[0].getsockname()[1])
+
+    @property
+    def addresses(self) -> list[str]:
+        """All that it listens on, each as `sockets.address_text` has it."""
+        return [address_text(*each.getsockname()[:2]) for each in self._sockets]
 
     def close(self) -> None:
         """Accept nothing more."""

@@ -82,6 +82,11 @@ class Listener:
         """Connections that are open now."""
         return len(self._peers)
 
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses that it listens on, each as `sockets.address_text` has it."""
+        return [] if self._acceptor is None else self._acceptor.addresses
+
     async def start(self, host: str, port: int, *, insecure: bool = False) -> int:
         """Listen; return the port, which the system picks when `port` is 0.
 

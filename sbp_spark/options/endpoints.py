@@ -126,8 +126,10 @@ class Servers:
     )
     reads_locally: bool = option("localReads", FLAG, True, side="source").field(
         "Whether tasks on the machine of a range server read large record batches from its files,"
-        " checked by their checksums, not through the server: true, false. That needs permission to"
-        " open the files, as the same user has; without it the server reads for them."
+        " checked by their checksums, not through the server: true, false. Tasks open files of"
+        " servers of the same user; or, if the environment variable SBP_LOCAL_FOLDERS names folders"
+        " (separated by colons), of servers whose data are below these. For others the server"
+        " reads."
     )
 
     def __str__(self) -> str:

@@ -46,7 +46,8 @@ def body(base_offset: int, count: int) -> bytes:
 @pytest.fixture
 def placed(tmp_path: Path) -> PlacedBatches:
     """Two batches of one stream, of 3 and 2 records, and one of another stream between them."""
-    (tmp_path / INSTANCE_NAME).write_bytes(encode_instance("thisone", "ours"))
+    content = encode_instance("thisone", "ours", ["127.0.0.1:1", "0.0.0.0:2"])
+    (tmp_path / INSTANCE_NAME).write_bytes(content)
     with open_log(OsDisk(), tmp_path, segment_bytes=1_000_000) as log:
         entries = [
             created(STREAM_ID),
@@ -60,7 +61,12 @@ def placed(tmp_path: Path) -> PlacedBatches:
         BatchPlace(0, 0, location.position, location.length, 0, base_offset, count)
         for location, base_offset, count in ((first, 0, 3), (second, 3, 2))
     )
-    return PlacedBatches("a:1", str(tmp_path), "thisone", STREAM_ID, 0, places, "ours")
+    return PlacedBatches(
+        *("a:1", str(tmp_path), "thisone", STREAM_ID, 0, places),
+        cluster_id="ours",
+        address="127.0.0.1:1",
+        folders=(tmp_path.parent.resolve(),),
+    )
 
 
 def read_placed(placed: PlacedBatches) -> bytes:
@@ -163,7 +169,11 @@ def test_nothing_but_a_regular_file_is_read(placed, name):
 
 
 @pytest.mark.parametrize(
-    "content", ["thisone", "thisone theirs\n", "thisone \n", "thisone ours", ""]
+    "content",
+    [
+        *("thisone", "thisone theirs\n", "thisone \n", "thisone ours", "", "thisone ours\n"),
+        *("thisone oursx 127.0.0.1:1\n", "thisone theirs ours 127.0.0.1:1\n"),
+    ],
 )
 def test_a_log_of_another_cluster_or_of_an_earlier_version_is_not_read(placed, content):
     (Path(placed.directory) / INSTANCE_NAME).write_text(content)
@@ -171,15 +181,39 @@ def test_a_log_of_another_cluster_or_of_an_earlier_version_is_not_read(placed, c
         read_placed(placed)
 
 
+@pytest.mark.parametrize(
+    ("address", "is_read"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.0.0.1:2", True),
+        ("10.0.0.5:2", True),
+        ("10.0.0.5:1", False),
+        ("127.0.0.2:1", False),
+        ("::1:2", False),
+        ("127.0.0.1:3", False),
+    ],
+)
+def test_the_server_must_listen_where_the_client_is_connected(placed, address, is_read):
+    there = replace(placed, address=address)
+    if is_read:
+        assert read_placed(there)
+    else:
+        with pytest.raises(LogError, match="is not at"):
+            read_placed(there)
+
+
 class Fetching:
     """The logs on this machine, as a client of the cluster `cluster_id` knows them."""
 
-    def __init__(self, cluster_id: str | None = "ours") -> None:
+    def __init__(self, folders: tuple[Path, ...] = (), cluster_id: str | None = "ours") -> None:
         self.cluster_id = cluster_id
         self.now = 0.0
         self.fetched: list[FetchItem] = []
         self.logs = LocalLogs(
-            lambda: self.cluster_id, self._fetch, pause_ms=1_000, clock=lambda: self.now
+            *(lambda: self.cluster_id, self._fetch),
+            pause_ms=1_000,
+            folders=folders,
+            clock=lambda: self.now,
         )
 
     def _fetch(self, item: FetchItem) -> ReceivedBatches:
@@ -189,7 +223,8 @@ class Fetching:
 
     def maybe_elsewhere(self, endpoint: str, *, is_here: bool = True) -> BatchesElsewhere | None:
         call, elsewhere = self.logs.asking(
-            Call(endpoint, Opcode.FETCH, FetchRequest(), 1_000), lambda: is_here
+            Call(endpoint, Opcode.FETCH, FetchRequest(), 1_000),
+            lambda: "127.0.0.1:1" if is_here else None,
         )
         assert isinstance(call.header, FetchRequest)
         assert call.header.takes_places is (elsewhere is not None)
@@ -210,9 +245,9 @@ class Fetching:
         return b"".join(piece.payload for piece in pieces)
 
 
-def test_logs_are_read_of_servers_here_in_the_folder_that_they_named_first(placed, caplog):
+def test_logs_are_read_of_servers_here_in_folders_that_the_client_names(placed, caplog):
     caplog.set_level(logging.DEBUG)
-    local = Fetching()
+    local = Fetching(placed.folders)
     whole = body(0, 3) + body(3, 2)
     assert local.read(placed, is_here=False) == b"fetched"
     for cluster_id in (None, "", "theirs"):
@@ -221,7 +256,7 @@ def test_logs_are_read_of_servers_here_in_the_folder_that_they_named_first(place
     local.cluster_id = "ours"
     assert local.read(placed) == whole
     assert local.read(replace(placed, directory="/elsewhere")) == b"fetched"
-    assert local.read(placed) == whole
+    assert local.read(replace(placed, endpoint="c:1")) == whole
     assert local.read(replace(placed, endpoint="b:1")) == whole
     assert [(item.fetch_offset, item.end_offset) for item in local.fetched] == 5 * [(0, 5)]
     assert {record.levelno for record in caplog.records} == {logging.DEBUG}
@@ -229,7 +264,7 @@ def test_logs_are_read_of_servers_here_in_the_folder_that_they_named_first(place
 
 
 def test_batches_behind_one_that_cannot_be_read_are_fetched(placed):
-    local = Fetching()
+    local = Fetching(placed.folders)
     first, second = placed.places
     wrong = replace(placed, places=(first, structs.replace(second, length=second.length + 1)))
     found = local.batches(wrong).pieces(1)
@@ -248,10 +283,10 @@ def test_no_batch_of_another_stream_is_taken(placed):
 @pytest.mark.parametrize("directory", [".", "", "/\0"])
 def test_a_folder_that_cannot_be_is_not_opened(placed, directory, monkeypatch):
     monkeypatch.chdir(placed.directory)
-    with pytest.raises(LogError, match="named a log in"):
+    with pytest.raises(LogError, match="outside of the folders"):
         read_placed(replace(placed, directory=directory))
     with pytest.raises(OSError, match="too long"):
-        read_placed(replace(placed, directory="/" + 5_000 * "x"))
+        read_placed(replace(placed, directory=placed.directory + "/" + 5_000 * "x"))
 
 
 def test_no_batch_of_another_log_is_taken(placed):
@@ -283,7 +318,7 @@ def test_a_server_whose_files_failed_is_not_asked_for_places_for_a_while(placed)
         assert (local.maybe_elsewhere("a:1") is not None) is is_accepted
         assert local.maybe_elsewhere("b:1") is not None
     ping = Call("a:1", Opcode.PING, None, 1_000)
-    assert local.logs.asking(ping, lambda: True) == (ping, None)
+    assert local.logs.asking(ping, lambda: "127.0.0.1:1") == (ping, None)
 
 
 def answer(placed: PlacedBatches, **changes: object) -> Frame:

@@ -47,7 +47,7 @@ from sbp_core.client.programs.program import (
 )
 from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import SbpError
-from sbp_core.sockets import BUFFERS_PER_CALL_MAX, Receiving, is_own_address
+from sbp_core.sockets import BUFFERS_PER_CALL_MAX, Receiving, maybe_own_address
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.opcodes import Opcode
 
@@ -72,8 +72,8 @@ class BlockingConnection:
         self._unsent_bytes = sum(map(len, self._outgoing))
         self._progress_at = 0.0
         """When the system last took something, or had taken all."""
-        self.is_on_this_machine = False
-        """Whether the server is, by the address that the connection was made to."""
+        self.local_address: str | None = None
+        """That of the server, if it is on this machine, as `sockets.address_text` has it."""
         self._socket: socket.socket | None = None
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -204,7 +204,7 @@ class BlockingConnection:
             endpoint = self._conversation.endpoint
             raise connect_failed(endpoint, failure, self._connect_seconds) from failure
         connected.setblocking(False)
-        self.is_on_this_machine = is_own_address(connected)
+        self.local_address = maybe_own_address(connected)
         return connected
 
     def _serve(self, connected: socket.socket) -> None:
@@ -378,7 +378,7 @@ class BlockingRunner:
         number = calls.inbox.open(calls.now_ms() + call.timeout_ms)
         elsewhere: BatchesElsewhere | None = None
         if self._logs is not None:
-            call, elsewhere = self._logs.asking(call, partial(self._is_on_this_machine, number))
+            call, elsewhere = self._logs.asking(call, partial(self._local_address, number))
         try:
             connection, ticket = self._pool.start(
                 call, lambda content: self._arrivals.put(Arrival(number, content, elsewhere))
@@ -407,6 +407,6 @@ class BlockingRunner:
             except queue.Empty:
                 continue
 
-    def _is_on_this_machine(self, number: int) -> bool:
+    def _local_address(self, number: int) -> str | None:
         connection, _, _ = self._calls.sent[number]
-        return connection.is_on_this_machine
+        return connection.local_address

@@ -1,11 +1,14 @@
 """Large batches in the files of a range server on this machine, read past the server.
 
 A range server may answer a FETCH of a client on its own machine with the places of large batches in
-its log. The client opens a log only if the connection goes to this machine, if the file `instance`
-in its folder names the cluster of the client's placement driver, and if the server has named no
-other folder before: otherwise a server could have the client read the log of another one. No link
-is followed, and only regular files are opened. Each batch has a checksum, which covers its position
-and its stream as well.
+its log. A client is not told by a server what to open: the folder must be one that a server of the
+client's own user has registered (local_registry.py), or below one that the client's configuration
+names. No other path is looked at, so a server learns nothing about files either. No link is
+followed, and only regular files of the same owner are opened.
+
+The file `instance` in the folder must name the cluster of the client's placement driver, and the
+address that the client is connected to: otherwise a server could have the client read the log of
+another one. Each batch has a checksum, which covers its position and its stream as well.
 
 Files are removed and rewritten at any time. Batches that cannot be read are fetched as bytes, and
 their server is not asked for places for a while. Read first: `LocalLogs`.
@@ -24,7 +27,7 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -32,7 +35,14 @@ from msgspec import structs
 from sbp_core import limits
 from sbp_core.client.programs.program import BatchesElsewhere, Call
 from sbp_core.client.types import Batches, FetchItem, ReceivedBatches
-from sbp_core.errors import LogCorruptionError, LogError, ProtocolError, RecordBatchError
+from sbp_core.errors import (
+    ConfigurationError,
+    LogCorruptionError,
+    LogError,
+    ProtocolError,
+    RecordBatchError,
+)
+from sbp_core.local_registry import FOLDERS_VARIABLE, registered_log
 from sbp_core.record_sizes import LARGEST
 from sbp_core.records import write_base_offset
 from sbp_core.segment_format import (
@@ -46,6 +56,7 @@ from sbp_core.segment_format import (
     encode_instance,
     segment_name,
 )
+from sbp_core.sockets import wildcard_text
 from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse, FetchResult
 
 _LOG: Final = logging.getLogger(__name__)
@@ -69,6 +80,8 @@ class PlacedBatches:
     """Batches of one range, in the order of their offsets, in the log in `directory`.
 
     The server at `endpoint` named them. The log must be of the cluster `cluster_id`; "" is none.
+    Its server must listen on `address`, and it must be below one of `folders`; without any it must
+    be registered.
     """
 
     endpoint: str
@@ -77,7 +90,9 @@ class PlacedBatches:
     stream_id: int
     range_index: int
     places: tuple[BatchPlace, ...]
-    cluster_id: str = ""
+    cluster_id: str
+    address: str
+    folders: tuple[Path, ...] = ()
 
 
 class LocalLogs:
@@ -93,30 +108,31 @@ class LocalLogs:
         fetch: Callable[[FetchItem], ReceivedBatches],
         *,
         pause_ms: float,
+        folders: tuple[Path, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.fetch: Final = fetch
+        self._folders = folders
         self._get_cluster_id = get_cluster_id
         self._pause_ms = pause_ms
         self._clock = clock
         self._off_until_ms: dict[str, float] = {}
-        self._directories: dict[tuple[str, str], str] = {}
-        """By server and cluster: the folder that it named first."""
 
     def asking(
-        self, call: Call, is_on_this_machine: Callable[[], bool]
+        self, call: Call, get_address: Callable[[], str | None]
     ) -> tuple[Call, BatchesElsewhere | None]:
         """Return a call as a FETCH that accepts places, and what makes batches of them.
 
         Others are returned as they are, as is a FETCH to a server whose files could not be read a
-        while ago. `is_on_this_machine` is asked when the server has answered.
+        while ago. `get_address` is called when the server has answered, for the address of the
+        server as `sockets.address_text` has it; None if that is another machine.
         """
         now_ms = self._clock() * 1000
         is_off = now_ms < self._off_until_ms.get(call.endpoint, now_ms)
         if is_off or not isinstance(call.header, FetchRequest):
             return call, None
         call = structs.replace(call, header=structs.replace(call.header, takes_places=True))
-        return call, partial(self._batches, call.endpoint, is_on_this_machine)
+        return call, partial(self._batches, call.endpoint, get_address)
 
     def on_failure(self, endpoint: str) -> None:
         """Accept no places of a server for a while."""
@@ -125,7 +141,7 @@ class LocalLogs:
     def _batches(
         self,
         endpoint: str,
-        is_on_this_machine: Callable[[], bool],
+        get_address: Callable[[], str | None],
         response: FetchResponse,
         result: FetchResult,
         range_key: tuple[int, int],
@@ -142,11 +158,13 @@ class LocalLogs:
                 f"the FETCH answer for stream {stream_id} has places of batches from offset"
                 f" {result.places[0].base_offset}, and goes on at {result.next_offset}"
             )
-        cluster_id = self._get_cluster_id() or ""
         placed = PlacedBatches(
-            endpoint, directory, instance, stream_id, range_index, result.places, cluster_id
+            *(endpoint, directory, instance, stream_id, range_index, result.places),
+            cluster_id=self._get_cluster_id() or "",
+            address=get_address() or "",
+            folders=self._folders,
         )
-        reason = self._maybe_refusal(placed, is_on_this_machine=is_on_this_machine())
+        reason = _maybe_refusal(placed)
         if reason is not None:
             _LOG.debug(
                 "local log not opened: server=%s folder=%.200r reason=%s",
@@ -157,14 +175,11 @@ class LocalLogs:
             self.on_failure(endpoint)
         return _LocalBatches(self, placed, result.next_offset, is_admitted=reason is None)
 
-    def _maybe_refusal(self, placed: PlacedBatches, *, is_on_this_machine: bool) -> str | None:
-        if not is_on_this_machine:
-            return "the address of the connection is not of this machine"
-        if not placed.cluster_id:
-            return "the placement driver names no cluster"
-        key = placed.endpoint, placed.cluster_id
-        known = self._directories.setdefault(key, placed.directory)
-        return None if known == placed.directory else f"the server named {known!r:.200} before"
+
+def _maybe_refusal(placed: PlacedBatches) -> str | None:
+    if not placed.address:
+        return "the address of the connection is not of this machine"
+    return None if placed.cluster_id else "the placement driver names no cluster"
 
 
 class _LocalBatches(Batches):
@@ -199,6 +214,22 @@ class _LocalBatches(Batches):
             position = fetched.next_offset
 
 
+def configured_folders(given: Sequence[Path | str] | None) -> tuple[Path, ...]:
+    """Return the folders that a client is configured to read logs below, without links in them.
+
+    None are those of FOLDERS_VARIABLE, separated like those of PATH; without any, registered logs
+    are read. Raises ConfigurationError for a path that is not absolute.
+    """
+    if given is None:
+        given = [each for each in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if each]
+    for each in given:
+        if not Path(each).is_absolute():
+            raise ConfigurationError(
+                f"local_folders ({FOLDERS_VARIABLE}): {each!s} is not an absolute path"
+            )
+    return tuple(Path(each).resolve() for each in given)
+
+
 def read_pieces(placed: PlacedBatches, piece_bytes: int) -> Iterator[ReceivedBatches]:
     """Yield the batches, checked, with the offsets that they have, about `piece_bytes` at a time.
 
@@ -207,22 +238,24 @@ def read_pieces(placed: PlacedBatches, piece_bytes: int) -> Iterator[ReceivedBat
     """
     if not placed.instance.isalnum() or not placed.instance.isascii():
         raise LogError(f"the server named {placed.instance!r:.100} as the instance of its log")
-    if not Path(placed.directory).is_absolute() or "\0" in placed.directory:
-        raise LogError(f"the server named a log in {placed.directory!r:.100}")
-    with _opened_folder(Path(placed.directory)) as folder:
+    with _opened_folder(placed) as folder:
         yield from _read_in_folder(folder, placed, piece_bytes)
 
 
 def _read_in_folder(
-    folder: int, placed: PlacedBatches, piece_bytes: int
+    folder: _Folder, placed: PlacedBatches, piece_bytes: int
 ) -> Iterator[ReceivedBatches]:
     with _opened(INSTANCE_NAME, folder) as descriptor:
         found = os.read(descriptor, INSTANCE_BYTES_MAX)
-    if found != encode_instance(placed.instance, placed.cluster_id):
+    start = encode_instance(placed.instance, placed.cluster_id, ()).rstrip()
+    if not found.startswith(start + b" "):
         raise LogError(
             f"{placed.directory} is the log of another server or cluster, or of another start of"
             " the server"
         )
+    listening = found.removeprefix(start).decode(errors="replace").split()
+    if not {placed.address, wildcard_text(placed.address)} & set(listening):
+        raise LogError(f"the server of {placed.directory} is not at {placed.address}")
     range_key = placed.stream_id, placed.range_index
     for (segment, generation), places in groupby(map(_checked, placed.places), _FILE_OF):
         with _opened(segment_name(segment), folder) as descriptor:
@@ -241,27 +274,66 @@ def _checked(place: BatchPlace) -> BatchPlace:
     raise LogError("the server named places that no batches can be at")
 
 
+class _Folder(NamedTuple):
+    """An open folder, and the users whose files in it are read."""
+
+    descriptor: int
+    owners: frozenset[int]
+
+
 @contextmanager
-def _opened_folder(path: Path) -> Iterator[int]:
-    """Open a folder while the body runs, without following a link. Raises OSError."""
-    descriptor = os.open(path.anchor, _FOLDER_FLAGS)
+def _opened_folder(placed: PlacedBatches) -> Iterator[_Folder]:
+    """Open the folder of a log while the body runs, if it is one that may be read.
+
+    Only the name below a folder of the configuration is used of what the server named. Without
+    such folders the registry names the folder. Raises OSError, LogError.
+    """
+    start, names = _maybe_configured(placed) or _registered(placed)
+    descriptor = os.open(start, _FOLDER_FLAGS)
     try:
-        for name in path.parts[1:]:
+        owners = frozenset({os.geteuid()})
+        if placed.folders:
+            owners |= {0, os.fstat(descriptor).st_uid}
+        for name in names:
             inner = os.open(name, _FOLDER_FLAGS, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner
-        yield descriptor
+        if os.fstat(descriptor).st_uid not in owners:
+            raise LogError(f"{placed.directory} belongs to another user")
+        yield _Folder(descriptor, owners)
     finally:
         os.close(descriptor)
 
 
+def _maybe_configured(placed: PlacedBatches) -> tuple[Path, tuple[str, ...]] | None:
+    """Return a folder of the configuration, and the names below it. None: it has no folders."""
+    path = Path(placed.directory)
+    for folder in placed.folders:
+        if path.is_relative_to(folder) and ".." not in path.parts and "\0" not in placed.directory:
+            return folder, path.relative_to(folder).parts
+    if placed.folders:
+        raise LogError("the server named a log outside of the folders that may be read")
+    return None
+
+
+def _registered(placed: PlacedBatches) -> tuple[Path, tuple[str, ...]]:
+    """Return the root, and the names below it of the log that is registered."""
+    path = Path(registered_log(placed.instance))
+    if str(path) != placed.directory:
+        raise LogError("the server named another folder than the one that is registered")
+    return Path(path.anchor), path.parts[1:]
+
+
 @contextmanager
-def _opened(name: str, folder: int) -> Iterator[int]:
+def _opened(name: str, folder: _Folder) -> Iterator[int]:
     """Open a regular file in a folder while the body runs. Raises OSError, LogError."""
-    descriptor = os.open(name, _FLAGS, dir_fd=folder)
+    descriptor = os.open(name, _FLAGS, dir_fd=folder.descriptor)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise LogError(f"{name} in the folder that the server named is no regular file")
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise LogError(f"{name} in the folder of the log is no regular file")
+        if found.st_uid not in folder.owners:
+            raise LogError(f"{name} in the folder of the log belongs to another user")
         yield descriptor
     finally:
         os.close(descriptor)

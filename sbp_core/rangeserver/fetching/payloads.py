@@ -5,9 +5,10 @@ ones are joined into one buffer. Batches that were staged get their base offsets
 
 A process that may open the files of the log can read them without the server, which then copies and
 checks nothing. So a FETCH that accepts places, and that comes from this machine, is answered with
-places if the batches are large. The reader checks whether it sees the same file system: the folder
-of the log holds a file with the server's instance, which the answer names, and with the cluster,
-which the reader knows.
+places if the batches are large. The reader opens no folder because a server names it: it looks the
+log up among those that servers of its own user have registered, or its configuration names. There a
+file has the server's instance, which the answer names, the cluster, which the reader knows, and the
+addresses of the server, to one of which it is connected.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.errors import LogError
+from sbp_core.local_registry import FOLDERS_VARIABLE, Registration, registry_path
 from sbp_core.log.bodies import RecentBody, read_bodies
 from sbp_core.log.disk import Disk, describe_os_error, write_file
 from sbp_core.log.durable_log import Log
@@ -108,9 +110,10 @@ class LocalReads:
         self._directory = directory
         self._instance = uuid.uuid4().hex
         self._path: str | None = None
+        self._registration: Registration | None = None
 
-    def publish(self, cluster_id: str | None) -> None:
-        """Let local readers find the log of this cluster.
+    def publish(self, cluster_id: str | None, addresses: Sequence[str]) -> None:
+        """Let local readers find the log of this cluster, of a server that has these addresses.
 
         If that cannot be written, or the path is not text, or the cluster has no id, readers on
         this machine are served like all others.
@@ -122,7 +125,7 @@ class LocalReads:
         try:
             directory = str(self._directory.resolve())
             directory.encode()
-            content = encode_instance(self._instance, cluster_id)
+            content = encode_instance(self._instance, cluster_id, addresses)
             write_file(self._disk, path, [content], is_durable=False)
         except UnicodeEncodeError:
             _LOG.warning("local reads off: the path %r is not valid UTF-8", self._directory)
@@ -131,6 +134,22 @@ class LocalReads:
             _LOG.warning("local reads off: writing %s failed: %s", path, reason)
         else:
             self._path = directory
+            self._register(directory)
+
+    def _register(self, directory: str) -> None:
+        """Let clients without any setting find it; those that name the folder need no entry."""
+        try:
+            self._registration = Registration(directory, self._instance)
+        except OSError as error:
+            _LOG.warning(
+                "local reads only for clients that name the folder %s in %s: %s cannot be used: %s",
+                *(directory, FOLDERS_VARIABLE, registry_path(), describe_os_error(error)),
+            )
+
+    def withdraw(self) -> None:
+        """Let no reader find the log any longer."""
+        if self._registration is not None:
+            self._registration.end()
 
     def may_serve(self, call: ServerCall, request: FetchRequest) -> bool:
         """Whether a request may be answered with places."""
