@@ -63,6 +63,8 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     " `elasticstream-2023-04`",
     StatusCode.PD_NO_AVAILABLE_RS: "the placement driver: no live range server can host a range,"
     " or the server that knows a stream's tail does not answer",
+    StatusCode.PD_STORE_UNAVAILABLE: "the placement driver: its PostgreSQL database is down, or"
+    " ended the connection",
     StatusCode.ES_PD_NOT_LEADER: f"{ALSO_ACCEPTED}. Means PD_NOT_LEADER",
     StatusCode.SEAL_NO_SERVER_ANSWERED: "the placement driver: the server of the range to seal does"
     " not answer; nothing is stored, but the range may be sealed there",

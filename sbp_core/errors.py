@@ -35,6 +35,7 @@ SbpError
 |   |   +-- TxnAbortedError
 |   +-- RequestTimeoutError
 |   +-- SealUnansweredError
+|   +-- StoreUnavailableError
 |   +-- StorageError
 |   +-- WriterRepeatError
 |   +-- WriterUnknownError
@@ -80,6 +81,7 @@ class StatusCode(enum.IntEnum):
     UNKNOWN_OPERATION = 1499
     PD_INTERNAL = 1500
     PD_NO_AVAILABLE_RS = 1502
+    PD_STORE_UNAVAILABLE = 1504
     ES_PD_NOT_LEADER = 1503
     SEAL_RANGE_NOT_FOUND = 1510
     SEAL_NO_SERVER_ANSWERED = 1511
@@ -359,6 +361,13 @@ class NoRangeServerError(RefusedError):
     """Too few range servers are alive, or the one that is needed does not answer."""
 
     codes = (StatusCode.PD_NO_AVAILABLE_RS,)
+    retriable = True
+
+
+class StoreUnavailableError(StatusError):
+    """The placement driver lost the database of its metadata; a change may have been made."""
+
+    codes = (StatusCode.PD_STORE_UNAVAILABLE,)
     retriable = True
 
 

@@ -8,7 +8,12 @@ import pytest
 from store_homes import NO_LEASE_MS, PostgresqlHome, next_term
 
 from sbp_core.cli.main import main
-from sbp_core.errors import ConfigurationError, NotLeaderError, StatusError
+from sbp_core.errors import (
+    ConfigurationError,
+    NotLeaderError,
+    StatusError,
+    StoreUnavailableError,
+)
 from sbp_core.pd.metadata.history import epoch_of
 from sbp_core.pd.metadata.leadership import Leader, Leadership, Node
 from sbp_core.pd.metadata.postgresql_inspection import accept_database, check_database
@@ -179,13 +184,13 @@ def test_a_read_of_a_former_leader_is_not_used(url, opened):
     asyncio.run(main())
 
 
-def test_a_lost_connection_fails_one_call_and_is_opened_again(postgresql, url, opened):
+def test_a_lost_connection_fails_one_call_retriably_and_is_opened_again(postgresql, url, opened):
     store = opened()
     store.lead(next_term(url))
     create(store, "a")
     assert store.capacity._count("streams") == 1
     postgresql.end_sessions(url)
-    with pytest.raises(StatusError, match="metadata store failed"):
+    with pytest.raises(StoreUnavailableError, match="metadata store failed"):
         create(store, "lost")
     create(store, "b")
     assert names(store) == ["a", "b"]

@@ -17,11 +17,11 @@ from typing import Final
 
 from sqlalchemy import Connection, DateTime, and_, case, delete, func, or_, select, true, update
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import QueuePool
 
 from sbp_core import limits
-from sbp_core.errors import StatusCode, StatusError
+from sbp_core.errors import StatusCode, StatusError, StoreUnavailableError
 from sbp_core.pd.metadata.postgresql import engine_of
 from sbp_core.pd.metadata.tables import leader, placement_drivers
 
@@ -144,9 +144,10 @@ class Leadership:
             with self._engine.begin() as connection:
                 yield connection
         except DBAPIError as error:
-            raise StatusError(
-                StatusCode.PD_INTERNAL, f"the leader cannot be read: {str(error.orig).strip()}"
-            ) from error
+            message = f"the leader cannot be read: {str(error.orig).strip()}"
+            if isinstance(error, OperationalError):
+                raise StoreUnavailableError.of(message) from error
+            raise StatusError(StatusCode.PD_INTERNAL, message) from error
 
 
 def current_leader(connection: Connection) -> Leader:

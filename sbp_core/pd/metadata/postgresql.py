@@ -39,11 +39,17 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool, Pool
 
 from sbp_core import limits
-from sbp_core.errors import ConfigurationError, NotLeaderError, StatusCode, StatusError
+from sbp_core.errors import (
+    ConfigurationError,
+    NotLeaderError,
+    StatusCode,
+    StatusError,
+    StoreUnavailableError,
+)
 from sbp_core.failpoints import failpoint
 from sbp_core.pd.metadata.database import Database, Statement, Value
 from sbp_core.pd.metadata.history import (
@@ -135,7 +141,9 @@ class PostgresqlDatabase(Database):
         engine = engine_of(url, NullPool)
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         super().__init__(engine.dialect)
-        self._errors = engine.dialect.loaded_dbapi.Error
+        driver = engine.dialect.loaded_dbapi
+        self._errors = driver.Error
+        self._unavailable = (OperationalError, driver.OperationalError)
         self._connection: Connection | None = None
         self._is_in_transaction = False
         self._term = 0
@@ -266,9 +274,10 @@ class PostgresqlDatabase(Database):
                 error,
                 exc_info=error,
             )
-            raise StatusError(
-                StatusCode.PD_INTERNAL, f"the placement driver's metadata store failed: {error}"
-            ) from error
+            message = f"the placement driver's metadata store failed: {error}"
+            if isinstance(error, self._unavailable):
+                raise StoreUnavailableError.of(message) from error
+            raise StatusError(StatusCode.PD_INTERNAL, message) from error
 
     def _driver(self) -> Any:
         """Return the driver's connection; within a transaction the one that it began on."""
