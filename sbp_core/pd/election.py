@@ -27,12 +27,11 @@ from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.dispatch import Handler, PromptHandler, ServerCall
 from sbp_core.server.runtime import Clock, cancel_all
-from sbp_core.server.trust import Standing, check_cluster, is_same
+from sbp_core.server.trust import Standing, check_cluster, heartbeat_answer, is_same
 from sbp_core.wire.headers import (
     ClientRole,
     DescribePlacementDriverClusterResponse,
     HeartbeatRequest,
-    HeartbeatResponse,
     PlacementDriverCluster,
     PlacementDriverNode,
     RangeServer,
@@ -225,12 +224,7 @@ class Election:
         request = call.decode(HeartbeatRequest)
         status = SUCCESS
         try:
-            is_server = request.client_role in {ClientRole.RANGE_SERVER, ClientRole.PD}
-            check_cluster(
-                request.cluster_id,
-                self._store.cluster_id,
-                is_required=is_server and not call.is_one_frame,
-            )
+            check_cluster(request, self._store.cluster_id, is_one_frame=call.is_one_frame)
             if request.range_server is not None:
                 if request.client_role == ClientRole.RANGE_SERVER:
                     await self._note_alive(
@@ -242,16 +236,7 @@ class Election:
                 raise self.refusal()
         except (InvalidRequestError, NotLeaderError) as error:
             status = status_for(error)
-        rest = call.greet(
-            request,
-            HeartbeatResponse(
-                client_id=request.client_id,
-                client_role=request.client_role,
-                range_server=request.range_server,
-                status=status,
-                cluster_id=self._store.cluster_id,
-            ),
-        )
+        rest = call.greet(request, heartbeat_answer(request, status, self._store.cluster_id))
         if rest is not None:
             await rest()
 

@@ -29,7 +29,7 @@ from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.dispatch import Handler, PromptHandler, Rest, ServerCall
-from sbp_core.server.trust import check_cluster
+from sbp_core.server.trust import check_cluster, heartbeat_answer
 from sbp_core.wire.headers import (
     ClientRole,
     DeleteStreamResult,
@@ -41,7 +41,6 @@ from sbp_core.wire.headers import (
     DescribeTxnsRequest,
     DescribeTxnsResponse,
     HeartbeatRequest,
-    HeartbeatResponse,
     LookupOffsetInfo,
     LookupOffsetResult,
     LookupOffsetsRequest,
@@ -84,26 +83,12 @@ class HeartbeatHandler(PromptHandler):
         status = SUCCESS
         try:
             if cluster_id is not None:
-                is_server = request.client_role in {ClientRole.RANGE_SERVER, ClientRole.PD}
-                check_cluster(
-                    request.cluster_id,
-                    cluster_id,
-                    is_required=is_server and not call.is_one_frame,
-                )
+                check_cluster(request, cluster_id, is_one_frame=call.is_one_frame)
             if request.client_role == ClientRole.PD:
                 self._membership.greet_driver(request, call.peer.standing)
         except (InvalidRequestError, PermissionDeniedError) as error:
             status = status_for(error)
-        return call.greet(
-            request,
-            HeartbeatResponse(
-                client_id=request.client_id,
-                client_role=request.client_role,
-                range_server=request.range_server,
-                status=status,
-                cluster_id=cluster_id or "",
-            ),
-        )
+        return call.greet(request, heartbeat_answer(request, status, cluster_id or ""))
 
 
 class RangeOperations:

@@ -18,6 +18,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, PermissionDeniedError
+from sbp_core.wire.headers import ClientRole, HeartbeatRequest, HeartbeatResponse, Status
 from sbp_core.wire.status import shown
 
 SECRETS_FEATURE: Final = "server-secrets"
@@ -58,12 +59,15 @@ def denied(message: str, detail: bytes = b"") -> PermissionDeniedError:
     return PermissionDeniedError.of(message, detail)
 
 
-def check_cluster(claimed: str | None, own: str, *, is_required: bool = False) -> None:
+def check_cluster(request: HeartbeatRequest, own: str, *, is_one_frame: bool) -> None:
     """Raise InvalidRequestError when a peer's HEARTBEAT claims another cluster than our `own`.
 
-    Also for none where one `is_required`: of a server, which knows its cluster.
+    Also when a server claims none: it knows its cluster, unless it speaks a dialect in which an
+    answer `is_one_frame`.
     """
-    if is_required and not claimed:
+    claimed = request.cluster_id
+    is_server = request.client_role in {ClientRole.RANGE_SERVER, ClientRole.PD}
+    if is_server and not claimed and not is_one_frame:
         raise InvalidRequestError.of(
             f"this is cluster {own}; the HEARTBEAT of a server must carry the id of its cluster"
         )
@@ -73,3 +77,16 @@ def check_cluster(claimed: str | None, own: str, *, is_required: bool = False) -
             " placement driver of that one, or, if both should be the same, restore the right data"
             " directory: that of the placement driver, or of the peer. No data was changed"
         )
+
+
+def heartbeat_answer(
+    request: HeartbeatRequest, status: Status, cluster_id: str
+) -> HeartbeatResponse:
+    """Return what every server answers to a HEARTBEAT."""
+    return HeartbeatResponse(
+        client_id=request.client_id,
+        client_role=request.client_role,
+        range_server=request.range_server,
+        status=status,
+        cluster_id=cluster_id,
+    )

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
+from msgspec.structs import replace
+
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -42,7 +44,13 @@ from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.server.peers import Peers
 from sbp_core.server.runtime import Clock, cancel_all
-from sbp_core.server.trust import SECRETS_FEATURE, Standing, check_cluster, new_secret
+from sbp_core.server.trust import (
+    SECRETS_FEATURE,
+    Standing,
+    check_cluster,
+    heartbeat_answer,
+    new_secret,
+)
 from sbp_core.wire.headers import (
     ClientRole,
     CreateRangeRequest,
@@ -56,7 +64,6 @@ from sbp_core.wire.headers import (
     DescribeStreamsRequest,
     DescribeStreamsResponse,
     HeartbeatRequest,
-    HeartbeatResponse,
     IdAllocationRequest,
     IdAllocationResponse,
     ListRangesRequest,
@@ -168,12 +175,7 @@ class PlacementDriverHandlers:
         status = SUCCESS
         commit, promised = NO_COMMIT, NO_POSITION
         try:
-            is_server = request.client_role in {ClientRole.RANGE_SERVER, ClientRole.PD}
-            check_cluster(
-                request.cluster_id,
-                self._store.cluster_id,
-                is_required=is_server and not call.is_one_frame,
-            )
+            check_cluster(request, self._store.cluster_id, is_one_frame=call.is_one_frame)
             if request.client_role == ClientRole.RANGE_SERVER:
                 await self._joining.heard(
                     request.range_server,
@@ -187,13 +189,9 @@ class PlacementDriverHandlers:
             status = status_for(error)
         rest = call.greet(
             request,
-            HeartbeatResponse(
-                client_id=request.client_id,
-                client_role=request.client_role,
-                range_server=request.range_server,
-                status=status,
+            replace(
+                heartbeat_answer(request, status, self._store.cluster_id),
                 features=tuple(each for each in request.features if each.name == SECRETS_FEATURE),
-                cluster_id=self._store.cluster_id,
                 store_commit=commit.number if commit.life_id else _NO_NUMBER,
                 store_life=commit.life_id or None,
                 promised_position=promised,
