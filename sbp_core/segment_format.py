@@ -190,6 +190,7 @@ class EntryKind(enum.IntEnum):
     SNAPSHOT_STAGED = 12
     FENCED = 13
     SETTLED = 14
+    COPY_BEGUN = 15
 
 
 _KINDS: Final = {int(kind): kind for kind in EntryKind}

@@ -84,7 +84,8 @@ class ReplicaReader:
         while first < last:
             middle = (first + last + 1) // 2
             logged = self.range_in(self.snapshot(middle))
-            if logged is None or (logged.is_whole and logged.seq <= seq):
+            is_numbered = logged is not None and logged.prefix is not None and logged.is_whole
+            if logged is None or (is_numbered and logged.seq <= seq):
                 first = middle
             else:
                 last = middle - 1
@@ -122,6 +123,9 @@ class ReplicaReader:
                     raise corruption(view.file.path, item.position, item.reason)
                 continue
             entry, location = item
+            is_copied = entry.kind is EntryKind.COPY_BEGUN
+            if is_copied and (entry.stream_id, entry.range_index) == self._key:
+                raise self._missing(view, prefix.seq + 1)
             if self._is_own(entry):
                 prefix = prefix.extended(summary(entry))
                 yield Numbered(entry, location, scanner.time_ms, prefix)

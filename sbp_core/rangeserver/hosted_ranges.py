@@ -131,7 +131,7 @@ class HostedRange:
         """
         self.start_offset = logged.start_offset
         self.created_at_ms = logged.created_at_ms
-        self.is_replicated = logged.prefix is not None
+        self.is_replicated = logged.is_replicated
         self.durable = logged.prefix or self.durable
         self._durable_offset = logged.next_offset
         is_settled = logged.state is RangeState.SEALED

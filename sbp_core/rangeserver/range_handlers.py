@@ -27,6 +27,7 @@ from sbp_core.log.states.staged_states import Staging
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
+from sbp_core.replication import Prefix
 from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.dispatch import Handler, PromptHandler, Rest, ServerCall
 from sbp_core.server.trust import check_cluster, heartbeat_answer
@@ -162,16 +163,17 @@ class RangeOperations:
         writers = self._host.writers_at_end(hosted)
         answer = SealRangesResult(self._table_of(hosted), SUCCESS, wanted.stream_id, writers)
         logged = self._log.maybe_range(hosted.key)
-        if logged is None or logged.prefix is None:
+        if logged is None or not logged.is_replicated:
             return answer
         # The fence is behind everything that is durable, so that is the answer.
+        prefix = logged.prefix or Prefix()  # not numbered while its records are copied
         assert answer.stream_range is not None
         return replace(
             answer,
             stream_range=replace(answer.stream_range, next_offset=logged.next_offset),
-            seq=logged.prefix.seq,
-            digest=logged.prefix.digest,
-            is_damaged=not logged.is_whole,
+            seq=prefix.seq,
+            digest=prefix.digest,
+            is_damaged=logged.prefix is None or not logged.is_whole,
         )
 
     async def sync(self, call: ServerCall) -> None:

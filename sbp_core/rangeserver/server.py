@@ -37,8 +37,9 @@ from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import HostProbe, Metrics
 from sbp_core.rangeserver.range_handlers import RangeOperations
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+from sbp_core.rangeserver.replicating.copying import ReadEntriesHandler
 from sbp_core.rangeserver.replicating.secondary import ReplicateHandler, Secondary
-from sbp_core.rangeserver.replicating.settling import ReadEntriesHandler, Settler
+from sbp_core.rangeserver.replicating.settling import Settler
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect

@@ -122,7 +122,7 @@ class RangeServer(Struct, frozen=True, gc=False):
 
 
 class ReadEntriesRequest(Struct, frozen=True, gc=False):
-    """READ_ENTRIES: entries of a range behind the first `after_seq` ones, from any replica that has them."""
+    """READ_ENTRIES: entries of a range behind the first `after_seq` ones, from any replica that has them. With `from_offset` the records of a settled range from there on, or what is staged in it."""
 
     timeout_ms: int = 0
     stream_id: int = -1
@@ -130,6 +130,7 @@ class ReadEntriesRequest(Struct, frozen=True, gc=False):
     after_seq: int = -1
     upto_seq: int = -1
     bytes_max: int = 0
+    from_offset: int = -1
 
 
 class ReplicatedRange(Struct, frozen=True, gc=False):
@@ -348,12 +349,16 @@ class RangeCriteria(Struct, frozen=True, gc=False):
 
 
 class ReadEntriesResponse(Struct, frozen=True, gc=False):
-    """The payload has entries; `before_digest` is of those up to `after_seq`."""
+    """The payload has entries; `before_digest` is of those up to `after_seq`. With `from_offset`, `end_digest` is that with which the range ended, the entries begin at `base_offset`, and `staged_count` batches are staged. `txn_ends` are records of the transactions that ended in the range."""
 
     throttle_time_ms: int = 0
     status: Status | None = None
     before_digest: bytes = b""
     entry_count: int = 0
+    end_digest: bytes = b""
+    base_offset: int = -1
+    staged_count: int = 0
+    txn_ends: bytes = b""
 
 
 class ReplicaServer(Struct, frozen=True, gc=False):
@@ -868,7 +873,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     PlacementDriverNode: (TEXT, TEXT, BOOL),
     RangeId: (I64, I32, I64),
     RangeServer: (I32, TEXT, TEXT),
-    ReadEntriesRequest: (I32, I64, I32, I64, I64, I32),
+    ReadEntriesRequest: (I32, I64, I32, I64, I64, I32, I64),
     ReplicatedRange: (I64, I32, I64, BYTES, I32, I64, I64),
     Status: (I16, TEXT, BYTES, I64),
     Stream: (I64, I8, I64, I8, TEXT, I64, I64),
@@ -918,7 +923,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     LookupOffsetsRequest: (I32, Vector(Table("LookupOffsetInfo"))),
     PlacementDriverCluster: (Vector(Table("PlacementDriverNode")),),
     RangeCriteria: (Table("RangeServer"), I64),
-    ReadEntriesResponse: (I32, Table("Status"), BYTES, I32),
+    ReadEntriesResponse: (I32, Table("Status"), BYTES, I32, BYTES, I64, I32, BYTES),
     ReplicaServer: (Table("RangeServer"), BOOL),
     ReplicateRequest: (I32, I32, Vector(Table("ReplicatedRange"))),
     ReplicateResult: (I64, I32, I64, BYTES, Table("Status")),

@@ -195,7 +195,7 @@ def test_every_entry_of_the_log_was_submitted_to_the_group_committer(tmp_path, m
     found = [entry for entry, _ in logged(OsDisk(), tmp_path / "rs" / "log")]
     kinds = {entry.kind for entry in found}
     moved_only = {EntryKind.RANGE_WRITERS}  # only for a range moved from another server
-    replicated_only = {EntryKind.FENCED, EntryKind.SETTLED}
+    replicated_only = {EntryKind.FENCED, EntryKind.SETTLED, EntryKind.COPY_BEGUN}
     own = {EntryKind.COMMIT} | SNAPSHOT_KINDS
     assert kinds == set(EntryKind) - own - moved_only - replicated_only
 

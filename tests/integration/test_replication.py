@@ -5,23 +5,28 @@ from contextlib import asynccontextmanager
 
 import pytest
 from core_cluster import rows_batch, values_of
+from driver_proof import driver_at
+from log_stagings import bodies, staged_bodies
 from numbered_appends import send
 from raw_client import RawClient
-from staged_appends import stage
+from staged_appends import end, stage
 from waiting import until
 
 from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec, StreamUpdate, Writer
 from sbp_core.cluster import Cluster, ClusterSettings
 from sbp_core.errors import (
+    LogError,
     NotFoundError,
     RangeNotFoundError,
     RangeSealedError,
     StatusCode,
     WriterGapError,
 )
+from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.log.states.staged_states import drop_entry
+from sbp_core.records import with_base_offset
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 from sbp_core.wire.headers import DescribeRangesRequest, RangeId, SealRangesRequest
@@ -256,10 +261,9 @@ def test_a_sealed_range_gets_the_replicas_that_its_stream_is_to_have(tmp_path):
         await client.update_streams([StreamUpdate(stream.stream_id, replica_count=3)])
         while len(await members(client, stream.stream_id, 0)) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        copies = hosted_at(cluster, stream.stream_id, 0).values()
-        await asyncio.to_thread(
-            until, lambda: all(each and each.state is RangeState.SEALED for each in copies)
-        )
+        servers = cluster._range_servers
+        while not all(is_sealed(each, stream.stream_id) for each in servers):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
     run(tmp_path, body)
 
@@ -325,3 +329,80 @@ def test_nothing_is_appended_behind_a_fence_that_came_in_between(tmp_path):
             await secondary.append(copy, Prefix(), [batch])
 
     run(tmp_path, body)
+
+
+@pytest.mark.parametrize("trimmed", [0, 6])
+def test_a_range_that_was_rewritten_everywhere_is_copied_by_its_records(tmp_path, trimmed):
+    """The cleaner has dropped marks, ends and aborted batches, or the first segments."""
+
+    async def body(cluster, client):
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+        stream_id = stream.stream_id
+        servers = {each.endpoint: each for each in cluster._range_servers}
+        writer = Writer()
+        for number in range(5):
+            item = AppendItem(stream_id, rows_batch([b"%d" % number]))
+            await client.append([item], writer=writer, retry_unknown=True)
+        (placed,) = (await client.list_ranges([stream_id]))[stream_id]
+        primary = servers[placed.servers[0]]
+        async with driver_at(primary.endpoint, primary._settings.data_dir) as driver:
+            assert await stage(driver, stream_id, "t", "a", "bc") == [-1, -1]
+            assert await stage(driver, stream_id, "dead", "x" * 99) == [-1]
+            assert await stage(driver, stream_id, "left", "d", "e") == [-1, -1]
+            assert await end(driver, stream_id, "t") == (5, 3)
+            assert await end(driver, stream_id, "dead", commit=False) == (-1, 99)
+        copies = hosted_at(cluster, stream_id, 0)
+        before = set(placed.servers)
+        for endpoint in before:  # the next range has entries of its own behind
+            while copies[endpoint].durable != copies[primary.endpoint].durable:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            servers[endpoint]._log.end_segment()
+        await seal(cluster, stream_id)
+        while any(copies[each].state is not RangeState.SEALED for each in before):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        for endpoint in before:
+            log = servers[endpoint]._log
+            while copies[endpoint].start_offset != trimmed:
+                await client.trim_streams({stream_id: trimmed})
+            assert await asyncio.to_thread(Cleaner(log).clean, 1.0) != Cleaned()
+            with pytest.raises(LogError):
+                list(log.numbered_entries((stream_id, 0), 0, placed_seq(log, stream_id)))
+        await stop(cluster, {primary.endpoint})
+        newcomer = next(each for each in cluster._range_servers if each.endpoint not in before)
+        while not is_sealed(newcomer, stream_id):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        source = servers[placed.servers[1]]._log
+        assert newcomer._log.maybe_range((stream_id, 0)) == source.maybe_range((stream_id, 0))
+        assert bodies(newcomer._log, trimmed, (stream_id, 0)) == copied_bodies(
+            source, trimmed, (stream_id, 0)
+        )
+        assert staged_bodies(newcomer._log, "left", (stream_id, 0)) == staged_bodies(
+            source, "left", (stream_id, 0)
+        )
+        assert {each.txn_ids for each in newcomer._log.staged.ends(stream_id)} == {
+            ("t",),
+            ("dead",),
+        }
+        assert newcomer._log.writers.known_from(stream_id) > 0  # not those of the copied range
+        while primary.endpoint in await members(client, stream_id, 0):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    run(tmp_path, body, range_servers=4, **IMPATIENT)
+
+
+def is_sealed(server, stream_id):
+    found = server._log.maybe_range((stream_id, 0))
+    return found is not None and found.state is RangeState.SEALED
+
+
+def placed_seq(log, stream_id):
+    return log.maybe_range((stream_id, 0)).seq
+
+
+def copied_bodies(log, offset, key):
+    """The batches of a range as they are copied: those that were staged know their offsets."""
+    slots = list(log.batches_from(key, offset))
+    return [
+        b"".join(with_base_offset(memoryview(body), slot.base_offset))
+        for slot, body in zip(slots, bodies(log, offset, key), strict=True)
+    ]

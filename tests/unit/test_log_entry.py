@@ -43,7 +43,7 @@ def test_layout_is_the_documented_one() -> None:
     crc = crc32c(struct.pack(">QI", POSITION, length) + fields + b"body bytes")
     assert encoded() == struct.pack(">III", length, header_crc, crc) + fields + b"body bytes"
     assert ENTRY_HEADER_BYTES == 37
-    assert [kind.value for kind in EntryKind] == list(range(15))
+    assert [kind.value for kind in EntryKind] == list(range(16))
 
 
 def test_the_body_is_passed_on_not_copied() -> None:
@@ -134,9 +134,9 @@ def test_the_greatest_length_is_accepted() -> None:
 
 
 def test_an_unknown_kind_is_no_damage() -> None:
-    assert decode_entry(memoryview(with_kind(14)), POSITION).kind is EntryKind.SETTLED
-    with pytest.raises(LogError, match=f"position {POSITION} is of kind 15.*newer") as caught:
-        decode_entry(memoryview(with_kind(15)), POSITION)
+    assert decode_entry(memoryview(with_kind(15)), POSITION).kind is EntryKind.COPY_BEGUN
+    with pytest.raises(LogError, match=f"position {POSITION} is of kind 16.*newer") as caught:
+        decode_entry(memoryview(with_kind(16)), POSITION)
     assert not isinstance(caught.value, LogCorruptionError)
 
 

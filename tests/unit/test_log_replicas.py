@@ -25,7 +25,13 @@ from sbp_core.log.states.range_states import (
     RangeState,
     range_created,
 )
-from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, fenced_entry, settled_entry
+from sbp_core.log.states.replicated_entries import (
+    NUMBERED_KINDS,
+    copied_entry,
+    copy_begun_entry,
+    fenced_entry,
+    settled_entry,
+)
 from sbp_core.log.states.writer_states import (
     NO_WRITERS,
     NumberedBatch,
@@ -366,3 +372,52 @@ def test_a_segment_with_nothing_but_an_end_of_a_replica_stays():
     log.end_segment()
     assert Cleaner(log).clean(1.0).removed_count == 1
     assert in_transit(log.numbered_entries(KEY, 0, 1)) == [drop("t")]
+
+
+@pytest.mark.parametrize("gap", [0, 5])
+def test_records_are_copied_behind_those_that_are_here(gap: int):
+    """Or behind some that are trimmed elsewhere; what was staged here does not count."""
+    log, _, disk = rolled()
+    records = [bytes(each) for each in bodies(log)]
+    log.append([fenced_entry(KEY)])
+    log.append([copy_begun_entry(KEY, logged(log).next_offset + gap)])
+    at, end = logged(log).next_offset, Prefix(90, b"decided by the PD"[:16])
+    for entries in ([batch(at, 3, b"new")], [staged("s", 0, b"kept")]):
+        log.append(entries)
+        log.close()
+        log = open_log(disk, segment_bytes=600)
+        found = logged(log)
+        assert (found.state, found.prefix, found.is_replicated) == (RangeState.FENCED, None, True)
+        assert found.start_offset == (at if gap else 0)
+    assert {each.txn_id: staged_bodies(log, each.txn_id) for each in log.staged.stagings()} == {
+        "s": [b"kept"]
+    }
+    with pytest.raises(LogError, match="expected an end at offset"):
+        log.append([copied_entry(KEY, at + 4, end)])
+    log.append([copied_entry(KEY, at + 3, end)])
+    for _ in range(2):
+        found = logged(log)
+        assert (found.state, found.prefix, found.next_offset) == (RangeState.SEALED, end, at + 3)
+        assert found.is_whole
+        assert bodies(log, found.start_offset) == [*([] if gap else records), b"new"]
+        assert not log.writers.is_known(1)
+        for after_seq in (0, 20, 25, 60):  # its entries are not here
+            with pytest.raises(LogError, match="another replica may have it"):
+                list(log.numbered_entries(KEY, after_seq, 90))
+        log.close()
+        log = open_log(disk, segment_bytes=600)
+
+
+def test_a_copy_that_lost_records_is_not_whole():
+    disk = FaultyDisk()
+    with open_log(disk) as log:
+        log.append([CREATED, fenced_entry(KEY), copy_begun_entry(KEY, 0)])
+        log.append([batch(0)])
+        log.append([batch(1)])
+    path, _, location = places(disk)[-1]
+    for data in (disk.names[path].cached, disk.names[path].durable):
+        del data[location.position :]
+    for _ in range(2):
+        with open_log(disk) as log:
+            assert logged(log).state is RangeState.FENCED
+            assert not logged(log).is_whole

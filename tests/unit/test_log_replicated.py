@@ -25,7 +25,12 @@ from sbp_core.log.states.range_states import (
     RangeStates,
     range_created,
 )
-from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, fenced_entry, settled_entry
+from sbp_core.log.states.replicated_entries import (
+    NUMBERED_KINDS,
+    copy_begun_entry,
+    fenced_entry,
+    settled_entry,
+)
 from sbp_core.log.states.staged_states import StagedStates, staged_entry
 from sbp_core.log.states.writer_states import (
     NO_WRITERS,
@@ -98,6 +103,9 @@ def test_a_fenced_range_grows_until_it_is_settled():
         ([CREATED, settled_entry(KEY, 0, Prefix()), batch(0)], "which is SEALED"),
         ([CREATED, settled_entry(KEY, 0, Prefix()), staged("t", 0)], "which is SEALED"),
         ([CREATED, settled_entry(KEY, 0, Prefix()), mark_of(batch(0), "w", 0)], "no further"),
+        ([CREATED, batch(0), copy_begun_entry(KEY, 1)], "expected a fenced range"),
+        ([created(), copy_begun_entry(KEY, 0)], "expected a fenced range"),
+        ([CREATED, batch(0), fenced_entry(KEY), copy_begun_entry(KEY, 0)], "ends at 1"),
         ([CREATED, drop("t", key=(KEY[0], -1))], "TXN_END of each of its ranges"),
         ([CREATED, Entry(EntryKind.SETTLED, *KEY, 0, 0, b"\x02" + bytes(25))], "not known"),
         ([CREATED, Entry(EntryKind.SETTLED, *KEY, 0, 0, b"\x01")], "cut off"),

@@ -63,7 +63,8 @@ class LoggedRange:
     """A range as the log has it: records [start_offset, next_offset), the first not trimmed.
 
     If it is replicated, `prefix` are its entries that are here, without a gap. `highest_seq` is the
-    number of its last entry: it is higher if entries in between are damaged.
+    number of its last entry: it is higher if entries in between are damaged. While its records are
+    copied without its entries (COPY_BEGUN), it is fenced and has no prefix.
     """
 
     stream_id: int
@@ -95,6 +96,11 @@ class LoggedRange:
     def digest(self) -> bytes:
         """The digest of its entries, zeros if there are none."""
         return (self.prefix.digest if self.prefix is not None else b"") or NO_DIGEST
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether it has replicas on other servers."""
+        return self.prefix is not None or self.state is RangeState.FENCED
 
     @property
     def is_whole(self) -> bool:
@@ -204,7 +210,10 @@ class RangeStates:
                 lost.append(RecordSpan(*tail.key, start, tail.next_offset))
             prefix = (None if found is None else found.prefix) or Prefix()
             is_lost = tail.prefix is not None and prefix.seq < tail.prefix.seq
-            self._put(replace(tail, prefix=prefix) if is_lost else tail)
+            restored = replace(tail, prefix=prefix) if is_lost else tail
+            if tail.is_replicated and tail.prefix is None:  # records in the middle may be missing
+                restored = replace(tail, prefix=Prefix(), highest_seq=1)
+            self._put(restored)
             self.writers.forget_before(tail.stream_id, max(self._streams[tail.stream_id]))
         return tuple(lost)
 
@@ -245,6 +254,8 @@ class RangeStates:
                 return (_created(entry),)
             case EntryKind.SEAL | EntryKind.FENCED | EntryKind.SETTLED:
                 return (_ended(self._known(entry, changed), entry),)
+            case EntryKind.COPY_BEGUN:
+                return (_copied_from(self._known(entry, changed), entry),)
             case EntryKind.TRIM:
                 ranges = self._ranges_of(entry.stream_id, changed)
                 return [_trimmed(logged, entry.base_offset) for logged in ranges]
@@ -289,7 +300,7 @@ class RangeStates:
 
 def _is_growing(logged: LoggedRange) -> bool:
     """Whether entries may follow: a fenced range gets those that settle it."""
-    return logged.state is RangeState.OPEN or logged.is_unsettled
+    return logged.state in {RangeState.OPEN, RangeState.FENCED}
 
 
 def _check_staged(logged: LoggedRange, entry: Entry) -> None:
@@ -355,7 +366,7 @@ def _ended(logged: LoggedRange, entry: Entry) -> LoggedRange:
         if logged.prefix is not None:
             raise _contradiction(logged, entry, "FENCED and SETTLED, as it is replicated")
         return _no_earlier_than(logged, RangeState.SEALED)
-    if logged.prefix is None:
+    if not logged.is_replicated:
         raise _contradiction(logged, entry, "SEAL, as it is not replicated")
     if entry.kind is EntryKind.FENCED:
         return _no_earlier_than(logged, RangeState.FENCED)
@@ -368,9 +379,12 @@ def _settled(logged: LoggedRange, entry: Entry) -> LoggedRange:
     If entries before the end are damaged it is settled, and not whole.
     """
     prefix, end, end_offset = logged.prefix, decode_settled(entry).end, entry.base_offset
-    assert prefix is not None
     if logged.state is RangeState.DELETED:
         return logged
+    if prefix is None:  # its records were copied
+        if end_offset != logged.next_offset:
+            raise _contradiction(logged, entry, f"an end at offset {logged.next_offset}")
+        return replace(logged, state=RangeState.SEALED, prefix=end, highest_seq=end.seq)
     is_here = end.seq <= prefix.seq
     if (logged.is_whole and not is_here) or (end.seq == prefix.seq and end != prefix):
         raise _contradiction(logged, entry, f"an end in entries 1 to {prefix.seq}")
@@ -385,6 +399,29 @@ def _settled(logged: LoggedRange, entry: Entry) -> LoggedRange:
         state=logged.state.or_later(RangeState.SEALED),
         prefix=end if is_here else prefix,
         highest_seq=end.seq,
+    )
+
+
+def _copied_from(logged: LoggedRange, entry: Entry) -> LoggedRange:
+    """Return a fenced range that gets its records from an offset on. Raises LogCorruptionError.
+
+    The records that are here end there, or are trimmed elsewhere.
+    """
+    if logged.state is RangeState.DELETED:
+        return logged
+    is_empty = logged.start_offset == logged.next_offset
+    is_behind = entry.base_offset >= logged.next_offset
+    if logged.state is not RangeState.FENCED or not logged.is_whole or not (is_empty or is_behind):
+        raise _contradiction(logged, entry, f"a fenced range that ends at {logged.next_offset}")
+    start_offset = logged.start_offset
+    if is_empty or entry.base_offset > logged.next_offset:
+        start_offset = entry.base_offset
+    return replace(
+        logged,
+        start_offset=start_offset,
+        next_offset=entry.base_offset,
+        prefix=None,
+        highest_seq=0,
     )
 
 

@@ -5,8 +5,12 @@ that are written before it is settled. The *content* of a numbered entry is its 
 depends on the place in one log: a TXN_END has its ids and its flags, and no batches; a STAGED entry
 has no birth position. So replicas with the same entries have the same digest, wherever these are.
 
-A FENCED entry has no body. A SETTLED entry has the end of the range as its base offset. Its body,
-big-endian:
+A FENCED entry has no body. Behind a COPY_BEGUN entry follow the records of a range that has ended,
+from its base offset on, and what is staged in it, from another server. Its body has the records
+(staged_states.py) of the transactions that ended in the range. The range is not numbered here until
+it is settled.
+
+A SETTLED entry has the end of the range as its base offset. Its body, big-endian:
 
     0      version  u8    1
     1      flags    u8    1 if the range had entries behind its end here: they do not count
@@ -101,6 +105,14 @@ def fenced_entry(key: tuple[int, int]) -> Entry:
     return Entry(EntryKind.FENCED, *key, -1, 0)
 
 
+def copy_begun_entry(key: tuple[int, int], base_offset: int, ends: Buffer = b"") -> Entry:
+    """Return the entry behind which a fenced range gets records from an offset on, not its entries.
+
+    Its staged batches here are dropped, and `ends` are the records of its transactions.
+    """
+    return Entry(EntryKind.COPY_BEGUN, *key, base_offset, 0, ends)
+
+
 def settled_entry(key: tuple[int, int], end_offset: int, end: Prefix) -> Entry:
     """Return the entry that ends a replicated range of which exactly `end` is here.
 
@@ -118,6 +130,14 @@ class Cut:
 
     writers: Buffer
     staged: Buffer
+
+
+def copied_entry(key: tuple[int, int], end_offset: int, end: Prefix) -> Entry:
+    """Return the entry that ends a range whose records were copied, but not its entries.
+
+    So the writers before its end are not known.
+    """
+    return cut_entry(key, end_offset, end, Cut(b"", b""))
 
 
 def cut_entry(key: tuple[int, int], end_offset: int, end: Prefix, cut: Cut) -> Entry:

@@ -169,6 +169,17 @@ class _StreamTxns:
             self.ends.remove(oldest)
         self._remember_ids()
 
+    def begin_copy(self, range_index: int, ends: Iterable[LoggedTxnEnd]) -> None:
+        """Let nothing be staged in a range, and `ends` be those in it."""
+        self.lost = [each for each in self.lost if each.range_index != range_index]
+        for place in [each for each in self.stagings if each[0] == range_index]:
+            del self.stagings[place]
+        known = [each for each in self.ends if each.range_index != range_index]
+        self.ends = []
+        for end in sorted([*known, *ends], key=lambda each: each.time_ms):
+            self.add_end(end)
+        self._remember_ids()
+
     def settle(self, range_index: int, cut: StagedStates) -> None:
         """Let a range be as it was before entries that do not count, by their records."""
         self.lost = [each for each in self.lost if each.range_index != range_index]
@@ -266,6 +277,12 @@ class StagedStates:
                     if entry.stream_id in self._streams or cut.stream_ids():
                         txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
                         txns.settle(entry.range_index, cut)
+            case EntryKind.COPY_BEGUN:
+                copied = decode_staged(entry.body)
+                with self._lock:
+                    if entry.stream_id in self._streams or copied.stream_ids():
+                        txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
+                        txns.begin_copy(entry.range_index, copied.ends(entry.stream_id))
             case EntryKind.STREAM_DELETED:
                 self.forget(entry.stream_id)
 
@@ -279,6 +296,11 @@ class StagedStates:
         with self._lock:
             txns = self._streams.setdefault(staging.stream_id, _StreamTxns())
             txns.stagings[staging.range_index, staging.txn_id] = staging
+
+    def encode_ends(self, stream_id: int, range_index: int) -> bytes:
+        """Return the records of the last ends in a range."""
+        ends = [each for each in self.ends(stream_id) if each.range_index == range_index]
+        return b"".join([_encode_end(stream_id, end) for end in ends])
 
     def encode(self) -> bytes:
         """Return the records of all that is staged, and of the last ends."""

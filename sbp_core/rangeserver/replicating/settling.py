@@ -2,8 +2,8 @@
 
 A range ends when the placement driver has decided with which entries: their number and digest. A
 copy that has other ones is settled here. One that is shorter reads what it lacks from another
-server, and one that is longer cuts what was never committed. Then the range is sealed here, and all
-of it may be read.
+server (copying.py), and one that is longer cuts what was never committed. Then the range is sealed
+here, and all of it may be read.
 
 The decision is looked up at the placement driver, when that announces it, and every now and then
 while there are ranges that are fenced. A replicated range that is found open in the log at the
@@ -14,41 +14,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
-from sbp_core.client.programs import calls
-from sbp_core.client.programs.program import Call
-from sbp_core.client.types import Connecting
-from sbp_core.errors import LogError, OffsetOutOfRangeError, ProtocolError, SbpError, invalid
+from sbp_core.errors import LogError, SbpError
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import Entry
-from sbp_core.log.portable import decode_portable, encode_portable
 from sbp_core.log.states.range_states import RangeKey, RangeState
-from sbp_core.log.states.replicated_entries import settled_entry
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
+from sbp_core.rangeserver.replicating.copying import Copier
 from sbp_core.rangeserver.replicating.secondary import Secondary
 from sbp_core.replication import Prefix
-from sbp_core.segment_format import EntryKind
-from sbp_core.server.dispatch import ServerCall
 from sbp_core.server.runtime import cancel_all
-from sbp_core.session.negotiation import FeatureName
-from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.headers import (
-    ReadEntriesRequest,
-    ReadEntriesResponse,
-    StreamRange,
-    decode_header,
-)
-from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import SUCCESS, check_status
+from sbp_core.wire.headers import StreamRange
 
 _LOG: Final = logging.getLogger(__name__)
 _ROUND_SECONDS: Final = 10
@@ -75,11 +58,10 @@ class Settler:
         self._host = host
         self._log = log
         self._committer = committer
-        self._secondary = secondary
+        self._copier = Copier(log, committer, secondary, lambda: driver.server_id)
         self._driver = driver
         self._disk_space = disk_space
         self._readers = readers
-        self._pool = AsyncPool(Connecting())
         self._loop = asyncio.get_running_loop()
         self._at_work: dict[RangeKey, asyncio.Task[None]] = {}
         self._failures: dict[RangeKey, tuple[float, float]] = {}
@@ -132,7 +114,7 @@ class Settler:
     async def stop(self) -> None:
         """Stop; what is not settled will be after the next start."""
         await cancel_all([self._looking, *self._at_work.values()])
-        await self._pool.close()
+        await self._copier.stop()
 
     async def _keep_looking(self) -> None:
         """Look up what is decided, and ask for what should be."""
@@ -233,107 +215,7 @@ class Settler:
             )
             await self._committer.submit([cut])
             return
-        if _seq(logged.prefix) < end.seq:
-            await self._complete(hosted, logged.prefix or Prefix(), end, where)
-            logged = self._log.maybe_range(hosted.key)
-            assert logged is not None
-        if logged.prefix != end:
-            raise LogError(
-                f"the first {end.seq} entries of this copy are not those with which its range ended"
-            )
-        await self._committer.submit([settled_entry(hosted.key, where.end_offset, end)])
-
-    async def _complete(
-        self, hosted: HostedRange, have: Prefix, end: Prefix, where: StreamRange
-    ) -> None:
-        """Append the entries that a copy lacks, from whichever of the other servers has them."""
-        reason: SbpError | None = None
-        for replica in where.servers:
-            address = replica.server.advertise_addr if replica.server is not None else None
-            is_here = replica.server is None or replica.server.server_id == self._driver.server_id
-            while address and not is_here and have.seq < end.seq:
-                try:
-                    have = await self._read_on(hosted, have, end, address)
-                except SbpError as error:
-                    reason = error
-                    break
-        if have.seq < end.seq:
-            raise reason or LogError("no other server has a copy of the range")
-
-    async def _read_on(
-        self, hosted: HostedRange, have: Prefix, end: Prefix, address: str
-    ) -> Prefix:
-        """Append the next entries that a server has; return what is here then."""
-        timeout_ms = limits.REQUEST_TIMEOUT_MS
-        request = ReadEntriesRequest(
-            timeout_ms, *hosted.key, have.seq, end.seq, limits.REPLICATE_FRAME_BYTES
-        )
-        call = Call(
-            address, Opcode.READ_ENTRIES, request, timeout_ms, feature=FeatureName.REPLICATION
-        )
-        frames = await AsyncRunner(self._pool).run(calls.exchange(call))
-        for frame in frames:
-            response = decode_header(ReadEntriesResponse, frame.header)
-            check_status(response.status)
-            if bytes(response.before_digest) != have.digest:
-                raise LogError(
-                    f"the first {have.seq} entries of the copy at {address} are not those here"
-                )
-            entries = decode_portable(memoryview(frame.payload))
-            if not entries or len(entries) > end.seq - have.seq:
-                raise ProtocolError(f"{address} answers with {len(entries)} entries")
-            await self._secondary.append(hosted, have, entries)
-            have = hosted.durable
-        return have
-
-
-class ReadEntriesHandler:
-    """Serves READ_ENTRIES: what another copy lacks (SPEC "READ_ENTRIES")."""
-
-    def __init__(self, host: RangeHost, log: Log, readers: ThreadPoolExecutor) -> None:
-        self._host = host
-        self._log = log
-        self._readers = readers
-
-    async def __call__(self, call: ServerCall) -> None:
-        """Answer one request with as many entries as it asks for bytes, at least one."""
-        request = call.decode(ReadEntriesRequest)
-        key = (request.stream_id, request.range_index)
-        hosted = self._host.table.range_at(*key)
-        if not hosted.is_replicated:
-            raise invalid(f"range {key[1]} of stream {key[0]} has no other copies")
-        logged = self._log.maybe_range(key)
-        durable_seq = hosted.durable.seq
-        if logged is not None and logged.state is not RangeState.OPEN:
-            durable_seq = _seq(logged.prefix)
-        if not 0 <= request.after_seq < request.upto_seq <= durable_seq:
-            raise OffsetOutOfRangeError.of(
-                f"entries {request.after_seq + 1} to {request.upto_seq} of range {key[1]} of stream"
-                f" {key[0]} are not all here: it has {durable_seq}"
-            )
-        loop = asyncio.get_running_loop()
-        before, entries = await loop.run_in_executor(self._readers, self._read, request)
-        payload: list[Buffer] = [part for entry in entries for part in encode_portable(entry)]
-        await call.respond(ReadEntriesResponse(0, SUCCESS, before.digest, len(entries)), payload)
-
-    def _read(self, request: ReadEntriesRequest) -> tuple[Prefix, list[Entry]]:
-        key = (request.stream_id, request.range_index)
-        before = self._log.prefix_at(key, request.after_seq)
-        found = self._log.numbered_entries(key, request.after_seq, request.upto_seq)
-        bytes_max = min(request.bytes_max, limits.REPLICATE_FRAME_BYTES)
-        return before, list(_within(found, bytes_max))
-
-
-def _within(entries: Iterator[Entry], bytes_max: int) -> Iterator[Entry]:
-    """Yield the first entries, at least one; a mark of a writer never without its batch."""
-    left = bytes_max
-    is_begun = False
-    for entry in entries:
-        if left < entry.length and left < bytes_max and not is_begun:
-            return
-        left -= entry.length
-        is_begun = entry.kind is EntryKind.WRITER_MARK
-        yield entry
+        await self._committer.submit([await self._copier.complete(hosted, where)])
 
 
 def _seq(prefix: Prefix | None) -> int:
