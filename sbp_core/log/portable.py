@@ -11,6 +11,8 @@ in one log. Bytes, big-endian, one entry after the other:
     21-28  base_offset  i64
     29-32  count        u32   records
     33-    content
+
+This is version 1 of what goes between servers (`session/negotiation.py`, REPLICATION_VERSIONS).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ first frame after that arrived.
     idempotent-append -                           -
     transactions      -                           -
     schemas           -                           -
-    replication       -                           -
+    replication       versions, a byte each       the highest of them that it knows
     record-bytes      u32, big-endian: the        u32, big-endian: the largest
                       largest record it reads     record that it accepts
 """
@@ -37,6 +37,14 @@ from sbp_core.wire.headers import Feature
 _CONNECTION_ID: Final = struct.Struct(">Q")
 _RECORD_BYTES: Final = struct.Struct(">I")
 _CODEC: Final = b"zstd"
+REPLICATION_VERSIONS: Final = b"\x01"
+"""The versions of what goes between range servers that this release knows, a byte each.
+
+A version stands for the kinds of entries, their portable form (log/portable.py), and the rules of
+REPLICATE and READ_ENTRIES. A change that the release before would misread or refuse gets the next
+one, and is used only in ranges whose replicas all agreed on it. The version before stays."""
+_FIRST_VERSION: Final = b"\x01"
+"""Stands for no data: those of releases that know no versions."""
 _ISOLATION_CLASS: Final = re.compile(
     rb"[A-Za-z0-9._-]{1,%d}" % limits.ISOLATION_CLASS_LENGTH_MAX, re.ASCII
 )
@@ -68,8 +76,9 @@ class Agreement:
     class in which the server schedules the connection's reads. `has_header_checksum`: checksums
     are of whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
     `has_transactions`: batches may be staged, and are appended or dropped together. `has_schemas`:
-    streams may have schemas. `has_replication`: ranges may have copies on several servers. `sizes`
-    are what the peer accepts, or reads where that is the client.
+    streams may have schemas. `replication_version`: that of what goes between copies of ranges, one
+    of REPLICATION_VERSIONS; 0 if nothing may. `sizes` are what the peer accepts, or reads where
+    that is the client.
     """
 
     has_compression: bool = False
@@ -81,12 +90,12 @@ class Agreement:
     has_idempotent_append: bool = False
     has_transactions: bool = False
     has_schemas: bool = False
-    has_replication: bool = False
+    replication_version: int = 0
     sizes: RecordSizes = DEFAULT
 
     def has(self, feature: FeatureName) -> bool:
-        """Whether a feature without data holds."""
-        return bool(getattr(self, _FLAGS[feature]))
+        """Whether a feature that calls depend on holds."""
+        return bool(getattr(self, _FIELDS[feature]))
 
 
 _FLAGS: Final = {
@@ -95,10 +104,10 @@ _FLAGS: Final = {
     FeatureName.IDEMPOTENT_APPEND: "has_idempotent_append",
     FeatureName.TRANSACTIONS: "has_transactions",
     FeatureName.SCHEMAS: "has_schemas",
-    FeatureName.REPLICATION: "has_replication",
     FeatureName.HANDLER_DURATION: "has_handler_duration",
 }
 """The features without data, and their fields of an Agreement."""
+_FIELDS: Final = {**_FLAGS, FeatureName.REPLICATION: "replication_version"}
 
 NOTHING: Final = Agreement()
 
@@ -143,7 +152,7 @@ def offer(wishes: Wishes) -> tuple[Feature, ...]:
         Feature(FeatureName.IDEMPOTENT_APPEND),
         Feature(FeatureName.TRANSACTIONS),
         Feature(FeatureName.SCHEMAS),
-        Feature(FeatureName.REPLICATION),
+        Feature(FeatureName.REPLICATION, REPLICATION_VERSIONS),
         RECORD_BYTES_OFFER,
     ]
     if wishes.compression:
@@ -190,6 +199,8 @@ def _maybe_accept(feature: Feature, connection_id: int, sizes: RecordSizes) -> F
             return Feature(feature.name, _CONNECTION_ID.pack(connection_id))
         case FeatureName.RECORD_BYTES if len(feature.data) == _RECORD_BYTES.size:
             return Feature(feature.name, _RECORD_BYTES.pack(sizes.record_bytes))
+        case FeatureName.REPLICATION if version := _newest_common(feature.data):
+            return Feature(feature.name, bytes((version,)))
         case FeatureName.COMPRESSION if _CODEC in feature.data.split(b","):
             return Feature(feature.name, _CODEC)
         case FeatureName.ISOLATION if _ISOLATION_CLASS.fullmatch(feature.data):
@@ -206,9 +217,22 @@ def _agreement(features: Iterable[Feature]) -> Agreement:
         has_compression=data.get(FeatureName.COMPRESSION) == _CODEC,
         connection_id=int.from_bytes(number, "big") if len(number) == 8 else None,
         isolation=isolation.decode("ascii", "replace"),
+        replication_version=_agreed_version(data.get(FeatureName.REPLICATION)),
         sizes=_sizes(data.get(FeatureName.RECORD_BYTES, b"")),
         **{field: name in data for name, field in _FLAGS.items()},
     )
+
+
+def _newest_common(offered: bytes) -> int:
+    """Return the highest version of replication that both ends know, 0 if there is none."""
+    return max({*(offered or _FIRST_VERSION)} & {*REPLICATION_VERSIONS}, default=0)
+
+
+def _agreed_version(answered: bytes | None) -> int:
+    """Return the version that a server chose, 0 if it chose none that was offered."""
+    if answered is None or len(answered or _FIRST_VERSION) > 1:
+        return 0
+    return _newest_common(answered)
 
 
 def _sizes(data: bytes) -> RecordSizes:

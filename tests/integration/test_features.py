@@ -19,9 +19,16 @@ from sbp_core.client import (
     StreamSpec,
     Wishes,
 )
-from sbp_core.errors import RequestTimeoutError
+from sbp_core.errors import RequestTimeoutError, UnsupportedError
 from sbp_core.session.negotiation import NO_WISHES, Agreement, offer
-from sbp_core.wire.headers import FetchInfo, FetchRequest, HeartbeatRequest
+from sbp_core.wire.headers import (
+    Feature,
+    FetchInfo,
+    FetchRequest,
+    HeartbeatRequest,
+    ReadEntriesRequest,
+    ReplicateRequest,
+)
 from sbp_core.wire.opcodes import Opcode
 
 EVERYTHING = Wishes(compression=True, isolation="backfill", handler_duration=True)
@@ -55,7 +62,7 @@ def test_both_servers_accept_what_they_know(tmp_path):
                     has_idempotent_append=True,
                     has_transactions=True,
                     has_schemas=True,
-                    has_replication=True,
+                    replication_version=1,
                 )
                 echo = await client.call(Opcode.PING, b"header", [b"p" * 10_000])
                 assert bytes(echo[0].payload) == b"p" * 10_000
@@ -98,6 +105,25 @@ def test_a_peer_that_offers_nothing_is_answered_as_ever(tmp_path):
             assert answer.features == ()
             assert answer.status is not None
             assert answer.status.handler_duration_us == -1
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize("features", [(), (Feature("replication", b"\x63"),)])
+def test_nothing_is_replicated_without_a_version_that_both_ends_know(tmp_path, features):
+    async def body(cluster):
+        async with RawClient.at(cluster.server.endpoint) as client:
+            await client.ask(Opcode.HEARTBEAT, HeartbeatRequest(features=features))
+            for opcode, request in (
+                (Opcode.REPLICATE, ReplicateRequest()),
+                (Opcode.READ_ENTRIES, ReadEntriesRequest()),
+            ):
+                with pytest.raises(UnsupportedError, match="upgrade the older server"):
+                    await client.ask(opcode, request)
+        async with RawClient.at(cluster.server.endpoint) as client:
+            await client.greet(NO_WISHES)
+            (answer,) = await client.ask(Opcode.REPLICATE, ReplicateRequest())
+            assert answer.replicate_responses == ()
 
     run(tmp_path, body)
 

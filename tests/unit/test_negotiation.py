@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError
 from sbp_core.record_sizes import DEFAULT, LARGEST, RecordSizes
+from sbp_core.session import negotiation
 from sbp_core.session.negotiation import (
     NO_WISHES,
     NOTHING,
@@ -42,7 +43,7 @@ def test_everything_that_is_offered_is_agreed_on():
         has_idempotent_append=True,
         has_transactions=True,
         has_schemas=True,
-        has_replication=True,
+        replication_version=1,
         sizes=LARGEST,
     )
 
@@ -78,6 +79,7 @@ def test_an_absent_feature_is_a_declined_one():
         Feature(None, b""),
         Feature("compression", b"lz4"),
         Feature("compression", b""),
+        Feature("replication", b"\x00\x63"),
         Feature("record-bytes", b"\x04"),
         Feature("isolation", b""),
         Feature("isolation", b"two words"),
@@ -95,6 +97,43 @@ def test_a_server_chooses_the_codec_that_it_knows():
     assert answered == (Feature("compression", b"zstd"),)
 
 
+@pytest.mark.parametrize(
+    ("known", "offered", "answer"),
+    [
+        (b"\x01", b"", b"\x01"),  # by a release that knows no versions
+        (b"\x01", b"\x01\x02", b"\x01"),  # by the next release
+        (b"\x01\x02", b"\x01", b"\x01"),
+        (b"\x02\x01", b"\x01\x02", b"\x02"),
+        (b"\x02\x03", b"\x01\x02", b"\x02"),
+    ],
+)
+def test_servers_speak_the_newest_version_of_replication_that_both_know(
+    monkeypatch, known, offered, answer
+):
+    monkeypatch.setattr(negotiation, "REPLICATION_VERSIONS", known)
+    agreement, answered = accept([Feature("replication", offered)], 7)
+    assert answered == (Feature("replication", answer),)
+    assert agreement.replication_version == answer[0]
+    monkeypatch.setattr(negotiation, "REPLICATION_VERSIONS", offered or b"\x01")
+    assert settle(offer(NO_WISHES), answered).replication_version == answer[0]
+
+
+def test_an_answer_without_a_version_is_that_of_a_release_that_knows_none(monkeypatch):
+    answered = [Feature("replication")]
+    assert settle(offer(NO_WISHES), answered).replication_version == 1
+    monkeypatch.setattr(negotiation, "REPLICATION_VERSIONS", b"\x02\x03")
+    assert settle(offer(NO_WISHES), answered).replication_version == 0
+
+
+def test_servers_without_a_common_version_replicate_nothing(monkeypatch):
+    offered = offer(NO_WISHES)
+    monkeypatch.setattr(negotiation, "REPLICATION_VERSIONS", b"\x02")
+    agreement, answered = accept(offered, 7)
+    assert not agreement.has(FeatureName.REPLICATION)
+    assert agreement.has(FeatureName.TRANSACTIONS)
+    assert "replication" not in {each.name for each in answered}
+
+
 def test_the_first_offer_of_a_feature_counts():
     agreement, answered = accept([Feature("isolation", b"a"), Feature("isolation", b"b")], 7)
     assert agreement.isolation == "a"
@@ -106,6 +145,8 @@ def test_the_first_offer_of_a_feature_counts():
     [
         Feature("compression", b"lz4"),
         Feature("connection-id", b"\x00\x01"),
+        Feature("replication", b"\x02"),
+        Feature("replication", b"\x01\x01"),
         Feature("telepathy"),
     ],
 )

@@ -42,7 +42,7 @@ from sbp_core.log.states.staged_states import staged_entry
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import RangeHost
-from sbp_core.rangeserver.replicating.secondary import Secondary
+from sbp_core.rangeserver.replicating.secondary import Secondary, check_version
 from sbp_core.records import with_base_offset
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
@@ -238,6 +238,7 @@ class ReadEntriesHandler:
 
     async def __call__(self, call: ServerCall) -> None:
         """Answer one request with as many entries as it asks for bytes, at least one."""
+        check_version(call)
         request = call.decode(ReadEntriesRequest)
         key = (request.stream_id, request.range_index)
         hosted = self._host.table.range_at(*key)

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from sbp_core.errors import RangeSealedError, SbpError, WriterGapError, invalid
+from sbp_core.errors import (
+    RangeSealedError,
+    SbpError,
+    StatusCode,
+    UnsupportedError,
+    WriterGapError,
+    invalid,
+)
 from sbp_core.log.entry import Entry
 from sbp_core.log.portable import decode_portable, to_local
 from sbp_core.log.states.range_states import RangeKey, RangeState
@@ -30,6 +37,7 @@ from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
+from sbp_core.session.negotiation import REPLICATION_VERSIONS
 from sbp_core.wire.headers import (
     ReplicatedRange,
     ReplicateRequest,
@@ -173,6 +181,7 @@ class ReplicateHandler(PromptHandler):
 
     def begin(self, call: ServerCall) -> Rest:
         """Accept one frame; the rest is to wait until its entries are durable."""
+        check_version(call)
         request = call.decode(ReplicateRequest)
         parts = _split(request.ranges, call.payload)
         lacking = self._host.lacking(
@@ -241,6 +250,17 @@ class ReplicateHandler(PromptHandler):
             durable = hosted.durable
             results.append(ReplicateResult(*place, durable.seq, durable.digest, SUCCESS))
         await call.respond(ReplicateResponse(0, tuple(results), SUCCESS))
+
+
+def check_version(call: ServerCall) -> None:
+    """Raise UnsupportedError unless a version of replication was agreed on for the connection."""
+    if not call.agreement.replication_version:
+        raise UnsupportedError(
+            StatusCode.UNSUPPORTED_OPERATION,
+            f"{call.opcode.name} needs the feature `replication` in a version that both servers"
+            f" know, and this one knows {', '.join(map(str, REPLICATION_VERSIONS))}: upgrade the"
+            " older server",
+        )
 
 
 def _has_failed(done: asyncio.Future[Written] | None) -> bool:
