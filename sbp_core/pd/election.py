@@ -82,6 +82,8 @@ class Election:
         self._is_refused = asyncio.Event()
         """Set when the store refuses work: the next claim, which ends the term, need not wait."""
         self._campaign: asyncio.Task[None] | None = None
+        self._fault = ""
+        """Why the last claim failed."""
 
     def by_opcode(self) -> Mapping[Opcode, Handler]:
         """Return the handler of each operation; all but two are for the leader only."""
@@ -157,10 +159,13 @@ class Election:
         try:
             number, self._nodes = await claim
         except StatusError as error:
-            _LOG.warning("claim failed name=%s: %s; retrying", self._name, error)
+            if self._fault != str(error):
+                _LOG.warning("claim failed name=%s: %s; retrying", self._name, error)
+            self._fault = str(error)
             if self._clock.monotonic() >= self._lease_end:
                 await self._step_down("its lease ran out")
             return
+        self._fault = ""
         if self._term is not None and self._term.number != number:
             await self._step_down("another one leads")
         if number is not None:

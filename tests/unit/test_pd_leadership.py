@@ -32,6 +32,12 @@ def names(store):
     return [stream.name for stream in store.streams_after(-1, 10)]
 
 
+def execute(url, *statements):
+    with psycopg.connect(url, autocommit=True) as connection:
+        for each in statements:
+            connection.execute(each)
+
+
 @pytest.fixture
 def url(postgresql):
     return postgresql.new_database()
@@ -68,6 +74,31 @@ def claims(url, opened):
 
 def test_nobody_leads_at_first(claims):
     assert claims("a").current() == Leader(0, "", "", False)
+
+
+def test_a_migration_ends_the_term_of_an_older_release(url, opened, claims):
+    older, claim = opened(), claims("older")
+    older.lead(claim.hold())
+    create(older, "before")
+    execute(url, "DROP TABLE draining", "UPDATE alembic_version SET version_num = '10'")
+    newer = opened()
+    with pytest.raises(NotLeaderError):
+        create(older, "refused")
+    assert not claim.current().is_leading
+    newer.lead(next_term(url))
+    create(newer, "after")
+    assert names(newer) == ["before", "after"]
+
+
+def test_an_older_release_does_not_lead_once_the_metadata_are_migrated(url, claims):
+    a, b = claims("a", NO_LEASE_MS), claims("b")
+    assert a.hold() == 1
+    execute(url, "UPDATE alembic_version SET version_num = '99'")
+    for each in (a, b):  # one that led, one that did not
+        with pytest.raises(StatusError, match=r"schema version 99.* upgrade it"):
+            each.hold()
+    assert b.current().term == 1
+    assert [each.name for each in b.nodes()] == ["a"]
 
 
 def test_one_leads_until_its_lease_ends(claims):

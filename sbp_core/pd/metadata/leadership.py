@@ -22,8 +22,8 @@ from sqlalchemy.pool import QueuePool
 
 from sbp_core import limits
 from sbp_core.errors import StatusCode, StatusError, StoreUnavailableError
-from sbp_core.pd.metadata.postgresql import engine_of
-from sbp_core.pd.metadata.tables import leader, placement_drivers
+from sbp_core.pd.metadata.postgresql import engine_of, stored_version
+from sbp_core.pd.metadata.tables import SCHEMA_VERSION, leader, placement_drivers
 
 _STATEMENT_TIMEOUT_MS: Final = 2 * limits.DRIVER_LEASE_MS
 """The leader may be silent in a transaction for DRIVER_LEASE_MS."""
@@ -70,7 +70,8 @@ class Leadership:
     """The claim of one placement driver to lead, on a connection of its own.
 
     May be used by another thread than the store. Every method raises StatusError when the database
-    cannot be reached: then the lease runs out.
+    cannot be reached: then the lease runs out. So it does, and none is given, once a newer release
+    has migrated the tables.
     """
 
     def __init__(
@@ -110,6 +111,8 @@ class Leadership:
                 announcement.on_conflict_do_update(index_elements=["address"], set_=node)
             )
             term = connection.execute(statement).scalar_one_or_none()
+            if term is not None:  # so the row is locked, and no migration can begin
+                _check_version(stored_version(connection))
             if term is not None and term != self._term:
                 connection.execute(delete(placement_drivers).where(_FORGOTTEN))
         self._term = term or _NONE
@@ -148,6 +151,15 @@ class Leadership:
             if isinstance(error, OperationalError):
                 raise StoreUnavailableError.of(message) from error
             raise StatusError(StatusCode.PD_INTERNAL, message) from error
+
+
+def _check_version(version: int) -> None:
+    if version != SCHEMA_VERSION:
+        raise StatusError(
+            StatusCode.PD_INTERNAL,
+            f"a newer release has migrated the metadata to schema version {version}, and this one"
+            f" knows {SCHEMA_VERSION}: this placement driver cannot lead; upgrade it",
+        )
 
 
 def current_leader(connection: Connection) -> Leader:

@@ -10,6 +10,10 @@ is ended by the database: a leader that is paused there does not keep others fro
 The database answers for what it stores, so there are no checksums and no mark here. The lives and
 the numbers of commits are those of SQLite: that is how a database that was restored from an earlier
 backup is noticed.
+
+A placement driver of a newer release migrates the tables when it starts, also while one of an older
+release leads. That raises the term, so the older one stops, and `Leadership.hold` lets no older
+one lead again.
 """
 
 from __future__ import annotations
@@ -356,6 +360,10 @@ def _prepare(connection: Connection, url: str) -> None:
             )
         )
     elif version < SCHEMA_VERSION:
+        # One of the release before that leads finds the term changed, and stops.
+        connection.execute(
+            update(leader).values(term=leader.c.term + 1, lease_end=func.clock_timestamp())
+        )
         migrate_tables(connection)
 
 
@@ -371,10 +379,15 @@ def schema_version_of(connection: Connection, url: str) -> int:
         raise ConfigurationError(
             f"store: {shown_url(url)} holds other data; name an empty database"
         )
-    version = int(connection.execute(select(alembic_version.c.version_num)).scalar_one())
+    version = stored_version(connection)
     if version > SCHEMA_VERSION:
         raise ConfigurationError(
             f"store: {shown_url(url)} has schema version {version}, this release reads up to"
             f" {SCHEMA_VERSION}; use the release that wrote it"
         )
     return version
+
+
+def stored_version(connection: Connection) -> int:
+    """Return the version of the tables, which are there."""
+    return int(connection.execute(select(alembic_version.c.version_num)).scalar_one())
