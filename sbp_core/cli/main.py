@@ -87,6 +87,7 @@ COMMANDS: Final = (
         "sbp_core.cli.connect:add_ping",
         "measure a round trip to the placement driver",
     ),
+    Command("version", "sbp_core.cli.version:add_version", "print the version"),
 )
 
 
@@ -133,6 +134,8 @@ def parse(arguments: Sequence[str], more: Sequence[Command] = ()) -> Namespace:
     """
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
+    if arguments[:1] == ["--version"]:
+        arguments = ["version", *arguments[1:]]
     parser = Parser(prog="sbp", description="Run and use streams of the Streaming Batch Protocol.")
     added = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     commands = (*COMMANDS, *more)

@@ -5,11 +5,15 @@ import sys
 
 import pytest
 
+from sbp_core import __version__
 from sbp_core.cli import connect, output, txns
 from sbp_core.cli import main as command
 from sbp_core.cli.connect import parse_stream
 from sbp_core.cli.parsing import show_duration, show_size
 from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_MIN
+from sbp_core.segment_format import SEGMENT_VERSION
+from sbp_core.session.negotiation import REPLICATION_VERSIONS
 
 CALLS = [
     *(each.name.split() for each in command.COMMANDS),
@@ -79,6 +83,22 @@ def test_a_mistake_in_the_call_is_one_line_and_exit_code_2(capsys, words, named)
     assert named in printed.err
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert len(printed.err) < 300
+
+
+def test_versions(capsys):
+    for words in (["--version"], ["version"]):
+        assert command.main(words) == 0
+        assert capsys.readouterr().out == f"sbp {__version__}\n"
+    assert command.main(["--version", "--verbose"]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == f"sbp {__version__}"
+    found = dict(line.split(maxsplit=1) for line in others)
+    assert found == {
+        "log": str(SEGMENT_VERSION),
+        "metadata": f"{SCHEMA_VERSION}, upgraded from {SCHEMA_VERSION_MIN} on",
+        "protocol": "SBP 0.1",
+        "replication": ", ".join(map(str, REPLICATION_VERSIONS)),
+    }
 
 
 @pytest.mark.parametrize(
