@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -37,9 +38,11 @@ class Machine:
         self._ready_path = folder / f"{name}.json"
         self._log_path = folder / f"{name}.log"
         data = ["--data-dir", str(self.data_dir), "--ready-file", str(self._ready_path)]
+        self.release: Sequence[str] = COMMAND
+        """The words that run `sbp`, from the next start on."""
         self.options: Sequence[str] = ()
         """Further words of the command, from the next start on."""
-        self._words = [*COMMAND, command, *data, "--port", str(port), *words]
+        self._words = [command, *data, "--port", str(port), *words]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -57,7 +60,7 @@ class Machine:
         self._ready_path.unlink(missing_ok=True)
         with self._log_path.open("ab") as log:
             self._process = process = subprocess.Popen(
-                [*self._words, *self.options, "--until-stdin-closes"],
+                [*self.release, *self._words, *self.options, "--until-stdin-closes"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -113,6 +116,7 @@ class Machines:
         settings: Sequence[str] = (),
         *,
         proxied: bool = False,
+        release: Sequence[str] = COMMAND,
     ) -> None:
         self._ports = ExitStack()
         port = self._ports.enter_context(reserved_ports(1 + range_servers))
@@ -129,6 +133,8 @@ class Machines:
             self._ports.enter_context(FaultProxy(each.endpoint))
             for each in (self.servers if proxied else ())
         ]
+        for each in (self.driver, *self.servers):
+            each.release = release
         for server, proxy in zip(self.servers, self.proxies, strict=False):
             server.options = ["--advertise", proxy.endpoint]
             server.endpoint = proxy.endpoint
@@ -142,9 +148,15 @@ class Machines:
         """Return the range server with this address."""
         return next(each for each in self.servers if each.endpoint == endpoint)
 
+    def start(self) -> None:
+        """Start all, range servers at the same time."""
+        self.driver.start()
+        with ThreadPoolExecutor() as threads:
+            for _ in threads.map(Machine.start, self.servers):
+                pass
+
     def __enter__(self) -> Self:
-        for machine in (self.driver, *self.servers):
-            machine.start()
+        self.start()
         return self
 
     def __exit__(
