@@ -42,6 +42,10 @@ CONF_INTRODUCTION: Final = (
 EXAMPLES: Final = {
     "advertise_host": "log.example.org",
     "rack": "rack-1",
+    "cert_file": "/etc/sbp/server.pem",
+    "key_file": "/etc/sbp/server.key",
+    "ca_file": "/etc/sbp/ca.pem",
+    "client_ca_file": "/etc/sbp/clients.pem",
     "ready_file": "sbp-ready.json",
     "data_dir": "/var/lib/sbp",
     "store": "postgresql://sbp@db.example.org/sbp",
@@ -124,11 +128,14 @@ A failure is one line on standard error.
 
 ## Options of clients
 
-Commands that ask a placement driver have these two:
+Commands that ask a placement driver have these:
 
 | argument | meaning |
 |---|---|
 | `--endpoint HOST:PORT[,...]` | placement drivers (default: $SBP_ENDPOINT, or 127.0.0.1:12378) |
+| `--tls-ca PATH` | connect with TLS, to servers of these authorities (default: $SBP_TLS_CA) |
+| `--tls-cert PATH` | certificate to show, for servers that want one (default: $SBP_TLS_CERT) |
+| `--tls-key PATH` | key of the certificate (default: $SBP_TLS_KEY) |
 | `--json` | print JSON, one object per line |
 """
 
@@ -260,7 +267,8 @@ def command_section(command: Command) -> Iterator[str]:
 
 def cli_document() -> str:
     """Return the page of the command line."""
-    os.environ.pop("SBP_ENDPOINT", None)  # the page shows what is used without it
+    for name in ("SBP_ENDPOINT", "SBP_TLS_CA", "SBP_TLS_CERT", "SBP_TLS_KEY"):
+        os.environ.pop(name, None)  # the page shows what is used without them
     lines = [NOTICE, CLI_INTRODUCTION]
     for command in (*COMMANDS, Command(*CHECKPOINT)):
         lines += command_section(command)

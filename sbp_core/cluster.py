@@ -36,6 +36,7 @@ from sbp_core.processes import (
     end_process,
     kill_group,
     reserved_ports,
+    tls_options,
 )
 from sbp_core.rangeserver.identity import load_identity
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
@@ -43,11 +44,13 @@ from sbp_core.rangeserver.server import RangeServer
 from sbp_core.regular_files import DIRECTORY_MODE, open_private
 from sbp_core.server.settings import (
     check_settings,
+    check_tls,
     integer_setting,
     is_wildcard,
     join_address,
     setting,
 )
+from sbp_core.tls import ServerTls
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +72,13 @@ class ClusterSettings:
     """How a placement driver and range servers run in one process.
 
     Everything is stored below `data_dir`, each part in a folder of its own. All parts listen on
-    `host`, `insecure` or not, speak `dialect` and take `connections_per_address_max`. The range
-    servers take consecutive ports from `range_server_port` on, or free ones when that is 0;
+    `host`, `insecure` or not, speak `dialect`, have the same files of TLS, and take
+    `connections_per_address_max`. The range servers take consecutive ports from
+    `range_server_port` on, or free ones when that is 0;
     likewise they advertise consecutive ports. Raises ConfigurationError when a value cannot work.
     """
 
-    data_dir: Path = setting(  # noqa: RUF009 - a field of the dataclass
+    data_dir: Path = setting(
         "Folder of everything that is stored; made when missing, used by one process at a time."
         " A relative path starts at the working directory.",
         "a folder that can be written",
@@ -94,6 +98,10 @@ class ClusterSettings:
     connections_per_address_max: int = _setting_of(
         PlacementDriverSettings, "connections_per_address_max"
     )
+    tls_cert_file: Path | None = _setting_of(PlacementDriverSettings, "tls_cert_file")
+    tls_key_file: Path | None = _setting_of(PlacementDriverSettings, "tls_key_file")
+    tls_ca_file: Path | None = _setting_of(PlacementDriverSettings, "tls_ca_file")
+    tls_client_ca_file: Path | None = _setting_of(PlacementDriverSettings, "tls_client_ca_file")
     pd_port: int = _setting_of(PlacementDriverSettings, "port")
     pd_advertise_port: int = _setting_of(PlacementDriverSettings, "advertise_port")
     heartbeat_timeout_ms: int = _setting_of(PlacementDriverSettings, "heartbeat_timeout_ms")
@@ -120,6 +128,7 @@ class ClusterSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        check_tls(self)
         if self.heartbeat_timeout_ms < 3 * self.heartbeat_interval_ms:
             raise ConfigurationError(
                 f"heartbeat_timeout_ms {self.heartbeat_timeout_ms} is too short for a"
@@ -155,6 +164,10 @@ class ClusterSettings:
             advertise_host=self.advertise_host,
             connections_per_address_max=self.connections_per_address_max,
             dialect=self.dialect,
+            tls_cert_file=self.tls_cert_file,
+            tls_key_file=self.tls_key_file,
+            tls_ca_file=self.tls_ca_file,
+            tls_client_ca_file=self.tls_client_ca_file,
             **settings,
         )
 
@@ -277,7 +290,8 @@ class LocalCluster:
 
     Without `data_dir` the data lives in a temporary folder, as long as this object. The ports are
     free ones, chosen once: after `kill` or `stop`, `restart` serves the same data at the same
-    endpoints. `options` are further options of `sbp serve`. The child ends when this process does,
+    endpoints. `options` are further options of `sbp serve`, `tls` the files of one that speaks TLS,
+    whose certificate must be for 127.0.0.1. The child ends when this process does,
     however that ends. Its output is in `log_path`.
     """
 
@@ -287,6 +301,7 @@ class LocalCluster:
         *,
         range_servers: int = 1,
         options: Sequence[str] = (),
+        tls: ServerTls | None = None,
         start_timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
     ) -> None:
         self._resources = ExitStack()
@@ -296,7 +311,7 @@ class LocalCluster:
         self.log_path: Final = self.data_dir / "serve.log"
         self._ready_path = self.data_dir / "ready.json"
         self._range_server_count = range_servers
-        self._options = tuple(options)
+        self._options = (*options, *tls_options(tls))
         self._start_timeout_ms = start_timeout_ms
         self._first_port: int | None = None
         self._endpoints: Endpoints | None = None

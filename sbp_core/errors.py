@@ -10,6 +10,7 @@ SbpError
 +-- SchemaError                 columns that a stream cannot have, or that do not fit
 +-- TransportError
 |   +-- ConnectError            no connection: nothing was sent
+|   |   +-- TlsError            the server, or this end, is not trusted, or one speaks no TLS
 |   +-- ConnectionLostError     the connection broke while a call was open
 +-- DeadlineExceededError       no answer in time
 +-- StatusError                 the peer answered with an error status
@@ -182,6 +183,13 @@ class TransportError(SbpError):
 
 class ConnectError(TransportError):
     """No connection could be made; nothing was sent."""
+
+
+class TlsError(ConnectError):
+    """One end does not trust the other, or speaks no TLS; nothing that was sent had an effect.
+
+    It is retriable, as another server of the cluster may be all right.
+    """
 
 
 class ConnectionLostError(TransportError):

@@ -27,6 +27,7 @@ from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.disk import OsDisk
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.regular_files import open_private
+from sbp_core.tls import ServerTls
 
 COMMAND: Final = [sys.executable, "-m", "sbp_core.cli.main"]
 """The words that run `sbp` with the interpreter and the packages of this process."""
@@ -108,6 +109,7 @@ class RangeServerProcess:
     async def _spawn(self, config: Path) -> asyncio.subprocess.Process:
         words = ["range-server", "--until-stdin-closes", "--log-level", self._log_level]
         words += ["--config", str(config), "--data-dir", str(self._settings.data_dir)]
+        words += tls_options(self._settings.tls)
         return await asyncio.create_subprocess_exec(
             *(*COMMAND, *words),
             stdin=asyncio.subprocess.PIPE,
@@ -144,15 +146,32 @@ class RangeServerProcess:
         )
 
 
+def tls_options(tls: ServerTls | None) -> Iterator[str]:
+    """Yield the options of a server that speaks TLS."""
+    if tls is None:
+        return
+    for option in ("cert", "key", "ca", "client_ca"):
+        path = getattr(tls, f"{option}_file")
+        if path is not None:
+            yield from (f"--tls-{option.replace('_', '-')}", str(path))
+
+
 def _close_stdin(process: asyncio.subprocess.Process) -> None:
     assert process.stdin is not None
     process.stdin.close()
 
 
 def _toml(settings: RangeServerSettings) -> str:
+    """Return the settings as a configuration file has them.
+
+    Paths are options, as they may have bytes that are no UTF-8.
+    """
     values = {each.name: getattr(settings, each.name) for each in fields(settings)}
-    del values["data_dir"]  # an option, as it may have bytes that are no UTF-8
-    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
+    lines = [
+        f"{key} = {json.dumps(value)}"
+        for key, value in values.items()
+        if value is not None and not isinstance(value, Path)
+    ]
     return "\n".join(["[range_server]", *lines, ""])
 
 

@@ -37,7 +37,7 @@ class ServeSettings(Generic[S]):
     """
 
     servers: S
-    ready_file: Path | None = setting(  # noqa: RUF009 - a field of the dataclass
+    ready_file: Path | None = setting(
         "JSON file with the endpoints, written when the server serves and removed when it stops;"
         " none when not set.",
         "in a folder that exists",
@@ -138,13 +138,16 @@ _SECTION_OF: Final[Mapping[type, str]] = {
 def _of_cluster() -> Configuration[ClusterSettings]:
     sections: dict[str, dict[str, Field[Any]]] = {
         "serve": {},
+        "tls": {},
         "placement_driver": {},
         "range_server": {},
     }
     shared = {"host", "insecure", "advertise_host", "connections_per_address_max", "dialect"}
     for each in (*fields(ClusterSettings), *fields(ServeSettings)):
         part = each.metadata.get("part")
-        if part is not None and each.name not in shared:
+        if "section" in each.metadata:
+            sections[each.metadata["section"]][each.metadata["key"]] = each
+        elif part is not None and each.name not in shared:
             sections[_SECTION_OF[part]][each.metadata["name"]] = each
         elif each.name != "servers":
             sections["serve"][each.name] = each
@@ -153,8 +156,11 @@ def _of_cluster() -> Configuration[ClusterSettings]:
 
 def _of_server(command: str, servers: type[S]) -> Configuration[S]:
     of_process = [each for each in fields(ServeSettings) if each.name != "servers"]
-    keys = {each.name: each for each in (*fields(servers), *of_process)}
-    return Configuration(command, f"{command}.toml", servers, {_SECTION_OF[servers]: keys})
+    sections: dict[str, dict[str, Field[Any]]] = {_SECTION_OF[servers]: {}, "tls": {}}
+    for each in (*fields(servers), *of_process):
+        section = each.metadata.get("section", _SECTION_OF[servers])
+        sections[section][each.metadata.get("key", each.name)] = each
+    return Configuration(command, f"{command}.toml", servers, sections)
 
 
 SERVE: Final = _of_cluster()

@@ -8,7 +8,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.cli.output import write_result
 from sbp_core.cli.parsing import add_client_options
-from sbp_core.client import Client, RetryPolicy, StreamInfo
+from sbp_core.client import Client, Connecting, RetryPolicy, StreamInfo, Tls
 from sbp_core.errors import ConfigurationError
 
 PROMPT: Final = RetryPolicy(budget_ms=limits.CONNECT_TIMEOUT_MS)
@@ -19,7 +19,9 @@ PATIENT: Final = RetryPolicy()
 
 def connect(options: Namespace, retry: RetryPolicy = PROMPT) -> Client:
     """Return a client of the cluster at --endpoint. Raises SbpError without an answer."""
-    client = Client(options.endpoint, retry=retry)
+    files = (options.tls_ca, options.tls_cert, options.tls_key)
+    tls = Tls(*files) if any(files) else None
+    client = Client(options.endpoint, connecting=Connecting(tls=tls), retry=retry)
     try:
         client.ping()
     except BaseException:

@@ -19,6 +19,12 @@ EXIT_USAGE = 2
 _SHOWN_MAX: Final = 60
 _DIGITS_MAX: Final = 100
 """Longer texts are not numbers: Python refuses to parse thousands of digits."""
+_TLS_OPTIONS: Final = {
+    "--tls-ca": ("SBP_TLS_CA", "connect with TLS, to servers of these authorities"),
+    "--tls-cert": ("SBP_TLS_CERT", "certificate to show, for servers that want one"),
+    "--tls-key": ("SBP_TLS_KEY", "key of the certificate"),
+}
+"""By option of a client: the variable that it can be set by, and what it is."""
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNITS_BYTES: Final = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -57,6 +63,14 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT[,...]",
         help=f"placement drivers (default: $SBP_ENDPOINT, now {shown})",
     )
+    for option, (variable, about) in _TLS_OPTIONS.items():
+        parser.add_argument(
+            option,
+            type=parse_path,
+            default=os.environ.get(variable) or None,
+            metavar="PATH",
+            help=f"{about} (default: ${variable})",
+        )
     parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
 
 

@@ -13,6 +13,7 @@ from sbp_core.cli.serving import (
     add_insecure,
     add_process_options,
     add_record_bytes_max,
+    add_tls_options,
 )
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 def add_pd(parser: ArgumentParser) -> None:
     """Declare `sbp pd` and its actions."""
     parser.description = (
-        "Run one placement driver until SIGTERM or Ctrl-C; SIGHUP is logged and changes nothing."
+        "Run one placement driver until SIGTERM or Ctrl-C; SIGHUP reads the files of TLS again."
         " Its metadata are in its data folder, or in the database of --store. Options win over the"
         " configuration file, and that over the defaults. The actions are for a placement driver"
         " that is stopped."
@@ -40,6 +41,7 @@ def add_pd(parser: ArgumentParser) -> None:
         help="metadata in postgresql://USER@HOST:PORT/DATABASE, which several placement drivers may"
         " share, or sqlite:///DIRECTORY/metadata.sqlite (default: SQLite in the data folder)",
     )
+    add_tls_options(parser)
     add_process_options(parser, "conf/pd.toml")
     parser.set_defaults(run=PD.run)
     actions = Actions(parser, is_required=False)
@@ -73,7 +75,7 @@ def add_pd(parser: ArgumentParser) -> None:
 def add_range_server(parser: ArgumentParser) -> None:
     """Declare `sbp range-server`."""
     parser.description = (
-        "Run one range server until SIGTERM or Ctrl-C; SIGHUP is logged and changes nothing. It"
+        "Run one range server until SIGTERM or Ctrl-C; SIGHUP reads the files of TLS again. It"
         " registers with the placement driver that leads, and waits for it if there is none."
         " Options win over the configuration file, and that over the defaults."
     )
@@ -91,6 +93,7 @@ def add_range_server(parser: ArgumentParser) -> None:
         " range are placed on different ones",
     )
     add_record_bytes_max(parser)
+    add_tls_options(parser)
     add_process_options(parser, "conf/range-server.toml")
     parser.set_defaults(run=RANGE_SERVER.run)
 

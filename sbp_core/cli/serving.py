@@ -38,6 +38,12 @@ _STORED: Final = (
     *("log", "log/*"),
 )
 """Names in the data folder of a server."""
+_TLS_OPTIONS: Final = {
+    "--tls-cert": "speak TLS only, with the certificate in this file, and its chain",
+    "--tls-key": "key of the certificate",
+    "--tls-ca": "authorities of the certificates of the cluster's servers",
+    "--tls-client-ca": "authorities of the certificates that clients then have to show",
+}
 _GARBAGE_OBJECTS: Final = 10_000
 """New objects after which the young generation is collected; Python's default is 700."""
 
@@ -116,6 +122,19 @@ def add_insecure(parser: ArgumentParser) -> None:
     )
 
 
+def add_tls_options(parser: ArgumentParser) -> None:
+    """Declare the files of TLS of a command that runs servers."""
+    add = parser.add_argument
+    for option, help_text in _TLS_OPTIONS.items():
+        add(
+            option,
+            dest=f"tls_{option.removeprefix('--tls-').replace('-', '_')}_file",
+            type=parse_path,
+            metavar="PATH",
+            help=help_text,
+        )
+
+
 def add_process_options(parser: ArgumentParser, conf: str) -> None:
     """Declare the options of every command that runs servers; `conf` has all of its settings."""
     add = parser.add_argument
@@ -156,11 +175,18 @@ def _start_log(level: str) -> None:
 
 
 def _watch_hangups() -> None:
-    """Log each SIGHUP. It is blocked in all other threads, so it never ends the server."""
+    """Read the files of TLS again at SIGHUP. It is blocked in all other threads.
+
+    So it never ends the server.
+    """
+    from sbp_core.tls import reload_all
 
     def watch() -> None:
         while True:
             signal.sigwait({signal.SIGHUP})
+            if reload_all():
+                _LOG.warning("SIGHUP: the files of TLS were looked at again, and nothing else")
+                continue
             _LOG.warning(
                 "SIGHUP ignored: settings are read at start only, restart the server to change them"
             )

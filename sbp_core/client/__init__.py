@@ -39,6 +39,7 @@ from sbp_core.client.types import (
     parse_endpoints,
 )
 from sbp_core.session.negotiation import Wishes
+from sbp_core.tls import Tls
 from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.txn_id import is_producer, one_shot_producer, txn_id_of
 
@@ -73,6 +74,7 @@ __all__ = [
     "StreamInfo",
     "StreamSpec",
     "StreamUpdate",
+    "Tls",
     "Transaction",
     "TxnDecision",
     "TxnInfo",

@@ -13,6 +13,7 @@ from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.session.negotiation import NO_WISHES, Wishes
+from sbp_core.tls import Tls
 
 EARLIEST: Final = -2
 """As a fetch offset: the first offset that the stream still has."""
@@ -454,13 +455,14 @@ def _wrong(text: str) -> ConfigurationError:
 class Connecting:
     """How connections are made: the timeout, the features to ask for, and a callback for timings.
 
-    `on_timing` is called with each call that was answered, in whichever thread noticed it; it must
-    return at once.
+    With `tls` servers have to speak TLS, without it they must not. `on_timing` is called with each
+    call that was answered, in whichever thread noticed it; it must return at once.
     """
 
     timeout_ms: int = limits.CONNECT_TIMEOUT_MS
     wishes: Wishes = NO_WISHES
     on_timing: OnTiming | None = None
+    tls: Tls | None = None
 
     @property
     def all_wishes(self) -> Wishes:

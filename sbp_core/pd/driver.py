@@ -126,6 +126,7 @@ class PlacementDriver:
                 clock=self._clock,
                 connections_per_address_max=settings.connections_per_address_max,
                 in_flight_bytes_max=limits.DRIVER_IN_FLIGHT_BYTES_MAX,
+                tls=settings.tls_contexts(),
             )
             started.push_async_callback(listener.drain)
             started.push_async_callback(handlers.rest)  # else `drain` waits for these calls
@@ -151,6 +152,7 @@ class PlacementDriver:
                 name=settings.name,
                 batch_number_leap_max=settings.batch_number_leap_max,
                 replace_server_after_ms=settings.replace_server_after_ms,
+                tls=settings.client_tls,
             )
 
         if not is_shared(settings.home):

@@ -35,6 +35,7 @@ from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.server.peers import holds
 from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import Standing, denied, is_same
+from sbp_core.tls import Tls
 from sbp_core.wire.headers import RangeServer
 
 _LOG: Final = logging.getLogger(__name__)
@@ -286,7 +287,8 @@ def _is_nearly_full(server: ServerLoad) -> bool:
 class Joining:
     """Admits range servers to the membership, if they prove their id and address."""
 
-    def __init__(self, store: StoreThread, membership: Membership) -> None:
+    def __init__(self, store: StoreThread, membership: Membership, tls: Tls | None = None) -> None:
+        self._tls = tls
         self._store = store
         self._membership = membership
 
@@ -368,7 +370,7 @@ class Joining:
         """Whether the server that answers at an address has a secret; None if that is unknown."""
         if await _is_refused(address):
             return False
-        return await holds(address, self._store.cluster_id, secret)
+        return await holds(address, self._store.cluster_id, secret, self._tls)
 
 
 async def _is_refused(address: str) -> bool:

@@ -34,6 +34,7 @@ from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTab
 from sbp_core.rangeserver.housekeeping.retention import Retention
 from sbp_core.rangeserver.replicating.primary import PrimaryRanges, RangeMembers
 from sbp_core.segment_format import EntryKind
+from sbp_core.tls import Tls
 from sbp_core.wire.headers import StreamRange, TxnPart
 
 
@@ -120,8 +121,10 @@ class RangeHost:
         waiters: StreamWaiters,
         placement: DriverPort,
         writers: WriterStates,
+        *,
+        tls: Tls | None = None,
     ) -> None:
-        self.primary = PrimaryRanges(self._show, lambda: placement.server_id)
+        self.primary = PrimaryRanges(self._show, lambda: placement.server_id, tls)
         """The replicated ranges of which this process is the primary."""
         self.on_ended: Callable[[Sequence[StreamRange]], None] = lambda _: None
         """Called with replicated ranges of which it is decided where they end."""

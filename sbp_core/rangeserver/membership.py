@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import structs
 
 from sbp_core import limits
-from sbp_core.client import AsyncClient, RetryPolicy, parse_endpoints
+from sbp_core.client import AsyncClient, Connecting, RetryPolicy, Tls, parse_endpoints
 from sbp_core.client.programs.range_placement import chunks
 from sbp_core.errors import (
     AlreadyExistsError,
@@ -89,6 +89,7 @@ class Membership:
         *,
         high_water: HighWaterKeeper,
         rack: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._rack = rack
         self._placement_drivers = placement_drivers
@@ -98,7 +99,9 @@ class Membership:
         self._interval_ms = heartbeat_interval_ms
         self._measure = measure
         self._client = AsyncClient(
-            placement_drivers, retry=RetryPolicy(budget_ms=heartbeat_interval_ms)
+            placement_drivers,
+            connecting=Connecting(tls=tls),
+            retry=RetryPolicy(budget_ms=heartbeat_interval_ms),
         )
         self._identity: Identity | None = None
         self._dialect = Dialect.SPECIFICATION

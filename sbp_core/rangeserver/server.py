@@ -107,6 +107,7 @@ class RangeServer:
             self._report,
             high_water=log.high_water,
             rack=settings.rack,
+            tls=settings.client_tls,
         )
         # Its last heartbeat reports where the log ends: after the last commit, before `close`.
         started.push_async_callback(membership.leave)
@@ -117,7 +118,8 @@ class RangeServer:
         self._disk_space = self._make_disk_space(committer)
         await self._disk_space.refresh()
         self._host = host = RangeHost(
-            RangeTable(log.ranges()), committer, self._waiters, membership, log.writers
+            *(RangeTable(log.ranges()), committer, self._waiters, membership, log.writers),
+            tls=settings.client_tls,
         )
         in_flight = InFlight()
         stagings = Stagings(log.staged, in_flight)
@@ -158,6 +160,7 @@ class RangeServer:
             *(host, log, self._committer, secondary, membership),
             disk_space=self._disk_space,
             readers=self._readers,
+            tls=self._settings.client_tls,
         )
 
     def _make_disk_space(self, committer: GroupCommitter) -> DiskSpace:
@@ -236,6 +239,7 @@ class RangeServer:
             connections_per_address_max=settings.connections_per_address_max,
             in_flight_bytes_max=settings.sizes.server_in_flight_bytes,
             sizes=settings.sizes,
+            tls=settings.tls_contexts(),
         )
 
     def _open_log(self) -> Log:

@@ -17,6 +17,7 @@ from sbp_core import limits
 from sbp_core.errors import (
     FrameError,
     HeaderError,
+    PermissionDeniedError,
     RequestTimeoutError,
     SbpError,
     StatusCode,
@@ -50,6 +51,13 @@ _NOTHING: Final = Payload()
 
 _CLUSTER_ROLES: Final = frozenset({ClientRole.RANGE_SERVER, ClientRole.PD})
 """The heartbeats of servers keep their connections, those of clients say nothing."""
+_BY_SERVERS: Final = frozenset(
+    {
+        *(Opcode.ALLOCATE_ID, Opcode.REPORT_METRICS),
+        *(Opcode.END_TXN, Opcode.READ_ENTRIES, Opcode.REPLICATE, Opcode.SYNC_RANGES),
+    }
+)
+"""Requests of the servers of a cluster to each other, which no client makes."""
 
 
 class Responder(Protocol):
@@ -65,6 +73,10 @@ class Responder(Protocol):
     @property
     def is_from_this_host(self) -> bool:
         """Whether the peer connected from an address of this machine."""
+
+    @property
+    def may_be_server(self) -> bool:
+        """Whether the peer may be a server of the cluster."""
 
     def negotiate(self, offered: Sequence[Feature]) -> tuple[Agreement, tuple[Feature, ...]]:
         """Return what to agree on, and how to answer an offer."""
@@ -166,6 +178,8 @@ class ServerCall:
         """
         header, decoded_bytes = decode_measured(table, self._frame.header)
         self._keep_only(decoded_bytes)
+        if isinstance(header, HeartbeatRequest) and header.client_role in _CLUSTER_ROLES:
+            check_may_be_server(self.peer, self.opcode)
         timeout_ms = getattr(header, "timeout_ms", 0)
         if self.agreement.has_deadline and timeout_ms > 0:
             self.give_up_at = self._received_at + timeout_ms / 1000
@@ -326,6 +340,15 @@ class PromptHandler(ABC):
 Handler = AsyncHandler | PromptHandler
 
 
+def check_may_be_server(peer: Responder, operation: Opcode) -> None:
+    """Raise PermissionDeniedError if a peer asks as a server, and has shown no certificate."""
+    if not peer.may_be_server:
+        raise PermissionDeniedError.of(
+            f"{operation.name} of a server needs a connection with a certificate: set cert_file and"
+            " key_file in [tls] of that server, of an authority that is in ca_file of this one"
+        )
+
+
 def _late() -> RequestTimeoutError:
     return RequestTimeoutError.of("not done within the timeout_ms of the request")
 
@@ -371,6 +394,8 @@ class Dispatcher:
                     StatusCode.UNSUPPORTED_OPERATION,
                     f"{operation.name} is not served by a {self.speech.role}{remedy}",
                 )
+            if operation in _BY_SERVERS:
+                check_may_be_server(responder, operation)
             if not isinstance(handler, PromptHandler):
                 return call.finish(partial(handler, call))
             rest = handler.begin(call)

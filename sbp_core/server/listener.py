@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import ConfigurationError, SbpError, ThrottledError
+from sbp_core.errors import ConfigurationError, InvalidRequestError, SbpError, ThrottledError
 from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.server.accepting import Acceptor, Admission, is_spare, local_reserve, owner_of
 from sbp_core.server.budget import Budget
@@ -26,6 +26,9 @@ from sbp_core.server.outgoing import Unread
 from sbp_core.server.peer import Peer
 from sbp_core.server.runtime import Clock, Turns
 from sbp_core.session.connection import Connection
+from sbp_core.sockets import TlsLink
+from sbp_core.tls import Contexts, PlainTextError, refusal
+from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.dialect import Speech
 from sbp_core.wire.opcodes import Opcode
 
@@ -41,6 +44,7 @@ class Listener:
     """A TCP listener that serves requests with the given handlers, as `speech` has it.
 
     `sizes` bound frames, and what one connection holds; `in_flight_bytes_max` is for all of them.
+    With `tls` it speaks nothing else.
     """
 
     def __init__(
@@ -53,7 +57,9 @@ class Listener:
         idle_connection_ms: int = limits.IDLE_CONNECTION_MS,
         in_flight_bytes_max: int = limits.SERVER_IN_FLIGHT_BYTES_MAX,
         sizes: RecordSizes = DEFAULT,
+        tls: Contexts | None = None,
     ) -> None:
+        self._tls = tls
         self._dispatcher = Dispatcher(handlers, speech=speech, clock=clock)
         self._speech = speech
         self._clock = clock
@@ -176,7 +182,7 @@ class Listener:
         is_connected = False
         try:
             async with asyncio.timeout(limits.FIRST_FRAME_MS / 1000):
-                await loop.connect_accepted_socket(lambda: peer, connection)
+                await loop.connect_accepted_socket(lambda: self._secured(peer), connection)
             is_connected = True
         except OSError as error:
             _LOG.debug("%s: lost at once: %s", address, error)
@@ -184,6 +190,27 @@ class Listener:
             if not is_connected:
                 connection.close()
                 self._on_closed(peer)
+
+    def _secured(self, peer: Peer) -> Peer | TlsLink:
+        """Return the protocol of a peer's connection."""
+        if self._tls is None:
+            return peer
+
+        def on_refused(failure: Exception) -> list[Buffer]:
+            _LOG.warning("%s: closing: %s", peer.name, refusal(failure))
+            if not isinstance(failure, PlainTextError):
+                return []
+            return Connection().send_farewell(
+                self._speech.error(
+                    InvalidRequestError.of(
+                        "this port of the server speaks TLS only: connect with TLS (ca_file of"
+                        " Tls, --tls-ca, or the option tlsCaFile)"
+                    )
+                )
+            )
+
+        channel = self._tls.server_channel()
+        return TlsLink(peer, channel, enter=self._turns.enter, on_refused=on_refused)
 
     def _on_closed(self, peer: Peer) -> None:
         if peer not in self._peers:

@@ -34,6 +34,7 @@ from sbp_core.session.states import (
     RequestReceived,
     RequestRefused,
 )
+from sbp_core.sockets import TlsLink
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import Feature
@@ -65,6 +66,7 @@ class Peer(asyncio.BufferedProtocol):
         """The role that the peer has proven."""
         self.is_from_this_host = False
         """Whether the peer has the address that it connected to."""
+        self._tls: TlsLink | None = None
         self._connection_id = connection_id
         self._dispatcher = dispatcher
         self._clock = clock
@@ -95,6 +97,7 @@ class Peer(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection."""
         accepted = cast("asyncio.Transport", transport)
+        self._tls = transport if isinstance(transport, TlsLink) else None
         self._incoming.connect(accepted, self._outgoing.connect(accepted))
         address, own_address = map(transport.get_extra_info, ("peername", "sockname"))
         if address:
@@ -136,6 +139,11 @@ class Peer(asyncio.BufferedProtocol):
     def agreement(self) -> Agreement:
         """The features that hold on this connection."""
         return self._session.agreement
+
+    @property
+    def may_be_server(self) -> bool:
+        """Whether the peer may be a server of the cluster: with TLS these show a certificate."""
+        return self._tls is None or self._tls.channel.has_peer_certificate
 
     def negotiate(self, offered: Sequence[Feature]) -> tuple[Agreement, tuple[Feature, ...]]:
         """Return what to agree on and how to answer an offer.

@@ -42,6 +42,7 @@ from sbp_core.server.transactions_at_servers import (
     end_txns,
 )
 from sbp_core.server.trust import proof_of
+from sbp_core.tls import Tls
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
@@ -80,7 +81,9 @@ class Peers:
         secrets_at: Callable[[str], Awaitable[Sequence[str]]],
         *,
         connections_max: int = _CONNECTIONS_MAX,
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self._cluster_id = cluster_id
         self._secrets_at = secrets_at
         self._connections_max = connections_max
@@ -160,7 +163,7 @@ class Peers:
                 f"the placement driver is stopping; nothing was sent to {call.endpoint}"
             )
         address = call.endpoint
-        link = self._links.pop(address, None) or _Link()
+        link = self._links.pop(address, None) or _Link(self._tls)
         self._links[address] = link
         link.call_count += 1
         try:
@@ -210,8 +213,8 @@ class Peers:
 class _Link:
     """The connection to one server; a lost one is replaced."""
 
-    def __init__(self) -> None:
-        self._pool = AsyncPool(Connecting())
+    def __init__(self, tls: Tls | None) -> None:
+        self._pool = AsyncPool(Connecting(tls=tls))
         self._is_warm = False
         self.call_count = 0
         """Calls in progress."""
@@ -260,12 +263,12 @@ def server_addresses(stream_range: StreamRange) -> tuple[str, ...]:
     return tuple((each and each.advertise_addr) or "" for each in servers) or ("",)
 
 
-async def holds(address: str, cluster_id: str, secret: str) -> bool | None:
+async def holds(address: str, cluster_id: str, secret: str, tls: Tls | None = None) -> bool | None:
     """Whether the server that answers at an address now has a secret; None if that is unknown.
 
     Over a connection of its own: a warm one may be to a process that no longer listens there.
     """
-    link = _Link()
+    link = _Link(tls)
     try:
         has_proven = await prove(link, address, cluster_id, [secret])
     except (PermissionDeniedError, InvalidRequestError):

@@ -18,6 +18,7 @@ from sbp_core import limits
 from sbp_core.client.types import parse_endpoint
 from sbp_core.errors import ConfigurationError
 from sbp_core.sockets import is_loopback
+from sbp_core.tls import Contexts, ServerTls, Tls, ready
 from sbp_core.wire.dialect import Dialect, parse_dialect
 
 
@@ -41,6 +42,12 @@ def choice_setting(doc: str, choices: tuple[str | bool, ...], *, default: str | 
     words = ", ".join(str(each).lower() if isinstance(each, bool) else each for each in choices)
     metadata = {"doc": doc, "unit": "", "limit": words, "choices": choices}
     return field(default=default, metadata=metadata)
+
+
+def tls_setting(key: str, doc: str) -> Any:
+    """Declare a file of TLS, which is `key` in [tls] of a configuration file."""
+    metadata = {"doc": doc, "unit": "", "limit": "a file in PEM", "section": "tls", "key": key}
+    return field(default=None, metadata=metadata)
 
 
 def port_setting(default: int | Any = MISSING) -> Any:
@@ -71,7 +78,7 @@ class ListenerSettings:
     Raises ConfigurationError when a value cannot work.
     """
 
-    data_dir: Path = setting(  # noqa: RUF009 - a field of the dataclass
+    data_dir: Path = setting(
         "Directory of the data; created when missing, used by one process at a time.",
         "a directory that can be written",
     )
@@ -111,9 +118,25 @@ class ListenerSettings:
         ", ".join(Dialect),
         default=Dialect.SPECIFICATION.value,
     )
+    tls_cert_file: Path | None = tls_setting(
+        "cert_file",
+        "Certificate of the server, with its chain: it names the host that the server advertises."
+        " With it the server speaks TLS only. The files are read again when they change.",
+    )
+    tls_key_file: Path | None = tls_setting("key_file", "Key of the certificate, not encrypted.")
+    tls_ca_file: Path | None = tls_setting(
+        "ca_file",
+        "Authorities of the certificates that the servers of the cluster show each other.",
+    )
+    tls_client_ca_file: Path | None = tls_setting(
+        "client_ca_file",
+        "Authorities of the certificates that clients have to show; when not set, clients need"
+        " none.",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
+        check_tls(self)
         parse_dialect(self.dialect)
         if not isinstance(self.data_dir, Path):
             raise ConfigurationError(f"data_dir: expected a path, got {self.data_dir!r}")
@@ -128,6 +151,23 @@ class ListenerSettings:
             )
         if is_address(self.host):  # what a name means is known when it listens
             check_reach(self.host, [self.host], insecure=self.insecure)
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """The files of TLS; None for a server without it."""
+        cert_file, key_file, ca_file = self.tls_cert_file, self.tls_key_file, self.tls_ca_file
+        if cert_file is None or key_file is None or ca_file is None:
+            return None
+        return ServerTls(cert_file, key_file, ca_file, self.tls_client_ca_file)
+
+    @property
+    def client_tls(self) -> Tls | None:
+        """The files with which it connects to other servers of the cluster."""
+        return None if self.tls is None else self.tls.as_client
+
+    def tls_contexts(self) -> Contexts | None:
+        """Read the files. Raises ConfigurationError if they cannot be used."""
+        return None if self.tls is None else ready(self.tls)
 
     def public_endpoint(self, port: int) -> str:
         """Return the "host:port" that clients connect to, for a server that listens on `port`."""
@@ -159,6 +199,18 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def check_tls(settings: Any) -> None:
+    """Raise ConfigurationError if only some of the files that TLS needs are set."""
+    keys = ("cert_file", "key_file", "ca_file")
+    missing = [each for each in keys if getattr(settings, f"tls_{each}") is None]
+    given = [each for each in (*keys, "client_ca_file") if getattr(settings, f"tls_{each}")]
+    if given and missing:
+        raise ConfigurationError(
+            f"TLS: {', '.join(given)} is set without {' and '.join(missing)}: set cert_file,"
+            " key_file and ca_file in [tls] (--tls-cert, --tls-key, --tls-ca), or none of them"
+        )
 
 
 def is_wildcard(host: str) -> bool:

@@ -30,6 +30,7 @@ KEYS = [
 SET_BY_THE_CLUSTER = {
     *("data_dir", "host", "insecure", "advertise_host", "connections_per_address_max", "dialect"),
     *("placement_driver", "name", "store", "rack"),
+    *("tls_cert_file", "tls_key_file", "tls_ca_file", "tls_client_ca_file"),
 }
 commands = pytest.mark.parametrize("command", CONFIGURATIONS)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import ssl
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -39,7 +40,8 @@ from sbp_core.client.programs.program import (
 )
 from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import SbpError
-from sbp_core.sockets import AsyncSocket
+from sbp_core.sockets import AsyncSocket, TlsLink
+from sbp_core.tls import Channel, PlainTextError, ready, tls_error
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.opcodes import Opcode
 
@@ -59,6 +61,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def __init__(self, endpoint: str, client_id: str, connecting: Connecting) -> None:
         self._address = parse_endpoint(endpoint)
         self._connect_seconds = connecting.timeout_ms / 1000
+        self._tls = connecting.tls
         self._conversation = Conversation(endpoint, client_id, connecting.all_wishes)
         self._queued: list[Buffer] = self._conversation.greeting()
         self._transport: asyncio.Transport | None = None
@@ -146,7 +149,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what is open."""
-        self._end(lost(self._conversation.endpoint, exc or "the server closed it"))
+        endpoint, link = self._conversation.endpoint, self._transport
+        error: SbpError = lost(endpoint, exc or "the server closed it")
+        if isinstance(exc, ssl.SSLError) and isinstance(link, TlsLink) and link.is_unanswered:
+            error = tls_error(endpoint, self._address[0], exc)
+        self._end(error)
         self._note_ended()
 
     def pause_writing(self) -> None:
@@ -178,7 +185,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
         host, port = self._address
         deadline = self._loop.call_later(self._connect_seconds, self._on_connect_timeout)
         try:
-            await self._loop.create_connection(lambda: self, host, port)
+            if self._tls is None:
+                await self._loop.create_connection(lambda: self, host, port)
+            else:
+                await self._connect_securely(ready(self._tls).client_channel(host))
+        except (PlainTextError, ssl.SSLError) as failure:
+            self._end(tls_error(self._conversation.endpoint, host, failure))
         except (OSError, UnicodeError) as failure:
             self._fail_to_connect(failure)
         except asyncio.CancelledError:  # from outside perhaps, with a connection just made
@@ -189,6 +201,16 @@ class AsyncConnection(asyncio.BufferedProtocol):
             deadline.cancel()
             if self._transport is None:
                 self._note_ended()
+
+    async def _connect_securely(self, channel: Channel) -> None:
+        """Connect, and return after the handshake. Raises what ends it."""
+        link = TlsLink(self, channel)
+        await self._loop.create_connection(lambda: link, *self._address)
+        try:
+            await link.opened
+        finally:
+            if self._transport is None:
+                link.abort()
 
     def _on_connect_timeout(self) -> None:
         if self._transport is None:
@@ -253,12 +275,17 @@ _LATER: Final = _Pause.LATER
 
 
 class AsyncPool:
-    """The connections of the tasks of one loop; see `Connections`."""
+    """The connections of the tasks of one loop; see `Connections`.
+
+    Raises ConfigurationError if the files of TLS cannot be used.
+    """
 
     def __init__(
         self, connecting: Connecting, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._connecting = connecting
+        if connecting.tls is not None:
+            ready(connecting.tls)
         self._clock = clock
         client_id = uuid.uuid4().hex
         self._connections = Connections(

@@ -12,13 +12,14 @@ import os
 import queue
 import selectors
 import socket
+import ssl
 import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.io.conversation import (
@@ -48,10 +49,14 @@ from sbp_core.client.programs.program import (
 from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import SbpError
 from sbp_core.sockets import BUFFERS_PER_CALL_MAX, Receiving, maybe_own_address
+from sbp_core.tls import Channel, PlainTextError, ready, tls_error
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.opcodes import Opcode
 
 T = TypeVar("T")
+
+_ENCRYPTED_BYTES: Final = limits.RECEIVE_WAKE_BYTES
+"""Bytes that are received at a time with TLS, before they are decrypted."""
 
 
 class BlockingConnection:
@@ -64,6 +69,10 @@ class BlockingConnection:
     def __init__(self, endpoint: str, client_id: str, connecting: Connecting) -> None:
         self._address = parse_endpoint(endpoint)
         self._connect_seconds = connecting.timeout_ms / 1000
+        self._tls = connecting.tls
+        self._channel: Channel | None = None
+        """With TLS, once the handshake is over; what is in `_outgoing` is sealed by then."""
+        self._encrypted = memoryview(b"" if self._tls is None else bytearray(_ENCRYPTED_BYTES))
         self._conversation = Conversation(endpoint, client_id, connecting.all_wishes)
         self._lock = threading.Lock()
         self._outgoing: deque[memoryview] = deque(
@@ -135,6 +144,8 @@ class BlockingConnection:
     # With the lock held.
 
     def _send(self, buffers: list[Buffer]) -> None:
+        if self._channel is not None and buffers:
+            buffers = [self._channel.seal(buffers)]
         was_empty = not self._outgoing
         self._outgoing.extend(memoryview(each) for each in buffers if len(each))
         self._unsent_bytes += sum(map(len, buffers))
@@ -184,6 +195,10 @@ class BlockingConnection:
             self._serve(connected)
         except SbpError as failure:
             error = failure
+        except (ssl.SSLError, PlainTextError) as failure:
+            error = lost(self._conversation.endpoint, failure)
+            if self._channel is None or not self._channel.has_received:
+                error = tls_error(self._conversation.endpoint, self._address[0], failure)
         except OSError as failure:
             error = lost(self._conversation.endpoint, failure)
         finally:
@@ -203,9 +218,43 @@ class BlockingConnection:
         except (OSError, UnicodeError) as failure:
             endpoint = self._conversation.endpoint
             raise connect_failed(endpoint, failure, self._connect_seconds) from failure
+        if self._tls is not None:
+            try:
+                self._shake_hands(connected, ready(self._tls).client_channel(self._address[0]))
+            except BaseException:
+                connected.close()
+                raise
         connected.setblocking(False)
         self.local_address = maybe_own_address(connected)
         return connected
+
+    def _shake_hands(self, connected: socket.socket, channel: Channel) -> None:
+        """Begin TLS, and seal what is queued. Raises SbpError, SSLError or PlainTextError."""
+        endpoint, deadline = self._conversation.endpoint, time.monotonic() + self._connect_seconds
+        try:
+            is_over = channel.shake_hands()
+            while True:
+                connected.settimeout(max(0.001, deadline - time.monotonic()))
+                connected.sendall(channel.take())
+                if is_over:
+                    break
+                received = connected.recv(limits.RECEIVE_BUFFER_BYTES)
+                if not received:
+                    raise ConnectionResetError("it ended the connection during the TLS handshake")
+                channel.feed(memoryview(received))
+                is_over = channel.shake_hands()
+        except ssl.SSLError:
+            with contextlib.suppress(OSError):
+                connected.sendall(channel.take())  # an alert, for the log of the server
+            raise
+        except OSError as failure:
+            raise connect_failed(endpoint, failure, self._connect_seconds) from failure
+        with self._lock:
+            queued: list[Buffer] = [*self._outgoing]
+            self._outgoing.clear()
+            self._unsent_bytes = 0
+            self._channel = channel
+            self._send(queued)  # there is no socket yet
 
     def _serve(self, connected: socket.socket) -> None:
         """Move bytes until the connection ends. Raises OSError or SbpError saying why."""
@@ -218,7 +267,7 @@ class BlockingConnection:
         with selectors.PollSelector() as selector:  # no kernel state that a fork would share
             selector.register(self._woken, selectors.EVENT_READ)
             selector.register(connected, selectors.EVENT_READ)
-            receiving = Receiving(connected)
+            receiving = Receiving(connected, self._channel)
             while not self._is_closing:
                 interest = selectors.EVENT_READ
                 if self._outgoing:
@@ -242,12 +291,27 @@ class BlockingConnection:
         return max(0.0, self._progress_at + limits.WRITE_STALL_MS / 1000 - time.monotonic())
 
     def _receive(self, connected: socket.socket) -> None:
+        channel = self._channel
         try:
-            count = connected.recv_into(self._conversation.get_buffer())
+            if channel is None:
+                count = connected.recv_into(self._conversation.get_buffer())
+            else:
+                count = connected.recv_into(self._encrypted)
         except BlockingIOError:
             return
         if count == 0:
             raise lost(self._conversation.endpoint, "the server closed it")
+        if channel is None:
+            self._handle(count)
+            return
+        channel.feed(self._encrypted[:count])
+        while count := channel.read_into(self._conversation.get_buffer()):
+            self._handle(count)
+        if channel.is_ended:
+            raise lost(self._conversation.endpoint, "the server closed it")
+
+    def _handle(self, count: int) -> None:
+        """Handle bytes that are in the buffer of the conversation."""
         if not self._conversation.buffer_updated(count):
             return
         with self._lock:
@@ -258,13 +322,16 @@ class BlockingConnection:
 class ConnectionPool:
     """The connections that all threads of this process share; see `Connections`.
 
-    After a fork the child starts without connections and leaves those of the parent alone.
+    After a fork the child starts without connections and leaves those of the parent alone. Raises
+    ConfigurationError if the files of TLS cannot be used.
     """
 
     def __init__(
         self, connecting: Connecting, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._connecting = connecting
+        if connecting.tls is not None:
+            ready(connecting.tls)
         self._clock = clock
         self._client_id = uuid.uuid4().hex
         self._reset()

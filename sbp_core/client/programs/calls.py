@@ -24,6 +24,7 @@ from sbp_core.errors import (
     ProtocolError,
     SbpError,
     StatusError,
+    TlsError,
     TransportError,
 )
 from sbp_core.session.negotiation import FeatureName
@@ -206,7 +207,8 @@ class Attempts:
         tries = f" (given up after {self._count} tries)" if self._count > 1 else ""
         remedy = ""
         drivers = self._context.drivers
-        if endpoint is not None and isinstance(error, TransportError | DeadlineExceededError):
+        is_silent = isinstance(error, TransportError | DeadlineExceededError)
+        if endpoint is not None and is_silent and not isinstance(error, TlsError):
             remedy = "; is `sbp serve` running there, and reachable from here?"
             if len(drivers.known) > 1 and endpoint in drivers.known:
                 remedy = (

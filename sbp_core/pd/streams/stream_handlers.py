@@ -51,6 +51,7 @@ from sbp_core.server.trust import (
     heartbeat_answer,
     new_secret,
 )
+from sbp_core.tls import Tls
 from sbp_core.wire.headers import (
     ClientRole,
     CreateRangeRequest,
@@ -100,6 +101,7 @@ class PlacementDriverHandlers:
         name: str,
         batch_number_leap_max: int,
         replace_server_after_ms: int,
+        tls: Tls | None = None,
     ) -> None:
         self._name = name
         self._store = store
@@ -108,9 +110,10 @@ class PlacementDriverHandlers:
         self._peers = Peers(
             store.cluster_id,
             lambda address: store.run(lambda metadata: metadata.servers.secrets_at(address)),
+            tls=tls,
         )
         self._announcer = RangeAnnouncer(self._peers)
-        self._joining = Joining(store, membership)
+        self._joining = Joining(store, membership, tls)
         self._sealer = Sealer(store, membership, self._announcer, self._peers)
         self._fail_over = FailOver(store, membership, self._sealer, clock)
         self._repair = Repair(

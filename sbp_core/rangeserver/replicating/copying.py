@@ -48,6 +48,7 @@ from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.session.negotiation import FeatureName
+from sbp_core.tls import Tls
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.headers import (
     ReadEntriesRequest,
@@ -73,12 +74,13 @@ class Copier:
         committer: GroupCommitter,
         secondary: Secondary,
         server_id: Callable[[], int],
+        tls: Tls | None = None,
     ) -> None:
         self._log = log
         self._committer = committer
         self._secondary = secondary
         self._server_id = server_id
-        self._pool = AsyncPool(Connecting())
+        self._pool = AsyncPool(Connecting(tls=tls))
 
     async def stop(self) -> None:
         """Close the connections."""

@@ -36,6 +36,7 @@ from sbp_core.log.states.range_states import RangeKey
 from sbp_core.replication import Prefix
 from sbp_core.server.runtime import cancel_all
 from sbp_core.session.negotiation import FeatureName
+from sbp_core.tls import Tls
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.headers import (
     ReplicatedRange,
@@ -182,7 +183,7 @@ class Copy:
 class PeerLink:
     """Sends the entries of all ranges that have a copy at the server `address`."""
 
-    def __init__(self, address: str, server_id: Callable[[], int]) -> None:
+    def __init__(self, address: str, server_id: Callable[[], int], tls: Tls | None) -> None:
         self.address = address
         self.is_down = False
         """Whether the last attempt failed."""
@@ -195,7 +196,7 @@ class PeerLink:
         self._window_bytes_max = 0
         """At least the bytes in all windows: what left them is not subtracted at once."""
         self._is_report_due = False
-        self._pool = AsyncPool(Connecting(timeout_ms=_CONNECT_TIMEOUT_MS))
+        self._pool = AsyncPool(Connecting(timeout_ms=_CONNECT_TIMEOUT_MS, tls=tls))
         self._frames_in_flight = 0
         self._backoff_ms = 0
         self._retry: asyncio.TimerHandle | None = None

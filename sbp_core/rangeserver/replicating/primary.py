@@ -28,6 +28,7 @@ from sbp_core.rangeserver.appending.commit import Copies
 from sbp_core.rangeserver.replicating.peer_link import Copy, CopyState, Numbered, PeerLink
 from sbp_core.replication import Prefix, committed_seq
 from sbp_core.segment_format import EntryKind
+from sbp_core.tls import Tls
 
 _ENDED: Final = {RangeState.SEALED, RangeState.DELETED}
 
@@ -94,8 +95,14 @@ class _LedRange:
 class PrimaryRanges(Copies):
     """The ranges that are led here. `show` makes visible what is committed of a range."""
 
-    def __init__(self, show: Callable[[LoggedRange], None], server_id: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        show: Callable[[LoggedRange], None],
+        server_id: Callable[[], int],
+        tls: Tls | None = None,
+    ) -> None:
         self._show = show
+        self._tls = tls
         self._server_id = server_id
         self._led: dict[RangeKey, _LedRange] = {}
         self._links: dict[str, PeerLink] = {}
@@ -108,7 +115,7 @@ class PrimaryRanges(Copies):
             copy = Copy(logged.key, logged.start_offset, lambda: self._advance(logged.key))
             link = self._links.get(address)
             if link is None:
-                link = self._links[address] = PeerLink(address, self._server_id)
+                link = self._links[address] = PeerLink(address, self._server_id, self._tls)
             led.copies.append((link, copy))
             link.open(copy)
 

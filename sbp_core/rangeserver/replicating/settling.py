@@ -31,6 +31,7 @@ from sbp_core.rangeserver.replicating.copying import Copier
 from sbp_core.rangeserver.replicating.secondary import Secondary
 from sbp_core.replication import Prefix
 from sbp_core.server.runtime import cancel_all
+from sbp_core.tls import Tls
 from sbp_core.wire.headers import StreamRange
 
 _LOG: Final = logging.getLogger(__name__)
@@ -54,11 +55,12 @@ class Settler:
         *,
         disk_space: DiskSpace,
         readers: ThreadPoolExecutor,
+        tls: Tls | None = None,
     ) -> None:
         self._host = host
         self._log = log
         self._committer = committer
-        self._copier = Copier(log, committer, secondary, lambda: driver.server_id)
+        self._copier = Copier(log, committer, secondary, lambda: driver.server_id, tls)
         self._driver = driver
         self._disk_space = disk_space
         self._readers = readers

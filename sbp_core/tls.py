@@ -1,0 +1,415 @@
+"""TLS: which files one end uses, the contexts that follow from them, and connections without I/O.
+
+TLS 1.3 is the minimum: it has neither compression nor renegotiation. Sessions are not resumed, so
+that files that were replaced hold for every connection that is made from then on.
+
+`Tls` names the files of a client, `ServerTls` those of a server. `ready` reads them; from then on
+they are read again when they have changed, as the next connection is made, and at SIGHUP. Files
+that cannot be used are reported once, and the former ones stay. `Channel` is one connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakSet
+
+from sbp_core import limits
+from sbp_core.errors import ConfigurationError, TlsError
+
+_LOG: Final = logging.getLogger(__name__)
+
+_HANDSHAKE_RECORD: Final = 0x16
+_ALERT_RECORD: Final = 0x15
+"""The first byte of what a TLS peer sends. A frame that begins so is too large to be one."""
+RECORD_BYTES_MAX: Final = 16 * limits.KIB + 256 + 5
+"""A TLS record (RFC 8446, section 5.2) with its header."""
+
+_BARREN_BYTES_MAX: Final = 512 * limits.KIB
+"""Bytes in a row, handshake included, that carry nothing for the application."""
+
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """The PEM files of a client: paths, which the process that connects reads.
+
+    `ca_file` has the authorities whose servers are trusted; those of the system without it. A
+    server may want a certificate of the client, which is in `cert_file`, with its chain. Its key is
+    in `key_file`.
+    """
+
+    ca_file: str | Path | None = None
+    cert_file: str | Path | None = None
+    key_file: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        _check_pair(self.cert_file, self.key_file)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """The PEM files of a server: its certificate and key, and whom it trusts.
+
+    Servers of a cluster show each other their certificates, which have to be of an authority in
+    `ca_file`. With `client_ca_file` every client has to show one of an authority in that.
+    """
+
+    cert_file: str | Path
+    key_file: str | Path
+    ca_file: str | Path
+    client_ca_file: str | Path | None = None
+
+    @property
+    def as_client(self) -> Tls:
+        """The files with which the server connects to others of its cluster."""
+        return Tls(self.ca_file, self.cert_file, self.key_file)
+
+
+def _check_pair(cert_file: object, key_file: object) -> None:
+    if (cert_file is None) != (key_file is None):
+        given, missing = ("key", "certificate") if cert_file is None else ("certificate", "key")
+        raise ConfigurationError(
+            f"TLS: a {given} file is set without a {missing} file; set both or neither"
+        )
+
+
+class Contexts:
+    """The newest context of one end. Threads may share it."""
+
+    def __init__(self, files: Tls | ServerTls) -> None:
+        """Read the files. Raises ConfigurationError if they cannot be used."""
+        self.files = files
+        self._lock = threading.Lock()
+        self._seen = self._stamp()
+        """The files as they were read last, whether they could be used or not."""
+        self._context = _make_context(files)
+        _all_contexts.add(self)
+
+    def current(self) -> ssl.SSLContext:
+        """Return the context for a new connection."""
+        if self._stamp() != self._seen:
+            self.reload()
+        return self._context
+
+    def reload(self) -> None:
+        """Read the files again. If they cannot be used, that is logged and the former ones stay."""
+        with self._lock:
+            self._seen = self._stamp()
+            try:
+                self._context = _make_context(self.files)
+            except ConfigurationError as error:
+                _LOG.warning("TLS files refused, the former ones stay: %s", error)
+            else:
+                _LOG.info("TLS files read again: %s", ", ".join(map(str, _paths(self.files))))
+
+    def client_channel(self, host: str) -> Channel:
+        """Return the channel of a new connection to `host`, whose certificate must name it."""
+        name = host.partition("%")[0].rstrip(".")  # without the zone of an IPv6 address
+        return Channel(self.current().wrap_bio, name)
+
+    def server_channel(self) -> Channel:
+        """Return the channel of a connection that was accepted."""
+        return Channel(self.current().wrap_bio, None)
+
+    def _stamp(self) -> _Stamp:
+        return tuple(map(_maybe_stamp, _paths(self.files)))
+
+
+_all_contexts: Final[WeakSet[Contexts]] = WeakSet()
+
+
+@lru_cache(maxsize=64)
+def ready(files: Tls | ServerTls) -> Contexts:
+    """Return the contexts of these files, the same for all that use them in this process.
+
+    Raises ConfigurationError if the files cannot be used.
+    """
+    return Contexts(files)
+
+
+def reload_all() -> bool:
+    """Read the files of all contexts of this process again; return whether there are any."""
+    found = list(_all_contexts)
+    for each in found:
+        each.reload()
+    return bool(found)
+
+
+def _paths(files: Tls | ServerTls) -> list[Path]:
+    found = [files.cert_file, files.key_file, files.ca_file]
+    if isinstance(files, ServerTls):
+        found.append(files.client_ca_file)
+    return [Path(each) for each in found if each is not None]
+
+
+def _maybe_stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _make_context(files: Tls | ServerTls) -> ssl.SSLContext:
+    is_server = isinstance(files, ServerTls)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    authorities = [files.ca_file]
+    if isinstance(files, ServerTls):
+        context.num_tickets = 0
+        authorities.append(files.client_ca_file)
+        wants_all = files.client_ca_file is not None
+        context.verify_mode = ssl.CERT_REQUIRED if wants_all else ssl.CERT_OPTIONAL
+    for each in authorities:
+        if each is not None:
+            _load_authorities(context, Path(each))
+    if files.ca_file is None:
+        context.load_default_certs()
+    if files.cert_file is not None and files.key_file is not None:
+        _load_pair(context, Path(files.cert_file), Path(files.key_file))
+    return context
+
+
+def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
+    try:
+        context.load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise ConfigurationError(
+            f"TLS: {path} has no certificates of authorities in PEM ({_reason(error)}); give the"
+            " file of the authority, which begins with -----BEGIN CERTIFICATE-----"
+        ) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _load_pair(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
+    for path in (cert_file, key_file):
+        try:
+            path.open("rb").close()  # the system's error of `load_cert_chain` does not say which
+        except OSError as error:
+            raise _unreadable(path, error) from error
+    try:
+        context.load_cert_chain(cert_file, key_file, password=_no_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigurationError(
+                f"TLS: the key in {key_file} is not that of the certificate in {cert_file}; give"
+                " the key with which the certificate was requested"
+            ) from error
+        raise ConfigurationError(
+            f"TLS: {cert_file} and {key_file} are no certificate and key in PEM"
+            f" ({_reason(error)}); each begins with a line -----BEGIN ...-----"
+        ) from error
+    except _EncryptedKeyError as error:
+        raise ConfigurationError(
+            f"TLS: the key in {key_file} is encrypted; decrypt it with `openssl pkey`, and protect"
+            " the file by its mode"
+        ) from error
+    except OSError as error:
+        raise _unreadable(cert_file, error) from error
+
+
+class _EncryptedKeyError(Exception):
+    """A key needs a password, which nobody is there to type."""
+
+
+def _no_password() -> str:
+    raise _EncryptedKeyError
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"TLS: {path} cannot be read: {error.strerror}; name a file that this user may read"
+    )
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).replace("_", " ").lower()
+
+
+class PlainTextError(Exception):
+    """The peer sent something else than TLS."""
+
+
+class Channel:
+    """One TLS connection, without I/O: what was received goes in, what is to be sent comes out.
+
+    Threads may share it. Calls raise ssl.SSLError when the connection cannot go on; `take` has an
+    alert to send then, perhaps.
+    """
+
+    def __init__(self, wrap: Callable[..., ssl.SSLObject], host: str | None) -> None:
+        self._received = ssl.MemoryBIO()
+        self._to_send = ssl.MemoryBIO()
+        self._object = wrap(
+            self._received, self._to_send, server_side=host is None, server_hostname=host
+        )
+        self._read: Any = self._object.read  # declared to return bytes, also with a buffer
+        self._lock = threading.Lock()
+        self._is_first = True
+        self._barren_bytes = 0
+        """Bytes received since something was decrypted."""
+        self.is_open = False
+        """Whether the handshake is over."""
+        self.is_ended = False
+        """Whether the peer said that it sends nothing more."""
+        self.has_received = False
+        """Whether the application was sent anything."""
+
+    @property
+    def has_peer_certificate(self) -> bool:
+        """Whether the peer has shown a certificate, which was verified."""
+        return self.is_open and bool(self._object.getpeercert(binary_form=True))
+
+    @property
+    def pending_bytes(self) -> int:
+        """The most bytes that may be here and not decrypted yet."""
+        return self._received.pending + RECORD_BYTES_MAX
+
+    def feed(self, data: memoryview) -> None:
+        """Accept received bytes. Raises PlainTextError if the peer does not speak TLS."""
+        if self._is_first and data:
+            self._is_first = False
+            if data[0] not in (_HANDSHAKE_RECORD, _ALERT_RECORD):
+                raise PlainTextError
+        self._barren_bytes += len(data)
+        if self._barren_bytes > _BARREN_BYTES_MAX:
+            raise ssl.SSLError(f"{self._barren_bytes} bytes with nothing for the application")
+        with self._lock:
+            self._received.write(data)
+
+    def shake_hands(self) -> bool:
+        """Go on with the handshake; return whether it is over."""
+        with self._lock:
+            try:
+                self._object.do_handshake()
+            except ssl.SSLWantReadError:
+                return False
+            self.is_open = True
+            return True
+
+    def read_into(self, target: memoryview) -> int:
+        """Decrypt what was received; return how many bytes are in `target` now, 0 if none came."""
+        count = 0
+        with self._lock:
+            while count < len(target) and not self.is_ended:
+                try:
+                    count += self._read(len(target) - count, target[count:])
+                except ssl.SSLWantReadError:
+                    break
+                except ssl.SSLZeroReturnError:
+                    self.is_ended = True
+                except ssl.SSLError:
+                    if not count:
+                        raise
+                    break  # the next call has the error again
+        if count:
+            self._barren_bytes = 0
+            self.has_received = True
+        return count
+
+    def seal(self, buffers: Sequence[bytes | bytearray | memoryview]) -> bytes:
+        """Return what to send for `buffers`."""
+        rest = memoryview(b"".join(buffers))
+        with self._lock:
+            while rest:
+                rest = rest[self._object.write(rest) :]
+            return self._to_send.read()
+
+    def take(self) -> bytes:
+        """Return what is to be sent of the protocol itself."""
+        with self._lock:
+            return self._to_send.read()
+
+    def end(self) -> bytes:
+        """Return what tells the peer that nothing more is sent."""
+        if not self.is_open:
+            return b""
+        with self._lock:
+            with contextlib.suppress(ssl.SSLError):  # it waits for the same from the peer
+                self._object.unwrap()
+            return self._to_send.read()
+
+
+_SPEAK_PLAIN: Final = (
+    "connect without TLS (leave out ca_file, --tls-ca or tlsCaFile), or set cert_file and key_file"
+    " in [tls] of the server"
+)
+_NAME_AUTHORITY: Final = (
+    "name the file of the authority that signed it as ca_file of Tls, --tls-ca or tlsCaFile; of a"
+    " server, as ca_file in [tls]"
+)
+_CAUSES_BY_CODE: Final = {
+    9: ("its certificate is not valid yet", "compare the clocks"),
+    10: (
+        "its certificate has expired",
+        "give the server a new one: it reads its files again when they change",
+    ),
+    18: ("its certificate is signed by itself alone", _NAME_AUTHORITY),
+    19: ("its certificate is of an unknown authority", _NAME_AUTHORITY),
+    20: ("its certificate is of an unknown authority", _NAME_AUTHORITY),
+    21: ("its certificate is of an unknown authority", _NAME_AUTHORITY),
+}
+"""By verify code of OpenSSL (X509_V_ERR_*): what is wrong with a server's certificate, remedy."""
+_WRONG_NAME: Final = (62, 64)
+_OWN: Final = "cert_file of Tls, --tls-cert or tlsCertFile; of a server, cert_file in [tls]"
+_CAUSES_BY_ALERT: Final = {
+    "CERTIFICATE_REQUIRED": (
+        "it wants a certificate of the client",
+        f"set {_OWN}, and the key with it",
+    ),
+    "UNKNOWN_CA": (
+        "it does not know the authority of our certificate",
+        f"use a certificate of an authority in client_ca_file or ca_file of the server: {_OWN}",
+    ),
+    "CERTIFICATE_EXPIRED": ("our certificate has expired", f"renew it: {_OWN}"),
+    "CERTIFICATE": ("it does not accept our certificate", f"use another one: {_OWN}"),
+    "PROTOCOL_VERSION": ("it does not speak TLS 1.3", "connect to a server that does"),
+}
+"""By a part of the alert's name: why a server refuses the client, and the remedy."""
+
+
+def refusal(failure: Exception) -> str:
+    """Return why a server closes a connection, for its log."""
+    if isinstance(failure, PlainTextError):
+        return "the peer does not speak TLS, and this port nothing else"
+    if isinstance(failure, ssl.SSLCertVerificationError):
+        return f"the certificate of the peer is refused: {failure.verify_message}"
+    if isinstance(failure, ssl.SSLError):
+        return f"TLS failed: {_reason(failure)}"
+    return f"TLS failed: {failure}"
+
+
+def tls_error(endpoint: str, host: str, failure: Exception) -> TlsError:
+    """Return the error of a client whose connection is not a trusted one."""
+    cause, remedy = f"the TLS handshake failed: {failure}", "see the log of the server"
+    if isinstance(failure, PlainTextError):
+        cause, remedy = "it does not speak TLS on this port", _SPEAK_PLAIN
+    elif isinstance(failure, ssl.SSLCertVerificationError):
+        code = failure.verify_code
+        cause = f"its certificate is not valid: {failure.verify_message}"
+        remedy = "give the server another one"
+        if code in _WRONG_NAME:
+            cause = f"its certificate is not for {host}"
+            remedy = (
+                "connect to a name in it, let the server advertise one (advertise_host), or add"
+                f" {host} to its subjectAltName"
+            )
+        cause, remedy = _CAUSES_BY_CODE.get(code, (cause, remedy))
+    elif isinstance(failure, ssl.SSLError):
+        for part, known in _CAUSES_BY_ALERT.items():
+            if "ALERT" in (failure.reason or "") and part in (failure.reason or ""):
+                cause, remedy = known
+                break
+        else:
+            cause = f"the TLS handshake failed: {_reason(failure)}"
+    return TlsError(f"no trusted connection to {endpoint}: {cause}; {remedy}")

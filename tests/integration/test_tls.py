@@ -1,0 +1,432 @@
+"""TLS between clients and servers: which end trusts which, its errors, and files that change."""
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import socket
+import threading
+
+import pytest
+from certificates import Authority
+from core_cluster import rows_batch, values_of
+from manual_clock import ManualClock
+from waiting import until
+
+from sbp_core import limits
+from sbp_core.cli.main import main as sbp
+from sbp_core.client import (
+    AppendItem,
+    AsyncClient,
+    Client,
+    Connecting,
+    FetchItem,
+    RetryPolicy,
+    StreamSpec,
+    Transaction,
+    Writer,
+    txn_id_of,
+)
+from sbp_core.cluster import Cluster, ClusterSettings, LocalCluster
+from sbp_core.errors import ConnectionLostError, PermissionDeniedError, SbpError, TlsError
+from sbp_core.server.listener import Listener
+from sbp_core.server.runtime import SystemClock
+from sbp_core.tls import Contexts
+from sbp_core.wire.dialect import ServerRole, Speech
+from sbp_core.wire.headers import (
+    ClientRole,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    ReportMetricsRequest,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import SUCCESS
+
+ONCE = RetryPolicy(budget_ms=1)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("foreign"))
+
+
+async def greet(call):
+    request = call.decode(HeartbeatRequest)
+    rest = call.greet(request, HeartbeatResponse(client_id="c", cluster_id="c", status=SUCCESS))
+    if rest is not None:
+        await rest()
+
+
+class ServedListener:
+    """A listener in a thread of its own, which answers HEARTBEAT and PING."""
+
+    def __init__(self, files=None, clock=None):
+        self._files = files
+        self._clock = clock or SystemClock()
+        self._started = threading.Event()
+        self._stop = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    async def _serve(self):
+        self._stop, self._loop = asyncio.Event(), asyncio.get_running_loop()
+        self.listener = Listener(
+            {Opcode.HEARTBEAT: greet},
+            speech=Speech(ServerRole.PLACEMENT_DRIVER),
+            clock=self._clock,
+            tls=None if self._files is None else Contexts(self._files),
+        )
+        self.port = await self.listener.start("127.0.0.1", 0)
+        self.endpoint = f"127.0.0.1:{self.port}"
+        self._started.set()
+        await self._stop.wait()
+        await self.listener.drain(timeout_ms=100)
+
+    def sweep(self):
+        """Look for peers that are late, in the thread of the listener."""
+        self._loop.call_soon_threadsafe(self.listener.sweep)
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._started.wait(30)
+        return self
+
+    def __exit__(self, *_):
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+
+def ping_blocking(endpoint, tls):
+    with Client(endpoint, connecting=Connecting(tls=tls), retry=ONCE) as client:
+        client.ping()
+
+
+def ping_asyncio(endpoint, tls):
+    async def ping():
+        async with AsyncClient(endpoint, connecting=Connecting(tls=tls), retry=ONCE) as client:
+            await client.ping()
+
+    asyncio.run(ping())
+
+
+both_clients = pytest.mark.parametrize("ping", [ping_blocking, ping_asyncio])
+
+
+def refusal_of(ping, endpoint, tls, kind=TlsError):
+    with pytest.raises(kind) as raised:
+        ping(endpoint, tls)
+    return str(raised.value)
+
+
+@both_clients
+def test_a_client_trusts_only_a_valid_certificate_for_the_name_that_it_connects_to(
+    ping, authority, foreign
+):
+    tls = authority.client()
+    with ServedListener(authority.server()) as server:
+        ping(server.endpoint, tls)
+        ping(f"localhost:{server.port}", tls)
+        assert "of an unknown authority; name" in refusal_of(
+            ping, server.endpoint, foreign.client()
+        )
+    with ServedListener(authority.server(authority.issue("elsewhere.example"))) as server:
+        assert "is not for 127.0.0.1; connect to" in refusal_of(ping, server.endpoint, tls)
+    with ServedListener(authority.server(authority.issue_expired())) as server:
+        assert "has expired; give the server a new one" in refusal_of(ping, server.endpoint, tls)
+
+
+@both_clients
+def test_a_server_that_wants_certificates_says_which_it_refuses(ping, authority, foreign):
+    files = authority.server(client_ca_file=authority.ca_file)
+    with ServedListener(files) as server:
+        ping(server.endpoint, authority.client(authority.issue()))
+        told = refusal_of(ping, server.endpoint, authority.client())
+        assert "it wants a certificate of the client; set cert_file" in told
+        told = refusal_of(ping, server.endpoint, authority.client(foreign.issue()))
+        assert "it does not know the authority of our certificate" in told
+        told = refusal_of(ping, server.endpoint, authority.client(authority.issue_expired()))
+        assert "our certificate has expired; renew it" in told
+
+
+@both_clients
+def test_plain_and_tls_on_one_port_are_told_apart(ping, authority):
+    with ServedListener(authority.server()) as server:
+        told = refusal_of(ping, server.endpoint, None, ConnectionLostError)
+        assert "speaks TLS only: connect with TLS (ca_file of Tls, --tls-ca" in told
+        ping(server.endpoint, authority.client())
+    with ServedListener() as server:
+        told = refusal_of(ping, server.endpoint, authority.client())
+        assert "does not speak TLS on this port; connect without TLS (leave out ca_file" in told
+        ping(server.endpoint, None)
+
+
+def test_new_handshakes_take_new_files_and_connections_live_on(authority, foreign, caplog):
+    pair = authority.issue()
+    connecting = Connecting(tls=authority.client())
+    with (
+        ServedListener(authority.server(pair)) as server,
+        Client(server.endpoint, connecting=connecting, retry=ONCE) as living,
+    ):
+        living.ping()
+        pair.replace_with(foreign.issue())
+        ping_blocking(server.endpoint, foreign.client())
+        refusal_of(ping_blocking, server.endpoint, authority.client())
+        pair.key_file.write_bytes(b"broken")
+        with caplog.at_level(logging.WARNING):
+            ping_blocking(server.endpoint, foreign.client())
+            ping_blocking(server.endpoint, foreign.client())
+        assert caplog.text.count("the former ones stay") == 1
+        living.ping()
+        until(lambda: server.listener.connection_count == 1)
+
+
+def test_a_half_open_handshake_counts_and_has_the_time_of_the_first_frame(authority):
+    clock = ManualClock()
+    with (
+        ServedListener(authority.server(), clock) as server,
+        socket.create_connection(("127.0.0.1", server.port), 30) as half_open,
+        socket.create_connection(("127.0.0.1", server.port), 30) as silent,
+    ):
+        half_open.sendall(hello_of(authority)[:100])
+        until(lambda: server.listener.connection_count == 2)
+        server.sweep()
+        ping_blocking(server.endpoint, authority.client())
+        clock.advance(limits.FIRST_FRAME_MS + 1)
+        server.sweep()
+        assert [_received(each) for each in (half_open, silent)] == [b"", b""]
+        until(lambda: server.listener.connection_count == 0)
+
+
+def hello_of(authority):
+    """The first bytes of a client."""
+    channel = Contexts(authority.client()).client_channel("127.0.0.1")
+    channel.shake_hands()
+    return channel.take()
+
+
+def test_mutated_handshakes_end_their_own_connections_only(authority, caplog):
+    caplog.set_level(logging.ERROR)
+    hello, generator = hello_of(authority), random.Random(1)
+    tls = authority.client()
+    with (
+        ServedListener(authority.server()) as server,
+        Client(server.endpoint, connecting=Connecting(tls=tls), retry=ONCE) as living,
+    ):
+        living.ping()
+        for _ in range(200):
+            mutated = bytearray(hello)
+            for _ in range(generator.randint(1, 4)):
+                mutated[generator.randrange(len(mutated))] = generator.randrange(256)
+            with socket.create_connection(("127.0.0.1", server.port), 30) as attacker:
+                attacker.sendall(mutated + generator.randbytes(generator.randrange(300)))
+                attacker.shutdown(socket.SHUT_WR)
+                while _received(attacker):
+                    pass
+        living.ping()
+        ping_blocking(server.endpoint, tls)
+        until(lambda: server.listener.connection_count == 1)
+    assert not caplog.records
+
+
+def _received(attacker):
+    try:
+        return attacker.recv(10_000)
+    except ConnectionResetError:
+        return b""
+
+
+# With all servers, as `sbp serve` runs them.
+
+
+@pytest.fixture(scope="module")
+def served(authority, tmp_path_factory):
+    """A cluster of which the servers have to show certificates, and clients need not."""
+    pair = authority.issue()
+    folder = tmp_path_factory.mktemp("served")
+    with LocalCluster(folder, tls=authority.server(pair), options=["--log-level", "info"]) as it:
+        it.pair = pair
+        yield it
+
+
+def connect(served, authority, pair=None, **options):
+    connecting = Connecting(tls=authority.client(pair))
+    return Client(served.endpoint, connecting=connecting, reads_locally=False, **options)
+
+
+def read_all(client, stream_id):
+    records, outcome = [], None
+    while outcome is None or outcome.payload:
+        item = FetchItem(stream_id, len(records), None, 16 * limits.MIB)
+        (outcome,) = client.fetch([item])
+        assert outcome.error is None
+        records += values_of(outcome.payload)
+    return [value for _, value in records]
+
+
+def test_what_clients_do_works_over_tls(served, authority):
+    large = [os.urandom(3 * limits.MIB) for _ in range(4)]
+    with connect(served, authority) as client:
+        first, second = client.create_streams([StreamSpec("first"), StreamSpec("second")])
+        id_ = first.stream_id
+        client.append([AppendItem(id_, rows_batch([b"1"])), AppendItem(id_, rows_batch([b"2"]))])
+        with client.appender(writer=Writer()) as appender:
+            for each in large:
+                appender.append([AppendItem(id_, rows_batch([each]))])
+            appender.finish()
+        assert read_all(client, id_) == [b"1", b"2", *large]
+        assert client.stream_bounds([id_])[0].next_offset == 6
+        assert client.lookup_offsets({id_: 0}) == {id_: 0}
+        client.commit_cursors("group", {id_: 3})
+        assert client.describe_cursors("group")[0].next_offset == 3
+        transaction = Transaction(txn_id_of("producer", 1, "0"))
+        client.append([AppendItem(second.stream_id, rows_batch([b"a"]))], transaction=transaction)
+        parts = transaction.parts()
+        client.commit_txn("producer", 1, parts, record_count=1, digest=bytes(16))
+        assert read_all(client, second.stream_id) == [b"a"]
+        client.seal_streams([id_])
+        client.append([AppendItem(id_, rows_batch([b"3"]))])
+        client.trim_streams({id_: 1})
+        assert client.describe_streams(["second"])[0].stream_id == second.stream_id
+        assert len(client.range_servers()) == 1
+        client.delete_streams([id_, second.stream_id])
+
+
+def test_the_asyncio_client_moves_much_over_tls_in_both_directions_at_once(served, authority):
+    values = [os.urandom(limits.MIB) for _ in range(16)]
+
+    async def body():
+        connecting = Connecting(tls=authority.client())
+        async with AsyncClient(served.endpoint, connecting=connecting) as client:
+            streams = await client.create_streams([StreamSpec("left"), StreamSpec("right")])
+
+            async def move(stream_id):
+                for each in values:
+                    await client.append([AppendItem(stream_id, rows_batch([each]))])
+                found = []
+                while len(found) < len(values):
+                    item = FetchItem(stream_id, len(found), None, 8 * limits.MIB)
+                    (outcome,) = [each async for each in client.fetch([item])]
+                    assert outcome.error is None
+                    found += [value for _, value in values_of(outcome.payload)]
+                return found
+
+            found = await asyncio.gather(*(move(each.stream_id) for each in streams))
+            await client.delete_streams([each.stream_id for each in streams])
+            assert found == [values, values]
+
+    asyncio.run(body())
+
+
+def test_without_a_certificate_nobody_acts_as_a_server(served, authority):
+    greeting = HeartbeatRequest(client_id="x", client_role=ClientRole.RANGE_SERVER)
+    operations = [
+        (served.endpoint, Opcode.HEARTBEAT, greeting),
+        (served.endpoint, Opcode.REPORT_METRICS, ReportMetricsRequest()),
+        (served.range_servers[0], Opcode.REPLICATE, None),
+        (served.range_servers[0], Opcode.READ_ENTRIES, None),
+        (served.range_servers[0], Opcode.SYNC_RANGES, None),
+        (served.range_servers[0], Opcode.END_TXN, None),
+    ]
+    with connect(served, authority) as client:
+        for each in operations:
+            with pytest.raises(PermissionDeniedError, match="needs a connection with a certif"):
+                client.call(*each)
+    with connect(served, authority, authority.issue()) as client:
+        told = [_fault_of(client, each) for each in operations]
+    assert not any("needs a connection with a certif" in each for each in told)
+
+
+def _fault_of(client, operation):
+    """Why a call fails, now that the connection has a certificate; empty if it does not."""
+    try:
+        client.call(*operation)
+    except SbpError as error:
+        return str(error)
+    return ""
+
+
+def lose(server):
+    """Let nobody hear of a server any more, as if its machine had failed."""
+    for task in server._membership._tasks:
+        task.cancel()
+    server._listener._acceptor.close()
+    for peer in [*server._listener._peers]:
+        peer.abort()
+
+
+def test_replicas_and_fail_over_need_nothing_but_the_files(authority, tmp_path):
+    pair = authority.issue()
+
+    async def body():
+        settings = ClusterSettings(
+            data_dir=tmp_path,
+            pd_port=0,
+            range_server_port=0,
+            range_servers=3,
+            heartbeat_interval_ms=50,
+            heartbeat_timeout_ms=5_000,
+            tls_cert_file=pair.cert_file,
+            tls_key_file=pair.key_file,
+            tls_ca_file=authority.ca_file,
+            tls_client_ca_file=authority.ca_file,
+        )
+        cluster = Cluster(settings)
+        await cluster.start()
+        connecting = Connecting(tls=authority.client(pair))
+        async with AsyncClient(cluster.endpoints.pd, connecting=connecting) as client:
+            (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+            id_, writer = stream.stream_id, Writer()
+            for number in range(3):
+                item = AppendItem(id_, rows_batch([b"%d" % number]))
+                await client.append([item], writer=writer)
+            (placed,) = (await client.list_ranges([id_]))[id_]
+            primary = next(
+                each for each in cluster._range_servers if each.endpoint == placed.servers[0]
+            )
+            lose(primary)
+            (outcome,) = await client.append([AppendItem(id_, rows_batch([b"3"]))], writer=writer)
+            assert outcome.base_offset == 3
+            found = []
+            while len(found) < 4:
+                item = FetchItem(id_, len(found), None, limits.MIB)
+                (outcome,) = [each async for each in client.fetch([item])]
+                found += [value for _, value in values_of(outcome.payload)]
+            assert found == [b"0", b"1", b"2", b"3"]
+        await cluster.stop()
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_the_command_connects_with_options_and_variables(served, authority, monkeypatch, capsys):
+    words = ["ping", "--endpoint", served.endpoint]
+    assert sbp([*words, "--tls-ca", str(authority.ca_file)]) == 0
+    monkeypatch.setenv("SBP_TLS_CA", str(authority.ca_file))
+    assert sbp(words) == 0
+    monkeypatch.setenv("SBP_TLS_CERT", str(served.pair.cert_file))
+    monkeypatch.setenv("SBP_TLS_KEY", str(served.pair.key_file))
+    assert sbp(words) == 0
+    assert capsys.readouterr().out.count("answers in") == 3
+
+
+def test_a_hang_up_reads_the_files_again(served, authority):
+    good = served.pair.cert_file.read_bytes()
+
+    def logged():
+        return served.log_path.read_text()
+
+    served.pair.cert_file.write_bytes(b"broken")
+    os.kill(served.pid, signal.SIGHUP)
+    until(lambda: "TLS files refused, the former ones stay" in logged())
+    with connect(served, authority) as client:
+        client.ping()
+    served.pair.cert_file.write_bytes(good)
+    count = logged().count("TLS files read again")
+    os.kill(served.pid, signal.SIGHUP)
+    until(lambda: logged().count("TLS files read again") > count)
+    with connect(served, authority) as client:
+        client.ping()

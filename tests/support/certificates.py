@@ -1,0 +1,63 @@
+"""Authorities of a test's own, and the certificates that they issue, as files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import trustme
+
+from sbp_core.tls import ServerTls, Tls
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key."""
+
+    cert_file: Path
+    key_file: Path
+
+    def replace_with(self, other: Pair) -> None:
+        """Put other files in the place of these, as an operator does: each in one step."""
+        for old, new in ((self.cert_file, other.cert_file), (self.key_file, other.key_file)):
+            fresh = old.with_suffix(".new")
+            fresh.write_bytes(new.read_bytes())
+            fresh.replace(old)
+
+
+class Authority:
+    """A certificate authority whose files are in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._authority = trustme.CA()
+        self._count = 0
+        self.ca_file = folder / "ca.pem"
+        self._authority.cert_pem.write_to_path(str(self.ca_file))
+
+    def issue(self, *names: str, **options: Any) -> Pair:
+        """Return a new certificate for these names, 127.0.0.1 and localhost if there are none."""
+        issued = self._authority.issue_cert(*(names or ("127.0.0.1", "localhost")), **options)
+        self._count += 1
+        pair = Pair(self._folder / f"{self._count}.pem", self._folder / f"{self._count}.key")
+        issued.cert_chain_pems[0].write_to_path(str(pair.cert_file))
+        issued.private_key_pem.write_to_path(str(pair.key_file))
+        return pair
+
+    def issue_expired(self) -> Pair:
+        """Return a certificate that is not valid any longer."""
+        return self.issue(not_after=datetime.now(UTC) - timedelta(days=1))
+
+    def server(self, pair: Pair | None = None, *, client_ca_file: Path | None = None) -> ServerTls:
+        """Return the files of a server."""
+        pair = pair or self.issue()
+        return ServerTls(pair.cert_file, pair.key_file, self.ca_file, client_ca_file)
+
+    def client(self, pair: Pair | None = None) -> Tls:
+        """Return the files of a client, without a certificate unless there is a `pair`."""
+        if pair is None:
+            return Tls(self.ca_file)
+        return Tls(self.ca_file, pair.cert_file, pair.key_file)
