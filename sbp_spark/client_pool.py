@@ -56,6 +56,7 @@ def client_for(servers: Servers, patience: Patience) -> Client:
                 timeout_ms=_FIRST_CALL_TIMEOUT_MS if is_starting else limits.REQUEST_TIMEOUT_MS,
                 connecting=Connecting(
                     timeout_ms=_CONNECT_TIMEOUT_MS,
+                    tls=servers.tls,
                     wishes=Wishes(servers.is_compressed, servers.isolation_class),
                 ),
                 retry=RetryPolicy(budget_ms=patience.value),

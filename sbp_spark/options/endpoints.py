@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from sbp_core.client import Tls
 from sbp_core.limits import ISOLATION_CLASS_LENGTH_MAX, PLACEMENT_DRIVERS_MAX
 from sbp_spark.options.declaring import (
     FLAG,
@@ -99,6 +100,38 @@ def _read_endpoints(reader: OptionReader) -> tuple[Endpoint, ...]:
     return reader.required(_ENDPOINT, _ENDPOINT_EXPECTED, remedy)
 
 
+def _parse_file(given: Given) -> str | None:
+    if "\0" not in given.text:
+        return given.text
+    given.refuse(f"is {shown(given.text)}", "the path of a file in PEM", "correct it")
+    return None
+
+
+_FILE: Final = Kind(_parse_file)
+_TLS_CA: Final = option("tlsCaFile", _FILE, None, unset="none").doc(
+    "File with the authorities of the servers' certificates, in PEM: connect with TLS. The driver"
+    " and the tasks open the path themselves, on their own machines."
+)
+_TLS_CERT: Final = option("tlsCertFile", _FILE, None, unset="none").doc(
+    "File with the certificate to show to servers that want one, and its chain, in PEM."
+)
+_TLS_KEY: Final = option("tlsKeyFile", _FILE, None, unset="none").doc(
+    "File with the key of the certificate in tlsCertFile, in PEM, not encrypted."
+)
+_TLS_FILES: Final = (_TLS_CA, _TLS_CERT, _TLS_KEY)
+
+
+def _read_tls(reader: OptionReader) -> Tls | None:
+    """Return the files of TLS; None to connect without it."""
+    ca_file, cert_file, key_file = map(reader.value, _TLS_FILES)
+    for given, other in ((_TLS_CERT, _TLS_KEY), (_TLS_KEY, _TLS_CERT)):
+        if reader.is_given(given.name) and not reader.is_given(other.name):
+            reader.add_fault(other.name, "is missing", f"a file, beside {given.name}", "add it")
+            return None
+    files = (ca_file, cert_file, key_file)
+    return Tls(*files) if any(files) and (cert_file is None) == (key_file is None) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Servers:
     """The servers of a cluster: where its placement drivers are, and how to talk to them.
@@ -132,8 +165,14 @@ class Servers:
         " reads."
     )
 
+    tls: Tls | None = field(default=None, metadata=reads(_read_tls, *_TLS_FILES))
+
     def __str__(self) -> str:
         return ",".join(map(str, self.endpoints))
+
+
+def _read_servers(reader: OptionReader) -> Servers:
+    return Servers(_read_endpoints(reader), tls=_read_tls(reader))
 
 
 class CatalogTable(Enum):
@@ -148,15 +187,13 @@ class CatalogTable(Enum):
 class CatalogOptions:
     """Which table of which cluster is read."""
 
-    servers: Servers = field(
-        metadata=reads(lambda reader: Servers(_read_endpoints(reader)), _ENDPOINT)
-    )
+    servers: Servers = field(metadata=reads(_read_servers, _ENDPOINT, *_TLS_FILES))
     table: CatalogTable = option(
         "table", word(CatalogTable), CatalogTable.STREAMS, unset="none"
     ).field(
         "Instead of records, what the placement driver knows: `streams`, `ranges` or `cursors` (of"
         " consumer groups); a value is null if the range server that has it is down. In batch reads"
-        " only, and with no other option but endpoint."
+        " only, and with no other options but endpoint and those of TLS."
     )
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from source_options import GOOD, faults, only_fault, source
 
+from sbp_core.client import Tls
 from sbp_core.errors import ConfigurationError
 from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.options.read_positions import AtOffset, Earliest, Latest, Positions
@@ -277,6 +278,15 @@ def test_bad_ways_to_talk_to_the_servers():
         assert "isolationClass is" in only_fault(isolationClass=name)
 
 
+def test_the_files_of_tls_are_paths_that_nothing_opens_here():
+    assert source().servers.tls is None
+    assert source(tlsCaFile="no/ca.pem").servers.tls == Tls("no/ca.pem")
+    files = {"tlsCaFile": "ca", "tlsCertFile": "cert", "tlsKeyFile": "key"}
+    assert source(**files).servers.tls == Tls("ca", "cert", "key")
+    assert "tlsKeyFile is missing" in only_fault(tlsCaFile="ca", tlsCertFile="cert")
+    assert "tlsCertFile is missing" in only_fault(tlsKeyFile="key")
+
+
 def test_an_empty_optional_value_is_a_fault():
     for name in (
         "startingOffsets",
@@ -351,6 +361,9 @@ def test_every_option_of_the_source_table_is_known():
         "networkCompression": "none",
         "isolationClass": "backfill",
         "localReads": "false",
+        "tlsCaFile": "ca.pem",
+        "tlsCertFile": "cert.pem",
+        "tlsKeyFile": "key.pem",
     }
     by_time = {
         **GOOD,
