@@ -105,6 +105,7 @@ class ClusterSettings:
     pd_port: int = _setting_of(PlacementDriverSettings, "port")
     pd_advertise_port: int = _setting_of(PlacementDriverSettings, "advertise_port")
     heartbeat_timeout_ms: int = _setting_of(PlacementDriverSettings, "heartbeat_timeout_ms")
+    fail_over_after_ms: int = _setting_of(PlacementDriverSettings, "fail_over_after_ms")
     replace_server_after_ms: int = _setting_of(PlacementDriverSettings, "replace_server_after_ms")
     batch_number_leap_max: int = _setting_of(PlacementDriverSettings, "batch_number_leap_max")
     streams_max: int = _setting_of(PlacementDriverSettings, "streams_max")

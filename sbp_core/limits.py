@@ -57,7 +57,9 @@ REPLICAS_MAX: Final = 7
 """Copies of a stream, each on a range server of its own."""
 RACK_LENGTH_MAX: Final = 64
 """Characters of the name of a rack or zone."""
-FAIL_OVER_INTERVAL_MS: Final = 500
+FAIL_OVER_AFTER_MS: Final = 3_000
+"""Silence of a range server after which its streams with several replicas go on elsewhere."""
+FAIL_OVER_INTERVAL_MS: Final = 250
 """Pause between looks for ranges whose primary is silent."""
 FAIL_OVER_RANGES_MAX: Final = 1_000
 """Ranges that the placement driver seals at a time without a request."""
@@ -435,8 +437,8 @@ REPLICA_PAUSE_MS: Final = 5_000
 """How long a client asks a server that failed last, after the other replicas of a range."""
 REPLICA_TIMEOUT_MS: Final = 10_000
 """How long a client waits for an answer before it asks another replica of a range."""
-SEAL_ASKED_PAUSE_MS: Final = 1_000
-"""How long a client waits before it asks again to seal a range whose primary does not answer."""
+PRIMARY_PATIENCE_MS: Final = 1_000
+"""How long a client waits before it asks the placement driver about a primary, or asks again."""
 PLACEMENT_DRIVERS_MAX: Final = 16
 """Nodes of a placement driver's cluster that a client takes note of."""
 STREAMS_PER_CALL: Final = 2_000
@@ -490,11 +492,9 @@ assert SEGMENT_FILES_OPEN_MAX < DESCRIPTORS_RESERVED
 assert CONNECT_TIMEOUT_MS < FIRST_FRAME_MS <= FRAME_COMPLETION_MS < IDLE_CONNECTION_MS
 assert HEARTBEAT_INTERVAL_MS * 3 <= HEARTBEAT_TIMEOUT_MS <= IDLE_CONNECTION_MS
 assert GOAWAY_GRACE_MS < DRAIN_TIMEOUT_MS
-assert UNUSED_CONNECTION_MS < SPARED_CONNECTION_MS < IDLE_CONNECTION_MS
-assert HEARTBEAT_INTERVAL_MS < SPARED_CONNECTION_MS, "a range server keeps its connection"
+assert max(HEARTBEAT_INTERVAL_MS, UNUSED_CONNECTION_MS) < SPARED_CONNECTION_MS < IDLE_CONNECTION_MS
 assert RETRY_BACKOFF_MS < RETRY_BACKOFF_MS_MAX < REQUEST_TIMEOUT_MS <= RETRY_BUDGET_MS
 assert RETRY_LOG_INTERVAL_MS < RETRY_BUDGET_MS, "a log line comes before the error"
 assert CONNECT_TIMEOUT_MS < REPLICA_TIMEOUT_MS < REQUEST_TIMEOUT_MS
 assert 0 < FETCH_POLL_MS <= FETCH_POLL_MS_MAX < FETCH_WAIT_MS_MAX
-assert STREAMS_PER_CALL <= STREAMS_PER_REQUEST_MAX
-assert 6 * STREAMS_PER_REQUEST_MAX < HEADER_TABLES_MAX
+assert STREAMS_PER_CALL <= STREAMS_PER_REQUEST_MAX < HEADER_TABLES_MAX // 6

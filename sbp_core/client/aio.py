@@ -10,7 +10,15 @@ from typing import Self, TypeVar
 from sbp_core import limits
 from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
 from sbp_core.client.io.running import is_own_endpoint
-from sbp_core.client.programs import appending, calls, fetching, metadata, positions, watching
+from sbp_core.client.programs import (
+    appending,
+    bounds,
+    calls,
+    fetching,
+    metadata,
+    positions,
+    watching,
+)
 from sbp_core.client.programs import range_placement as placement
 from sbp_core.client.programs import stream_changes as changes
 from sbp_core.client.programs import txn_decisions as txns
@@ -241,7 +249,7 @@ class AsyncClient:
 
     async def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
         """Return where each stream begins and ends now, in the order of `stream_ids`."""
-        return await self._run(placement.stream_bounds(self._context, stream_ids))
+        return await self._run(bounds.stream_bounds(self._context, stream_ids))
 
     async def watch_bounds(
         self, stream_ids: Sequence[int], earlier: BoundsView | None = None

@@ -50,11 +50,20 @@ class PlacementDriverSettings(ListenerSettings, CapacityLimits):
     )
     port: int = port_setting(12378)
     heartbeat_timeout_ms: int = integer_setting(
-        "Time without a heartbeat after which a range server gets no new ranges, and its streams"
-        " with several replicas go on elsewhere; three of its heartbeats at least.",
+        "Time without a heartbeat after which a range server gets no new ranges; three of its"
+        " heartbeats at least.",
         limits.HEARTBEAT_TIMEOUT_MS_MIN,
         limits.HEARTBEAT_TIMEOUT_MS_MAX,
         default=limits.HEARTBEAT_TIMEOUT_MS,
+        unit="milliseconds",
+    )
+    fail_over_after_ms: int = integer_setting(
+        "Time without a heartbeat, and without an answer when it is asked, after which the streams"
+        " with several replicas of a range server go on elsewhere. Range servers send a heartbeat"
+        " every third of it at least.",
+        limits.HEARTBEAT_TIMEOUT_MS_MIN,
+        limits.HEARTBEAT_TIMEOUT_MS_MAX,
+        default=limits.FAIL_OVER_AFTER_MS,
         unit="milliseconds",
     )
     replace_server_after_ms: int = integer_setting(
@@ -100,7 +109,9 @@ class PlacementDriver:
     def __init__(self, settings: PlacementDriverSettings, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._membership = Membership(self._clock, settings.heartbeat_timeout_ms)
+        self._membership = Membership(
+            self._clock, settings.heartbeat_timeout_ms, settings.fail_over_after_ms
+        )
         self._started = AsyncExitStack()
         """The parts that `stop` ends: the one that was started last first."""
         self._port: int | None = None

@@ -237,6 +237,7 @@ class Election:
                         request.server_secret,
                         call.peer.standing,
                         is_leaving=request.is_leaving,
+                        interval_ms=request.interval_ms,
                     )
                 raise self.refusal()
         except (InvalidRequestError, NotLeaderError) as error:
@@ -252,6 +253,7 @@ class Election:
         standing: Standing,
         *,
         is_leaving: bool,
+        interval_ms: int,
     ) -> None:
         """Note a range server, if the leader has registered it at this address."""
 
@@ -271,7 +273,8 @@ class Election:
         if is_leaving:
             self._membership.leave(server)
         else:
-            self._membership.refresh(server, (announced.rack or "")[: limits.RACK_LENGTH_MAX])
+            rack = (announced.rack or "")[: limits.RACK_LENGTH_MAX]
+            self._membership.refresh(server, rack, interval_ms)
 
     async def _describe_cluster(self, call: ServerCall) -> None:
         """SPEC "DESCRIBE_PD_CLUSTER": all that announced themselves lately, and which one leads."""

@@ -20,6 +20,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from statistics import fmean
 from typing import Final, NamedTuple
 
@@ -49,15 +50,23 @@ class Membership:
     replace another, and finds the candidates with `conflicting`.
     """
 
-    def __init__(self, clock: Clock, timeout_ms: int) -> None:
+    def __init__(
+        self, clock: Clock, timeout_ms: int, fail_over_after_ms: int = limits.FAIL_OVER_AFTER_MS
+    ) -> None:
         self._clock = clock
         self.timeout_ms: Final = timeout_ms
+        self.interval_ms: Final = max(1, min(fail_over_after_ms, timeout_ms) // 3)
+        """The pause between heartbeats that is asked for, and how long a look at a server takes."""
+        self._intervals_ms: dict[int, int] = {}
+        """The pause between heartbeats of those servers that say it."""
+        self._answered_at: dict[int, float] = {}
+        """When a server that was not heard was asked last, and answered."""
         self._heard: dict[RangeServerRecord, float] = {}
         self._heard_at: dict[int, float] = {}
         """When each server was heard last, also if that is long ago."""
         self._loads: dict[int, ServerLoad] = {}
         self._racks: dict[int, str] = {}
-        self._since = clock.monotonic()
+        self._since = self._leads_since = clock.monotonic()
         self.draining: frozenset[int] = frozenset()
         """The servers that are to have no ranges any more; the one that leads sets them."""
 
@@ -68,12 +77,20 @@ class Membership:
 
     def listen(self) -> None:
         """Wait until every server had the time to be heard, unless some are heard already."""
+        self._leads_since = self._clock.monotonic()
         if not self.live_server_ids():
             self._since = self._clock.monotonic()
             self._heard_at.clear()
 
-    def refresh(self, server: RangeServerRecord, rack: str = "") -> None:
-        """Note a heartbeat; the server replaces those in conflict with it."""
+    def refresh(
+        self, server: RangeServerRecord, rack: str = "", interval_ms: int | None = None
+    ) -> None:
+        """Note a heartbeat; the server replaces those in conflict with it.
+
+        The next one follows after `interval_ms`, None if that is as it was.
+        """
+        if interval_ms is not None:
+            self._intervals_ms[server.server_id] = interval_ms
         if server not in self._heard:
             for other in self._heard_instead(server):
                 _LOG.warning(
@@ -111,6 +128,33 @@ class Membership:
         """Whether a server was not heard for so long, counted from the start at the earliest."""
         heard_at = self._heard_at.get(server_id, self._since)
         return round(1000 * (self._clock.monotonic() - heard_at)) >= silence_ms
+
+    def note_answer(self, server_id: int) -> None:
+        """Note that a server answered a question."""
+        self._answered_at[server_id] = self._clock.monotonic()
+
+    def has_heard_since(self, server_id: int, time: float) -> bool:
+        """Whether a server sent a heartbeat since a time of the clock."""
+        return self._heard_at.get(server_id, -inf) >= time
+
+    def may_be_lost(self, server_id: int) -> bool:
+        """Whether a server should be asked whether it still serves the ranges that it leads.
+
+        It left, did not answer, or missed two heartbeats. One that does not say how often it sends
+        these has the whole `timeout_ms`, and every one a full period since this one leads.
+        """
+        now, look_ms = self._clock.monotonic(), 2 * self.interval_ms
+        answered_at = self._answered_at.get(server_id, -inf)
+        if 1000 * (now - answered_at) < look_ms:
+            return False
+        if server_id not in self._heard_at:
+            return self.has_listened
+        if not any(each.server_id == server_id for each in self._heard):
+            return True
+        interval_ms = self._intervals_ms.get(server_id, -1)
+        patience_ms = max(2 * interval_ms, look_ms) if interval_ms > 0 else self.timeout_ms
+        heard_at = max(self._heard_at[server_id], self._leads_since)
+        return round(1000 * (now - heard_at)) >= min(patience_ms, self.timeout_ms)
 
     def load_of(self, server_id: int) -> ServerLoad:
         """Return what a server reported last, if it was heard lately."""
@@ -299,6 +343,7 @@ class Joining:
         standing: Standing,
         *,
         is_leaving: bool = False,
+        interval_ms: int | None = None,
     ) -> None:
         """Admit a server that sent a heartbeat, or its load; note it in the `standing` of the peer.
 
@@ -329,7 +374,7 @@ class Joining:
         if is_leaving:
             self._membership.leave(server)
         else:
-            self._membership.refresh(server, rack)
+            self._membership.refresh(server, rack, interval_ms)
         if stored is not None:
             standing.server_ids.add(server.server_id)
 

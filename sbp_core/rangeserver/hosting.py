@@ -35,7 +35,7 @@ from sbp_core.rangeserver.housekeeping.retention import Retention
 from sbp_core.rangeserver.replicating.primary import PrimaryRanges, RangeMembers
 from sbp_core.segment_format import EntryKind
 from sbp_core.tls import Tls
-from sbp_core.wire.headers import StreamRange, TxnPart
+from sbp_core.wire.headers import SealCause, StreamRange, TxnPart
 
 
 class StreamWaiters:
@@ -103,7 +103,7 @@ class DriverPort(Protocol):
     async def announce_leaving(self) -> None:
         """Let this server get no new ranges any more: it is about to stop."""
 
-    async def ask_to_seal(self, ranges: Sequence[RangeKey]) -> set[int]:
+    async def ask_to_seal(self, ranges: Sequence[RangeKey], cause: SealCause) -> set[int]:
         """Ask that streams go on in new ranges, behind these; return those that do not."""
 
     @property

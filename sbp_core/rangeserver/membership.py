@@ -58,6 +58,7 @@ from sbp_core.wire.headers import (
     RangeServer,
     ReportMetricsRequest,
     ReportMetricsResponse,
+    SealCause,
     SealRangesRequest,
     SealRangesResponse,
     StreamRange,
@@ -70,6 +71,8 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
 _LOG: Final = logging.getLogger(__name__)
+_BEAT_MS_MIN: Final = 10
+"""The shortest pause between heartbeats that a placement driver may ask for."""
 
 
 class Membership:
@@ -97,6 +100,8 @@ class Membership:
         self._data_dir = data_dir
         self._disk = disk
         self._interval_ms = heartbeat_interval_ms
+        self._beat_ms = heartbeat_interval_ms
+        """Pause between heartbeats, which the placement driver may want more often than loads."""
         self._measure = measure
         self._client = AsyncClient(
             placement_drivers,
@@ -224,6 +229,7 @@ class Membership:
                 await asyncio.sleep(self._interval_ms / 1000)
         self._tasks = (
             asyncio.create_task(self._keep_beating()),
+            asyncio.create_task(self._keep_reporting()),
             asyncio.create_task(self._keep_followers_informed()),
         )
 
@@ -305,14 +311,14 @@ class Membership:
             dead += [part for answer in answers for part in answer.parts]
         return dead
 
-    async def ask_to_seal(self, ranges: Sequence[tuple[int, int]]) -> set[int]:
+    async def ask_to_seal(self, ranges: Sequence[tuple[int, int]], cause: SealCause) -> set[int]:
         """Ask that streams go on in new ranges, behind these (SEAL_RANGE at the PD).
 
         Return the streams that do not.
         """
         refused: set[int] = set()
         for chunk in chunks([RangeId(*each) for each in ranges]):
-            request = SealRangesRequest(limits.SEAL_TIMEOUT_MS, tuple(chunk))
+            request = SealRangesRequest(limits.SEAL_TIMEOUT_MS, tuple(chunk), cause)
             answers = await self._client.ask(
                 Opcode.SEAL_RANGE,
                 request,
@@ -351,6 +357,8 @@ class Membership:
         features = {feature.name for feature in answer.features}
         self._has_trusted_driver = SECRETS_FEATURE in features
         self._driver_commit.note(answer.store_commit, answer.store_life)
+        if answer.interval_ms > 0:
+            self._beat_ms = max(min(self._interval_ms, answer.interval_ms), _BEAT_MS_MIN)
         return answer
 
     async def _call_heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
@@ -370,6 +378,7 @@ class Membership:
             log_id=self._high_water.log_id or None,
             durable_position=self._high_water.position,
             is_leaving=self._is_leaving,
+            interval_ms=self._beat_ms,
         )
 
     async def _report_load(self) -> None:
@@ -389,15 +398,13 @@ class Membership:
 
     async def _keep_beating(self) -> None:
         is_known = True
-        await self._report_load()
         while True:
-            await asyncio.sleep(self._interval_ms / 1000)
+            await asyncio.sleep(self._beat_ms / 1000)
             try:
                 await self._beat()
                 if not is_known:
                     _LOG.info("the placement driver answers again")
                 is_known = True
-                await self._report_load()
             except (InvalidRequestError, PermissionDeniedError, AlreadyExistsError) as error:
                 self.refused.set_result(error)
                 return
@@ -405,6 +412,12 @@ class Membership:
                 if is_known:
                     _LOG.warning("the placement driver does not answer: %s", error)
                 is_known = False
+
+    async def _keep_reporting(self) -> None:
+        """Report the load beside the heartbeats, which a slow disk must not delay."""
+        while True:
+            await self._report_load()
+            await asyncio.sleep(self._interval_ms / 1000)
 
     async def _keep_followers_informed(self) -> None:
         """SPEC "DESCRIBE_PD_CLUSTER": heartbeats and load go to all nodes, the next leader too.

@@ -21,6 +21,12 @@ class ClientRole(enum.IntEnum):
     CLIENT = 3
 
 
+class SealCause(enum.IntEnum):
+    REQUESTED = 0
+    PRIMARY_SILENT = 1
+    REPLICA_LACKING = 2
+
+
 class BatchPlace(Struct, frozen=True, gc=False):
     """Where in the log of a range server a batch is that is not in the payload."""
 
@@ -298,6 +304,7 @@ class HeartbeatRequest(Struct, frozen=True, gc=False):
     log_id: str | None = None
     durable_position: int = -1
     is_leaving: bool = False
+    interval_ms: int = -1
 
     def __repr__(self) -> str:
         """Return the fields, but for secrets."""
@@ -314,6 +321,7 @@ class HeartbeatResponse(Struct, frozen=True, gc=False):
     store_commit: int = -1
     store_life: str | None = None
     promised_position: int = -1
+    interval_ms: int = -1
 
 
 class IdAllocationResponse(Struct, frozen=True, gc=False):
@@ -424,6 +432,7 @@ class SchemaEntry(Struct, frozen=True, gc=False):
 class SealRangesRequest(Struct, frozen=True, gc=False):
     timeout_ms: int = 0
     ranges: tuple[RangeId, ...] = ()
+    cause: int = 0
 
 
 class ServerDescription(Struct, frozen=True, gc=False):
@@ -906,6 +915,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         TEXT,
         I64,
         BOOL,
+        I32,
     ),
     HeartbeatResponse: (
         TEXT,
@@ -917,6 +927,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         I64,
         TEXT,
         I64,
+        I32,
     ),
     IdAllocationResponse: (I32, Table("Status"), TEXT),
     LookupOffsetResult: (I64, I32, I64, Table("Status"), I64),
@@ -949,7 +960,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     ),
     ReportMetricsResponse: (Table("RangeServer"), Table("Status")),
     SchemaEntry: (I64, I32, TEXT, BYTES, I64, Table("Status")),
-    SealRangesRequest: (I32, Vector(Table("RangeId"))),
+    SealRangesRequest: (I32, Vector(Table("RangeId")), I8),
     ServerDescription: (Table("RangeServer"), BOOL, I64, I32, I32, I32, I32, I32, BOOL),
     SystemErrorResponse: (Table("Status"),),
     TrimStreamsRequest: (I32, Vector(Table("TrimmedStream"))),

@@ -312,7 +312,7 @@ class Appends(_Machine):
         pauses = [after - before for before, after in pairwise(times)]
         assert all(each >= 0 for each in pauses)
         if not self.cluster.is_sealing:
-            assert all(each >= limits.SEAL_ASKED_PAUSE_MS for each in pauses)
+            assert all(each >= limits.PRIMARY_PATIENCE_MS for each in pauses)
 
     def _new(self, count: int) -> list[AppendItem]:
         begin, self.next = self.next, self.next + count

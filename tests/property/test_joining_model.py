@@ -51,8 +51,8 @@ class SameThread:
         self._store = store
         self.cluster_id = store.cluster_id
 
-    async def run(self, work, *args):
-        return work(self._store, *args)
+    async def run(self, work, *args, **kwargs):
+        return work(self._store, *args, **kwargs)
 
 
 class JoiningMachine(RuleBasedStateMachine):

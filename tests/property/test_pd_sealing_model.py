@@ -58,7 +58,8 @@ class SealingMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="sbp-sealing-"))
         self.store = open_store(self.folder)
         self.members = Members()
-        membership = Membership(ManualClock(), 1_000)
+        clock = ManualClock()
+        membership = Membership(clock, 1_000)
         for _ in range(5):
             server_id = self.store.servers.allocate_id()
             server = RangeServerRecord(server_id, f"h:{server_id}")
@@ -66,7 +67,7 @@ class SealingMachine(RuleBasedStateMachine):
             membership.refresh(server)
         store = SameThread(self.store)
         announcer = RangeAnnouncer(self.members)
-        self.sealer = Sealer(store, membership, announcer, self.members)
+        self.sealer = Sealer(store, membership, announcer, self.members, clock)
         self.seals = []
         self.prefixes = {}
         """By range index: the prefixes of the entries that its primary appended."""

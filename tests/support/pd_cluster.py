@@ -6,6 +6,7 @@ import contextlib
 from manual_clock import ManualClock
 from raw_client import RawClient
 
+from sbp_core import limits
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.wire.headers import (
     ClientRole,
@@ -94,9 +95,14 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def running(tmp_path):
+async def running(tmp_path, **settings):
     clock = ManualClock()
-    driver = PlacementDriver(PlacementDriverSettings(data_dir=tmp_path, port=0), clock)
+    settings = PlacementDriverSettings(
+        data_dir=tmp_path,
+        port=0,
+        **({"fail_over_after_ms": limits.FAIL_OVER_AFTER_MS} | settings),
+    )
+    driver = PlacementDriver(settings, clock)
     endpoint = await driver.start()
     try:
         async with RawClient.at(endpoint) as client:

@@ -7,6 +7,7 @@ import logging
 import pytest
 from client_answers import append_handler, fetch_empty, fetch_refused, fetched, item
 from scripted_peer import Exchange, placed, ranges, reset, silent, status
+from waiting import until
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, StreamBounds, Transaction
@@ -29,6 +30,7 @@ from sbp_core.wire.headers import (
     DescribeRangesResponse,
     Feature,
     HeartbeatResponse,
+    SealCause,
     SealRangesResponse,
     SealRangesResult,
     Status,
@@ -270,16 +272,17 @@ def two_servers(peers):
 
 
 def test_an_append_goes_on_in_the_next_range_if_the_primary_is_down(make, two_servers, caplog):
-    pd, old, new = two_servers(2)
+    pd, _, new = two_servers(2)
     caplog.set_level(logging.WARNING, "sbp_core.client")
     items = [AppendItem(1, b"a"), AppendItem(1, b"b")]
     assert len(make(pd.endpoint).do("append", items)) == 2
     (seal,) = pd.seen(Opcode.SEAL_RANGE)
     assert [(each.stream_id, each.range_index) for each in seal.header.ranges] == [(1, 0)]
+    assert seal.header.cause == SealCause.PRIMARY_SILENT
     (append,) = new.seen(Opcode.APPEND)
     assert {each.stream_range.range_index for each in append.header.append_requests} == {1}
     (line,) = caplog.messages
-    assert f"range given up: server={old.endpoint} stream=1 range=0" in line
+    assert f"fail-over followed: stream=1 old_range=0 range=1 server={new.endpoint}" in line
 
 
 def test_nothing_is_sealed_if_the_stream_went_on_already(make, two_servers):
@@ -300,7 +303,7 @@ def test_a_range_with_one_server_is_not_sealed(make, peers):
 
 
 def test_an_append_waits_until_the_range_can_be_sealed(make, two_servers, caplog, monkeypatch):
-    monkeypatch.setattr(limits, "SEAL_ASKED_PAUSE_MS", 1)
+    monkeypatch.setattr(limits, "PRIMARY_PATIENCE_MS", 1)
     pd, _, _ = two_servers(12)
     codes = [StatusCode.SEAL_NO_SERVER_ANSWERED] * 2
     pd.script(Opcode.SEAL_RANGE, *seal_at(*codes, StatusCode.NONE))
@@ -319,6 +322,75 @@ def test_an_append_of_unknown_outcome_is_not_repeated_in_the_next_range(make, pe
         make(pd.endpoint).do("append", [AppendItem(1, b"a")])
     assert caught.value.outcome is Outcome.UNKNOWN
     assert not pd.seen(Opcode.SEAL_RANGE)
+
+
+@pytest.fixture
+def silence(peers, monkeypatch):
+    """A placement driver, a primary that is silent, and another server that has all ranges.
+
+    The range of the primary has ended when the placement driver is asked about it again.
+    """
+    monkeypatch.setattr(limits, "PRIMARY_PATIENCE_MS", 20)
+    pd, old, new = peers(), peers(), peers()
+    before = placed(1, 0, 0, -1, old.endpoint, secondaries=[new.endpoint])
+    after = (
+        placed(1, 0, 0, 5, old.endpoint, secondaries=[new.endpoint]),
+        placed(1, 1, 5, -1, new.endpoint, 5, secondaries=[old.endpoint]),
+    )
+    pd.script(Opcode.LIST_RANGES, ranges(before), ranges(*after))
+    pd.script(Opcode.SEAL_RANGE, *seal_at(StatusCode.TOO_MANY_REQUESTS))
+    return pd, old, new
+
+
+NEVER_MS = 10**8
+
+
+def test_an_append_does_not_wait_for_a_primary_whose_range_has_ended(make, silence):
+    pd, old, new = silence
+    old.script(Opcode.APPEND, silent)
+    new.script(Opcode.APPEND, append_handler())
+    driver = make(pd.endpoint, timeout_ms=NEVER_MS)
+    driver.do("append", [AppendItem(1, b"a")], retry_unknown=True)
+    (seal,) = pd.seen(Opcode.SEAL_RANGE)
+    assert seal.header.cause == SealCause.PRIMARY_SILENT
+    (append,) = new.seen(Opcode.APPEND)
+    assert append.header.append_requests[0].stream_range.range_index == 1
+
+
+def test_an_append_that_is_not_repeated_waits_for_the_primary(make, silence):
+    pd, old, new = silence
+
+    def late(exchange):
+        until(lambda: len(pd.seen(Opcode.LIST_RANGES)) >= 3)
+        append_handler()(exchange)
+
+    old.script(Opcode.APPEND, late)
+    (outcome,) = make(pd.endpoint, timeout_ms=NEVER_MS).do("append", [AppendItem(1, b"a")])
+    assert outcome.base_offset == 100
+    assert not new.seen(Opcode.APPEND)
+
+
+def test_a_read_does_not_wait_for_a_primary_whose_range_has_ended(make, silence):
+    pd, old, new = silence
+    old.script(Opcode.FETCH, silent)
+    new.script(Opcode.FETCH, fetched)
+    (outcome,) = make(pd.endpoint, timeout_ms=NEVER_MS).fetch([item(1, 3)])
+    assert bytes(outcome.payload) == b"data"
+
+
+def test_the_bounds_of_a_stream_do_not_wait_for_a_primary_whose_range_has_ended(make, silence):
+    pd, old, new = silence
+
+    def describe(exchange):
+        (asked,) = exchange.header.ranges
+        found = placed(1, asked.range_index, 5, -1, new.endpoint, 8)
+        result = DescribeRangeResult(1, found, Status())
+        exchange.answer(DescribeRangesResponse(describe_responses=(result,)))
+
+    old.script(Opcode.DESCRIBE_RANGE, silent)
+    new.script(Opcode.DESCRIBE_RANGE, describe)
+    driver = make(pd.endpoint, timeout_ms=NEVER_MS)
+    assert driver.do("stream_bounds", [1]) == [StreamBounds(1, 0, 8)]
 
 
 def test_appends_of_one_client_share_a_request_to_seal():

@@ -38,6 +38,30 @@ def test_silence_ends_at_the_timeout_and_a_heartbeat_brings_back(membership, clo
     assert membership.live_server_ids() == (1, 2)
 
 
+def test_a_server_that_says_how_often_it_is_heard_is_doubted_sooner(membership, clock):
+    membership.refresh(ONE)
+    membership.refresh(TWO, interval_ms=1_000)
+    clock.advance(1_999)
+    assert not membership.may_be_lost(2)
+    clock.advance(1)
+    assert [membership.may_be_lost(each) for each in (1, 2, 3)] == [False, True, False]
+    assert membership.live_server_ids() == (1, 2), "it is given new ranges"
+    membership.note_answer(2)
+    assert not membership.may_be_lost(2)
+    clock.advance(2_000)
+    assert membership.may_be_lost(2)
+    membership.listen()
+    assert not membership.may_be_lost(2), "each has a full period under a new leader"
+    clock.advance(2_000)
+    assert membership.may_be_lost(2)
+    membership.refresh(TWO)
+    assert not membership.may_be_lost(2)
+    membership.suspect([1])
+    assert membership.may_be_lost(1)
+    clock.advance(15_000)
+    assert membership.may_be_lost(3)
+
+
 def test_a_server_that_moves_is_alive_at_its_new_address_only(membership):
     moved = RangeServerRecord(1, "10.0.0.9:10911")
     membership.refresh(ONE)

@@ -3,19 +3,17 @@
 import asyncio
 
 import pytest
-from pd_cluster import by_server, by_stream, codes, running
+from pd_cluster import by_server, codes
+from pd_replicas import add_servers, becomes, create, fenced, ids, ranges_of, run, seal
 from pd_txns import commit, part, range_server
 from scripted_peer import silent, status
 
 from sbp_core import limits
 from sbp_core.errors import NotFoundError, RangeNotFoundError, StatusCode
 from sbp_core.pd.model import NO_SEQ
-from sbp_core.pd.streams.fail_over import missing_replicas
 from sbp_core.wire.headers import (
     EndTxnResponse,
     EndTxnResult,
-    RangeId,
-    SealRangesRequest,
     SealRangesResponse,
     SealRangesResult,
     Status,
@@ -35,31 +33,6 @@ def peers():
     yield made
     for each in made:
         each.close()
-
-
-def fenced(seq, digest, next_offset, *, is_damaged=False, writers=b""):
-    """A handler: a replica that was fenced, and has these entries."""
-
-    def handle(exchange):
-        exchange.answer(
-            SealRangesResponse(
-                status=Status(),
-                seal_responses=tuple(
-                    SealRangesResult(
-                        StreamRange(each.stream_id, each.range_index, next_offset=next_offset),
-                        Status(),
-                        each.stream_id,
-                        writers,
-                        seq,
-                        digest,
-                        is_damaged,
-                    )
-                    for each in exchange.header.ranges
-                ),
-            )
-        )
-
-    return handle
 
 
 def sealed_at(end_offset):
@@ -84,44 +57,11 @@ def refused(code):
     return handle
 
 
-def run(tmp_path, test):
-    async def main():
-        async with running(tmp_path) as cluster:
-            return await test(cluster)
-
-    return asyncio.run(main())
-
-
-async def add_servers(cluster, peers, count=3):
-    return [await cluster.add_server(each.endpoint) for each in peers[:count]]
-
-
-async def create(cluster, **fields):
-    (result,) = await cluster.create(Stream(**fields))
-    assert result.status.code == 0, result.status.message
-    return result.stream, result.stream_range
-
-
-async def seal(cluster, stream_id, index=0):
-    request = SealRangesRequest(ranges=(RangeId(stream_id, index),))
-    (answer,) = await cluster.client.ask(Opcode.SEAL_RANGE, request)
-    (result,) = answer.seal_responses
-    return result
-
-
 async def update(cluster, **fields):
     request = UpdateStreamsRequest(streams=(Stream(**fields),))
     (answer,) = await cluster.client.ask(Opcode.UPDATE_STREAMS, request)
     (result,) = answer.update_responses
     return result
-
-
-async def ranges_of(cluster, stream_id):
-    return (await cluster.list_one(by_stream(stream_id))).ranges
-
-
-def ids(stream_range):
-    return [each.server.server_id for each in stream_range.servers]
 
 
 def announced(peer):
@@ -132,14 +72,6 @@ def announced(peer):
         for stream in exchange.header.stream_ranges
         for each in stream.ranges
     ]
-
-
-async def becomes(is_so):
-    async with asyncio.timeout(30):
-        while True:
-            if await is_so():
-                return
-            await asyncio.sleep(0.01)
 
 
 # Placement
@@ -352,88 +284,6 @@ def test_an_update_that_cannot_be_placed_changes_nothing(tmp_path, peers):
         assert await ranges_of(cluster, stream_id) == (first,)
         assert peers[0].seen(Opcode.SEAL_RANGE) == []
 
-    run(tmp_path, test)
-
-
-# Without a request
-
-
-@pytest.fixture
-def quick_looks(monkeypatch):
-    """Silent primaries are looked for in each turn of the event loop."""
-    monkeypatch.setattr(limits, "FAIL_OVER_INTERVAL_MS", 0)
-
-
-@pytest.mark.usefixtures("quick_looks")
-def test_streams_go_on_without_a_primary_that_is_silent(tmp_path, peers, caplog):
-    async def test(cluster):
-        server_ids = await add_servers(cluster, peers)
-        stream, first = await create(cluster, replica_nums=3)
-        alone = [await create(cluster) for _ in server_ids]
-        assert {*ids(first)} == {each for _, one in alone for each in ids(one)}
-        for peer in peers:
-            peer.script(Opcode.SEAL_RANGE, fenced(3, A, 30))
-        old = ids(first)[0]
-        timeout_ms = limits.HEARTBEAT_TIMEOUT_MS
-        for elapsed_ms in (timeout_ms - 1, timeout_ms):
-            cluster.clock.advance(elapsed_ms)
-            for server_id, peer in zip(server_ids, peers, strict=False):
-                if server_id != old:
-                    await cluster.beat(server_id, peer.endpoint)
-        await becomes(lambda: has(cluster, stream.stream_id, 2))
-        sealed, opened = await ranges_of(cluster, stream.stream_id)
-        assert (sealed.end_offset, sealed.end_seq, opened.start_offset) == (30, 3, 30)
-        assert {*ids(opened)} == {*server_ids} - {old}
-        for one, _ in alone:
-            assert await has(cluster, one.stream_id, 1)
-        text = f"stream={stream.stream_id} range=0"
-        await becomes(lambda: logged(f"fail-over ended {text} old_primary={old} next_range=1"))
-        assert f"fail-over began {text} primary={old}" in caplog.text
-        missing = await cluster.driver._store.run(missing_replicas)
-        assert missing == {stream.stream_id: 1}
-        await cluster.beat(old, peers[server_ids.index(old)].endpoint)
-        await becomes(lambda: later(cluster, stream.stream_id))
-        assert {*ids((await ranges_of(cluster, stream.stream_id))[-1])} == {*server_ids}
-        assert await cluster.driver._store.run(missing_replicas) == {}
-
-    async def later(cluster, stream_id):
-        cluster.clock.advance(100)
-        return await has(cluster, stream_id, 3)
-
-    async def has(cluster, stream_id, count):
-        return len(await ranges_of(cluster, stream_id)) == count
-
-    async def logged(text):
-        return text in caplog.text
-
-    run(tmp_path, test)
-
-
-@pytest.mark.usefixtures("quick_looks")
-def test_a_placement_driver_waits_for_heartbeats_after_its_start(tmp_path, peers):
-    async def before(cluster):
-        server_ids = await add_servers(cluster, peers)
-        stream, first = await create(cluster, replica_nums=3)
-        return server_ids, stream.stream_id, ids(first)[0]
-
-    async def test(cluster):
-        cluster.clock.advance(limits.HEARTBEAT_TIMEOUT_MS - 1)
-        for server_id, peer in zip(server_ids, peers, strict=False):
-            if server_id != primary:
-                await cluster.beat(server_id, peer.endpoint)
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert all(peer.seen(Opcode.SEAL_RANGE) == [] for peer in peers)
-        cluster.clock.advance(1)
-
-        async def has_next():
-            return len(await ranges_of(cluster, stream_id)) == 2
-
-        await becomes(has_next)
-
-    for peer in peers:
-        peer.script(Opcode.SEAL_RANGE, fenced(3, A, 30))
-    server_ids, stream_id, primary = run(tmp_path, before)
     run(tmp_path, test)
 
 

@@ -25,9 +25,11 @@ from typing import Final, Self
 
 from sbp_core import limits
 from sbp_core.client.programs.append_state import AppendFrame, AppendState
+from sbp_core.client.programs.bounds import ended, unanswered_at_end
 from sbp_core.client.programs.calls import Attempts, Context, RetryPolicy
 from sbp_core.client.programs.numbering import Transaction, Writer, begin_numbering
 from sbp_core.client.programs.program import (
+    Abandon,
     Arrival,
     Emit,
     Now,
@@ -39,10 +41,10 @@ from sbp_core.client.programs.program import (
 )
 from sbp_core.client.programs.range_placement import locate
 from sbp_core.client.programs.stream_changes import seal_ranges
-from sbp_core.client.types import AppendItem, AppendOutcome
-from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo
+from sbp_core.errors import ConfigurationError, SbpError, ThrottledError
 from sbp_core.wire.frame import Frame
-from sbp_core.wire.headers import RangeId
+from sbp_core.wire.headers import RangeId, SealCause
 
 _LOG: Final = logging.getLogger("sbp_core.client")
 
@@ -151,10 +153,19 @@ class GradualAppend:
 
 @dataclass(slots=True)
 class _Sent:
-    """A frame that is on its way, and what came of it so far."""
+    """A frame that is on its way, and what came of it so far.
+
+    If nothing came until `doubt_ms`, the placement driver is asked about its ranges.
+    """
 
     frame: AppendFrame
+    doubt_ms: float
     answers: list[Frame] = field(default_factory=list)
+
+    @property
+    def replicated(self) -> list[RangeInfo]:
+        """The ranges that go on at other servers if this one is lost."""
+        return [each for each in self.frame.pieces if each.is_open_and_replicated]
 
 
 class _Delivery:
@@ -198,29 +209,30 @@ class _Delivery:
         now_ms: float = yield Now()
         frames = self._state.build_frames(errors, self._busy_servers(), now_ms)
         for frame, call in zip(frames, self._state.on_sent(frames), strict=True):
-            self._sent[(yield Start(call))] = _Sent(frame)
+            self._sent[(yield Start(call))] = _Sent(frame, now_ms + limits.PRIMARY_PATIENCE_MS)
         return bool(frames)
 
     def _replace_lost(self) -> Program[bool]:
-        """Let streams go on in new ranges if their primaries do not answer; return whether any may.
+        """Let streams go on in new ranges if their primaries fail; return whether any may."""
+        return (yield from self._ask_about(self._state.take_suspects()))
 
-        The placement driver looks by itself; it may not have noticed yet (SPEC "SEAL_RANGES"). One
-        request for a range is enough for all appends of a client.
+    def _ask_about(self, suspects: Sequence[tuple[RangeInfo, SbpError]]) -> Program[bool]:
+        """Ask the placement driver to look at primaries; return whether it was asked.
+
+        It looks by itself; it may not have noticed yet (SPEC "SEAL_RANGES"). One request for a
+        range is enough for all appends of a client.
         """
         context = self._context
         now_ms: float = yield Now()
         lost: list[RangeId] = []
-        for piece, error in self._state.take_suspects():
-            pause_ms = limits.SEAL_ASKED_PAUSE_MS * context.random.uniform(1, 2)
+        for piece, error in suspects:
+            pause_ms = limits.PRIMARY_PATIENCE_MS * context.random.uniform(1, 2)
             if context.replicas.may_ask_seal(piece, now_ms, pause_ms):
                 lost.append(RangeId(piece.stream_id, piece.range_index))
-                _LOG.warning(
-                    "range given up: server=%s stream=%d range=%d cause=%s; the placement driver is"
-                    " asked to continue the stream in another one",
-                    piece.servers[0],
-                    piece.stream_id,
-                    piece.range_index,
-                    error,
+                _LOG.info(
+                    "primary in doubt: server=%s stream=%d range=%d cause=%s; the placement driver"
+                    " is asked to look at it",
+                    *(piece.servers[0], piece.stream_id, piece.range_index, error),
                 )
         if not lost:
             return False
@@ -230,12 +242,36 @@ class _Delivery:
             timeout_ms=min(context.timeout_ms, limits.REPLICA_TIMEOUT_MS),
         )
         try:
-            _, failures = yield from seal_ranges(impatient, lost)
+            _, failures = yield from seal_ranges(impatient, lost, SealCause.PRIMARY_SILENT)
         except SbpError as error:
             failures = [error]
         for failure in failures:
-            _LOG.warning("stream not continued yet: cause=%s", failure)
+            is_fine = isinstance(failure, ThrottledError)  # the primary answers there
+            level = logging.INFO if is_fine else logging.WARNING
+            _LOG.log(level, "stream not continued yet: cause=%s", failure)
         return True
+
+    def _doubt(self) -> Program[None]:
+        """Ask about primaries that are silent; send again what went to a range that has ended.
+
+        Only what is repeatable: the primary may have appended it, and may still say so.
+        """
+        now_ms: float = yield Now()
+        silent = {number: each for number, each in self._sent.items() if each.doubt_ms <= now_ms}
+        pieces = {each.stream_id: each for sent in silent.values() for each in sent.replicated}
+        errors: dict[int, SbpError] = {
+            each.stream_id: unanswered_at_end(each.servers[0]) for each in pieces.values()
+        }
+        yield from self._ask_about([(each, errors[each.stream_id]) for each in pieces.values()])
+        over = yield from ended(self._context, pieces.values())
+        now_ms = yield Now()
+        for number, sent in silent.items():
+            sent.doubt_ms = now_ms + limits.PRIMARY_PATIENCE_MS
+            lost = [each.stream_id for each in sent.replicated if each.stream_id in over]
+            if lost and self._is_repeatable:
+                del self._sent[number]
+                yield Abandon(number)
+                self._state.on_reply(sent.frame, Reply(tuple(sent.answers), errors[lost[0]]))
 
     def _busy_servers(self) -> set[str]:
         """Return the servers to which the allowed number of frames or bytes is on its way."""
@@ -253,7 +289,11 @@ class _Delivery:
 
     def _receive(self, attempts: Attempts) -> Program[None]:
         """Wait for something of the frames that are on their way."""
-        arrival: Arrival = yield Receive(frozenset(self._sent))
+        times = [each.doubt_ms for each in self._sent.values() if each.replicated]
+        arrival: Arrival | None = yield Receive(frozenset(self._sent), min(times, default=None))
+        if arrival is None:
+            yield from self._doubt()
+            return
         sent = self._sent[arrival.number]
         failure = None
         if isinstance(arrival.content, SbpError):

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from sbp_core import limits
+from sbp_core.client.programs.bounds import ended, stream_bounds, unanswered_at_end
 from sbp_core.client.programs.calls import Attempts, Context, RetryPolicy, unanswered
 from sbp_core.client.programs.fetch_answer import FetchTask, Found, batches_since, read_answer
 from sbp_core.client.programs.program import (
@@ -30,7 +32,6 @@ from sbp_core.client.programs.range_placement import (
     locate,
     no_server,
     revalidate,
-    stream_bounds,
 )
 from sbp_core.client.types import EARLIEST, FetchItem, RangeInfo, ReceivedBatches
 from sbp_core.errors import (
@@ -45,13 +46,26 @@ from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import FetchRequest
 from sbp_core.wire.opcodes import Opcode
 
+_WAIT_DOUBTED_MS: Final = 5_000
+"""A server that waits longer for records is doubted before it has to answer."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class _OpenFetch:
-    """One FETCH frame that waits for answers: the tasks by request index."""
+    """One FETCH frame that waits for answers: the tasks by request index.
+
+    If nothing came until `doubt_ms`, it is looked up whether their ranges are still open.
+    """
 
     endpoint: str
     tasks: dict[int, FetchTask]
+    doubt_ms: float
+
+    @property
+    def replicated(self) -> list[RangeInfo]:
+        """The open ranges that go on at other servers if this one is lost."""
+        pieces = (task.piece for task in self.tasks.values())
+        return [each for each in pieces if each is not None and each.is_open_and_replicated]
 
 
 def fetch(
@@ -99,10 +113,38 @@ class _Fetch:
                 self.waiting = [task for task in self.waiting if task.due_ms > now_ms]
                 yield from self._ask(due)
                 continue
-            until_ms = min((task.due_ms for task in self.waiting), default=None)
-            arrival: Arrival | None = yield Receive(frozenset(self._open), until_ms)
+            times = [task.due_ms for task in self.waiting]
+            times += [each.doubt_ms for each in self._open.values() if each.replicated]
+            arrival: Arrival | None = yield Receive(frozenset(self._open), min(times, default=None))
             if arrival is not None:
                 yield from self._on_arrival(arrival)
+            else:
+                yield from self._doubt()
+
+    def _doubt(self) -> Program[None]:
+        """Ask elsewhere for what silent servers were asked, if their ranges have ended."""
+        now_ms: float = yield Now()
+        silent = {
+            number: each
+            for number, each in self._open.items()
+            if each.doubt_ms <= now_ms and each.replicated
+        }
+        if not silent:
+            return
+        over = yield from ended(
+            self._context, [piece for each in silent.values() for piece in each.replicated]
+        )
+        now_ms = yield Now()
+        for number, opened in silent.items():
+            opened.doubt_ms = now_ms + limits.PRIMARY_PATIENCE_MS
+            lost = [piece for piece in opened.replicated if piece.stream_id in over]
+            if lost:
+                del self._open[number]
+                yield Abandon(number)
+                silence = unanswered_at_end(opened.endpoint)
+                self._context.replicas.on_failure(lost[0], opened.endpoint, silence, now_ms)
+                for task in opened.tasks.values():
+                    self._wait(task, now_ms)
 
     def _ask(self, tasks: Sequence[FetchTask]) -> Program[None]:
         """Send tasks to the servers of their ranges, one frame for each server."""
@@ -134,7 +176,8 @@ class _Fetch:
             groups.setdefault((server, is_brief), []).append(task)
         for (server, is_brief), whole in groups.items():
             for part in chunks(whole):
-                opened = _OpenFetch(server, dict(enumerate(part)))
+                doubt_ms = min(wait_ms, _WAIT_DOUBTED_MS) + limits.PRIMARY_PATIENCE_MS
+                opened = _OpenFetch(server, dict(enumerate(part)), now_ms + doubt_ms)
                 number: int = yield Start(self._call(opened, wait_ms, is_brief=is_brief))
                 self._open[number] = opened
 

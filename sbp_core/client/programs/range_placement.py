@@ -6,10 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import Attempts, Context, ask, decode_reply, unanswered
-from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, pause
+from sbp_core.client.programs.calls import (
+    Context,
+    ask,
+    unanswered,
+)
+from sbp_core.client.programs.program import (
+    Program,
+)
 from sbp_core.client.programs.router import Router
-from sbp_core.client.types import RangeInfo, StoreCommit, StreamBounds
+from sbp_core.client.types import RangeInfo, StoreCommit
 from sbp_core.errors import (
     InvalidRequestError,
     NoRangeServerError,
@@ -22,13 +28,10 @@ from sbp_core.errors import (
 from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
     DescribeRangeResult,
-    DescribeRangesRequest,
-    DescribeRangesResponse,
     ListRangesRequest,
     ListRangesResponse,
     ListRangesResult,
     RangeCriteria,
-    RangeId,
     SealRangesResult,
     StreamRange,
 )
@@ -280,158 +283,12 @@ def missing(names: Sequence[str]) -> NotFoundError:
     )
 
 
-def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[StreamBounds]]:
-    """Return where each stream begins and ends now, in the order of `stream_ids`.
-
-    The begin comes from the placement driver, the end of an open range from its primary server
-    (SPEC "DESCRIBE_RANGES"): one frame per server. Raises NotFoundError naming all missing streams.
-    """
-    check_errors((yield from revalidate(context, stream_ids)))
-    attempts = Attempts(context, (yield Now()))
-    bounds = Bounds(context.router)
-    while pending := bounds.missing(stream_ids):
-        bounds.count_look()
-        check_errors((yield from locate(context, pending)))
-        questions = bounds.questions(pending)
-        timeout_ms = context.timeout_ms
-        if attempts.is_first and any(each.is_replicated for _, part in questions for each in part):
-            timeout_ms = min(timeout_ms, limits.REPLICA_TIMEOUT_MS)  # it may have a new primary
-        replies = yield from gather([describe_call(*each, timeout_ms) for each in questions])
-        for (server, pieces), reply in zip(questions, replies, strict=True):
-            bounds.on_reply(server, pieces, reply)
-        if not bounds.failures:
-            continue
-        for stream_id in bounds.failures:
-            context.router.forget(stream_id)
-        endpoint, error = list(bounds.failures.values())[-1]
-        attempts.on_failure()
-        wait_ms = attempts.maybe_wait_ms(error, "DESCRIBE_RANGE", endpoint, (yield Now()))
-        if wait_ms is None:
-            raise attempts.explain(error, "DESCRIBE_RANGE", endpoint) from error
-        yield from pause(wait_ms)
-    return [bounds.found[stream_id] for stream_id in stream_ids]
-
-
-class Bounds:
-    """The known bounds of streams, while their servers are asked.
-
-    `failures` are those of the last questions, by stream: the server that was asked, and the error.
-    """
-
-    def __init__(self, router: Router) -> None:
-        self.found: dict[int, StreamBounds] = {}
-        self.failures: dict[int, tuple[str | None, SbpError]] = {}
-        self._router = router
-        self._sealed: dict[int, RangeInfo] = {}
-        self._look_count = 0
-
-    def count_look(self) -> None:
-        """Raise ProtocolError if the placement and the range servers never agree."""
-        self._look_count += 1
-        if self._look_count > limits.CHANGES_FOLLOWED_MAX:
-            raise endless("where the streams end")
-
-    def missing(self, stream_ids: Sequence[int]) -> list[int]:
-        """Return the streams that have no bounds yet, each once."""
-        return [each for each in dict.fromkeys(stream_ids) if each not in self.found]
-
-    def questions(self, stream_ids: Sequence[int]) -> list[tuple[str, Sequence[RangeInfo]]]:
-        """Return which ranges to ask which server about; settle streams without an open range."""
-        self.failures = {}
-        groups: dict[str, list[RangeInfo]] = {}
-        for stream_id in stream_ids:
-            ranges = self._router.maybe_ranges(stream_id) or ()
-            last = ranges[-1] if ranges else None
-            sealed = self._sealed.get(stream_id)
-            if last is None:
-                self.found[stream_id] = StreamBounds(stream_id, 0, 0)
-            elif last.end_offset is not None:
-                self._settle(stream_id, last, last.end_offset)
-            elif sealed is not None and sealed.range_index >= last.range_index:
-                self._settle(stream_id, sealed, sealed.end_offset or 0)
-            elif last.servers:
-                groups.setdefault(last.servers[0], []).append(last)
-            else:
-                self.failures[stream_id] = None, no_server(last)
-        return [(server, piece) for server, whole in groups.items() for piece in chunks(whole)]
-
-    def on_reply(self, server: str, pieces: Sequence[RangeInfo], reply: Reply) -> None:
-        """Record the answer of a server about its open ranges."""
-        described = _described(reply, pieces, server)
-        for stream_id, tail in described.items():
-            if isinstance(tail, SbpError):
-                self.failures[stream_id] = server, tail
-            elif tail.end_offset is None:
-                self._settle(stream_id, tail, tail.next_offset)
-            else:
-                # Sealed behind our back: a newer range may exist, so the placement is looked up
-                # once more; if it shows none, this range is where the stream ends.
-                self._sealed[stream_id] = tail
-                self._router.forget(stream_id)
-
-    def first_offset(self, stream_id: int) -> int:
-        """Return where the placement driver lets a stream begin."""
-        ranges = self._router.maybe_ranges(stream_id)
-        return ranges[0].start_offset if ranges else 0
-
-    def _settle(self, stream_id: int, tail: RangeInfo, next_offset: int) -> None:
-        first = (self._router.maybe_ranges(stream_id) or (tail,))[0]
-        self.found[stream_id] = bounds_between(first, tail, next_offset)
-
-
-def bounds_between(first: RangeInfo, tail: RangeInfo, next_offset: int) -> StreamBounds:
-    """Return the bounds of a stream from its first range to `next_offset`, in its range `tail`.
-
-    A range server may have trimmed its range further than the placement driver knows.
-    """
-    start_offset = first.start_offset
-    if first.range_index == tail.range_index:
-        start_offset = max(start_offset, tail.start_offset)
-    return StreamBounds(tail.stream_id, start_offset, max(start_offset, next_offset))
-
-
 def endless(what: str) -> ProtocolError:
     """Return the error of servers whose answers about something change each time."""
     return ProtocolError(
         f"the servers gave {limits.CHANGES_FOLLOWED_MAX} answers about {what}, and each time the"
         " placement had changed: a placement driver or range server is broken"
     )
-
-
-def describe_call(server: str, pieces: Sequence[RangeInfo], timeout_ms: int) -> Call:
-    """Return the call that asks a server about ranges (SPEC "DESCRIBE_RANGES")."""
-    header = DescribeRangesRequest(
-        timeout_ms=timeout_ms,
-        ranges=tuple(RangeId(each.stream_id, each.range_index) for each in pieces),
-    )
-    return Call(server, Opcode.DESCRIBE_RANGE, header, timeout_ms)
-
-
-def _described(
-    reply: Reply, pieces: Sequence[RangeInfo], server: str
-) -> dict[int, RangeInfo | SbpError]:
-    """Return the answer of a server for each stream."""
-    try:
-        answers = decode_reply(reply, DescribeRangesResponse)
-    except SbpError as error:
-        return {piece.stream_id: error for piece in pieces}
-    described: dict[int, RangeInfo | SbpError] = {
-        piece.stream_id: unanswered(f"stream {piece.stream_id}") for piece in pieces
-    }
-    for result in (each for answer in answers for each in answer.describe_responses):
-        piece = result.stream_range
-        stream_id = stream_id_of(result)
-        failure = maybe_error(result.status)
-        if stream_id not in described:
-            continue
-        if failure is not None:
-            described[stream_id] = failure
-        elif piece is not None:
-            try:
-                described[stream_id] = checked_range(piece, server)
-            except ProtocolError as error:
-                described[stream_id] = error
-    return described
 
 
 def _absent(stream_id: int) -> NotFoundError:

@@ -48,6 +48,7 @@ from sbp_core.wire.headers import (
     RegisterSchemasRequest,
     RegisterSchemasResponse,
     SchemaEntry,
+    SealCause,
     SealRangesRequest,
     SealRangesResponse,
     SealRangesResult,
@@ -230,13 +231,13 @@ def seal_streams(context: Context, stream_ids: Sequence[int]) -> Program[dict[in
 
 
 def seal_ranges(
-    context: Context, wanted: Sequence[RangeId]
+    context: Context, wanted: Sequence[RangeId], cause: SealCause = SealCause.REQUESTED
 ) -> Program[tuple[dict[int, RangeInfo], list[SbpError]]]:
     """Let streams go on behind ranges that are open; return their new ranges, and what failed."""
     opened: dict[int, RangeInfo] = {}
     failures: list[SbpError] = []
     for chunk in chunks(wanted):
-        header = SealRangesRequest(timeout_ms=context.timeout_ms, ranges=tuple(chunk))
+        header = SealRangesRequest(context.timeout_ms, tuple(chunk), cause)
         answers = yield from ask(context, Opcode.SEAL_RANGE, header, SealRangesResponse)
         results = [result for answer in answers for result in answer.seal_responses]
         if len(results) != len(chunk):

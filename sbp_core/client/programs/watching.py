@@ -14,19 +14,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
+from sbp_core.client.programs.bounds import (
+    Bounds,
+    bounds_between,
+    describe_call,
+    stream_bounds,
+)
 from sbp_core.client.programs.calls import Context, decode_reply
 from sbp_core.client.programs.program import Call, Now, Program, Reply, gather
 from sbp_core.client.programs.range_placement import (
-    Bounds,
-    bounds_between,
     check_errors,
     checked_range,
-    describe_call,
     locate,
     no_server,
     note_commit,
     revalidate,
-    stream_bounds,
     stream_id_of,
 )
 from sbp_core.client.programs.replicas import Replicas, worst_failure

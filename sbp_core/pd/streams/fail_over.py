@@ -1,8 +1,8 @@
 """Seals that nobody asks for: fail-over from silent servers, and replicas that are missing.
 
-Open ranges with several replicas are sealed when their primary was not heard for the heartbeat
-timeout: the stream goes on in a new range on other servers. The primary cannot acknowledge anything
-afterwards, whatever it does (see `sbp_core.replication`).
+Open ranges with several replicas are sealed when their primary sends no heartbeat, and does not
+answer either when it is asked (primaries.py): the stream goes on in a new range on other servers.
+The primary cannot acknowledge anything afterwards, whatever it does (see `sbp_core.replication`).
 
 A stream whose open range does not have the replicas that it is to have gets another range: because
 servers were missing when it was opened, because the stream was changed, or because one of its
@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import SbpError, StatusError
+from sbp_core.errors import SbpError, StatusError, ThrottledError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import Copies, ServerLoad
 from sbp_core.pd.range_servers import Membership, Placement
 from sbp_core.pd.streams.sealing import Sealer
 from sbp_core.server.runtime import Clock, cancel_all
-from sbp_core.wire.headers import RangeId, SealRangesResult
+from sbp_core.wire.headers import RangeId, SealCause, SealRangesResult
 from sbp_core.wire.status import maybe_error
 
 _LOG: Final = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ _FIRST: Final = (-1, -1)
 class FailOver:
     """Looks for such ranges in the background, FAIL_OVER_RANGES_MAX at a time.
 
-    Not before the servers had a heartbeat timeout to be heard since the start; a placement driver
-    that followed has heard them already.
+    After the start a server that was not heard yet has a heartbeat timeout; a placement driver that
+    followed has heard them already, and gives them the usual time again.
     """
 
     def __init__(
@@ -50,6 +50,8 @@ class FailOver:
         """By silent server: the last of its ranges that was looked at."""
         self._at_work: set[int] = set()
         """The streams that are being sealed."""
+        self._begun: set[int] = set()
+        """The streams of which it was logged that their fail-over began."""
         self._logged_at: dict[int, float] = {}
         """By stream without success so far: when that was logged."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -77,23 +79,25 @@ class FailOver:
         renewed = self._clock.monotonic()
         while True:
             await asyncio.sleep(limits.FAIL_OVER_INTERVAL_MS / 1000)
-            if not self._membership.has_listened:
-                continue
             now = self._clock.monotonic()
             try:
                 await self._begin_fail_over()
-                if round(1000 * (now - renewed)) >= limits.RENEWAL_INTERVAL_MS:
+                is_due = round(1000 * (now - renewed)) >= limits.RENEWAL_INTERVAL_MS
+                if is_due and self._membership.has_listened:
                     renewed = now
                     await self._begin_renewal()
             except SbpError as error:  # a store that fails, or does not lead
                 _LOG.debug("silent primaries not looked for: %s", error)
 
     async def _begin_fail_over(self) -> None:
-        live = self._membership.live_server_ids()
         count_max = limits.FAIL_OVER_RANGES_MAX - len(self._at_work)
-        if not live or count_max <= 0:
+        if not self._membership.live_server_ids() or count_max <= 0:
             return
-        found = await self._store.run(find_silent_primaries, live, self._after, count_max)
+        known = await self._store.run(lambda store: sorted(store.servers.addresses()))
+        lost = [each for each in known if self._membership.may_be_lost(each)]
+        if not lost:
+            return
+        found = await self._store.run(find_led_ranges, lost, self._after, count_max)
         self._after = {
             server_id: max((each.stream_id, each.range_index) for each in held)
             for server_id, held in found.items()
@@ -110,21 +114,24 @@ class FailOver:
             self._add_task(asyncio.create_task(self._fail_over(items, primaries)))
 
     async def _fail_over(self, items: Sequence[RangeId], primaries: Mapping[int, int]) -> None:
-        for item in items:
-            if item.stream_id not in self._logged_at:
-                _LOG.warning(
-                    "fail-over began stream=%d range=%d primary=%d: it was not heard for %d ms",
-                    item.stream_id,
-                    item.range_index,
-                    primaries[item.stream_id],
-                    self._membership.timeout_ms,
-                )
-        for item, result in zip(items, await self._seal(items), strict=True):
+        def on_begin(lost: Sequence[RangeId]) -> None:
+            for item in lost:
+                if item.stream_id not in self._begun:
+                    self._begun.add(item.stream_id)
+                    _LOG.warning(
+                        "fail-over began stream=%d range=%d primary=%d: it sends no heartbeat, and"
+                        " does not serve the range",
+                        *(item.stream_id, item.range_index, primaries[item.stream_id]),
+                    )
+
+        results = await self._seal(items, SealCause.PRIMARY_SILENT, on_begin)
+        for item, result in zip(items, results, strict=True):
             opened = result.stream_range
             if opened is None:
                 self._log_failure("fail-over waits", item, result)
                 continue
             self._logged_at.pop(item.stream_id, None)
+            self._begun.discard(item.stream_id)
             primary = opened.servers[0].server
             _LOG.warning(
                 "fail-over ended stream=%d range=%d old_primary=%d next_range=%d new_primary=%d",
@@ -156,11 +163,16 @@ class FailOver:
                 *(item.stream_id, opened.range_index, opened.replica_count),
             )
 
-    async def _seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
+    async def _seal(
+        self,
+        items: Sequence[RangeId],
+        cause: SealCause = SealCause.REQUESTED,
+        on_begin: Callable[[Sequence[RangeId]], None] = lambda _: None,
+    ) -> list[SealRangesResult]:
         stream_ids = {each.stream_id for each in items}
         self._at_work |= stream_ids
         try:
-            return await self._sealer.seal(items)
+            return await self._sealer.seal(items, cause, on_begin)
         finally:
             self._at_work -= stream_ids
 
@@ -169,8 +181,11 @@ class FailOver:
         now, logged_at = self._clock.monotonic(), self._logged_at.get(item.stream_id)
         if logged_at is not None and 1000 * (now - logged_at) < limits.STUCK_LOG_INTERVAL_MS:
             return
-        self._logged_at[item.stream_id] = now
         error = maybe_error(result.status)
+        if isinstance(error, ThrottledError):  # its primary answers
+            _LOG.debug("%s stream=%d: %s", event, item.stream_id, error)
+            return
+        self._logged_at[item.stream_id] = now
         _LOG.warning("%s stream=%d range=%d: %s", event, item.stream_id, item.range_index, error)
 
     def _add_task(self, task: asyncio.Task[None]) -> None:
@@ -184,18 +199,18 @@ class FailOver:
             _LOG.error("ranges not sealed", exc_info=error)
 
 
-def find_silent_primaries(
+def find_led_ranges(
     store: MetadataStore,
-    live: Collection[int],
+    server_ids: Sequence[int],
     after: Mapping[int, tuple[int, int]],
     count_max: int,
 ) -> dict[int, list[RangeId]]:
-    """Return the open replicated ranges of primaries that are not live, by primary.
+    """Return the open replicated ranges of which these servers are the primaries, by primary.
 
     Those behind `after`, `count_max` at most; from the first one again after the last one.
     """
     found: dict[int, list[RangeId]] = {}
-    for server_id in sorted(store.servers.addresses().keys() - {*live}):
+    for server_id in server_ids:
         found[server_id] = store.replicated_ranges(
             server_id, after.get(server_id, _FIRST), count_max
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,16 +25,18 @@ from sbp_core.errors import (
     SbpError,
     StatusCode,
     StatusError,
+    ThrottledError,
     invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import NO_SEQ, RangeRecord, SealedRange, ServerLoad, range_table
 from sbp_core.pd.range_servers import Membership, Placement
 from sbp_core.pd.streams.fencing import Fence
+from sbp_core.pd.streams.primaries import Primaries, SealBackoff
 from sbp_core.pd.streams.stream_operations import no_stream
-from sbp_core.server.peers import Peers, by_server
-from sbp_core.server.runtime import cancel_all
-from sbp_core.wire.headers import RangeId, SealRangesResult, StreamRange
+from sbp_core.server.peers import Peers, by_server, server_addresses
+from sbp_core.server.runtime import Clock, cancel_all
+from sbp_core.wire.headers import RangeId, SealCause, SealRangesResult, StreamRange
 from sbp_core.wire.status import SUCCESS, status_for
 
 _LOG: Final = logging.getLogger(__name__)
@@ -82,9 +84,12 @@ class Sealer:
         membership: Membership,
         announcer: RangeAnnouncer,
         peers: Peers,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._peers = peers
+        self._primaries = Primaries(membership, peers, clock)
+        self._backoff = SealBackoff(clock)
         self._membership = membership
         self._announcer = announcer
         self._at_work: set[asyncio.Task[list[SealRangesResult]]] = set()
@@ -95,12 +100,22 @@ class Sealer:
         await cancel_all(self._at_work)
         await cancel_all(self._calls)
 
-    async def seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
+    async def seal(
+        self,
+        items: Sequence[RangeId],
+        cause: int = SealCause.REQUESTED,
+        on_begin: Callable[[Sequence[RangeId]], None] = lambda _: None,
+    ) -> list[SealRangesResult]:
         """Seal ranges; return each stream's new writable range, or why there is none.
 
         In the order of `items`. New ranges are announced to their servers in the background.
+
+        If the cause is PRIMARY_SILENT, ranges that their primary serves go on, and others may
+        exceed `ranges_per_stream_max`: the stream could not be appended to otherwise. If it is
+        REPLICA_LACKING, a stream that goes on in one new range after the other has to wait.
+        `on_begin` gets the ranges that are sealed.
         """
-        task = asyncio.create_task(self._seal(items))
+        task = asyncio.create_task(self._seal(items, cause, on_begin))
         self._at_work.add(task)
         task.add_done_callback(self._on_done)
         return await asyncio.shield(task)
@@ -110,9 +125,20 @@ class Sealer:
         if not task.cancelled():
             task.exception()  # retrieved, as the caller may have disconnected
 
-    async def _seal(self, items: Sequence[RangeId]) -> list[SealRangesResult]:
+    async def _seal(
+        self,
+        items: Sequence[RangeId],
+        cause: int,
+        on_begin: Callable[[Sequence[RangeId]], None],
+    ) -> list[SealRangesResult]:
         planned = self._membership.live_servers()
-        plans = await self._store.run(plan_seals, items, planned)
+        is_bounded = cause != SealCause.PRIMARY_SILENT
+        plans = await self._store.run(plan_seals, items, planned, is_bounded=is_bounded)
+        if cause == SealCause.PRIMARY_SILENT:
+            plans = await self._without_sound(plans)
+        elif cause == SealCause.REPLICA_LACKING:
+            plans = [self._after_pause(each) for each in plans]
+        on_begin([plan.item for plan in plans if plan.open_range is not None])
         sealing = {
             plan.item.stream_id: plan.open_range for plan in plans if plan.open_range is not None
         }
@@ -120,10 +146,45 @@ class Sealer:
         unsealed = [
             plan.item.stream_id for plan in plans if plan.answer is None and plan.open_range is None
         ]
-        opened: _Opened = await self._open(unsealed, {}, planned) if unsealed else {}
+        opened: _Opened = {}
+        if unsealed:
+            opened = await self._open(unsealed, {}, planned, is_bounded=is_bounded)
         async for decided in self._decisions(sealing.values(), fences):
-            opened |= await self._open(decided, fences, planned)
+            opened |= await self._open(decided, fences, planned, is_bounded=is_bounded)
         return [_result(plan, fences, opened) for plan in plans]
+
+    async def _without_sound(self, plans: Sequence[SealPlan]) -> list[SealPlan]:
+        """Refuse to seal ranges that their primary serves."""
+        sound = await self._primaries.sound(
+            plan.open_range for plan in plans if plan.open_range is not None
+        )
+        return [
+            plan
+            if plan.open_range is None or plan.item.stream_id not in sound
+            else SealPlan(
+                plan.item,
+                ThrottledError.of(
+                    f"range {plan.open_range.range_index} of stream {plan.item.stream_id} goes on:"
+                    f" its primary at {server_addresses(plan.open_range)[0]} answers the placement"
+                    " driver. Retry there; if that fails again, check the network between here and"
+                    " that server"
+                ),
+            )
+            for plan in plans
+        ]
+
+    def _after_pause(self, plan: SealPlan) -> SealPlan:
+        """Refuse to seal a range of a stream that has done so a short time ago."""
+        if plan.open_range is None:
+            return plan
+        wait_ms = self._backoff.maybe_wait_ms(plan.item.stream_id)
+        if wait_ms is None:
+            return plan
+        refusal = ThrottledError.of(
+            f"stream {plan.item.stream_id} went on in a new range a short time ago, and keeps range"
+            f" {plan.open_range.range_index} for {wait_ms} ms more although a replica lacks entries"
+        )
+        return SealPlan(plan.item, refusal)
 
     async def _decisions(
         self, sealing: Iterable[StreamRange], fences: Mapping[int, Fence]
@@ -158,15 +219,18 @@ class Sealer:
         stream_ids: Sequence[int],
         fences: Mapping[int, Fence],
         planned: Sequence[ServerLoad],
+        *,
+        is_bounded: bool,
     ) -> _Opened:
         """Store decided ends and open the next ranges, on servers that are likely to be alive.
 
         If none is any more, those that were `planned` with are used: a stream needs a range.
         """
+        silent = {each for fence in fences.values() for each in fence.silent_ids}
         unreachable = {each for fence in fences.values() for each in fence.unreachable_ids}
+        unreachable |= {each for each in silent if self._membership.may_be_lost(each)}
         self._membership.suspect(unreachable)
         servers = self._membership.live_servers() or planned
-        silent = {each for fence in fences.values() for each in fence.silent_ids}
         ends = (fences[each].maybe_end() for each in stream_ids if each in fences)
         opened, ended = await self._store.run(
             open_next_ranges,
@@ -174,6 +238,7 @@ class Sealer:
             [each for each in ends if isinstance(each, SealedRange)],
             [each for each in servers if each.server_id not in unreachable],
             silent,
+            is_bounded=is_bounded,
         )
         news = [each for each in opened.values() if isinstance(each, StreamRange)]
         self._announcer.announce([*news, *ended])
@@ -205,11 +270,16 @@ class SealPlan:
 
 
 def plan_seals(
-    store: MetadataStore, items: Sequence[RangeId], servers: Sequence[ServerLoad]
+    store: MetadataStore,
+    items: Sequence[RangeId],
+    servers: Sequence[ServerLoad],
+    *,
+    is_bounded: bool = True,
 ) -> list[SealPlan]:
     """Look at what SEAL_RANGE asks for, while these servers can be given new ranges.
 
-    Sealing a range that is no longer the last one is a repeat: it has its answer already.
+    Sealing a range that is no longer the last one is a repeat: it has its answer already. Unless
+    it `is_bounded`, a stream may get more ranges than it is to have.
     """
     addresses = store.servers.addresses()
     placement = Placement(servers, {})
@@ -228,16 +298,23 @@ def plan_seals(
         elif 0 <= item.range_index < last.range_index:
             plans.append(SealPlan(item, range_table(last, addresses)))
         else:
-            plans.append(_plan_open(store, item, range_table(last, addresses), placement))
+            where = range_table(last, addresses)
+            plans.append(_plan_open(store, item, where, placement, is_bounded=is_bounded))
     return plans
 
 
 def _plan_open(
-    store: MetadataStore, item: RangeId, open_range: StreamRange, placement: Placement
+    store: MetadataStore,
+    item: RangeId,
+    open_range: StreamRange,
+    placement: Placement,
+    *,
+    is_bounded: bool,
 ) -> SealPlan:
     """Return the plan of a range that is open: sealed without a successor, it would end appends."""
     try:
-        store.capacity.check_ranges(item.stream_id, store.range_count(item.stream_id))
+        if is_bounded:
+            store.capacity.check_ranges(item.stream_id, store.range_count(item.stream_id))
         (stream,) = store.streams_by_id([item.stream_id])
         placement.check(1 if stream is None else max(1, stream.ack_count))
     except (InvalidRequestError, NoRangeServerError) as error:
@@ -251,6 +328,8 @@ def open_next_ranges(
     sealed: Sequence[SealedRange],
     servers: Sequence[ServerLoad],
     last_servers: Collection[int] = (),
+    *,
+    is_bounded: bool = True,
 ) -> tuple[_Opened, list[StreamRange]]:
     """Record where ranges were sealed, and open the next range of each stream that has none open.
 
@@ -269,7 +348,8 @@ def open_next_ranges(
             opened[stream_id] = range_table(last, addresses)
             continue
         try:
-            news.append(_next_range(store, StreamRange(stream_id=stream_id), placement))
+            wanted = StreamRange(stream_id=stream_id)
+            news.append(_next_range(store, wanted, placement, is_bounded=is_bounded))
         except StatusError as error:
             opened[stream_id] = error
     for new, is_made in zip(news, store.create_ranges(news), strict=True):
@@ -300,7 +380,9 @@ def create_range(
     return range_table(new, store.servers.addresses())
 
 
-def _next_range(store: MetadataStore, wanted: StreamRange, placement: Placement) -> RangeRecord:
+def _next_range(
+    store: MetadataStore, wanted: StreamRange, placement: Placement, *, is_bounded: bool = True
+) -> RangeRecord:
     stream_id = wanted.stream_id
     (stream,) = store.streams_by_id([stream_id])
     if stream is None:
@@ -318,7 +400,8 @@ def _next_range(store: MetadataStore, wanted: StreamRange, placement: Placement)
             f"the next range of stream {stream_id} has index {index}, not {wanted.range_index};"
             " list its ranges again"
         )
-    store.capacity.check_ranges(stream_id, store.range_count(stream_id))
+    if is_bounded:
+        store.capacity.check_ranges(stream_id, store.range_count(stream_id))
     return RangeRecord(
         stream_id,
         index,

@@ -114,7 +114,7 @@ class PlacementDriverHandlers:
         )
         self._announcer = RangeAnnouncer(self._peers)
         self._joining = Joining(store, membership, tls)
-        self._sealer = Sealer(store, membership, self._announcer, self._peers)
+        self._sealer = Sealer(store, membership, self._announcer, self._peers, clock)
         self._fail_over = FailOver(store, membership, self._sealer, clock)
         self._repair = Repair(
             store,
@@ -185,6 +185,7 @@ class PlacementDriverHandlers:
                     request.server_secret,
                     call.peer.standing,
                     is_leaving=request.is_leaving,
+                    interval_ms=request.interval_ms,
                 )
                 commit = await self._check_history(request, call.peer.standing)
             promised = await self._check_log(request, call.peer.standing)
@@ -198,6 +199,7 @@ class PlacementDriverHandlers:
                 store_commit=commit.number if commit.life_id else _NO_NUMBER,
                 store_life=commit.life_id or None,
                 promised_position=promised,
+                interval_ms=self._membership.interval_ms,
             ),
         )
         if rest is not None:
@@ -401,7 +403,7 @@ class PlacementDriverHandlers:
         """SPEC "SEAL_RANGES" at the placement driver: answers the new writable ranges."""
         request = call.decode(SealRangesRequest)
         check_item_count(len(request.ranges))
-        results = await self._sealer.seal(request.ranges)
+        results = await self._sealer.seal(request.ranges, request.cause)
         await respond_all(
             call,
             results,

@@ -68,6 +68,8 @@ class _LedRange:
         """The entries that were sent."""
         self.durable_seq = 0
         """The last entry that is durable here."""
+        self.own_behind_since: float | None = None
+        """When the oldest entry that is not durable here was sent, or the last one became so."""
         self.committed_seq = 0
         self.is_fenced = False
         self.asked_at = 0.0
@@ -77,8 +79,9 @@ class _LedRange:
         """Submissions that are durable here, by the number of their last entry."""
 
     def behind_since(self) -> float | None:
-        """Return since when a copy lacks entries; None if none does."""
+        """Return since when a copy lacks entries, also the one here; None if none does."""
         times = [copy.behind_since for _, copy in self.copies if copy.behind_since is not None]
+        times += [] if self.own_behind_since is None else [self.own_behind_since]
         return min(times, default=None)
 
     @property
@@ -130,6 +133,8 @@ class PrimaryRanges(Copies):
             if led is None or entry.kind not in NUMBERED_KINDS:
                 continue
             led.numbered = number_after(led.numbered, entry)
+            if led.own_behind_since is None:
+                led.own_behind_since = asyncio.get_running_loop().time()
             parts = encode_portable(entry)
             is_begun = entry.kind is EntryKind.WRITER_MARK
             numbered = Numbered(led.numbered, parts, sum(map(len, parts)), is_begun)
@@ -166,7 +171,9 @@ class PrimaryRanges(Copies):
             self._end(led, logged)
         else:
             led.is_fenced = led.is_fenced or logged.state is RangeState.FENCED
-            led.durable_seq = logged.prefix.seq if logged.prefix is not None else 0
+            led.durable_seq = _seq(logged)
+            is_behind = led.durable_seq < led.numbered.seq
+            led.own_behind_since = asyncio.get_running_loop().time() if is_behind else None
             led.unpublished.append(logged)
             self._advance(logged.key)
 
@@ -177,7 +184,8 @@ class PrimaryRanges(Copies):
     def troubled(self, *, is_full: bool) -> list[RangeKey]:
         """Return the ranges that should go on with other servers, each every now and then.
 
-        A copy has lacked entries for too long, nothing can be committed, or the disk here is full.
+        A copy has lacked entries for too long, nothing can be committed, or the disk here is full
+        or as slow.
         """
         now = asyncio.get_running_loop().time()
         found = []

@@ -32,7 +32,7 @@ from sbp_core.rangeserver.replicating.secondary import Secondary
 from sbp_core.replication import Prefix
 from sbp_core.server.runtime import cancel_all
 from sbp_core.tls import Tls
-from sbp_core.wire.headers import StreamRange
+from sbp_core.wire.headers import SealCause, StreamRange
 
 _LOG: Final = logging.getLogger(__name__)
 _ROUND_SECONDS: Final = 10
@@ -40,6 +40,8 @@ _ROUND_SECONDS: Final = 10
 _HAND_OVER_SECONDS: Final = 3
 """How long a server that stops waits until its streams go on at other servers."""
 _HAND_OVER_STEP_SECONDS: Final = 0.02
+_NEVER: Final = (0.0, 0.0)
+"""When something is tried again that never failed."""
 
 
 class Settler:
@@ -69,6 +71,8 @@ class Settler:
         self._failures: dict[RangeKey, tuple[float, float]] = {}
         """When to try again, and the seconds until the next time, of what cannot be settled yet."""
         self._next_round = 0.0
+        self._unlisted: dict[RangeKey, tuple[float, float]] = {}
+        """The same of ranges that the placement driver does not list: they were trimmed away."""
         self._asked_at: dict[RangeKey, float] = {}
         """When the placement driver was asked last to end a range."""
         self._inherited = {each.key for each in host.table.replicated() if not each.is_led}
@@ -80,7 +84,7 @@ class Settler:
         """Settle ranges with these ends, in the background."""
         for where in ended:
             key = (where.stream_id, where.range_index)
-            try_at, _ = self._failures.get(key, (0.0, 0.0))
+            try_at, _ = self._failures.get(key, _NEVER)
             if key not in self._at_work and self._loop.time() >= try_at:
                 task = self._loop.create_task(self._try_to_settle(where))
                 self._at_work[key] = task
@@ -103,7 +107,7 @@ class Settler:
             async with asyncio.timeout(_HAND_OVER_SECONDS):
                 await self._driver.announce_leaving()
                 led = self._host.primary.led()
-                refused = await self._driver.ask_to_seal(led) if led else set()
+                refused = await self._driver.ask_to_seal(led, SealCause.REQUESTED) if led else set()
                 while any(stream_id not in refused for stream_id, _ in self._host.primary.led()):
                     await self._look()
                     await asyncio.sleep(_HAND_OVER_STEP_SECONDS)
@@ -138,7 +142,9 @@ class Settler:
         undecided = [
             hosted
             for hosted in self._host.table.replicated()
-            if self._has_no_primary(hosted) or is_round or hosted.key in troubled
+            if (self._has_no_primary(hosted) and now >= self._unlisted.get(hosted.key, _NEVER)[0])
+            or is_round
+            or hosted.key in troubled
         ]
         if not undecided:
             return
@@ -150,22 +156,32 @@ class Settler:
             for each in placed
         }
         known = [(hosted, where[hosted.key]) for hosted in undecided if hosted.key in where]
+        missing = [hosted.key for hosted in undecided if hosted.key not in where]
+        kept = {hosted.key for hosted in self._host.table.replicated()} - where.keys()
+        self._unlisted = {key: at for key, at in self._unlisted.items() if key in kept} | {
+            key: _later(now, self._unlisted.get(key, _NEVER)[1]) for key in missing
+        }
         self._inherited &= {hosted.key for hosted, each in known if self._was_first(each)}
         self.settle_soon([each for _, each in known if each.end_seq >= 0])
         asked = {
             key for key, at in self._asked_at.items() if 1000 * (now - at) < limits.COPY_BEHIND_MS
         }
         left = [
-            hosted.key
+            hosted
             for hosted, each in known
             if each.end_seq < 0
             and self._was_first(each)
             and (self._has_no_primary(hosted) or hosted.key in troubled)
             and hosted.key not in asked
         ]
-        self._asked_at |= dict.fromkeys(left, now)
-        if left:
-            await self._driver.ask_to_seal(left)
+        self._asked_at |= {hosted.key: now for hosted in left}
+        for cause, has_none in (
+            (SealCause.PRIMARY_SILENT, True),
+            (SealCause.REPLICA_LACKING, False),
+        ):
+            ranges = [each.key for each in left if self._has_no_primary(each) is has_none]
+            if ranges:
+                await self._driver.ask_to_seal(ranges, cause)
 
     def _has_no_primary(self, hosted: HostedRange) -> bool:
         return hosted.state is RangeState.FENCED or hosted.key in self._inherited
@@ -183,12 +199,8 @@ class Settler:
             if hosted.start_offset < min(where.start_offset, where.end_offset):
                 await self._host.trim(where.stream_id, where.start_offset)
         except (SbpError, OSError) as error:
-            _, last = self._failures.get(hosted.key, (0.0, 0.0))
-            wait = min(
-                max(2 * last, limits.REPLICA_CHECK_INTERVAL_MS / 1000),
-                limits.SETTLE_BACKOFF_MS_MAX / 1000,
-            )
-            self._failures[hosted.key] = (self._loop.time() + wait, wait)
+            _, last = self._failures.get(hosted.key, _NEVER)
+            self._failures[hosted.key] = _, wait = _later(self._loop.time(), last)
             _LOG.warning(
                 "copy not settled: stream=%d range=%d retry_in_s=%.1f: %s",
                 *(*hosted.key, wait, error),
@@ -218,6 +230,13 @@ class Settler:
             await self._committer.submit([cut])
             return
         await self._committer.submit([await self._copier.complete(hosted, where)])
+
+
+def _later(now: float, last: float) -> tuple[float, float]:
+    """Return when to try again, and the seconds until then, which double each time."""
+    shortest, longest = limits.REPLICA_CHECK_INTERVAL_MS, limits.SETTLE_BACKOFF_MS_MAX
+    wait = min(max(2 * last, shortest / 1000), longest / 1000)
+    return now + wait, wait
 
 
 def _seq(prefix: Prefix | None) -> int:
