@@ -143,9 +143,7 @@ class PlacementDriver:
             started.push_async_callback(handlers.rest)  # else `drain` waits for these calls
             if isinstance(handlers, PlacementDriverHandlers):
                 await handlers.start()
-            self._port = await listener.start(
-                settings.host, settings.port, insecure=settings.insecure
-            )
+            self._port = await listener.start(settings.host, settings.port, settings.exposure)
             if isinstance(handlers, Election):  # it announces the port
                 await handlers.start(self.endpoint)
             self._started = started.pop_all()

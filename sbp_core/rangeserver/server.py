@@ -136,7 +136,7 @@ class RangeServer:
         background = await started.enter_async_context(AsyncExitStack())
         started.push_async_callback(self._listener.drain)
         committer.start(host.publish, host.primary)
-        port = await self._listener.start(settings.host, settings.port, insecure=settings.insecure)
+        port = await self._listener.start(settings.host, settings.port, settings.exposure)
         self._endpoint = settings.public_endpoint(port)
         committer.failed.add_done_callback(self._on_failure)
         membership.refused.add_done_callback(self._on_failure)

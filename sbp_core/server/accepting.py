@@ -24,7 +24,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import ThrottledError
-from sbp_core.server.settings import check_reach
+from sbp_core.server.settings import Exposure, check_reach
 from sbp_core.sockets import address_text
 
 _LOG: Final = logging.getLogger(__name__)
@@ -38,18 +38,18 @@ class Acceptor:
         self._sockets: list[socket.socket] = []
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
 
-    async def start(self, host: str, port: int, *, insecure: bool = False) -> int:
+    async def start(self, host: str, port: int, exposure: Exposure = Exposure.NOBODY) -> int:
         """Listen on all addresses of `host`; return the port of the first; 0 picks a free one.
 
-        Raises OSError when one of them cannot be listened on, and ConfigurationError when one is
-        not `insecure` and more than a loopback address.
+        Raises OSError when one of them cannot be listened on, and ConfigurationError when other
+        machines can reach one, and nobody may connect from these.
         """
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        exposed = check_reach(host, (str(each[4][0]) for each in found), insecure=insecure)
-        if exposed:
+        exposed = check_reach(host, (str(each[4][0]) for each in found), exposure)
+        if exposed and exposure is Exposure.ANYBODY:
             _LOG.warning(
                 "insecure: listening on %s; clients are not authenticated, each that reaches this"
                 " address can read, write and delete everything",

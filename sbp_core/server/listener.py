@@ -25,6 +25,7 @@ from sbp_core.server.dispatch import Dispatcher, Handler
 from sbp_core.server.outgoing import Unread
 from sbp_core.server.peer import Peer
 from sbp_core.server.runtime import Clock, Turns
+from sbp_core.server.settings import Exposure
 from sbp_core.session.connection import Connection
 from sbp_core.sockets import TlsLink
 from sbp_core.tls import Contexts, PlainTextError, refusal
@@ -93,15 +94,15 @@ class Listener:
         """The addresses that it listens on, each as `sockets.address_text` has it."""
         return [] if self._acceptor is None else self._acceptor.addresses
 
-    async def start(self, host: str, port: int, *, insecure: bool = False) -> int:
+    async def start(self, host: str, port: int, exposure: Exposure = Exposure.NOBODY) -> int:
         """Listen; return the port, which the system picks when `port` is 0.
 
         Raises ConfigurationError when the address cannot be listened on, or other machines can
-        reach it, unless that is meant to be so: `insecure`.
+        reach it, and none of them may.
         """
         acceptor = Acceptor(self._on_accepted)
         try:
-            bound_port = await acceptor.start(host, port, insecure=insecure)
+            bound_port = await acceptor.start(host, port, exposure)
         except OSError as error:
             # The text of a system error repeats the address. Errors of a host name are below 0.
             code = error.errno or 0

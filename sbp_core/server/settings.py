@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,14 @@ def check_settings(settings: Any) -> None:
             raise ConfigurationError(f"{each.name}: expected one of {limit}, got {value!r}")
 
 
+class Exposure(Enum):
+    """Who may connect from other machines."""
+
+    NOBODY = "nobody"
+    CERTIFIED = "clients with a certificate"
+    ANYBODY = "anybody"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSettings:
     """Where a server keeps its data and where it listens.
@@ -88,8 +97,8 @@ class ListenerSettings:
         default="127.0.0.1",
     )
     insecure: bool = choice_setting(
-        "Whether host may be reached from other machines. Clients are not authenticated: all that"
-        " reach a server can read, write and delete everything.",
+        "Whether host may be reached from other machines, though clients show no certificates: all"
+        " that reach a server can read, write and delete everything.",
         (True, False),
         default=False,
     )
@@ -150,7 +159,14 @@ class ListenerSettings:
                 " interface; set advertise_host to the name or address of this machine"
             )
         if is_address(self.host):  # what a name means is known when it listens
-            check_reach(self.host, [self.host], insecure=self.insecure)
+            check_reach(self.host, [self.host], self.exposure)
+
+    @property
+    def exposure(self) -> Exposure:
+        """Who may connect from other machines."""
+        if self.tls_client_ca_file is not None:
+            return Exposure.CERTIFIED
+        return Exposure.ANYBODY if self.insecure else Exposure.NOBODY
 
     @property
     def tls(self) -> ServerTls | None:
@@ -175,19 +191,20 @@ class ListenerSettings:
         return join_address(host, self.advertise_port or port)
 
 
-def check_reach(host: str, addresses: Iterable[str], *, insecure: bool) -> list[str]:
+def check_reach(host: str, addresses: Iterable[str], exposure: Exposure) -> list[str]:
     """Return the addresses of `host` that other machines reach.
 
-    Raises ConfigurationError if there are any, unless that is meant to be so: `insecure`.
+    Raises ConfigurationError if there are any, and nobody may connect from other machines.
     """
     exposed = sorted({each for each in addresses if not is_loopback(each)})
-    if exposed and not insecure:
+    if exposed and exposure is Exposure.NOBODY:
         shown = "" if exposed == [host] else f" ({', '.join(exposed)})"
         raise ConfigurationError(
             f"host: {host}{shown} can be reached from other machines, and clients are not"
             " authenticated: each could read, write and delete everything; set host to a loopback"
-            " address such as 127.0.0.1, or, if all machines that reach it are trusted, allow it"
-            " with --insecure (insecure = true in the file)"
+            " address such as 127.0.0.1; or let clients show certificates (client_ca_file in [tls],"
+            " --tls-client-ca); or, if all machines that reach it are trusted, allow it with"
+            " --insecure (insecure = true in the file)"
         )
     return exposed
 

@@ -13,6 +13,7 @@ from sbp_core.limits import FRAME_BYTES_MIN
 from sbp_core.server.accepting import Acceptor
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
+from sbp_core.server.settings import Exposure
 from sbp_core.session.connection import Connection
 from sbp_core.session.states import GoawayReceived, ResponseReceived
 from sbp_core.wire.dialect import ServerRole, Speech
@@ -283,8 +284,8 @@ def test_a_taken_port_is_a_clear_error():
     run(body)
 
 
-@pytest.mark.parametrize("insecure", [False, True])
-def test_the_addresses_of_a_name_decide_whether_others_reach_it(monkeypatch, caplog, insecure):
+@pytest.mark.parametrize("exposure", Exposure)
+def test_the_addresses_of_a_name_decide_whether_others_reach_it(monkeypatch, caplog, exposure):
     """A name that means this machine today may mean another address tomorrow."""
 
     async def main():
@@ -298,14 +299,14 @@ def test_the_addresses_of_a_name_decide_whether_others_reach_it(monkeypatch, cap
         monkeypatch.setattr(loop, "getaddrinfo", resolve)
         acceptor = Acceptor(lambda *_: None)
         try:
-            await acceptor.start("pd.example.org", 0, insecure=insecure)
+            await acceptor.start("pd.example.org", 0, exposure)
         finally:
             acceptor.close()
 
-    if insecure:
-        asyncio.run(main())
-        assert "listening on 0.0.0.0; clients are not authenticated" in caplog.text
-    else:
+    if exposure is Exposure.NOBODY:
         with pytest.raises(ConfigurationError, match=r"pd.example.org \(0.0.0.0\) can be reached"):
             asyncio.run(main())
-        assert not caplog.records
+        return
+    asyncio.run(main())
+    warned = "listening on 0.0.0.0; clients are not authenticated" in caplog.text
+    assert warned == (exposure is Exposure.ANYBODY)
