@@ -23,7 +23,7 @@ def early_acknowledgement() -> None:
 
 
 def early_quorum() -> None:
-    """Everything that is durable at the primary counts as committed."""
+    """Entries count as committed once they are durable at the primary."""
     from sbp_core.rangeserver.replicating import primary
 
     primary.committed_seq = lambda durable, _: max(durable)

@@ -76,11 +76,12 @@ class Run:
         self._world = world
         self._setup = setup
         self._rng: Random = world.random("faults")
-        servers = 2 if setup.replicas == 1 else self._rng.choice([3, 4])
+        of_replicas = world.random("replicas")
+        servers = 2 if setup.replicas == 1 else of_replicas.choice([3, 4])
         self.cluster = SimulatedCluster(world, folder, servers)
         self.workload = Workload(world)
         self._weights = _WEIGHTS if setup.replicas == 1 else _WEIGHTS | _WEIGHTS_OF_REPLICAS
-        self._frail = self._rng.choice(self.cluster.servers)
+        self._frail = of_replicas.choice(self.cluster.servers)
         """The one server whose disk may lose what was synced: there is a copy elsewhere."""
 
     async def main(self) -> None:
@@ -137,7 +138,7 @@ class Run:
         rng, network = self._rng, self._world.network
         machine = rng.choice(self.cluster.machines)
         kind = pick(rng, self._weights)
-        if kind in _WEIGHTS_OF_REPLICAS:
+        if kind in {"disk lost", "damage"}:
             machine = self._frail
         self._world.note(f"fault: {kind} at {machine.name}")
         if kind == "kill":
@@ -170,6 +171,8 @@ class Run:
             machine.replace_disk()
         elif kind == "damage":
             await self._damage()
+        elif kind == "isolation":
+            await self._isolate(rng.choice(self.cluster.servers))
         elif kind == "clock":
             machine.clock.offset_ms += rng.choice([-3_600_000, -5_000, 5_000, 3_600_000])
         elif kind == "heal":
@@ -183,6 +186,15 @@ class Run:
         loop = self._world.loop
         loop.call_later(seconds, machine.power_on, context=NOBODY)
         loop.call_later(seconds + self._rng.random() * 0.1, machine.start, context=NOBODY)
+
+    async def _isolate(self, server: Machine) -> None:
+        """Cut a server off from the other ones, not from clients, and then its power."""
+        for each in self.cluster.servers:
+            if each is not server:
+                self._world.network.block(server.address, each.address)
+        await asyncio.sleep(self._rng.random() * 0.5)
+        self._cut_power(server, 4)
+        self._world.network.heal()
 
     async def _damage(self) -> None:
         """Damage what the frail server has synced, while others are behind it or down."""
@@ -245,5 +257,6 @@ _WEIGHTS = {
 _WEIGHTS_OF_REPLICAS = {
     "disk lost": 2,
     "damage": 3,
+    "isolation": 4,
 }
-"""Faults that a range survives only with copies; all at one server, as nothing repairs them."""
+"""Faults for ranges with copies. Disks lose data at one server only: nothing copies it again."""
