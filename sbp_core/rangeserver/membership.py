@@ -252,9 +252,12 @@ class Membership:
     async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
         """Return the ranges of these streams that are placed on this server (LIST_RANGES).
 
+        None of them before it has an id: a request without one lists those of all servers.
         ElasticStream's placement manager does not list by server what a seal has opened: there
         they are listed by stream only.
         """
+        if self._identity is None:
+            return []
         is_filtered = self._dialect is not Dialect.SPECIFICATION
         owner = None if is_filtered else self.self_table()
         answers: list[ListRangesResponse] = []

@@ -14,6 +14,7 @@ from scripted_peer import Exchange, ScriptedPeer
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.entry import Location
 from sbp_core.log.segment_rows import Slot
+from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.housekeeping.retention import Held, Retention, expired_below
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.wire.headers import DescribeStreamResult, DescribeStreamsResponse, Stream
@@ -98,3 +99,20 @@ def test_a_placement_driver_that_does_not_know_the_limit_in_bytes_sets_none(
 
     peer.script(Opcode.DESCRIBE_STREAMS, describe)
     assert asyncio.run(main()) == {4: Retention(period_ms=60)}
+
+
+def test_a_server_without_an_id_has_no_ranges(peer: ScriptedPeer, tmp_path: Path) -> None:
+    """Asked for the ranges of no server in particular, the placement driver lists all."""
+    asked: list[Exchange] = []
+    peer.script(Opcode.LIST_RANGES, asked.append)
+
+    async def main() -> list[PlacedRange]:
+        unused: Any = None
+        membership = Membership(peer.endpoint, tmp_path, OsDisk(), 1000, unused, high_water=unused)
+        try:
+            return await membership.list_hosted_ranges([4])
+        finally:
+            await membership.leave()
+
+    assert asyncio.run(main()) == []
+    assert asked == []
