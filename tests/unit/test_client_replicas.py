@@ -285,6 +285,16 @@ def test_an_append_goes_on_in_the_next_range_if_the_primary_is_down(make, two_se
     assert f"fail-over followed: stream=1 old_range=0 range=1 server={new.endpoint}" in line
 
 
+def test_an_append_without_retries_leaves_the_seal_to_the_next_one(make, two_servers):
+    pd, _, new = two_servers(2)
+    client = make(pd.endpoint, retry=RetryPolicy(budget_ms=0))
+    with pytest.raises(ConnectError):
+        client.do("append", [AppendItem(1, b"a")])
+    assert not pd.seen(Opcode.SEAL_RANGE)
+    client.do("append", [AppendItem(1, b"a")])
+    assert len(pd.seen(Opcode.SEAL_RANGE)) == len(new.seen(Opcode.APPEND)) == 1
+
+
 def test_nothing_is_sealed_if_the_stream_went_on_already(make, two_servers):
     pd, _, new = two_servers(1)
     make(pd.endpoint).do("append", [AppendItem(1, b"a")])

@@ -172,7 +172,6 @@ class AppendState:
         self._last_applied: dict[int, int] = {}
         self._uncertain: set[int] = set()
         self._errors: dict[int, _Failure] = {}
-        self._suspects: dict[int, tuple[RangeInfo, SbpError]] = {}
         self._failed: dict[int, int] = {}
         """By stream: the range whose primary failed last, until the stream goes on in another."""
         self._turns: dict[int, Turn] = {}
@@ -407,14 +406,14 @@ class AppendState:
             is_overtaken = (
                 not self._numbering.is_ordered and self._last_applied.get(stream_id, -1) > index
             )
+            if piece is not None and _may_be_lost(piece, error):
+                self._context.replicas.suspect(piece, error)
+                self._failed[stream_id] = piece.range_index
             if wait_ms is None or is_overtaken or stream_id in given_up:
                 given_up.setdefault(stream_id, index)
                 self.failures[index] = attempts.explain(error, "APPEND", endpoint)
             else:
                 longest_ms = max(longest_ms, wait_ms)
-                if piece is not None and _may_be_lost(piece, error):
-                    self._suspects[stream_id] = piece, error
-                    self._failed[stream_id] = piece.range_index
         for index, batch in self._pending():
             if index > given_up.get(batch.item.stream_id, index):
                 self.failures[index] = SbpError("not sent: an earlier batch of the stream failed")
@@ -423,14 +422,14 @@ class AppendState:
     def take_suspects(self) -> list[tuple[RangeInfo, SbpError]]:
         """Return the ranges that may have to end, and why, as of the last failures.
 
-        A range that the placement driver has sealed or moved since is left out.
+        Of this append, and of others of the client that gave up. A range that the placement driver
+        has sealed or moved since is left out.
         """
-        suspects, self._suspects = self._suspects, {}
         router = self._context.router
         return [
             (piece, error)
-            for stream_id, (piece, error) in suspects.items()
-            if (known := router.maybe_open_range(stream_id)) is not None
+            for piece, error in self._context.replicas.take_suspects(self._by_stream)
+            if (known := router.maybe_open_range(piece.stream_id)) is not None
             and (known.range_index, known.servers[0]) == (piece.range_index, piece.servers[0])
         ]
 

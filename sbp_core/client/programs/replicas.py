@@ -8,7 +8,7 @@ is passed over within the operation. Read first: `Replicas.readers`, `Turn.after
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
@@ -59,6 +59,7 @@ class Replicas:
         self._is_own = is_own
         self._failed_ms: dict[_Key, float] = {}
         self._seal_due_ms: dict[tuple[int, int], float] = {}
+        self._suspects: dict[int, tuple[RangeInfo, SbpError]] = {}
 
     def readers(self, piece: RangeInfo, now_ms: float) -> list[str]:
         """Return the servers that have what is read of a range, the first one to ask first.
@@ -88,6 +89,20 @@ class Replicas:
         for each, failed_ms in list(self._failed_ms.items()):
             if failed_ms + _OUTAGE_MS <= now_ms:
                 self._failed_ms.pop(each, None)
+
+    def suspect(self, piece: RangeInfo, error: SbpError) -> None:
+        """Note why the open range of a stream may have to end, for the next try to append to it.
+
+        That may be one of another operation: this one may have no time left.
+        """
+        self._suspects[piece.stream_id] = piece, error
+
+    def take_suspects(self, stream_ids: Iterable[int]) -> list[tuple[RangeInfo, SbpError]]:
+        """Return, once, what was noted of these streams."""
+        if not self._suspects:
+            return []
+        noted = (self._suspects.pop(each, None) for each in stream_ids)
+        return [each for each in noted if each is not None]
 
     def may_ask_seal(self, piece: RangeInfo, now_ms: float, pause_ms: float) -> bool:
         """Whether no operation of this client asked to seal a range a short time ago.
