@@ -128,6 +128,9 @@ class RangeHost:
         """The replicated ranges of which this process is the primary."""
         self.on_ended: Callable[[Sequence[StreamRange]], None] = lambda _: None
         """Called with replicated ranges of which it is decided where they end."""
+        self.half_sealed: set[RangeKey] = set()
+        """Ranges that are sealed here and that the placement driver lists as open: it was stopped
+        in between, and their streams have no range that accepts appends."""
         self._to_lead: dict[RangeKey, PlacedRange] = {}
         """Ranges that this process leads as soon as the log has them."""
         self.table = table
@@ -369,12 +372,20 @@ class RangeHost:
             ]
             if entries:
                 await self._committer.submit(entries)
+            self._note_half_sealed(each.stream_range for each in found)
             self.on_ended([each.stream_range for each in found if self._is_ended(each)])
         except SbpError as error:
             _LOG.warning("range look-up failed: streams=%d error=%s", len(stream_ids), error)
         finally:
             for stream_id in stream_ids:
                 self._lookups.pop(stream_id, None)
+
+    def _note_half_sealed(self, listed: Iterable[StreamRange]) -> None:
+        for where in listed:
+            hosted = self.table.maybe_range((where.stream_id, where.range_index))
+            if hosted is not None:
+                is_half = where.end_offset < 0 and hosted.state is RangeState.SEALED
+                (self.half_sealed.add if is_half else self.half_sealed.discard)(hosted.key)
 
     def _continues(self, where: StreamRange, ends: Mapping[tuple[int, int], int]) -> bool:
         """Whether a new range starts where the one before ends, if that one is known.

@@ -12,15 +12,19 @@ from typing import Any
 from sim_loop import NOBODY, Process
 from sim_world import SimulatedClock, SimulatedDisk, SimulatedProbe, World
 
-from sbp_core.errors import SbpError
+from sbp_core.errors import LogCorruptionError, SbpError
 from sbp_core.limits import KIB
+from sbp_core.log.recovery.inspection import inspect_log, repair_log
+from sbp_core.log.recovery.opening import has_segments
 from sbp_core.log.segment import maybe_segment_base
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
+from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.replication import Prefix
+from sbp_core.segment_format import EntryKind
 
 DRIVER_ADDRESS, DRIVER_PORT = "10.0.0.1", 12378
 DRIVER = f"{DRIVER_ADDRESS}:{DRIVER_PORT}"
@@ -28,6 +32,10 @@ SERVER_PORT = 10911
 SEGMENT_BYTES = 64 * KIB
 HEARTBEAT_MS = 300
 RESTART_SECONDS = 0.2
+RESTART_SECONDS_MAX = 5.0
+"""After starts that failed."""
+REPAIR_SECONDS = 2.0
+"""Until an operator repairs a log that is damaged, at most."""
 
 
 class Machine:
@@ -50,6 +58,9 @@ class Machine:
     def make_server(self) -> Any:
         """Return a server that was not started."""
         raise NotImplementedError
+
+    def on_refused(self, error: SbpError) -> None:
+        """A start failed."""
 
     @property
     def is_serving(self) -> bool:
@@ -102,7 +113,8 @@ class Machine:
         for close in [*process.on_death]:
             close()
         if not is_power_lost and not self.is_held_down:
-            delay = RESTART_SECONDS * (1 + self._rng.random())
+            seconds = min(RESTART_SECONDS * 2 ** len(self.refusals), RESTART_SECONDS_MAX)
+            delay = seconds * (1 + self._rng.random())
             self._world.loop.call_later(delay, self._start_again, context=NOBODY)
 
     def _start_again(self) -> None:
@@ -118,6 +130,7 @@ class Machine:
             self.refusals.append(str(error))
             await server.stop()
             self._end(process, is_power_lost=False)
+            self.on_refused(error)
             return
         self.refusals.clear()
         self._server = server
@@ -171,20 +184,45 @@ class RangeServerMachine(Machine):
         self._world.note(f"{self.name} has an empty disk")
 
     def damage(self) -> None:
-        """Change a byte of an entry that was synced, in the last segment of the log."""
+        """Change a byte of one of the last entries of which the log proves that they were synced.
+
+        Mostly of a batch: the server starts with it. With other entries an operator has to act.
+        """
         assert self.disk is not None
         segments = sorted(each for each in self.disk.names if each.suffix == ".log")
-        if segments:
-            self.is_damaged = True
-            base = maybe_segment_base(segments[-1].name)
-            assert base is not None
-            file = self.disk.open(segments[-1], is_writable=False)
-            entries = [*SegmentScanner(file, base, file.size()).entries()][:-1]
-            bodies = [item[1] for item in entries if not isinstance(item, Damage)]
-            if bodies:
-                location = self._rng.choice(bodies[-4:])
-                self.disk.flip(segments[-1], location.end - 1 - base)
-                self._world.note(f"{self.name} is damaged at {location.position}")
+        if not segments:
+            return
+        self.is_damaged = True
+        base = maybe_segment_base(segments[-1].name)
+        assert base is not None
+        file = self.disk.open(segments[-1], is_writable=False)
+        scanner = SegmentScanner(file, base, file.size())
+        found = [each for each in scanner.entries() if not isinstance(each, Damage)]
+        synced = [each for each in found if each[1].end <= scanner.durable_upto]
+        if self._rng.random() < 0.8:
+            synced = [each for each in synced if each[0].kind is EntryKind.BATCH]
+        if synced:
+            _, location = self._rng.choice(synced[-3:])
+            self.disk.flip(segments[-1], location.end - 1 - base)
+            self._world.note(f"{self.name} is damaged at {location.position}")
+
+    def on_refused(self, error: SbpError) -> None:
+        """Let an operator do what the message says."""
+        if isinstance(error, LogCorruptionError) and self.is_damaged:
+            self._world.loop.call_later(
+                self._rng.random() * REPAIR_SECONDS, self._repair, context=NOBODY
+            )
+
+    def _repair(self) -> None:
+        """Do what `sbp log repair` does."""
+        folder = Path("/data") / self.name / "log"
+        if self.process is None and self.disk is not None and has_segments(self.disk, folder):
+            repair_log(self.disk, folder, inspect_log(self.disk, folder), self.clock.wall_ms())
+            self._world.note(f"{self.name} is repaired")
+
+    def hosted(self, key: RangeKey) -> HostedRange | None:
+        """Return a range as the server that runs has it."""
+        return self._server._host.table.maybe_range(key) if self.is_serving else None
 
     def copies(self) -> dict[RangeKey, LoggedRange]:
         """Return the replicated ranges in its log."""
@@ -253,13 +291,20 @@ class SimulatedCluster:
         ]
 
     def ends_of_copies(self) -> dict[RangeKey, dict[str, tuple[int, Prefix | None]]]:
-        """Return where the settled copies of each range end, by server."""
+        """Return where the settled copies of each range end, by server that lost nothing."""
         found: dict[RangeKey, dict[str, tuple[int, Prefix | None]]] = {}
         for server in self.servers:
+            if server.is_damaged:
+                continue
             for key, each in server.ended_copies().items():
                 if each.state is RangeState.SEALED and each.is_whole:
                     found.setdefault(key, {})[server.name] = each.next_offset, each.prefix
         return found
+
+    def is_sealed(self, key: RangeKey) -> bool:
+        """Whether a server has sealed a range."""
+        hosted = [each.hosted(key) for each in self.servers]
+        return any(each is not None and each.state is RangeState.SEALED for each in hosted)
 
     @property
     def refusals(self) -> list[str]:

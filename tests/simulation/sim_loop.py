@@ -22,11 +22,15 @@ from concurrent.futures import Executor, Future
 from contextvars import Context, ContextVar
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, TypeGuard
 
 TURN_SECONDS = 1e-5
 """Time that each turn of the loop takes: whatever a program does, the time goes on."""
-TURNS_MAX = 5_000_000
+WORK_SECONDS_MAX = 30.0
+TURNS_MAX = 60_000
+"""A run takes some thousand turns; one that never ends takes a few seconds until it is given up."""
+TURNS_BETWEEN_LOOKS = 1_000
+"""After how many turns the tasks that have ended are looked at, and forgotten."""
 
 
 class ProcessDied(BaseException):
@@ -111,10 +115,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(self)
         try:
             task = self.create_task(main)
-            for _ in range(TURNS_MAX):
+            for turn in range(TURNS_MAX):
                 if task.done():
                     return task.result()
                 self._turn()
+                if turn % TURNS_BETWEEN_LOOKS == 0:
+                    self._forget_ended()
             raise AssertionError(f"the run has not ended after {TURNS_MAX} turns of the loop")
         finally:
             asyncio._set_running_loop(None)
@@ -137,6 +143,15 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 process.backlog.append(handle)
                 continue
             handle._run()
+
+    def _forget_ended(self) -> None:
+        """Let go of the tasks that have ended; raise what is meant for the run as a whole."""
+        ended = [task for task in self._tasks if task.done()]
+        self._tasks = [task for task in self._tasks if not task.done()]
+        for task in ended:
+            error = None if task.cancelled() else task.exception()
+            if is_meant_for_run(error):
+                raise error
 
     def resume(self, process: Process) -> None:
         """Let a process that was paused go on, with what is due since then."""
@@ -204,8 +219,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Note what nobody caught: that is a defect of the program."""
+        """Note what nobody caught: that is a defect of the program, unless it ends the run."""
         error = context.get("exception")
+        if is_meant_for_run(error):
+            raise error
         if not self._is_closed and not isinstance(error, ProcessDied):
             self.faults.append(f"{context['message']}: {error!r}")
 
@@ -232,7 +249,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Return how long the next work of a thread takes."""
         chance = self._rng.random()
         scale = 0.0005 if chance < 0.9 else 0.01 if chance < 0.995 else 0.2
-        return self._rng.random() * scale * (process.slowness if process is not None else 1.0)
+        slowness = process.slowness if process is not None else 1.0
+        return min(self._rng.random() * scale * slowness, WORK_SECONDS_MAX)
 
     # Network
 
@@ -243,6 +261,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     async def connect_accepted_socket(self, factory: Callable[[], Any], sock: Any, **_: Any) -> Any:
         return sock.adopt(factory())
+
+
+def is_meant_for_run(error: BaseException | None) -> TypeGuard[BaseException]:
+    """Whether an error is none of a program: the time limit of a test, for example."""
+    return error is not None and not isinstance(
+        error, (Exception, ProcessDied, asyncio.CancelledError)
+    )
 
 
 def _owner(context: Context | None) -> Process | None:

@@ -77,7 +77,7 @@ def no_digest() -> None:
 
 def damage_counts() -> None:
     """A copy that lost entries decides as a whole one does."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from sbp_core.pd.streams.fencing import Fence
 

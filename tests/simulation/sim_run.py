@@ -18,8 +18,9 @@ from sim_world import World, new_world
 
 STREAMS = 3
 FAULT_PAUSE_SECONDS = 1.0
-HEAL_SECONDS = 120.0
+HEAL_SECONDS = 60.0
 """Simulated time in which all clients finish once all servers work again."""
+ERROR_CHARACTERS = 2_000
 MEMORY_FOLDER = Path("/dev/shm")
 
 
@@ -54,7 +55,7 @@ def run_seed(seed: int, setup: Setup = Setup()) -> Report:
             try:
                 world.loop.run_until_complete(run.main())
             except Exception as failure:
-                error = f"{type(failure).__name__}: {failure}"
+                error = f"{type(failure).__name__}: {failure}"[:ERROR_CHARACTERS]
             run.cluster.driver.kill()
             operations = run.workload.history.operations()
             return Report(
@@ -102,7 +103,7 @@ class Run:
             await workload.finish(HEAL_SECONDS)
         except AssertionError as error:
             raise AssertionError(f"{error}; servers: {cluster.refusals or 'run'}") from error
-        await workload.audit()
+        await workload.audit(HEAL_SECONDS)
         await self._check_replicas()
         operations = workload.history.operations()
         world.lines.append(repr(operations))
@@ -206,7 +207,7 @@ class Run:
         await asyncio.sleep(rng.random() * 0.5)
         for each in down:
             self._cut_power(each, rng.choice([0.5, 4]))
-        self._cut_power(frail)
+        self._cut_power(frail, 0.3)
         frail.damage()
         await asyncio.sleep(rng.random() * 0.2)
         self._world.network.heal()
@@ -256,7 +257,7 @@ _WEIGHTS = {
 
 _WEIGHTS_OF_REPLICAS = {
     "disk lost": 2,
-    "damage": 3,
+    "damage": 5,
     "isolation": 4,
 }
 """Faults for ranges with copies. Disks lose data at one server only: nothing copies it again."""

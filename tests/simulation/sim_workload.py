@@ -293,7 +293,7 @@ class Workload:
             self.trimmed_ids, self.committed_ids = self.stream_ids[:1], self.stream_ids[1:]
             await auditor.close()
 
-        await self._as_auditor(create)
+        await self.as_auditor(create)
 
     def start(self, rng: Random) -> None:
         """Let clients begin, as many of each kind as the seed says."""
@@ -323,8 +323,8 @@ class Workload:
             if task.done():
                 task.result()
 
-    async def audit(self) -> None:
-        """Journal all that the streams hold, and their ranges."""
+    async def audit(self, seconds: float) -> None:
+        """Journal all that the streams hold, and their ranges. Raises AssertionError if late."""
         auditor = self._new_auditor()
 
         async def list_all() -> None:
@@ -341,12 +341,19 @@ class Workload:
                 self.history.ok(number, ranges=triples(ranges[stream_id]))
             await auditor.close()
 
-        await self._as_auditor(list_all)
+        try:
+            async with asyncio.timeout(seconds):
+                await self.as_auditor(list_all)
+        except TimeoutError as error:
+            late = f"not all can be read {seconds} s after all clients have finished"
+            raise AssertionError(late) from error
 
     def _new_auditor(self) -> AsyncClient:
         return AsyncClient(DRIVER, retry=RetryPolicy(budget_ms=AUDIT_RETRY_MS))
 
-    async def _as_auditor(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def as_auditor(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something in a process of its own."""
+
         async def do() -> None:
             await work()
 

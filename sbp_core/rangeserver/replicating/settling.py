@@ -7,14 +7,16 @@ here, and all of it may be read.
 
 The decision is looked up at the placement driver, when that announces it, and every now and then
 while there are ranges that are fenced. A replicated range that is found open in the log at the
-start has no primary any more, if this server was it: the placement driver is asked to end it.
+start has no primary any more, if this server was it: the placement driver is asked to end it. So
+it is with a range that was sealed here, replicated or not, if the placement driver was stopped
+before it stored that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -146,8 +148,23 @@ class Settler:
             or is_round
             or hosted.key in troubled
         ]
-        if not undecided:
-            return
+        asked = {
+            key for key, at in self._asked_at.items() if 1000 * (now - at) < limits.COPY_BEHIND_MS
+        }
+        wanted = dict.fromkeys(self._host.half_sealed, SealCause.REQUESTED)
+        if undecided:
+            wanted |= await self._without_primary(undecided, troubled, now)
+        for cause in SealCause:
+            left = sorted(key for key in wanted if wanted[key] is cause and key not in asked)
+            self._asked_at |= dict.fromkeys(left, now)
+            if left:
+                refused = await self._driver.ask_to_seal(left, cause)
+                self._host.half_sealed -= {key for key in left if key[0] not in refused}
+
+    async def _without_primary(
+        self, undecided: Sequence[HostedRange], troubled: Collection[RangeKey], now: float
+    ) -> dict[RangeKey, SealCause]:
+        """Settle those that have ended; return those that this server has to let end, and why."""
         placed = await self._driver.list_hosted_ranges(
             list(dict.fromkeys(each.stream_id for each in undecided))
         )
@@ -163,25 +180,14 @@ class Settler:
         }
         self._inherited &= {hosted.key for hosted, each in known if self._was_first(each)}
         self.settle_soon([each for _, each in known if each.end_seq >= 0])
-        asked = {
-            key for key, at in self._asked_at.items() if 1000 * (now - at) < limits.COPY_BEHIND_MS
-        }
-        left = [
-            hosted
-            for hosted, each in known
-            if each.end_seq < 0
-            and self._was_first(each)
-            and (self._has_no_primary(hosted) or hosted.key in troubled)
-            and hosted.key not in asked
-        ]
-        self._asked_at |= {hosted.key: now for hosted in left}
-        for cause, has_none in (
-            (SealCause.PRIMARY_SILENT, True),
-            (SealCause.REPLICA_LACKING, False),
-        ):
-            ranges = [each.key for each in left if self._has_no_primary(each) is has_none]
-            if ranges:
-                await self._driver.ask_to_seal(ranges, cause)
+        led = [hosted for hosted, each in known if each.end_seq < 0 and self._was_first(each)]
+        causes: dict[RangeKey, SealCause] = {}
+        for hosted in led:
+            if self._has_no_primary(hosted):
+                causes[hosted.key] = SealCause.PRIMARY_SILENT
+            elif hosted.key in troubled:
+                causes[hosted.key] = SealCause.REPLICA_LACKING
+        return causes
 
     def _has_no_primary(self, hosted: HostedRange) -> bool:
         return hosted.state is RangeState.FENCED or hosted.key in self._inherited
