@@ -125,6 +125,7 @@ class ClusterSettings:
     retention_check_interval_ms: int = _setting_of(
         RangeServerSettings, "retention_check_interval_ms"
     )
+    scrub_bytes_per_s: int = _setting_of(RangeServerSettings, "scrub_bytes_per_s")
     staged_timeout_ms: int = _setting_of(RangeServerSettings, "staged_timeout_ms")
 
     def __post_init__(self) -> None:

@@ -45,7 +45,8 @@ class RangeServerInfo:
 
     `led_ranges` and `copied_ranges` are the open ranges of which it is the primary and a secondary.
     `unreplicated_ranges` counts the `sealed_ranges` that are on no other server.
-    `missing_replicas` counts the ranges led there of which a replica lacks entries.
+    `missing_replicas` counts the ranges led there of which a replica lacks entries, and those with
+    damage there.
     `disk_free_bytes` is None if it reported no load. One that `is_draining` gets no ranges.
     """
 

@@ -200,10 +200,11 @@ class Log(ReadableLog):
     def cut(self, key: RangeKey, end_offset: int, end: Prefix) -> Entry:
         """Return the entry that settles a replicated range before the last entries that are here.
 
-        Nothing may be appended to the range from then on but that. Raises LogError if `end` is not
-        a prefix of what is here, or what was staged there cannot be told.
+        Or one that was damaged, all of whose entries can be read again. Nothing may be appended to
+        the range from then on but that. Raises LogError if `end` is not a prefix of what is here,
+        or what was staged there cannot be told.
         """
-        logged = self._replica_range(key, end.seq)
+        logged = self._replica_range(key, end.seq, is_mended=True)
         with self._writing:
             is_last = all(each.key <= key for each in self._states if each.stream_id == key[0])
         now = ReplicaStates(logged, self.staged, self.writers, is_last)

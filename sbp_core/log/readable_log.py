@@ -19,6 +19,7 @@ from sbp_core.log.bodies import RecentBodies
 from sbp_core.log.disk import Disk
 from sbp_core.log.entry import Entry, Location
 from sbp_core.log.replica_reading import ReplicaReader
+from sbp_core.log.segment import SegmentView
 from sbp_core.log.segment_rows import DatedOffset, Slot
 from sbp_core.log.states.range_states import OFFSET_MAX, LoggedRange, RangeKey, RangeStates
 from sbp_core.log.states.replicated_entries import portable
@@ -47,6 +48,8 @@ class ReadableLog:
         self.lookup = BatchLookup(disk, directory)
         self.extent = extent
         self.recent = RecentBodies(limits.RECENT_BODIES_BYTES_MAX)
+        self.suspects: set[int] = set()
+        """The bases of segments in which a batch was found to be damaged; any thread adds some."""
         self._states = states
 
     @property
@@ -147,16 +150,38 @@ class ReadableLog:
             lambda extent: ReplicaReader(self.lookup, extent, logged).prefix_at(seq)
         )
 
+    def segment_before(self, key: RangeKey, seq: int) -> int:
+        """Return the base of the last segment that has no entry of a range up to a number.
+
+        Raises LogError if the entries behind that number are not all here.
+        """
+        logged = self._replica_range(key, seq)
+        extent = self.extent
+        at = ReplicaReader(self.lookup, extent, logged).segment_before(seq)
+        return (*extent.sealed, extent.active.segment)[at].base
+
+    def segment_view(self, base: int) -> SegmentView | None:
+        """Return the segment at a base, None if it was removed. Raises LogError."""
+        extent = self.extent
+        if base == extent.active.segment.base:
+            return extent.active
+        found = next((each for each in extent.sealed if each.base == base), None)
+        return None if found is None else self.lookup.views.view(found)
+
     def _end_offset(self, key: RangeKey) -> int:
         """Return the offset from which on batches do not count: they were cut from a replica."""
         logged = self.maybe_range(key)
         is_settled = logged is not None and logged.prefix is not None and not logged.is_unsettled
         return logged.next_offset if logged is not None and is_settled else OFFSET_MAX
 
-    def _replica_range(self, key: RangeKey, seq: int) -> LoggedRange:
-        """Return a replicated range. Raises LogError unless its first `seq` entries are here."""
+    def _replica_range(self, key: RangeKey, seq: int, *, is_mended: bool = False) -> LoggedRange:
+        """Return a replicated range. Raises LogError unless its first `seq` entries are here.
+
+        Those that were damaged count if they may have been mended.
+        """
         logged = self.maybe_range(key)
-        if logged is None or logged.prefix is None or logged.prefix.seq < seq:
+        known_seq = -1 if logged is None else logged.highest_seq if is_mended else logged.seq
+        if logged is None or logged.prefix is None or known_seq < seq:
             what = "is not here" if logged is None else "is not replicated"
             if logged is not None and logged.prefix is not None:
                 what = f"has {logged.prefix.seq} entries without a gap, not {seq}"

@@ -111,7 +111,9 @@ class ReplicaReader:
                     return
             at += 1
             is_last = at > len(self._extent.sealed)
-            if is_last or self._prefix_in(self.snapshot(at)) != prefix:
+            after = None if is_last else self.range_in(self.snapshot(at))
+            is_known = after is None or after.is_whole  # else entries were damaged, and mended
+            if is_last or (is_known and self._prefix_in(self.snapshot(at)) != prefix):
                 raise self._missing(view, prefix.seq + 1)
 
     def _read_segment(self, view: SegmentView, prefix: Prefix) -> Iterator[Numbered]:
@@ -210,7 +212,7 @@ def cut_after(reader: ReplicaReader, now: ReplicaStates, end_offset: int, end: P
             f" {end_offset}: it was changed from outside, or is another stream's"
         )
     cut = Cut(_writers_at_end(snapshot.writers, now), _staged_at_end(snapshot.staged, now).encode())
-    entry = cut_entry(logged.key, end_offset, end, cut)
+    entry = cut_entry(logged.key, end_offset, end, cut, is_mended=not logged.is_whole)
     if entry.length > limits.ENTRY_BYTES_MAX:
         raise LogError(
             f"what is staged in range {logged.range_index} of stream {logged.stream_id} takes"

@@ -23,6 +23,8 @@ from sbp_core.wire.dialect import Dialect, parse_dialect
 
 FSYNC_ALWAYS: Final = "always"
 FSYNC_INTERVAL: Final = "interval"
+_SCRUB_BYTES_PER_S: Final = 4 * limits.MIB
+_SCRUB_BYTES_PER_S_MAX: Final = 1024 * limits.MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,15 @@ class RangeServerSettings(ListenerSettings):
         limits.RETENTION_CHECK_INTERVAL_MS_MAX,
         default=limits.RETENTION_CHECK_INTERVAL_MS,
         unit="milliseconds",
+    )
+    scrub_bytes_per_s: int = integer_setting(
+        "How much of the log is read in a second to find damage, which is then mended from another"
+        " replica. All of it is read at most once a day. 0 turns it off; damage that readers find"
+        " is mended nevertheless.",
+        0,
+        _SCRUB_BYTES_PER_S_MAX,
+        default=_SCRUB_BYTES_PER_S,
+        unit="bytes",
     )
     staged_timeout_ms: int = integer_setting(
         "How long batches stay staged for a transaction without a decision; then it is aborted, and"

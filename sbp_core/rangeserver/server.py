@@ -161,6 +161,7 @@ class RangeServer:
             disk_space=self._disk_space,
             readers=self._readers,
             tls=self._settings.client_tls,
+            scrub_bytes_per_s=self._settings.scrub_bytes_per_s,
         )
 
     def _make_disk_space(self, committer: GroupCommitter) -> DiskSpace:
@@ -278,12 +279,13 @@ class RangeServer:
         loop = asyncio.get_running_loop()
         free = await self._disk_space.measure()
         used = await loop.run_in_executor(self._readers, self._probe.memory_used_bytes)
+        damaged = 0 if self._settler is None else self._settler.scrubber.damaged_count
         return self._metrics.report(
             server,
             disk_free_bytes=0 if self._disk_space.is_refusing else free,
             memory_used_bytes=used,
             unindexed_bytes=self._committer.pending_bytes,
-            missing_replicas=self._host.primary.incomplete_count,
+            missing_replicas=self._host.primary.incomplete_count + damaged,
         )
 
     def _on_failure(self, future: asyncio.Future[SbpError]) -> None:

@@ -374,6 +374,29 @@ def test_a_segment_with_nothing_but_an_end_of_a_replica_stays():
     assert in_transit(log.numbered_entries(KEY, 0, 1)) == [drop("t")]
 
 
+@pytest.mark.parametrize("seq", [2, 7, 18])
+def test_a_replica_whose_damage_is_mended_is_settled_as_a_whole(seq: int):
+    disk, numbered = whole(is_settled=False)
+    path, _, location = places(disk)[seq - 1]
+    spoil(disk, path, location.end - 1)
+    log = open_log(disk, segment_bytes=100_000)
+    log.append([fenced_entry(KEY)])
+    log.end_segment()
+    log.append([created(9)])
+    end, end_offset = prefix_of(*numbered), logged(log).next_offset
+    with pytest.raises(LogCorruptionError):
+        log.cut(KEY, end_offset, end)
+    spoil(disk, path, location.end - 1)
+    log.append([log.cut(KEY, end_offset, end)])
+    for _ in range(2):
+        assert logged(log).is_whole
+        assert (logged(log).state, logged(log).prefix) == (RangeState.SEALED, end)
+        assert {each.txn_id for each in log.staged.stagings()} == {"v"}
+        assert [writer.last_sequence for writer in log.writers.writers_of(1)] == [11]
+        log.close()
+        log = open_log(disk, segment_bytes=100_000)
+
+
 @pytest.mark.parametrize("gap", [0, 5])
 def test_records_are_copied_behind_those_that_are_here(gap: int):
     """Or behind some that are trimmed elsewhere; what was staged here does not count."""

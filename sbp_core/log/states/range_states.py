@@ -376,16 +376,17 @@ def _ended(logged: LoggedRange, entry: Entry) -> LoggedRange:
 def _settled(logged: LoggedRange, entry: Entry) -> LoggedRange:
     """Return a replicated range after its SETTLED entry. Raises LogCorruptionError.
 
-    If entries before the end are damaged it is settled, and not whole.
+    If entries before the end are damaged it is settled, and not whole, unless they were mended.
     """
-    prefix, end, end_offset = logged.prefix, decode_settled(entry).end, entry.base_offset
+    settled = decode_settled(entry)
+    prefix, end, end_offset = logged.prefix, settled.end, entry.base_offset
     if logged.state is RangeState.DELETED:
         return logged
     if prefix is None:  # its records were copied
         if end_offset != logged.next_offset:
             raise _contradiction(logged, entry, f"an end at offset {logged.next_offset}")
         return replace(logged, state=RangeState.SEALED, prefix=end, highest_seq=end.seq)
-    is_here = end.seq <= prefix.seq
+    is_here = end.seq <= prefix.seq or settled.is_mended
     if (logged.is_whole and not is_here) or (end.seq == prefix.seq and end != prefix):
         raise _contradiction(logged, entry, f"an end in entries 1 to {prefix.seq}")
     if end_offset > logged.next_offset or (

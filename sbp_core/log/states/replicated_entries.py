@@ -13,7 +13,8 @@ it is settled.
 A SETTLED entry has the end of the range as its base offset. Its body, big-endian:
 
     0      version  u8    1
-    1      flags    u8    1 if the range had entries behind its end here: they do not count
+    1      flags    u8    1 if the range had entries behind its end here: they do not count;
+                          2 if entries that were damaged can be read again
     2-9    seq      u64   of the last entry of the range
     10-25  digest         of all entries up to there, zeros if there are none
 
@@ -52,6 +53,7 @@ _SETTLED: Final = struct.Struct(f">BBQ{DIGEST_BYTES}s")
 _LENGTH: Final = struct.Struct(">I")
 _VERSION: Final = 1
 _IS_CUT: Final = 1
+_IS_MENDED: Final = 2
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
 """In place of the digest of no entries."""
 
@@ -140,9 +142,12 @@ def copied_entry(key: tuple[int, int], end_offset: int, end: Prefix) -> Entry:
     return cut_entry(key, end_offset, end, Cut(b"", b""))
 
 
-def cut_entry(key: tuple[int, int], end_offset: int, end: Prefix, cut: Cut) -> Entry:
+def cut_entry(
+    key: tuple[int, int], end_offset: int, end: Prefix, cut: Cut, *, is_mended: bool = False
+) -> Entry:
     """Return the entry that ends a replicated range before the last entries that are here."""
-    head = _encode_end(end, _IS_CUT) + _LENGTH.pack(len(cut.writers))
+    flags = _IS_CUT | (_IS_MENDED if is_mended else 0)
+    head = _encode_end(end, flags) + _LENGTH.pack(len(cut.writers))
     return Entry(EntryKind.SETTLED, *key, end_offset, 0, b"".join((head, cut.writers, cut.staged)))
 
 
@@ -152,10 +157,14 @@ def _encode_end(end: Prefix, flags: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The content of a SETTLED entry; `cut` is None if all entries count that are here."""
+    """The content of a SETTLED entry; `cut` is None if all entries count that are here.
+
+    If it `is_mended`, all entries up to the end were read before it, also those that were damaged.
+    """
 
     end: Prefix
     cut: Cut | None
+    is_mended: bool = False
 
 
 def decode_settled(entry: Entry) -> Settled:
@@ -168,4 +177,5 @@ def decode_settled(entry: Entry) -> Settled:
         return Settled(end, None)
     (writers_length,) = unpack_at(_LENGTH, entry.body, _SETTLED.size)
     records = memoryview(entry.body)[_SETTLED.size + _LENGTH.size :]
-    return Settled(end, Cut(records[:writers_length], records[writers_length:]))
+    cut = Cut(records[:writers_length], records[writers_length:])
+    return Settled(end, cut, is_mended=bool(flags & _IS_MENDED))

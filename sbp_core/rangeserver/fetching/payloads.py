@@ -23,7 +23,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.errors import LogError
+from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.local_registry import FOLDERS_VARIABLE, Registration, registry_path
 from sbp_core.log.bodies import RecentBody, read_bodies
 from sbp_core.log.disk import Disk, describe_os_error, write_file
@@ -84,6 +84,8 @@ def read_slots(
         else:
             buffers.append(body)
     slot_count = len(bodies.data)
+    if isinstance(bodies.error, LogCorruptionError):
+        log.suspects.add(slots[slot_count].view.segment.base)
     if sum(map(len, bodies.data)) < slot_count * limits.FETCH_JOIN_BYTES:
         buffers = [b"".join(buffers)]
         recent = ()

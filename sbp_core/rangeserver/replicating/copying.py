@@ -34,6 +34,7 @@ from sbp_core.errors import (
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
+from sbp_core.log.mending import DamagedEntry
 from sbp_core.log.portable import decode_portable, encode_portable
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
@@ -119,6 +120,36 @@ class Copier:
         )
         return copied_entry(hosted.key, where.end_offset, end)
 
+    async def find_body(self, damaged: DamagedEntry, where: StreamRange) -> tuple[Buffer, ...]:
+        """Return what the body of a damaged entry may have been, from another replica.
+
+        By its number; a batch of a settled range also by its offset. Raises SbpError.
+        """
+        header, key = damaged.header, (where.stream_id, where.range_index)
+        assert header is not None
+        asked = [(damaged.seq - 1, damaged.seq, -1)] if damaged.seq else []
+        if header.kind is EntryKind.BATCH and where.end_seq >= 0:
+            asked.append((0, where.end_seq, header.base_offset))
+        found: list[Entry] = []
+
+        async def read(address: str) -> None:
+            error: SbpError = LogError("its number is not known here")
+            for each in asked:
+                try:
+                    _, entries = await self._ask(address, key, each, bytes_max=1)
+                    header.check_body(*_body(entries[0]))
+                except (SbpError, IndexError) as failure:
+                    error = failure if isinstance(failure, SbpError) else error
+                else:
+                    found.append(entries[0])
+                    return
+            raise error
+
+        failure = await self._from_any(where, read)
+        if failure is not None:
+            raise failure
+        return _body(found[0])
+
     async def _from_any(self, where: StreamRange, read: _Read) -> SbpError | None:
         """Let each of the other servers be read from, until one has all; return why none had."""
         errors: list[SbpError] = [LogError("no other server has a copy of the range")]
@@ -138,7 +169,7 @@ class Copier:
         """Append entries of a server up to `end`, behind those that are here."""
         have = self._logged(hosted).prefix or Prefix()
         while have.seq < end.seq:
-            response, entries = await self._ask(address, hosted.key, have.seq, end.seq)
+            response, entries = await self._ask(address, hosted.key, (have.seq, end.seq, -1))
             if bytes(response.before_digest) != have.digest:
                 raise LogCorruptionError(
                     f"the first {have.seq} entries of the copy at {address} are not those here"
@@ -190,7 +221,7 @@ class Copier:
     ) -> tuple[ReadEntriesResponse, list[Entry]]:
         """Return what a replica answers that has settled the range as it was decided."""
         asked = (after, where.end_seq, from_offset)
-        response, entries = await self._ask(address, hosted.key, *asked)
+        response, entries = await self._ask(address, hosted.key, asked)
         if bytes(response.end_digest) != bytes(where.end_digest):
             raise LogError(
                 f"the copy at {address} does not end as was decided, or sends no records"
@@ -198,12 +229,16 @@ class Copier:
         return response, entries
 
     async def _ask(
-        self, address: str, key: RangeKey, after_seq: int, upto_seq: int, from_offset: int = -1
+        self,
+        address: str,
+        key: RangeKey,
+        asked: tuple[int, int, int],
+        bytes_max: int = limits.REPLICATE_FRAME_BYTES,
     ) -> tuple[ReadEntriesResponse, list[Entry]]:
+        """Return an answer to READ_ENTRIES for `asked`: after_seq, upto_seq and from_offset."""
         timeout_ms = limits.REQUEST_TIMEOUT_MS
-        request = ReadEntriesRequest(
-            timeout_ms, *key, after_seq, upto_seq, limits.REPLICATE_FRAME_BYTES, from_offset
-        )
+        after_seq, upto_seq, from_offset = asked
+        request = ReadEntriesRequest(timeout_ms, *key, after_seq, upto_seq, bytes_max, from_offset)
         call = Call(
             address, Opcode.READ_ENTRIES, request, timeout_ms, feature=FeatureName.REPLICATION
         )
@@ -333,8 +368,13 @@ class ReadEntriesHandler:
             left -= slot.body_length
             bodies = read_bodies(key, [slot], self._log.recent)
             if bodies.error is not None:
+                self._log.suspects.add(slot.view.segment.base)
                 raise bodies.error
             yield slot, bodies.data[0]
+
+
+def _body(entry: Entry) -> tuple[Buffer, ...]:
+    return (entry.prefix, entry.body) if entry.prefix else (entry.body,)
 
 
 def _check_settled(request: ReadEntriesRequest, logged: LoggedRange | None) -> None:

@@ -22,14 +22,15 @@ from functools import partial
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import LogError, SbpError
+from sbp_core.errors import SbpError
 from sbp_core.log.durable_log import Log
-from sbp_core.log.states.range_states import RangeKey, RangeState
+from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
 from sbp_core.rangeserver.replicating.copying import Copier
+from sbp_core.rangeserver.replicating.scrubbing import Scrubber
 from sbp_core.rangeserver.replicating.secondary import Secondary
 from sbp_core.replication import Prefix
 from sbp_core.server.runtime import cancel_all
@@ -59,12 +60,14 @@ class Settler:
         *,
         disk_space: DiskSpace,
         readers: ThreadPoolExecutor,
+        scrub_bytes_per_s: int,
         tls: Tls | None = None,
     ) -> None:
         self._host = host
         self._log = log
         self._committer = committer
         self._copier = Copier(log, committer, secondary, lambda: driver.server_id, tls)
+        self.scrubber = Scrubber(host, log, self._copier, driver, bytes_per_s=scrub_bytes_per_s)
         self._driver = driver
         self._disk_space = disk_space
         self._readers = readers
@@ -122,6 +125,7 @@ class Settler:
     async def stop(self) -> None:
         """Stop; what is not settled will be after the next start."""
         await cancel_all([self._looking, *self._at_work.values()])
+        await self.scrubber.stop()
         await self._copier.stop()
 
     async def _keep_looking(self) -> None:
@@ -225,17 +229,23 @@ class Settler:
         logged = self._log.maybe_range(hosted.key)
         assert logged is not None
         if not logged.is_whole:
-            raise LogError(
-                f"entries behind the first {_seq(logged.prefix)} are damaged here; this copy cannot"
-                " be completed yet"
-            )
-        if _seq(logged.prefix) > end.seq:
+            await self._mend(logged)
+        if _seq(logged.prefix) > end.seq or not logged.is_whole:
             cut = await self._loop.run_in_executor(
                 self._readers, self._log.cut, hosted.key, where.end_offset, end
             )
             await self._committer.submit([cut])
             return
         await self._committer.submit([await self._copier.complete(hosted, where)])
+
+    async def _mend(self, logged: LoggedRange) -> None:
+        """Mend what is damaged of a copy; whether that is all is known when it is read again."""
+        first = await self._loop.run_in_executor(
+            self._readers, self._log.segment_before, logged.key, logged.seq
+        )
+        extent = self._log.extent
+        bases = [each.base for each in (*extent.sealed, extent.active.segment)]
+        await self.scrubber.mend_range(logged.key, [each for each in bases if each >= first])
 
 
 def _later(now: float, last: float) -> tuple[float, float]:

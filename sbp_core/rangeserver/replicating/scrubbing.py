@@ -1,0 +1,221 @@
+"""Damage in the log of this server is found, and mended from other replicas.
+
+A reader that comes upon a damaged batch is answered with an error, and asks another replica. Its
+segment is then read as a whole. Besides, all full segments are read now and then, at a bounded rate
+(`scrub_bytes_per_s`), so that damage is found while other replicas are whole.
+
+A damaged entry of a replicated range is mended in place (log/mending.py) with what another replica
+has. Damage that is left is logged, and its range is reported as one that lacks a replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from sbp_core import limits
+from sbp_core.errors import LogError, SbpError
+from sbp_core.log.disk import Disk
+from sbp_core.log.durable_log import Log
+from sbp_core.log.entry import BATCH_KINDS
+from sbp_core.log.mending import DamagedEntry, SegmentCheck, mend
+from sbp_core.log.segment import SegmentView
+from sbp_core.log.states.range_states import RangeKey, RangeState
+from sbp_core.log.states.replicated_entries import NUMBERED_KINDS
+from sbp_core.rangeserver.hosting import DriverPort, RangeHost
+from sbp_core.rangeserver.replicating.copying import Copier
+from sbp_core.segment_format import EntryKind
+from sbp_core.server.runtime import cancel_all
+
+_LOG: Final = logging.getLogger(__name__)
+_INTERVAL_SECONDS: Final = 1
+_PASS_SECONDS: Final = 86_400
+"""The log is read from its start again at most once in this time."""
+_RETRY_SECONDS: Final = 60
+"""How long a segment with damage that cannot be mended is left alone."""
+
+
+class Scrubber:
+    """Reads and mends the log of one server, from `start` until `stop`."""
+
+    def __init__(
+        self,
+        host: RangeHost,
+        log: Log,
+        copier: Copier,
+        driver: DriverPort,
+        *,
+        bytes_per_s: int,
+    ) -> None:
+        self._host = host
+        self._log = log
+        self._disk: Disk = log.disk
+        self._copier = copier
+        self._driver = driver
+        self._bytes_per_s = bytes_per_s
+        self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-scrub")
+        self._loop = asyncio.get_running_loop()
+        self._damaged: dict[int, list[RangeKey | None]] = {}
+        """The ranges with damage that is left, by the base of the segment."""
+        self._retry_at: dict[int, float] = {}
+        self._bases: list[int] = []
+        """The segments that are still to be read in this pass, the last one first."""
+        self._check: tuple[SegmentView, SegmentCheck] | None = None
+        self._next_pass = 0.0
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop; the next start begins with a new pass."""
+        await cancel_all([self._task])
+        await asyncio.to_thread(self._thread.shutdown)
+
+    @property
+    def damaged_count(self) -> int:
+        """How many ranges have damage here that could not be mended."""
+        return len({key for keys in self._damaged.values() for key in keys})
+
+    async def mend_range(self, key: RangeKey, bases: Iterable[int]) -> None:
+        """Mend what is damaged of a range in some segments, as far as that is possible."""
+        for base in bases:
+            for damaged in await self._read_segment(base):
+                if damaged.key == key:
+                    await self._try_to_mend(damaged)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL_SECONDS)
+            try:
+                await self._mend_suspects()
+                await self._read_on()
+            except SbpError as error:
+                _LOG.warning("log cannot be scrubbed now: %s", error)
+            except Exception:  # noqa: BLE001 - damage must be found in the next round
+                _LOG.exception("log not scrubbed: unexpected error")
+
+    async def _mend_suspects(self) -> None:
+        """Mend the segments in which damage was found; what is left is tried again later."""
+        now = self._loop.time()
+        due = [base for base in self._log.suspects if self._retry_at.get(base, now) <= now]
+        for base in due:
+            self._log.suspects.discard(base)
+            self._retry_at.pop(base, None)
+            await self._mend_all(base, await self._read_segment(base))
+            if base in self._damaged:
+                self._retry_at[base] = now + _RETRY_SECONDS
+
+    async def _read_on(self) -> None:
+        """Read the next bytes of the full segments, unless all were read a short time ago."""
+        if not self._bytes_per_s:
+            return
+        if self._check is None:
+            view = await self._next_segment()
+            if view is None:
+                return
+            end = self._log.end_position
+            check = await self._loop.run_in_executor(self._thread, SegmentCheck, view, end)
+            self._check = (view, check)
+        view, check = self._check
+        slice_bytes = self._bytes_per_s * _INTERVAL_SECONDS
+        try:
+            found = await self._loop.run_in_executor(
+                self._thread, lambda: list(check.read(slice_bytes))
+            )
+        except LogError:  # such as a block that cannot be read
+            self._check = None
+            self._damaged[view.segment.base] = [None]
+            raise
+        if found:  # the whole segment is read again, and its entries that are damaged are mended
+            self._log.suspects.add(view.segment.base)
+        if check.is_done:
+            self._check = None
+            await self._loop.run_in_executor(self._thread, view.file.drop_cache)
+
+    async def _next_segment(self) -> SegmentView | None:
+        now = self._loop.time()
+        if not self._bases and now >= self._next_pass and self._log.extent.sealed:
+            self._next_pass = now + _PASS_SECONDS
+            self._bases = [each.base for each in reversed(self._log.extent.sealed)]
+            self._damaged = {
+                base: self._damaged[base] for base in self._bases if base in self._damaged
+            }
+        while self._bases:
+            view = self._log.segment_view(self._bases.pop())
+            if view is not None:
+                return view
+        return None
+
+    async def _read_segment(self, base: int) -> list[DamagedEntry]:
+        """Return what is damaged in a segment. Raises LogError when the disk fails."""
+        view, end = self._log.segment_view(base), self._log.end_position
+        if view is None:
+            return []
+
+        def read() -> list[DamagedEntry]:
+            check, found = SegmentCheck(view, end), []
+            while not check.is_done:
+                found += list(check.read(limits.LOG_SCAN_BYTES))
+            return found
+
+        return await self._loop.run_in_executor(self._thread, read)
+
+    async def _mend_all(self, base: int, found: Iterable[DamagedEntry]) -> None:
+        """Mend the entries of a segment that matter; remember what is left."""
+        left = [each for each in found if self._matters(each) and not await self._try_to_mend(each)]
+        self._damaged.pop(base, None)
+        if left:
+            self._damaged[base] = [each.key for each in left]
+
+    def _matters(self, damaged: DamagedEntry) -> bool:
+        """Whether anything needs a damaged entry: its records are not trimmed, or not decided."""
+        header = damaged.header
+        if header is None:
+            return True
+        logged = self._log.maybe_range((header.stream_id, header.range_index))
+        if logged is None or logged.state is RangeState.DELETED:
+            return False
+        if header.kind is EntryKind.BATCH:
+            return header.base_offset + header.record_count > logged.start_offset
+        return header.kind in BATCH_KINDS or logged.state is not RangeState.SEALED
+
+    async def _try_to_mend(self, damaged: DamagedEntry) -> bool:
+        """Mend an entry; return whether that is done."""
+        place = (damaged.path, damaged.position, *(damaged.key or (-1, -1)))
+        try:
+            await self._mend(damaged)
+        except SbpError as error:
+            _LOG.error(
+                "log damaged: file=%s position=%d stream=%d range=%d: %s; not mended: %s",
+                *(*place, damaged.reason, error),
+            )
+            return False
+        _LOG.warning(
+            "log mended from another replica: file=%s position=%d stream=%d range=%d: %s",
+            *(*place, damaged.reason),
+        )
+        return True
+
+    async def _mend(self, damaged: DamagedEntry) -> None:
+        header, key = damaged.header, damaged.key
+        hosted = None if key is None else self._host.table.maybe_range(key)
+        if header is None or hosted is None or header.kind not in NUMBERED_KINDS:
+            raise LogError("it is not known which records were there; see `sbp log check`")
+        if not hosted.is_replicated:
+            raise LogError("the range has no other replica: restore the file from a backup")
+        placed = await self._driver.list_hosted_ranges([hosted.stream_id])
+        where = next(
+            (
+                each.stream_range
+                for each in placed
+                if (each.stream_range.stream_id, each.stream_range.range_index) == hosted.key
+            ),
+            None,
+        )
+        if where is None:
+            raise LogError("the placement driver does not list the range for this server")
+        body = await self._copier.find_body(damaged, where)
+        await self._loop.run_in_executor(
+            self._thread, mend, self._disk, self._log.directory, damaged, *body
+        )
