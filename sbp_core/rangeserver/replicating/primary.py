@@ -200,6 +200,15 @@ class PrimaryRanges(Copies):
                 found.append(key)
         return found
 
+    def is_everywhere(self, keys: Iterable[RangeKey]) -> bool:
+        """Whether all other servers that answer have everything of ranges that are led here."""
+        led = (self._led[key] for key in keys if key in self._led)
+        return all(
+            copy.acked == each.numbered or copy.state is CopyState.LOST or link.is_down
+            for each in led
+            for link, copy in each.copies
+        )
+
     @property
     def incomplete_count(self) -> int:
         """How many led ranges have a replica that has lacked entries for COPY_BEHIND_MS."""

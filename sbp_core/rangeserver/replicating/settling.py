@@ -43,6 +43,9 @@ _ROUND_SECONDS: Final = 10
 _HAND_OVER_SECONDS: Final = 3
 """How long a server that stops waits until its streams go on at other servers."""
 _HAND_OVER_STEP_SECONDS: Final = 0.02
+_COMPLETE_OTHERS_STEPS: Final = 100
+_COMPLETE_OTHERS_STEP_SECONDS: Final = 0.005
+"""How often, and how long each time, the other servers are waited for that lack entries."""
 _NEVER: Final = (0.0, 0.0)
 """When something is tried again that never failed."""
 
@@ -112,6 +115,7 @@ class Settler:
             async with asyncio.timeout(_HAND_OVER_SECONDS):
                 await self._driver.announce_leaving()
                 led = self._host.primary.led()
+                await self._complete_others(led)
                 refused = await self._driver.ask_to_seal(led, SealCause.REQUESTED) if led else set()
                 while any(stream_id not in refused for stream_id, _ in self._host.primary.led()):
                     await self._look()
@@ -121,6 +125,19 @@ class Settler:
             _LOG.warning("ranges not handed over: ranges=%d: %s", left, error or "timeout")
         else:
             _LOG.info("ranges handed over: ranges=%d", len(led) - len(refused))
+
+    async def _complete_others(self, led: Sequence[RangeKey]) -> None:
+        """Accept nothing more in ranges led here, and let the other servers get all of them.
+
+        Their ranges could otherwise end with more than the others have, who would get the rest only
+        from this server, when it is back. Or with less than is here: then appends would wait until
+        the log is read to cut the rest.
+        """
+        await asyncio.gather(*(self._host.seal(*key) for key in led))
+        for _ in range(_COMPLETE_OTHERS_STEPS):
+            if self._host.primary.is_everywhere(led):
+                break
+            await asyncio.sleep(_COMPLETE_OTHERS_STEP_SECONDS)
 
     async def stop(self) -> None:
         """Stop; what is not settled will be after the next start."""
