@@ -1,8 +1,14 @@
 """The checker finds what it is for: histories written by hand, a good one and bad ones."""
 
+import contextlib
+import time
+
 import pytest
 from checker import INVARIANTS, check
+from endless_traffic import BATCH_RECORDS, Cursor, Ledger, batch_of
 from history import History, load_history
+
+from sbp_core.records import with_base_offset
 
 STREAM = 1
 OTHER = 2
@@ -259,3 +265,38 @@ def test_a_history_reads_back_from_its_file(tmp_path):
         ("list", "ok"),
         ("fault", "ok"),
     ]
+
+
+BATCHES = {"first": (0, 0), "second": (0, BATCH_RECORDS), "other": (1, 0)}
+"""Writer and first number."""
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["first", "other", "second"], None),
+        (["other", "second"], "lost or reordered"),
+        (["first", "second", "first"], "doubled or reordered"),
+        (["first", None, "second"], "gap"),
+    ],
+)
+def test_a_reader_of_endless_traffic_finds_what_is_wrong(names, found):
+    payload = b""
+    for at, name in enumerate(names):
+        if name is not None:
+            batch = batch_of(*BATCHES[name], STREAM)
+            payload += b"".join(with_base_offset(memoryview(batch), at * BATCH_RECORDS))
+    cursor = Cursor(STREAM)
+    with contextlib.nullcontext() if found is None else pytest.raises(AssertionError, match=found):
+        cursor.read(memoryview(payload))
+        assert cursor.position == len(names) * BATCH_RECORDS
+
+
+def test_readers_and_writers_of_endless_traffic_are_compared():
+    ledger = Ledger()
+    ledger.on_digest(STREAM, 1_000, 7)
+    with pytest.raises(AssertionError):
+        ledger.on_digest(STREAM, 1_000, 8)
+    ledger.on_batch(0, STREAM, 0, offset=50)
+    with pytest.raises(AssertionError):
+        ledger.on_acknowledged(0, STREAM, 0, time.monotonic())

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from fault_cluster import FaultCluster
-from machines import Machines
+from nemesis import SERVERS, drawn, faulty_cluster
 from producing import producing
 from query_process import TOO_SLOW, QueryProcess, is_batch_open, last_commit
 from sink_main import QUERY_FAILED
@@ -226,32 +226,30 @@ def test_killed_at_each_step(tmp_path, rng):
 
 
 @pytest.mark.timeout(1800)
-def test_a_query_outlives_servers_where_streams_have_replicas(tmp_path, rng, rounds):
-    """One life of the query, in which range servers and the placement driver are killed."""
-    with Machines(tmp_path, 3) as machines:
-        copy = Copy(tmp_path, machines, replica_count=3)
+def test_a_query_outlives_faults_where_streams_have_replicas(tmp_path, rng, rounds):
+    """In each round one fault of those of test_rounds.py; a query that fails is started again."""
+    lives, faults = [], Counter()
+
+    def go_on():
+        if not lives or not lives[-1].is_alive:
+            lives.append(copy.begin(rng))
+        copy.wait_until_it_works(lives[-1])
+
+    with faulty_cluster(tmp_path) as cluster:
+        copy = Copy(tmp_path, cluster, replica_count=SERVERS)
+        cluster.go_on = go_on
         producer_rng = random.Random(rng.random())
-        with producing(
-            machines.endpoint, producer_rng, ["numbers"], sealed=STREAMS, seal_share=0.05
-        ):
-            life = copy.begin(rng)
-            copy.wait_until_it_works(life)
-            for number in range(rounds(4)):
-                life.live(rng.uniform(0, 1))
-                if number % 4 == 3:
-                    machines.driver.kill()
-                    machines.driver.start()
-                else:
-                    victim = rng.choice(machines.servers)
-                    victim.kill()
-                    copy.wait_until_it_works(life)
-                    victim.start()
-                copy.wait_until_it_works(life)
-                assert life.is_alive, copy.log
-            life.kill()
+        with producing(cluster.endpoint, producer_rng, ["numbers"], sealed=STREAMS, seal_share=0.0):
+            go_on()
+            for _, fault in zip(range(rounds(4)), drawn(rng), strict=False):
+                faults[fault.__name__] += 1
+                print(f"round {faults.total()}: {fault.__name__}", flush=True)
+                fault(cluster, rng)
+                go_on()
+            lives[-1].kill()
         copy.finish(rng)
         contents = copy.contents()
-    report(copy, {}, contents)
+    report(copy, faults, contents)
     assert find_anomalies(contents, is_ordered=copy.is_ordered) == set()
 
 

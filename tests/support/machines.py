@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -29,10 +28,18 @@ END_SECONDS = 60
 
 
 class Machine:
-    """One server on a data directory and a port of its own. Its log is a file beside the data."""
+    """One server on a data directory and a port of its own. Its log is a file beside the data.
 
-    def __init__(self, folder: Path, command: str, name: str, port: int, *words: str) -> None:
-        self.endpoint = f"127.0.0.1:{port}"
+    If it is `proxied`, others reach it through `proxy`.
+    """
+
+    def __init__(
+        self, folder: Path, command: str, name: str, port: int, *words: str, proxied: bool = False
+    ) -> None:
+        listens_at = f"127.0.0.1:{port}"
+        self.name = name
+        self.proxy = FaultProxy(listens_at) if proxied else None
+        self.endpoint = listens_at if self.proxy is None else self.proxy.endpoint
         """Where others reach it."""
         self.data_dir = folder / name
         self._ready_path = folder / f"{name}.json"
@@ -42,7 +49,8 @@ class Machine:
         """The words that run `sbp`, from the next start on."""
         self.options: Sequence[str] = ()
         """Further words of the command, from the next start on."""
-        self._words = [command, *data, "--port", str(port), *words]
+        place = ["--port", str(port), "--advertise", self.endpoint]
+        self._words = [command, *data, *place, *words]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -57,15 +65,33 @@ class Machine:
 
     def start(self) -> None:
         """Start, and return when it serves."""
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Start, and return at once."""
         self._ready_path.unlink(missing_ok=True)
         with self._log_path.open("ab") as log:
-            self._process = process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 [*self.release, *self._words, *self.options, "--until-stdin-closes"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
             )
-        until(lambda: self._is_ready(process), START_SECONDS)
+
+    def wait_until_ready(self) -> None:
+        """Return when it serves."""
+        until(self._is_ready, START_SECONDS)
+
+    def starts(self) -> bool:
+        """Start; whether it serves, or ends by itself before."""
+        self.launch()
+        process = self._process
+        assert process is not None
+        until(lambda: process.poll() is not None or self._is_ready(), START_SECONDS)
+        if process.poll() is not None:
+            self.kill()
+        return self.is_running
 
     def kill(self) -> None:
         """SIGKILL: no last words."""
@@ -95,18 +121,19 @@ class Machine:
         process.stdin.close()
         return exit_code
 
-    def _is_ready(self, process: subprocess.Popen[bytes]) -> bool:
-        assert process.poll() is None, self.log
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log
         with contextlib.suppress(FileNotFoundError, ValueError):
             return bool(json.loads(self._ready_path.read_text())["endpoint"] == self.endpoint)
         return False
 
 
 class Machines:
-    """One placement driver and some range servers, started on entering.
+    """Range servers, and one placement driver or, on a `store`, two; started on entering.
 
-    With `proxied` range servers, all others reach each of them through one of `proxies`. They reach
-    the placement driver, and each other's proxy, directly.
+    If they are `proxied`, all others reach each of them through its proxy. `settings` are further
+    words for the range servers, `driver_settings` for the placement drivers. `release` runs `sbp`.
     """
 
     def __init__(
@@ -115,45 +142,49 @@ class Machines:
         range_servers: int = 3,
         settings: Sequence[str] = (),
         *,
+        driver_settings: Sequence[str] = (),
         proxied: bool = False,
+        store: str | None = None,
         release: Sequence[str] = COMMAND,
     ) -> None:
+        names = ["pd"] if store is None else ["pd0", "pd1"]
+        shared = [] if store is None else ["--store", store]
         self._ports = ExitStack()
-        port = self._ports.enter_context(reserved_ports(1 + range_servers))
-        self.driver = Machine(folder, "pd", "pd", port)
+        port = self._ports.enter_context(reserved_ports(len(names) + range_servers))
+        self.drivers = [
+            Machine(
+                *(folder, "pd", name, port + at, "--name", name),
+                *(*shared, *driver_settings),
+                proxied=proxied,
+            )
+            for at, name in enumerate(names)
+        ]
+        self.endpoint = ",".join(each.endpoint for each in self.drivers)
+        """Where clients connect."""
         self.servers = [
             Machine(
-                *(folder, "range-server", f"rs{at}", port + 1 + at),
-                *("--pd", self.driver.endpoint),
-                *settings,
+                *(folder, "range-server", f"rs{at}", port + len(names) + at),
+                *("--pd", self.endpoint, *settings),
+                proxied=proxied,
             )
             for at in range(range_servers)
         ]
-        self.proxies = [
-            self._ports.enter_context(FaultProxy(each.endpoint))
-            for each in (self.servers if proxied else ())
-        ]
-        for each in (self.driver, *self.servers):
-            each.release = release
-        for server, proxy in zip(self.servers, self.proxies, strict=False):
-            server.options = ["--advertise", proxy.endpoint]
-            server.endpoint = proxy.endpoint
+        for machine in (*self.drivers, *self.servers):
+            machine.release = release
 
     @property
-    def endpoint(self) -> str:
-        """Where clients connect."""
-        return self.driver.endpoint
+    def driver(self) -> Machine:
+        """The only placement driver, or the first one."""
+        return self.drivers[0]
 
     def at(self, endpoint: str) -> Machine:
         """Return the range server with this address."""
         return next(each for each in self.servers if each.endpoint == endpoint)
 
     def start(self) -> None:
-        """Start all, range servers at the same time."""
-        self.driver.start()
-        with ThreadPoolExecutor() as threads:
-            for _ in threads.map(Machine.start, self.servers):
-                pass
+        """Start all: the placement drivers, then the range servers."""
+        start_all(self.drivers)
+        start_all(self.servers)
 
     def __enter__(self) -> Self:
         self.start()
@@ -165,7 +196,17 @@ class Machines:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for machine in (*self.servers, self.driver):
+        for machine in (*self.servers, *self.drivers):
             if machine.is_running:
                 machine.kill()
+            if machine.proxy is not None:
+                machine.proxy.close()
         self._ports.close()
+
+
+def start_all(machines: Sequence[Machine]) -> None:
+    """Start at the same time; return when all serve."""
+    for each in machines:
+        each.launch()
+    for each in machines:
+        each.wait_until_ready()

@@ -1,10 +1,12 @@
 """Homes of a metadata store, and the PostgreSQL server of the test session."""
 
+import contextlib
 import shutil
 import tempfile
 import warnings
 from itertools import count
 
+import psutil
 import psycopg
 from sqlalchemy import make_url
 
@@ -12,6 +14,7 @@ from sbp_core.pd.capacity import CapacityLimits
 from sbp_core.pd.metadata.leadership import Leadership
 from sbp_core.pd.metadata.store import open_store
 
+END_SECONDS = 60
 NO_LEASE_MS = 0
 """The next one that asks leads."""
 
@@ -58,6 +61,19 @@ class PostgresqlServer:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             f" WHERE datname = '{name_of(url)}'"
         )
+
+    def kill(self):
+        """SIGKILL to all of its processes."""
+        postmaster = self._server.get_postmaster_info().process
+        victims = [postmaster, *postmaster.children()]
+        for each in victims:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(victims, END_SECONDS)
+
+    def start(self):
+        """Start it again after `kill`."""
+        self._server.ensure_postgres_running()
 
     def stop(self):
         self._server.cleanup()
