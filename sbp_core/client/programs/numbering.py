@@ -92,8 +92,10 @@ class Writer:
 
     It numbers the batches of each stream from 0, and servers append each number once (SPEC
     "APPEND", extension). So an append of unknown outcome is retried. If an append raised an error,
-    some of its batches may be appended: the next append to the same stream has to begin with the
-    same batches, or raises ConfigurationError.
+    the next one to the same stream has to begin with the batches that are in doubt, or raises
+    ConfigurationError. Batches of that call that were appended are not in doubt: appending them
+    again appends them twice. To know which to repeat, append one batch in a call, or use
+    `Client.appender`, which has them in `unacknowledged`.
 
     One append at a time, with any client. Without `writer_id` the writer gets a new id; use an id
     in one process only, and never again: numbers begin at 0. Raises ConfigurationError for an id
