@@ -422,8 +422,8 @@ class AppendState:
     def take_suspects(self) -> list[tuple[RangeInfo, SbpError]]:
         """Return the ranges that may have to end, and why, as of the last failures.
 
-        Of this append, and of others of the client that gave up. A range that the placement driver
-        has sealed or moved since is left out.
+        Those are of this append, and of others of the client that gave up. A range that the
+        placement driver has sealed or moved since is left out.
         """
         router = self._context.router
         return [
