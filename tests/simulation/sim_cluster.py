@@ -38,6 +38,10 @@ REPAIR_SECONDS = 2.0
 """Until an operator repairs a log that is damaged, at most."""
 
 
+class BrokenServerError(BaseException):
+    """A server failed with an error that it does not report: the run ends at once."""
+
+
 class Machine:
     """A machine with a disk and a clock, and the process of its server while one runs."""
 
@@ -74,7 +78,7 @@ class Machine:
             self.process = process = Process(self.name, self.address, self.disk)
             process.ended = self._world.loop.create_future()
             self._world.note(f"{self.name} starts")
-            process.context.run(self._world.loop.create_task, self._run(process))
+            process.context.run(self._world.loop.create_task, self._run_or_break(process))
 
     def kill(self, *, is_power_lost: bool = False) -> None:
         """End the process in the middle of whatever it does; without power, its cache is lost."""
@@ -120,6 +124,12 @@ class Machine:
     def _start_again(self) -> None:
         if not self.is_held_down:
             self.start()
+
+    async def _run_or_break(self, process: Process) -> None:
+        try:
+            await self._run(process)
+        except Exception as error:
+            raise BrokenServerError from error
 
     async def _run(self, process: Process) -> None:
         server = self.make_server()
@@ -167,6 +177,7 @@ class RangeServerMachine(Machine):
             placement_driver=DRIVER,
             host=self.address,
             port=SERVER_PORT,
+            insecure=True,
             segment_bytes=SEGMENT_BYTES,
             local_reads=False,
             heartbeat_interval_ms=HEARTBEAT_MS,
@@ -252,6 +263,7 @@ class DriverMachine(Machine):
             data_dir=self._folder,
             host=DRIVER_ADDRESS,
             port=DRIVER_PORT,
+            insecure=True,
             heartbeat_timeout_ms=5 * HEARTBEAT_MS,
         )
         return PlacementDriver(settings, self.clock)

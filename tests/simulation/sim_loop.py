@@ -264,7 +264,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
 
 def is_meant_for_run(error: BaseException | None) -> TypeGuard[BaseException]:
-    """Whether an error is none of a program: the time limit of a test, for example."""
+    """Whether an error is not for a program to handle: the time limit of a test, for example."""
     return error is not None and not isinstance(
         error, (Exception, ProcessDied, asyncio.CancelledError)
     )

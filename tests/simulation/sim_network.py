@@ -21,6 +21,8 @@ from typing import Any
 
 from sim_loop import NOBODY, RUNNING, Process, SimulatedLoop
 
+from sbp_core.server.settings import Exposure
+
 SOCKET_BYTES = 256 << 10
 """Bytes that the system takes from a sender before the receiver reads."""
 READ_BYTES = 64 << 10
@@ -401,10 +403,15 @@ class SimulatedAcceptor:
         self._network: Network = asyncio.get_running_loop().network
         self._place: Place | None = None
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, exposure: Exposure) -> int:
+        del exposure  # the settings have compared the address with it
         self._network.listen((host, port), self)
         self._place = host, port
         return port
+
+    @property
+    def addresses(self) -> list[str]:
+        return [] if self._place is None else [self._place[0]]
 
     def close(self) -> None:
         if self._place is not None:
