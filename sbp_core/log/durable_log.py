@@ -192,6 +192,11 @@ class Log(ReadableLog):
         finally:
             self._syncing.release()
 
+    def check(self, entries: Sequence[Entry]) -> None:
+        """Raise LogError if `append` would do so because entries do not follow from the log."""
+        with self._writing:
+            self._states.after(entries)
+
     def sync(self) -> None:
         """Make everything durable that was appended. Raises LogWriteError: then the log is dead."""
         with self._syncing:

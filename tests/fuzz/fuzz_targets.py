@@ -21,6 +21,7 @@ from zlib import crc32
 import pyarrow as pa
 from faulty_disk import FaultyDisk, Inode
 from fuzz_columns import check_columns, check_schema, columns_corpus, schema_corpus
+from fuzz_entries import check_entries, entries_corpus
 from fuzz_features import check_features, features_corpus
 from log_files import open_log
 
@@ -475,4 +476,5 @@ TARGETS = {
     "session": Target(session_corpus, check_session),
     "features": Target(features_corpus, check_features),
     "log": Target(log_corpus, check_log),
+    "entries": Target(entries_corpus, check_entries),
 }

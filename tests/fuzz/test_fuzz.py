@@ -19,6 +19,7 @@ TARGETS = (
     "session",
     "features",
     "log",
+    "entries",
 )
 
 FAULTY = """

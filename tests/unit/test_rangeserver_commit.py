@@ -8,7 +8,7 @@ from held_disk import HeldDisk
 from log_files import batch, created, open_log
 
 from sbp_core import limits
-from sbp_core.errors import LogWriteError, ThrottledError
+from sbp_core.errors import LogError, LogWriteError, ThrottledError
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 
 
@@ -48,6 +48,35 @@ def test_whatever_arrives_during_a_sync_shares_the_next_one(tmp_path):
         await asyncio.gather(first, *rest)
         assert durable == list(range(50))
         assert disk.sync_count <= 3
+
+    run(tmp_path, body)
+
+
+def test_entries_of_another_server_that_contradict_the_log_are_refused_alone(tmp_path, caplog):
+    """And those behind them, which were queued; the ranges of others go on."""
+    key = (1, 0)
+
+    async def body(committer, disk, durable):
+        first = committer.submit([created(*key)])
+        await asyncio.sleep(0)
+        good = committer.submit([batch(0, key=key)], 0, key)
+        wrong = committer.submit([batch(7, key=key)], 30, key)
+        behind = committer.submit([batch(1, key=key)], 0, key)
+        other = committer.submit([created(2)], 0, (2, 0))
+        disk.gate.set()
+        await asyncio.gather(first, good, other)
+        later = committer.submit([batch(1, key=key)], 0, key)
+        for refused in (wrong, behind, later):
+            with pytest.raises(LogError, match="offset 7"):
+                await refused
+        committer.forgive(key)
+        await committer.submit([batch(1, key=key)], 0, key)
+        assert not committer.failed.done()
+        assert committer.pending_bytes == 0
+        assert "entries of another server refused stream=1 range=0" in caplog.text
+        own = committer.submit([batch(9, key=key)])
+        with pytest.raises(LogWriteError):
+            await own
 
     run(tmp_path, body)
 

@@ -290,6 +290,14 @@ def decode_mark(mark: Entry) -> tuple[str, int]:
     return writer_id, sequence
 
 
+def check_writers(entry: Entry) -> None:
+    """Raise LogCorruptionError unless the body of a WRITER_MARK or RANGE_WRITERS makes sense."""
+    if entry.kind is EntryKind.WRITER_MARK:
+        _split_mark(entry)
+    else:
+        decode_writers(entry.body)
+
+
 def _split_mark(mark: Entry) -> tuple[str, int, bytes]:
     """Return the writer id, the sequence, and the digest of a WRITER_MARK, empty if it has none."""
     body = bytes(mark.body)

@@ -42,7 +42,13 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from sbp_core import limits
-from sbp_core.errors import LogWriteError, RangeSealedError, SbpError, ThrottledError
+from sbp_core.errors import (
+    LogError,
+    LogWriteError,
+    RangeSealedError,
+    SbpError,
+    ThrottledError,
+)
 from sbp_core.log.durable_log import Appended, Log
 from sbp_core.log.entry import APPENDED_KINDS, Entry
 from sbp_core.log.states.range_states import LoggedRange, RangeKey
@@ -115,6 +121,8 @@ class _Submission:
     length: int
     memory_bytes: int
     done: asyncio.Future[Written] = field(compare=False)
+    copied: RangeKey | None = None
+    """The range, if the entries are copies of those of another server."""
 
 
 @dataclass(slots=True)
@@ -162,6 +170,8 @@ class GroupCommitter:
         """Whether the threads have nothing to do; nor will they at the end of the loop's turn."""
         self._idle.set()
         self.failed: asyncio.Future[SbpError] = self._loop.create_future()
+        self._contradicted: dict[RangeKey, LogError] = {}
+        """The ranges of which entries were refused, and why: nothing may follow these."""
 
     def start(self, publish: Publish, copies: Copies | None = None) -> None:
         """Begin to commit; call `publish` with what each group changed, before its answers."""
@@ -185,24 +195,33 @@ class GroupCommitter:
         finally:
             self._memory_bytes -= memory_bytes
 
-    def submit(self, entries: Sequence[Entry], memory_bytes: int = 0) -> asyncio.Future[Written]:
+    def submit(
+        self, entries: Sequence[Entry], memory_bytes: int = 0, copied: RangeKey | None = None
+    ) -> asyncio.Future[Written]:
         """Queue entries for the next group commit; the future ends when they are acknowledged.
 
         They are written also if it is cancelled. It fails with LogWriteError when the log cannot be
         written any more. `memory_bytes` is what the entries count for until then (see
         `check_room`).
+
+        Entries of a `copied` range come from another server, which may be wrong. If they contradict
+        the log they are refused with LogError, and all that follow them, until `forgive`.
         """
         done: asyncio.Future[Written] = self._loop.create_future()
         if self.failed.done():
             _refuse(done, self.failed.result())
             return done
         length = sum([entry.length for entry in entries])
-        self._queue.append(_Submission(tuple(entries), length, memory_bytes, done))
+        self._queue.append(_Submission(tuple(entries), length, memory_bytes, done, copied))
         self._queued_bytes += length
         self.pending_bytes += length
         self._memory_bytes += memory_bytes
         self._begin_soon()
         return done
+
+    def forgive(self, copied: RangeKey) -> None:
+        """Accept copied entries of a range again: all that were refused are answered."""
+        self._contradicted.pop(copied, None)
 
     async def stop(self) -> None:
         """Commit what is queued, then end."""
@@ -251,6 +270,7 @@ class GroupCommitter:
             entry.kind not in _UNSYNCED_KINDS for entry in entries
         )
         appended: list[Appended] = []
+        refused: dict[int, LogError] = {}
 
         def on_written() -> None:
             job.is_written = True
@@ -258,13 +278,67 @@ class GroupCommitter:
                 self._loop.call_soon_threadsafe(self._begin_soon)
 
         def append() -> None:
-            appended.append(self._log.append(entries, is_durable=is_durable, on_written=on_written))
+            try:
+                if not self._is_contradicted(submissions):
+                    write(submissions)
+                    return
+            except LogWriteError:
+                raise
+            except LogError:  # nothing was written
+                pass
+            refused.update(self._contradicting(submissions))
+            write([each for at, each in enumerate(submissions) if at not in refused])
+
+        def write(group: Sequence[_Submission]) -> None:
+            chosen = [entry for each in group for entry in each.entries]
+            appended.append(self._log.append(chosen, is_durable=is_durable, on_written=on_written))
 
         def on_durable() -> None:
-            self._on_durable(submissions, numbers, appended[0], is_durable=is_durable)
+            for at, error in refused.items():
+                self._on_refused(submissions[at], error)
+            left = [at for at in range(len(submissions)) if at not in refused]
+            self._on_durable(
+                [submissions[at] for at in left],
+                [numbers[at] for at in left],
+                appended[0],
+                is_durable=is_durable,
+            )
 
         job = _Job(append, on_durable, submissions)
         self._run(job)
+
+    def _is_contradicted(self, submissions: Sequence[_Submission]) -> bool:
+        """Whether entries follow some that were refused."""
+        return bool(self._contradicted) and any(
+            each.copied in self._contradicted for each in submissions
+        )
+
+    def _contradicting(self, submissions: Sequence[_Submission]) -> dict[int, LogError]:
+        """Return which copied entries of a group must not be written, by position; on a thread."""
+        refused: dict[int, LogError] = {}
+        accepted: list[Entry] = []
+        for at, each in enumerate(submissions):
+            if each.copied is not None:
+                try:
+                    if each.copied in self._contradicted:
+                        raise self._contradicted[each.copied]
+                    self._log.check([*accepted, *each.entries])
+                except LogError as error:
+                    self._contradicted[each.copied] = refused[at] = error
+                    continue
+            accepted += each.entries
+        return refused
+
+    def _on_refused(self, submission: _Submission, error: LogError) -> None:
+        self.pending_bytes -= submission.length
+        self._memory_bytes -= submission.memory_bytes
+        assert submission.copied is not None
+        _LOG.error(
+            "entries of another server refused stream=%d range=%d: %s", *submission.copied, error
+        )
+        if not submission.done.done():
+            submission.done.set_exception(error)
+            submission.done.exception()  # retrieved, as its caller may have left
 
     def _run(self, job: _Job) -> None:
         """Do the work on a thread; when it is done, go on here."""

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Final
 
 from sbp_core.errors import (
+    LogCorruptionError,
     RangeSealedError,
     SbpError,
     StatusCode,
@@ -29,11 +30,14 @@ from sbp_core.log.entry import Entry
 from sbp_core.log.portable import decode_portable, to_local
 from sbp_core.log.states.range_states import RangeKey, RangeState
 from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, number_after
+from sbp_core.log.states.staged_entries import decode_end, decode_portable_end, decode_prefix
 from sbp_core.log.states.staged_states import StagedStates
+from sbp_core.log.states.writer_states import check_writers
 from sbp_core.rangeserver.appending.commit import GroupCommitter, Written
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
+from sbp_core.records.encodings import accept_batch
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
@@ -98,6 +102,7 @@ class Secondary:
                     f" {entry.stream_id} is sent for range {hosted.range_index} of stream"
                     f" {hosted.stream_id}"
                 )
+            check_content(entry)
             end = number_after(end, entry)
         if entries and entries[-1].kind is EntryKind.WRITER_MARK:
             raise invalid(
@@ -112,7 +117,7 @@ class Secondary:
                 self._append_in_turn(hosted, tail.done, entries, memory_bytes)
             )
         else:
-            done = self._committer.submit(entries, memory_bytes)
+            done = self._committer.submit(entries, memory_bytes, hosted.key)
         tail.end, tail.done = end, done
         done.add_done_callback(partial(self._on_done, hosted.key, tail))
         return done
@@ -125,6 +130,7 @@ class Secondary:
     def _tail_of(self, hosted: HostedRange) -> _Tail:
         tail = self._tails.get(hosted.key)
         if tail is None or _has_failed(tail.done):
+            self._committer.forgive(hosted.key)
             tail = self._tails[hosted.key] = _Tail(hosted.durable)
         return tail
 
@@ -145,7 +151,7 @@ class Secondary:
         def submit(group: Sequence[Entry], memory_bytes: int = 0) -> asyncio.Future[Written]:
             if hosted.state is not accepted_in:
                 raise _not_growing(hosted)
-            return self._committer.submit(group, memory_bytes)
+            return self._committer.submit(group, memory_bytes, hosted.key)
 
         written = Written(0) if earlier is None else await earlier
         group: list[Entry] = []
@@ -162,9 +168,8 @@ class Secondary:
         return written
 
     def _on_done(self, key: RangeKey, tail: _Tail, done: asyncio.Future[Written]) -> None:
-        """Forget a tail that is durable, or that failed: the log then has what is here."""
-        is_over = done.cancelled() or done.exception() is not None or tail.done is done
-        if is_over and self._tails.get(key) is tail:
+        """Forget a tail once its last entries are durable or failed: the log has what is here."""
+        if tail.done is done and self._tails.get(key) is tail:
             del self._tails[key]
 
 
@@ -265,6 +270,30 @@ def check_version(call: ServerCall) -> None:
 
 def _has_failed(done: asyncio.Future[Written] | None) -> bool:
     return done is not None and done.done() and (done.cancelled() or done.exception() is not None)
+
+
+def check_content(entry: Entry) -> None:
+    """Raise SbpError unless the log can be read with an entry that another server sent.
+
+    What follows from the entries before it is checked when it is written.
+    """
+    match entry.kind:
+        case EntryKind.BATCH | EntryKind.STAGED:
+            if entry.kind is EntryKind.STAGED:
+                decode_prefix(entry.prefix)
+            batch = accept_batch(entry.body)
+            is_placed = entry.kind is EntryKind.STAGED or batch.base_offset == entry.base_offset
+            if batch.record_count != entry.count or not is_placed:
+                raise LogCorruptionError(
+                    f"an entry of {entry.count} records at offset {entry.base_offset} has a batch"
+                    f" of {batch.record_count} at {batch.base_offset}"
+                )
+        case EntryKind.TXN_END:
+            is_commit, _ = decode_portable_end(entry)
+            if not is_commit:
+                decode_end(entry)
+        case _:
+            check_writers(entry)
 
 
 def _not_growing(hosted: HostedRange) -> SbpError:
