@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -11,9 +12,12 @@ from sbp_core.cli.main import main
 from sbp_core.errors import (
     ConfigurationError,
     NotLeaderError,
+    Outcome,
+    RequestTimeoutError,
     StatusError,
     StoreUnavailableError,
 )
+from sbp_core.pd.metadata import postgresql as metadata
 from sbp_core.pd.metadata.history import epoch_of
 from sbp_core.pd.metadata.leadership import Leader, Leadership, Node
 from sbp_core.pd.metadata.postgresql_inspection import accept_database, check_database
@@ -211,6 +215,38 @@ def test_a_read_of_a_former_leader_is_not_used(url, opened):
             await thread.run(read_while_another_takes_over)
         with pytest.raises(NotLeaderError):
             await thread.run(names)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_change_of_a_former_leader_may_have_been_made(
+    postgresql, url, opened, is_lost, monkeypatch
+):
+    """It committed, or lost the connection while it did, before another one took over."""
+
+    async def main():
+        thread = await StoreThread.open(opened)
+        await thread.run(lambda store: store.lead(next_term(url, "paused")))
+        other = opened()
+
+        def change_while_another_takes_over(store):
+            if is_lost:
+                monkeypatch.setattr(metadata, "failpoint", lambda _: postgresql.end_sessions(url))
+            with suppress(StatusError):
+                create(store, "a")
+            monkeypatch.undo()
+            with suppress(StatusError):
+                names(other)  # its session ended, too
+            other.lead(next_term(url, "other"))
+            return names(store)
+
+        with pytest.raises(RequestTimeoutError) as caught:
+            await thread.run(change_while_another_takes_over)
+        assert caught.value.outcome is Outcome.UNKNOWN
+        assert names(other) == ([] if is_lost else ["a"])
+        with pytest.raises(NotLeaderError):
+            await thread.run(lambda store: create(store, "b"))
 
     asyncio.run(main())
 

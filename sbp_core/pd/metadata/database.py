@@ -46,6 +46,8 @@ class Database(ABC):
         self._compiled: dict[Statement, tuple[str, dict[str, Value]]] = {}
         self.failure: StatusError | None = None
         """Why it can be neither read nor written any longer; None while it can."""
+        self.commits_tried = 0
+        """Commits of changes that may have been made."""
 
     def query(self, statement: Statement, **values: Value) -> list[Any]:
         """Return the rows of a statement with these values.

@@ -189,6 +189,7 @@ class PostgresqlDatabase(Database):
             if self._changed_count:
                 ((self._last_number,),) = self.query(NEXT_NUMBER)
             failpoint("pd.before_commit")
+            self.commits_tried += bool(self._changed_count)
             self._execute("COMMIT")
             is_committed = True
             failpoint("pd.after_commit")

@@ -17,6 +17,7 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from sbp_core.errors import (
     ConfigurationError,
     NotLeaderError,
+    RequestTimeoutError,
     SbpError,
     StatusCode,
     StatusError,
@@ -82,6 +83,11 @@ class MetadataStore(StreamTables):
         A store on SQLite always leads. Raises NotLeaderError if the term has ended already.
         """
         self._database.lead(term)
+
+    @property
+    def commits_tried(self) -> int:
+        """Commits of changes that may have been made since the store was opened."""
+        return self._database.commits_tried
 
     def confirm(self) -> None:
         """Raise NotLeaderError unless what was read since the last call was the newest there is."""
@@ -195,7 +201,7 @@ class StoreThread:
         """Return what `work(store, ...)` returns.
 
         Raises StatusError when the store fails, NotLeaderError if this placement driver does not
-        lead.
+        lead, and RequestTimeoutError if it leads no longer after it may have changed something.
         """
         try:
             return await self._call(lambda: self._run_confirmed(work, *args, **kwargs))
@@ -217,10 +223,19 @@ class StoreThread:
     ) -> T:
         if self._is_over:
             raise NotLeaderError(StatusCode.PD_NOT_LEADER, "its term is over")
+        commits_tried = self._store.commits_tried
         try:
-            return work(self._store, *args, **kwargs)
-        finally:  # an error may come from what was read, too
-            self._store.confirm()
+            try:
+                return work(self._store, *args, **kwargs)
+            finally:  # an error may come from what was read, too
+                self._store.confirm()
+        except NotLeaderError as error:
+            if self._store.commits_tried == commits_tried:
+                raise
+            raise RequestTimeoutError.of(
+                "another placement driver took over during this request, and it is not known"
+                " whether its changes were made: look, or retry what may be repeated"
+            ) from error
 
     async def close(self) -> None:
         """Finish what is queued, then close the store."""
