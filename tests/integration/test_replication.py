@@ -27,7 +27,7 @@ from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.log.states.staged_states import drop_entry
-from sbp_core.records import with_base_offset
+from sbp_core.records import with_base_offset, write_base_offset
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 from sbp_core.wire.headers import DescribeRangesRequest, RangeId, SealRangesRequest
@@ -355,7 +355,9 @@ def test_nothing_is_appended_behind_a_fence_that_came_in_between(tmp_path):
         )
         secondary = server._secondary
         drop = drop_entry(stream.stream_id, 0, ["t"])
-        batch = Entry(EntryKind.BATCH, stream.stream_id, 0, 1, 1, rows_batch([b"late"]))
+        late = bytearray(rows_batch([b"late"]))
+        write_base_offset(late, 1)
+        batch = Entry(EntryKind.BATCH, stream.stream_id, 0, 1, 1, late)
         appending = secondary.append(copy, copy.durable, [drop, batch])
         await asyncio.sleep(0)  # the end is submitted, and the batch waits for it
         await server._host.seal(stream.stream_id, 0)
