@@ -3,12 +3,16 @@
 import asyncio
 
 import pytest
+from manual_clock import ManualClock
 from pd_cluster import running
 
-from sbp_core.pd.model import NewStream, SealedRange, ServerLoad
-from sbp_core.pd.range_servers import Placement
+from sbp_core.pd.model import NewStream, RangeServerRecord, SealedRange, ServerLoad
+from sbp_core.pd.range_servers import Membership, Placement
+from sbp_core.pd.streams.fail_over import in_turn
+from sbp_core.pd.streams.repair import Repair
 from sbp_core.wire.headers import (
     DescribeServersRequest,
+    RangeId,
     RangeServer,
     ReportMetricsRequest,
     ServerDescription,
@@ -117,3 +121,46 @@ def test_a_newcomer_is_of_another_rack_with_room_and_the_next_one_another_server
     assert placement.maybe_newcomer((1,), (1,)) == 3
     assert placement.maybe_newcomer((1, 2, 3, 7), (1, 2)) == 6
     assert placement.maybe_newcomer((1, 2, 3, 6, 7), (1,)) is None, "full, or nearly"
+
+
+@pytest.mark.parametrize(
+    ("has_fourth", "restarting", "can_be_changed"),
+    [
+        (False, None, True),
+        (True, None, True),
+        (True, 4, False),
+        (False, 2, True),
+    ],
+    ids=["no other server", "another server", "which restarts", "a member restarts"],
+)
+def test_a_drained_replica_stays_while_another_server_restarts(
+    store, has_fourth, restarting, can_be_changed
+):
+    """One that restarts will have a copy soon; until then there would be one less."""
+    for each in (1, 2, 3, 4)[: 3 + has_fourth]:
+        assert store.servers.allocate_id() == each
+        store.servers.register(RangeServerRecord(each, f"h:{each}"))
+    stream_id = new_stream(store, 1, 2, 3)
+    store.seal_ranges([SealedRange(stream_id, 0, 5, b"", 3, b"d" * 16)])
+    clock = ManualClock()
+    membership = Membership(clock, 1_000)
+    for each in (1, 2, 3, 4)[: 3 + has_fourth]:
+        if each != restarting:
+            membership.refresh(RangeServerRecord(each, f"h:{each}"))
+    membership.draining = frozenset({1})
+    repair = Repair(None, membership, None, None, clock, replace_after_ms=600_000)
+    (found,) = repair._with_newcomers(
+        store,
+        store.ranges_after((stream_id, -1), 1, stream_id=stream_id, server_id=None),
+        membership.live_servers(),
+    )
+    assert found.kept == (2, 3)
+    assert found.newcomer == (4 if has_fourth and restarting != 4 else None)
+    assert found.can_be_changed == can_be_changed
+    assert found.wanted_count == (3 if has_fourth else 2), "all that are kept have to be settled"
+
+
+def test_ranges_of_drained_servers_do_not_keep_others_waiting():
+    drained = [RangeId(stream_id, 0) for stream_id in range(5)]
+    others = [RangeId(stream_id, 0) for stream_id in range(7, 9)]
+    assert [each.stream_id for each in in_turn(drained, others)] == [0, 7, 1, 8, 2, 3, 4]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import zip_longest
 from typing import Final
 
 from sbp_core import limits
@@ -145,9 +146,18 @@ class FailOver:
     async def _begin_renewal(self) -> None:
         count_max = limits.FAIL_OVER_RANGES_MAX - len(self._at_work)
         renewable = await self._store.run(find_renewable, self._membership.live_servers())
-        found = await self._store.run(find_drained, self._membership.draining, count_max)
-        found |= {each.stream_id: RangeId(each.stream_id, each.range_index) for each in renewable}
-        items = [each for each in found.values() if each.stream_id not in self._at_work]
+        drained = await self._store.run(
+            find_drained, self._membership.draining, limits.FAIL_OVER_RANGES_MAX
+        )
+        renewed = {each.stream_id: RangeId(each.stream_id, each.range_index) for each in renewable}
+        items = in_turn(
+            [each for each in drained.values() if each.stream_id not in self._at_work],
+            [
+                each
+                for stream_id, each in renewed.items()
+                if stream_id not in self._at_work and stream_id not in drained
+            ],
+        )
         if items and count_max > 0:
             self._add_task(asyncio.create_task(self._seal_for_copies(items[:count_max])))
 
@@ -237,6 +247,12 @@ def find_drained(
         for server_id in draining
         for each in store.open_ranges_on(server_id, max(0, count_max))
     }
+
+
+def in_turn(first: Sequence[RangeId], second: Sequence[RangeId]) -> list[RangeId]:
+    """Return the items of both, one of each in turn: neither keeps the others waiting."""
+    pairs = zip_longest(first, second)
+    return [each for pair in pairs for each in pair if each is not None]
 
 
 def missing_replicas(store: MetadataStore) -> dict[int, int]:

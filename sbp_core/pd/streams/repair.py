@@ -245,25 +245,27 @@ class Repair:
         streams = store.streams_by_id(stream_ids)
         wanted = {each.stream_id: each.replica_count for each in streams if each is not None}
         placement = Placement(servers, {})
+        usable = {each for each in store.servers.addresses() if not self._is_lost(each)}
         found = []
         for record in records:
             if record.stream_id not in wanted or record.end_seq == NO_SEQ:
                 continue
-            kept = [
-                each
-                for each in record.server_ids
-                if each not in self._membership.draining
-                and not self._membership.is_silent_for(each, self._replace_after_ms)
-            ]
+            kept = [each for each in record.server_ids if not self._is_lost(each)]
             newcomer = None
             if len(kept) < wanted[record.stream_id]:
                 newcomer = placement.maybe_newcomer(record.server_ids, kept)
             wanted_count = wanted[record.stream_id]
             is_drained = self._membership.draining.issuperset({*record.server_ids} - {*kept})
-            if newcomer is None and is_drained and len(kept) >= record.ack_count:
-                wanted_count = min(wanted_count, len(kept))  # there are no other servers
+            has_others = not usable.issubset(record.server_ids)  # one that restarts is one
+            if is_drained and not has_others and len(kept) >= record.ack_count:
+                wanted_count = min(wanted_count, len(kept))
             found.append(Incomplete(record, wanted_count, tuple(kept), newcomer))
         return found
+
+    def _is_lost(self, server_id: int) -> bool:
+        """Whether a server is to have no replicas of sealed ranges any more."""
+        is_silent = self._membership.is_silent_for(server_id, self._replace_after_ms)
+        return is_silent or server_id in self._membership.draining
 
 
 def _added(store: MetadataStore, key: RangeKey, newcomer: int) -> list[StreamRange]:
