@@ -176,8 +176,9 @@ def test_a_task_logs_which_primary_it_gave_up(
         spark.conf.unset("spark.sql.pyspark.worker.logging.enabled")
     victim.start()
     assert values_of(replicated, "to") == numbered(0, RECORDS)
-    line = f"[partition 0] range given up: server={victim.endpoint} "
-    assert [each.level for each in logs if each.msg.startswith(line)] == ["WARNING"]
+    said = [each for each in logs if f"old_server={victim.endpoint} " in each.msg]
+    assert [each.level for each in said] == ["WARNING"]
+    assert said[0].msg.startswith("[partition 0] fail-over followed: ")
 
 
 def test_a_placement_driver_that_is_down_is_passed_over(spark, machines, own_client):

@@ -272,7 +272,7 @@ def two_servers(peers):
 
 
 def test_an_append_goes_on_in_the_next_range_if_the_primary_is_down(make, two_servers, caplog):
-    pd, _, new = two_servers(2)
+    pd, old, new = two_servers(2)
     caplog.set_level(logging.WARNING, "sbp_core.client")
     items = [AppendItem(1, b"a"), AppendItem(1, b"b")]
     assert len(make(pd.endpoint).do("append", items)) == 2
@@ -282,7 +282,8 @@ def test_an_append_goes_on_in_the_next_range_if_the_primary_is_down(make, two_se
     (append,) = new.seen(Opcode.APPEND)
     assert {each.stream_range.range_index for each in append.header.append_requests} == {1}
     (line,) = caplog.messages
-    assert f"fail-over followed: stream=1 old_range=0 range=1 server={new.endpoint}" in line
+    places = f"old_range=0 old_server={old.endpoint} range=1 server={new.endpoint}"
+    assert f"fail-over followed: stream=1 {places}" in line
 
 
 def test_an_append_without_retries_leaves_the_seal_to_the_next_one(make, two_servers):
@@ -361,9 +362,9 @@ def test_an_append_does_not_wait_for_a_primary_whose_range_has_ended(make, silen
     new.script(Opcode.APPEND, append_handler())
     driver = make(pd.endpoint, timeout_ms=NEVER_MS)
     driver.do("append", [AppendItem(1, b"a")], retry_unknown=True)
-    (seal,) = pd.seen(Opcode.SEAL_RANGE)
+    seal, *_ = pd.seen(Opcode.SEAL_RANGE)
     assert seal.header.cause == SealCause.PRIMARY_SILENT
-    (append,) = new.seen(Opcode.APPEND)
+    append, *_ = new.seen(Opcode.APPEND)
     assert append.header.append_requests[0].stream_range.range_index == 1
 
 
@@ -380,12 +381,13 @@ def test_an_append_that_is_not_repeated_waits_for_the_primary(make, silence):
     assert not new.seen(Opcode.APPEND)
 
 
-def test_a_read_does_not_wait_for_a_primary_whose_range_has_ended(make, silence):
+def test_a_read_does_not_wait_for_a_primary_whose_range_has_ended(make, silence, caplog):
     pd, old, new = silence
     old.script(Opcode.FETCH, silent)
     new.script(Opcode.FETCH, fetched)
     (outcome,) = make(pd.endpoint, timeout_ms=NEVER_MS).fetch([item(1, 3)])
     assert bytes(outcome.payload) == b"data"
+    assert "fail-over followed: stream=1 old_range=0" in caplog.text
 
 
 def test_the_bounds_of_a_stream_do_not_wait_for_a_primary_whose_range_has_ended(make, silence):

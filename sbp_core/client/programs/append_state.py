@@ -5,7 +5,6 @@ Pure; appending.py sends the frames and hands in the answers.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -48,8 +47,6 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error, with_message
-
-_LOG: Final = logging.getLogger("sbp_core.client")
 
 _ITEM_HEADER_BYTES: Final = 320
 """Bytes of an AppendInfo in a header, rounded up."""
@@ -172,8 +169,6 @@ class AppendState:
         self._last_applied: dict[int, int] = {}
         self._uncertain: set[int] = set()
         self._errors: dict[int, _Failure] = {}
-        self._failed: dict[int, int] = {}
-        """By stream: the range whose primary failed last, until the stream goes on in another."""
         self._turns: dict[int, Turn] = {}
         """By stream: the replicas of a sealed range that are asked about a staged batch."""
         self._has_gap = False
@@ -298,19 +293,7 @@ class AppendState:
             marks = list(map(self._numbering.marks, frame.indexes, frame.pieces))
             feature = self._numbering.feature
             calls.append(frame.call(batches, marks, feature, self._context.timeout_ms))
-            for piece in frame.pieces:
-                self._note_followed(piece)
         return calls
-
-    def _note_followed(self, piece: RangeInfo) -> None:
-        """Log once that a stream goes on behind the range whose primary failed."""
-        failed = self._failed.get(piece.stream_id)
-        if failed is not None and piece.range_index > failed:
-            del self._failed[piece.stream_id]
-            _LOG.warning(
-                "fail-over followed: stream=%d old_range=%d range=%d server=%s",
-                *(piece.stream_id, failed, piece.range_index, piece.servers[0]),
-            )
 
     def on_reply(self, frame: AppendFrame, reply: Reply) -> None:
         """Record the outcome of each batch of a frame."""
@@ -408,7 +391,6 @@ class AppendState:
             )
             if piece is not None and _may_be_lost(piece, error):
                 self._context.replicas.suspect(piece, error)
-                self._failed[stream_id] = piece.range_index
             if wait_ms is None or is_overtaken or stream_id in given_up:
                 given_up.setdefault(stream_id, index)
                 self.failures[index] = attempts.explain(error, "APPEND", endpoint)

@@ -5,8 +5,10 @@ Pure: programs fill it with what servers answer. Read first: `Router`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.client.types import (
@@ -28,6 +30,8 @@ from sbp_core.errors import (
 from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import PlacementDriverCluster
 from sbp_core.wire.status import maybe_cluster
+
+_LOG: Final = logging.getLogger("sbp_core.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,8 @@ class Router:
         self.has_seen_dialect = False
         self.last_commit: StoreCommit | None = None
         self._placements: dict[int, _Placement] = {}
+        self._open: dict[int, RangeInfo] = {}
+        """The open ranges with replicas that were known last."""
 
     def learn_dialect(self, shown: Dialect) -> None:
         """Remember the dialect in which the placement driver answered."""
@@ -162,6 +168,19 @@ class Router:
         """Replace what is known of a stream. `revision` -1: the server does not count them."""
         ordered = tuple(sorted(ranges, key=lambda piece: piece.range_index))
         self._placements[stream_id] = _Placement(ordered, revision)
+        if ordered and ordered[-1].is_open_and_replicated:
+            self._note_primary(ordered[-1])
+
+    def _note_primary(self, piece: RangeInfo) -> None:
+        """Log that a stream goes on at another server: after a fail-over, or to drain a server."""
+        before = self._open.get(piece.stream_id, piece)
+        self._open[piece.stream_id] = piece
+        if piece.range_index > before.range_index and piece.servers[0] != before.servers[0]:
+            _LOG.warning(
+                "fail-over followed: stream=%d old_range=%d old_server=%s range=%d server=%s",
+                *(piece.stream_id, before.range_index, before.servers[0]),
+                *(piece.range_index, piece.servers[0]),
+            )
 
     def forget(self, stream_id: int) -> None:
         """Look the stream up again before its next use."""

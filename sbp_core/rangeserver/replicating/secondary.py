@@ -275,7 +275,7 @@ def _has_failed(done: asyncio.Future[Written] | None) -> bool:
 def check_content(entry: Entry) -> None:
     """Raise SbpError unless the log can be read with an entry that another server sent.
 
-    What follows from the entries before it is checked when it is written.
+    Whether it follows from the entries before it is checked when it is written.
     """
     match entry.kind:
         case EntryKind.BATCH | EntryKind.STAGED:
