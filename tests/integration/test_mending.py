@@ -41,6 +41,10 @@ def log_file(server) -> Path:
     return min((server._settings.data_dir / "log").glob("*.log"))
 
 
+def is_whole(server, stream_id):
+    return server._log.maybe_range((stream_id, 0)).is_whole
+
+
 async def fetched(client, stream_id):
     info = FetchInfo(StreamRange(stream_id=stream_id, range_index=0), fetch_offset=0)
     (answer,) = await client.ask(Opcode.FETCH, FetchRequest(30_000, 1, (info,)))
@@ -99,22 +103,31 @@ def test_what_cannot_be_mended_is_counted(tmp_path, caplog):
     run(tmp_path, body, range_servers=1, scrub_bytes_per_s=1 << 20)
 
 
-def test_a_damaged_copy_is_passed_over_and_becomes_whole(tmp_path):
-    """A secondary starts again with damage to what it had; the others end the range without it."""
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_a_damaged_copy_is_passed_over_and_becomes_whole(tmp_path, is_settled):
+    """A secondary starts again with damage to what it had; the others end the range without it.
+
+    Or the range was settled there before.
+    """
 
     async def body(cluster, client):
         stream_id, led = await a_range_with_all_kinds(cluster, client)
         victim = next(each for each in cluster._range_servers if each is not led)
+        if is_settled:
+            await seal(cluster, stream_id)
+            while not is_sealed(victim, stream_id):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         await victim.stop()
         assert spoil(log_file(victim), {EntryKind.BATCH, EntryKind.STAGED}) == 6
         again = RangeServer(victim._settings)
         cluster._range_servers[cluster._range_servers.index(victim)] = again
         await again.start()
-        assert not again._log.maybe_range((stream_id, 0)).is_whole
-        await seal(cluster, stream_id)
+        assert not is_whole(again, stream_id)
+        if not is_settled:
+            await seal(cluster, stream_id)
         records = await read_all(client, stream_id)
         assert [offset for offset, _ in records] == list(range(7))
-        while not is_sealed(again, stream_id):  # noqa: ASYNC110
+        while not (is_sealed(again, stream_id) and is_whole(again, stream_id)):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         assert again._log.maybe_range((stream_id, 0)) == led._log.maybe_range((stream_id, 0))
         assert bodies(again._log, 0, (stream_id, 0)) == bodies(led._log, 0, (stream_id, 0))

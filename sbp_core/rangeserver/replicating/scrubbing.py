@@ -34,7 +34,7 @@ _LOG: Final = logging.getLogger(__name__)
 _INTERVAL_SECONDS: Final = 1
 _PASS_SECONDS: Final = 86_400
 """The log is read from its start again at most once in this time."""
-_RETRY_SECONDS: Final = 60
+_RETRY_SECONDS: Final = 600
 """How long a segment with damage that cannot be mended is left alone."""
 
 
@@ -65,10 +65,12 @@ class Scrubber:
         """The segments that are still to be read in this pass, the last one first."""
         self._check: tuple[SegmentView, SegmentCheck] | None = None
         self._next_pass = 0.0
+        self._is_stopping = False
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
         """Stop; the next start begins with a new pass."""
+        self._is_stopping = True
         await cancel_all([self._task])
         await asyncio.to_thread(self._thread.shutdown)
 
@@ -77,12 +79,19 @@ class Scrubber:
         """How many ranges have damage here that could not be mended."""
         return len({key for keys in self._damaged.values() for key in keys})
 
-    async def mend_range(self, key: RangeKey, bases: Iterable[int]) -> None:
-        """Mend what is damaged of a range in some segments, as far as that is possible."""
+    async def mend_range(self, key: RangeKey, end_seq: int, bases: Iterable[int]) -> None:
+        """Mend what is damaged in some segments of the first entries of a range.
+
+        Raises LogError if any of it is left.
+        """
         for base in bases:
             for damaged in await self._read_segment(base):
-                if damaged.key == key:
-                    await self._try_to_mend(damaged)
+                is_other = damaged.key not in {key, None} or damaged.seq > end_seq
+                if not is_other and not await self._try_to_mend(damaged):
+                    raise LogError(
+                        f"entries of range {key[1]} of stream {key[0]} are damaged here, and cannot"
+                        f" be mended now: {damaged.path}, log position {damaged.position}"
+                    )
 
     async def _run(self) -> None:
         while True:
@@ -100,10 +109,11 @@ class Scrubber:
         now = self._loop.time()
         due = [base for base in self._log.suspects if self._retry_at.get(base, now) <= now]
         for base in due:
-            self._log.suspects.discard(base)
+            self._log.suspects.discard(base)  # before it is read: a reader may add it again
             self._retry_at.pop(base, None)
             await self._mend_all(base, await self._read_segment(base))
             if base in self._damaged:
+                self._log.suspects.add(base)
                 self._retry_at[base] = now + _RETRY_SECONDS
 
     async def _read_on(self) -> None:
@@ -155,7 +165,7 @@ class Scrubber:
 
         def read() -> list[DamagedEntry]:
             check, found = SegmentCheck(view, end), []
-            while not check.is_done:
+            while not check.is_done and not self._is_stopping:
                 found += list(check.read(limits.LOG_SCAN_BYTES))
             return found
 

@@ -85,6 +85,12 @@ class Settler:
         """When the placement driver was asked last to end a range."""
         self._inherited = {each.key for each in host.table.replicated() if not each.is_led}
         """Ranges in the log since before the start that this server may have led."""
+        self._damaged = {
+            each.key
+            for each in log.ranges()
+            if each.state is RangeState.SEALED and not each.is_whole
+        }
+        """Settled copies of which entries were damaged at the start. They are settled again."""
         self._looking = self._loop.create_task(self._keep_looking())
         host.on_ended = self.settle_soon
 
@@ -169,6 +175,9 @@ class Settler:
             or is_round
             or hosted.key in troubled
         ]
+        if is_round:
+            damaged = (self._host.table.maybe_range(key) for key in self._damaged)
+            undecided += [hosted for hosted in damaged if hosted is not None]
         asked = {
             key for key, at in self._asked_at.items() if 1000 * (now - at) < limits.COPY_BEHIND_MS
         }
@@ -219,7 +228,7 @@ class Settler:
 
     async def _try_to_settle(self, where: StreamRange) -> None:
         hosted = self._host.table.range_at(where.stream_id, where.range_index)
-        if hosted.end_offset is not None:
+        if hosted.end_offset is not None and hosted.key not in self._damaged:
             return
         try:
             await self._settle(hosted, where)
@@ -233,6 +242,7 @@ class Settler:
                 *(*hosted.key, wait, error),
             )
         else:
+            self._damaged.discard(hosted.key)
             self._failures.pop(hosted.key, None)
             self._asked_at.pop(hosted.key, None)
             _LOG.info(
@@ -246,7 +256,7 @@ class Settler:
         logged = self._log.maybe_range(hosted.key)
         assert logged is not None
         if not logged.is_whole:
-            await self._mend(logged)
+            await self._mend(logged, end.seq)
         if _seq(logged.prefix) > end.seq or not logged.is_whole:
             cut = await self._loop.run_in_executor(
                 self._readers, self._log.cut, hosted.key, where.end_offset, end
@@ -255,14 +265,15 @@ class Settler:
             return
         await self._committer.submit([await self._copier.complete(hosted, where)])
 
-    async def _mend(self, logged: LoggedRange) -> None:
+    async def _mend(self, logged: LoggedRange, end_seq: int) -> None:
         """Mend what is damaged of a copy; whether that is all is known when it is read again."""
         first = await self._loop.run_in_executor(
             self._readers, self._log.segment_before, logged.key, logged.seq
         )
         extent = self._log.extent
         bases = [each.base for each in (*extent.sealed, extent.active.segment)]
-        await self.scrubber.mend_range(logged.key, [each for each in bases if each >= first])
+        later = [each for each in bases if each >= first]
+        await self.scrubber.mend_range(logged.key, end_seq, later)
 
 
 def _later(now: float, last: float) -> tuple[float, float]:
