@@ -87,7 +87,7 @@ def run_through_faults(machines, clients, history, rng, rounds):
     """Each fault once, in turn, and then any: the clients get on after each of them."""
     with clients:
         clients.wait_for_progress()
-        for number in range(rounds(2 * len(FAULTS))):
+        for number in range(rounds(len(FAULTS))):
             fault = FAULTS[number % len(FAULTS)] if number < len(FAULTS) else rng.choice(FAULTS)
             history.fault(fault.__name__)
             fault(machines, clients, rng)
