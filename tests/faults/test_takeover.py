@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 
 import pytest
 from checker import assert_sound, chosen
@@ -27,12 +26,11 @@ TIMEOUT_MS = 1_000
 
 
 class Cluster:
-    """Two placement drivers, range servers that know both, and which of the drivers leads."""
+    """Two placement drivers, and which of them leads."""
 
-    def __init__(self, drivers, client, servers):
+    def __init__(self, drivers, client):
         self.drivers = drivers
         self.client = client
-        self.servers = servers
         self.endpoints = ",".join(each.endpoint for each in drivers)
 
     async def leader(self):
@@ -60,7 +58,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(folder, url, server_count=1):
+async def cluster(folder, url):
     async with AsyncExitStack() as stack:
         drivers = [
             await stack.enter_async_context(
@@ -69,20 +67,15 @@ async def cluster(folder, url, server_count=1):
             for name in ("a", "b")
         ]
         endpoints = ",".join(each.endpoint for each in drivers)
-        servers = [
-            await stack.enter_async_context(
-                RangeServerProcess(
-                    folder / f"range-server-{number}",
-                    endpoints,
-                    heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
-                )
+        await stack.enter_async_context(
+            RangeServerProcess(
+                folder / "range-server", endpoints, heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS
             )
-            for number in range(server_count)
-        ]
+        )
         client = await stack.enter_async_context(
             AsyncClient(endpoints, timeout_ms=TIMEOUT_MS, retry=RetryPolicy(budget_ms=0))
         )
-        yield Cluster(drivers, client, servers)
+        yield Cluster(drivers, client)
 
 
 class Creators:
@@ -117,10 +110,7 @@ class Creators:
 @asynccontextmanager
 async def under_load(running, history, rng):
     """Let producers and creators work; in the end, judge what they did."""
-    replica_count = len(running.servers)
-    stream_ids = await asyncio.to_thread(
-        partial(new_streams, running.endpoints, replica_count=replica_count)
-    )
+    stream_ids = await asyncio.to_thread(new_streams, running.endpoints)
     creators = Creators(running.endpoints)
     committers = Committers(running.endpoints, history, rng, stream_ids)
     await asyncio.to_thread(committers.__enter__)
@@ -173,29 +163,6 @@ def test_a_leader_is_killed(tmp_path, postgresql, history, rng, rounds):
                 print(f"led after {led_after:.2f} s, all went on after", end=" ")
                 print(f"{time.monotonic() - killed_at:.2f} s")
                 await leader.start()
-
-    asyncio.run(main())
-
-
-@pytest.mark.timeout(300)
-def test_a_leader_is_killed_together_with_a_range_server(
-    tmp_path, postgresql, history, rng, rounds
-):
-    """The other one leads, and streams with three replicas go on at the other two servers."""
-
-    async def main():
-        async with (
-            cluster(tmp_path, postgresql.new_database(), server_count=3) as running,
-            under_load(running, history, rng) as wait_for_progress,
-        ):
-            for _ in range(rounds(1)):
-                await wait_for_progress()
-                leader, victim = await running.leader(), rng.choice(running.servers)
-                history.fault("kill the leader and a range server")
-                await asyncio.gather(leader.kill(), victim.kill())
-                await running.next_leader(leader)
-                await wait_for_progress()
-                await asyncio.gather(leader.start(), victim.start())
 
     asyncio.run(main())
 
