@@ -59,8 +59,8 @@ class Ledger:
     """The acknowledgements of the writers, and what the readers have found. Threads share it."""
 
     def __init__(self) -> None:
-        self.worst_seconds = 0.0
-        """How long the longest append took that was acknowledged since this was set to 0."""
+        self.worst_append_seconds = self.worst_commit_seconds = 0.0
+        """How long the longest of those took that were acknowledged since this was set to 0."""
         self._lock = threading.Lock()
         self._acknowledged: Counter[tuple[int, int]] = Counter()
         self._places: dict[tuple[int, int, int], int] = {}
@@ -81,7 +81,11 @@ class Ledger:
             if base_offset is not None:
                 self._match(self._places, (stream, writer, number), base_offset)
             self._acknowledged[stream, writer] += BATCH_RECORDS
-            self.worst_seconds = max(self.worst_seconds, time.monotonic() - began_at)
+            seconds = time.monotonic() - began_at
+            if base_offset is None:
+                self.worst_commit_seconds = max(self.worst_commit_seconds, seconds)
+            else:
+                self.worst_append_seconds = max(self.worst_append_seconds, seconds)
 
     def on_batch(self, writer: int, stream: int, number: int, offset: int) -> None:
         """Note where a reader found the first record of a batch of an appender."""
