@@ -140,10 +140,13 @@ class AsyncSocket:
         """
         if self._transport.is_closing():
             return 0
-        if self._channel is not None:
-            if not self._channel.is_open:
-                return 0  # the peer is not known yet: there is nothing to say to it
-            buffers = [self._channel.seal(buffers)]
+        if self._channel is None:
+            return self._send(buffers)
+        if not self._channel.is_open:
+            return 0  # the peer is not known yet: there is nothing to say to it
+        return sum(self._send([each]) for each in self._channel.seal(buffers))
+
+    def _send(self, buffers: Sequence[Buffer]) -> int:
         sent = 0
         if not self._transport.get_write_buffer_size():
             try:

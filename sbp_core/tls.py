@@ -14,7 +14,7 @@ import contextlib
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +29,8 @@ _LOG: Final = logging.getLogger(__name__)
 _HANDSHAKE_RECORD: Final = 0x16
 _ALERT_RECORD: Final = 0x15
 """The first byte of what a TLS peer sends. A frame that begins so is too large to be one."""
+SEALED_BYTES: Final = 7 * 16 * limits.KIB
+"""Bytes that are encrypted at a time, in full records; above it, malloc asks the system."""
 RECORD_BYTES_MAX: Final = 16 * limits.KIB + 256 + 5
 """A TLS record (RFC 8446, section 5.2) with its header."""
 
@@ -317,13 +319,15 @@ class Channel:
             self.has_received = True
         return count
 
-    def seal(self, buffers: Sequence[bytes | bytearray | memoryview]) -> bytes:
-        """Return what to send for `buffers`."""
-        rest = memoryview(b"".join(buffers))
-        with self._lock:
-            while rest:
-                rest = rest[self._object.write(rest) :]
-            return self._to_send.read()
+    def seal(self, buffers: Sequence[bytes | bytearray | memoryview]) -> Iterator[bytes]:
+        """Yield what to send for `buffers`, in small pieces: their memory is used again."""
+        for chunk in _chunks(buffers):
+            rest = memoryview(chunk)
+            with self._lock:
+                while rest:
+                    rest = rest[self._object.write(rest) :]
+                piece = self._to_send.read()
+            yield piece
 
     def take(self) -> bytes:
         """Return what is to be sent of the protocol itself."""
@@ -338,6 +342,21 @@ class Channel:
             with contextlib.suppress(ssl.SSLError):  # it waits for the same from the peer
                 self._object.unwrap()
             return self._to_send.read()
+
+
+def _chunks(buffers: Sequence[bytes | bytearray | memoryview]) -> Iterator[bytes]:
+    """Yield the bytes of `buffers` again, at most SEALED_BYTES at a time."""
+    parts: list[bytes | bytearray | memoryview] = []
+    room = SEALED_BYTES
+    for each in buffers:
+        rest = memoryview(each)
+        while len(rest) > room:
+            yield b"".join([*parts, rest[:room]])
+            rest, parts, room = rest[room:], [], SEALED_BYTES
+        parts.append(rest)
+        room -= len(rest)
+    if parts:
+        yield b"".join(parts)
 
 
 _SPEAK_PLAIN: Final = (

@@ -1,5 +1,6 @@
 """A TLS channel, without I/O: whatever the pieces are, the same bytes come out."""
 
+import random
 import ssl
 
 import pytest
@@ -7,7 +8,7 @@ from certificates import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.tls import Contexts, PlainTextError
+from sbp_core.tls import SEALED_BYTES, Contexts, PlainTextError
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +37,20 @@ def drained(channel, target_bytes):
     return found
 
 
+SIZES = st.sampled_from([0, 1, 100, 16_384, 20_000, SEALED_BYTES, 2 * SEALED_BYTES + 1])
+PART = SIZES.map(lambda size: random.Random(size).randbytes(size))
+
+
 @given(
-    messages=st.lists(st.lists(st.binary(max_size=40_000), max_size=3), max_size=5),
-    cut_bytes=st.integers(1, 70_000),
-    target_bytes=st.integers(1, 70_000),
+    messages=st.lists(st.lists(PART, max_size=3), max_size=3),
+    cut_bytes=st.integers(2_000, 400_000),
+    target_bytes=st.integers(2_000, 400_000),
 )
 def test_bytes_arrive_in_their_order_whatever_the_pieces_are(
     ends, messages, cut_bytes, target_bytes
 ):
     server, client = connected(ends)
-    sealed = b"".join(client.seal(each) for each in messages)
+    sealed = b"".join(piece for each in messages for piece in client.seal(each))
     found = b""
     for start in range(0, len(sealed), cut_bytes):
         server.feed(memoryview(sealed[start : start + cut_bytes]))
@@ -67,10 +72,12 @@ def fails_with(channel, received):
 @given(st.data())
 def test_a_changed_byte_ends_the_connection(ends, data):
     server, client = connected(ends)
-    sealed = bytearray(client.seal([b"x" * 100]))
+    sealed = bytearray(b"".join(client.seal([b"x" * 100])))
     at = data.draw(st.integers(0, len(sealed) - 1))
     sealed[at] ^= data.draw(st.integers(1, 255))
-    assert fails_with(server, bytes(sealed)) or fails_with(server, client.seal([bytes(70_000)]))
+    assert fails_with(server, bytes(sealed)) or fails_with(
+        server, next(client.seal([bytes(70_000)]))
+    )
 
 
 @given(st.binary(min_size=1, max_size=100))
@@ -88,7 +95,7 @@ def test_what_does_not_begin_as_tls_is_plain_text(ends, sent):
 
 def test_a_peer_that_sends_nothing_of_use_is_given_up(ends):
     server, client = connected(ends)
-    server.feed(memoryview(client.seal([b"once"])))
+    server.feed(memoryview(next(client.seal([b"once"]))))
     drained(server, 10)
     record = b"\x17\x03\x03\x40\x00"  # a record whose rest never comes
     assert any(fails_with(server, record + bytes(1_000)) for _ in range(1_000))

@@ -145,7 +145,7 @@ class BlockingConnection:
 
     def _send(self, buffers: list[Buffer]) -> None:
         if self._channel is not None and buffers:
-            buffers = [self._channel.seal(buffers)]
+            buffers = list(self._channel.seal(buffers))
         was_empty = not self._outgoing
         self._outgoing.extend(memoryview(each) for each in buffers if len(each))
         self._unsent_bytes += sum(map(len, buffers))
