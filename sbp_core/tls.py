@@ -257,6 +257,7 @@ class Channel:
         )
         self._read: Any = self._object.read  # declared to return bytes, also with a buffer
         self._lock = threading.Lock()
+        self._failure: ssl.SSLError | None = None
         self._is_first = True
         self._barren_bytes = 0
         """Bytes received since something was decrypted."""
@@ -305,18 +306,21 @@ class Channel:
         with self._lock:
             while count < len(target) and not self.is_ended:
                 try:
-                    count += self._read(len(target) - count, target[count:])
+                    read_bytes = self._read(len(target) - count, target[count:])
                 except ssl.SSLWantReadError:
                     break
                 except ssl.SSLZeroReturnError:
-                    self.is_ended = True
-                except ssl.SSLError:
-                    if not count:
-                        raise
-                    break  # the next call has the error again
+                    read_bytes = 0
+                except ssl.SSLError as error:
+                    self._failure = error
+                    break
+                self.is_ended = not read_bytes
+                count += read_bytes
         if count:
             self._barren_bytes = 0
             self.has_received = True
+        elif self._failure is not None:
+            raise self._failure
         return count
 
     def seal(self, buffers: Sequence[bytes | bytearray | memoryview]) -> Iterator[bytes]:

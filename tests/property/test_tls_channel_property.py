@@ -59,6 +59,16 @@ def test_bytes_arrive_in_their_order_whatever_the_pieces_are(
     assert server.has_peer_certificate
 
 
+def test_the_end_of_a_peer_is_seen_behind_what_it_sent(ends):
+    server, client = connected(ends)
+    server.feed(memoryview(b"".join(client.seal([b"last"])) + client.end()))
+    assert drained(server, 100) == b"last"
+    assert server.is_ended
+    client.feed(memoryview(b"".join(server.seal([b"answer"])) + server.end()))
+    assert drained(client, 100) == b"answer"
+    assert client.is_ended
+
+
 def fails_with(channel, received):
     """Whether received bytes end a connection; otherwise they are a part of a longer record."""
     try:
@@ -78,6 +88,16 @@ def test_a_changed_byte_ends_the_connection(ends, data):
     assert fails_with(server, bytes(sealed)) or fails_with(
         server, next(client.seal([bytes(70_000)]))
     )
+
+
+def test_what_came_before_garbage_is_delivered_first(ends):
+    server, client = connected(ends)
+    server.feed(memoryview(next(client.seal([b"good"])) + bytes(50)))
+    target = memoryview(bytearray(100))
+    assert server.read_into(target) == 4
+    for _ in range(2):
+        with pytest.raises(ssl.SSLError):
+            server.read_into(target)
 
 
 @given(st.binary(min_size=1, max_size=100))
