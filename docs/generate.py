@@ -47,6 +47,7 @@ EXAMPLES: Final = {
     "ca_file": "/etc/sbp/ca.pem",
     "client_ca_file": "/etc/sbp/clients.pem",
     "ready_file": "sbp-ready.json",
+    "file": "/var/log/sbp/audit.jsonl",
     "data_dir": "/var/lib/sbp",
     "store": "postgresql://sbp@db.example.org/sbp",
     "placement_driver": "pd1.example.org:12378,pd2.example.org:12378",

@@ -47,10 +47,16 @@ class RangeServerProcess:
     """
 
     def __init__(
-        self, settings: RangeServerSettings, *, log_level: str, on_stopped: Callable[[], None]
+        self,
+        settings: RangeServerSettings,
+        *,
+        log_level: str,
+        audit_file: Path | None,
+        on_stopped: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._log_level = log_level
+        self._audit_file = audit_file
         self._on_stopped = on_stopped
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -110,6 +116,8 @@ class RangeServerProcess:
         words = ["range-server", "--until-stdin-closes", "--log-level", self._log_level]
         words += ["--config", str(config), "--data-dir", str(self._settings.data_dir)]
         words += tls_options(self._settings.tls)
+        if self._audit_file is not None:
+            words += ["--audit-file", str(self._audit_file)]
         return await asyncio.create_subprocess_exec(
             *(*COMMAND, *words),
             stdin=asyncio.subprocess.PIPE,

@@ -47,6 +47,13 @@ class ServeSettings(Generic[S]):
         "Lowest level that is logged on standard error.", LOG_LEVELS, default="warning"
     )
 
+    audit_file: Path | None = setting(
+        "File to which each management operation is appended, as a line of JSON; when not set they"
+        " are logged at level info.",
+        "in a folder that exists",
+        default=None,
+    )
+
     def __post_init__(self) -> None:
         check_settings(self)
         if self.ready_file is not None and not self.ready_file.parent.is_dir():
@@ -129,6 +136,10 @@ OPTIONS_OF_REQUIRED: Final = {
 }
 """Options for the settings that have no default."""
 
+(_AUDIT_FILE,) = (each for each in fields(ServeSettings) if each.name == "audit_file")
+_AUDIT: Final[dict[str, dict[str, Field[Any]]]] = {"audit": {"file": _AUDIT_FILE}}
+"""The section of every command for the audit trail."""
+
 _SECTION_OF: Final[Mapping[type, str]] = {
     PlacementDriverSettings: "placement_driver",
     RangeServerSettings: "range_server",
@@ -149,18 +160,20 @@ def _of_cluster() -> Configuration[ClusterSettings]:
             sections[each.metadata["section"]][each.metadata["key"]] = each
         elif part is not None and each.name not in shared:
             sections[_SECTION_OF[part]][each.metadata["name"]] = each
-        elif each.name != "servers":
+        elif each.name not in {"servers", _AUDIT_FILE.name}:
             sections["serve"][each.name] = each
-    return Configuration("serve", "server.toml", ClusterSettings, sections)
+    return Configuration("serve", "server.toml", ClusterSettings, sections | _AUDIT)
 
 
 def _of_server(command: str, servers: type[S]) -> Configuration[S]:
-    of_process = [each for each in fields(ServeSettings) if each.name != "servers"]
+    of_process = [
+        each for each in fields(ServeSettings) if each.name not in {"servers", _AUDIT_FILE.name}
+    ]
     sections: dict[str, dict[str, Field[Any]]] = {_SECTION_OF[servers]: {}, "tls": {}}
     for each in (*fields(servers), *of_process):
         section = each.metadata.get("section", _SECTION_OF[servers])
         sections[section][each.metadata.get("key", each.name)] = each
-    return Configuration(command, f"{command}.toml", servers, sections)
+    return Configuration(command, f"{command}.toml", servers, sections | _AUDIT)
 
 
 SERVE: Final = _of_cluster()

@@ -26,7 +26,8 @@ def add_serve(parser: ArgumentParser) -> None:
     """Declare `sbp serve`."""
     parser.description = (
         "Run a placement driver and range servers, durable in one folder, until SIGTERM or Ctrl-C;"
-        " SIGHUP reads the files of TLS again. One range server runs in this process. Several run"
+        " SIGHUP reads the files of TLS and opens the audit file again. One range server runs in"
+        " this process. Several run"
         " in a process each: when one of them ends, all end, and none survives this process."
         " Options win over the configuration file, and that over the defaults."
     )
@@ -66,7 +67,12 @@ def _make(settings: ServeSettings[ClusterSettings], stop: Callable[[], None]) ->
 
     if settings.servers.range_servers == 1:
         return Cluster(settings.servers)
-    process = partial(RangeServerProcess, log_level=settings.log_level, on_stopped=stop)
+    process = partial(
+        RangeServerProcess,
+        log_level=settings.log_level,
+        audit_file=settings.audit_file,
+        on_stopped=stop,
+    )
     return Cluster(settings.servers, make_process=process)
 
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def add_pd(parser: ArgumentParser) -> None:
     """Declare `sbp pd` and its actions."""
     parser.description = (
-        "Run one placement driver until SIGTERM or Ctrl-C; SIGHUP reads the files of TLS again."
+        "Run one placement driver until SIGTERM or Ctrl-C; SIGHUP reads the files of TLS and opens"
+        " the audit file again."
         " Its metadata are in its data folder, or in the database of --store. Options win over the"
         " configuration file, and that over the defaults. The actions are for a placement driver"
         " that is stopped."
@@ -75,7 +76,8 @@ def add_pd(parser: ArgumentParser) -> None:
 def add_range_server(parser: ArgumentParser) -> None:
     """Declare `sbp range-server`."""
     parser.description = (
-        "Run one range server until SIGTERM or Ctrl-C; SIGHUP reads the files of TLS again. It"
+        "Run one range server until SIGTERM or Ctrl-C; SIGHUP reads the files of TLS and opens the"
+        " audit file again. It"
         " registers with the placement driver that leads, and waits for it if there is none."
         " Options win over the configuration file, and that over the defaults."
     )

@@ -29,6 +29,7 @@ from sbp_core.regular_files import tighten
 
 if TYPE_CHECKING:
     from sbp_core.cli.config import Configuration, ServeSettings
+    from sbp_core.server.audit import AuditFile
 
 _LOG: Final = logging.getLogger(__name__)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -89,9 +90,10 @@ class Service:
         configuration: Configuration[Any] = getattr(config, self.configuration)
         settings = configuration.load(options)
         _start_log(settings.log_level)
-        _watch_hangups()
+        audit_file = _maybe_audit_file(settings.audit_file)
+        _watch_hangups(audit_file)
         raise_descriptor_limit()
-        with _owned(settings.servers.data_dir, configuration.command):
+        with _owned(settings.servers.data_dir, configuration.command), _closing(audit_file):
             ready = ReadyFile(settings.ready_file)
             ready.remove()
             runtime.run(
@@ -146,6 +148,13 @@ def add_process_options(parser: ArgumentParser, conf: str) -> None:
     )
     add("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: warning)")
     add(
+        "--audit-file",
+        type=parse_path,
+        metavar="PATH",
+        help="file to append management operations to, as lines of JSON (default: the log, at level"
+        " info)",
+    )
+    add(
         "--config",
         type=parse_path,
         metavar="PATH",
@@ -174,18 +183,50 @@ def _start_log(level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-def _watch_hangups() -> None:
-    """Read the files of TLS again at SIGHUP. It is blocked in all other threads.
+def _maybe_audit_file(path: Path | None) -> AuditFile | None:
+    """Let the audit trail go to a file. Raises ConfigurationError if that cannot be opened."""
+    if path is None:
+        return None
+    from sbp_core.server.audit import EVENTS, AuditFile
 
-    So it never ends the server.
+    try:
+        file = AuditFile(path)
+    except OSError as error:
+        raise ConfigurationError(
+            f"audit file {path} cannot be written: {error.strerror}; choose a regular file in a"
+            " folder that this user can write"
+        ) from error
+    EVENTS.setLevel(logging.INFO)
+    EVENTS.propagate = False
+    EVENTS.addHandler(file)
+    return file
+
+
+@contextlib.contextmanager
+def _closing(audit_file: AuditFile | None) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if audit_file is not None:
+            audit_file.close()
+
+
+def _watch_hangups(audit_file: AuditFile | None) -> None:
+    """Read the files of TLS, and open the audit file, again at SIGHUP.
+
+    It is blocked in all other threads, so it never ends the server.
     """
     from sbp_core.tls import reload_all
 
     def watch() -> None:
         while True:
             signal.sigwait({signal.SIGHUP})
-            if reload_all():
-                _LOG.warning("SIGHUP: the files of TLS were looked at again, and nothing else")
+            done = ["files of TLS read again"] if reload_all() else []
+            if audit_file is not None:
+                audit_file.reopen()
+                done.append("audit file opened again")
+            if done:
+                _LOG.warning("SIGHUP: %s, and nothing else", ", ".join(done))
                 continue
             _LOG.warning(
                 "SIGHUP ignored: settings are read at start only, restart the server to change them"

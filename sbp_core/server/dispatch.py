@@ -24,6 +24,7 @@ from sbp_core.errors import (
     StatusError,
     UnsupportedError,
 )
+from sbp_core.server.audit import MANAGEMENT, AuditedCall
 from sbp_core.server.budget import Held, memory_bytes
 from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import Standing
@@ -138,6 +139,10 @@ class ServerCall:
         received_at: float,
         held: Held | None = None,
     ) -> None:
+        self._audited: AuditedCall | None = None
+        if operation in MANAGEMENT:
+            peer_address = peer_name.partition(", ")[0]
+            self._audited = AuditedCall(operation, frame.header, str(speech.role), peer_address)
         self.opcode = operation
         self.payload = memoryview(frame.payload if operation in WITH_PAYLOAD else b"")
         self._held = held
@@ -178,6 +183,8 @@ class ServerCall:
         """
         header, decoded_bytes = decode_measured(table, self._frame.header)
         self._keep_only(decoded_bytes)
+        if self._audited is not None:
+            self._audited.decoded(header)
         if isinstance(header, HeartbeatRequest) and header.client_role in _CLUSTER_ROLES:
             check_may_be_server(self.peer, self.opcode)
         timeout_ms = getattr(header, "timeout_ms", 0)
@@ -204,9 +211,18 @@ class ServerCall:
             await self._wait_for(rest)
         except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
             await self.fail(error)
+        finally:
+            self._end_audit()
+
+    def _end_audit(self) -> None:
+        if self._audited is not None:
+            self._audited.end(self.peer.standing, self._clock.wall_ms())
 
     async def fail(self, error: Exception) -> None:
         """Answer with a system error frame."""
+        if self._audited is not None:
+            self._audited.failed(error)
+            self._end_audit()
         if isinstance(error, SbpError):
             _LOG.debug("%s: %s failed: %s", self._peer_name, self.opcode.name, error)
             await self.peer.send_system_error(self._frame, error)
@@ -290,6 +306,8 @@ class ServerCall:
         self.peer.send_now(self._frame, encoded, payload, is_end=is_end)
 
     def _encode(self, header: object, *, is_end: bool) -> bytes:
+        if self._audited is not None:
+            self._audited.answered(header, is_end=is_end)
         if is_end and self.agreement.has_handler_duration:
             header = self._with_duration(header)
         return encode_header(self._speech.answer(header))

@@ -1,0 +1,280 @@
+"""The audit trail: an event for each management operation, whatever came of it.
+
+`MANAGEMENT` declares which operations these are. The dispatcher makes an `AuditedCall` for each
+request of one, and it sees what the handler decodes and answers: no handler takes part. An event is
+a JSON object in the logger `sbp.audit`; `AuditFile` writes them to a file.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from sbp_core import limits
+from sbp_core.errors import HeaderError, Outcome, SbpError, StatusCode
+from sbp_core.log.disk import describe_os_error
+from sbp_core.regular_files import open_private
+from sbp_core.server.trust import Standing
+from sbp_core.wire.checksum import Buffer
+from sbp_core.wire.headers import REQUEST_TABLES, RESULT_FIELDS, Status, decode_header
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error, status_for
+
+_LOG: Final = logging.getLogger(__name__)
+EVENTS: Final = logging.getLogger("sbp.audit")
+_QUEUED_MAX: Final = 10_000
+"""Events that wait for the disk; beyond it they are lost, and counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Managed:
+    """A management operation. `items` is the field of its request with one entry per object.
+
+    With `only_if`, a field of the request or of an item, only those count that have this value.
+    """
+
+    items: str | None = None
+    only_if: tuple[str, object] | None = None
+
+    def is_meant(self, item: object, request: object) -> bool:
+        """Whether an object of a request counts."""
+        if self.only_if is None:
+            return True
+        name, value = self.only_if
+        return bool(getattr(item if hasattr(item, name) else request, name) == value)
+
+
+MANAGEMENT: Final[Mapping[Opcode, Managed]] = {
+    Opcode.CREATE_STREAMS: Managed("streams"),
+    Opcode.UPDATE_STREAMS: Managed("streams"),
+    Opcode.DELETE_STREAMS: Managed("streams"),
+    Opcode.TRIM_STREAMS: Managed("trimmed_streams"),
+    Opcode.SEAL_RANGE: Managed("ranges"),
+    Opcode.CREATE_RANGE: Managed(),
+    Opcode.REGISTER_SCHEMAS: Managed("schemas"),
+    Opcode.DRAIN_SERVERS: Managed("server_ids"),
+    Opcode.COMMIT_CURSORS: Managed("cursors", only_if=("next_offset", -1)),
+    Opcode.COMMIT_TXN: Managed(only_if=("give_up", True)),
+}
+"""Each other operation reads, or belongs to the work of producers, readers and servers."""
+
+_OUTCOMES: Final = {
+    Outcome.APPLIED: "done",
+    Outcome.NOT_APPLIED: "refused",
+    Outcome.UNKNOWN: "unknown",
+}
+_NOT_SHOWN: Final = frozenset({"timeout_ms", "throttle_time_ms"})
+
+
+class AuditedCall:
+    """One request of a management operation; `end` writes its events, once."""
+
+    def __init__(self, opcode: Opcode, header: Buffer, server: str, peer: str) -> None:
+        self._opcode = opcode
+        self._header = header
+        self._server = server
+        self._peer = peer
+        self._request: object = None
+        self._results: list[Any] = []
+        self._status: Status | None = None
+        self._is_answered = False
+        self._is_over = False
+
+    def decoded(self, request: object) -> None:
+        """The handler has read the request."""
+        self._request = request
+
+    def answered(self, response: Any, *, is_end: bool) -> None:
+        """The handler has a response frame."""
+        self._status, self._is_answered = response.status, is_end
+        self._results += getattr(response, RESULT_FIELDS.get(type(response), ""), ())
+
+    def failed(self, error: Exception) -> None:
+        """The answer is an error."""
+        self._is_answered = True
+        known = error if isinstance(error, SbpError) else SbpError("unexpected; see the log")
+        self._results, self._status = [], status_for(known)
+
+    def end(self, standing: Standing, time_ms: int) -> None:
+        """Write the events; without an answer, as when the peer leaves, the outcome is unknown."""
+        if self._is_over or not EVENTS.isEnabledFor(logging.INFO):
+            return
+        self._is_over = True
+        managed = MANAGEMENT[self._opcode]
+        if self._request is None:
+            with suppress(HeaderError):
+                self._request = decode_header(REQUEST_TABLES[self._opcode], self._header)
+        event: dict[str, object] = {
+            "time": datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+            "server": self._server,
+            "operation": self._opcode.name,
+            "peer": self._peer,
+            "role": _role_of(standing),
+        }
+        if self._request is None:
+            if managed.only_if is None:
+                self._write(event, None)
+            return
+        items: Sequence[object] = [self._request]
+        results: list[Any] = []
+        if managed.items is not None:
+            items = getattr(self._request, managed.items)
+            event |= _scalars(self._request)
+            results = self._results[: len(items)]
+        for item, result in zip_longest(items, results):
+            if managed.is_meant(item, self._request):
+                named = {"server_id": item} if isinstance(item, int) else _scalars(item)
+                self._write(event | _scalars(_maybe_stream(result)) | named, result)
+
+    def _write(self, event: dict[str, object], result: Any) -> None:
+        """Write one event; results are in the order of the request, so one may be missing."""
+        if result is None and not self._is_answered:
+            EVENTS.info("%s", json.dumps(event | {"outcome": "unknown"}))
+            return
+        status = getattr(result, "status", None) or self._status
+        error = maybe_error(status)
+        event["outcome"] = "done" if error is None else _OUTCOMES[error.outcome]
+        if error is not None:
+            event |= {"status": _name_of(error.code), "message": error.message}
+        EVENTS.info("%s", json.dumps(event))
+
+
+def _role_of(standing: Standing) -> str:
+    if standing.is_placement_driver:
+        return "placement driver"
+    return "range server" if standing.server_ids else "client"
+
+
+def _name_of(code: int) -> str:
+    try:
+        return StatusCode(code).name
+    except ValueError:
+        return str(code)
+
+
+def _maybe_stream(result: Any) -> Any:
+    """Return the stream in a result, which has the id of one that was just made."""
+    for name in ("stream", "updated_stream", "deleted_stream"):
+        if getattr(result, name, None) is not None:
+            return getattr(result, name)
+    return None
+
+
+def _scalars(table: Any) -> dict[str, object]:
+    """Return the fields of a table, and of tables in it, that are set to a number or a text."""
+    if not isinstance(table, Struct):
+        return {}
+    found: dict[str, object] = {}
+    defaults = dict(zip(table.__struct_fields__, table.__struct_defaults__, strict=False))
+    for name in table.__struct_fields__:
+        value = getattr(table, name)
+        if isinstance(value, Struct) and not isinstance(value, Status):
+            found |= _scalars(value)
+        elif isinstance(value, int | str) and value != defaults[name] and name not in _NOT_SHOWN:
+            found[name] = value
+    return found
+
+
+class AuditFile(logging.Handler):
+    """Appends each event to a file, in a thread of its own: a slow disk holds up no request.
+
+    A line is written with one call, so that several processes can share the file. While it cannot
+    be written, which is logged once, events are lost, and counted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it. Raises OSError."""
+        super().__init__()
+        self._path = path
+        self._lines: queue.Queue[bytes | None] = queue.Queue(_QUEUED_MAX)
+        self._unsent_count = 0
+        """Events that the queue had no room for; only `emit` counts, under the handler's lock."""
+        self._unsent_reported = self._failed_count = 0
+        self._is_failing = False
+        self._is_line_open = False
+        self._is_reopening = threading.Event()
+        self._descriptor = self._open()
+        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand an event to the thread; it is lost if that is far behind."""
+        try:
+            self._lines.put_nowait(record.getMessage().encode() + b"\n")
+        except queue.Full:
+            self._unsent_count += 1
+
+    def reopen(self) -> None:
+        """Open the file again before the next event, as after it was moved away."""
+        self._is_reopening.set()
+
+    def close(self) -> None:
+        """Write what is left, for some seconds at most, and close the file. Idempotent."""
+        if self._thread.is_alive():
+            with suppress(queue.Full):
+                self._lines.put(None, timeout=limits.DRAIN_TIMEOUT_MS / 1000)
+            self._thread.join(limits.DRAIN_TIMEOUT_MS / 1000)
+        super().close()
+
+    def _open(self) -> int:
+        return open_private(self._path, os.O_WRONLY | os.O_APPEND)
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                self._append(line)
+            except OSError as error:
+                self._failed_count += 1
+                self._is_reopening.set()
+                if not self._is_failing:
+                    self._is_failing = True
+                    _LOG.error(
+                        "audit events are lost: %s cannot be written: %s; free or repair it",
+                        *(self._path, describe_os_error(error)),
+                    )
+            else:
+                self._note_success()
+        os.close(self._descriptor)
+
+    def _note_success(self) -> None:
+        unsent = self._unsent_count
+        lost = self._failed_count + unsent - self._unsent_reported
+        if lost:
+            _LOG.warning("audit events are written again: file=%s lost=%d", self._path, lost)
+        self._failed_count, self._unsent_reported, self._is_failing = 0, unsent, False
+
+    def _append(self, line: bytes) -> None:
+        if self._is_reopening.is_set() or self._was_moved():
+            is_another = self._was_moved()
+            descriptor = self._open()
+            self._is_reopening.clear()
+            os.close(self._descriptor)
+            self._descriptor = descriptor
+            self._is_line_open = self._is_line_open and not is_another
+        data = b"\n" + line if self._is_line_open else line
+        written = os.write(self._descriptor, data)
+        self._is_line_open = 0 < written < len(data) or (self._is_line_open and not written)
+        if written < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _was_moved(self) -> bool:
+        """Whether the path is another file by now: other processes get no signal of ours."""
+        try:
+            found = self._path.lstat()
+        except FileNotFoundError:
+            return True
+        own = os.fstat(self._descriptor)
+        return (found.st_dev, found.st_ino) != (own.st_dev, own.st_ino)
