@@ -115,7 +115,7 @@ def pytest(words: Sequence[str]) -> list[str]:
 def run_parts(
     parts: Sequence[Part], options: Sequence[str], stop_early: bool, interrupts: Sequence[int]
 ) -> list[Outcome]:
-    """Run parts, some at the same time. What they print is shown in the order of their starts."""
+    """Run parts, some at the same time. Outputs are shown in the order of the starts."""
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in parts]
         running: list[subprocess.Popen[bytes]] = []

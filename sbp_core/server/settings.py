@@ -73,7 +73,7 @@ def check_settings(settings: Any) -> None:
 
 
 class Exposure(Enum):
-    """Who may connect from other machines."""
+    """The clients that may connect from other machines."""
 
     NOBODY = "nobody"
     CERTIFIED = "clients with a certificate"
@@ -163,7 +163,7 @@ class ListenerSettings:
 
     @property
     def exposure(self) -> Exposure:
-        """Who may connect from other machines."""
+        """The clients that may connect from other machines."""
         if self.tls_client_ca_file is not None:
             return Exposure.CERTIFIED
         return Exposure.ANYBODY if self.insecure else Exposure.NOBODY

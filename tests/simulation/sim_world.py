@@ -140,8 +140,8 @@ class KnownStore(MetadataStore):
 def new_world(seed: int) -> Iterator[World]:
     """Make a world; within it nothing of the real one decides what happens.
 
-    What the process had before is not looked at by the garbage collector after the run. That would
-    take a tenth of the time.
+    The garbage collector skips the objects that the process had before, also after the run: they
+    would take a tenth of the time.
     """
     modules = _modules()
     world = World(seed)
