@@ -17,7 +17,7 @@ from sim_workload import Workload
 from sim_world import World, new_world
 
 STREAMS = 3
-FAULT_PAUSE_SECONDS = 1.0
+FAULT_PAUSE_SECONDS = 0.5
 HEAL_SECONDS = 60.0
 """Simulated time in which all clients finish once all servers work again."""
 ERROR_CHARACTERS = 2_000

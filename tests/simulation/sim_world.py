@@ -140,8 +140,8 @@ class KnownStore(MetadataStore):
 def new_world(seed: int) -> Iterator[World]:
     """Make a world; within it nothing of the real one decides what happens.
 
-    The garbage collector skips the objects that the process had before, also after the run: they
-    would take a tenth of the time.
+    After the run the garbage collector looks at nothing that the process had before: that would
+    take a tenth of the time.
     """
     modules = _modules()
     world = World(seed)

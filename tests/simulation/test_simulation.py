@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from core_cluster import rows_batch
 from sim_cluster import DRIVER, SimulatedCluster
-from sim_mutants import MUTANTS
+from sim_mutants import MUTANTS, MUTANTS_OF_REPLICAS
 from sim_run import Setup, run_seed
 from sim_workload import Workload
 from sim_world import new_world
@@ -20,20 +20,24 @@ from sbp_core.errors import SbpError
 from sbp_core.log.states.range_states import RangeState
 
 ROOT = Path(__file__).parents[2]
-SEEDS = range(200)
-PARTS = 8
+SEEDS = {1: range(120), 3: range(40)}
+"""By number of replicas."""
+ALL_MUTANTS = [*MUTANTS, *MUTANTS_OF_REPLICAS]
+PARTS = 4
 MUTANT_SEEDS_MAX = 200
-FOUND_WITH_REPLICAS = ("acknowledge-before-quorum", "fence-after-answer", "read-uncommitted")
-"""The broken builds that few seeds find; of the others some seeds do not end."""
+MUTANT_SECONDS_MAX = 240
+TOO_RARE = ("no-digest",)
+"""A copy must get entries late, from a connection that was given up, while its range is open."""
+pytestmark = pytest.mark.timeout(MUTANT_SECONDS_MAX + 60)
 FAILED_ONCE = {1: (34, 48, 107), 3: (35,)}
 """By number of replicas: seeds whose runs have shown a defect that was mended since."""
 
 
+@pytest.mark.parametrize("replicas", SEEDS)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_promises_hold(part):
-    """With one replica; `python -m tests.simulation --replicas 3` runs three."""
-    seeds = SEEDS[part::PARTS]
-    errors = {seed: run_seed(seed, Setup(1)).error for seed in seeds}
+def test_promises_hold(part, replicas):
+    seeds = SEEDS[replicas][part::PARTS]
+    errors = {seed: run_seed(seed, Setup(replicas)).error for seed in seeds}
     assert not {seed: error for seed, error in errors.items() if error}
 
 
@@ -134,12 +138,13 @@ def test_a_seed_is_the_same_run_in_every_process():
     assert len(logs.pop()) > 100
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *FOUND_WITH_REPLICAS])
+@pytest.mark.parametrize("mutant", [each for each in ALL_MUTANTS if each not in TOO_RARE])
 def test_broken_builds_are_found(mutant):
-    replicas = "3" if mutant in FOUND_WITH_REPLICAS else "1"
+    replicas = "3" if mutant in MUTANTS_OF_REPLICAS else "1"
     seeds = f"0:{MUTANT_SEEDS_MAX}"
     found = simulate("--seeds", seeds, "--mutant", mutant, "--replicas", replicas)
     assert found.returncode == 1, found.stdout
+    assert ", 0 acknowledged" not in found.stdout, "it is broken in another way"
     print(found.stdout.splitlines()[-1])
 
 
@@ -151,4 +156,5 @@ def simulate(*options, hash_seed="0"):
         capture_output=True,
         text=True,
         check=False,
+        timeout=MUTANT_SECONDS_MAX,
     )
