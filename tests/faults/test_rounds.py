@@ -90,14 +90,13 @@ def compare_copies(cluster, stream_ids):
 
     Every copy that can be read is the same.
     """
-    endpoint = cluster.endpoint
-    with Client(endpoint) as client:
-        ranges = client.list_ranges(stream_ids)
     unsettled = Counter()
     digests = defaultdict(set)
-    for server in cluster.servers:
-        with Client(endpoint, retry=RetryPolicy(budget_ms=0), reads_locally=False) as client:
-            client._context = replace(client._context, replicas=OnlyFrom(server.endpoint))
+    with Client(cluster.endpoint, reads_locally=False) as client:
+        ranges = client.list_ranges(stream_ids)
+        context = replace(client._context, policy=RetryPolicy(budget_ms=0))
+        for server in cluster.servers:
+            client._context = replace(context, replicas=OnlyFrom(server.endpoint))
             for each in itertools.chain(*ranges.values()):
                 if each.end_offset is None or server.endpoint not in each.servers:
                     continue
