@@ -229,7 +229,10 @@ class TlsLink(asyncio.Transport, asyncio.BufferedProtocol):
         reason = self._error or exc
         if not self.opened.done():
             self.opened.set_exception(
-                reason or ConnectionResetError("it ended the connection during the TLS handshake")
+                reason
+                or ConnectionResetError(
+                    "it ended the connection before a TLS session, as a full server does"
+                )
             )
         if self._is_inner_connected:
             self._inner.connection_lost(reason)

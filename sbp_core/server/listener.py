@@ -262,7 +262,13 @@ class Listener:
         return spare
 
     def _turn_away(self, connection: socket.socket, reason: SbpError) -> None:
-        """Say why, and close; what the peer sent until then is not looked at."""
+        """Say why, and close; what the peer sent until then is not looked at.
+
+        With TLS nothing is said: that would take a handshake.
+        """
+        if self._tls is not None:
+            connection.close()
+            return
         farewell = Connection().send_farewell(self._speech.error(reason))
         with connection, contextlib.suppress(OSError):
             connection.send(b"".join(farewell))

@@ -1,6 +1,7 @@
 """TLS between clients and servers: which end trusts which, its errors, and files that change."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -29,11 +30,18 @@ from sbp_core.client import (
     txn_id_of,
 )
 from sbp_core.cluster import Cluster, ClusterSettings, LocalCluster
-from sbp_core.errors import ConnectionLostError, PermissionDeniedError, SbpError, TlsError
+from sbp_core.errors import (
+    ConnectError,
+    ConnectionLostError,
+    PermissionDeniedError,
+    SbpError,
+    TlsError,
+)
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
 from sbp_core.tls import Contexts
 from sbp_core.wire.dialect import ServerRole, Speech
+from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import (
     ClientRole,
     HeartbeatRequest,
@@ -207,6 +215,48 @@ def hello_of(authority):
     channel = Contexts(authority.client()).client_channel("127.0.0.1")
     channel.shake_hands()
     return channel.take()
+
+
+def test_a_peer_that_does_not_read_is_held_within_bounds_and_cut_off(authority):
+    clock, tls = ManualClock(), authority.client()
+    channel = Contexts(tls).client_channel("127.0.0.1")
+    ping = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(limits.MIB)]))
+    with (
+        ServedListener(authority.server(), clock) as server,
+        socket.create_connection(("127.0.0.1", server.port), 30) as deaf,
+    ):
+        while not channel.shake_hands():
+            deaf.sendall(channel.take())
+            channel.feed(memoryview(deaf.recv(limits.MIB)))
+        deaf.sendall(channel.take())
+        deaf.settimeout(1)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                deaf.sendall(b"".join(channel.seal([ping])))
+        until(lambda: server.listener._unread.total_bytes > limits.MIB)
+        held_bytes = server.listener._unread.total_bytes
+        assert held_bytes < limits.WRITE_BUFFER_HIGH_BYTES + 3 * limits.MIB
+        ping_blocking(server.endpoint, tls)
+        assert server.listener.connection_count >= 1
+        clock.advance(limits.WRITE_STALL_MS + 1)
+        server.sweep()
+        until(lambda: server.listener.connection_count == 0)
+        until(lambda: server.listener._unread.total_bytes == 0)
+
+
+@both_clients
+def test_a_full_server_is_no_reason_to_distrust_it(ping, authority, monkeypatch):
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(limits, "CONNECTIONS_RESERVED", 0)
+    connecting = Connecting(tls=authority.client())
+    with (
+        ServedListener(authority.server()) as server,
+        Client(server.endpoint, connecting=connecting, retry=ONCE) as first,
+    ):
+        first.ping()
+        told = refusal_of(ping, server.endpoint, authority.client(), ConnectError)
+        assert "Connection reset" in told or "as a full server does" in told
+        first.ping()
 
 
 def test_mutated_handshakes_end_their_own_connections_only(authority, caplog):

@@ -240,7 +240,9 @@ class BlockingConnection:
                     break
                 received = connected.recv(limits.RECEIVE_BUFFER_BYTES)
                 if not received:
-                    raise ConnectionResetError("it ended the connection during the TLS handshake")
+                    raise ConnectionResetError(
+                        "it ended the connection before a TLS session, as a full server does"
+                    )
                 channel.feed(memoryview(received))
                 is_over = channel.shake_hands()
         except ssl.SSLError:
