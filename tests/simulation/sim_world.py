@@ -177,6 +177,7 @@ def new_world(seed: int) -> Iterator[World]:
             yield world
         finally:
             loop.close()
+            gc.collect()  # before the next run puts all that there is out of its sight
             gc.enable()
 
 
