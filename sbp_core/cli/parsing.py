@@ -63,6 +63,12 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT[,...]",
         help=f"placement drivers (default: $SBP_ENDPOINT, now {shown})",
     )
+    add_tls_client_options(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
+
+
+def add_tls_client_options(parser: argparse.ArgumentParser) -> None:
+    """Add the files of TLS of a subcommand that connects to servers."""
     for option, (variable, about) in _TLS_OPTIONS.items():
         parser.add_argument(
             option,
@@ -71,7 +77,6 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
             metavar="PATH",
             help=f"{about} (default: ${variable})",
         )
-    parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
 
 
 class Actions:

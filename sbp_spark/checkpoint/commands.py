@@ -11,7 +11,7 @@ from typing import Final
 
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_line, write_table
-from sbp_core.cli.parsing import Actions, parse_number, parse_path
+from sbp_core.cli.parsing import Actions, add_tls_client_options, parse_number, parse_path
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_spark.checkpoint.files import (
@@ -40,8 +40,9 @@ def add_checkpoint(parser: ArgumentParser) -> None:
         " batch that was begun last. With --endpoint also how far it is behind.",
     )
     showing.add_argument(
-        "--endpoint", metavar="HOST:PORT", help="placement driver to ask for tails"
+        "--endpoint", metavar="HOST:PORT[,...]", help="placement drivers to ask for tails"
     )
+    add_tls_client_options(showing)
     showing.add_argument("--json", action="store_true", help="print JSON")
     rewinding = actions.add(
         "rewind",
