@@ -14,6 +14,8 @@ There is no election. If the primary is lost, or restarts, the range ends and th
    The end of the range is the longest prefix. The placement driver stores it; the first stands.
 3. Settle. A replica that is shorter copies what it lacks, one that is longer cuts what was never
    committed. Both compare the digest at the decided end. Then the replica serves the whole range.
+   An entry that waited to be committed is acknowledged once `ack_count` replicas have it or have
+   settled: the decided end may be on one disk alone.
 
 Why a prefix is enough: a replica accepts an entry only behind the entry before it, by number and
 digest. So of two replicas that were not damaged one is a prefix of the other.

@@ -1,20 +1,19 @@
 """Ranges with copies on three servers: what is acknowledged, what is read, and how they end."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
-from core_cluster import rows_batch, values_of
+from core_cluster import rows_batch
 from driver_proof import driver_at
 from log_stagings import bodies, staged_bodies
 from numbered_appends import send
 from raw_client import RawClient
+from replicated_cluster import append, hosted_at, primary_of, read_all, run, seal
 from staged_appends import end, stage
 from waiting import until
 
 from sbp_core import limits
-from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec, StreamUpdate, Writer
-from sbp_core.cluster import Cluster, ClusterSettings
+from sbp_core.client import AppendItem, StreamSpec, StreamUpdate, Writer
 from sbp_core.errors import (
     LogError,
     NotFoundError,
@@ -30,77 +29,8 @@ from sbp_core.log.states.staged_states import drop_entry
 from sbp_core.records import with_base_offset, write_base_offset
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
-from sbp_core.wire.headers import DescribeRangesRequest, RangeId, SealRangesRequest
+from sbp_core.wire.headers import DescribeRangesRequest, RangeId
 from sbp_core.wire.opcodes import Opcode
-
-
-@asynccontextmanager
-async def cluster_of(folder, range_servers=3, **settings):
-    cluster = Cluster(
-        ClusterSettings(
-            data_dir=folder,
-            pd_port=0,
-            range_server_port=0,
-            range_servers=range_servers,
-            **settings,
-        )
-    )
-    await cluster.start()
-    try:
-        yield cluster
-    finally:
-        await cluster.stop()
-
-
-def run(folder, body, **kwargs):
-    async def main():
-        async with (
-            cluster_of(folder, **kwargs) as cluster,
-            AsyncClient(cluster.endpoints.pd) as client,
-        ):
-            await asyncio.wait_for(body(cluster, client), 60)
-
-    asyncio.run(main())
-
-
-async def append(client, stream_id, *values):
-    (outcome,) = await client.append([AppendItem(stream_id, rows_batch(values))])
-    return outcome.base_offset
-
-
-async def read_all(client, stream_id, count_max=1_000):
-    records = []
-    while len(records) < count_max:
-        item = FetchItem(stream_id, len(records), None, 1 << 20)
-        (outcome,) = [outcome async for outcome in client.fetch([item])]
-        assert outcome.error is None
-        if not outcome.payload:
-            return records
-        records += values_of(outcome.payload)
-    return records
-
-
-async def seal(cluster, stream_id, range_index=-1):
-    async with RawClient.at(cluster.endpoints.pd) as pd:
-        request = SealRangesRequest(ranges=(RangeId(stream_id, range_index),))
-        (answer,) = await pd.ask(Opcode.SEAL_RANGE, request)
-    (result,) = answer.seal_responses
-    return result
-
-
-def hosted_at(cluster, stream_id, range_index):
-    """The range at each server, by endpoint."""
-    return {
-        server.endpoint: server._host.table.maybe_range((stream_id, range_index))
-        for server in cluster._range_servers
-    }
-
-
-def primary_of(cluster, key):
-    (primary,) = (
-        each for each in cluster._range_servers if each._host.table.maybe_range(key).is_led
-    )
-    return primary
 
 
 def test_what_is_acknowledged_is_on_two_disks_at_least(tmp_path):

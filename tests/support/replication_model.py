@@ -154,6 +154,8 @@ class Rules:
     knows_lives: bool = True
     """A server that lost its data directory is another server."""
     compares_digests: bool = True
+    waits_for_settled: bool = True
+    """What waited at the primary is acknowledged once `ack_count` replicas have settled."""
 
 
 class BrokenPromiseError(Exception):
@@ -192,6 +194,7 @@ class Model:
             yield from self._go_wrong(state, index)
             yield from self._fence(state, index)
             yield from self._settle(state, index)
+        yield from self._acknowledge_settled(state)
         for index in range(len(state.drivers)):
             yield from self._drive(state, index)
 
@@ -353,6 +356,21 @@ class Model:
                 noted = server.noted.settled(prefix_of(log))
                 settled = server._replace(disk=log, unsynced=(), noted=noted, in_office=False)
                 yield f"server {index} settles", _with(state, index, settled)
+
+    def _acknowledge_settled(self, state: State) -> Iterator[tuple[str, State]]:
+        """The primary acknowledges what it appended and the decided end contains."""
+        primary = state.servers[PRIMARY]
+        if primary.noted.stage is not Stage.SETTLED:
+            return
+        kept = primary.appended[: primary.noted.end.seq]
+        settled = [each for each in state.servers if each.noted.stage is Stage.SETTLED]
+        is_enough = len(settled) >= self.ack_count or not self.rules.waits_for_settled
+        if len(kept) <= len(state.acknowledged) or not is_enough:
+            return
+        durable = [each.noted.highest_seq for each in state.servers]
+        if replication.committed_seq(durable, self.ack_count) < len(kept):
+            raise BrokenPromiseError(f"{kept} is acknowledged, and on too few disks")
+        yield "the settled entries are acknowledged", state._replace(acknowledged=kept)
 
     # Observations of the writer and the reader.
 

@@ -67,6 +67,9 @@ def test_every_option_of_the_table_is_known():
         "lingerDuration": "2s",
         "batchCompression": "zstd",
         "networkCompression": "none",
+        "tlsCaFile": "/etc/sbp/ca.pem",
+        "tlsCertFile": "/etc/sbp/etl.pem",
+        "tlsKeyFile": "/etc/sbp/etl.key",
     }
     options = sink(False, **given)
     assert options.targets == Targets((StreamRef("orders"),))

@@ -19,6 +19,7 @@ from sbp_core.errors import (
     DiskFullError,
     LogWriteError,
     RangeSealedError,
+    RequestTimeoutError,
     SbpError,
     ThrottledError,
     WritersNotThereError,
@@ -327,11 +328,11 @@ def _outcome_now(outcome: _Outcome, own: Written) -> _Outcome:
     `own` says it of the frame's own entries.
     """
     try:
-        if isinstance(outcome, Entry) and own.cut:
+        if isinstance(outcome, Entry) and (own.cut or own.unsettled):
             own.check((outcome.stream_id, outcome.range_index))
         if isinstance(outcome, PendingAppend):
             return outcome.placed()
-    except RangeSealedError as error:
+    except (RangeSealedError, RequestTimeoutError) as error:
         return status_for(error)
     if isinstance(outcome, StagedRepeat):
         return status_for(outcome.refusal) if outcome.refusal else outcome.placed()

@@ -95,7 +95,8 @@ class PendingAppend:
     def placed(self) -> NumberedBatch:
         """Return where it is, once that is known.
 
-        Raises LogWriteError if it cannot be written, RangeSealedError if its range ended before it.
+        Raises LogWriteError if it cannot be written, RangeSealedError if its range ended before it,
+        RequestTimeoutError if too few other servers have it.
         """
         assert self.written is not None
         written = self.written.result()

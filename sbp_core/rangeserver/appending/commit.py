@@ -46,6 +46,7 @@ from sbp_core.errors import (
     LogError,
     LogWriteError,
     RangeSealedError,
+    RequestTimeoutError,
     SbpError,
     ThrottledError,
 )
@@ -67,19 +68,34 @@ _UNSYNCED_KINDS: Final = APPENDED_KINDS - {EntryKind.STAGED}
 class Written(NamedTuple):
     """When entries were written, in ms since the epoch, UTC.
 
-    Those of ranges that were `cut` are not in their ranges: these ended before them.
+    Those of ranges that were `cut` are not in their ranges: these ended before them. Those of
+    `unsettled` ranges are in them, and on too few disks to be acknowledged.
     """
 
     time_ms: int
     cut: Collection[RangeKey] = ()
+    unsettled: Collection[RangeKey] = ()
 
     def check(self, key: RangeKey) -> None:
-        """Raise RangeSealedError if a range ended before its entries."""
+        """Raise RangeSealedError if a range ended before its entries.
+
+        RequestTimeoutError, of unknown outcome, if they are on too few disks.
+        """
+        if key in self.unsettled:
+            raise RequestTimeoutError.of(
+                f"range {key[1]} of stream {key[0]} was sealed, and too few other servers have"
+                " settled it in time: this is in the range, and lost if the disk here is; see that"
+                " the other servers of the range run"
+            )
         if key in self.cut:
             raise RangeSealedError.of(
                 f"range {key[1]} of stream {key[0]} was sealed before this was committed; nothing"
                 " was appended, and the stream goes on in the next range"
             )
+
+
+Finish = Callable[[Collection[RangeKey], Collection[RangeKey]], None]
+"""Called with the ranges in which entries were cut, and with those that are `unsettled`."""
 
 
 class Copies(Protocol):
@@ -91,10 +107,8 @@ class Copies(Protocol):
     def flush(self) -> None:
         """Send what was numbered, if that waits for more."""
 
-    def when_decided(
-        self, numbers: Mapping[RangeKey, int], finish: Callable[[Collection[RangeKey]], None]
-    ) -> None:
-        """Call `finish` once it is known whether entries are committed; with those ranges cut."""
+    def when_decided(self, numbers: Mapping[RangeKey, int], finish: Finish) -> None:
+        """Call `finish` once it is known whether entries are committed."""
 
 
 class NoCopies(Copies):
@@ -108,11 +122,9 @@ class NoCopies(Copies):
     def flush(self) -> None:
         """Do nothing."""
 
-    def when_decided(
-        self, numbers: Mapping[RangeKey, int], finish: Callable[[Collection[RangeKey]], None]
-    ) -> None:
+    def when_decided(self, numbers: Mapping[RangeKey, int], finish: Finish) -> None:
         """Call `finish`."""
-        finish(())
+        finish((), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,11 +404,15 @@ class GroupCommitter:
                 self._acknowledge(submission, appended.time_ms)
 
     def _acknowledge(
-        self, submission: _Submission, time_ms: int, cut: Collection[RangeKey] = ()
+        self,
+        submission: _Submission,
+        time_ms: int,
+        cut: Collection[RangeKey] = (),
+        unsettled: Collection[RangeKey] = (),
     ) -> None:
         self._memory_bytes -= submission.memory_bytes
         if not submission.done.done():
-            submission.done.set_result(Written(time_ms, cut))
+            submission.done.set_result(Written(time_ms, cut, unsettled))
 
     def _on_sync_due(self) -> None:
         self._is_sync_due = True

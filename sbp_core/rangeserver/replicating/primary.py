@@ -5,32 +5,55 @@ same time (peer_link.py). It is committed when it is durable here and on `ack_co
 (`sbp_core.replication.committed_seq`). Then it is published, and its submission is acknowledged.
 
 A led range ends when it is settled: then it is decided which entries it has. Those that waited to
-be committed and are among them are acknowledged, the others are reported as cut. A process leads a
-range until then or until it stops, and never again: a range that is found in the log at the start
-has no primary any more.
+be committed and are not among them are reported as cut. The others may be on the disk here alone,
+if the fence was answered by shorter copies. So they are acknowledged only when enough of the other
+servers have settled the range, too: these are asked. A process leads a range until it is settled or
+until it stops, and never again: a range that is found in the log at the start has no primary any
+more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
+import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 from sbp_core import limits
+from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
+from sbp_core.client.programs import calls
+from sbp_core.client.programs.program import Call
+from sbp_core.client.types import Connecting
+from sbp_core.errors import SbpError
 from sbp_core.log.entry import Entry
 from sbp_core.log.portable import encode_portable
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
 from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, number_after
-from sbp_core.rangeserver.appending.commit import Copies
+from sbp_core.rangeserver.appending.commit import Copies, Finish
 from sbp_core.rangeserver.replicating.peer_link import Copy, CopyState, Numbered, PeerLink
 from sbp_core.replication import Prefix, committed_seq
 from sbp_core.segment_format import EntryKind
+from sbp_core.server.runtime import cancel_all
 from sbp_core.tls import Tls
+from sbp_core.wire.headers import (
+    DescribeRangesRequest,
+    DescribeRangesResponse,
+    RangeId,
+    decode_header,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import check_status
 
+_LOG: Final = logging.getLogger(__name__)
 _ENDED: Final = {RangeState.SEALED, RangeState.DELETED}
+_ASK_TIMEOUT_MS: Final = 1_000
+_ASK_AGAIN_MS: Final = 20
+_ASK_AGAIN_MS_MAX: Final = 500
+"""The first and the longest wait before a server is asked again whether it has settled a range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +64,28 @@ class RangeMembers:
     ack_count: int
 
 
+class _Fate(enum.Enum):
+    """The outcome of entries."""
+
+    COMMITTED = "they are on enough disks"
+    CUT = "their range ended before them"
+    UNSETTLED = "they are in their range, and on too few disks in the time that a request has"
+
+
 class _Submission:
     """Entries in several ranges that are acknowledged together."""
 
-    def __init__(self, count: int, finish: Callable[[Collection[RangeKey]], None]) -> None:
+    def __init__(self, count: int, finish: Finish) -> None:
         self._count = count
-        self._cut: list[RangeKey] = []
+        self._fates: dict[_Fate, list[RangeKey]] = {fate: [] for fate in _Fate}
         self._finish = finish
 
-    def decide(self, key: RangeKey, *, is_committed: bool) -> None:
+    def decide(self, key: RangeKey, fate: _Fate) -> None:
         """Note what became of the entries in one range."""
-        if not is_committed:
-            self._cut.append(key)
+        self._fates[fate].append(key)
         self._count -= 1
         if not self._count:
-            self._finish(self._cut)
+            self._finish(self._fates[_Fate.CUT], self._fates[_Fate.UNSETTLED])
 
 
 class _LedRange:
@@ -67,7 +97,7 @@ class _LedRange:
         self.numbered = Prefix()
         """The entries that were sent."""
         self.durable_seq = 0
-        """The last entry that is durable here."""
+        """The last entry that is durable here; of a range that has ended, its last entry."""
         self.own_behind_since: float | None = None
         """When the oldest entry that is not durable here was sent, or the last one became so."""
         self.committed_seq = 0
@@ -77,6 +107,17 @@ class _LedRange:
         """How the range is after its durable entries, as far as these are not committed."""
         self.waiting: deque[tuple[int, _Submission]] = deque()
         """Submissions that are durable here, by the number of their last entry."""
+        self.settled: set[str] = set()
+        """The other servers that have settled the range, once it has ended here."""
+
+    def note_committed(self) -> None:
+        """Note which entries are on enough disks."""
+        others = (
+            self.durable_seq if link.address in self.settled else copy.acked.seq
+            for link, copy in self.copies
+        )
+        committed = committed_seq([self.durable_seq, *others], self.ack_count)
+        self.committed_seq = max(self.committed_seq, min(self.durable_seq, committed))
 
     def behind_since(self) -> float | None:
         """Return since when a copy lacks entries, also the one here; None if none does."""
@@ -108,6 +149,10 @@ class PrimaryRanges(Copies):
         self._tls = tls
         self._server_id = server_id
         self._led: dict[RangeKey, _LedRange] = {}
+        self._unsettled: dict[RangeKey, _LedRange] = {}
+        """Those that have ended, and have entries that wait until other servers have settled."""
+        self._asking: set[asyncio.Task[None]] = set()
+        self._pool = AsyncPool(Connecting(timeout_ms=_ASK_TIMEOUT_MS, tls=tls))
         self._links: dict[str, PeerLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -148,17 +193,15 @@ class PrimaryRanges(Copies):
         for link in self._links.values():
             link.flush()
 
-    def when_decided(
-        self, numbers: Mapping[RangeKey, int], finish: Callable[[Collection[RangeKey]], None]
-    ) -> None:
+    def when_decided(self, numbers: Mapping[RangeKey, int], finish: Finish) -> None:
         """Call `finish` once it is known which entries are committed, and in which ranges not."""
         submission = _Submission(len(numbers), finish)
         for key, seq in numbers.items():
             led = self._led.get(key)
             if led is None:  # settled or deleted since
-                submission.decide(key, is_committed=False)
+                submission.decide(key, _Fate.CUT)
             elif seq <= led.committed_seq:
-                submission.decide(key, is_committed=True)
+                submission.decide(key, _Fate.COMMITTED)
             else:
                 led.waiting.append((seq, submission))
 
@@ -218,18 +261,23 @@ class PrimaryRanges(Copies):
             since is not None and 1000 * (now - since) >= limits.COPY_BEHIND_MS for since in times
         )
 
+    @property
+    def unsettled_count(self) -> int:
+        """How many ranges have ended with entries that wait until other servers have settled."""
+        return sum(bool(led.waiting) for led in self._unsettled.values())
+
     async def stop(self) -> None:
         """Close the links; what waits to be committed is not acknowledged any more."""
+        await cancel_all(self._asking)
+        await self._pool.close()
         await asyncio.gather(*self._closing, *(link.stop() for link in self._links.values()))
 
     def _advance(self, key: RangeKey) -> None:
         """Publish and acknowledge what has become committed."""
-        led = self._led.get(key)
+        led = self._led.get(key) or self._unsettled.get(key)
         if led is None:
             return
-        durable = [led.durable_seq, *(copy.acked.seq for _, copy in led.copies)]
-        committed = min(led.durable_seq, committed_seq(durable, led.ack_count))
-        led.committed_seq = max(led.committed_seq, committed)
+        led.note_committed()
         shown: LoggedRange | None = None
         while led.unpublished and _seq(led.unpublished[0]) <= led.committed_seq:
             shown = led.unpublished.popleft()
@@ -239,7 +287,7 @@ class PrimaryRanges(Copies):
                 link.report_soon()
             self._show(shown)
         while led.waiting and led.waiting[0][0] <= led.committed_seq:
-            led.waiting.popleft()[1].decide(key, is_committed=True)
+            led.waiting.popleft()[1].decide(key, _Fate.COMMITTED)
 
     def _end(self, led: _LedRange, logged: LoggedRange) -> None:
         """Lead a range no longer: it is decided which entries it has."""
@@ -247,10 +295,82 @@ class PrimaryRanges(Copies):
         for link, _ in led.copies:
             link.close(logged.key)
         self._close_unused(link for link, _ in led.copies)
+        # Readers need not wait for other disks. Where the range ends is decided, once: entries up
+        # to there are in it or nowhere. If the only disk that has them is lost, nobody can settle
+        # the range any more, so no reader is ever shown anything else in their place.
         self._show(logged)
         end_seq = _seq(logged) if logged.state is RangeState.SEALED else 0
-        for seq, submission in led.waiting:
-            submission.decide(logged.key, is_committed=seq <= end_seq)
+        waiting, led.waiting = led.waiting, deque()
+        led.unpublished.clear()
+        led.durable_seq = end_seq
+        self._unsettled[logged.key] = led
+        for seq, submission in waiting:
+            if seq <= end_seq:
+                led.waiting.append((seq, submission))
+            else:
+                submission.decide(logged.key, _Fate.CUT)
+        self._advance(logged.key)
+        if not led.waiting:
+            del self._unsettled[logged.key]
+            return
+        task = asyncio.create_task(self._acknowledge_settled(led, logged.key, logged.next_offset))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _acknowledge_settled(self, led: _LedRange, key: RangeKey, end_offset: int) -> None:
+        """Acknowledge what waits as other servers settle a range; give it up after a while."""
+        give_up_at = asyncio.get_running_loop().time() + limits.REQUEST_TIMEOUT_MS / 1000
+        addresses = [link.address for link, _ in led.copies]
+        try:
+            await asyncio.gather(
+                *(
+                    self._ask_until_settled(led, key, end_offset, each, give_up_at)
+                    for each in addresses
+                )
+            )
+        finally:
+            del self._unsettled[key]
+        if led.waiting:
+            _LOG.warning(
+                "appends not acknowledged: stream=%d range=%d count=%d: of the servers %s only %d"
+                " settled the range, and %d are needed",
+                *(*key, len(led.waiting), ", ".join(addresses), len(led.settled)),
+                led.ack_count - 1,
+            )
+        for _, submission in led.waiting:
+            submission.decide(key, _Fate.UNSETTLED)
+
+    async def _ask_until_settled(
+        self, led: _LedRange, key: RangeKey, end_offset: int, address: str, give_up_at: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        wait_ms = _ASK_AGAIN_MS
+        while led.waiting and loop.time() < give_up_at:
+            try:
+                is_settled = await self._is_settled_at(address, key, end_offset)
+            except SbpError as error:  # it is down, or has not settled yet
+                _LOG.debug("not settled: address=%s stream=%d range=%d: %s", address, *key, error)
+                is_settled = False
+            if is_settled:
+                led.settled.add(address)
+                self._advance(key)
+                return
+            await asyncio.sleep(wait_ms / 1000)
+            wait_ms = min(2 * wait_ms, _ASK_AGAIN_MS_MAX)
+
+    async def _is_settled_at(self, address: str, key: RangeKey, end_offset: int) -> bool:
+        """Whether a server has settled a range with this end. Raises SbpError."""
+        request = DescribeRangesRequest(_ASK_TIMEOUT_MS, (RangeId(*key),))
+        call = Call(address, Opcode.DESCRIBE_RANGE, request, _ASK_TIMEOUT_MS)
+        for frame in await AsyncRunner(self._pool).run(calls.exchange(call)):
+            response = decode_header(DescribeRangesResponse, frame.header)
+            check_status(response.status)
+            for result in response.describe_responses:
+                check_status(result.status)
+                where = result.stream_range
+                if where is not None and (where.stream_id, where.range_index) == key:
+                    return where.end_offset == end_offset
+        return False
 
     def _close_unused(self, links: Iterable[PeerLink]) -> None:
         for link in links:

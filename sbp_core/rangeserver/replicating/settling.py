@@ -113,21 +113,25 @@ class Settler:
         """Let streams go on at other servers, before this one stops.
 
         Appends that wait to be committed are acknowledged once the ends of their ranges are
-        decided. There is a timeout, for a server that is alone or a placement driver that is down.
+        decided, and enough other servers have settled these. There is a timeout, for a server that
+        is alone or a placement driver that is down.
         """
-        if not self._host.table.replicated():
+        primary = self._host.primary
+        if not self._host.table.replicated() and not primary.unsettled_count:
             return
         try:
             async with asyncio.timeout(_HAND_OVER_SECONDS):
                 await self._driver.announce_leaving()
-                led = self._host.primary.led()
+                led = primary.led()
                 await self._complete_others(led)
                 refused = await self._driver.ask_to_seal(led, SealCause.REQUESTED) if led else set()
-                while any(stream_id not in refused for stream_id, _ in self._host.primary.led()):
+                while primary.unsettled_count or any(
+                    stream_id not in refused for stream_id, _ in primary.led()
+                ):
                     await self._look()
                     await asyncio.sleep(_HAND_OVER_STEP_SECONDS)
         except (SbpError, TimeoutError) as error:
-            left = len(self._host.primary.led())
+            left = len(primary.led()) + primary.unsettled_count
             _LOG.warning("ranges not handed over: ranges=%d: %s", left, error or "timeout")
         else:
             _LOG.info("ranges handed over: ranges=%d", len(led) - len(refused))
