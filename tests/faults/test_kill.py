@@ -122,8 +122,11 @@ def test_asked_to_end_under_load(tmp_path, history, rng, rounds):
 
 
 def test_killed_at_each_failpoint(tmp_path, history, rng):
-    """Every failpoint of the sources is hit here, and is survived."""
-    names = failpoint_names()
+    """Every failpoint of a single server is hit here, and is survived.
+
+    Only a range with several replicas is fenced; test_rounds.py kills servers at any time then.
+    """
+    names = [name for name in failpoint_names() if not name.endswith("_fence")]
     of_commits = [name for name in names if name.startswith("txn.")]
     others = [name for name in names if name not in of_commits]
     assert others
