@@ -155,7 +155,7 @@ class Rules:
     """A server that lost its data directory is another server."""
     compares_digests: bool = True
     waits_for_settled: bool = True
-    """What waited at the primary is acknowledged once `ack_count` replicas have settled."""
+    """The primary acknowledges waiting appends once `ack_count` replicas have settled."""
 
 
 class BrokenPromiseError(Exception):
