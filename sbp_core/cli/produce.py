@@ -30,7 +30,7 @@ from sbp_core.records import ROWS_SCHEMA, RowsBuilder, peek_batch, record_too_la
 
 _READ_BYTES: Final = limits.MIB
 _LINGER_SECONDS: Final = 0.05
-"""How long records wait for others when input comes slowly."""
+"""How long the first record of a batch waits for others, unless more input is there already."""
 
 
 def add_produce(parser: ArgumentParser) -> None:
@@ -84,15 +84,17 @@ def read_lines(
 ) -> Iterator[list[bytes]]:
     """Yield the lines of a file, as they come, without their newlines.
 
-    An empty list means that input paused for a moment. The last line may lack its newline.
+    An empty list means that the lines since the last one have waited long enough, and that no input
+    is there now. The last line may lack its newline.
     Raises RecordBatchError for a line that is too long for a record.
     """
     rest: list[bytes] = []
     rest_bytes = line_count = 0
-    is_idle = True
+    due_at: float | None = None
     while True:
-        if not select.select([descriptor], [], [], None if is_idle else _LINGER_SECONDS)[0]:
-            is_idle = True
+        seconds = None if due_at is None else max(0.0, due_at - time.monotonic())
+        if not select.select([descriptor], [], [], seconds)[0]:
+            due_at = None
             yield []
             continue
         try:
@@ -121,7 +123,8 @@ def read_lines(
             return
         line_count += len(lines)
         if lines:
-            is_idle = False
+            if due_at is None:
+                due_at = time.monotonic() + _LINGER_SECONDS
             yield lines
 
 

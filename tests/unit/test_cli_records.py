@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core import limits
+from sbp_core.cli import produce
 from sbp_core.cli.consume import describe_rows, read_records
 from sbp_core.cli.produce import read_lines, rows_of_lines
 from sbp_core.client import FetchOutcome, ReceivedBatches
@@ -54,6 +55,26 @@ def test_lines_do_not_depend_on_how_they_arrive(data, read_bytes):
     if not expected[-1]:
         expected.pop()
     assert lines_of(data, read_bytes) == expected
+
+
+@pytest.mark.timeout(20)
+def test_lines_that_keep_coming_do_not_hold_up_the_first_one(monkeypatch):
+    """The second line comes before the first has waited long enough, and starts no new wait."""
+    now = 0.0
+    monkeypatch.setattr(produce, "_LINGER_SECONDS", 3600)
+    monkeypatch.setattr(produce.time, "monotonic", lambda: now)
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb", buffering=0) as file, os.fdopen(reader, "rb"):
+        arriving = read_lines(reader)
+        file.write(b"a\n")
+        assert next(arriving) == [b"a"]
+        now += 3599
+        file.write(b"b\n")
+        assert next(arriving) == [b"b"]
+        now += 1
+        assert next(arriving) == []
+        file.write(b"c\n")
+        assert next(arriving) == [b"c"]
 
 
 def test_input_that_pauses_is_reported():
