@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from random import Random
 
 import pytest
 from client_answers import append_handler, fetch_empty, fetch_refused, fetched, item
@@ -354,6 +355,13 @@ def silence(peers, monkeypatch):
 
 
 NEVER_MS = 10**8
+STAGES = (Feature("transactions"),)
+
+
+def opaque_batch():
+    return encode_envelope(
+        [b"x"], stream_id=0, record_count=1, base_timestamp_ms=0, encoding="opaque"
+    )
 
 
 def test_an_append_does_not_wait_for_a_primary_whose_range_has_ended(make, silence):
@@ -366,6 +374,23 @@ def test_an_append_does_not_wait_for_a_primary_whose_range_has_ended(make, silen
     assert seal.header.cause == SealCause.PRIMARY_SILENT
     append, *_ = new.seen(Opcode.APPEND)
     assert append.header.append_requests[0].stream_range.range_index == 1
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_staged_batch_is_not_asked_for_at_the_primary_that_was_silent(make, silence, seed):
+    """Whatever the order in which the client asks replicas."""
+    pd, old, new = silence
+    old.script(Opcode.APPEND, silent)
+    new.script(Opcode.APPEND, append_handler())
+    for each in (old, new):
+        each.script(Opcode.HEARTBEAT, lambda it: it.answer(HeartbeatResponse(features=STAGES)))
+    transaction = Transaction("t")
+    driver = make(pd.endpoint, timeout_ms=NEVER_MS, random=Random(seed))
+    driver.do("append", [AppendItem(1, opaque_batch())], transaction=transaction)
+    assert len(old.seen(Opcode.APPEND)) == 1
+    append, *_ = new.seen(Opcode.APPEND)
+    assert append.header.append_requests[0].stream_range.range_index == 0
 
 
 def test_an_append_that_is_not_repeated_waits_for_the_primary(make, silence):
@@ -449,13 +474,9 @@ def test_a_staged_batch_in_doubt_is_asked_for_at_the_replicas_of_its_range(make,
     old.script(Opcode.APPEND, *failures)
     others[0].script(Opcode.APPEND, append_handler(n0=StatusCode.RANGE_NOT_FOUND))
     others[1].script(Opcode.APPEND, staged)
-    accepted = (Feature("transactions"),)
     for each in (*others, old):
-        each.script(Opcode.HEARTBEAT, lambda it: it.answer(HeartbeatResponse(features=accepted)))
+        each.script(Opcode.HEARTBEAT, lambda it: it.answer(HeartbeatResponse(features=STAGES)))
     transaction = Transaction("t")
-    batch = encode_envelope(
-        [b"x"], stream_id=0, record_count=1, base_timestamp_ms=0, encoding="opaque"
-    )
-    make(pd.endpoint).do("append", [AppendItem(1, batch)], transaction=transaction)
+    make(pd.endpoint).do("append", [AppendItem(1, opaque_batch())], transaction=transaction)
     (part,) = transaction.parts()
     assert (part.range_index, part.record_count) == (0, 1)

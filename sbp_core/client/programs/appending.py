@@ -267,11 +267,14 @@ class _Delivery:
         now_ms = yield Now()
         for number, sent in silent.items():
             sent.doubt_ms = now_ms + limits.PRIMARY_PATIENCE_MS
-            lost = [each.stream_id for each in sent.replicated if each.stream_id in over]
+            lost = [each for each in sent.replicated if each.stream_id in over]
             if lost and self._is_repeatable:
                 del self._sent[number]
                 yield Abandon(number)
-                self._state.on_reply(sent.frame, Reply(tuple(sent.answers), errors[lost[0]]))
+                error = errors[lost[0].stream_id]
+                # Another replica is asked whether it has what was sent.
+                self._context.replicas.on_failure(lost[0], sent.frame.endpoint, error, now_ms)
+                self._state.on_reply(sent.frame, Reply(tuple(sent.answers), error))
 
     def _busy_servers(self) -> set[str]:
         """Return the servers to which the allowed number of frames or bytes is on its way."""
