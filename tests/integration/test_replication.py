@@ -8,7 +8,7 @@ from driver_proof import driver_at
 from log_stagings import bodies, staged_bodies
 from numbered_appends import send
 from raw_client import RawClient
-from replicated_cluster import append, hosted_at, primary_of, read_all, run, seal
+from replicated_cluster import NO_FALSE_ALARM, append, hosted_at, primary_of, read_all, run, seal
 from staged_appends import end, stage
 from waiting import until
 
@@ -30,9 +30,6 @@ from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 from sbp_core.wire.headers import DescribeRangesRequest, RangeId
 from sbp_core.wire.opcodes import Opcode
-
-NO_FALSE_ALARM = {"fail_over_after_ms": 15_000}
-"""All servers share the loop of the test, which may stand still on a busy machine."""
 
 
 def test_what_is_acknowledged_is_on_two_disks_at_least(tmp_path):

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from replicated_cluster import append, hosted_at, primary_of, read_all, run, seal
+from replicated_cluster import NO_FALSE_ALARM, append, hosted_at, primary_of, read_all, run, seal
 from waiting import until
 
 from sbp_core import limits
@@ -79,7 +79,7 @@ def test_what_one_disk_has_is_acknowledged_when_another_has_settled_it(
             await stopping
             cluster._range_servers.remove(lone.primary)
 
-    run(tmp_path, body)
+    run(tmp_path, body, **NO_FALSE_ALARM)
 
 
 def test_what_stays_on_one_disk_is_neither_acknowledged_nor_refused(tmp_path, monkeypatch):
@@ -95,4 +95,4 @@ def test_what_stays_on_one_disk_is_neither_acknowledged_nor_refused(tmp_path, mo
         assert lone.primary._host.primary.unsettled_count == 0
         assert lone.primary._committer._memory_bytes == 0
 
-    run(tmp_path, body)
+    run(tmp_path, body, **NO_FALSE_ALARM)

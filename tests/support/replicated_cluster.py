@@ -11,6 +11,9 @@ from sbp_core.cluster import Cluster, ClusterSettings
 from sbp_core.wire.headers import RangeId, SealRangesRequest
 from sbp_core.wire.opcodes import Opcode
 
+NO_FALSE_ALARM = {"fail_over_after_ms": 15_000}
+"""All servers share the loop of the test, which may stand still on a busy machine."""
+
 
 @asynccontextmanager
 async def cluster_of(folder, range_servers=3, **settings):
