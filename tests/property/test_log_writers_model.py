@@ -96,21 +96,23 @@ class WritersOfALog(RuleBasedStateMachine):
         judge = Writers(self.log.writers, InFlight())
         if sequence > len(batches):
             with pytest.raises(WriterGapError if batches else WriterUnknownError):
-                judge.check_next(number)
+                judge.check_next(number, self.range_index[stream])
             return
         if sequence < len(batches) - KEPT:
             with pytest.raises(WriterRepeatError):
-                judge.maybe_repeat(number, 1, memoryview(b""))
+                judge.maybe_repeat(number, self.range_index[stream], 1, memoryview(b""))
             return
         is_repeat = sequence < len(batches)
         expected_count = batches[sequence][1] if is_repeat else 1
-        repeat = judge.maybe_repeat(number, expected_count, memoryview(b""))
+        repeat = judge.maybe_repeat(
+            number, self.range_index[stream], expected_count, memoryview(b"")
+        )
         assert (repeat is not None) == is_repeat
         if repeat is not None:
             assert isinstance(repeat, NumberedBatch)
             assert repeat[:2] == batches[sequence]
             return
-        judge.check_next(number)
+        judge.check_next(number, self.range_index[stream])
         tail = self.tails[stream]
         entry = batch(tail, count, key=(stream, self.range_index[stream]))
         self.log.append([mark_of(entry, writer, sequence), entry])

@@ -266,7 +266,9 @@ class AppendHandler(PromptHandler):
         check_number(number)
         has_writers = self._host.knows_writers(*hosted.key)  # first: they may arrive in between
         final_below = self._host.final_below(hosted, has_writers=has_writers)
-        repeated = self._writers.maybe_repeat(number, record_count, item.batch, final_below)
+        repeated = self._writers.maybe_repeat(
+            number, hosted.range_index, record_count, item.batch, final_below
+        )
         if repeated is not None:
             if isinstance(repeated, PendingAppend):
                 frame.numbered.append(repeated)
@@ -279,7 +281,7 @@ class AppendHandler(PromptHandler):
                 f"range {hosted.range_index} of stream {hosted.stream_id} came from another server,"
                 " and the placement driver has not sent its writers yet; try again"
             )
-        self._writers.check_next(number)
+        self._writers.check_next(number, hosted.range_index)
         entry = _append(item, hosted, record_count, frame)
         mark = mark_of(entry, number.writer_id, number.sequence, digest_batch(item.batch))
         frame.entries.insert(-1, mark)

@@ -10,7 +10,7 @@ transaction: see staging.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -105,24 +105,39 @@ class PendingAppend:
 
 
 class InFlight:
-    """Numbered batches that were accepted and are not committed yet."""
+    """Numbered batches that were accepted and are not committed yet.
+
+    Those of an ended range stay until it is settled here. By then the writer may have appended the
+    same sequences elsewhere, and go on in a later range of this server. So the sequences of each
+    range are counted by themselves.
+    """
 
     def __init__(self) -> None:
-        self._batches: dict[Numberer, dict[int, PendingAppend]] = {}
-        """The batches of each numberer by sequence, in that order."""
+        self._batches: dict[Numberer, dict[tuple[int, int], PendingAppend]] = {}
+        """The batches of each numberer by range and sequence, in the order of their acceptance."""
 
-    def of(self, numberer: Numberer) -> Mapping[int, PendingAppend]:
-        """Return the batches of a writer or transaction by their sequences, in order."""
-        return self._batches.get(numberer, {})
+    def of(self, numberer: Numberer) -> Collection[PendingAppend]:
+        """Return the batches of a writer or transaction, in order."""
+        return self._batches.get(numberer, _NO_BATCHES).values()
 
-    def maybe_last(self, numberer: Numberer) -> int | None:
-        """Return the last sequence that was accepted, None if none is in flight."""
+    def maybe_batch(
+        self, numberer: Numberer, range_index: int, sequence: int
+    ) -> PendingAppend | None:
+        """Return a batch that is in flight in a range."""
+        return self._batches.get(numberer, _NO_BATCHES).get((range_index, sequence))
+
+    def maybe_last(self, numberer: Numberer, range_index: int) -> int | None:
+        """Return the last sequence that was accepted in the latest range, if it is in flight."""
         batches = self._batches.get(numberer)
-        return next(reversed(batches)) if batches else None
+        if not batches:
+            return None
+        last_range, last = next(reversed(batches))
+        return last if last_range == range_index else None
 
     def begin(self, append: PendingAppend) -> None:
         """Note the next batch, which is appended; `follow` must be called next."""
-        self._batches.setdefault(append.numberer, {})[append.sequence] = append
+        batches = self._batches.setdefault(append.numberer, {})
+        batches[append.range_index, append.sequence] = append
 
     def follow(self, appends: Iterable[PendingAppend], written: asyncio.Future[Written]) -> None:
         """Let the batches that were begun wait for `written`, which must not be cancelled.
@@ -142,9 +157,12 @@ class InFlight:
             return
         for append in begun:
             batches = self._batches[append.numberer]
-            del batches[append.sequence]
+            del batches[append.range_index, append.sequence]
             if not batches:
                 del self._batches[append.numberer]
+
+
+_NO_BATCHES: Final[Mapping[tuple[int, int], PendingAppend]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,24 +206,24 @@ class Writers:
     def maybe_repeat(
         self,
         number: BatchNumber,
+        range_index: int,
         record_count: int,
         batch: memoryview,
         final_below: float = inf,
     ) -> PendingAppend | NumberedBatch | None:
         """Return where a batch is, or will be, that was accepted before; None for one that was not.
 
-        None also for one in the log that ends above `final_below`: it may still be cut.
+        `range_index` is the latest range of the stream here. None also for a batch in the log that
+        ends above `final_below`: it may still be cut.
         Raises WriterRepeatError for one of which the place is not known any more, and
         InvalidRequestError if the one before was another batch: to acknowledge this one would be
         to lose it. Batches of old logs have no digest, and are compared by their counts only.
         """
-        if number.sequence > self._last_sequence(number):
+        if number.sequence > self._last_sequence(number, range_index):
             return None
-        found: PendingAppend | NumberedBatch | None
-        found = self._in_flight.of(number.writer).get(number.sequence)
-        if found is None:
-            state = self._known.maybe_writer(*number.writer)
-            found = None if state is None else state.maybe_batch(number.sequence)
+        state = self._known.maybe_writer(*number.writer)
+        logged = None if state is None else state.maybe_batch(number.sequence)
+        found = self._maybe_in_flight(number, range_index, logged) or logged
         if found is None:
             raise WriterRepeatError.of(
                 f"{number} was appended before, and its offset is no longer known: a server keeps"
@@ -226,14 +244,19 @@ class Writers:
             )
         return found
 
-    def check_next(self, number: BatchNumber) -> None:
+    def check_next(self, number: BatchNumber, range_index: int) -> None:
         """Raise unless a batch, no repeat, is the next one, and may wait for the disk with others.
 
-        WriterGapError, WriterUnknownError, ThrottledError if too many are waiting.
+        WriterGapError, WriterUnknownError, ThrottledError if too many are waiting in the range.
         """
-        last = self._last_sequence(number)
+        last = self._last_sequence(number, range_index)
         if number.sequence == last + 1:
-            if len(self._in_flight.of(number.writer)) < limits.WRITER_BATCHES_KEPT:
+            in_range = [
+                each
+                for each in self._in_flight.of(number.writer)
+                if each.range_index == range_index
+            ]
+            if len(in_range) < limits.WRITER_BATCHES_KEPT:
                 return
             raise ThrottledError.of(
                 f"{number} was not appended: {limits.WRITER_BATCHES_KEPT} batches of its writer"
@@ -250,9 +273,21 @@ class Writers:
             WriterGapError.encode_expected(last + 1),
         )
 
-    def _last_sequence(self, number: BatchNumber) -> int:
+    def _maybe_in_flight(
+        self, number: BatchNumber, range_index: int, logged: NumberedBatch | None
+    ) -> PendingAppend | None:
+        """Return a batch that is in flight: in the latest range, or where the log has it."""
+        for each in self._in_flight.of(number.writer):
+            is_it = each.range_index == range_index or (
+                logged is not None and each.base_offset == logged.base_offset
+            )
+            if is_it and each.sequence == number.sequence:
+                return each
+        return None
+
+    def _last_sequence(self, number: BatchNumber, range_index: int) -> int:
         """Return the last sequence that was accepted from the writer, -1 if none is known."""
-        last = self._in_flight.maybe_last(number.writer)
+        last = self._in_flight.maybe_last(number.writer, range_index)
         if last is not None:
             return last
         state = self._known.maybe_writer(*number.writer)

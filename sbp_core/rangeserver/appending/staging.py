@@ -236,7 +236,7 @@ class Stagings:
                 " to be"
             )
         found: PendingAppend | StagedRepeat | None
-        found = self._in_flight.of(number.numberer).get(number.sequence)
+        found = self._in_flight.maybe_batch(number.numberer, number.range_index, number.sequence)
         if found is None:
             staging = self.known.maybe_staging(*number.numberer)
             if staging is None or number.sequence >= staging.batch_count:
@@ -292,7 +292,7 @@ class Stagings:
             append.written
             for txn_id in txn_ids
             for range_index in range_indexes
-            for append in self._in_flight.of((stream_id, range_index, txn_id)).values()
+            for append in self._in_flight.of((stream_id, range_index, txn_id))
             if append.written is not None
         }
         ends = (self._ends.get((stream_id, txn_id)) for txn_id in txn_ids)
@@ -300,7 +300,7 @@ class Stagings:
         return {each for each in waiting if not each.done()}
 
     def _next_sequence(self, number: StagedNumber) -> int:
-        last = self._in_flight.maybe_last(number.numberer)
+        last = self._in_flight.maybe_last(number.numberer, number.range_index)
         if last is not None:
             return last + 1
         staging = self.known.maybe_staging(*number.numberer)
