@@ -124,7 +124,9 @@ class RangeHost:
         *,
         tls: Tls | None = None,
     ) -> None:
-        self.primary = PrimaryRanges(self._show, lambda: placement.server_id, tls)
+        self.primary = PrimaryRanges(
+            self._show, lambda: placement.server_id, self._find_servers, tls
+        )
         """The replicated ranges of which this process is the primary."""
         self.on_ended: Callable[[Sequence[StreamRange]], None] = lambda _: None
         """Called with replicated ranges of which it is decided where they end."""
@@ -190,15 +192,7 @@ class RangeHost:
     def _lead(self, logged: LoggedRange, placed: PlacedRange) -> None:
         """Become the primary of a range; its first entry has the writers before it."""
         where = placed.stream_range
-        members = RangeMembers(
-            tuple(
-                replica.server.advertise_addr or ""
-                for replica in where.servers
-                if replica.server is not None
-                and replica.server.server_id != self._placement.server_id
-            ),
-            where.ack_count,
-        )
+        members = RangeMembers(self._others_of(where), where.ack_count)
         hosted = self.table.range_at(*logged.key)
         hosted.is_led = True
         self.primary.lead(logged, members)
@@ -207,6 +201,21 @@ class RangeHost:
             writers = encode_writers(self.writers.writers_of(logged.stream_id))
         if writers:
             self._committer.submit(self._writers_entry(where, writers))
+
+    def _others_of(self, where: StreamRange) -> tuple[str, ...]:
+        """Return the addresses of the other servers of a range."""
+        return tuple(
+            replica.server.advertise_addr or ""
+            for replica in where.servers
+            if replica.server is not None and replica.server.server_id != self._placement.server_id
+        )
+
+    async def _find_servers(self, key: RangeKey) -> tuple[str, ...]:
+        """Ask the placement driver which other servers have a range now."""
+        placed = await self._placement.list_hosted_ranges([key[0]])
+        ranges = (each.stream_range for each in placed)
+        here = (each for each in ranges if (each.stream_id, each.range_index) == key)
+        return next(map(self._others_of, here), ())
 
     def lacking(
         self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False

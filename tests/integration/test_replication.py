@@ -197,7 +197,7 @@ def test_a_sealed_range_gets_the_replicas_that_its_stream_is_to_have(tmp_path):
         while not all(is_sealed(each, stream.stream_id) for each in servers):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
-    run(tmp_path, body)
+    run(tmp_path, body, heartbeat_interval_ms=1_000, heartbeat_timeout_ms=4_000)
 
 
 def test_a_server_that_is_drained_has_no_ranges_any_more(tmp_path):

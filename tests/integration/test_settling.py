@@ -82,6 +82,29 @@ def test_what_one_disk_has_is_acknowledged_when_another_has_settled_it(
     run(tmp_path, body, **NO_FALSE_ALARM)
 
 
+def test_what_one_disk_has_is_acknowledged_when_a_server_that_is_new_to_the_range_has_it(tmp_path):
+    """The range has two replicas, as the third server is drained. Then one of the two is lost."""
+
+    async def body(cluster, client):
+        spare = cluster._range_servers[-1]
+        server_ids = {each.endpoint: each.server_id for each in await client.range_servers()}
+        await client.drain_servers([server_ids[spare.endpoint]])
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+        key = (stream.stream_id, 0)
+        assert await append(client, stream.stream_id, b"early") == 0
+        (placed,) = (await client.list_ranges([stream.stream_id]))[stream.stream_id]
+        _, secondary = placed.servers
+        (lost,) = (each for each in cluster._range_servers if each.endpoint == secondary)
+        await lost.stop()
+        cluster._range_servers.remove(lost)
+        await client.drain_servers([server_ids[spare.endpoint]], is_cancelled=True)
+        assert await append(client, stream.stream_id, b"late") == 1
+        copies = hosted_at(cluster, *key).values()
+        assert {each.end_offset for each in copies} == {2}
+
+    run(tmp_path, body, heartbeat_interval_ms=1_000, heartbeat_timeout_ms=4_000)
+
+
 def test_what_stays_on_one_disk_is_neither_acknowledged_nor_refused(tmp_path, monkeypatch):
     async def body(cluster, client):
         (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])

@@ -7,9 +7,9 @@ same time (peer_link.py). It is committed when it is durable here and on `ack_co
 A led range ends when it is settled: then it is decided which entries it has. Those that waited to
 be committed and are not among them are reported as cut. The others may be on the disk here alone,
 if the fence was answered by shorter copies. So they are acknowledged only when enough of the other
-servers have settled the range, too: these are asked. A process leads a range until it is settled or
-until it stops, and never again: a range that is found in the log at the start has no primary any
-more.
+servers have settled the range, too: these are asked, and those that got a copy of it since. A
+process leads a range until it is settled or until it stops, and never again: a range that is found
+in the log at the start has no primary any more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -54,6 +55,11 @@ _ASK_TIMEOUT_MS: Final = 1_000
 _ASK_AGAIN_MS: Final = 20
 _ASK_AGAIN_MS_MAX: Final = 500
 """The first and the longest wait before a server is asked again whether it has settled a range."""
+_LIST_AGAIN_SECONDS: Final = 1.0
+"""The wait before the placement driver is asked which servers have a copy of the range by now."""
+
+FindServers = Callable[[RangeKey], Awaitable[Collection[str]]]
+"""Returns the addresses of the other servers that have a range now. Raises SbpError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +114,13 @@ class _LedRange:
         self.waiting: deque[tuple[int, _Submission]] = deque()
         """Submissions that are durable here, by the number of their last entry."""
         self.settled: set[str] = set()
-        """The other servers that have settled the range, once it has ended here."""
+        """The other servers that have settled the range, once it has ended here: members or not."""
 
     def note_committed(self) -> None:
         """Note which entries are on enough disks."""
-        others = (
-            self.durable_seq if link.address in self.settled else copy.acked.seq
-            for link, copy in self.copies
-        )
-        committed = committed_seq([self.durable_seq, *others], self.ack_count)
+        others = [copy.acked.seq for link, copy in self.copies if link.address not in self.settled]
+        whole = [self.durable_seq] * (1 + len(self.settled))
+        committed = committed_seq(whole + others, self.ack_count)
         self.committed_seq = max(self.committed_seq, min(self.durable_seq, committed))
 
     def behind_since(self) -> float | None:
@@ -143,9 +147,11 @@ class PrimaryRanges(Copies):
         self,
         show: Callable[[LoggedRange], None],
         server_id: Callable[[], int],
+        find_servers: FindServers,
         tls: Tls | None = None,
     ) -> None:
         self._show = show
+        self._find_servers = find_servers
         self._tls = tls
         self._server_id = server_id
         self._led: dict[RangeKey, _LedRange] = {}
@@ -318,34 +324,42 @@ class PrimaryRanges(Copies):
         task.add_done_callback(self._asking.discard)
 
     async def _acknowledge_settled(self, led: _LedRange, key: RangeKey, end_offset: int) -> None:
-        """Acknowledge what waits as other servers settle a range; give it up after a while."""
-        give_up_at = asyncio.get_running_loop().time() + limits.REQUEST_TIMEOUT_MS / 1000
-        addresses = [link.address for link, _ in led.copies]
+        """Acknowledge what waits as other servers settle a range; give it up after a while.
+
+        A member may be down for good: then the placement driver lets another server copy the range.
+        """
+        asking: dict[str, asyncio.Task[None]] = {}
+
+        def ask(addresses: Iterable[str]) -> None:
+            for address in addresses:
+                if address not in asking:
+                    work = self._ask_until_settled(led, key, end_offset, address)
+                    asking[address] = asyncio.create_task(work)
+
+        ask(link.address for link, _ in led.copies)
         try:
-            await asyncio.gather(
-                *(
-                    self._ask_until_settled(led, key, end_offset, each, give_up_at)
-                    for each in addresses
-                )
-            )
-        finally:
-            del self._unsettled[key]
-        if led.waiting:
+            async with asyncio.timeout(limits.REQUEST_TIMEOUT_MS / 1000):
+                while led.waiting:
+                    await asyncio.sleep(_LIST_AGAIN_SECONDS)
+                    with suppress(SbpError):
+                        ask(await self._find_servers(key))
+        except TimeoutError:
             _LOG.warning(
                 "appends not acknowledged: stream=%d range=%d count=%d: of the servers %s only %d"
                 " settled the range, and %d are needed",
-                *(*key, len(led.waiting), ", ".join(addresses), len(led.settled)),
-                led.ack_count - 1,
+                *(*key, len(led.waiting), ", ".join(asking), len(led.settled), led.ack_count - 1),
             )
+        finally:
+            del self._unsettled[key]
+            await cancel_all(asking.values())
         for _, submission in led.waiting:
             submission.decide(key, _Fate.UNSETTLED)
 
     async def _ask_until_settled(
-        self, led: _LedRange, key: RangeKey, end_offset: int, address: str, give_up_at: float
+        self, led: _LedRange, key: RangeKey, end_offset: int, address: str
     ) -> None:
-        loop = asyncio.get_running_loop()
         wait_ms = _ASK_AGAIN_MS
-        while led.waiting and loop.time() < give_up_at:
+        while led.waiting:
             try:
                 is_settled = await self._is_settled_at(address, key, end_offset)
             except SbpError as error:  # it is down, or has not settled yet
