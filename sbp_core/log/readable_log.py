@@ -18,7 +18,7 @@ from sbp_core.log.batch_lookup import BatchLookup, Extent
 from sbp_core.log.bodies import RecentBodies
 from sbp_core.log.disk import Disk
 from sbp_core.log.entry import Entry, Location
-from sbp_core.log.replica_reading import ReplicaReader
+from sbp_core.log.replica_reading import Places, ReplicaReader
 from sbp_core.log.segment import SegmentView
 from sbp_core.log.segment_rows import DatedOffset, Slot
 from sbp_core.log.states.range_states import OFFSET_MAX, LoggedRange, RangeKey, RangeStates
@@ -51,6 +51,7 @@ class ReadableLog:
         self.suspects: set[int] = set()
         """The bases of segments in which a batch was found to be damaged; any thread adds some."""
         self._states = states
+        self._places = Places()
 
     @property
     def writers(self) -> WriterStates:
@@ -133,7 +134,7 @@ class ReadableLog:
             logged = self._replica_range(key, upto_seq)
             extent = self.extent
             try:
-                reader = ReplicaReader(self.lookup, extent, logged)
+                reader = ReplicaReader(self.lookup, extent, logged, self._places)
                 for each in reader.read(after_seq, upto_seq):
                     yield portable(each.entry)
                     after_seq = each.prefix.seq
@@ -147,7 +148,7 @@ class ReadableLog:
         if logged.prefix is not None and logged.seq == seq:
             return logged.prefix
         return self._looked_up(
-            lambda extent: ReplicaReader(self.lookup, extent, logged).prefix_at(seq)
+            lambda extent: ReplicaReader(self.lookup, extent, logged, self._places).prefix_at(seq)
         )
 
     def segment_before(self, key: RangeKey, seq: int) -> int:

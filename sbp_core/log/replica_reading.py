@@ -1,9 +1,9 @@
 """Reading the numbered entries of a replicated range again, and undoing the last ones.
 
 The snapshot at the start of each segment has the prefix of every range, so a scan begins at the
-last segment in front of the entry that is wanted. Each segment has to go on where the snapshot
-says. A rewritten one is read to its end before anything of it is returned: entries of a settled
-range may have been dropped from it.
+last segment in front of the entry that is wanted, or where an earlier one ended (`Places`). Each
+segment has to go on where the snapshot says. A rewritten one is read to its end before anything of
+it is returned: entries of a settled range may have been dropped from it.
 
 If a replica has more than the decided end of its range, the last entries do not count. The
 states in front of them follow from the snapshot and the entries before.
@@ -11,18 +11,20 @@ states in front of them follow from the snapshot and the entries before.
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from threading import Lock
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogError
 from sbp_core.log.batch_lookup import BatchLookup, Extent
 from sbp_core.log.entry import Entry, Location
-from sbp_core.log.segment import SegmentView, corruption, file_size
+from sbp_core.log.segment import Segment, SegmentView, corruption, file_size
 from sbp_core.log.segment_scan import Damage, SegmentScanner, read_snapshot
-from sbp_core.log.states.range_states import LoggedRange
+from sbp_core.log.states.range_states import LoggedRange, RangeKey
 from sbp_core.log.states.replicated_entries import (
     NUMBERED_KINDS,
     Cut,
@@ -37,16 +39,58 @@ from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryHeader, EntryKind
 
 _NO_ENTRIES: Final = Prefix()
+_PLACES_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """A numbered entry as it is in this log, and `prefix` up to it."""
+    """A numbered entry as it is in a segment of this log, and `prefix` up to it."""
 
     entry: Entry
     location: Location
     time_ms: int
     prefix: Prefix
+    segment: Segment
+
+    @property
+    def place_behind(self) -> Place:
+        """Where the entries behind it are."""
+        segment = self.segment
+        return Place(segment.base, segment.generation, self.location.end, self.prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The position in a segment at which the entries of a range go on behind `prefix`."""
+
+    base: int
+    generation: int
+    position: int
+    prefix: Prefix
+
+
+class Places:
+    """The places where readers stopped last, the oldest forgotten first. Threads may share it.
+
+    A copy is read in many requests, each of which goes on behind the one before. Without its place
+    each of them would read the segment from the start.
+    """
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[tuple[RangeKey, int], Place] = OrderedDict()
+        self._lock = Lock()
+
+    def note(self, key: RangeKey, place: Place) -> None:
+        """Remember a place."""
+        with self._lock:
+            self._places[key, place.prefix.seq] = place
+            if len(self._places) > _PLACES_MAX:
+                self._places.popitem(last=False)
+
+    def maybe_place(self, key: RangeKey, seq: int) -> Place | None:
+        """Return the place behind the first `seq` entries of a range."""
+        with self._lock:
+            return self._places.get((key, seq))
 
 
 class ReplicaReader:
@@ -55,24 +99,41 @@ class ReplicaReader:
     It belongs to one thread.
     """
 
-    def __init__(self, lookup: BatchLookup, extent: Extent, logged: LoggedRange) -> None:
+    def __init__(
+        self, lookup: BatchLookup, extent: Extent, logged: LoggedRange, places: Places | None = None
+    ) -> None:
         self._lookup = lookup
+        self._places = Places() if places is None else places
         self._extent = extent
         self._key = logged.key
         self._end = logged.prefix or _NO_ENTRIES
 
     def read(self, after_seq: int, upto_seq: int) -> Iterator[Numbered]:
         """Yield the entries after one number, up to another. Raises LogError if any is missing."""
-        for each in self.read_from(self.segment_before(after_seq), upto_seq):
-            if each.prefix.seq > after_seq:
-                yield each
+        place = self._maybe_place(after_seq)
+        at = self.segment_before(after_seq) if place is None else self._index_of(place)
+        noted: deque[Place] = deque(maxlen=2)  # the last entry may be one too many for the caller
+        try:
+            for each in self.read_from(at, upto_seq, place):
+                if each.prefix.seq > after_seq:
+                    noted.append(each.place_behind)
+                    yield each
+        finally:
+            for place in noted:
+                self._places.note(self._key, place)
 
     def prefix_at(self, seq: int) -> Prefix:
         """Return the prefix of `seq` entries. Raises LogError if any of them is missing."""
+        place = self._maybe_place(seq)
+        if place is not None:
+            return place.prefix
         at = self.segment_before(seq)
         prefix = self._prefix_in(self.snapshot(at))
         for each in self.read_from(at, seq):
             prefix = each.prefix
+            place = each.place_behind
+        if place is not None:
+            self._places.note(self._key, place)
         return prefix
 
     def segment_before(self, seq: int) -> int:
@@ -97,18 +158,22 @@ class ReplicaReader:
         """Return the states at the base of a segment. Raises LogError."""
         return read_snapshot(self._view(at))
 
-    def read_from(self, at: int, upto_seq: int) -> Iterator[Numbered]:
-        """Yield the entries from the start of a segment on. Raises LogError if any is missing."""
-        prefix = self._prefix_in(self.snapshot(at))
+    def read_from(self, at: int, upto_seq: int, place: Place | None = None) -> Iterator[Numbered]:
+        """Yield the entries from the start of a segment, or a place in it, on.
+
+        Raises LogError if any is missing.
+        """
+        prefix = self._prefix_in(self.snapshot(at)) if place is None else place.prefix
         while prefix.seq < upto_seq:
             view = self._view(at)
-            if view.segment.generation:
+            if view.segment.generation and place is None:
                 self._check_whole(at, prefix)
-            for each in self._read_segment(view, prefix):
+            for each in self._read_segment(view, prefix, place):
                 prefix = each.prefix
                 yield each
                 if prefix.seq >= upto_seq:
                     return
+            place = None
             at += 1
             is_last = at > len(self._extent.sealed)
             after = None if is_last else self.range_in(self.snapshot(at))
@@ -116,9 +181,13 @@ class ReplicaReader:
             if is_last or (is_known and self._prefix_in(self.snapshot(at)) != prefix):
                 raise self._missing(view, prefix.seq + 1)
 
-    def _read_segment(self, view: SegmentView, prefix: Prefix) -> Iterator[Numbered]:
+    def _read_segment(
+        self, view: SegmentView, prefix: Prefix, place: Place | None = None
+    ) -> Iterator[Numbered]:
         size = view.segment.size or file_size(view.file)
         scanner = SegmentScanner(view.file, view.segment.base, size)
+        if place is not None:
+            scanner.position = place.position
         for item in scanner.entries():
             if isinstance(item, Damage):
                 if item.header is None or self._is_own(item.header):
@@ -130,7 +199,7 @@ class ReplicaReader:
                 raise self._missing(view, prefix.seq + 1)
             if self._is_own(entry):
                 prefix = prefix.extended(summary(entry))
-                yield Numbered(entry, location, scanner.time_ms, prefix)
+                yield Numbered(entry, location, scanner.time_ms, prefix, view.segment)
 
     def _check_whole(self, at: int, prefix: Prefix) -> None:
         """Raise LogError unless a rewritten segment still has all entries of the range.
@@ -147,6 +216,22 @@ class ReplicaReader:
             prefix = each.prefix
         if prefix != end:
             raise self._missing(view, end.seq)
+
+    def _maybe_place(self, seq: int) -> Place | None:
+        """Return a place that was noted, if its segment is still here as it was."""
+        place = self._places.maybe_place(self._key, seq)
+        return place if place is not None and self._maybe_index(place) is not None else None
+
+    def _index_of(self, place: Place) -> int:
+        at = self._maybe_index(place)
+        assert at is not None
+        return at
+
+    def _maybe_index(self, place: Place) -> int | None:
+        segments = (*self._extent.sealed, self._extent.active.segment)
+        at = bisect_left(segments, place.base, key=lambda each: each.base)
+        is_here = at < len(segments) and segments[at].base == place.base
+        return at if is_here and segments[at].generation == place.generation else None
 
     def _is_own(self, entry: Entry | EntryHeader) -> bool:
         is_of_range = (entry.stream_id, entry.range_index) == self._key

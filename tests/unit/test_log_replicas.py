@@ -77,6 +77,25 @@ def test_numbered_entries_are_found_from_any_number_to_any_other():
         log = open_log(disk, segment_bytes=600)
 
 
+def test_a_copy_that_is_read_in_many_requests_is_read_once():
+    disk = FaultyDisk()
+    log = open_log(disk, segment_bytes=1 << 30)
+    log.append([CREATED])
+    numbered = [batch(number, 1, b"x" * 20_000) for number in range(300)]
+    log.append(numbered)
+    found: list[Entry] = []
+    before = disk.calls["pread"]
+    while len(found) < len(numbered):
+        assert log.prefix_at(KEY, len(found)) == prefix_of(*numbered[: len(found)])
+        more = log.numbered_entries(KEY, len(found), len(numbered))
+        found += in_transit(itertools.islice(more, 4))
+        next(more, None)  # a frame is full: the next entry has to wait
+        more.close()
+    assert found == in_transit(numbered)
+    requests = len(numbered) / 4
+    assert disk.calls["pread"] - before <= 3 * requests
+
+
 @pytest.mark.parametrize("key", [KEY, (2, 0), (3, 0)])
 def test_entries_that_are_not_here_are_refused(key: tuple[int, int]):
     log, numbered, _ = rolled()

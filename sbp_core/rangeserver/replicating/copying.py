@@ -62,6 +62,9 @@ from sbp_core.wire.status import SUCCESS, check_status
 
 _LOG: Final = logging.getLogger(__name__)
 
+_TIMEOUT_MS: Final = 10_000
+"""How long a server has for an answer: it may have to read a segment to find the place."""
+
 _Read = Callable[[str], Coroutine[Any, Any, None]]
 """Appends what the server at an address has."""
 
@@ -236,11 +239,10 @@ class Copier:
         bytes_max: int = limits.REPLICATE_FRAME_BYTES,
     ) -> tuple[ReadEntriesResponse, list[Entry]]:
         """Return an answer to READ_ENTRIES for `asked`: after_seq, upto_seq and from_offset."""
-        timeout_ms = limits.REQUEST_TIMEOUT_MS
-        after_seq, upto_seq, from_offset = asked
-        request = ReadEntriesRequest(timeout_ms, *key, after_seq, upto_seq, bytes_max, from_offset)
+        place = (*key, *asked[:2], bytes_max, asked[2])
+        request = ReadEntriesRequest(_TIMEOUT_MS, *place)
         call = Call(
-            address, Opcode.READ_ENTRIES, request, timeout_ms, feature=FeatureName.REPLICATION
+            address, Opcode.READ_ENTRIES, request, _TIMEOUT_MS, feature=FeatureName.REPLICATION
         )
         (frame,) = await AsyncRunner(self._pool).run(calls.exchange(call))
         response = decode_header(ReadEntriesResponse, frame.header)
