@@ -9,6 +9,10 @@ from waiting import until
 from sbp_core import limits
 from sbp_core.client import StreamSpec
 from sbp_core.errors import Outcome, RequestTimeoutError
+from sbp_core.log.states.range_states import RangeState
+from sbp_core.rangeserver.membership import Membership
+from sbp_core.rangeserver.replicating import settling
+from sbp_core.rangeserver.replicating.secondary import ReplicateHandler
 
 
 class LoneEntry:
@@ -117,5 +121,59 @@ def test_what_stays_on_one_disk_is_neither_acknowledged_nor_refused(tmp_path, mo
         assert caught.value.outcome is Outcome.UNKNOWN
         assert lone.primary._host.primary.unsettled_count == 0
         assert lone.primary._committer._memory_bytes == 0
+
+    run(tmp_path, body, **NO_FALSE_ALARM)
+
+
+def test_a_server_that_stops_completes_the_others_before_it_asks_for_the_end(tmp_path, monkeypatch):
+    """Nothing else can end the range, and nothing but the entries ends the wait: no timeout."""
+    never_ms = 600_000
+    for name in ("COPY_BEHIND_MS", "COPY_STUCK_MS", "REPLICATE_TIMEOUT_MS"):
+        monkeypatch.setattr(limits, name, never_ms)
+    monkeypatch.setattr(settling, "_HAND_OVER_SECONDS", 30)
+    monkeypatch.setattr(settling, "_COMPLETE_OTHERS_STEPS", never_ms)
+
+    async def body(cluster, client):
+        spec = StreamSpec("copied", replica_count=3, ack_count=1)
+        (stream,) = await client.create_streams([spec])
+        key = (stream.stream_id, 0)
+        assert await append(client, stream.stream_id, b"early") == 0
+        copies = hosted_at(cluster, *key).values()
+        await asyncio.to_thread(until, lambda: {each.durable.seq for each in copies} == {1})
+        may_arrive = asyncio.Event()
+        begin, ask_to_seal = ReplicateHandler.begin, Membership.ask_to_seal
+
+        def begin_later(handler, call):
+            async def rest():
+                await may_arrive.wait()
+                await begin(handler, call)()
+
+            return rest if call.payload else begin(handler, call)
+
+        monkeypatch.setattr(ReplicateHandler, "begin", begin_later)
+        assert await append(client, stream.stream_id, b"late") == 1
+        primary = primary_of(cluster, key)
+        ranges, here = primary._host.primary, primary._host.table.maybe_range(key)
+        looks, asked = [], []
+        is_everywhere = ranges.is_everywhere
+
+        def look(keys):
+            looks.append(is_everywhere(keys))
+            may_arrive.set()
+            return looks[-1]
+
+        async def note(membership, keys, cause):
+            asked.append((here.state, {each.durable.seq for each in copies}))
+            may_arrive.set()
+            return await ask_to_seal(membership, keys, cause)
+
+        monkeypatch.setattr(ranges, "is_everywhere", look)
+        monkeypatch.setattr(Membership, "ask_to_seal", note)
+        await primary.stop()
+        cluster._range_servers.remove(primary)
+        assert asked[0] == (RangeState.FENCED, {2})
+        assert looks[0] is False
+        assert looks[-1] is True
+        assert await read_all(client, stream.stream_id) == [(0, b"early"), (1, b"late")]
 
     run(tmp_path, body, **NO_FALSE_ALARM)

@@ -119,6 +119,9 @@ class Settler:
         primary = self._host.primary
         if not self._host.table.replicated() and not primary.unsettled_count:
             return
+        # Its next look would find the ranges fenced, and ask for their ends before the others have
+        # all of them.
+        await cancel_all([self._looking])
         try:
             async with asyncio.timeout(_HAND_OVER_SECONDS):
                 await self._driver.announce_leaving()
