@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, replace
 from typing import Final
 
+from sbp_core import limits
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
 from sbp_core.cli.parsing import add_client_options, parse_number
-from sbp_core.client import Client, PlacementDriverInfo, RangeServerInfo
+from sbp_core.client import Client, ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.errors import UnsupportedError
 
-_DRIVERS: Final = ("PLACEMENT DRIVER", "ROLE")
+_DRIVERS: Final = ("PLACEMENT DRIVER", "ROLE", "STATE")
 _SERVERS: Final = (
     *("SERVER", "ADDRESS", "RACK", "STATE", "DISK FREE"),
     *("LED", "COPIED", "SEALED", "ONE REPLICA", "BEHIND"),
@@ -27,13 +28,19 @@ _CLEAR: Final = "\x1b[H\x1b[2J"
 def add_cluster(parser: ArgumentParser) -> None:
     """Declare `sbp cluster`."""
     parser.description = (
-        "List the placement drivers, and the range servers: whether they are live, their free"
-        " space, the open ranges that they lead or copy, the sealed ones, those of these that"
-        " have one replica only, and the led ranges of which a replica is behind."
+        "List the placement drivers, and whether they answer; the range servers: whether they are"
+        " live, their free space, the open ranges that they lead or copy, the sealed ones, those"
+        " of these that have one replica only, and the led ranges of which a replica is behind;"
+        " and how many replicas the open ranges lack."
     )
     add_client_options(parser)
     parser.add_argument(
         "--watch", action="store_true", help=f"list them again every {_WATCH_SECONDS} s"
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also list range servers that were replaced or drained, and have no ranges any more",
     )
     parser.set_defaults(run=cluster)
 
@@ -55,16 +62,18 @@ def cluster(options: Namespace) -> int:
     """List the servers of the cluster, again and again with --watch."""
     with connect(options) as client:
         while True:
-            drivers, servers = client.placement_drivers(), _find_servers(client)
+            drivers, found = client.placement_drivers(), _describe(client)
+            endpoints = [each.endpoint for each in drivers]
+            down = client.probe(endpoints, timeout_ms=limits.CONNECT_TIMEOUT_MS)
+            if found is not None and not options.all:
+                kept = [each for each in found.range_servers if not each.is_retired]
+                found = replace(found, range_servers=kept)
             if options.json:
-                for each in drivers:
-                    write_json({"role": "placement driver", **asdict(each)})
-                for server in servers or ():
-                    write_json({"role": "range server", **asdict(server)})
+                _write(drivers, down, found)
             else:
                 if options.watch and sys.stdout.isatty():
                     sys.stdout.write(_CLEAR)
-                _show(drivers, servers)
+                _show(drivers, down, found)
             if not options.watch:
                 return 0
             sys.stdout.flush()
@@ -109,26 +118,53 @@ def _drained(server: RangeServerInfo) -> str:
     )
 
 
-def _find_servers(client: Client) -> list[RangeServerInfo] | None:
+def _describe(client: Client) -> ClusterInfo | None:
     """Return the range servers; None if the placement driver does not list them."""
     try:
-        return client.range_servers()
+        return client.describe_cluster()
     except UnsupportedError:
         return None
 
 
-def _show(
-    drivers: Sequence[PlacementDriverInfo], servers: Sequence[RangeServerInfo] | None
+def _write(
+    drivers: Sequence[PlacementDriverInfo], down: Collection[str], found: ClusterInfo | None
 ) -> None:
-    rows = [(each.endpoint, "leader" if each.is_leader else "-") for each in drivers]
+    for each in drivers:
+        is_live = each.endpoint not in down
+        write_json({"role": "placement driver", **asdict(each), "is_live": is_live})
+    if found is None:
+        return
+    for server in found.range_servers:
+        write_json({"role": "range server", **asdict(server)})
+    lacking = {"ranges": found.lacking_ranges, "missing_replicas": found.missing_replicas}
+    write_json({"role": "open ranges that lack replicas", **lacking})
+
+
+def _show(
+    drivers: Sequence[PlacementDriverInfo], down: Collection[str], found: ClusterInfo | None
+) -> None:
+    rows = [
+        (
+            each.endpoint,
+            "leader" if each.is_leader else "-",
+            "down" if each.endpoint in down else "live",
+        )
+        for each in drivers
+    ]
     write_table(_DRIVERS, rows)
-    if servers is None:
+    if found is None:
         write_notice(
             "the placement driver does not list its range servers: it is of another version"
         )
         return
     write_line("")
-    write_table(_SERVERS, [_row(each) for each in servers])
+    write_table(_SERVERS, [_row(each) for each in found.range_servers])
+    if found.lacking_ranges:
+        write_line("")
+        write_line(
+            f"{found.lacking_ranges} open ranges lack {found.missing_replicas} replicas: they get"
+            " these when enough range servers are live"
+        )
 
 
 def _row(each: RangeServerInfo) -> tuple[object, ...]:

@@ -32,6 +32,7 @@ from sbp_core.client.programs.watching import BoundsView
 from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
+    ClusterInfo,
     Connecting,
     CursorInfo,
     FetchItem,
@@ -142,7 +143,11 @@ class AsyncClient:
 
     async def range_servers(self) -> list[RangeServerInfo]:
         """Return the range servers that the cluster ever had, by id."""
-        return await self._run(calls.range_servers(self._context))
+        return (await self.describe_cluster()).range_servers
+
+    async def describe_cluster(self) -> ClusterInfo:
+        """Return the range servers, and what the open ranges of all streams lack."""
+        return await self._run(calls.describe_cluster(self._context))
 
     async def drain_servers(self, server_ids: Sequence[int], *, is_cancelled: bool = False) -> None:
         """Let range servers get no ranges any more, and copy theirs to others; or cancel that.

@@ -35,6 +35,7 @@ from sbp_core.client.programs.watching import BoundsView
 from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
+    ClusterInfo,
     Connecting,
     CursorInfo,
     FetchItem,
@@ -143,7 +144,11 @@ class SocketClient:
 
     def range_servers(self) -> list[RangeServerInfo]:
         """Return the range servers that the cluster ever had, by id."""
-        return self._run(calls.range_servers(self._context))
+        return (self.describe_cluster()).range_servers
+
+    def describe_cluster(self) -> ClusterInfo:
+        """Return the range servers, and what the open ranges of all streams lack."""
+        return self._run(calls.describe_cluster(self._context))
 
     def drain_servers(self, server_ids: Sequence[int], *, is_cancelled: bool = False) -> None:
         """Let range servers get no ranges any more, and copy theirs to others; or cancel that.

@@ -47,7 +47,8 @@ class RangeServerInfo:
     `unreplicated_ranges` counts the `sealed_ranges` that are on no other server.
     `missing_replicas` counts the ranges led there of which a replica lacks entries, and those with
     damage there.
-    `disk_free_bytes` is None if it reported no load. One that `is_draining` gets no ranges.
+    `disk_free_bytes` is None if it reported no load. One that `is_draining` gets no ranges. One
+    that `is_retired` is silent and has none, as it was drained or replaced.
     """
 
     server_id: int
@@ -61,6 +62,16 @@ class RangeServerInfo:
     unreplicated_ranges: int
     missing_replicas: int
     is_draining: bool = False
+    is_retired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """The range servers, the open ranges that lack replicas, and how many of these they lack."""
+
+    range_servers: list[RangeServerInfo]
+    lacking_ranges: int
+    missing_replicas: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import HostedCounts, RangeServerRecord
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.fail_over import FailOver, missing_replicas
+from sbp_core.pd.streams.repair import Repair
 from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.server.answers import respond_all
 from sbp_core.server.dispatch import Handler, ServerCall
@@ -29,10 +30,13 @@ _NO_RANGES = HostedCounts()
 class ServerHandlers:
     """Serves what is asked about the range servers of the cluster."""
 
-    def __init__(self, store: StoreThread, membership: Membership, fail_over: FailOver) -> None:
+    def __init__(
+        self, store: StoreThread, membership: Membership, fail_over: FailOver, repair: Repair
+    ) -> None:
         self._store = store
         self._membership = membership
         self._fail_over = fail_over
+        self._repair = repair
 
     async def start(self) -> None:
         """Let the servers that are being drained get no ranges."""
@@ -45,7 +49,7 @@ class ServerHandlers:
     async def describe(self, call: ServerCall) -> None:
         """SPEC "DESCRIBE_SERVERS": all range servers that ever announced an address, by id."""
         call.decode(DescribeServersRequest)
-        addresses, counts, missing_count = await self._store.run(_read)
+        addresses, counts, missing = await self._store.run(_read)
         servers = [
             self._description(RangeServerRecord(*each), counts.get(each[0], _NO_RANGES))
             for each in sorted(addresses.items())
@@ -54,7 +58,10 @@ class ServerHandlers:
             call,
             servers,
             lambda part: DescribeServersResponse(
-                servers=part, status=SUCCESS, missing_replica_cnt=missing_count
+                servers=part,
+                status=SUCCESS,
+                missing_replica_cnt=sum(missing.values()),
+                lacking_range_cnt=len(missing),
             ),
         )
 
@@ -74,9 +81,11 @@ class ServerHandlers:
 
     def _description(self, server: RangeServerRecord, counts: HostedCounts) -> ServerDescription:
         load = self._membership.load_of(server.server_id)
+        is_live = self._membership.is_live(server)
+        has_ranges = counts != _NO_RANGES
         return ServerDescription(
             RangeServer(server.server_id, server.address, load.rack or None),
-            self._membership.is_live(server),
+            is_live,
             -1 if load.disk_free_bytes is None else load.disk_free_bytes,
             counts.led,
             counts.copied,
@@ -84,6 +93,7 @@ class ServerHandlers:
             counts.unreplicated,
             load.missing_replica_count,
             server.server_id in self._membership.draining,
+            not is_live and not has_ranges and self._repair.is_lost(server.server_id),
         )
 
 
@@ -100,6 +110,7 @@ def _drain(
     return store.servers.draining()
 
 
-def _read(store: MetadataStore) -> tuple[Mapping[int, str], Mapping[int, HostedCounts], int]:
-    missing_count = sum(missing_replicas(store).values())
-    return store.servers.addresses(), store.hosted_counts(), missing_count
+def _read(
+    store: MetadataStore,
+) -> tuple[Mapping[int, str], Mapping[int, HostedCounts], Mapping[int, int]]:
+    return store.servers.addresses(), store.hosted_counts(), missing_replicas(store)

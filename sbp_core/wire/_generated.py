@@ -447,6 +447,7 @@ class ServerDescription(Struct, frozen=True, gc=False):
     unreplicated_range_cnt: int = 0
     range_missing_replica_cnt: int = 0
     is_draining: bool = False
+    is_retired: bool = False
 
 
 class SystemErrorResponse(Struct, frozen=True, gc=False):
@@ -525,12 +526,13 @@ class DescribeSchemasResponse(Struct, frozen=True, gc=False):
 
 
 class DescribeServersResponse(Struct, frozen=True, gc=False):
-    """`missing_replica_cnt` replicas are missing of the streams' open ranges."""
+    """`lacking_range_cnt` open ranges lack `missing_replica_cnt` replicas."""
 
     throttle_time_ms: int = 0
     servers: tuple[ServerDescription, ...] = ()
     status: Status | None = None
     missing_replica_cnt: int = 0
+    lacking_range_cnt: int = 0
 
 
 class DescribeStreamsResponse(Struct, frozen=True, gc=False):
@@ -961,7 +963,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     ReportMetricsResponse: (Table("RangeServer"), Table("Status")),
     SchemaEntry: (I64, I32, TEXT, BYTES, I64, Table("Status")),
     SealRangesRequest: (I32, Vector(Table("RangeId")), I8),
-    ServerDescription: (Table("RangeServer"), BOOL, I64, I32, I32, I32, I32, I32, BOOL),
+    ServerDescription: (Table("RangeServer"), BOOL, I64, I32, I32, I32, I32, I32, BOOL, BOOL),
     SystemErrorResponse: (Table("Status"),),
     TrimStreamsRequest: (I32, Vector(Table("TrimmedStream"))),
     TxnDescription: (
@@ -984,7 +986,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     DescribeCursorsResponse: (I32, Vector(Table("Cursor")), Table("Status")),
     DescribePlacementDriverClusterResponse: (Table("Status"), Table("PlacementDriverCluster"), I32),
     DescribeSchemasResponse: (I32, Vector(Table("SchemaEntry")), Table("Status")),
-    DescribeServersResponse: (I32, Vector(Table("ServerDescription")), Table("Status"), I32),
+    DescribeServersResponse: (I32, Vector(Table("ServerDescription")), Table("Status"), I32, I32),
     DescribeStreamsResponse: (I32, Vector(Table("DescribeStreamResult")), Table("Status")),
     DescribeTxnsResponse: (I32, Vector(Table("TxnDescription")), Table("Status")),
     EndTxnResponse: (I32, Vector(Table("EndTxnResult")), Table("Status")),

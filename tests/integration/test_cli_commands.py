@@ -333,10 +333,11 @@ def test_changes_that_cannot_be_are_one_line(run, stream):
 def test_the_placement_drivers_are_listed(run, cluster):
     listed = run("cluster", "--json")
     assert listed.exit_code == 0
-    driver, server = objects(listed.output)
+    driver, server, lacking = objects(listed.output)
     expected = {"role": "placement driver", "endpoint": cluster.endpoint, "is_leader": True}
-    assert driver == expected
+    assert driver == expected | {"is_live": True}
+    assert lacking.items() >= {"ranges": 0, "missing_replicas": 0}.items()
     assert (server["role"], server["server_id"], server["is_live"]) == ("range server", 1, True)
     shown = [line.split() for line in run("cluster").output.decode().splitlines()]
-    assert shown[1] == [cluster.endpoint, "leader"]
+    assert shown[1] == [cluster.endpoint, "leader", "live"]
     assert shown[4][:4] == ["1", server["endpoint"], "-", "live"]

@@ -12,6 +12,7 @@ from sbp_core.pd.streams.fail_over import in_turn
 from sbp_core.pd.streams.repair import Repair
 from sbp_core.wire.headers import (
     DescribeServersRequest,
+    DrainServersRequest,
     RangeId,
     RangeServer,
     ReportMetricsRequest,
@@ -51,7 +52,7 @@ def test_servers_are_described_with_their_ranges_and_what_they_reported(tmp_path
         )
         await cluster.client.ask(Opcode.REPORT_METRICS, load)
         answer = await described(cluster)
-        assert answer.missing_replica_cnt == 1
+        assert (answer.lacking_range_cnt, answer.missing_replica_cnt) == (1, 1)
         assert answer.servers == (
             ServerDescription(RangeServer(first, "h:1", "east"), True, 5, 1, 1, 1, 1, 2),
             ServerDescription(RangeServer(second, "h:2", "east"), True, -1, 1, 1, 0, 0, 0),
@@ -59,6 +60,26 @@ def test_servers_are_described_with_their_ranges_and_what_they_reported(tmp_path
         cluster.clock.advance(15_000)
         await cluster.beat(second, "h:2", "east")
         assert [each.is_live for each in (await described(cluster)).servers] == [False, True]
+
+    run(tmp_path, test)
+
+
+def test_a_server_is_retired_when_it_is_replaced_silent_and_empty(tmp_path):
+    async def test(cluster):
+        async def retired():
+            return [each.is_retired for each in (await described(cluster)).servers]
+
+        one, other, drained = [await cluster.add_server(each) for each in ("h:1", "h:2", "h:3")]
+        (created,) = await cluster.create(Stream(replica_nums=1))
+        assert created.stream_range.servers[0].server.server_id == one
+        await cluster.client.ask(Opcode.DRAIN_SERVERS, DrainServersRequest(server_ids=(drained,)))
+        assert await retired() == [False] * 3
+        cluster.clock.advance(15_000)
+        assert await retired() == [False, False, True]
+        cluster.clock.advance(600_000)
+        assert await retired() == [False, True, True], "the first one has a range"
+        await cluster.beat(other, "h:2")
+        assert await retired() == [False, False, True]
 
     run(tmp_path, test)
 

@@ -15,7 +15,7 @@ from sbp_core import limits
 from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.programs.replicas import Replicas
 from sbp_core.client.programs.router import PlacementDrivers, Router, reachable_nodes
-from sbp_core.client.types import PlacementDriverInfo, RangeServerInfo
+from sbp_core.client.types import ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -344,11 +344,11 @@ def placement_drivers(
     return [PlacementDriverInfo(*node) for node in reachable_nodes(cluster)]
 
 
-def range_servers(context: Context) -> Program[list[RangeServerInfo]]:
+def describe_cluster(context: Context) -> Program[ClusterInfo]:
     """Return the range servers that the cluster ever had, by id (SPEC "DESCRIBE_SERVERS")."""
     header = DescribeServersRequest(context.timeout_ms)
     answers = yield from ask(context, Opcode.DESCRIBE_SERVERS, header, DescribeServersResponse)
-    return [
+    servers = [
         RangeServerInfo(
             each.server.server_id,
             each.server.advertise_addr or "",
@@ -361,11 +361,14 @@ def range_servers(context: Context) -> Program[list[RangeServerInfo]]:
             each.unreplicated_range_cnt,
             each.range_missing_replica_cnt,
             each.is_draining,
+            each.is_retired,
         )
         for answer in answers
         for each in answer.servers
         if each.server is not None
     ]
+    last = answers[-1]
+    return ClusterInfo(servers, last.lacking_range_cnt, last.missing_replica_cnt)
 
 
 def drain_servers(

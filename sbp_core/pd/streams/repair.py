@@ -102,6 +102,11 @@ class Repair:
         if self._task is not None:
             await cancel_all([self._task])
 
+    def is_lost(self, server_id: int) -> bool:
+        """Whether a server is to have no replicas of sealed ranges any more."""
+        is_silent = self._membership.is_silent_for(server_id, self._replace_after_ms)
+        return is_silent or server_id in self._membership.draining
+
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_INTERVAL_MS / 1000)
@@ -245,12 +250,12 @@ class Repair:
         streams = store.streams_by_id(stream_ids)
         wanted = {each.stream_id: each.replica_count for each in streams if each is not None}
         placement = Placement(servers, {})
-        usable = {each for each in store.servers.addresses() if not self._is_lost(each)}
+        usable = {each for each in store.servers.addresses() if not self.is_lost(each)}
         found = []
         for record in records:
             if record.stream_id not in wanted or record.end_seq == NO_SEQ:
                 continue
-            kept = [each for each in record.server_ids if not self._is_lost(each)]
+            kept = [each for each in record.server_ids if not self.is_lost(each)]
             newcomer = None
             if len(kept) < wanted[record.stream_id]:
                 newcomer = placement.maybe_newcomer(record.server_ids, kept)
@@ -261,11 +266,6 @@ class Repair:
                 wanted_count = min(wanted_count, len(kept))
             found.append(Incomplete(record, wanted_count, tuple(kept), newcomer))
         return found
-
-    def _is_lost(self, server_id: int) -> bool:
-        """Whether a server is to have no replicas of sealed ranges any more."""
-        is_silent = self._membership.is_silent_for(server_id, self._replace_after_ms)
-        return is_silent or server_id in self._membership.draining
 
 
 def _added(store: MetadataStore, key: RangeKey, newcomer: int) -> list[StreamRange]:

@@ -133,7 +133,7 @@ class PlacementDriverHandlers:
         self._txns = TxnHandlers(
             store, self._publisher, self._range_servers, clock, batch_number_leap_max
         )
-        self._servers = ServerHandlers(store, membership, self._fail_over)
+        self._servers = ServerHandlers(store, membership, self._fail_over, self._repair)
         self._endpoint = endpoint
         self._looking: asyncio.Task[None] | None = None
 

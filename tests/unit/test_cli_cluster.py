@@ -1,0 +1,67 @@
+"""`sbp cluster`: placement drivers, range servers, and replicas that are missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from follower_pd import cluster_of
+from scripted_peer import ScriptedPeer
+
+from sbp_core.cli.main import main
+from sbp_core.wire.headers import (
+    DescribePlacementDriverClusterResponse,
+    DescribeServersResponse,
+    RangeServer,
+    ServerDescription,
+)
+from sbp_core.wire.opcodes import Opcode
+
+pytest_plugins = ["client_fixtures"]
+
+RUNNING = ServerDescription(RangeServer(1, "h:1"), is_live=True, led_range_cnt=2)
+SILENT = ServerDescription(RangeServer(2, "h:2"), sealed_range_cnt=1)
+RETIRED = ServerDescription(RangeServer(3, "h:3"), is_retired=True)
+
+
+@pytest.fixture
+def shown(peer: ScriptedPeer, capsys) -> Callable[..., list[str]]:
+    """Runs a command against a placement driver of which another one is down."""
+    down = ScriptedPeer()
+    down.close()
+    drivers = DescribePlacementDriverClusterResponse(
+        cluster=cluster_of(peer.endpoint, down.endpoint)
+    )
+    peer.script(Opcode.DESCRIBE_PD_CLUSTER, lambda exchange: exchange.answer(drivers))
+
+    def run(*words: str, **fields: object) -> list[str]:
+        found = DescribeServersResponse(servers=(RUNNING, SILENT, RETIRED), **fields)
+        peer.script(Opcode.DESCRIBE_SERVERS, lambda exchange: exchange.answer(found))
+        assert main([*words, "--endpoint", peer.endpoint]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_a_placement_driver_that_does_not_answer_is_down(shown) -> None:
+    lines = [line.split()[1:] for line in shown("cluster")[1:3]]
+    assert sorted(lines) == [["-", "down"], ["leader", "live"]]
+    listed = [json.loads(line) for line in shown("cluster", "--json")]
+    assert all(each["is_live"] == each["is_leader"] for each in listed[:2])
+
+
+def test_a_range_server_that_was_replaced_is_listed_on_demand(shown) -> None:
+    assert [line.split()[0] for line in shown("cluster")[5:]] == ["1", "2"]
+    assert [line.split()[0] for line in shown("cluster", "--all")[5:]] == ["1", "2", "3"]
+    for words, ids in (((), [1, 2]), (("--all",), [1, 2, 3])):
+        listed = [json.loads(line) for line in shown("cluster", "--json", *words)]
+        assert [each["server_id"] for each in listed if "server_id" in each] == ids
+
+
+def test_the_replicas_that_open_ranges_lack_are_counted(shown) -> None:
+    assert "lack" not in "".join(shown("cluster"))
+    counts = {"lacking_range_cnt": 2, "missing_replica_cnt": 3}
+    assert shown("cluster", **counts)[-1].startswith("2 open ranges lack 3 replicas: ")
+    lacking = json.loads(shown("cluster", "--json", **counts)[-1])
+    assert (lacking["ranges"], lacking["missing_replicas"]) == (2, 3)
