@@ -101,6 +101,8 @@ def drain(options: Namespace) -> int:
                     f"range server {server_id} still has {open_count} open ranges, and"
                     f" {copied_count} sealed ones that are being copied"
                 )
+                if server.drain_obstacle:
+                    write_line(f"it waits: {server.drain_obstacle}")
             time.sleep(_WATCH_SECONDS)
     if not options.json:
         write_line(_drained(server))
@@ -159,6 +161,10 @@ def _show(
         return
     write_line("")
     write_table(_SERVERS, [_row(each) for each in found.range_servers])
+    for each in found.range_servers:
+        if each.drain_obstacle:
+            write_line("")
+            write_line(f"the drain of range server {each.server_id} waits: {each.drain_obstacle}")
     if found.lacking_ranges:
         write_line("")
         write_line(

@@ -47,8 +47,8 @@ class RangeServerInfo:
     `unreplicated_ranges` counts the `sealed_ranges` that are on no other server.
     `missing_replicas` counts the ranges led there of which a replica lacks entries, and those with
     damage there.
-    `disk_free_bytes` is None if it reported no load. One that `is_draining` gets no ranges. One
-    that `is_retired` is silent and has none, as it was drained or replaced.
+    `disk_free_bytes` is None if it reported no load. One that `is_draining` gets no ranges;
+    `drain_obstacle` is why some stay. One that `is_retired` was drained or replaced, and is silent.
     """
 
     server_id: int
@@ -63,6 +63,7 @@ class RangeServerInfo:
     missing_replicas: int
     is_draining: bool = False
     is_retired: bool = False
+    drain_obstacle: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,11 @@ class ServerHandlers:
         """SPEC "DESCRIBE_SERVERS": all range servers that ever announced an address, by id."""
         call.decode(DescribeServersRequest)
         addresses, counts, missing = await self._store.run(_read)
+        obstacles = self._repair.obstacles() | await self._fail_over.obstacles()
         servers = [
-            self._description(RangeServerRecord(*each), counts.get(each[0], _NO_RANGES))
+            self._description(
+                RangeServerRecord(*each), counts.get(each[0], _NO_RANGES), obstacles.get(each[0])
+            )
             for each in sorted(addresses.items())
         ]
         await respond_all(
@@ -79,7 +82,9 @@ class ServerHandlers:
         else:
             await call.respond(DrainServersResponse(status=SUCCESS))
 
-    def _description(self, server: RangeServerRecord, counts: HostedCounts) -> ServerDescription:
+    def _description(
+        self, server: RangeServerRecord, counts: HostedCounts, obstacle: str | None
+    ) -> ServerDescription:
         load = self._membership.load_of(server.server_id)
         is_live = self._membership.is_live(server)
         has_ranges = counts != _NO_RANGES
@@ -94,6 +99,7 @@ class ServerHandlers:
             load.missing_replica_count,
             server.server_id in self._membership.draining,
             not is_live and not has_ranges and self._repair.is_lost(server.server_id),
+            obstacle,
         )
 
 

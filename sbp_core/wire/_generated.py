@@ -448,6 +448,7 @@ class ServerDescription(Struct, frozen=True, gc=False):
     range_missing_replica_cnt: int = 0
     is_draining: bool = False
     is_retired: bool = False
+    drain_obstacle: str | None = None
 
 
 class SystemErrorResponse(Struct, frozen=True, gc=False):
@@ -963,7 +964,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     ReportMetricsResponse: (Table("RangeServer"), Table("Status")),
     SchemaEntry: (I64, I32, TEXT, BYTES, I64, Table("Status")),
     SealRangesRequest: (I32, Vector(Table("RangeId")), I8),
-    ServerDescription: (Table("RangeServer"), BOOL, I64, I32, I32, I32, I32, I32, BOOL, BOOL),
+    ServerDescription: (Table("RangeServer"), BOOL, I64, I32, I32, I32, I32, I32, BOOL, BOOL, TEXT),
     SystemErrorResponse: (Table("Status"),),
     TrimStreamsRequest: (I32, Vector(Table("TrimmedStream"))),
     TxnDescription: (

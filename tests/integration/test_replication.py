@@ -232,6 +232,28 @@ def test_a_server_that_is_drained_has_no_ranges_any_more(tmp_path):
     run(tmp_path, body, range_servers=4, **IMPATIENT)
 
 
+@pytest.mark.parametrize(
+    ("range_servers", "obstacle"), [(3, "ack_count = 2"), (4, "complete copies first ({})")]
+)
+def test_a_drain_says_what_it_waits_for(tmp_path, range_servers, obstacle):
+    """A place for the open range, or the copies of the sealed one, while a server is down."""
+
+    async def body(cluster, client):
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+        await seal(cluster, stream.stream_id)
+        placed = await members(client, stream.stream_id, 0)
+        servers = await client.range_servers()
+        drained, down, _ = (each for each in servers if each.endpoint in placed)
+        await stop(cluster, {down.endpoint})
+        await client.drain_servers([drained.server_id])
+        said = ""
+        while obstacle.format(down.server_id) not in said:
+            await asyncio.sleep(0.05)
+            said = (await client.range_servers())[drained.server_id - 1].drain_obstacle or ""
+
+    run(tmp_path, body, range_servers=range_servers, **NO_FALSE_ALARM)
+
+
 def test_nothing_is_appended_behind_a_fence_that_came_in_between(tmp_path):
     """Entries behind the end of a transaction wait for the disk, and are refused then."""
 

@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 import pytest
 from follower_pd import cluster_of
+from msgspec.structs import replace
 from scripted_peer import ScriptedPeer
 
+from sbp_core.cli import cluster
 from sbp_core.cli.main import main
 from sbp_core.wire.headers import (
     DescribePlacementDriverClusterResponse,
     DescribeServersResponse,
+    DrainServersResponse,
     RangeServer,
     ServerDescription,
 )
@@ -35,9 +38,16 @@ def shown(peer: ScriptedPeer, capsys) -> Callable[..., list[str]]:
     )
     peer.script(Opcode.DESCRIBE_PD_CLUSTER, lambda exchange: exchange.answer(drivers))
 
-    def run(*words: str, **fields: object) -> list[str]:
-        found = DescribeServersResponse(servers=(RUNNING, SILENT, RETIRED), **fields)
-        peer.script(Opcode.DESCRIBE_SERVERS, lambda exchange: exchange.answer(found))
+    def run(*words: str, servers=(RUNNING, SILENT, RETIRED), later=None, **counts) -> list[str]:
+        peer.script(
+            Opcode.DESCRIBE_SERVERS,
+            *(
+                lambda exchange, each=each: exchange.answer(
+                    DescribeServersResponse(servers=each, **counts)
+                )
+                for each in (servers, later or servers)
+            ),
+        )
         assert main([*words, "--endpoint", peer.endpoint]) == 0
         return capsys.readouterr().out.splitlines()
 
@@ -57,6 +67,21 @@ def test_a_range_server_that_was_replaced_is_listed_on_demand(shown) -> None:
     for words, ids in (((), [1, 2]), (("--all",), [1, 2, 3])):
         listed = [json.loads(line) for line in shown("cluster", "--json", *words)]
         assert [each["server_id"] for each in listed if "server_id" in each] == ids
+
+
+def test_what_a_drain_waits_for_is_shown(peer, shown, monkeypatch) -> None:
+    monkeypatch.setattr(cluster, "_WATCH_SECONDS", 0)
+    waiting = replace(SILENT, is_draining=True, drain_obstacle="no room: make some")
+    assert shown("cluster", servers=(waiting,))[-1] == (
+        "the drain of range server 2 waits: no room: make some"
+    )
+    peer.script(Opcode.DRAIN_SERVERS, lambda exchange: exchange.answer(DrainServersResponse()))
+    drained = replace(SILENT, sealed_range_cnt=0)
+    lines = shown("cluster", "drain", "2", servers=(waiting,), later=(drained,))
+    assert lines[1:] == [
+        "it waits: no room: make some",
+        "range server 2 is drained: it has no ranges, and can be stopped",
+    ]
 
 
 def test_the_replicas_that_open_ranges_lack_are_counted(shown) -> None:

@@ -92,8 +92,8 @@ def store(home):
     return home.open()
 
 
-def new_stream(store, *server_ids):
-    new = NewStream(None, len(server_ids), 1, 0, server_ids)
+def new_stream(store, *server_ids, ack_count=1):
+    new = NewStream(None, len(server_ids), ack_count, 0, server_ids)
     ((stream, _),) = store.create_streams([new], 1)
     return stream.stream_id
 
@@ -145,17 +145,17 @@ def test_a_newcomer_is_of_another_rack_with_room_and_the_next_one_another_server
 
 
 @pytest.mark.parametrize(
-    ("has_fourth", "restarting", "can_be_changed"),
+    ("has_fourth", "restarting", "can_be_changed", "obstacle"),
     [
-        (False, None, True),
-        (True, None, True),
-        (True, 4, False),
-        (False, 2, True),
+        (False, None, True, None),
+        (True, None, True, None),
+        (True, 4, False, "range servers that could have its ranges are down (4): "),
+        (False, 2, True, "range servers are down that have to have complete copies first (2): "),
     ],
     ids=["no other server", "another server", "which restarts", "a member restarts"],
 )
 def test_a_drained_replica_stays_while_another_server_restarts(
-    store, has_fourth, restarting, can_be_changed
+    store, has_fourth, restarting, can_be_changed, obstacle
 ):
     """One that restarts will have a copy soon; until then there would be one less."""
     for each in (1, 2, 3, 4)[: 3 + has_fourth]:
@@ -179,6 +179,34 @@ def test_a_drained_replica_stays_while_another_server_restarts(
     assert found.newcomer == (4 if has_fourth and restarting != 4 else None)
     assert found.can_be_changed == can_be_changed
     assert found.wanted_count == (3 if has_fourth else 2), "all that are kept have to be settled"
+    told = repair._maybe_obstacle(found, {2, 3} - {restarting})
+    assert told is obstacle is None or told.startswith(obstacle)
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "obstacle"),
+    [
+        ({4: 1}, "range servers 4 have too little free space for its ranges: "),
+        ({}, "there is no other range server for its ranges: start another one"),
+    ],
+)
+def test_a_drained_replica_stays_while_no_other_server_has_room(store, free_bytes, obstacle):
+    clock = ManualClock()
+    membership = Membership(clock, 1_000)
+    for each in (1, 2, *free_bytes):
+        store.servers.allocate_id()
+        store.servers.allocate_id()
+        server = RangeServerRecord(each, f"h:{each}")
+        store.servers.register(server)
+        membership.refresh(server)
+    for each, free in free_bytes.items():
+        membership.report(ServerLoad(each, free))
+    stream_id = new_stream(store, 1, 2, ack_count=2)
+    store.seal_ranges([SealedRange(stream_id, 0, 5, b"", 3, b"d" * 16)])
+    membership.draining = frozenset({1})
+    repair = Repair(None, membership, None, None, clock, replace_after_ms=600_000)
+    assert repair._find_next(store, membership.live_servers(), (), 10) == []
+    assert repair._maybe_obstacle(repair._blocked[1], ()).startswith(obstacle)
 
 
 def test_ranges_of_drained_servers_do_not_keep_others_waiting():

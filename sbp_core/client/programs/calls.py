@@ -362,6 +362,7 @@ def describe_cluster(context: Context) -> Program[ClusterInfo]:
             each.range_missing_replica_cnt,
             each.is_draining,
             each.is_retired,
+            each.drain_obstacle,
         )
         for answer in answers
         for each in answer.servers

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import zip_longest
+from math import inf
 from typing import Final
 
 from sbp_core import limits
@@ -53,8 +54,8 @@ class FailOver:
         """The streams that are being sealed."""
         self._begun: set[int] = set()
         """The streams of which it was logged that their fail-over began."""
-        self._logged_at: dict[int, float] = {}
-        """By stream without success so far: when that was logged."""
+        self._failures: dict[int, tuple[float, str]] = {}
+        """By stream without success so far: when that was logged, and the last reason."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -75,6 +76,24 @@ class FailOver:
     async def drain(self) -> None:
         """Seal the open ranges of servers that are to have none; the next ones are on others."""
         await self._begin_renewal()
+
+    async def obstacles(self) -> dict[int, str]:
+        """Return why open ranges stay on servers that are being drained, and the remedy.
+
+        By server, those left out of which the ranges move.
+        """
+        drained = await self._store.run(
+            lambda store: {
+                server_id: store.open_ranges_on(server_id, limits.FAIL_OVER_RANGES_MAX)
+                for server_id in self._membership.draining
+            }
+        )
+        return {
+            server_id: self._failures[each.stream_id][1]
+            for server_id, ranges in drained.items()
+            for each in ranges
+            if each.stream_id in self._failures
+        }
 
     async def _run(self) -> None:
         renewed = self._clock.monotonic()
@@ -131,7 +150,7 @@ class FailOver:
             if opened is None:
                 self._log_failure("fail-over waits", item, result)
                 continue
-            self._logged_at.pop(item.stream_id, None)
+            self._failures.pop(item.stream_id, None)
             self._begun.discard(item.stream_id)
             primary = opened.servers[0].server
             _LOG.warning(
@@ -167,7 +186,7 @@ class FailOver:
             if opened is None:
                 self._log_failure("replicas not placed", item, result)
                 continue
-            self._logged_at.pop(item.stream_id, None)
+            self._failures.pop(item.stream_id, None)
             _LOG.info(
                 "replicas placed stream=%d range=%d replicas=%d",
                 *(item.stream_id, opened.range_index, opened.replica_count),
@@ -188,14 +207,16 @@ class FailOver:
 
     def _log_failure(self, event: str, item: RangeId, result: SealRangesResult) -> None:
         """Log why a range is not sealed, or has no successor, each STUCK_LOG_INTERVAL_MS."""
-        now, logged_at = self._clock.monotonic(), self._logged_at.get(item.stream_id)
-        if logged_at is not None and 1000 * (now - logged_at) < limits.STUCK_LOG_INTERVAL_MS:
-            return
         error = maybe_error(result.status)
         if isinstance(error, ThrottledError):  # its primary answers
             _LOG.debug("%s stream=%d: %s", event, item.stream_id, error)
             return
-        self._logged_at[item.stream_id] = now
+        now = self._clock.monotonic()
+        logged_at, _ = self._failures.get(item.stream_id, (-inf, ""))
+        is_due = 1000 * (now - logged_at) >= limits.STUCK_LOG_INTERVAL_MS
+        self._failures[item.stream_id] = now if is_due else logged_at, str(error)
+        if not is_due:
+            return
         _LOG.warning("%s stream=%d range=%d: %s", event, item.stream_id, item.range_index, error)
 
     def _add_task(self, task: asyncio.Task[None]) -> None:

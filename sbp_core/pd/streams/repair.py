@@ -45,13 +45,14 @@ _PATIENCE_MS: Final = 600_000
 class Incomplete:
     """A sealed range, how many replicas it is to have, and the server that may get one more.
 
-    The `kept` members are those that are not lost.
+    The `kept` members are those that are not lost; `others` are no members, and not lost either.
     """
 
     record: RangeRecord
     wanted_count: int
     kept: tuple[int, ...]
     newcomer: int | None
+    others: tuple[int, ...]
 
     @property
     def key(self) -> RangeKey:
@@ -91,6 +92,9 @@ class Repair:
         self._after = _FIRST
         self._copied: dict[RangeKey, float] = {}
         """The ranges that are being copied, and since when."""
+        self._blocked: dict[int, Incomplete] = {}
+        """By server that is being drained: a range that cannot be copied from there now."""
+        self._obstacles: dict[int, str] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -106,6 +110,14 @@ class Repair:
         """Whether a server is to have no replicas of sealed ranges any more."""
         is_silent = self._membership.is_silent_for(server_id, self._replace_after_ms)
         return is_silent or server_id in self._membership.draining
+
+    def obstacles(self) -> dict[int, str]:
+        """Return why sealed ranges stay on servers that are being drained, and the remedy.
+
+        By server, those left out of which the ranges move. As it was at the last look.
+        """
+        draining = self._membership.draining
+        return {each: text for each, text in self._obstacles.items() if each in draining}
 
     async def _run(self) -> None:
         while True:
@@ -131,6 +143,11 @@ class Repair:
             self._copied |= {each.key: self._clock.monotonic() for each in found}
             known += found
         settled = await self._settled(known)
+        self._obstacles = {}
+        for each in (*self._blocked.values(), *known):
+            obstacle = self._maybe_obstacle(each, settled.get(each.key, ()))
+            if obstacle is not None:
+                self._obstacles |= dict.fromkeys(each.record.server_ids, obstacle)
         for each in known:
             await self._go_on(each, settled[each.key])
 
@@ -193,6 +210,33 @@ class Repair:
                 *(*each.key, lost),
             )
 
+    def _maybe_obstacle(self, each: Incomplete, settled: Collection[int]) -> str | None:
+        """Return what the copies of a range wait for, besides being copied, and the remedy."""
+        live = self._membership.live_server_ids()
+        if len(each.kept) < each.wanted_count and each.newcomer is None:
+            down = [server_id for server_id in each.others if server_id not in live]
+            if down:
+                return (
+                    f"range servers that could have its ranges are down ({_listed(down)}): start"
+                    " them, or another one"
+                )
+            if each.others:
+                return (
+                    f"range servers {_listed(each.others)} have too little free space for its"
+                    " ranges: free some, or start another range server"
+                )
+            return "there is no other range server for its ranges: start another one"
+        needed = each.kept
+        if len(each.kept) < each.wanted_count:  # it gets another member, from any that is complete
+            needed = () if settled else each.record.server_ids
+        down = [server_id for server_id in needed if server_id not in {*settled, *live}]
+        if not down:
+            return None
+        return (
+            f"range servers are down that have to have complete copies first ({_listed(down)}):"
+            " start them, or drain them, too, if they are lost permanently"
+        )
+
     def _check_time(self, each: Incomplete, settled: Collection[int]) -> None:
         """Let another range have its turn if this one cannot be copied for long."""
         if 1000 * (self._clock.monotonic() - self._copied[each.key]) < _PATIENCE_MS:
@@ -228,12 +272,17 @@ class Repair:
         At most one of each stream, none of the `busy` ones.
         """
         page = store.sealed_replicated_ranges(self._after, _SCANNED_MAX)
+        if self._after == _FIRST:
+            self._blocked = {}
         self._after = _FIRST
         if len(page) == _SCANNED_MAX:
             self._after = (page[-1].stream_id, page[-1].range_index)
         found: dict[int, Incomplete] = {}
         for each in self._with_newcomers(store, page, servers):
-            if each.can_be_changed and each.record.stream_id not in busy:
+            if not each.can_be_changed:
+                drained = self._membership.draining.intersection(each.record.server_ids)
+                self._blocked |= dict.fromkeys(drained, each)
+            elif each.record.stream_id not in busy:
                 found.setdefault(each.record.stream_id, each)
             if len(found) == count_max:
                 self._after = each.key
@@ -261,11 +310,15 @@ class Repair:
                 newcomer = placement.maybe_newcomer(record.server_ids, kept)
             wanted_count = wanted[record.stream_id]
             is_drained = self._membership.draining.issuperset({*record.server_ids} - {*kept})
-            has_others = not usable.issubset(record.server_ids)  # one that restarts is one
-            if is_drained and not has_others and len(kept) >= record.ack_count:
+            others = tuple(sorted(usable.difference(record.server_ids)))  # also one that restarts
+            if is_drained and not others and len(kept) >= record.ack_count:
                 wanted_count = min(wanted_count, len(kept))
-            found.append(Incomplete(record, wanted_count, tuple(kept), newcomer))
+            found.append(Incomplete(record, wanted_count, tuple(kept), newcomer, others))
         return found
+
+
+def _listed(server_ids: Collection[int]) -> str:
+    return ", ".join(map(str, server_ids))
 
 
 def _added(store: MetadataStore, key: RangeKey, newcomer: int) -> list[StreamRange]:
