@@ -14,6 +14,7 @@ from sbp_core.cli.output import (
     show_time,
     write_json,
     write_line,
+    write_notice,
     write_result,
     write_table,
 )
@@ -149,7 +150,14 @@ def create(options: Namespace) -> int:
 
     with connect(options) as client:
         client.create_streams(specs, on_created=show)
+        _warn_of_missing(client, options.replicas)
     return 0
+
+
+def _warn_of_missing(client: Client, replica_count: int) -> None:
+    missing = client.explain_missing(replica_count)
+    if missing is not None:
+        write_notice(missing)
 
 
 def list_all(options: Namespace) -> int:
@@ -224,6 +232,8 @@ def update(options: Namespace) -> int:
         _check_name(options.rename)
     with connect(options) as client:
         (info,) = client.update_streams([change])
+        if options.replicas is not None:
+            _warn_of_missing(client, options.replicas)
     text = f"updated {titled(info)}: retention {_retention(info)}"
     if info.replica_count > 1:
         text += f", replicas {_replicas(info)}"

@@ -149,6 +149,10 @@ class AsyncClient:
         """Return the range servers, and what the open ranges of all streams lack."""
         return await self._run(calls.describe_cluster(self._context))
 
+    async def explain_missing(self, replica_count: int) -> str | None:
+        """Return why a stream gets fewer replicas than these now, and the remedy; None if not."""
+        return await self._run(calls.explain_missing(self._context, replica_count))
+
     async def drain_servers(self, server_ids: Sequence[int], *, is_cancelled: bool = False) -> None:
         """Let range servers get no ranges any more, and copy theirs to others; or cancel that.
 

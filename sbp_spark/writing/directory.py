@@ -5,11 +5,13 @@ Missing streams are created if that is wanted: those that options name before th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from sbp_core.client import Client, Dialect, SchemaVersion, newest_schemas
+from sbp_core.client import Client, Dialect, SchemaVersion, StreamInfo, newest_schemas
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -24,6 +26,8 @@ from sbp_spark.options.sink import Delivery, SinkOptions
 from sbp_spark.options.stream_selection import FoundStream, StreamRef, find_ids, parse_stream_ref
 from sbp_spark.options.targets import Creation
 from sbp_spark.reporting import listed
+
+_LOG: Final = logging.getLogger(__name__)
 
 ON_BAD_RECORD: Final = "option onBadRecord"
 """The option that names the stream of dead letters."""
@@ -227,14 +231,16 @@ class StreamDirectory:
 def create_missing(client: Client, refs: Iterable[StreamRef], creation: Creation) -> None:
     """Create the streams that are given by name; those that exist, or that others create, stay.
 
-    Raises SbpError.
+    Logs a warning if they get fewer replicas than they are to have. Raises SbpError.
     """
+    created: list[StreamInfo] = []
     for name in (ref.key for ref in refs):
         if isinstance(name, str):
-            try:
-                client.create_streams([creation.spec(name)])
-            except AlreadyExistsError:
-                continue
+            with suppress(AlreadyExistsError):
+                created += client.create_streams([creation.spec(name)])
+    missing = client.explain_missing(creation.replica_count) if created else None
+    if missing is not None:
+        _LOG.warning("streams %s: %s", listed([each.label for each in created]), missing)
 
 
 def find_targets(

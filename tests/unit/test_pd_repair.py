@@ -36,7 +36,7 @@ async def described(cluster):
     return answer
 
 
-def test_servers_are_described_with_their_ranges_and_what_they_reported(tmp_path):
+def test_servers_are_described_with_their_ranges_and_what_they_reported(tmp_path, caplog):
     async def test(cluster):
         addresses = ("h:1", "h:2")
         first, second = [await cluster.add_server(each, "east") for each in addresses]
@@ -45,6 +45,7 @@ def test_servers_are_described_with_their_ranges_and_what_they_reported(tmp_path
             Stream(replica_nums=3, ack_count=1),
             Stream(replica_nums=1),
         )
+        assert "replicas missing streams=1 first=2 wanted=3 range_servers=2: " in caplog.text
         await cluster.driver._store.run(lambda store: store.seal_ranges([SealedRange(3, 0, 7)]))
         await cluster.beat(first, "h:1", "east")
         load = ReportMetricsRequest(

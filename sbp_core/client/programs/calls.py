@@ -372,6 +372,31 @@ def describe_cluster(context: Context) -> Program[ClusterInfo]:
     return ClusterInfo(servers, last.lacking_range_cnt, last.missing_replica_cnt)
 
 
+def explain_missing(context: Context, replica_count: int) -> Program[str | None]:
+    """Return why a stream gets fewer replicas than these now, and the remedy; None if it does not.
+
+    None also if the placement driver does not tell which range servers there are.
+    """
+    if replica_count <= 1:
+        return None
+    try:
+        found = yield from describe_cluster(context)
+    except SbpError as error:
+        _LOG.debug("range servers not counted: %s", error)
+        return None
+    usable_count = sum(
+        each.is_live and not each.is_draining and each.disk_free_bytes != 0
+        for each in found.range_servers
+    )
+    if usable_count >= replica_count:
+        return None
+    return (
+        f"{replica_count} replicas are wanted, and only {usable_count} range servers can have them"
+        f" now: new records have fewer replicas until there are {replica_count}; start more range"
+        " servers"
+    )
+
+
 def drain_servers(
     context: Context, server_ids: Sequence[int], *, is_cancelled: bool
 ) -> Program[None]:

@@ -30,6 +30,7 @@ from sbp_core.pd.streams.stream_operations import (
     apply_accepted,
     check_stream_fields,
     checked_ack_count,
+    log_missing_replicas,
     no_stream,
 )
 from sbp_core.server.peers import Peers, server_addresses
@@ -58,12 +59,13 @@ def update_streams(
     placement = Placement(servers, store.primary_counts())
     planner = _ChangePlanner(before, placement)
     outcomes = apply_accepted(list(map(planner.plan, streams)), store.update_streams)
-    moved = [
-        each.stream_id
+    moved = {
+        each.stream_id: each
         for each in outcomes
         if isinstance(each, StreamRecord) and _copies(each) != _copies(before[each.stream_id])
-    ]
-    return list(map(_updated, streams, outcomes)), list(dict.fromkeys(moved))
+    }
+    log_missing_replicas(moved.values(), placement.server_count)
+    return list(map(_updated, streams, outcomes)), list(moved)
 
 
 class _ChangePlanner:

@@ -6,9 +6,10 @@ fails gets a status of its own, and does not affect the others.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.errors import (
@@ -44,6 +45,8 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.status import SUCCESS, shown, status_for
 
+_LOG: Final = logging.getLogger(__name__)
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -68,8 +71,22 @@ def create_streams(
         planned.append(_plan_stream(asked, placement, store.capacity, new_count))
         new_count += isinstance(planned[-1], NewStream)
     outcomes = apply_accepted(planned, lambda news: store.create_streams(news, created_at_ms))
+    log_missing_replicas(
+        [each[0] for each in outcomes if isinstance(each, tuple)], placement.server_count
+    )
     addresses = store.servers.addresses()
     return [_created(*each, addresses) for each in zip(streams, outcomes, strict=True)]
+
+
+def log_missing_replicas(streams: Iterable[StreamRecord], server_count: int) -> None:
+    """Log which streams get fewer replicas than they are to have, in one line."""
+    lacking = [each for each in streams if each.replica_count > server_count]
+    if lacking:
+        _LOG.warning(
+            "replicas missing streams=%d first=%d wanted=%d range_servers=%d: start more range"
+            " servers; streams then go on in a new range with all replicas",
+            *(len(lacking), lacking[0].stream_id, lacking[0].replica_count, server_count),
+        )
 
 
 def apply_accepted(
