@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Writer
 from sbp_core.client.programs import numbering
-from sbp_core.client.programs.appending import AppendKind, GradualAppend
+from sbp_core.client.programs.appending import AppendKind, GradualAppend, append
 from sbp_core.client.programs.calls import Context
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import ConnectError, ConnectionLostError, SbpError, StatusCode
@@ -70,14 +70,18 @@ class Server(AppendWorld):
         return StatusCode.NONE
 
 
-@given(st.data(), st.lists(st.lists(st.sampled_from(STREAMS), max_size=5), max_size=5))
-def test_each_batch_is_appended_once_and_in_order(data, appends) -> None:
-    server, router = Server(data.draw), Router()
+def make_context() -> Context:
+    router = Router()
     for stream_id in STREAMS:
         router.learn(stream_id, [RangeInfo(stream_id, 0, 0, None, 0, ("a:1",))])
     router.forget = lambda stream_id: None  # type: ignore[method-assign]
     policy = RetryPolicy(budget_ms=30, backoff_ms=10, backoff_ms_max=10)
-    context = Context(PlacementDrivers("pd:1"), router, policy, Random(1), 1000)
+    return Context(PlacementDrivers("pd:1"), router, policy, Random(1), 1000)
+
+
+@given(st.data(), st.lists(st.lists(st.sampled_from(STREAMS), max_size=5), max_size=5))
+def test_each_batch_is_appended_once_and_in_order(data, appends) -> None:
+    server, context = Server(data.draw), make_context()
     items = [AppendItem(each, bytes([each, at])) for at, each in enumerate(chain(*appends))]
     given_items = iter(items)
     groups = iter([[next(given_items) for _ in group] for group in appends])
@@ -100,3 +104,27 @@ def test_each_batch_is_appended_once_and_in_order(data, appends) -> None:
     for stream_id, log in server.logs.items():
         sent = [item.batch for item in items if item.stream_id == stream_id]
         assert log == (sent[: len(log)] if failure else sent)
+
+
+ITEMS = st.builds(AppendItem, st.sampled_from(STREAMS), st.sampled_from([b"x", b"y"]))
+
+
+@given(st.data(), st.lists(st.lists(ITEMS, max_size=5), max_size=5))
+def test_an_append_that_failed_is_repeated_as_a_whole(data, calls) -> None:
+    """Also where batches are alike: only the call after one that failed is its repeat."""
+    server, context = Server(data.draw), make_context()
+    kind = AppendKind(writer=Writer())
+    done: list[AppendItem] = []
+    for call in calls:
+        for _ in range(5):
+            try:
+                outcomes = server.run(append(context, call, kind))
+            except SbpError:
+                continue
+            break
+        else:
+            return
+        done += call
+        assert [each.stream_id for each in outcomes] == [each.stream_id for each in call]
+        for stream_id, log in server.logs.items():
+            assert log == [each.batch for each in done if each.stream_id == stream_id]

@@ -8,7 +8,7 @@ from core_cluster import rows_batch
 from scripted_peer import placed, ranges, reset
 
 from sbp_core import limits
-from sbp_core.client import AppendItem, RangeInfo, Transaction, TxnPart, Writer
+from sbp_core.client import AppendItem, AppendOutcome, RangeInfo, Transaction, TxnPart, Writer
 from sbp_core.client.programs.router import Router
 from sbp_core.errors import (
     ConfigurationError,
@@ -222,7 +222,7 @@ def test_a_number_that_a_range_refused_is_not_lost() -> None:
     staging = transaction._begin()
     staging.add(items(b"a", b"b", b"c", b"d"))
     assert [staging.marks(index, PIECE).sequence for index in range(3)] == [0, 1, 2]
-    staging.on_appended(0)
+    staging.on_appended(0, AppendOutcome(1, -1, 7))
     staging.on_refused(1, RangeSealedError(SEALED, ""))
     assert staging.marks(1, PIECE).sequence == 1
     assert staging.marks(2, PIECE).sequence == 2, "its outcome is unknown"

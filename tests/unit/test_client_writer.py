@@ -12,6 +12,7 @@ from sbp_core.errors import (
     ConfigurationError,
     ConnectionLostError,
     Outcome,
+    SbpError,
     StatusCode,
     StatusError,
     UnsupportedError,
@@ -41,6 +42,7 @@ def numbers(server):
     ]
 
 
+APPENDED = AppendOutcome(1, 0, 7)
 PIECE = RangeInfo(1, 0, 0, None, 0, ("127.0.0.1:1",))
 
 
@@ -121,6 +123,41 @@ def test_a_refused_batch_leaves_its_number_to_the_next_one(make, server) -> None
     assert numbers(server)[-1] == [("me", 1)]
 
 
+@pytest.mark.parametrize("first_of_two", [StatusCode.INVALID_REQUEST, None])
+def test_a_failed_append_is_made_again_as_a_whole(make, server, peers, first_of_two) -> None:
+    """What it appended is not appended again: in another stream, or before what failed."""
+    other = peers()
+    other.script(Opcode.HEARTBEAT, *server._scripts[Opcode.HEARTBEAT])
+    lost = reset if first_of_two is None else append_handler(n0=first_of_two)
+    other.script(Opcode.APPEND, append_handler(), lost, append_handler())
+    pieces = placed(1, 0, 0, -1, server.endpoint), placed(2, 0, 0, -1, other.endpoint)
+    server.script(Opcode.LIST_RANGES, ranges(*pieces))
+    writer = Writer("me")
+    driver = make(server.endpoint, retry=NO_RETRY)
+    kept = limits.WRITER_BATCHES_KEPT
+    first, *rest = [AppendItem(2, b"%d" % each) for each in range(kept + 1)]
+    call = [*items(b"a"), first, *rest, *items(b"b")]
+    with pytest.raises(SbpError, match=f"{kept + 2} of {kept + 3} batches were appended"):
+        driver.do("append", call, writer=writer)
+    made = driver.do("append", call, writer=writer)
+    assert [each.base_offset for each in made if each.stream_id == 1] == [100, 101]
+    assert numbers(server) == [[("me", 0), ("me", 1)]]
+    assert numbers(other)[1:] == [[("me", kept)]] * 2
+    driver.do("append", call, writer=writer)
+    assert numbers(server)[1:] == [[("me", 2), ("me", 3)]], "the same again is new"
+
+
+def test_a_failed_append_is_repeated_by_the_next_one_only(make, server) -> None:
+    server.script(Opcode.APPEND, append_handler(n1=StatusCode.INVALID_REQUEST), append_handler())
+    writer = Writer("me")
+    driver = make(server.endpoint)
+    with pytest.raises(SbpError, match="item 1 of 2"):
+        driver.do("append", items(b"a", b"b"), writer=writer)
+    driver.do("append", items(b"x"), writer=writer)
+    driver.do("append", items(b"a", b"b"), writer=writer)
+    assert numbers(server)[1:] == [[("me", 1)], [("me", 2), ("me", 3)]]
+
+
 def test_a_gap_is_for_the_caller(make, server) -> None:
     server.script(Opcode.APPEND, append_handler(n0=StatusCode.WRITER_GAP))
     with pytest.raises(WriterGapError) as caught:
@@ -142,7 +179,7 @@ def test_a_writer_does_one_thing_at_a_time() -> None:
     with pytest.raises(ConfigurationError, match="one append at a time"):
         writer._begin()
     first.add(items(b"a"))
-    first.on_appended(0)
+    first.on_appended(0, APPENDED)
     first.end((), is_complete=True)
     second = writer._begin()
     second.add(items(b"b"))
@@ -167,8 +204,8 @@ def test_batches_after_one_in_doubt_are_in_doubt_too() -> None:
     writer = Writer()
     first = writer._begin()
     first.add(items(b"a", b"b", b"c", b"d"))
-    first.on_appended(0)
-    first.on_appended(2)
+    first.on_appended(0, APPENDED)
+    first.on_appended(2, APPENDED)
     first.end({1}, is_complete=False)
     second = writer._begin()
     with pytest.raises(ConfigurationError, match="in doubt"):

@@ -182,7 +182,12 @@ class AppendState:
         for index, item in enumerate(items, start=self._count):
             _check_item(index, item)
         self._uncertain.update(self._numbering.add(items))
+        known = self._numbering.known if not self._count else {}
+        self.outcomes |= known
+        self.appended_count += len(known)
         for index, item in enumerate(items, start=self._count):
+            if index in known:
+                continue
             self._batches[index] = _Batch(item, self._positions[item.stream_id])
             self._by_stream.setdefault(item.stream_id, deque()).append(index)
             self._positions[item.stream_id] += 1
@@ -348,11 +353,11 @@ class AppendState:
         batch = self._batches[index]
         batch.is_appended = True
         stream_id = batch.item.stream_id
-        self._numbering.on_appended(index)
+        time_ms = append_time_ms(result.stream_append_time_ms, self._context.router.dialect)
+        outcome = self.outcomes[index] = AppendOutcome(stream_id, result.base_offset, time_ms)
+        self._numbering.on_appended(index, outcome)
         self._uncertain.discard(index)
         self.appended_count += 1
-        time_ms = append_time_ms(result.stream_append_time_ms, self._context.router.dialect)
-        self.outcomes[index] = AppendOutcome(stream_id, result.base_offset, time_ms)
         self._last_applied[stream_id] = max(index, self._last_applied.get(stream_id, -1))
         ordered = self._by_stream[stream_id]
         while ordered and self._batches[ordered[0]].is_appended:

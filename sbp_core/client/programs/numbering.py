@@ -10,13 +10,13 @@ import sys
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.client.programs.router import Router
-from sbp_core.client.types import AppendItem, RangeInfo, TxnPart
+from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo, TxnPart
 from sbp_core.errors import (
     ConfigurationError,
     NotFoundError,
@@ -50,6 +50,8 @@ class Numbering:
     feature: FeatureName | None = None
     is_ordered = False
     stream_batches_max = sys.maxsize
+    known: Mapping[int, AppendOutcome] = {}
+    """Batches that an earlier append appended, of which this one is the repeat."""
 
     def add(self, items: Sequence[AppendItem]) -> Collection[int]:
         """Accept the next batches; return the indexes of those that may be appended already.
@@ -72,7 +74,7 @@ class Numbering:
         """Return the marks of a batch that is sent to a range now."""
         return UNMARKED
 
-    def on_appended(self, index: int) -> None:
+    def on_appended(self, index: int, outcome: AppendOutcome) -> None:
         """Record that a server has a batch."""
 
     def on_refused(self, index: int, error: SbpError) -> None:
@@ -92,10 +94,10 @@ class Writer:
 
     It numbers the batches of each stream from 0, and servers append each number once (SPEC
     "APPEND", extension). So an append of unknown outcome is retried. If an append raised an error,
-    the next one to the same stream has to begin with the batches that are in doubt, or raises
-    ConfigurationError. Batches of that call that were appended are not in doubt: appending them
-    again appends them twice. To know which to repeat, append one batch in a call, or use
-    `Client.appender`, which has them in `unacknowledged`.
+    make the same call again, as the next one: it appends what the first one did not. With other
+    batches it has to begin, in each stream, with those that are in doubt, or raises
+    ConfigurationError; what was appended is appended again. An appender that raised an error has
+    the batches to go on with in `unacknowledged`.
 
     One append at a time, with any client. Without `writer_id` the writer gets a new id; use an id
     in one process only, and never again: numbers begin at 0. Raises ConfigurationError for an id
@@ -110,6 +112,7 @@ class Writer:
                 f" {limits.WRITER_ID_LENGTH_MAX} letters, digits, '.', '_' or '-'"
             )
         self._streams: dict[int, _Stream] = {}
+        self._failed = _FailedCall()
         self._at_work = threading.Lock()
 
     def _begin(self) -> Numbering:
@@ -117,7 +120,20 @@ class Writer:
             raise ConfigurationError(
                 f"writer {self.writer_id} is at work: one append at a time, or another writer"
             )
-        return _WriterNumbering(self.writer_id, self._streams, self._at_work)
+        return _WriterNumbering(self.writer_id, self._streams, self._failed, self._at_work)
+
+
+@dataclass(slots=True)
+class _FailedCall:
+    """The batches of the last append, if it failed, and what it appended.
+
+    Its repeat is the next append of the same batches, all of them. Other appends may have equal
+    batches that are new ones.
+    """
+
+    items: Sequence[AppendItem] = ()
+    outcomes: Mapping[int, AppendOutcome] = field(default_factory=dict)
+    """By index: batches whose numbers are used. Those behind one in doubt keep theirs."""
 
 
 @dataclass(slots=True)
@@ -176,11 +192,20 @@ class _WriterNumbering(Numbering):
     stream_batches_max = limits.WRITER_BATCHES_KEPT
 
     def __init__(
-        self, writer_id: str, streams: dict[int, _Stream], at_work: threading.Lock
+        self,
+        writer_id: str,
+        streams: dict[int, _Stream],
+        failed: _FailedCall,
+        at_work: threading.Lock,
     ) -> None:
         self._writer_id = writer_id
         self._all_streams = streams
+        self._failed = failed
         self._at_work = at_work
+        self._only_items: Sequence[AppendItem] = ()
+        """The batches, if they were given all at once."""
+        self._appended: dict[int, tuple[_Stream, int, AppendOutcome]] = {}
+        """Those of them that this append appended."""
         self._count = 0
         self._streams: dict[int, _Stream] = {}
         """Those that this append is for."""
@@ -192,9 +217,18 @@ class _WriterNumbering(Numbering):
 
         Raises ConfigurationError if others are in doubt.
         """
-        self._check_doubted(items)
+        known: Mapping[int, AppendOutcome] = {}
+        if not self._count and list(items) == list(self._failed.items):
+            known = self._failed.outcomes
+        self._check_doubted([item for index, item in enumerate(items) if index not in known])
+        self.known = known
+        self._failed.items, self._failed.outcomes = (), {}
+        self._only_items = () if self._count else items
+        self._appended.clear()
         doubted = []
         for index, item in enumerate(items, self._count):
+            if index in known:
+                continue
             stream = self._streams[item.stream_id]
             sequence = stream.give(item.batch)
             self._numbers[index] = stream, sequence
@@ -207,10 +241,12 @@ class _WriterNumbering(Numbering):
         """Return the writer's id and number."""
         return Marks(self._writer_id, self._numbers[index][1])
 
-    def on_appended(self, index: int) -> None:
+    def on_appended(self, index: int, outcome: AppendOutcome) -> None:
         """Go on in the stream."""
         stream, sequence = self._numbers.pop(index)
         stream.on_appended(sequence)
+        if self._only_items:
+            self._appended[index] = stream, sequence, outcome
 
     def end(self, in_doubt: Collection[int], *, is_complete: bool) -> None:
         """Leave in doubt what is; all else was surely not appended."""
@@ -220,6 +256,13 @@ class _WriterNumbering(Numbering):
             doubted.setdefault(id(stream), set()).add(sequence)
         for stream in self._streams.values():
             stream.end(doubted.get(id(stream), set()))
+        if self._only_items and not is_complete:
+            self._failed.items = self._only_items
+            self._failed.outcomes = {**self.known} | {
+                index: outcome
+                for index, (stream, sequence, outcome) in self._appended.items()
+                if sequence < stream.first
+            }
         self._at_work.release()
 
     def _check_doubted(self, items: Sequence[AppendItem]) -> None:
@@ -397,7 +440,7 @@ class _Staging(Numbering):
         _, sequence = self._numbers[index]
         return Marks(None, sequence, self._txn_id)
 
-    def on_appended(self, index: int) -> None:
+    def on_appended(self, index: int, outcome: AppendOutcome) -> None:
         """Count what is staged now."""
         key, _ = self._numbers.pop(index)
         self._staged.on_staged(key, self._record_counts[index])
