@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sbp_core import limits
+from sbp_core.access.identity import Identity
 from sbp_core.errors import InvalidRequestError, PermissionDeniedError
 from sbp_core.wire.headers import ClientRole, HeartbeatRequest, HeartbeatResponse, Status
 from sbp_core.wire.status import shown
@@ -44,9 +45,11 @@ def proof_of(secret: str, challenge: bytes) -> str:
 class Standing:
     """The proven identity of the peer of a connection; nothing at first.
 
+    `identity` is whom a certificate or token names, if the server asks for identities.
     `server_ids` are those of range servers, at a placement driver: one, unless servers share it.
     """
 
+    identity: Identity | None = None
     is_placement_driver: bool = False
     server_ids: set[int] = field(default_factory=set)
     challenge: bytes = field(

@@ -1,0 +1,1 @@
+"""Who asks, and what that identity may do: identities, tokens, rights."""
