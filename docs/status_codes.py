@@ -30,6 +30,8 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.NO_NEW_RECORD: f"range {IN_THE_DIALECT}: FETCH finds nothing, or its one frame is"
     " full",
     StatusCode.BAD_REQUEST: f"{IN_THE_DIALECT}. Means INVALID_REQUEST",
+    StatusCode.UNAUTHENTICATED: "both servers, if they want identities: a request on a connection"
+    " without one, or after its end; HEARTBEAT with a token that is not acceptable",
     StatusCode.PERMISSION_DENIED: "a range server: END_TXN, SEAL_RANGE and APPEND of a copy of a"
     " transaction from a peer that has not proven to be the placement driver, and HEARTBEAT as the"
     " placement driver without that proof (`detail` is the challenge); the placement driver:"

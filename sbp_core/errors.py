@@ -17,6 +17,7 @@ SbpError
 |   +-- RefusedError            nothing was done
 |   |   +-- InvalidRequestError
 |   |   +-- UnsupportedError
+|   |   +-- UnauthenticatedError
 |   |   +-- PermissionDeniedError
 |   |   +-- NotFoundError
 |   |   +-- AlreadyExistsError
@@ -64,6 +65,7 @@ class StatusCode(enum.IntEnum):
     OK = 1200
     NO_NEW_RECORD = 1204
     BAD_REQUEST = 1400
+    UNAUTHENTICATED = 1401
     PERMISSION_DENIED = 1403
     NOT_FOUND = 1404
     REQUEST_TIMEOUT = 1408
@@ -273,6 +275,12 @@ class UnsupportedError(RefusedError):
         StatusCode.UNSUPPORTED_OPERATION,
         StatusCode.UNKNOWN_OPERATION,
     )
+
+
+class UnauthenticatedError(RefusedError):
+    """The server does not know whom the client is: it needs a certificate or token, or another."""
+
+    codes = (StatusCode.UNAUTHENTICATED,)
 
 
 class PermissionDeniedError(RefusedError):

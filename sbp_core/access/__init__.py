@@ -1,1 +1,1 @@
-"""Who asks, and what that identity may do: identities, tokens, rights."""
+"""Identities, the tokens that prove them, and rights."""

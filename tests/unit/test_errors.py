@@ -48,6 +48,7 @@ from sbp_core.errors import (
     TxnAbortedError,
     TxnEndedError,
     TxnIncompleteError,
+    UnauthenticatedError,
     UnsupportedError,
     WriterGapError,
     WriterRepeatError,
@@ -67,6 +68,7 @@ CODES = {  # code: exception, retriable, refreshes_placement, outcome
     StatusCode.PD_NOT_LEADER: (NotLeaderError, AGAIN, False, NO),
     StatusCode.NO_NEW_RECORD: (StatusError, False, False, MAYBE),  # FETCH takes it for an answer
     StatusCode.BAD_REQUEST: (InvalidRequestError, False, False, NO),
+    StatusCode.UNAUTHENTICATED: (UnauthenticatedError, False, False, NO),
     StatusCode.PERMISSION_DENIED: (PermissionDeniedError, False, False, NO),
     StatusCode.NOT_FOUND: (NotFoundError, False, False, NO),
     StatusCode.REQUEST_TIMEOUT: (RequestTimeoutError, AGAIN, False, MAYBE),
