@@ -46,6 +46,10 @@ EXAMPLES: Final = {
     "key_file": "/etc/sbp/server.key",
     "ca_file": "/etc/sbp/ca.pem",
     "client_ca_file": "/etc/sbp/clients.pem",
+    "jwks_file": "/etc/sbp/jwks.json",
+    "jwks_url": "https://id.example.org/jwks.json",
+    "issuer": "https://id.example.org",
+    "audience": "sbp",
     "ready_file": "sbp-ready.json",
     "file": "/var/log/sbp/audit.jsonl",
     "data_dir": "/var/lib/sbp",
@@ -297,7 +301,8 @@ def shown_default(setting: Field[Any]) -> str:
     """Return the default of a setting as a page shows it."""
     if setting.default is MISSING:
         return "required"
-    return "not set" if setting.default is None else f"`{setting.default}`".replace("True", "true")
+    default = json.dumps(setting.default) if isinstance(setting.default, tuple) else setting.default
+    return "not set" if default is None else f"`{default}`".replace("True", "true")
 
 
 def setting_lines(key: str, setting: Field[Any]) -> Iterator[str]:

@@ -43,6 +43,8 @@ from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.regular_files import DIRECTORY_MODE, open_private
 from sbp_core.server.settings import (
+    ListenerSettings,
+    check_auth,
     check_settings,
     check_tls,
     integer_setting,
@@ -67,12 +69,19 @@ def _setting_of(part: type, name: str) -> Any:
     return field(default=own.default, metadata={**own.metadata, "part": part, "name": name})
 
 
+_SHARED: Final = (
+    *("host", "insecure", "advertise_host", "connections_per_address_max", "dialect"),
+    *(each.name for each in fields(ListenerSettings) if "section" in each.metadata),
+)
+"""Settings that are the same for all parts: among them those of TLS and of identities."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """How a placement driver and range servers run in one process.
 
     Everything is stored below `data_dir`, each part in a folder of its own. All parts listen on
-    `host`, `insecure` or not, speak `dialect`, have the same files of TLS, and take
+    `host`, `insecure` or not, speak `dialect`, have the same TLS and identities, and take
     `connections_per_address_max`. The range servers take consecutive ports from
     `range_server_port` on, or free ones when that is 0;
     likewise they advertise consecutive ports. Raises ConfigurationError when a value cannot work.
@@ -102,6 +111,12 @@ class ClusterSettings:
     tls_key_file: Path | None = _setting_of(PlacementDriverSettings, "tls_key_file")
     tls_ca_file: Path | None = _setting_of(PlacementDriverSettings, "tls_ca_file")
     tls_client_ca_file: Path | None = _setting_of(PlacementDriverSettings, "tls_client_ca_file")
+    auth_admins: tuple[str, ...] = _setting_of(PlacementDriverSettings, "auth_admins")
+    auth_servers: tuple[str, ...] = _setting_of(PlacementDriverSettings, "auth_servers")
+    auth_jwks_file: Path | None = _setting_of(PlacementDriverSettings, "auth_jwks_file")
+    auth_jwks_url: str | None = _setting_of(PlacementDriverSettings, "auth_jwks_url")
+    auth_issuer: str | None = _setting_of(PlacementDriverSettings, "auth_issuer")
+    auth_audience: str | None = _setting_of(PlacementDriverSettings, "auth_audience")
     pd_port: int = _setting_of(PlacementDriverSettings, "port")
     pd_advertise_port: int = _setting_of(PlacementDriverSettings, "advertise_port")
     heartbeat_timeout_ms: int = _setting_of(PlacementDriverSettings, "heartbeat_timeout_ms")
@@ -131,6 +146,7 @@ class ClusterSettings:
     def __post_init__(self) -> None:
         check_settings(self)
         check_tls(self)
+        check_auth(self)
         if self.heartbeat_timeout_ms < 3 * self.heartbeat_interval_ms:
             raise ConfigurationError(
                 f"heartbeat_timeout_ms {self.heartbeat_timeout_ms} is too short for a"
@@ -161,15 +177,7 @@ class ClusterSettings:
         return RangeServerSettings(
             data_dir=self.data_dir / f"range-server-{index}",
             placement_driver=placement_driver,
-            host=self.host,
-            insecure=self.insecure,
-            advertise_host=self.advertise_host,
-            connections_per_address_max=self.connections_per_address_max,
-            dialect=self.dialect,
-            tls_cert_file=self.tls_cert_file,
-            tls_key_file=self.tls_key_file,
-            tls_ca_file=self.tls_ca_file,
-            tls_client_ca_file=self.tls_client_ca_file,
+            **{name: getattr(self, name) for name in _SHARED},
             **settings,
         )
 

@@ -116,6 +116,8 @@ class RangeServerProcess:
         words = ["range-server", "--until-stdin-closes", "--log-level", self._log_level]
         words += ["--config", str(config), "--data-dir", str(self._settings.data_dir)]
         words += tls_options(self._settings.tls)
+        if self._settings.auth_jwks_file is not None:
+            words += ["--auth-jwks-file", str(self._settings.auth_jwks_file)]
         if self._audit_file is not None:
             words += ["--audit-file", str(self._audit_file)]
         return await asyncio.create_subprocess_exec(
@@ -174,13 +176,15 @@ def _toml(settings: RangeServerSettings) -> str:
 
     Paths are options, as they may have bytes that are no UTF-8.
     """
-    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
-    lines = [
-        f"{key} = {json.dumps(value)}"
-        for key, value in values.items()
-        if value is not None and not isinstance(value, Path)
-    ]
-    return "\n".join(["[range_server]", *lines, ""])
+    sections: dict[str, list[str]] = {"range_server": [], "auth": []}
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if value is not None and not isinstance(value, Path):
+            key = each.metadata.get("key", each.name)
+            section = sections[each.metadata.get("section", "range_server")]
+            section.append(f"{key} = {json.dumps(value)}")
+    lines = [line for name, each in sections.items() for line in (f"[{name}]", *each)]
+    return "\n".join([*lines, ""])
 
 
 async def _wait_until_unlocked(data_dir: Path) -> None:

@@ -271,7 +271,12 @@ class Channel:
     @property
     def has_peer_certificate(self) -> bool:
         """Whether the peer has shown a certificate, which was verified."""
-        return self.is_open and bool(self._object.getpeercert(binary_form=True))
+        return self.peer_certificate is not None
+
+    @property
+    def peer_certificate(self) -> bytes | None:
+        """The certificate that the peer has shown, in DER, which was verified; None without one."""
+        return (self._object.getpeercert(binary_form=True) or None) if self.is_open else None
 
     @property
     def pending_bytes(self) -> int:

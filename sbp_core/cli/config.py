@@ -21,7 +21,13 @@ from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.regular_files import read_regular
 from sbp_core.server.settings import check_settings, choice_setting, setting
 
-_NOUNS: Final = {int: "an integer", bool: "true or false", str: "a string"}
+_NOUNS: Final = {
+    int: "an integer",
+    bool: "true or false",
+    str: "a string",
+    list: "a list of strings",
+    tuple: "a list of strings",
+}
 """The types that values may have, as messages name them."""
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -150,6 +156,7 @@ def _of_cluster() -> Configuration[ClusterSettings]:
     sections: dict[str, dict[str, Field[Any]]] = {
         "serve": {},
         "tls": {},
+        "auth": {},
         "placement_driver": {},
         "range_server": {},
     }
@@ -169,7 +176,7 @@ def _of_server(command: str, servers: type[S]) -> Configuration[S]:
     of_process = [
         each for each in fields(ServeSettings) if each.name not in {"servers", _AUDIT_FILE.name}
     ]
-    sections: dict[str, dict[str, Field[Any]]] = {_SECTION_OF[servers]: {}, "tls": {}}
+    sections: dict[str, dict[str, Field[Any]]] = {_SECTION_OF[servers]: {}, "tls": {}, "auth": {}}
     for each in (*fields(servers), *of_process):
         section = each.metadata.get("section", _SECTION_OF[servers])
         sections[section][each.metadata.get("key", each.name)] = each
@@ -194,7 +201,8 @@ def _read_section(
             faults.append(f"unknown key {_quoted(key)} in [{section}]{_nearest(key, known)}")
             continue
         noun = _NOUNS.get(type(known[key].default), "a string")
-        if _NOUNS.get(type(value)) != noun:
+        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if _NOUNS.get(type(value)) != noun or (isinstance(value, list) and not is_list):
             faults.append(f"{key} in [{section}] is {reprlib.repr(value)}, expected {noun}")
             continue
         try:
@@ -205,6 +213,8 @@ def _read_section(
 
 
 def _converted(known: Field[Any], value: Any) -> Any:
+    if isinstance(known.default, tuple):
+        return tuple(value)
     return Path(parse_path(value)) if str(known.type).startswith("Path") else value
 
 

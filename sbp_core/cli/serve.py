@@ -14,7 +14,7 @@ from sbp_core.cli.serving import (
     add_insecure,
     add_process_options,
     add_record_bytes_max,
-    add_tls_options,
+    add_security_options,
 )
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ def add_serve(parser: ArgumentParser) -> None:
     """Declare `sbp serve`."""
     parser.description = (
         "Run a placement driver and range servers, durable in one folder, until SIGTERM or Ctrl-C;"
-        " SIGHUP reads the files of TLS and opens the audit file again. One range server runs in"
-        " this process. Several run"
-        " in a process each: when one of them ends, all end, and none survives this process."
+        " SIGHUP reads the files of TLS and of keys, and opens the audit file again. One range"
+        " server runs in this process. Several run in a process each: when one of them ends, all"
+        " end, and none survives this process."
         " Options win over the configuration file, and that over the defaults."
     )
     add = parser.add_argument
@@ -56,7 +56,7 @@ def add_serve(parser: ArgumentParser) -> None:
         "--range-servers", type=parse_integer, metavar="N", help="range servers to run (default: 1)"
     )
     add_record_bytes_max(parser)
-    add_tls_options(parser)
+    add_security_options(parser)
     add_process_options(parser, "conf/server.toml")
     parser.set_defaults(run=SERVE.run)
 

@@ -13,7 +13,7 @@ from sbp_core.cli.serving import (
     add_insecure,
     add_process_options,
     add_record_bytes_max,
-    add_tls_options,
+    add_security_options,
 )
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def add_pd(parser: ArgumentParser) -> None:
     """Declare `sbp pd` and its actions."""
     parser.description = (
-        "Run one placement driver until SIGTERM or Ctrl-C; SIGHUP reads the files of TLS and opens"
-        " the audit file again."
+        "Run one placement driver until SIGTERM or Ctrl-C; SIGHUP reads the files of TLS and of"
+        " keys, and opens the audit file again."
         " Its metadata are in its data folder, or in the database of --store. Options win over the"
         " configuration file, and that over the defaults. The actions are for a placement driver"
         " that is stopped."
@@ -42,7 +42,7 @@ def add_pd(parser: ArgumentParser) -> None:
         help="metadata in postgresql://USER@HOST:PORT/DATABASE, which several placement drivers may"
         " share, or sqlite:///DIRECTORY/metadata.sqlite (default: SQLite in the data folder)",
     )
-    add_tls_options(parser)
+    add_security_options(parser)
     add_process_options(parser, "conf/pd.toml")
     parser.set_defaults(run=PD.run)
     actions = Actions(parser, is_required=False)
@@ -76,8 +76,8 @@ def add_pd(parser: ArgumentParser) -> None:
 def add_range_server(parser: ArgumentParser) -> None:
     """Declare `sbp range-server`."""
     parser.description = (
-        "Run one range server until SIGTERM or Ctrl-C; SIGHUP reads the files of TLS and opens the"
-        " audit file again. It"
+        "Run one range server until SIGTERM or Ctrl-C; SIGHUP reads the files of TLS and of keys,"
+        " and opens the audit file again. It"
         " registers with the placement driver that leads, and waits for it if there is none."
         " Options win over the configuration file, and that over the defaults."
     )
@@ -95,7 +95,7 @@ def add_range_server(parser: ArgumentParser) -> None:
         " range are placed on different ones",
     )
     add_record_bytes_max(parser)
-    add_tls_options(parser)
+    add_security_options(parser)
     add_process_options(parser, "conf/range-server.toml")
     parser.set_defaults(run=RANGE_SERVER.run)
 

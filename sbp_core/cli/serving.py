@@ -45,6 +45,20 @@ _TLS_OPTIONS: Final = {
     "--tls-ca": "authorities of the certificates of the cluster's servers",
     "--tls-client-ca": "authorities of the certificates that clients then have to show",
 }
+_AUTH_OPTIONS: Final = {
+    "--auth-admin": (
+        "SUBJECT",
+        "administrator; with it every request needs an identity; repeatable",
+    ),
+    "--auth-server": (
+        "SUBJECT",
+        "server of the cluster (default: the subject of --tls-cert); repeatable",
+    ),
+    "--auth-jwks-file": ("PATH", "public keys of the issuer of tokens, a JSON Web Key Set"),
+    "--auth-jwks-url": ("URL", "https URL of these keys instead"),
+    "--auth-issuer": ("TEXT", "issuer that tokens have to name"),
+    "--auth-audience": ("TEXT", "audience that tokens have to name"),
+}
 _GARBAGE_OBJECTS: Final = 10_000
 """New objects after which the young generation is collected; Python's default is 700."""
 
@@ -124,8 +138,8 @@ def add_insecure(parser: ArgumentParser) -> None:
     )
 
 
-def add_tls_options(parser: ArgumentParser) -> None:
-    """Declare the files of TLS of a command that runs servers."""
+def add_security_options(parser: ArgumentParser) -> None:
+    """Declare the files of TLS, and the identities, of a command that runs servers."""
     add = parser.add_argument
     for option, help_text in _TLS_OPTIONS.items():
         add(
@@ -135,6 +149,13 @@ def add_tls_options(parser: ArgumentParser) -> None:
             metavar="PATH",
             help=help_text,
         )
+    for option, (metavar, help_text) in _AUTH_OPTIONS.items():
+        dest = option.removeprefix("--").replace("-", "_")
+        if metavar == "SUBJECT":
+            add(option, dest=f"{dest}s", action="append", metavar=metavar, help=help_text)
+        else:
+            kind = parse_path if metavar == "PATH" else str
+            add(option, dest=dest, type=kind, metavar=metavar, help=help_text)
 
 
 def add_process_options(parser: ArgumentParser, conf: str) -> None:
@@ -212,16 +233,19 @@ def _closing(audit_file: AuditFile | None) -> Iterator[None]:
 
 
 def _watch_hangups(audit_file: AuditFile | None) -> None:
-    """Read the files of TLS, and open the audit file, again at SIGHUP.
+    """Read the files of TLS, the keys of tokens, and open the audit file, again at SIGHUP.
 
     It is blocked in all other threads, so it never ends the server.
     """
-    from sbp_core.tls import reload_all
+    from sbp_core import tls
 
     def watch() -> None:
         while True:
             signal.sigwait({signal.SIGHUP})
-            done = ["files of TLS read again"] if reload_all() else []
+            done = ["files of TLS read again"] if tls.reload_all() else []
+            tokens = sys.modules.get("sbp_core.access.tokens")  # loaded where tokens are accepted
+            if tokens is not None and tokens.reload_all():
+                done.append("keys of tokens read again")
             if audit_file is not None:
                 audit_file.reopen()
                 done.append("audit file opened again")

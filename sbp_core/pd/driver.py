@@ -138,6 +138,7 @@ class PlacementDriver:
                 connections_per_address_max=settings.connections_per_address_max,
                 in_flight_bytes_max=limits.DRIVER_IN_FLIGHT_BYTES_MAX,
                 tls=settings.tls_contexts(),
+                gate=settings.gate(),
             )
             started.push_async_callback(listener.drain)
             started.push_async_callback(handlers.rest)  # else `drain` waits for these calls

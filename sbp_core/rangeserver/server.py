@@ -241,6 +241,7 @@ class RangeServer:
             in_flight_bytes_max=settings.sizes.server_in_flight_bytes,
             sizes=settings.sizes,
             tls=settings.tls_contexts(),
+            gate=settings.gate(),
         )
 
     def _open_log(self) -> Log:

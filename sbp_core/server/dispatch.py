@@ -17,7 +17,6 @@ from sbp_core import limits
 from sbp_core.errors import (
     FrameError,
     HeaderError,
-    PermissionDeniedError,
     RequestTimeoutError,
     SbpError,
     StatusCode,
@@ -26,8 +25,8 @@ from sbp_core.errors import (
 )
 from sbp_core.server.audit import MANAGEMENT, AuditedCall
 from sbp_core.server.budget import Held, memory_bytes
+from sbp_core.server.gate import Gate, Identified
 from sbp_core.server.runtime import Clock
-from sbp_core.server.trust import Standing
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import Agreement
 from sbp_core.wire.checksum import Buffer
@@ -52,20 +51,10 @@ _NOTHING: Final = Payload()
 
 _CLUSTER_ROLES: Final = frozenset({ClientRole.RANGE_SERVER, ClientRole.PD})
 """The heartbeats of servers keep their connections, those of clients say nothing."""
-_BY_SERVERS: Final = frozenset(
-    {
-        *(Opcode.ALLOCATE_ID, Opcode.REPORT_METRICS),
-        *(Opcode.END_TXN, Opcode.READ_ENTRIES, Opcode.REPLICATE, Opcode.SYNC_RANGES),
-    }
-)
-"""Requests of the servers of a cluster to each other, which no client makes."""
 
 
-class Responder(Protocol):
+class Responder(Identified, Protocol):
     """The connection of a request; all but `send_now` wait while the peer does not read."""
-
-    standing: Standing
-    """The role that the peer has proven."""
 
     @property
     def agreement(self) -> Agreement:
@@ -74,10 +63,6 @@ class Responder(Protocol):
     @property
     def is_from_this_host(self) -> bool:
         """Whether the peer connected from an address of this machine."""
-
-    @property
-    def may_be_server(self) -> bool:
-        """Whether the peer may be a server of the cluster."""
 
     def negotiate(self, offered: Sequence[Feature]) -> tuple[Agreement, tuple[Feature, ...]]:
         """Return what to agree on, and how to answer an offer."""
@@ -135,10 +120,12 @@ class ServerCall:
         speech: Speech,
         clock: Clock,
         *,
+        gate: Gate,
         peer_name: str,
         received_at: float,
         held: Held | None = None,
     ) -> None:
+        self._gate = gate
         self._audited: AuditedCall | None = None
         if operation in MANAGEMENT:
             peer_address = peer_name.partition(", ")[0]
@@ -186,7 +173,7 @@ class ServerCall:
         if self._audited is not None:
             self._audited.decoded(header)
         if isinstance(header, HeartbeatRequest) and header.client_role in _CLUSTER_ROLES:
-            check_may_be_server(self.peer, self.opcode)
+            self._gate.check_is_server(self.peer, self.opcode, self._clock.wall_ms())
         timeout_ms = getattr(header, "timeout_ms", 0)
         if self.agreement.has_deadline and timeout_ms > 0:
             self.give_up_at = self._received_at + timeout_ms / 1000
@@ -282,11 +269,26 @@ class ServerCall:
         """Answer a HEARTBEAT, and agree on the features that it offers, if the dialect has any.
 
         That is done at once if the peer has room, so that it holds for the request that came right
-        behind; else return what does it. Features of the `response` are accepted by the handler
-        itself. Raises StatusError when the answer is too large.
+        behind; else return what does it. A token that it offers gives the connection an identity,
+        or the answer says why not. Features of the `response` are accepted by the handler itself.
+        Raises StatusError when the answer is too large.
         """
         if request.client_role in _CLUSTER_ROLES:
             self.peer.note_use()
+        if self._gate.wants_keys(request, self._clock.wall_ms()):
+            return partial(self._greet_with_keys, request, response)
+        return self._greet(request, response)
+
+    async def _greet_with_keys(
+        self, request: HeartbeatRequest, response: HeartbeatResponse
+    ) -> None:
+        await self._gate.fetch_keys()
+        rest = self._greet(request, response)
+        if rest is not None:
+            await rest()
+
+    def _greet(self, request: HeartbeatRequest, response: HeartbeatResponse) -> Rest | None:
+        response = self._gate.greet(self.peer, request, response, self._clock.wall_ms())
         if self._speech.is_foreign:
             return partial(self.respond, replace(response, features=()))
         agreement, features = self.peer.negotiate(request.features)
@@ -358,15 +360,6 @@ class PromptHandler(ABC):
 Handler = AsyncHandler | PromptHandler
 
 
-def check_may_be_server(peer: Responder, operation: Opcode) -> None:
-    """Raise PermissionDeniedError if a peer asks as a server, and has shown no certificate."""
-    if not peer.may_be_server:
-        raise PermissionDeniedError.of(
-            f"{operation.name} of a server needs a connection with a certificate: set cert_file and"
-            " key_file in [tls] of that server, of an authority that is in ca_file of this one"
-        )
-
-
 def _late() -> RequestTimeoutError:
     return RequestTimeoutError.of("not done within the timeout_ms of the request")
 
@@ -374,8 +367,16 @@ def _late() -> RequestTimeoutError:
 class Dispatcher:
     """Serves requests by opcode. Whatever a handler raises becomes a system error frame."""
 
-    def __init__(self, handlers: Mapping[Opcode, Handler], *, speech: Speech, clock: Clock) -> None:
+    def __init__(
+        self,
+        handlers: Mapping[Opcode, Handler],
+        *,
+        speech: Speech,
+        clock: Clock,
+        gate: Gate | None = None,
+    ) -> None:
         self.speech = speech
+        self._gate = gate or Gate()
         self._handlers = handlers
         self._clock = clock
 
@@ -398,11 +399,13 @@ class Dispatcher:
             responder,
             self.speech,
             self._clock,
+            gate=self._gate,
             peer_name=peer_name,
             received_at=received_at,
             held=held,
         )
         try:
+            self._gate.check(responder, operation, self._clock.wall_ms())
             handler = self._handlers.get(operation)
             if handler is None:
                 remedy = ""
@@ -412,8 +415,6 @@ class Dispatcher:
                     StatusCode.UNSUPPORTED_OPERATION,
                     f"{operation.name} is not served by a {self.speech.role}{remedy}",
                 )
-            if operation in _BY_SERVERS:
-                check_may_be_server(responder, operation)
             if not isinstance(handler, PromptHandler):
                 return call.finish(partial(handler, call))
             rest = handler.begin(call)

@@ -22,6 +22,7 @@ from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.server.accepting import Acceptor, Admission, is_spare, local_reserve, owner_of
 from sbp_core.server.budget import Budget
 from sbp_core.server.dispatch import Dispatcher, Handler
+from sbp_core.server.gate import Gate
 from sbp_core.server.outgoing import Unread
 from sbp_core.server.peer import Peer
 from sbp_core.server.runtime import Clock, Turns
@@ -45,7 +46,7 @@ class Listener:
     """A TCP listener that serves requests with the given handlers, as `speech` has it.
 
     `sizes` bound frames, and what one connection holds; `in_flight_bytes_max` is for all of them.
-    With `tls` it speaks nothing else.
+    With `tls` it speaks nothing else; `gate` identifies peers.
     """
 
     def __init__(
@@ -59,9 +60,11 @@ class Listener:
         in_flight_bytes_max: int = limits.SERVER_IN_FLIGHT_BYTES_MAX,
         sizes: RecordSizes = DEFAULT,
         tls: Contexts | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self._tls = tls
-        self._dispatcher = Dispatcher(handlers, speech=speech, clock=clock)
+        self._gate = gate or Gate()
+        self._dispatcher = Dispatcher(handlers, speech=speech, clock=clock, gate=self._gate)
         self._speech = speech
         self._clock = clock
         self._idle_seconds = idle_connection_ms / 1000
@@ -100,6 +103,7 @@ class Listener:
         Raises ConfigurationError when the address cannot be listened on, or other machines can
         reach it, and none of them may.
         """
+        await self._gate.fetch_keys()
         acceptor = Acceptor(self._on_accepted)
         try:
             bound_port = await acceptor.start(host, port, exposure)

@@ -145,6 +145,11 @@ class Peer(asyncio.BufferedProtocol):
         """Whether the peer may be a server of the cluster: with TLS these show a certificate."""
         return self._tls is None or self._tls.channel.has_peer_certificate
 
+    @property
+    def certificate(self) -> bytes | None:
+        """The certificate that the peer has shown, in DER, which was verified; None without one."""
+        return None if self._tls is None else self._tls.channel.peer_certificate
+
     def negotiate(self, offered: Sequence[Feature]) -> tuple[Agreement, tuple[Feature, ...]]:
         """Return what to agree on and how to answer an offer.
 

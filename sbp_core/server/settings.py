@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from sbp_core import limits
+from sbp_core.access.identity import subject_of_certificate
 from sbp_core.client.types import parse_endpoint
 from sbp_core.errors import ConfigurationError
+from sbp_core.server.gate import Gate
 from sbp_core.sockets import is_loopback
 from sbp_core.tls import Contexts, ServerTls, Tls, ready
 from sbp_core.wire.dialect import Dialect, parse_dialect
@@ -51,6 +53,12 @@ def tls_setting(key: str, doc: str) -> Any:
     return field(default=None, metadata=metadata)
 
 
+def auth_setting(key: str, doc: str, limit: str, *, default: Any = None) -> Any:
+    """Declare a setting of identities, which is `key` in [auth] of a configuration file."""
+    metadata = {"doc": doc, "unit": "", "limit": limit, "section": "auth", "key": key}
+    return field(default=default, metadata=metadata)
+
+
 def port_setting(default: int | Any = MISSING) -> Any:
     """Declare the port that a server listens on."""
     doc = "TCP port to listen on; 0 lets the system pick one."
@@ -77,6 +85,7 @@ class Exposure(Enum):
 
     NOBODY = "nobody"
     CERTIFIED = "clients with a certificate"
+    IDENTIFIED = "clients with an identity"
     ANYBODY = "anybody"
 
 
@@ -143,9 +152,45 @@ class ListenerSettings:
         " none.",
     )
 
+    auth_admins: tuple[str, ...] = auth_setting(
+        "admins",
+        "Subjects of the administrators; with it every request needs an identity: a certificate of"
+        " an authority in [tls], or a token.",
+        "subjects of certificates, such as CN=alice,O=Acme, or of tokens",
+        default=(),
+    )
+    auth_servers: tuple[str, ...] = auth_setting(
+        "servers",
+        "Subjects of the certificates of the cluster's servers; when empty, that of the server's"
+        " own certificate as it is at the start.",
+        "subjects of certificates",
+        default=(),
+    )
+    auth_jwks_file: Path | None = auth_setting(
+        "jwks_file",
+        "Public keys of the issuer of tokens; the file is read again when it changes. Without it"
+        " and jwks_url no tokens are accepted.",
+        "a JSON Web Key Set",
+    )
+    auth_jwks_url: str | None = auth_setting(
+        "jwks_url",
+        "URL of these keys instead: they are fetched at the start, every ten minutes while tokens"
+        " come, and for an unknown key once a minute at most.",
+        "a URL of https",
+    )
+    auth_issuer: str | None = auth_setting(
+        "issuer", "Issuer that tokens have to name (iss).", "a text; needed for tokens"
+    )
+    auth_audience: str | None = auth_setting(
+        "audience",
+        "Audience that tokens have to name (aud).",
+        "a text, such as the name of the cluster; needed for tokens",
+    )
+
     def __post_init__(self) -> None:
         check_settings(self)
         check_tls(self)
+        check_auth(self)
         parse_dialect(self.dialect)
         if not isinstance(self.data_dir, Path):
             raise ConfigurationError(f"data_dir: expected a path, got {self.data_dir!r}")
@@ -164,6 +209,8 @@ class ListenerSettings:
     @property
     def exposure(self) -> Exposure:
         """The clients that may connect from other machines."""
+        if self.auth_admins:
+            return Exposure.IDENTIFIED
         if self.tls_client_ca_file is not None:
             return Exposure.CERTIFIED
         return Exposure.ANYBODY if self.insecure else Exposure.NOBODY
@@ -185,6 +232,22 @@ class ListenerSettings:
         """Read the files. Raises ConfigurationError if they cannot be used."""
         return None if self.tls is None else ready(self.tls)
 
+    def gate(self) -> Gate:
+        """Return what identifies peers. Raises ConfigurationError if its files cannot be used."""
+        if not self.auth_admins:
+            return Gate()
+        servers = self.auth_servers
+        if not servers:
+            assert self.tls_cert_file is not None
+            servers = (_own_subject(self.tls_cert_file),)
+        tokens = None
+        if self.auth_issuer is not None and self.auth_audience is not None:
+            from sbp_core.access.tokens import ready as tokens_of
+
+            keys = (self.auth_jwks_file, self.auth_jwks_url)
+            tokens = tokens_of(*keys, self.auth_issuer, self.auth_audience)
+        return Gate(frozenset(self.auth_admins), frozenset(servers), tokens)
+
     def public_endpoint(self, port: int) -> str:
         """Return the "host:port" that clients connect to, for a server that listens on `port`."""
         host = self.host if self.advertise_host is None else self.advertise_host
@@ -202,9 +265,10 @@ def check_reach(host: str, addresses: Iterable[str], exposure: Exposure) -> list
         raise ConfigurationError(
             f"host: {host}{shown} can be reached from other machines, and clients are not"
             " authenticated: each could read, write and delete everything; set host to a loopback"
-            " address such as 127.0.0.1; or let clients show certificates (client_ca_file in [tls],"
-            " --tls-client-ca); or, if all machines that reach it are trusted, allow it with"
-            " --insecure (insecure = true in the file)"
+            " address such as 127.0.0.1; or ask for identities ([auth], --auth-admin); or let"
+            " clients show certificates (client_ca_file in [tls], --tls-client-ca); or, if all"
+            " machines that reach it are trusted, allow it with --insecure (insecure = true in the"
+            " file)"
         )
     return exposed
 
@@ -228,6 +292,50 @@ def check_tls(settings: Any) -> None:
             f"TLS: {', '.join(given)} is set without {' and '.join(missing)}: set cert_file,"
             " key_file and ca_file in [tls] (--tls-cert, --tls-key, --tls-ca), or none of them"
         )
+
+
+def check_auth(settings: Any) -> None:
+    """Raise ConfigurationError if the settings of identities do not belong together."""
+    names = ("admins", "servers", "jwks_file", "jwks_url", "issuer", "audience")
+    values = {each: getattr(settings, f"auth_{each}") for each in names}
+    given = [name for name, value in values.items() if value]
+    for name in ("admins", "servers"):
+        if not all(isinstance(each, str) and each for each in values[name]):
+            raise ConfigurationError(f"{name} in [auth]: expected subjects, got {values[name]!r}")
+    if given and not values["admins"]:
+        raise ConfigurationError(
+            f"{', '.join(given)} in [auth] without admins: name the administrators (--auth-admin),"
+            " as nobody else could give rights"
+        )
+    if given and settings.tls_cert_file is None:
+        raise ConfigurationError(
+            "[auth] needs TLS, as certificates and tokens must not travel in plain text: set"
+            " cert_file, key_file and ca_file in [tls] (--tls-cert, --tls-key, --tls-ca)"
+        )
+    keys = [each for each in given if each.startswith("jwks")]
+    if len(keys) > 1:
+        raise ConfigurationError("[auth] has jwks_file and jwks_url: give one of them")
+    of_tokens = [each for each in (*keys, "issuer", "audience") if each in given]
+    if of_tokens and not (keys and values["issuer"] and values["audience"]):
+        raise ConfigurationError(
+            f"[auth] has {', '.join(of_tokens)}, and tokens need all of jwks_file or jwks_url,"
+            " issuer and audience: set the others too, or none of them"
+        )
+
+
+def _own_subject(cert_file: Path) -> str:
+    try:
+        subject = subject_of_certificate(cert_file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"TLS: the certificate in {cert_file} cannot be read; give one in PEM"
+        ) from error
+    if not subject:
+        raise ConfigurationError(
+            f"[auth] servers is not set, and the certificate in {cert_file} has no subject: use one"
+            " that has, as others of the same authority could be clients"
+        )
+    return subject
 
 
 def is_wildcard(host: str) -> bool:

@@ -45,11 +45,13 @@ def proof_of(secret: str, challenge: bytes) -> str:
 class Standing:
     """The proven identity of the peer of a connection; nothing at first.
 
-    `identity` is whom a certificate or token names, if the server asks for identities.
+    `identity` is whom a certificate or token names, if the server asks for identities; it may have
+    ended.
     `server_ids` are those of range servers, at a placement driver: one, unless servers share it.
     """
 
     identity: Identity | None = None
+    is_certificate_read: bool = False
     is_placement_driver: bool = False
     server_ids: set[int] = field(default_factory=set)
     challenge: bytes = field(

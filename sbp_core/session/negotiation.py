@@ -16,6 +16,8 @@ first frame after that arrived.
     transactions      -                           -
     schemas           -                           -
     replication       versions, a byte each       the highest of them that it knows
+    identity          the token                   u64, big-endian: when the identity
+                                                  ends, in ms since the epoch
     record-bytes      u32, big-endian: the        u32, big-endian: the largest
                       largest record it reads     record that it accepts
 """
@@ -35,6 +37,7 @@ from sbp_core.record_sizes import DEFAULT, LARGEST, RecordSizes
 from sbp_core.wire.headers import Feature
 
 _CONNECTION_ID: Final = struct.Struct(">Q")
+_IDENTITY_END: Final = struct.Struct(">Q")
 _RECORD_BYTES: Final = struct.Struct(">I")
 _CODEC: Final = b"zstd"
 REPLICATION_VERSIONS: Final = b"\x01"
@@ -63,6 +66,7 @@ class FeatureName(enum.StrEnum):
     TRANSACTIONS = "transactions"
     SCHEMAS = "schemas"
     REPLICATION = "replication"
+    IDENTITY = "identity"
     RECORD_BYTES = "record-bytes"
 
 
@@ -141,6 +145,30 @@ RECORD_BYTES_OFFER: Final = Feature(
     FeatureName.RECORD_BYTES, _RECORD_BYTES.pack(LARGEST.record_bytes)
 )
 """States the largest record that a client reads, and asks for the largest that a server accepts."""
+
+
+def identity_offer(token: bytes) -> Feature:
+    """Return what offers a client's token, which is a secret: never log or store it."""
+    return Feature(FeatureName.IDENTITY, token)
+
+
+def identity_answer(end_ms: int) -> Feature:
+    """Return the answer of a server that accepts a token: when the identity ends."""
+    return Feature(FeatureName.IDENTITY, _IDENTITY_END.pack(end_ms))
+
+
+def maybe_token(offered: Iterable[Feature]) -> bytes | None:
+    """Return the token that a client offers, None if it offers none."""
+    found = (each.data for each in offered if each.name == FeatureName.IDENTITY)
+    return next(found, None)
+
+
+def maybe_identity_end(answered: Iterable[Feature]) -> int | None:
+    """Return when an identity ends, in ms since the epoch; None if the server accepted no token."""
+    data = maybe_token(answered)
+    if data is None or len(data) != _IDENTITY_END.size:
+        return None
+    return int(*_IDENTITY_END.unpack(data))
 
 
 def offer(wishes: Wishes) -> tuple[Feature, ...]:

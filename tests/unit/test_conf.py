@@ -31,6 +31,8 @@ SET_BY_THE_CLUSTER = {
     *("data_dir", "host", "insecure", "advertise_host", "connections_per_address_max", "dialect"),
     *("placement_driver", "name", "store", "rack"),
     *("tls_cert_file", "tls_key_file", "tls_ca_file", "tls_client_ca_file"),
+    *("auth_admins", "auth_servers", "auth_jwks_file", "auth_jwks_url"),
+    *("auth_issuer", "auth_audience"),
 }
 commands = pytest.mark.parametrize("command", CONFIGURATIONS)
 
@@ -42,6 +44,12 @@ def text_of(command: str) -> str:
 def with_every_key_set(command: str) -> str:
     """The file with the keys that have no default put into force."""
     return re.sub(r"^# (\w+ = )", r"\1", text_of(command), flags=re.MULTILINE)
+
+
+def with_keys_that_agree(command: str) -> str:
+    """The same with administrators, and one place of the keys of tokens."""
+    text = with_every_key_set(command).replace("admins = []", 'admins = ["alice"]')
+    return re.sub("^jwks_url = ", "# jwks_url = ", text, flags=re.MULTILINE)
 
 
 def comment_above(command: str, section: str, key: str) -> str:
@@ -70,7 +78,10 @@ def test_values_in_force_are_the_defaults(command):
             key: str(setting.default) if isinstance(setting.default, Path) else setting.default
             for key, setting in keys.items()
         }
-        assert written == {key: None if each is MISSING else each for key, each in defaults.items()}
+        assert written == {
+            key: None if each is MISSING else list(each) if isinstance(each, tuple) else each
+            for key, each in defaults.items()
+        }
 
 
 @pytest.mark.parametrize(("command", "section", "key"), KEYS)
@@ -92,8 +103,10 @@ def test_the_file_loads_also_with_every_key_set(command, tmp_path):
     path.write_text(with_every_key_set(command), encoding="utf-8")
     names = {each.name for each in (*fields(configuration.servers), *fields(ServeSettings))}
     assert configuration.read_file(path).keys() == names - {"servers"}
+    path.write_text(with_keys_that_agree(command), encoding="utf-8")
     settings = configuration.load(parse(command, "--config", str(path)))
     assert settings.servers.advertise_host == "log.example.org"
+    assert settings.servers.auth_admins == ("alice",)
 
 
 @pytest.mark.parametrize("part", [PlacementDriverSettings, RangeServerSettings])
