@@ -141,6 +141,7 @@ Commands that ask a placement driver have these:
 | `--tls-ca PATH` | connect with TLS, to servers of these authorities (default: $SBP_TLS_CA) |
 | `--tls-cert PATH` | certificate to show, for servers that want one (default: $SBP_TLS_CERT) |
 | `--tls-key PATH` | key of the certificate (default: $SBP_TLS_KEY) |
+| `--token-file PATH` | token to send, else $SBP_TOKEN (default: $SBP_TOKEN_FILE) |
 | `--json` | print JSON, one object per line |
 """
 
@@ -272,7 +273,7 @@ def command_section(command: Command) -> Iterator[str]:
 
 def cli_document() -> str:
     """Return the page of the command line."""
-    for name in ("SBP_ENDPOINT", "SBP_TLS_CA", "SBP_TLS_CERT", "SBP_TLS_KEY"):
+    for name in ("SBP_ENDPOINT", "SBP_TLS_CA", "SBP_TLS_CERT", "SBP_TLS_KEY", "SBP_TOKEN_FILE"):
         os.environ.pop(name, None)  # the page shows what is used without them
     lines = [NOTICE, CLI_INTRODUCTION]
     for command in (*COMMANDS, Command(*CHECKPOINT)):

@@ -57,6 +57,7 @@ def client_for(servers: Servers, patience: Patience) -> Client:
                 connecting=Connecting(
                     timeout_ms=_CONNECT_TIMEOUT_MS,
                     tls=servers.tls,
+                    credentials=servers.credentials,
                     wishes=Wishes(servers.is_compressed, servers.isolation_class),
                 ),
                 retry=RetryPolicy(budget_ms=patience.value),

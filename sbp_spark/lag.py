@@ -21,7 +21,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from sbp_core.client import Tls, parse_endpoint, parse_endpoints
+from sbp_core.client import Credentials, Tls, parse_endpoint, parse_endpoints
 from sbp_core.errors import SbpError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.endpoints import Endpoint, Servers
@@ -54,18 +54,23 @@ class StreamLag:
 
 
 def lag(
-    progress: Mapping[str, Any], endpoint: str | None = None, *, tls: Tls | None = None
+    progress: Mapping[str, Any],
+    endpoint: str | None = None,
+    *,
+    tls: Tls | None = None,
+    credentials: Credentials | None = None,
 ) -> list[StreamLag]:
     """Return how far a query is behind in each stream of its sbp sources.
 
     `progress` is a StreamingQueryProgress, such as `query.lastProgress`, or its parsed JSON.
     Without an `endpoint` (the placement driver's) it alone is looked at: then there are no names,
     sizes and ages, and what came since the micro-batch began is not counted. With `tls` the servers
-    are asked over TLS. Raises SbpError when the placement driver does not answer.
+    are asked over TLS, with the token that `credentials` name. Raises SbpError when the placement
+    driver does not answer.
     """
     sources = _sources(progress)
     if endpoint is not None and sources:
-        meter = _Meter(endpoint, tls)
+        meter = _Meter(endpoint, tls, credentials)
         sources = [meter.measure(each) for each in sources]
     return [each for source in sources for each in source]
 
@@ -85,9 +90,10 @@ class LagListener(StreamingQueryListener):
         on_lag: Callable[[Mapping[str, Any], Sequence[StreamLag]], None] | None = None,
         *,
         tls: Tls | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._on_lag = on_lag or log_lag
-        self._meter = None if endpoint is None else _Meter(endpoint, tls)
+        self._meter = None if endpoint is None else _Meter(endpoint, tls, credentials)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
         """Do nothing."""
@@ -134,9 +140,9 @@ def _over_all(combine: Callable[[Sequence[int]], int], values: Sequence[int | No
 class _Meter:
     """Asks a cluster how far its streams are beyond what a query has read."""
 
-    def __init__(self, endpoint: str, tls: Tls | None) -> None:
+    def __init__(self, endpoint: str, tls: Tls | None, credentials: Credentials | None) -> None:
         given = tuple(Endpoint(*parse_endpoint(each)) for each in parse_endpoints(endpoint))
-        servers = Servers(given, tls=tls)
+        servers = Servers(given, tls=tls, credentials=credentials)
         self._client = client_for(servers, Patience.STARTING)
         self._sizes = RecordSizeEstimates(self._client)
 

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.cli.output import write_result
 from sbp_core.cli.parsing import add_client_options
-from sbp_core.client import Client, Connecting, RetryPolicy, StreamInfo, Tls
+from sbp_core.client import Client, Connecting, Credentials, RetryPolicy, StreamInfo, Tls
 from sbp_core.errors import ConfigurationError
 
 PROMPT: Final = RetryPolicy(budget_ms=limits.CONNECT_TIMEOUT_MS)
 """For a question of an interactive user: fails after seconds."""
 PATIENT: Final = RetryPolicy()
 """For a transfer: survives a restart of the server."""
+_TOKEN_VARIABLE: Final = "SBP_TOKEN"  # noqa: S105 - the name of the variable
 
 
 def connect(options: Namespace, retry: RetryPolicy = PROMPT) -> Client:
     """Return a client of the cluster at --endpoint. Raises SbpError without an answer."""
     files = (options.tls_ca, options.tls_cert, options.tls_key)
-    tls = Tls(*files) if any(files) else None
-    client = Client(options.endpoint, connecting=Connecting(tls=tls), retry=retry)
+    connecting = Connecting(
+        tls=Tls(*files) if any(files) else None, credentials=_maybe_credentials(options.token_file)
+    )
+    client = Client(options.endpoint, connecting=connecting, retry=retry)
     try:
         client.ping()
     except BaseException:
         client.close()
         raise
     return client
+
+
+def _maybe_credentials(token_file: str | None) -> Credentials | None:
+    if token_file is not None:
+        return Credentials(token_file)
+    return Credentials(token_env=_TOKEN_VARIABLE) if os.environ.get(_TOKEN_VARIABLE) else None
 
 
 def parse_stream(text: str) -> int | str:

@@ -23,6 +23,7 @@ _TLS_OPTIONS: Final = {
     "--tls-ca": ("SBP_TLS_CA", "connect with TLS, to servers of these authorities"),
     "--tls-cert": ("SBP_TLS_CERT", "certificate to show, for servers that want one"),
     "--tls-key": ("SBP_TLS_KEY", "key of the certificate"),
+    "--token-file": ("SBP_TOKEN_FILE", "token to send, else $SBP_TOKEN"),
 }
 """By option of a client: the variable that it can be set by, and what it is."""
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -68,7 +69,7 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tls_client_options(parser: argparse.ArgumentParser) -> None:
-    """Add the files of TLS of a subcommand that connects to servers."""
+    """Add the files of TLS and of the token of a subcommand that connects to servers."""
     for option, (variable, about) in _TLS_OPTIONS.items():
         parser.add_argument(
             option,

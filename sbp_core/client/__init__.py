@@ -1,5 +1,6 @@
 """The client: blocking and asyncio, over programs that are written once."""
 
+from sbp_core.access.credentials import Credentials
 from sbp_core.client.aio import AsyncClient
 from sbp_core.client.blocking import Client, newest_schemas
 from sbp_core.client.programs.appending import Appender, AsyncAppender
@@ -59,6 +60,7 @@ __all__ = [
     "Client",
     "ClusterInfo",
     "Connecting",
+    "Credentials",
     "CursorInfo",
     "Dialect",
     "FetchItem",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from sbp_core import limits
+from sbp_core.access.credentials import Credentials
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.session.negotiation import NO_WISHES, Wishes
@@ -468,14 +469,23 @@ def _wrong(text: str) -> ConfigurationError:
 class Connecting:
     """How connections are made: the timeout, the features to ask for, and a callback for timings.
 
-    With `tls` servers have to speak TLS, without it they must not. `on_timing` is called with each
-    call that was answered, in whichever thread noticed it; it must return at once.
+    With `tls` servers have to speak TLS, without it they must not. `credentials` name the token
+    that says who the client is, to servers that want to know; it goes over TLS only. `on_timing` is
+    called with each call that was answered, in whichever thread noticed it; it must return at once.
     """
 
     timeout_ms: int = limits.CONNECT_TIMEOUT_MS
     wishes: Wishes = NO_WISHES
     on_timing: OnTiming | None = None
     tls: Tls | None = None
+    credentials: Credentials | None = None
+
+    def __post_init__(self) -> None:
+        if self.credentials is not None and self.tls is None:
+            raise ConfigurationError(
+                f"a token ({self.credentials}) is sent over TLS only: name the authorities of the"
+                " servers too (ca_file of Tls, --tls-ca, or the option tlsCaFile)"
+            )
 
     @property
     def all_wishes(self) -> Wishes:

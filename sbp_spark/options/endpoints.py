@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from sbp_core.client import Tls
+from sbp_core.client import Credentials, Tls
 from sbp_core.limits import ISOLATION_CLASS_LENGTH_MAX, PLACEMENT_DRIVERS_MAX
 from sbp_spark.options.declaring import (
     FLAG,
@@ -103,10 +103,20 @@ def _read_endpoints(reader: OptionReader) -> tuple[Endpoint, ...]:
 def _parse_file(given: Given) -> str | None:
     if "\0" not in given.text:
         return given.text
-    given.refuse(f"is {shown(given.text)}", "the path of a file in PEM", "correct it")
+    given.refuse(f"is {shown(given.text)}", "the path of a file", "correct it")
     return None
 
 
+def _parse_variable(given: Given) -> str | None:
+    if _VARIABLE.fullmatch(given.text):
+        return given.text
+    given.refuse(  # without the value, which may be the token itself
+        "is no name", "the name of an environment variable, such as SBP_TOKEN", "correct it"
+    )
+    return None
+
+
+_VARIABLE: Final = re.compile("[A-Za-z_][A-Za-z0-9_]{0,127}")
 _FILE: Final = Kind(_parse_file)
 _TLS_CA: Final = option("tlsCaFile", _FILE, None, unset="none").doc(
     "File with the authorities of the servers' certificates, in PEM: connect with TLS. The driver"
@@ -130,6 +140,34 @@ def _read_tls(reader: OptionReader) -> Tls | None:
             return None
     files = (ca_file, cert_file, key_file)
     return Tls(*files) if any(files) and (cert_file is None) == (key_file is None) else None
+
+
+_TOKEN_FILE: Final = option("tokenFile", _FILE, None, unset="none").doc(
+    "File with the token that says who the client is, to servers that want to know. The driver and"
+    " the tasks open the path themselves, on their own machines, again before the token ends: so"
+    " replace the file before that. Needs tlsCaFile."
+)
+_TOKEN_ENV: Final = option("tokenEnv", Kind(_parse_variable), None, unset="none").doc(
+    "Name of an environment variable of the driver and the workers with the token instead."
+)
+_SECURITY: Final = (*_TLS_FILES, _TOKEN_FILE, _TOKEN_ENV)
+
+
+def _read_credentials(reader: OptionReader) -> Credentials | None:
+    """Return where the token is; None to connect without one."""
+    token_file, token_env = map(reader.value, (_TOKEN_FILE, _TOKEN_ENV))
+    if token_file is None and token_env is None:
+        return None
+    name = _TOKEN_ENV.name if token_file is None else _TOKEN_FILE.name
+    if token_file is not None and token_env is not None:
+        reader.add_fault(_TOKEN_ENV.name, "is given beside tokenFile", "one of them", "drop it")
+    elif not reader.is_given(_TLS_CA.name):
+        reader.add_fault(
+            _TLS_CA.name, "is missing", f"a file, as {name} is sent over TLS only", "add it"
+        )
+    else:
+        return Credentials(token_file, token_env)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +204,17 @@ class Servers:
     )
 
     tls: Tls | None = field(default=None, metadata=reads(_read_tls, *_TLS_FILES))
+    credentials: Credentials | None = field(
+        default=None, metadata=reads(_read_credentials, _TOKEN_FILE, _TOKEN_ENV)
+    )
 
     def __str__(self) -> str:
         return ",".join(map(str, self.endpoints))
 
 
 def _read_servers(reader: OptionReader) -> Servers:
-    return Servers(_read_endpoints(reader), tls=_read_tls(reader))
+    endpoints = _read_endpoints(reader)
+    return Servers(endpoints, tls=_read_tls(reader), credentials=_read_credentials(reader))
 
 
 class CatalogTable(Enum):
@@ -187,13 +229,13 @@ class CatalogTable(Enum):
 class CatalogOptions:
     """Which table of which cluster is read."""
 
-    servers: Servers = field(metadata=reads(_read_servers, _ENDPOINT, *_TLS_FILES))
+    servers: Servers = field(metadata=reads(_read_servers, _ENDPOINT, *_SECURITY))
     table: CatalogTable = option(
         "table", word(CatalogTable), CatalogTable.STREAMS, unset="none"
     ).field(
         "Instead of records, what the placement driver knows: `streams`, `ranges` or `cursors` (of"
         " consumer groups); a value is null if the range server that has it is down. In batch reads"
-        " only, and with no other options but endpoint and those of TLS."
+        " only, and with no other options but endpoint, those of TLS and those of the token."
     )
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import logging
+import traceback
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,17 @@ from certificates import Authority
 from identities import AUDIENCE, ISSUER, Issuer
 
 from sbp_core.access.identity import Identity, subject_of_certificate
-from sbp_core.client import AsyncClient, Connecting, RetryPolicy, StreamSpec
+from sbp_core.access.tokens import LEEWAY_MS
+from sbp_core.cli.main import main as sbp
+from sbp_core.client import (
+    AsyncClient,
+    Client,
+    Connecting,
+    Credentials,
+    FetchItem,
+    RetryPolicy,
+    StreamSpec,
+)
 from sbp_core.cluster import Cluster, ClusterSettings
 from sbp_core.errors import (
     ConfigurationError,
@@ -219,6 +231,191 @@ def test_servers_know_each_other_by_their_certificates(settings, authority, tmp_
                 (stream,) = await client.create_streams([StreamSpec("s", replica_count=3)])
                 bounds = await client.list_ranges([stream.stream_id])
                 assert len(bounds[stream.stream_id][0].servers) == 3
+
+    run(body())
+
+
+def identity_of_client(cluster):
+    """The identity of the only client of the placement driver, and its connection there."""
+    (peer,) = (
+        each
+        for each in cluster._placement_driver._listener._peers
+        if each.standing.identity is not None and not each.standing.identity.is_server
+    )
+    return peer.standing
+
+
+def identifying(client, endpoint):
+    return client._pool._connections.maybe_at(endpoint)._conversation._identifying
+
+
+def write_token(path, token):
+    path.write_bytes(token)
+    return Credentials(path)
+
+
+def test_a_client_sends_its_token_and_renews_the_identity(settings, authority, issuer, tmp_path):
+    path = tmp_path / "token"
+    credentials = write_token(path, issuer.token(seconds=100))
+
+    async def body():
+        async with served(settings) as cluster:
+            endpoint = cluster.endpoints.pd
+            async with connected(endpoint, authority.client(), credentials=credentials) as client:
+                await client.list_streams()
+                first = identity_of_client(cluster).identity
+                assert not identifying(client, endpoint).is_due
+                write_token(path, issuer.token(seconds=200))
+                identifying(client, endpoint)._due_at = 0.0
+                await client.list_streams()
+                await client.list_streams()
+                second = identity_of_client(cluster).identity
+                assert second.expires_at_ms > first.expires_at_ms
+                assert not identifying(client, endpoint).is_due
+
+    run(body())
+
+
+def test_calls_wait_for_the_renewal_of_an_identity_that_has_ended(
+    settings, authority, issuer, tmp_path
+):
+    credentials = write_token(tmp_path / "token", issuer.token())
+
+    async def body():
+        async with served(settings) as cluster:
+            endpoint = cluster.endpoints.pd
+            async with connected(endpoint, authority.client(), credentials=credentials) as client:
+                await client.list_streams()
+                identity_of_client(cluster).identity = Identity("etl", expires_at_ms=1)
+                identifying(client, endpoint)._ends_at = 0.0
+                await asyncio.gather(*(client.list_streams() for _ in range(3)))
+                assert identity_of_client(cluster).identity.expires_at_ms > 1
+
+    run(body())
+
+
+def test_a_renewal_that_fails_leaves_the_identity_and_is_repeated(
+    settings, authority, issuer, tmp_path, caplog
+):
+    path = tmp_path / "token"
+    credentials = write_token(path, issuer.token())
+
+    async def body():
+        async with served(settings) as cluster:
+            endpoint = cluster.endpoints.pd
+            async with connected(endpoint, authority.client(), credentials=credentials) as client:
+                await client.list_streams()
+                before = identity_of_client(cluster).identity
+                for content in (b"", issuer.token(seconds=-60), issuer.token("other")):
+                    path.write_bytes(content)
+                    identifying(client, endpoint)._due_at = 0.0
+                    await client.list_streams()
+                    await client.list_streams()
+                    assert identity_of_client(cluster).identity == before
+                assert caplog.text.count("identity not renewed") == 3
+                for content, error in (
+                    (b"", ConfigurationError),
+                    (issuer.token(seconds=-60), UnauthenticatedError),
+                ):
+                    path.write_bytes(content)
+                    identifying(client, endpoint)._ends_at = 0.0
+                    with pytest.raises(error):
+                        await client.list_streams()
+                path.write_bytes(issuer.token())
+                await client.list_streams()
+
+    run(body())
+
+
+def test_a_client_whose_clock_is_wrong_connects_again(settings, authority, issuer, tmp_path):
+    credentials = write_token(tmp_path / "token", issuer.token())
+
+    async def body():
+        async with served(settings) as cluster:
+            endpoint = cluster.endpoints.pd
+            async with connected(endpoint, authority.client(), credentials=credentials) as client:
+                await client.list_streams()
+                identity_of_client(cluster).identity = Identity("etl", expires_at_ms=1)
+                with pytest.raises(UnauthenticatedError, match="has ended"):
+                    await client.list_streams()
+                await client.list_streams()
+
+    run(body())
+
+
+def test_a_fetch_that_waits_is_answered_when_the_identity_ends(
+    settings, authority, issuer, tmp_path
+):
+    leeway = LEEWAY_MS / 1000
+    credentials = write_token(tmp_path / "token", issuer.token(seconds=2 - leeway))
+
+    async def body():
+        async with served(settings) as cluster:
+            admin = authority.client(authority.issue(common_name="alice"))
+            async with connected(cluster.endpoints.pd, admin) as client:
+                (stream,) = await client.create_streams([StreamSpec("waited-for")])
+            tls = authority.client()
+            async with connected(cluster.endpoints.pd, tls, credentials=credentials) as client:
+                item = FetchItem(stream.stream_id, 0, None, 1000)
+                async with asyncio.timeout(30):  # half of what it asks the server to wait
+                    found = [each async for each in client.fetch([item], max_wait_ms=60_000)]
+                assert not any(each.payload for each in found)
+
+    run(body())
+
+
+@pytest.mark.parametrize("make", [Client, AsyncClient])
+def test_no_log_and_no_error_has_the_token(settings, authority, issuer, tmp_path, caplog, make):
+    """Servers and clients log at every level; one token is accepted, and one is not."""
+    path, good, bad = tmp_path / "token", issuer.token(), issuer.token(seconds=-100)
+    connecting = Connecting(tls=authority.client(), credentials=Credentials(path))
+    caplog.set_level(logging.DEBUG)
+    shown = []
+
+    async def body():
+        async with served(settings) as cluster:
+            for token in (good, bad):
+                path.write_bytes(token)
+                client = make(cluster.endpoints.pd, connecting=connecting, retry=ONCE)
+                shown.append(repr(vars(client)))
+                try:
+                    if make is Client:
+                        await asyncio.to_thread(client.list_streams)
+                    else:
+                        await client.list_streams()
+                except UnauthenticatedError as error:
+                    shown.append("".join(traceback.format_exception(error)))
+                await asyncio.to_thread(client.close) if make is Client else await client.close()
+
+    run(body())
+    assert "has expired" in shown[-1]
+    everything = "".join([caplog.text, repr(connecting), *shown])
+    for secret in (good, bad):
+        for part in secret.decode().split("."):
+            assert part not in everything
+
+
+def test_a_token_is_not_sent_without_tls(tmp_path):
+    with pytest.raises(ConfigurationError, match="over TLS only"):
+        Connecting(credentials=Credentials(tmp_path / "token"))
+
+
+def test_the_command_sends_the_token(settings, authority, issuer, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "token"
+    write_token(path, issuer.token())
+
+    async def body():
+        async with served(settings) as cluster:
+            words = ["streams", "list", "--endpoint", cluster.endpoints.pd]
+            words += ["--tls-ca", str(authority.ca_file)]
+            assert await asyncio.to_thread(sbp, words) == 1
+            assert "needs an identity" in capsys.readouterr().err
+            assert await asyncio.to_thread(sbp, [*words, "--token-file", str(path)]) == 0
+            monkeypatch.setenv("SBP_TOKEN", issuer.token().decode())
+            assert await asyncio.to_thread(sbp, words) == 0
+            monkeypatch.setenv("SBP_TOKEN_FILE", str(tmp_path / "missing"))
+            assert await asyncio.to_thread(sbp, words) == 2
+            assert "token file" in capsys.readouterr().err
 
     run(body())
 

@@ -12,8 +12,8 @@ import pytest
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
 from sbp_core.client.io.aio_transport import AsyncRunner
+from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.io.blocking_transport import BlockingRunner
-from sbp_core.client.io.conversation import Ticket
 from sbp_core.client.programs.appending import AppendKind, append
 from sbp_core.client.programs.calls import Context
 from sbp_core.client.programs.router import PlacementDrivers, Router

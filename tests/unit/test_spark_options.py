@@ -5,7 +5,7 @@ import json
 import pytest
 from source_options import GOOD, faults, only_fault, source
 
-from sbp_core.client import Tls
+from sbp_core.client import Credentials, Tls
 from sbp_core.errors import ConfigurationError
 from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.options.read_positions import AtOffset, Earliest, Latest, Positions
@@ -283,6 +283,14 @@ def test_the_files_of_tls_are_paths_that_nothing_opens_here():
     assert source(tlsCaFile="no/ca.pem").servers.tls == Tls("no/ca.pem")
     files = {"tlsCaFile": "ca", "tlsCertFile": "cert", "tlsKeyFile": "key"}
     assert source(**files).servers.tls == Tls("ca", "cert", "key")
+    assert source(tlsCaFile="ca", tokenFile="t").servers.credentials == Credentials("t")
+    named = source(tlsCaFile="ca", tokenEnv="MY_TOKEN").servers.credentials
+    assert named == Credentials(token_env="MY_TOKEN")
+    assert "tlsCaFile is missing" in only_fault(tokenFile="t")
+    assert "beside tokenFile" in only_fault(tlsCaFile="ca", tokenFile="t", tokenEnv="T")
+    fault = only_fault(tlsCaFile="ca", tokenEnv="eyJh.s3cret.s3cret")
+    assert "tokenEnv" in fault
+    assert "s3cret" not in fault
     assert "tlsKeyFile is missing" in only_fault(tlsCaFile="ca", tlsCertFile="cert")
     assert "tlsCertFile is missing" in only_fault(tlsKeyFile="key")
 
@@ -364,6 +372,7 @@ def test_every_option_of_the_source_table_is_known():
         "tlsCaFile": "ca.pem",
         "tlsCertFile": "cert.pem",
         "tlsKeyFile": "key.pem",
+        "tokenFile": "token",
     }
     by_time = {
         **GOOD,
@@ -376,7 +385,7 @@ def test_every_option_of_the_source_table_is_known():
         "startingOffsetsByTimestamp": json.dumps({"orders": 1, "17": 2}),
         "endingOffsetsByTimestamp": json.dumps({"orders": 1, "17": 2}),
     }
-    others = {"streamsPattern", "path", "table"}
+    others = {"streamsPattern", "path", "table", "tokenEnv"}
     tried = options.keys() | by_time.keys() | by_times.keys()
     assert tried == {spec.name for spec in SOURCE_OPTIONS} - others
     assert source_of(options).starting.by_stream == {"orders": AtOffset(1), "17": AtOffset(2)}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sbp_core.client import Credentials
 from sbp_core.errors import ConfigurationError
 from sbp_core.limits import MIB
 from sbp_core.wire.txn_id import ONE_SHOT_PREFIX
@@ -70,6 +71,7 @@ def test_every_option_of_the_table_is_known():
         "tlsCaFile": "/etc/sbp/ca.pem",
         "tlsCertFile": "/etc/sbp/etl.pem",
         "tlsKeyFile": "/etc/sbp/etl.key",
+        "tokenEnv": "SBP_TOKEN",
     }
     options = sink(False, **given)
     assert options.targets == Targets((StreamRef("orders"),))
@@ -78,6 +80,8 @@ def test_every_option_of_the_table_is_known():
     assert options.delivery == DeliveryOptions(Delivery.EXACTLY_ONCE, OnReplayMismatch.FAIL, key)
     assert options.bad_records == BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("bad-ones"))
     assert options.batching == Batching(2 * MIB, 500, 2_000, "zstd")
+    token = {"tlsCaFile": "ca", "tokenFile": "token"}
+    assert sink(False, streams="a", **token).servers.credentials == Credentials("token")
     others = {"streams": "a, 7", "routing": "Round-Robin", "truncate": "true"}
     spread = sink(False, **others)
     assert spread.targets == Targets((StreamRef("a"), StreamRef("7")), Routing.ROUND_ROBIN)
@@ -91,7 +95,7 @@ def test_every_option_of_the_table_is_known():
     assert sink(False, streams="a,b", **columns).columns == ColumnOptions(
         is_merging=True, routing_column="Account", timestamp_column="at"
     )
-    assert {"endpoint", *given, *others, *columns} == {spec.name for spec in SINK_OPTIONS}
+    assert {"endpoint", *given, *token, *others, *columns} == {spec.name for spec in SINK_OPTIONS}
 
 
 @pytest.mark.parametrize(

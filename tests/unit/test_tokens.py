@@ -17,6 +17,7 @@ from sbp_core.access.credentials import TOKEN_BYTES_MAX, Credentials
 from sbp_core.access.identity import SUBJECT_LENGTH_MAX
 from sbp_core.access.keys import ALGORITHMS, KeyFile, KeyUrl, parse_keys
 from sbp_core.access.tokens import LEEWAY_MS, Tokens, UnknownKeyError
+from sbp_core.client.io.identifying import read_token
 from sbp_core.errors import ConfigurationError, UnauthenticatedError
 
 LEEWAY = LEEWAY_MS // 1000
@@ -260,12 +261,12 @@ def test_credentials_are_read_where_they_are_used(tmp_path, monkeypatch, issuer)
     path = tmp_path / "token"
     credentials = Credentials(path)
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        credentials.read()
+        read_token(credentials)
     for token in (issuer.token("a"), issuer.token("b")):
         path.write_bytes(token + b"\n")
-        assert credentials.read() == token
+        assert read_token(credentials) == token
     monkeypatch.setenv("MY_TOKEN", "secret.secret.secret")
-    assert Credentials(token_env="MY_TOKEN").read() == b"secret.secret.secret"
+    assert read_token(Credentials(token_env="MY_TOKEN")) == b"secret.secret.secret"
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"s3cret s3cret", b"s3cret\0", b"s3cret" * 2000])
@@ -273,7 +274,7 @@ def test_credentials_that_cannot_be_read_are_not_shown(tmp_path, content):
     path = tmp_path / "token"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError) as raised:
-        Credentials(path).read()
+        read_token(Credentials(path))
     assert "s3cret" not in str(raised.value)
     for given_ in ({}, {"token_file": path, "token_env": "X"}):
         with pytest.raises(ConfigurationError, match="one of them"):

@@ -16,10 +16,10 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, TypeVar, cast
 
 from sbp_core import limits
+from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.io.conversation import (
     Conversation,
     Phase,
-    Ticket,
     connect_failed,
     lost,
     unread,
@@ -62,7 +62,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._address = parse_endpoint(endpoint)
         self._connect_seconds = connecting.timeout_ms / 1000
         self._tls = connecting.tls
-        self._conversation = Conversation(endpoint, client_id, connecting.all_wishes)
+        self._conversation = Conversation(
+            endpoint, client_id, connecting.all_wishes, connecting.credentials
+        )
         self._queued: list[Buffer] = self._conversation.greeting()
         self._transport: asyncio.Transport | None = None
         self._socket: AsyncSocket | None = None

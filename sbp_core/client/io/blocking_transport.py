@@ -22,10 +22,10 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from sbp_core import limits
+from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.io.conversation import (
     Conversation,
     Phase,
-    Ticket,
     connect_failed,
     lost,
     unread,
@@ -73,7 +73,9 @@ class BlockingConnection:
         self._channel: Channel | None = None
         """With TLS, once the handshake is over; what is in `_outgoing` is sealed by then."""
         self._encrypted = memoryview(b"" if self._tls is None else bytearray(_ENCRYPTED_BYTES))
-        self._conversation = Conversation(endpoint, client_id, connecting.all_wishes)
+        self._conversation = Conversation(
+            endpoint, client_id, connecting.all_wishes, connecting.credentials
+        )
         self._lock = threading.Lock()
         self._outgoing: deque[memoryview] = deque(
             memoryview(each) for each in self._conversation.greeting()

@@ -14,10 +14,12 @@ import contextlib
 import enum
 import os
 import socket
-from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
+from sbp_core.access.credentials import Credentials
+from sbp_core.client.io.answer_limits import Ticket, Unasked
+from sbp_core.client.io.identifying import Identifying
 from sbp_core.client.programs.program import Call, Sink
 from sbp_core.errors import (
     ConfigurationError,
@@ -28,9 +30,11 @@ from sbp_core.errors import (
     NotLeaderError,
     Outcome,
     ProtocolError,
+    RefusedError,
     SbpError,
     StatusCode,
     ThrottledError,
+    UnauthenticatedError,
     UnsupportedError,
 )
 from sbp_core.record_sizes import LARGEST
@@ -57,6 +61,7 @@ from sbp_core.wire.dialect import (
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     ClientRole,
+    Feature,
     HeartbeatRequest,
     HeartbeatResponse,
     ListRangesRequest,
@@ -85,93 +90,19 @@ class Phase(enum.Enum):
     CLOSED = "over; its calls have their errors"
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A call that a caller waits for; it has no id while it is held.
-
-    `bytes_max` bounds its answer, so that one that never ends is an error.
-    """
-
-    sink: Sink
-    bytes_max: int = limits.ANSWER_BYTES_MAX
-    call_id: int | None = None
-    received_bytes: int = 0
-
-    def maybe_excess(self, frame: Frame) -> ProtocolError | None:
-        """Count a frame; return the error of a call whose answer is too long."""
-        self.received_bytes += len(frame.header) + len(frame.payload) + limits.ANSWER_FRAME_BYTES
-        if self.received_bytes <= self.bytes_max:
-            return None
-        return ProtocolError(
-            f"the answer is longer than {self.bytes_max} bytes, the most that this call may be"
-            " answered with; its end did not come"
-        )
-
-
-class Unasked:
-    """Counts what a server sends that no call waits for, and what it makes the client send.
-
-    A client answers PING and HEARTBEAT, drops late answers, and skips unknown frames. Each of these
-    is legal, so a server may send them without end: they may cost a bounded amount of memory, and
-    then the connection. The counts start again when a frame arrives that a call waits for, and
-    when nothing waits to be sent.
-    """
-
-    def __init__(self) -> None:
-        self._received_bytes = 0
-        self._frames_before = 0
-        self._answer_bytes = 0
-
-    def on_received(self, count: int) -> None:
-        """Count bytes from the server, whatever they are."""
-        self._received_bytes += count
-
-    def on_awaited(self, frame_count: int) -> None:
-        """Start again: of the `frame_count` frames so far the last one was waited for."""
-        self._received_bytes = 0
-        self._frames_before = frame_count
-
-    def on_sent(self) -> None:
-        """Start again: the server has read, or the system has taken, all answers so far."""
-        self._answer_bytes = 0
-
-    def check_received(self, frame_count: int) -> None:
-        """Raise ProtocolError if the server sends too much that no call waits for."""
-        frames = frame_count - self._frames_before
-        if frames > limits.UNASKED_FRAMES_MAX or self._received_bytes > limits.UNASKED_BYTES_MAX:
-            raise ProtocolError(
-                f"the server sent {frames} frames, {self._received_bytes} bytes, that no call waits"
-                f" for; at most {limits.UNASKED_FRAMES_MAX} frames and {limits.UNASKED_BYTES_MAX}"
-                " bytes are accepted"
-            )
-
-    def maybe_refusal(self, request: Frame, unsent_bytes: int) -> SbpError | None:
-        """Return why a request of the server is not answered as it asks, while it reads slowly."""
-        echo_bytes = len(request.header) + len(request.payload)
-        if echo_bytes <= limits.PING_ECHO_BYTES or unsent_bytes <= limits.PING_UNSENT_BYTES_MAX:
-            return None
-        return ThrottledError.of(
-            f"{unsent_bytes} bytes wait to be sent on this connection; a request of {echo_bytes}"
-            f" bytes is echoed while there are {limits.PING_UNSENT_BYTES_MAX} at most"
-        )
-
-    def on_answer(self, answer_bytes: int) -> None:
-        """Count an answer to the server. Raises ProtocolError if it does not read the others."""
-        self._answer_bytes += min(answer_bytes, limits.PING_ECHO_BYTES)
-        if self._answer_bytes > limits.ANSWERS_UNSENT_BYTES_MAX:
-            raise ProtocolError(
-                f"the server asks, and does not read the answers: {self._answer_bytes} bytes wait;"
-                f" at most {limits.ANSWERS_UNSENT_BYTES_MAX} are kept"
-            )
-
-
 class Conversation:
     """The calls of one connection to `endpoint`. Not safe for threads: the owner locks.
 
     Sinks get the frames of their call's answer, or one error, and must not block.
     """
 
-    def __init__(self, endpoint: str, client_id: str, wishes: Wishes) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        client_id: str,
+        wishes: Wishes,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self.phase = Phase.CONNECTING
         self.cluster_id: str | None = None
@@ -185,7 +116,10 @@ class Conversation:
         self._is_ours = False
         self._is_told_apart = False
         self._probe_id: int | None = None
-        self._refusal: UnsupportedError | None = None
+        self._refusal: RefusedError | None = None
+        self._identifying = None if credentials is None else Identifying(credentials)
+        self._renewal_id: int | None = None
+        """The HEARTBEAT that renews the identity, while it is not answered."""
         self._held: dict[Ticket, Call] = {}
         self._tickets: dict[int, Ticket] = {}
         self._reason: SbpError | None = None
@@ -209,14 +143,13 @@ class Conversation:
     def greeting(self) -> list[Buffer]:
         """Return the bytes of the first call: a HEARTBEAT that names the client.
 
-        It offers the features; calls need not wait for its answer.
+        It offers the features, and the token; without one, calls need not wait for its answer.
+        Raises ConfigurationError if there should be a token, and is none.
         """
-        header = HeartbeatRequest(
-            client_id=self._client_id, client_role=ClientRole.CLIENT, features=self._offer
-        )
-        self._greeting_id, buffers = self._session.start_call(
-            Opcode.HEARTBEAT, encode_header(header)
-        )
+        offered = self._offer
+        if self._identifying is not None:
+            offered = (*offered, self._identifying.offer())
+        self._greeting_id, buffers = self._greet(offered)
         return buffers
 
     def start(self, call: Call, sink: Sink, unsent_bytes: int = 0) -> tuple[Ticket, list[Buffer]]:
@@ -235,9 +168,10 @@ class Conversation:
                 f" them; at most {limits.UNSENT_BYTES_MAX} are kept"
             )
         ticket = Ticket(sink, call.answer_bytes_max)
+        renewal = self._renew_if_due()
         if self._is_early(call):
-            return ticket, self._hold(ticket, call)
-        return ticket, self._send(ticket, call)
+            return ticket, [*renewal, *self._hold(ticket, call)]
+        return ticket, [*renewal, *self._send(ticket, call)]
 
     def on_connected(self) -> list[Buffer]:
         """There is a connection: return the bytes of the calls that wait for it still."""
@@ -319,13 +253,23 @@ class Conversation:
             return self.phase is Phase.CONNECTING
         if self._dialect is None:
             is_large = call.largest_part_bytes > limits.BATCH_BYTES_MAX
-            return is_large or call.feature is not None or depends_on_dialect(call.opcode)
+            is_known = call.feature is None and not depends_on_dialect(call.opcode)
+            return is_large or not is_known or self._identifying is not None
+        return self._waits_for_identity or self._needs_probe(call)
+
+    @property
+    def _waits_for_identity(self) -> bool:
+        """Whether the identity has ended, and is being renewed."""
+        identifying = self._identifying if self._renewal_id is not None else None
+        return identifying is not None and identifying.has_ended
+
+    def _needs_probe(self, call: Call) -> bool:
         return is_for_driver(call.opcode) and not (self._is_told_apart or call.only_ours)
 
     def _hold(self, ticket: Ticket, call: Call) -> list[Buffer]:
         """Keep a call back; return the bytes of the probe that it waits for, if that is next."""
         self._held[ticket] = call
-        if self._dialect is None or self._probe_id is not None:
+        if self._dialect is None or self._probe_id is not None or not self._needs_probe(call):
             return []
         header = encode_header(ListRangesRequest())
         self._probe_id, buffers = self._session.start_call(Opcode.LIST_RANGES, header)
@@ -345,7 +289,7 @@ class Conversation:
 
     def _send(self, ticket: Ticket, call: Call) -> list[Buffer]:
         if self._refusal is not None and call.opcode is not Opcode.PING:
-            raise UnsupportedError(self._refusal.code, self._refusal.message)
+            raise type(self._refusal)(self._refusal.code, self._refusal.message)
         is_answered = self._dialect is not None  # otherwise the session says what is wrong
         if is_answered and call.feature is not None and not self.agreement.has(call.feature):
             raise UnsupportedError(
@@ -397,6 +341,8 @@ class Conversation:
             return self._on_greeted(event.frame)
         if event.call_id == self._probe_id:
             return self._on_probed(event.frame)
+        if event.call_id == self._renewal_id:
+            return self._on_renewed(event.frame)
         ticket = self._tickets.get(event.call_id)
         if ticket is None:
             return []
@@ -409,6 +355,10 @@ class Conversation:
             raise error
         if event.frame.is_end:
             del self._tickets[event.call_id]
+        if event.frame.is_system_error and self._identifying is not None:
+            failure = maybe_error(_heartbeat_answer(event.frame).status)
+            if isinstance(failure, UnauthenticatedError):
+                self.retire()  # the next connection reads the token again
         ticket.sink(event.frame)
         return []
 
@@ -418,12 +368,7 @@ class Conversation:
         One that does not even know HEARTBEAT is taken to speak as the specification does. One that
         cannot answer it now has declined nothing: the connection is as good as lost.
         """
-        answer = HeartbeatResponse()
-        with contextlib.suppress(HeaderError):
-            if frame.is_system_error:
-                answer = HeartbeatResponse(status=decode_system_error(frame.header).status)
-            else:
-                answer = decode_header(HeartbeatResponse, frame.header)
+        answer = _heartbeat_answer(frame)
         failure = maybe_error(answer.status)
         if failure is not None and failure.retriable and not isinstance(failure, NotLeaderError):
             self.end(lost(self.endpoint, f"it refused the greeting: {failure}"))
@@ -434,7 +379,51 @@ class Conversation:
         self._is_ours = answer.cluster_id is not None
         self.cluster_id = answer.cluster_id or None
         self._session.adopt(settle(self._offer, answer.features), is_client=True)
+        if self._identifying is not None:
+            self._identifying.accepted(answer.features)
+        if isinstance(failure, UnauthenticatedError):
+            self._refuse_calls(failure)
         return self._release()
+
+    def _greet(self, offered: tuple[Feature, ...]) -> tuple[int, list[Buffer]]:
+        header = HeartbeatRequest(
+            client_id=self._client_id, client_role=ClientRole.CLIENT, features=offered
+        )
+        return self._session.start_call(Opcode.HEARTBEAT, encode_header(header))
+
+    def _renew_if_due(self) -> list[Buffer]:
+        """Return the bytes of the HEARTBEAT that renews the identity, if it is time for that.
+
+        Raises ConfigurationError if there is no token to do it with, and the identity has ended.
+        """
+        identifying = self._identifying
+        if identifying is None or self._renewal_id is not None or not identifying.is_due:
+            return []
+        offered = identifying.maybe_renewal()
+        if offered is None:
+            return []
+        self._renewal_id, buffers = self._greet((offered,))
+        return buffers
+
+    def _on_renewed(self, frame: Frame) -> list[Buffer]:
+        """Note the answer to a renewal; if it was refused, the former identity holds to its end."""
+        assert self._identifying is not None
+        self._renewal_id = None
+        self._unasked.on_awaited(self._session.decoder.seen_count)
+        answer = _heartbeat_answer(frame)
+        failure = maybe_error(answer.status)
+        if failure is None:
+            self._identifying.accepted(answer.features)
+        elif isinstance(failure, UnauthenticatedError) and self._identifying.has_ended:
+            self._refuse_calls(failure)
+        else:
+            self._identifying.postpone(failure)
+        return self._release()
+
+    def _refuse_calls(self, reason: UnauthenticatedError) -> None:
+        """Refuse calls that wait here; others use a new connection, for which the token is read."""
+        self._refusal = reason
+        self.retire()
 
     def _on_probed(self, frame: Frame) -> list[Buffer]:
         """Note whether the server speaks the dialect that its greeting had; see `_release`."""
@@ -466,6 +455,15 @@ class Conversation:
             f"a client does not serve opcode {request.opcode:#06x}",
         )
         return self._session.send_system_error(request, error)
+
+
+def _heartbeat_answer(frame: Frame) -> HeartbeatResponse:
+    """Return the answer to a HEARTBEAT; of an error its status only; of other bytes nothing."""
+    with contextlib.suppress(HeaderError):
+        if frame.is_system_error:
+            return HeartbeatResponse(status=decode_system_error(frame.header).status)
+        return decode_header(HeartbeatResponse, frame.header)
+    return HeartbeatResponse()
 
 
 def connect_failed(endpoint: str, failure: Exception, connect_seconds: float) -> ConnectError:

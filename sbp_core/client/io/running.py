@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
 
 from sbp_core import limits
-from sbp_core.client.io.conversation import Ticket
+from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.programs.program import Arrival, Inbox, Receive
 from sbp_core.client.types import parse_endpoint
 from sbp_core.errors import ConnectError, SbpError
