@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPMessage
 from pathlib import Path
@@ -218,7 +218,7 @@ class KeyFile(KeySource):
 class KeyUrl(KeySource):
     """The keys at a URL. None before the first fetch."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises ConfigurationError for another URL than of https."""
         parts = urlsplit(url)
         if parts.scheme != "https" or not parts.hostname or parts.username is not None:
@@ -227,6 +227,7 @@ class KeyUrl(KeySource):
                 " TLS could be anybody's"
             )
         self._url = url
+        self._clock = clock
         self._lock = threading.Lock()
         self._keys: tuple[PublicKey, ...] = ()
         self._tried_at = self._fetched_at = -math.inf
@@ -237,26 +238,26 @@ class KeyUrl(KeySource):
 
     def is_due(self, *, is_unknown: bool) -> bool:
         """Whether it is time for a fetch, or one is under way."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._tried_at < FETCH_PAUSE_MS / 1000:
             return self._lock.locked()
         return is_unknown or now - self._fetched_at >= FETCH_INTERVAL_MS / 1000
 
     def reload(self) -> None:
         """Fetch the keys, unless another thread just has."""
-        asked_at = time.monotonic()
+        asked_at = self._clock()
         with self._lock:
             if self._tried_at > asked_at:
                 return
-            self._tried_at = time.monotonic()
+            self._tried_at = self._clock()
             try:
                 self._keys = parse_keys(_fetch(self._url))
             except (OSError, HTTPException, ValueError) as error:
                 _LOG.warning("keys not fetched, the former ones stay: url=%s: %s", self._url, error)
             else:
-                self._fetched_at = time.monotonic()
+                self._fetched_at = self._clock()
                 _LOG.info("keys fetched: url=%s count=%d", self._url, len(self._keys))
-            self._tried_at = time.monotonic()
+            self._tried_at = self._clock()
 
 
 class _OnlyHttps(urllib.request.HTTPRedirectHandler):

@@ -87,6 +87,7 @@ COMMANDS: Final = (
         "sbp_core.cli.connect:add_ping",
         "measure a round trip to the placement driver",
     ),
+    Command("token", "sbp_core.cli.token:add_token", "make keys and tokens of clients"),
     Command("version", "sbp_core.cli.version:add_version", "print the version"),
 )
 

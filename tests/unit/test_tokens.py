@@ -4,19 +4,26 @@ import base64
 import hashlib
 import hmac
 import json
+import ssl
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from certificates import Authority
 from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 from identities import AUDIENCE, ISSUER, Issuer
 from joserfc import jwk
+from manual_clock import ManualClock
 
+from sbp_core import limits
 from sbp_core.access.credentials import TOKEN_BYTES_MAX, Credentials
 from sbp_core.access.identity import SUBJECT_LENGTH_MAX
 from sbp_core.access.keys import ALGORITHMS, KeyFile, KeyUrl, parse_keys
 from sbp_core.access.tokens import LEEWAY_MS, Tokens, UnknownKeyError
+from sbp_core.cli.main import main as sbp
 from sbp_core.client.io.identifying import read_token
 from sbp_core.errors import ConfigurationError, UnauthenticatedError
 
@@ -257,6 +264,76 @@ def test_keys_come_over_https_only(url):
         KeyUrl(url)
 
 
+@pytest.fixture
+def served_keys(tmp_path, monkeypatch):
+    """A server of https for `answers`, each a status, its headers and a body."""
+    authority = Authority(tmp_path)
+    pair = authority.issue("localhost")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca_file))
+    answers = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, headers, body = answers.pop(0)
+            self.send_response(status)
+            for each in headers.items():
+                self.send_header(*each)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.cert_file, pair.key_file)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"https://localhost:{server.server_port}", answers
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_keys_of_a_url_are_fetched_and_the_last_good_ones_stay(issuer, served_keys, caplog):
+    url, answers = served_keys
+    keys = KeyUrl(f"{url}/jwks.json")
+    tokens = Tokens(keys, ISSUER, AUDIENCE)
+    token = issuer.token()
+    assert tokens.wants_keys(token, now_ms())
+    refusal(tokens, token, UnknownKeyError)
+    bad = [
+        (200, {}, b"{}"),
+        (404, {}, issuer.jwks),
+        (302, {"Location": "http://localhost/jwks.json"}, b""),
+        (302, {"Location": "file:///etc/passwd"}, b""),
+        (200, {}, b" " * (limits.SMALL_FILE_BYTES_MAX + 1)),
+    ]
+    for answer in [(302, {"Location": f"{url}/moved"}, b""), *bad]:
+        answers += [answer, (200, {}, issuer.jwks)] if answer not in bad else [answer]
+        keys.reload()
+        assert not answers
+        assert tokens.verify(token, now_ms())
+        assert not tokens.wants_keys(token, now_ms())
+    assert caplog.text.count("keys not fetched, the former ones stay") == len(bad)
+
+
+def test_an_unknown_key_makes_keys_be_fetched_once_a_minute(issuer, served_keys, tmp_path):
+    url, answers = served_keys
+    clock = ManualClock()
+    tokens = Tokens(KeyUrl(url, clock.monotonic), ISSUER, AUDIENCE)
+    answers.append((200, {}, issuer.jwks))
+    tokens.keys.reload()
+    (tmp_path / "other").mkdir()
+    unknown, known = Issuer(tmp_path / "other").token(), issuer.token()
+    for seconds, wanted in ((0, []), (59, []), (60, [unknown]), (600, [unknown, known])):
+        clock.advance(1000 * seconds)
+        found = [each for each in (unknown, known) if tokens.wants_keys(each, now_ms())]
+        assert found == wanted
+        clock.advance(-1000 * seconds)
+
+
 def test_credentials_are_read_where_they_are_used(tmp_path, monkeypatch, issuer):
     path = tmp_path / "token"
     credentials = Credentials(path)
@@ -279,3 +356,57 @@ def test_credentials_that_cannot_be_read_are_not_shown(tmp_path, content):
     for given_ in ({}, {"token_file": path, "token_env": "X"}):
         with pytest.raises(ConfigurationError, match="one of them"):
             Credentials(**given_)
+
+
+def made_keys(folder, *options):
+    private, jwks = folder / "private.json", folder / "jwks.json"
+    files = ["--private-file", str(private), "--jwks-file", str(jwks)]
+    assert sbp(["token", "keys", *files, *options]) == 0
+    return private, jwks
+
+
+def issued(private, *options, subject="etl"):
+    words = ["--private-file", str(private), "--issuer", ISSUER, "--audience", AUDIENCE]
+    return ["token", "issue", subject, *words, "--valid-for", "1h", *options]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_command_makes_keys_and_tokens(tmp_path, capsys, algorithm):
+    private, jwks = made_keys(tmp_path, "--algorithm", algorithm)
+    assert private.stat().st_mode & 0o777 == 0o600
+    capsys.readouterr()
+    assert sbp(issued(private)) == 0
+    printed = capsys.readouterr().out.strip().encode()
+    out = tmp_path / "token"
+    for subject in ("etl", "other"):
+        assert sbp(issued(private, "--out", str(out), subject=subject)) == 0
+        assert out.stat().st_mode & 0o777 == 0o600
+    tokens = Tokens(KeyFile(jwks), ISSUER, AUDIENCE)
+    found = [tokens.verify(each, now_ms()) for each in (printed, read_token(Credentials(out)))]
+    assert [each.subject for each in found] == ["etl", "other"]
+    assert now_ms() < found[0].expires_at_ms <= now_ms() + 3_600_000 + LEEWAY_MS
+
+
+def test_the_command_overwrites_no_key(tmp_path, capsys):
+    private, jwks = made_keys(tmp_path)
+    before = private.read_bytes(), jwks.read_bytes()
+    for name in ("private.json", "new.json"):
+        files = ["--private-file", str(tmp_path / name), "--jwks-file", str(jwks)]
+        assert sbp(["token", "keys", *files]) == 2
+        assert "is not overwritten" in capsys.readouterr().err
+    assert (private.read_bytes(), jwks.read_bytes()) == before
+    assert not (tmp_path / "new.json").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"d": "s3cret"', b'{"kty": "OKP", "d": "s3cret"}']
+)
+def test_a_private_file_that_cannot_be_used_is_not_shown(tmp_path, capsys, content):
+    private = tmp_path / "private.json"
+    private.write_bytes(content)
+    assert sbp(issued(private)) == 2
+    shown = capsys.readouterr()
+    assert "private file" in shown.err
+    assert "s3cret" not in shown.err + shown.out
+    assert sbp(issued(private, subject="CN=node1")) == 2
+    assert "without =" in capsys.readouterr().err
