@@ -1,1 +1,1 @@
-"""Identities, the tokens that prove them, and rights."""
+"""Identities, the tokens that prove them, and the rights that they have."""

@@ -71,6 +71,7 @@ COMMANDS: Final = (
         "sbp_core.cli.cluster:add_drain",
         "move the ranges of a range server to others",
     ),
+    Command("acl", "sbp_core.cli.acl:add_acl", "list, grant and revoke the rights of identities"),
     Command(
         "log",
         "sbp_core.cli.log:add_log",

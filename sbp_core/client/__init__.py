@@ -1,6 +1,7 @@
 """The client: blocking and asyncio, over programs that are written once."""
 
 from sbp_core.access.credentials import Credentials
+from sbp_core.access.rights import Grant, Right
 from sbp_core.client.aio import AsyncClient
 from sbp_core.client.blocking import Client, newest_schemas
 from sbp_core.client.programs.appending import Appender, AsyncAppender
@@ -65,6 +66,7 @@ __all__ = [
     "Dialect",
     "FetchItem",
     "FetchOutcome",
+    "Grant",
     "GroupInfo",
     "PlacementDriverInfo",
     "RangeInfo",
@@ -72,6 +74,7 @@ __all__ = [
     "Reach",
     "ReceivedBatches",
     "RetryPolicy",
+    "Right",
     "SchemaVersion",
     "StoreCommit",
     "StreamBounds",

@@ -11,6 +11,7 @@ from random import Random, SystemRandom
 from typing import Self, TypeVar
 
 from sbp_core import limits
+from sbp_core.access.rights import Grant
 from sbp_core.client.io.blocking_transport import BlockingRunner, ConnectionPool
 from sbp_core.client.io.running import is_own_endpoint
 from sbp_core.client.programs import (
@@ -160,6 +161,17 @@ class SocketClient:
         Returns before it is done. Raises NotFoundError for an unknown id.
         """
         self._run(calls.drain_servers(self._context, server_ids, is_cancelled=is_cancelled))
+
+    def list_grants(self, subject: str | None = None) -> list[Grant]:
+        """Return what a subject may do, or all subjects, by subject, right and pattern."""
+        return self._run(calls.list_grants(self._context, subject))
+
+    def change_grants(self, grants: Sequence[Grant], *, is_revoked: bool = False) -> None:
+        """Grant rights, or revoke them: all or none. It may be repeated.
+
+        Raises InvalidRequestError for what cannot be granted.
+        """
+        self._run(calls.change_grants(self._context, grants, is_revoked=is_revoked))
 
     def ping(self) -> float:
         """Return the time in ms of one round trip to the placement driver."""

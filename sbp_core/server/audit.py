@@ -66,6 +66,7 @@ MANAGEMENT: Final[Mapping[Opcode, Managed]] = {
     Opcode.CREATE_RANGE: Managed(),
     Opcode.REGISTER_SCHEMAS: Managed("schemas"),
     Opcode.DRAIN_SERVERS: Managed("server_ids"),
+    Opcode.CHANGE_GRANTS: Managed("grants"),
     Opcode.COMMIT_CURSORS: Managed("cursors", only_if=("next_offset", -1)),
     Opcode.COMMIT_TXN: Managed(only_if=("give_up", True)),
 }

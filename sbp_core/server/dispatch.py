@@ -148,6 +148,9 @@ class ServerCall:
         """When the caller stops waiting for the answer, by the loop's clock; None if not known."""
         self._patience: asyncio.Timeout | None = None
         self._headers: list[object] = []
+        self._narrowed: Any = None
+        self.revise: Revise | None = None
+        """Makes the frames of the answer from one of the handler, with what it does not know."""
 
     @property
     def is_one_frame(self) -> bool:
@@ -168,6 +171,9 @@ class ServerCall:
         Where deadlines were agreed on, the call ends when the `timeout_ms` of the header is over:
         the caller has stopped waiting. Raises RequestTimeoutError if that is so already.
         """
+        if self._narrowed is not None:
+            narrowed: T = self._narrowed
+            return narrowed
         header, decoded_bytes = decode_measured(table, self._frame.header)
         self._keep_only(decoded_bytes)
         if self._audited is not None:
@@ -182,6 +188,10 @@ class ServerCall:
             if self._patience is not None:
                 self._patience.reschedule(self.give_up_at)
         return header
+
+    def narrow(self, request: object) -> None:
+        """Let `decode` return this from now on: the request, or what is left of it to be served."""
+        self._narrowed = request
 
     def _keep_only(self, decoded_bytes: int) -> None:
         """Release the bytes of the request, except the decoded header and the payload."""
@@ -244,6 +254,15 @@ class ServerCall:
 
         Raises StatusError when it is too large: the request was not at fault, and had its effect.
         """
+        if self.revise is not None:
+            *before, header = await self.revise(header, is_end=is_end)
+            for each in before:
+                await self._respond(each, is_end=False)
+        await self._respond(header, payload, is_end=is_end)
+
+    async def _respond(
+        self, header: object, payload: Sequence[Buffer] = (), *, is_end: bool
+    ) -> None:
         if self.is_one_frame:
             self._headers.append(header)
             if not is_end:
@@ -332,6 +351,13 @@ def _refusing_large_answers() -> Iterator[None]:
 
 Rest = Callable[[], Awaitable[None]]
 """The rest of serving a request, once called."""
+
+
+class Revise(Protocol):
+    """Returns the frames to send for one of the handler: one at least."""
+
+    async def __call__(self, header: Any, *, is_end: bool) -> Sequence[object]:
+        """Return them."""
 
 
 class Later(Struct, frozen=True):

@@ -39,6 +39,14 @@ class BatchPlace(Struct, frozen=True, gc=False):
     record_count: int = 0
 
 
+class CheckRightsRequest(Struct, frozen=True, gc=False):
+    """CHECK_RIGHTS: which rights a subject has on streams, for a server that decides for `lease_ms`."""
+
+    timeout_ms: int = 0
+    subject: str | None = None
+    stream_ids: tuple[int, ...] = ()
+
+
 class DescribeCursorsRequest(Struct, frozen=True, gc=False):
     timeout_ms: int = 0
     group: str | None = None
@@ -95,9 +103,22 @@ class Feature(Struct, frozen=True, gc=False):
     data: bytes = b""
 
 
+class Grant(Struct, frozen=True, gc=False):
+    """LIST_GRANTS / CHANGE_GRANTS: what subjects may do with the streams, or groups, whose names match a pattern."""
+
+    subject: str | None = None
+    right: str | None = None
+    pattern: str | None = None
+
+
 class IdAllocationRequest(Struct, frozen=True, gc=False):
     timeout_ms: int = 0
     host: str | None = None
+
+
+class ListGrantsRequest(Struct, frozen=True, gc=False):
+    timeout_ms: int = 0
+    subject: str | None = None
 
 
 class LookupOffsetInfo(Struct, frozen=True, gc=False):
@@ -192,6 +213,17 @@ class AppendResult(Struct, frozen=True, gc=False):
     request_index: int = 0
     base_offset: int = 0
     stream_append_time_ms: int = 0
+    status: Status | None = None
+
+
+class ChangeGrantsRequest(Struct, frozen=True, gc=False):
+    timeout_ms: int = 0
+    grants: tuple[Grant, ...] = ()
+    is_revoked: bool = False
+
+
+class ChangeGrantsResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
     status: Status | None = None
 
 
@@ -334,6 +366,12 @@ class IdAllocationResponse(Struct, frozen=True, gc=False):
         return repr_without(self, ["server_secret"])
 
 
+class ListGrantsResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    grants: tuple[Grant, ...] = ()
+    status: Status | None = None
+
+
 class LookupOffsetResult(Struct, frozen=True, gc=False):
     stream_id: int = -1
     request_index: int = 0
@@ -451,6 +489,12 @@ class ServerDescription(Struct, frozen=True, gc=False):
     drain_obstacle: str | None = None
 
 
+class StreamRights(Struct, frozen=True, gc=False):
+    stream_id: int = -1
+    rights: tuple[str, ...] = ()
+    status: Status | None = None
+
+
 class SystemErrorResponse(Struct, frozen=True, gc=False):
     """Header of a frame whose system error flag is set."""
 
@@ -488,6 +532,13 @@ class AppendResponse(Struct, frozen=True, gc=False):
     throttle_time_ms: int = 0
     append_responses: tuple[AppendResult, ...] = ()
     status: Status | None = None
+
+
+class CheckRightsResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    streams: tuple[StreamRights, ...] = ()
+    status: Status | None = None
+    lease_ms: int = 0
 
 
 class CommitCursorsRequest(Struct, frozen=True, gc=False):
@@ -788,6 +839,9 @@ class Opcode(enum.IntEnum):
     DESCRIBE_PD_CLUSTER = 0x4002
     DESCRIBE_SERVERS = 0x4003
     DRAIN_SERVERS = 0x4004
+    LIST_GRANTS = 0x4005
+    CHANGE_GRANTS = 0x4006
+    CHECK_RIGHTS = 0x4007
     COMMIT_TXN = 0x7001
     DESCRIBE_TXNS = 0x7002
 
@@ -804,6 +858,9 @@ EXTENSIONS: Final = frozenset(
         Opcode.DESCRIBE_SCHEMAS,
         Opcode.DESCRIBE_SERVERS,
         Opcode.DRAIN_SERVERS,
+        Opcode.LIST_GRANTS,
+        Opcode.CHANGE_GRANTS,
+        Opcode.CHECK_RIGHTS,
         Opcode.COMMIT_TXN,
         Opcode.DESCRIBE_TXNS,
     }
@@ -841,6 +898,9 @@ OPERATIONS: Final[Mapping[Opcode, tuple[type[Struct], type[Struct]]]] = {
     ),
     Opcode.DESCRIBE_SERVERS: (DescribeServersRequest, DescribeServersResponse),
     Opcode.DRAIN_SERVERS: (DrainServersRequest, DrainServersResponse),
+    Opcode.LIST_GRANTS: (ListGrantsRequest, ListGrantsResponse),
+    Opcode.CHANGE_GRANTS: (ChangeGrantsRequest, ChangeGrantsResponse),
+    Opcode.CHECK_RIGHTS: (CheckRightsRequest, CheckRightsResponse),
     Opcode.COMMIT_TXN: (CommitTxnRequest, CommitTxnResponse),
     Opcode.DESCRIBE_TXNS: (DescribeTxnsRequest, DescribeTxnsResponse),
 }
@@ -872,6 +932,7 @@ class RecordMeta(Struct, frozen=True, gc=False):
 
 _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     BatchPlace: (I64, I32, I64, I32, I32, I64, I32),
+    CheckRightsRequest: (I32, TEXT, Vector(I64)),
     DescribeCursorsRequest: (I32, TEXT, Vector(I64)),
     DescribeSchemasRequest: (I32, Vector(I64), BOOL),
     DescribeServersRequest: (I32,),
@@ -880,7 +941,9 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     DrainServersRequest: (I32, Vector(I32), BOOL),
     EndTxnInfo: (I64, I32, Vector(TEXT), BOOL, I32, I64),
     Feature: (TEXT, BYTES),
+    Grant: (TEXT, TEXT, TEXT),
     IdAllocationRequest: (I32, TEXT),
+    ListGrantsRequest: (I32, TEXT),
     LookupOffsetInfo: (I64, I32, I64, I64),
     PlacementDriverNode: (TEXT, TEXT, BOOL),
     RangeId: (I64, I32, I64),
@@ -892,6 +955,8 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     TrimmedStream: (I64, I64),
     TxnPart: (TEXT, I64, I64, I32, I64),
     AppendResult: (I64, I32, I64, I64, Table("Status")),
+    ChangeGrantsRequest: (I32, Vector(Table("Grant")), BOOL),
+    ChangeGrantsResponse: (I32, Table("Status")),
     CommitTxnRequest: (I32, TEXT, I64, Vector(Table("TxnPart")), I64, BYTES, BOOL, BOOL),
     CommitTxnResponse: (I32, Table("Status"), BOOL, BOOL, I64, BYTES, Vector(Table("TxnPart"))),
     CreateStreamsRequest: (I32, Vector(Table("Stream"))),
@@ -933,6 +998,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         I32,
     ),
     IdAllocationResponse: (I32, Table("Status"), TEXT),
+    ListGrantsResponse: (I32, Vector(Table("Grant")), Table("Status")),
     LookupOffsetResult: (I64, I32, I64, Table("Status"), I64),
     LookupOffsetsRequest: (I32, Vector(Table("LookupOffsetInfo"))),
     PlacementDriverCluster: (Vector(Table("PlacementDriverNode")),),
@@ -965,6 +1031,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     SchemaEntry: (I64, I32, TEXT, BYTES, I64, Table("Status")),
     SealRangesRequest: (I32, Vector(Table("RangeId")), I8),
     ServerDescription: (Table("RangeServer"), BOOL, I64, I32, I32, I32, I32, I32, BOOL, BOOL, TEXT),
+    StreamRights: (I64, Vector(TEXT), Table("Status")),
     SystemErrorResponse: (Table("Status"),),
     TrimStreamsRequest: (I32, Vector(Table("TrimmedStream"))),
     TxnDescription: (
@@ -981,6 +1048,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     UpdateStreamResult: (Table("Stream"), Table("Status")),
     UpdateStreamsRequest: (I32, Vector(Table("Stream"))),
     AppendResponse: (I32, Vector(Table("AppendResult")), Table("Status")),
+    CheckRightsResponse: (I32, Vector(Table("StreamRights")), Table("Status"), I32),
     CommitCursorsRequest: (I32, TEXT, Vector(Table("Cursor"))),
     CommitCursorsResponse: (I32, Vector(Table("Cursor")), Table("Status")),
     DeleteStreamsResponse: (I32, Vector(Table("DeleteStreamResult")), Table("Status")),

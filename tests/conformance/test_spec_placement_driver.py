@@ -11,6 +11,7 @@ from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
     RESPONSE_TABLES,
+    ChangeGrantsRequest,
     ClientRole,
     CreateRangeRequest,
     CreateStreamsRequest,
@@ -19,8 +20,10 @@ from sbp_core.wire.headers import (
     DescribeServersRequest,
     DescribeStreamsRequest,
     DrainServersRequest,
+    Grant,
     HeartbeatRequest,
     IdAllocationRequest,
+    ListGrantsRequest,
     ListRangesRequest,
     RangeCriteria,
     RangeId,
@@ -376,6 +379,37 @@ def test_a_server_that_is_being_drained_is_given_no_ranges(target):
             finally:
                 end = DrainServersRequest(0, drained, True)
                 await client.ask(Opcode.DRAIN_SERVERS, end)
+
+    target.run(body)
+
+
+def test_grants_are_stored_together_and_may_be_repeated(target):
+    """Rule: change-grants."""
+
+    async def body(target):
+        if target.dialect != Dialect.SPECIFICATION:
+            return
+        subject = "conformance"
+        granted = tuple(Grant(subject, each, "orders-*") for each in ("append", "read"))
+        async with target.pd() as client:
+
+            async def change(*grants, is_revoked=False):
+                request = ChangeGrantsRequest(0, grants, is_revoked)
+                (answer,) = await client.ask(Opcode.CHANGE_GRANTS, request)
+                return answer.status
+
+            async def listed():
+                (answer,) = await client.ask(Opcode.LIST_GRANTS, ListGrantsRequest(0, subject))
+                return answer.grants
+
+            assert not is_success(await change(*granted, Grant(subject, "admin", "*")))
+            assert await listed() == ()
+            for _ in range(2):
+                assert is_success(await change(*granted))
+                assert await listed() == granted
+            for _ in range(2):
+                assert is_success(await change(*granted, is_revoked=True))
+                assert await listed() == ()
 
     target.run(body)
 

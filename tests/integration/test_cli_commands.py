@@ -353,3 +353,22 @@ def test_the_placement_drivers_are_listed(run, cluster):
     shown = [line.split() for line in run("cluster").output.decode().splitlines()]
     assert shown[1] == [cluster.endpoint, "leader", "live"]
     assert shown[4][:4] == ["1", server["endpoint"], "-", "live"]
+
+
+def test_rights_are_granted_listed_and_revoked(run):
+    assert run("acl", "grant", "CN=b", "read", "orders-*").output == (
+        b"CN=b has the right read on streams orders-*\n"
+    )
+    granted = run("acl", "grant", "CN=b", "group", "g", "--json")
+    assert json.loads(granted.output) == {"subject": "CN=b", "right": "group", "pattern": "g"}
+    listed = run("acl", "list", "--subject", "CN=b").output.decode().splitlines()
+    assert [line.split() for line in listed] == [
+        ["SUBJECT", "RIGHT", "PATTERN"],
+        ["CN=b", "group", "g"],
+        ["CN=b", "read", "orders-*"],
+    ]
+    assert run("acl", "revoke", "CN=b", "read", "orders-*").exit_code == 0
+    left = run("acl", "list", "--json").output.decode().splitlines()
+    assert [json.loads(line)["right"] for line in left] == ["group"]
+    refused = run("acl", "grant", "CN=b", "read", "*-orders")
+    assert (refused.exit_code, b"is not a pattern" in refused.errors) == (2, True)

@@ -1,12 +1,13 @@
 """A metadata store with something in every table, and whether another one says the same."""
 
+from sbp_core.access.rights import Grant, Right
 from sbp_core.errors import ConfigurationError, StatusError
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream, RangeServerRecord, SchemaRecord, SealedRange
 from sbp_core.pd.txns.transactions import Manifest, Part
 
 TABLES = ("cluster", "streams", "ranges", "replicas", "servers", "cursors", "writers", "txns")
-MORE_TABLES = ("txn_parts", "aborted_txns", "schemas", "given_up_parts")
+MORE_TABLES = ("txn_parts", "aborted_txns", "schemas", "given_up_parts", "grants")
 
 
 def contents(store):
@@ -24,6 +25,7 @@ def fill(store):
         [NewStream(f"stream-{number}", 1, 1, 60_000 + number, (1,), 7) for number in range(40)], 123
     )
     store.schemas.register([SchemaRecord(1, 1, "f", b"schema" * 2_000, 5)])
+    store.grants.change([Grant("billing", Right.READ, "orders-*")], is_revoked=False)
     store.cursors.commit("group", [(number, 100 * number) for number in range(1, 30)], 9)
     store.seal_ranges([SealedRange(3, 0, 17, b"\x01" * 6_000)])
     parts = (Part("p-1-x", 2, 0, 5),)

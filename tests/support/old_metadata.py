@@ -23,6 +23,7 @@ SINCE = {
     9: ("DROP TABLE alembic_version",),
     10: ("ALTER TABLE ranges DROP COLUMN end_seq", "ALTER TABLE ranges DROP COLUMN end_digest"),
     11: ("DROP TABLE draining",),
+    12: ("DROP TABLE grants", "ALTER TABLE txns DROP COLUMN subject"),
 }
 """The statements that take away what each version added."""
 
@@ -37,7 +38,7 @@ def extract_version(version, folder):
 def make_older(path, version):
     """Take away from the store in a directory what came after a version before 8."""
     with sqlite3.connect(path / "metadata.sqlite") as connection:
-        for since, parts in SINCE.items():
+        for since, parts in reversed(SINCE.items()):
             for part in parts if since > version else ():
                 connection.execute(part)
         connection.execute("UPDATE schema_version SET version = ?", (version,))

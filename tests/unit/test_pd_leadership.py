@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import psycopg
 import pytest
+from old_metadata import SINCE
 from store_homes import NO_LEASE_MS, PostgresqlHome, next_term
 
 from sbp_core.cli.main import main
@@ -84,7 +85,7 @@ def test_a_migration_ends_the_term_of_an_older_release(url, opened, claims):
     older, claim = opened(), claims("older")
     older.lead(claim.hold())
     create(older, "before")
-    execute(url, "DROP TABLE draining", "UPDATE alembic_version SET version_num = '10'")
+    execute(url, *SINCE[12], "UPDATE alembic_version SET version_num = '11'")
     newer = opened()
     with pytest.raises(NotLeaderError):
         create(older, "refused")
@@ -316,7 +317,7 @@ def test_a_database_is_not_accepted_while_a_placement_driver_leads(url, claims):
 
 def test_a_database_is_shown(url, opened, claims, capsys):
     assert main(["pd", "check", url]) == 0
-    assert "schema version 11, " in capsys.readouterr().out
+    assert "schema version 12, " in capsys.readouterr().out
     claims("a").hold()
     store = opened()
     store.lead(check_database(url).leader.term)

@@ -68,7 +68,8 @@ def test_a_store_that_a_release_before_wrote_is_brought_up_to_date(tmp_path, ver
     fill(expected)
     (rows, *found), (expected_rows, *others) = contents(store), contents(expected)
     assert found == others
-    assert {**rows, "cluster": None} == {**expected_rows, "cluster": None}
+    left_out = {"cluster": None, "grants": None}
+    assert rows | left_out == expected_rows | left_out
     assert store.has_commit(known)
     assert store.last_commit.number > known.number
     (more,) = create(store, "more")
@@ -119,7 +120,8 @@ def test_a_postgresql_database_of_a_version_before_is_brought_up_to_date(postgre
     url = postgresql.new_database()
     open_store(url).close()
     with psycopg.connect(url, autocommit=True) as connection:
-        for statement in (*SINCE[10], *SINCE[11], "UPDATE alembic_version SET version_num = '9'"):
+        later = (each for version in (10, 11, 12) for each in SINCE[version])
+        for statement in (*later, "UPDATE alembic_version SET version_num = '9'"):
             connection.execute(statement)
     store = open_store(url)
     store.lead(next_term(url))

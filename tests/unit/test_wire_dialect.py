@@ -84,6 +84,9 @@ ABSENT = (
     Opcode.DESCRIBE_SCHEMAS,
     Opcode.DESCRIBE_SERVERS,
     Opcode.DRAIN_SERVERS,
+    Opcode.LIST_GRANTS,
+    Opcode.CHANGE_GRANTS,
+    Opcode.CHECK_RIGHTS,
     Opcode.COMMIT_TXN,
     Opcode.DESCRIBE_TXNS,
 )

@@ -12,6 +12,7 @@ from random import Random
 from typing import Final, TypeVar
 
 from sbp_core import limits
+from sbp_core.access.rights import Grant, checked_grant
 from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, pause
 from sbp_core.client.programs.replicas import Replicas
 from sbp_core.client.programs.router import PlacementDrivers, Router, reachable_nodes
@@ -33,6 +34,8 @@ from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     AppendResponse,
     AppendResult,
+    ChangeGrantsRequest,
+    ChangeGrantsResponse,
     DescribePlacementDriverClusterRequest,
     DescribePlacementDriverClusterResponse,
     DescribeServersRequest,
@@ -41,11 +44,14 @@ from sbp_core.wire.headers import (
     DrainServersResponse,
     FetchResponse,
     FetchResult,
+    ListGrantsRequest,
+    ListGrantsResponse,
     PlacementDriverCluster,
     RangeServer,
     decode_header,
     decode_system_error,
 )
+from sbp_core.wire.headers import Grant as GrantTable
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error, with_message
 
@@ -403,6 +409,24 @@ def drain_servers(
     """Let range servers get rid of their ranges, or keep them (SPEC "DRAIN_SERVERS")."""
     header = DrainServersRequest(context.timeout_ms, tuple(server_ids), is_cancelled)
     yield from ask(context, Opcode.DRAIN_SERVERS, header, DrainServersResponse)
+
+
+def list_grants(context: Context, subject: str | None) -> Program[list[Grant]]:
+    """Return what a subject may do, or all (SPEC "LIST_GRANTS")."""
+    header = ListGrantsRequest(context.timeout_ms, subject)
+    answers = yield from ask(context, Opcode.LIST_GRANTS, header, ListGrantsResponse)
+    return [
+        checked_grant(each.subject or "", each.right or "", each.pattern or "")
+        for answer in answers
+        for each in answer.grants
+    ]
+
+
+def change_grants(context: Context, grants: Sequence[Grant], *, is_revoked: bool) -> Program[None]:
+    """Add grants, or take them away (SPEC "CHANGE_GRANTS")."""
+    tables = tuple(GrantTable(each.subject, each.right, each.pattern) for each in grants)
+    header = ChangeGrantsRequest(context.timeout_ms, tables, is_revoked)
+    yield from ask(context, Opcode.CHANGE_GRANTS, header, ChangeGrantsResponse)
 
 
 def exchange(call: Call) -> Program[list[Frame]]:

@@ -32,7 +32,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION: Final = 11
+SCHEMA_VERSION: Final = 12
 """The newest version, which is the revision of the newest migration."""
 SCHEMA_VERSION_MIN: Final = 2
 """The oldest version that is migrated."""
@@ -145,6 +145,16 @@ server_secrets: Final = Table(
 )
 """By which the placement driver and a range server know each other."""
 
+grants: Final = Table(
+    "grants",
+    COMMON,
+    _text("subject", is_key=True),
+    _text("granted_right", is_key=True),
+    _text("pattern", is_key=True),
+    sqlite_with_rowid=False,
+)
+"""Rights of subjects on the streams, or groups, whose names match a pattern."""
+
 log_marks: Final = Table(
     "log_marks",
     COMMON,
@@ -197,6 +207,7 @@ txns: Final = Table(
     _integer("record_count"),
     _bytes("digest"),
     _integer("decided_at_ms"),
+    Column("subject", _TEXT),
     UniqueConstraint("producer", "batch_number"),
     Index(
         "txns_one_shot",
@@ -205,7 +216,7 @@ txns: Final = Table(
         postgresql_where=IS_ONE_SHOT,
     ),
 )
-"""The decisions."""
+"""The decisions; `subject` is whose they are, NULL where no identities were asked for."""
 
 txn_parts: Final = Table(
     "txn_parts",

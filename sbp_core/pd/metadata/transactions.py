@@ -189,6 +189,7 @@ class TransactionTables:
                 record_count=manifest.record_count,
                 digest=manifest.digest,
                 decided_at_ms=decided_at_ms,
+                subject=manifest.subject,
             )
             for position, part in enumerate(manifest.parts):
                 self._change(

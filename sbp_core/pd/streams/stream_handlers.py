@@ -21,6 +21,7 @@ from sbp_core.errors import (
     StatusError,
     invalid,
 )
+from sbp_core.pd.grant_handlers import GrantHandlers, StoredRights
 from sbp_core.pd.log_marks import NO_POSITION, LogMarks, maybe_log_mark
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
@@ -42,6 +43,7 @@ from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.pd.txns.txn_handlers import TxnHandlers
 from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.guard import Guard
 from sbp_core.server.peers import Peers
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.server.trust import (
@@ -138,8 +140,8 @@ class PlacementDriverHandlers:
         self._looking: asyncio.Task[None] | None = None
 
     def by_opcode(self) -> Mapping[Opcode, Handler]:
-        """Return the handler of each operation; what is not listed is not served."""
-        return {
+        """Return the handler of each operation, guarded; what is not listed is not served."""
+        handlers: dict[Opcode, Handler] = {
             Opcode.HEARTBEAT: self.heartbeat,
             Opcode.ALLOCATE_ID: self.allocate_id,
             Opcode.LIST_RANGES: self.list_ranges,
@@ -156,7 +158,9 @@ class PlacementDriverHandlers:
             **self._schemas.by_opcode(),
             **self._txns.by_opcode(),
             **self._servers.by_opcode(),
+            **GrantHandlers(self._store).by_opcode(),
         }
+        return Guard(StoredRights(self._store)).wrap(handlers)
 
     async def start(self) -> None:
         """Continue with what was committed and is not published yet; watch the range servers."""

@@ -37,13 +37,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a batch by its producer. `record_count` and `digest` are not interpreted."""
+    """The content of a batch by its producer. `record_count` and `digest` are not interpreted.
+
+    `subject` is whose batch it is, None where no identities are asked for.
+    """
 
     producer: str
     batch_number: int
     parts: tuple[Part, ...]
     record_count: int
     digest: bytes
+    subject: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

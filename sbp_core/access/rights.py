@@ -1,0 +1,108 @@
+"""The rights of identities on streams and consumer groups.
+
+A grant gives a subject a right on the streams, or for GROUP on the groups, whose names match its
+pattern: a name, a prefix such as `orders-*`, or `*`. A stream without a name matches `*` only.
+Administrators may do everything; the settings of the servers name them, and no grant does.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from sbp_core import limits
+from sbp_core.errors import invalid
+
+K = TypeVar("K", bound=Hashable)
+
+SUBJECT_LENGTH_MAX: Final = 512
+"""Characters of a subject that has grants."""
+GRANTS_MAX: Final = 10_000
+"""Grants of a cluster."""
+LEASE_MS: Final = 60_000
+"""How long a server may decide by the rights that the placement driver told it."""
+_ANY: Final = "*"
+
+
+class Right(enum.StrEnum):
+    """A right. Each one on streams includes reading their metadata."""
+
+    READ = "read"
+    """Read records and offsets."""
+    APPEND = "append"
+    """Append records, and commit transactions of them."""
+    MANAGE = "manage"
+    """Create, change, trim, seal and delete streams, and register schemas."""
+    GROUP = "group"
+    """Read and commit the cursors of a consumer group."""
+    ADMIN = "admin"
+    """Everything, also what concerns the cluster. It cannot be granted."""
+
+
+ON_STREAMS: Final = frozenset({Right.READ, Right.APPEND, Right.MANAGE})
+GRANTABLE: Final = (*sorted(ON_STREAMS), Right.GROUP)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Grant:
+    """A right of a subject on the streams, or groups, whose names match the pattern."""
+
+    subject: str
+    right: Right
+    pattern: str
+
+
+def matches(pattern: str, name: str | None) -> bool:
+    """Whether a name matches a pattern; None, no name, matches `*` only."""
+    if pattern == _ANY:
+        return True
+    if name is None:
+        return False
+    return name.startswith(pattern[:-1]) if pattern.endswith(_ANY) else name == pattern
+
+
+def rights_on(grants: Iterable[Grant], name: str | None) -> frozenset[Right]:
+    """Return the rights that grants of one subject give on what has a name."""
+    return frozenset(each.right for each in grants if matches(each.pattern, name))
+
+
+def checked_grant(subject: str, right: str, pattern: str) -> Grant:
+    """Return a grant. Raises InvalidRequestError for what cannot be granted."""
+    if not 1 <= len(subject) <= SUBJECT_LENGTH_MAX or not subject.isprintable():
+        raise invalid(
+            f"{subject[:SUBJECT_LENGTH_MAX]!a} is not a subject: use 1 to"
+            f" {SUBJECT_LENGTH_MAX} printable characters"
+        )
+    if right not in GRANTABLE:
+        remedy = "; name administrators in the settings of the servers" if right == "admin" else ""
+        raise invalid(
+            f"{right[:20]!a} cannot be granted: use {', '.join(GRANTABLE[:-1])} or"
+            f" {GRANTABLE[-1]}{remedy}"
+        )
+    longest = limits.STREAM_NAME_LENGTH_MAX + len(_ANY)
+    if not 1 <= len(pattern) <= longest or _ANY in pattern[:-1] or not pattern.isprintable():
+        raise invalid(
+            f"{pattern[:longest]!a} is not a pattern: use a name, the begin of names followed by *,"
+            " or * for all"
+        )
+    return Grant(subject, Right(right), pattern)
+
+
+class Owners(Generic[K]):
+    """Which subject used a key first; of COUNT_MAX keys the least recently used is forgotten."""
+
+    COUNT_MAX: Final = 100_000
+
+    def __init__(self) -> None:
+        self._subjects: OrderedDict[K, str] = OrderedDict()
+
+    def claim(self, key: K, subject: str) -> bool:
+        """Give a key to a subject unless it has an owner; return whether it is the subject's."""
+        owner = self._subjects.setdefault(key, subject)
+        self._subjects.move_to_end(key)
+        if len(self._subjects) > self.COUNT_MAX:
+            self._subjects.popitem(last=False)
+        return owner == subject

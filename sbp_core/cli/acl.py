@@ -1,0 +1,83 @@
+"""`sbp acl`: the rights of identities."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
+from typing import Final
+
+from sbp_core.access.rights import GRANTABLE, checked_grant
+from sbp_core.cli.connect import connect
+from sbp_core.cli.output import one_line, write_json, write_line, write_table
+from sbp_core.cli.parsing import Actions
+from sbp_core.errors import ConfigurationError, InvalidRequestError
+
+_HEADING: Final = ("SUBJECT", "RIGHT", "PATTERN")
+
+
+def add_acl(parser: ArgumentParser) -> None:
+    """Declare `sbp acl` and its actions."""
+    parser.description = (
+        "Manage the rights of identities, where servers ask for them. This is for administrators:"
+        " they have all rights, and the settings of the servers name them."
+    )
+    actions = Actions(parser)
+    list_parser = actions.add("list", list_grants, is_client=True, help="list who may do what")
+    list_parser.add_argument("--subject", metavar="SUBJECT", help="only what this one may do")
+    for name, run, shown in (
+        ("grant", grant, "give a right to a subject"),
+        ("revoke", revoke, "take a right away, as it was granted"),
+    ):
+        action = actions.add(name, run, is_client=True, help=shown)
+        action.add_argument(
+            "subject", metavar="SUBJECT", help="subject of a certificate, or of a token"
+        )
+        action.add_argument("right", metavar="RIGHT", choices=GRANTABLE, help=", ".join(GRANTABLE))
+        action.add_argument(
+            "pattern",
+            metavar="PATTERN",
+            help="name of a stream, or of a group for the right group; the begin of names and *; or"
+            " * for all",
+        )
+
+
+def list_grants(options: Namespace) -> int:
+    """List the grants of a subject, or all."""
+    with connect(options) as client:
+        found = client.list_grants(options.subject)
+    if options.json:
+        for each in found:
+            write_json(asdict(each))
+    else:
+        write_table(
+            _HEADING, [(one_line(each.subject), each.right, each.pattern) for each in found]
+        )
+    return 0
+
+
+def grant(options: Namespace) -> int:
+    """Give a right to a subject; no error if it has it."""
+    return _change(options, is_revoked=False)
+
+
+def revoke(options: Namespace) -> int:
+    """Take a right away from a subject; no error if it does not have it."""
+    return _change(options, is_revoked=True)
+
+
+def _change(options: Namespace, *, is_revoked: bool) -> int:
+    try:
+        changed = checked_grant(options.subject, options.right, options.pattern)
+    except InvalidRequestError as error:
+        raise ConfigurationError(error.message) from error
+    with connect(options) as client:
+        client.change_grants([changed], is_revoked=is_revoked)
+    if options.json:
+        write_json(asdict(changed))
+    else:
+        noun = "groups" if changed.right == "group" else "streams"
+        verb = "has no longer" if is_revoked else "has"
+        write_line(
+            f"{changed.subject} {verb} the right {changed.right} on {noun} {changed.pattern}"
+        )
+    return 0

@@ -1,0 +1,126 @@
+"""The rights of identities: LIST_GRANTS, CHANGE_GRANTS, CHECK_RIGHTS, and what the guard asks.
+
+The functions run on the store's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sbp_core.access.identity import Identity
+from sbp_core.access.rights import LEASE_MS, Right, checked_grant, rights_on
+from sbp_core.access.rights import Grant as GrantRecord
+from sbp_core.errors import PermissionDeniedError, StatusError
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
+from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
+from sbp_core.server.answers import respond_all
+from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.guard import Authority, Judgement, Target, lacking_right
+from sbp_core.wire.headers import (
+    ChangeGrantsRequest,
+    ChangeGrantsResponse,
+    CheckRightsRequest,
+    CheckRightsResponse,
+    Grant,
+    ListGrantsRequest,
+    ListGrantsResponse,
+    StreamRights,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import SUCCESS, status_for
+
+
+class GrantHandlers:
+    """Serves what is asked about rights, and changes them."""
+
+    def __init__(self, store: StoreThread) -> None:
+        self._store = store
+
+    def by_opcode(self) -> Mapping[Opcode, Handler]:
+        """Return the handler of each operation served here."""
+        return {
+            Opcode.LIST_GRANTS: self.list,
+            Opcode.CHANGE_GRANTS: self.change,
+            Opcode.CHECK_RIGHTS: self.check,
+        }
+
+    async def list(self, call: ServerCall) -> None:
+        """SPEC "LIST_GRANTS": those of a subject, or all, by subject, right and pattern."""
+        request = call.decode(ListGrantsRequest)
+        found = await self._store.run(lambda store: store.grants.of(request.subject))
+        await respond_all(
+            call,
+            [Grant(each.subject, each.right, each.pattern) for each in found],
+            lambda part: ListGrantsResponse(grants=part, status=SUCCESS),
+        )
+
+    async def change(self, call: ServerCall) -> None:
+        """SPEC "CHANGE_GRANTS": all or nothing; durable when it is answered."""
+        request = call.decode(ChangeGrantsRequest)
+        check_item_count(len(request.grants))
+        try:
+            changes = [
+                checked_grant(each.subject or "", each.right or "", each.pattern or "")
+                for each in request.grants
+            ]
+            await self._store.run(_change, changes, is_revoked=request.is_revoked)
+        except StatusError as error:
+            await call.respond(ChangeGrantsResponse(status=status_for(error)))
+        else:
+            await call.respond(ChangeGrantsResponse(status=SUCCESS))
+
+    async def check(self, call: ServerCall) -> None:
+        """SPEC "CHECK_RIGHTS": the rights of a subject on streams, in the order of the request."""
+        request = call.decode(CheckRightsRequest)
+        check_item_count(len(request.stream_ids))
+        results = await self._store.run(_check, request.subject or "", request.stream_ids)
+        await respond_all(
+            call,
+            results,
+            lambda part: CheckRightsResponse(streams=part, status=SUCCESS, lease_ms=LEASE_MS),
+        )
+
+
+class StoredRights(Authority):
+    """The rights as the store has them. The handler refuses a stream that does not exist."""
+
+    def __init__(self, store: StoreThread) -> None:
+        self._store = store
+
+    async def judge(
+        self, identity: Identity, rights: frozenset[Right], targets: Sequence[Target]
+    ) -> Judgement:
+        """Return why an identity that has none of these rights may not use a stream, or a group."""
+        return await self._store.run(_judge, identity.subject, rights, targets)
+
+
+def _change(store: MetadataStore, changes: Sequence[GrantRecord], *, is_revoked: bool) -> None:
+    store.grants.change(changes, is_revoked=is_revoked)
+
+
+def _check(store: MetadataStore, subject: str, stream_ids: Sequence[int]) -> list[StreamRights]:
+    grants = store.grants.of(subject)
+    return [
+        StreamRights(stream_id, status=status_for(no_stream(stream_id)))
+        if found is None
+        else StreamRights(stream_id, tuple(sorted(rights_on(grants, found.name))), SUCCESS)
+        for stream_id, found in zip(stream_ids, store.streams_by_id(stream_ids), strict=True)
+    ]
+
+
+def _judge(
+    store: MetadataStore, subject: str, rights: frozenset[Right], targets: Sequence[Target]
+) -> list[PermissionDeniedError | None]:
+    grants = store.grants.of(subject)
+    named = [each.stream_id for each in targets if each.stream_id >= 0]
+    names = {
+        stream_id: found.name
+        for stream_id, found in zip(named, store.streams_by_id(named), strict=True)
+        if found is not None
+    }
+    judgement: list[PermissionDeniedError | None] = []
+    for each in targets:
+        own = (names[each.stream_id],) if each.stream_id in names else ()
+        is_allowed = all(rights & rights_on(grants, name) for name in (*own, *each.names))
+        judgement.append(None if is_allowed else lacking_right(subject, rights, each))
+    return judgement

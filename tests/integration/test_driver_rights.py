@@ -1,0 +1,147 @@
+"""Rights at a placement driver, item by item; lists leave out what is not for the caller."""
+
+import asyncio
+
+import pytest
+from address_identities import Identities
+from core_cluster import core_cluster
+from raw_client import RawClient
+
+from sbp_core.access.rights import Grant, Right
+from sbp_core.client import StreamSpec
+from sbp_core.errors import PermissionDeniedError, StatusCode
+from sbp_core.wire import headers
+from sbp_core.wire.headers import RESULT_FIELDS
+from sbp_core.wire.opcodes import Opcode
+
+GRANTS = (
+    *(("reader", Right.READ, "orders-*"), ("writer", Right.APPEND, "orders-*")),
+    *(("owner", Right.MANAGE, "orders-*"), ("owner", Right.MANAGE, "new-*")),
+    *(("reader", Right.GROUP, "mine"), ("nobody", Right.READ, "other")),
+)
+NAMES = ("orders-1", "orders-2", "bills")
+
+
+@pytest.fixture
+def identities(monkeypatch):
+    return Identities(monkeypatch)
+
+
+def run(folder, body):
+    async def test():
+        async with core_cluster(folder) as cluster:
+            await cluster.client.change_grants([Grant(*each) for each in GRANTS])
+            created = await cluster.client.create_streams([StreamSpec(name) for name in NAMES])
+            await body(cluster, [each.stream_id for each in created])
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+async def codes(cluster, address, opcode, request):
+    """The status codes of the results, in their order."""
+    async with RawClient.at(cluster.pd.endpoint, from_address=address) as client:
+        answers = await client.ask(opcode, request)
+        field = RESULT_FIELDS[type(answers[-1])]
+        return [each.status.code for answer in answers for each in getattr(answer, field)]
+
+
+OK, DENIED = 0, StatusCode.PERMISSION_DENIED
+
+
+def test_items_are_refused_one_by_one_in_their_order(tmp_path, identities):
+    at = {name: identities.address_of(name) for name in ("reader", "writer", "owner", "stranger")}
+
+    async def body(cluster, ids):
+        first, second, bills = ids
+        trims = tuple(headers.TrimmedStream(each, 0) for each in (bills, first, 77, bills, second))
+        trim = headers.TrimStreamsRequest(1_000, trims)
+        expected = [DENIED, OK, StatusCode.NOT_FOUND, DENIED, OK]
+        assert await codes(cluster, at["owner"], Opcode.TRIM_STREAMS, trim) == expected
+        assert await codes(cluster, at["writer"], Opcode.TRIM_STREAMS, trim) == [
+            *(DENIED, DENIED, StatusCode.NOT_FOUND, DENIED, DENIED)
+        ]
+        asked = headers.DescribeStreamsRequest(1_000, (bills, second), ("bills", "orders-1", "x"))
+        for name in ("reader", "writer", "owner"):
+            assert await codes(cluster, at[name], Opcode.DESCRIBE_STREAMS, asked) == [
+                *(DENIED, OK, DENIED, OK, DENIED)
+            ]
+        assert await codes(cluster, at["stranger"], Opcode.DESCRIBE_STREAMS, asked) == [DENIED] * 5
+        owners = tuple(headers.RangeCriteria(None, each) for each in (first, bills, second))
+        ranges = headers.ListRangesRequest(1_000, owners)
+        assert await codes(cluster, at["reader"], Opcode.LIST_RANGES, ranges) == [OK, DENIED, OK]
+        news = tuple(headers.Stream(name=name, replica_nums=1) for name in ("new-1", "x", None))
+        create = headers.CreateStreamsRequest(1_000, news)
+        assert await codes(cluster, at["owner"], Opcode.CREATE_STREAMS, create) == [
+            *(OK, DENIED, DENIED)
+        ]
+        schemas = headers.DescribeSchemasRequest(1_000, (bills, first, bills))
+        assert await codes(cluster, at["writer"], Opcode.DESCRIBE_SCHEMAS, schemas) == [
+            *(DENIED, OK, DENIED)
+        ]
+
+    run(tmp_path, body)
+
+
+def test_a_stream_is_renamed_by_who_may_manage_both_names(tmp_path, identities):
+    owner = identities.address_of("owner")
+
+    async def body(cluster, ids):
+        for name, code in (("bills-2", DENIED), ("new-7", OK)):
+            renamed = headers.Stream(stream_id=ids[0], replica_nums=1, name=name)
+            request = headers.UpdateStreamsRequest(1_000, (renamed,))
+            assert await codes(cluster, owner, Opcode.UPDATE_STREAMS, request) == [code]
+
+    run(tmp_path, body)
+
+
+def test_lists_leave_out_what_is_not_for_the_caller(tmp_path, identities):
+    reader, stranger = identities.address_of("reader"), identities.address_of("stranger")
+    admin = identities.address_of("root", is_admin=True)
+
+    async def body(cluster, ids):
+        await cluster.client.commit_cursors("mine", {ids[0]: 0})
+        await cluster.client.commit_cursors("theirs", {ids[0]: 0})
+        streams = headers.DescribeStreamsRequest(1_000, all_streams=True)
+        groups = headers.DescribeCursorsRequest(1_000)
+        for address, stream_count, group_count in ((reader, 2, 1), (stranger, 0, 0), (admin, 3, 2)):
+            listed = await codes(cluster, address, Opcode.DESCRIBE_STREAMS, streams)
+            assert listed == [OK] * stream_count
+            listed = await codes(cluster, address, Opcode.DESCRIBE_CURSORS, groups)
+            assert listed == [OK] * group_count
+        servers = (headers.RangeCriteria(headers.RangeServer(1)),)
+        everything = headers.ListRangesRequest(1_000, servers)
+        assert await codes(cluster, reader, Opcode.LIST_RANGES, everything) == [DENIED]
+
+    run(tmp_path, body)
+
+
+def test_cursors_need_the_group_and_the_stream(tmp_path, identities):
+    reader, nobody = identities.address_of("reader"), identities.address_of("nobody")
+
+    async def body(cluster, ids):
+        cursors = tuple(headers.Cursor(each, 0) for each in (ids[2], ids[0]))
+        mine = headers.CommitCursorsRequest(1_000, "mine", cursors)
+        assert await codes(cluster, reader, Opcode.COMMIT_CURSORS, mine) == [DENIED, OK]
+        described = headers.DescribeCursorsRequest(1_000, "mine")
+        assert await codes(cluster, reader, Opcode.DESCRIBE_CURSORS, described) == [OK]
+        for address, opcode, request in (
+            (reader, Opcode.COMMIT_CURSORS, headers.CommitCursorsRequest(1_000, "your", cursors)),
+            (nobody, Opcode.COMMIT_CURSORS, mine),
+            (nobody, Opcode.DESCRIBE_CURSORS, described),
+        ):
+            with pytest.raises(PermissionDeniedError, match="lacks the right group on group"):
+                await codes(cluster, address, opcode, request)
+
+    run(tmp_path, body)
+
+
+def test_a_revoked_right_is_gone_at_once(tmp_path, identities):
+    reader = identities.address_of("reader")
+
+    async def body(cluster, ids):
+        asked = headers.DescribeStreamsRequest(1_000, (ids[0],))
+        assert await codes(cluster, reader, Opcode.DESCRIBE_STREAMS, asked) == [OK]
+        await cluster.client.change_grants([Grant(*GRANTS[0])], is_revoked=True)
+        assert await codes(cluster, reader, Opcode.DESCRIBE_STREAMS, asked) == [DENIED]
+
+    run(tmp_path, body)

@@ -1,0 +1,118 @@
+"""Patterns and grants, the table of operations, and how refused results get into an answer."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbp_core.access.rights import Grant, Owners, Right, checked_grant, matches, rights_on
+from sbp_core.errors import InvalidRequestError
+from sbp_core.server.guard import RULES, Caller, Merger, Results
+from sbp_core.wire.headers import (
+    REQUEST_TABLES,
+    RESPONSE_TABLES,
+    RESULT_FIELDS,
+    DescribeRangeResult,
+)
+from sbp_core.wire.opcodes import Opcode
+
+NAMES = st.text("ab.-", min_size=1, max_size=6)
+
+
+@given(NAMES, st.none() | NAMES)
+def test_a_pattern_matches_a_name_its_beginnings_or_all(pattern, name):
+    assert matches("*", name)
+    assert matches(pattern, name) == (name == pattern)
+    assert matches(f"{pattern}*", name) == (name is not None and name.startswith(pattern))
+
+
+@given(st.lists(st.tuples(st.sampled_from(Right), NAMES | NAMES.map("{}*".format))), NAMES)
+def test_rights_on_a_name_are_those_of_all_grants_that_match(granted, name):
+    grants = [Grant("s", *each) for each in granted]
+    assert rights_on(grants, name) == {
+        right for right, pattern in granted if matches(pattern, name)
+    }
+
+
+@pytest.mark.parametrize(
+    ("subject", "right", "pattern", "named"),
+    [
+        ("", "read", "a", "not a subject"),
+        ("a\n", "read", "a", "not a subject"),
+        ("s" * 513, "read", "a", "not a subject"),
+        ("s", "write", "a", "'write' cannot be granted: use append, manage, read or group"),
+        ("s", "admin", "*", "settings of the servers"),
+        ("s", "read", "", "not a pattern"),
+        ("s", "read", "*a", "not a pattern"),
+        ("s", "read", "a*b*", "not a pattern"),
+        ("s", "read", "a" * 251, "not a pattern"),
+    ],
+)
+def test_what_cannot_be_granted_is_refused(subject, right, pattern, named):
+    with pytest.raises(InvalidRequestError, match=named):
+        checked_grant(subject, right, pattern)
+
+
+def test_a_grant_of_the_longest_name_is_accepted():
+    assert checked_grant("CN=b,O=ü", "read", "a" * 249 + "*").right is Right.READ
+
+
+def test_every_operation_has_a_rule_whose_fields_its_tables_have():
+    assert RULES.keys() == {*Opcode}
+    for opcode, rule in RULES.items():
+        if isinstance(rule, Caller):
+            continue
+        request, response = REQUEST_TABLES[opcode], RESPONSE_TABLES[opcode]
+        assert {*rule.items} <= {*request.__struct_fields__}, opcode
+        assert rule.rights, opcode
+        if not rule.is_whole:
+            assert response in RESULT_FIELDS, opcode
+        assert not rule.of_group or "group" in request.__struct_fields__
+
+
+def test_only_servers_may_call_what_servers_ask_each_other():
+    for_servers = {opcode for opcode, rule in RULES.items() if rule is Caller.SERVER}
+    assert for_servers == {
+        *(Opcode.ALLOCATE_ID, Opcode.REPORT_METRICS, Opcode.CHECK_RIGHTS, Opcode.END_TXN),
+        *(Opcode.REPLICATE, Opcode.READ_ENTRIES, Opcode.SYNC_RANGES),
+    }
+    for_anyone = {opcode for opcode, rule in RULES.items() if rule is Caller.ANYONE}
+    assert for_anyone == {
+        *(Opcode.PING, Opcode.GOAWAY, Opcode.HEARTBEAT, Opcode.DESCRIBE_PD_CLUSTER),
+    }
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 3)), max_size=12), st.data())
+def test_results_of_refused_items_come_at_their_places(items, data):
+    """An item that is served has as many results as it says, in frames that are cut anywhere."""
+    by_stream = data.draw(st.booleans())
+    expected, served, refused = [], [], {}
+    for stream_id, (is_refused, count) in enumerate(items):
+        if is_refused:
+            refused[stream_id] = DescribeRangeResult(stream_id)
+            expected.append(refused[stream_id])
+        else:
+            own = [DescribeRangeResult(stream_id)] * (count if by_stream else 1)
+            served += own
+            expected += own
+    merger = Merger(len(items), refused, by_stream=by_stream)
+    cut = data.draw(st.integers(0, len(served)))
+    first = merger.merge(served[:cut], is_end=False)
+    assert first + merger.merge(served[cut:], is_end=True) == expected
+
+
+def test_what_a_subject_used_first_is_not_anothers(monkeypatch):
+    monkeypatch.setattr(Owners, "COUNT_MAX", 2)
+    owners = Owners()
+    assert owners.claim("a", "me")
+    assert owners.claim("b", "me")
+    assert not owners.claim("a", "you")
+    assert owners.claim("c", "you"), "b was used least recently"
+    assert not owners.claim("a", "you")
+    assert owners.claim("b", "you")
+
+
+def test_operations_whose_results_name_their_items_are_the_ones_with_an_index():
+    for opcode, rule in RULES.items():
+        if not isinstance(rule, Caller) and rule.results is Results.BY_INDEX:
+            (field,) = rule.items
+            assert field in REQUEST_TABLES[opcode].__struct_fields__
