@@ -12,6 +12,7 @@ from sbp_core import limits
 from sbp_core.errors import (
     InvalidRequestError,
     NotFoundError,
+    PermissionDeniedError,
     TxnAbortedError,
 )
 from sbp_core.limits import ABORTED_TXNS_KEPT_MS, TXN_ID_LENGTH_MAX, TXNS_KEPT_PER_PRODUCER
@@ -337,3 +338,24 @@ def test_a_lost_part_of_a_decision_is_kept_whatever_follows(txns, producer):
     txns.commit(manifest(99, producer=producer), told_until_ms + 1)
     assert txns.maybe_decided(producer, 1) == Decision(is_replay=True, txn=None)
     assert txns.abort([part("one", count=-1)], 9) == [Verdict.KEPT], "nothing is known any more"
+
+
+def test_a_producer_belongs_to_the_subject_of_its_first_batch(store):
+    def commit(number, subject):
+        parts = (Part(f"p.{number}.x", 1, 0, 5),)
+        manifest = Manifest("p", number, parts, 5, DIGEST, subject)
+        return store.transactions.commit(manifest, 5)
+
+    assert store.transactions.maybe_owner("p") is None
+    commit(1, None)
+    commit(2, "me")
+    assert store.transactions.maybe_owner("p") == "me"
+    for number in (1, 2, 3):
+        with pytest.raises(PermissionDeniedError, match="belongs to another identity than 'you'"):
+            commit(number, "you")
+    with pytest.raises(PermissionDeniedError):
+        store.transactions.abort([Part("p.3.x", 1, 0, 5)], 5, "you")
+    assert commit(2, "me").is_replay
+    assert not commit(3, "me").is_replay
+    assert store.transactions.abort([Part("p.4.x", 1, 0, 5)], 5, "me") == [Verdict.GIVEN_UP]
+    assert store.transactions.abort([Part("p.5.x", 1, 0, 5)], 5) == [Verdict.GIVEN_UP]

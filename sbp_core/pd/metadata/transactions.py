@@ -40,6 +40,7 @@ from sbp_core.pd.txns.transactions import (
     TxnRecord,
     Verdict,
     check_leap,
+    check_owner,
     check_parts,
     is_replay,
     judge,
@@ -69,6 +70,9 @@ _TXNS_OF_PRODUCER_AFTER: Final = (
     _TXNS.where(_PRODUCER, bindparam("after") < _SORTED).order_by(_SORTED).limit(COUNT_MAX)
 )
 _LAST_BATCH: Final = select(func.max(txns.c.batch_number)).where(_PRODUCER)
+_OWNER: Final = (
+    select(txns.c.subject).where(_PRODUCER).order_by(txns.c.batch_number.desc()).limit(ONE)
+)
 _ADD_TXN: Final = (
     insert(txns)
     .values(
@@ -174,8 +178,9 @@ class TransactionTables:
     ) -> Decision:
         """Decide a batch, or return what was decided.
 
-        Raises what `check_leap` and `check_parts` raise.
+        Raises what `check_owner`, `check_leap` and `check_parts` raise.
         """
+        check_owner(self, manifest.producer, manifest.subject)
         if is_replay(self, manifest):
             found = self._maybe_txn(manifest.producer, manifest.batch_number)
             return Decision(is_replay=True, txn=found)
@@ -206,8 +211,16 @@ class TransactionTables:
         decided = self._maybe_txn(manifest.producer, manifest.batch_number)
         return Decision(is_replay=False, txn=decided)
 
-    def abort(self, parts: Sequence[Part], aborted_at_ms: int) -> list[Verdict]:
-        """Abort what may be aborted; return what becomes of each part."""
+    def abort(
+        self, parts: Sequence[Part], aborted_at_ms: int, subject: str | None = None
+    ) -> list[Verdict]:
+        """Abort what may be aborted; return what becomes of each part.
+
+        Raises what `check_owner` raises.
+        """
+        batches = {maybe_batch_of(part.txn_id) for part in parts}
+        for named in sorted({batch[0] for batch in batches if batch is not None}):
+            check_owner(self, named, subject)
         verdicts = [judge(self, part) for part in parts]
         given_up = {
             original_of(part.txn_id)
@@ -291,6 +304,11 @@ class TransactionTables:
         """Return the number of the last batch that was decided of a producer."""
         ((last,),) = self._query(_LAST_BATCH, producer=producer)
         return None if last is None else int(last)
+
+    def maybe_owner(self, producer: str) -> str | None:
+        """Return the subject that committed the last batch of a producer; None if not known."""
+        rows = self._query(_OWNER, producer=producer)
+        return rows[0][0] if rows else None
 
     def is_named(self, txn_id: str, stream_id: int | None = None) -> bool:
         """Whether a committed part that is not published yet is of a transaction, in a stream."""

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Final, Protocol
 
 from sbp_core import limits
-from sbp_core.errors import NotFoundError, TxnAbortedError, invalid
+from sbp_core.errors import NotFoundError, PermissionDeniedError, TxnAbortedError, invalid
 from sbp_core.wire.status import shown
 from sbp_core.wire.txn_id import copy_of, is_producer, is_txn_id, maybe_batch_of, original_of
 
@@ -98,6 +98,9 @@ class Ledger(Protocol):
     def maybe_last_batch(self, producer: str) -> int | None:
         """Return the number of the last batch that was decided of a producer."""
 
+    def maybe_owner(self, producer: str) -> str | None:
+        """Return the subject that committed the last batch of a producer; None if not known."""
+
     def is_named(self, txn_id: str, stream_id: int | None = None) -> bool:
         """Whether a committed part that is not published yet is of a transaction, in a stream."""
 
@@ -173,6 +176,19 @@ def is_replay(ledger: Ledger, manifest: Manifest) -> bool:
     """Whether the batch was decided before, so that this manifest has no effect."""
     last = ledger.maybe_last_batch(manifest.producer)
     return last is not None and manifest.batch_number <= last
+
+
+def check_owner(ledger: Ledger, producer: str, subject: str | None) -> None:
+    """Raise PermissionDeniedError for the producer of another subject; None is not checked.
+
+    A producer belongs to the subject that committed its first batch, and so do its transactions.
+    """
+    owner = None if subject is None else ledger.maybe_owner(producer)
+    if owner is not None and owner != subject:
+        raise PermissionDeniedError.of(
+            f"producer {producer} belongs to another identity than {shown(subject or '')}: use"
+            " another producer, such as a query with a checkpoint of its own"
+        )
 
 
 def check_leap(ledger: Ledger, manifest: Manifest, leap_max: int) -> None:

@@ -32,6 +32,7 @@ from sbp_core.pd.txns.transactions import (
     TxnRecord,
     Verdict,
     check_manifest,
+    check_owner,
 )
 from sbp_core.server.answers import cut_by_weight, respond_all, respond_in_parts
 from sbp_core.server.dispatch import Handler, ServerCall
@@ -109,6 +110,7 @@ class TxnHandlers:
             parts,
             request.record_count,
             request.digest,
+            _subject_of(call),
         )
         check_manifest(manifest)
         decision = await self._publisher.commit(manifest, self._clock.wall_ms(), self._leap_max)
@@ -124,6 +126,8 @@ class TxnHandlers:
         if request.commit or request.parts or not is_producer(producer):
             raise invalid("to give up lost records of a batch, set producer and batch_number only")
         batch = f"batch {batch_number} of {producer}"
+        subject = _subject_of(call, spares_admins=True)
+        await self._store.run(lambda store: check_owner(store.transactions, producer, subject))
         txn = await self._decided(producer, batch_number, batch)
         message = None
         if txn is not None and txn.parts:
@@ -150,8 +154,9 @@ class TxnHandlers:
                 raise invalid(
                     f"{shown(part.txn_id)} is not the id of a transaction: use A-Z a-z 0-9 . _ - ~"
                 )
+        subject = _subject_of(call, spares_admins=True)
         verdicts = await self._store.run(
-            lambda store: store.transactions.abort(parts, self._clock.wall_ms())
+            lambda store: store.transactions.abort(parts, self._clock.wall_ms(), subject)
         )
         dead = [
             part
@@ -190,6 +195,14 @@ class TxnHandlers:
         while aborted := await self._store.run(_aborted_after, txn_id, producer):
             yield tuple(map(_aborted_description, aborted))
             txn_id = aborted[-1].txn_id
+
+
+def _subject_of(call: ServerCall, *, spares_admins: bool = False) -> str | None:
+    """Return whose transactions a request is about; None if that is not to be checked."""
+    identity = call.peer.standing.identity
+    if identity is None or identity.is_server or (spares_admins and identity.is_admin):
+        return None
+    return identity.subject
 
 
 async def _respond(
