@@ -43,6 +43,8 @@ from sbp_core.server.trust import (
 )
 from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
+    CheckRightsRequest,
+    CheckRightsResponse,
     ClientRole,
     CommitTxnRequest,
     CommitTxnResponse,
@@ -313,6 +315,16 @@ class Membership:
             answers = await self._client.ask(Opcode.COMMIT_TXN, request, CommitTxnResponse)
             dead += [part for answer in answers for part in answer.parts]
         return dead
+
+    async def check_rights(
+        self, subject: str, stream_ids: Sequence[int]
+    ) -> list[CheckRightsResponse]:
+        """Return the rights of a subject on streams (CHECK_RIGHTS)."""
+        answers: list[CheckRightsResponse] = []
+        for chunk in chunks(stream_ids):
+            request = CheckRightsRequest(limits.REQUEST_TIMEOUT_MS, subject, tuple(chunk))
+            answers += await self._client.ask(Opcode.CHECK_RIGHTS, request, CheckRightsResponse)
+        return answers
 
     async def ask_to_seal(self, ranges: Sequence[tuple[int, int]], cause: SealCause) -> set[int]:
         """Ask that streams go on in new ranges, behind these (SEAL_RANGE at the PD).

@@ -40,6 +40,8 @@ from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.replicating.copying import ReadEntriesHandler
 from sbp_core.rangeserver.replicating.secondary import ReplicateHandler, Secondary
 from sbp_core.rangeserver.replicating.settling import Settler
+from sbp_core.rangeserver.rights import CachedRights
+from sbp_core.server.guard import Guard
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
@@ -226,15 +228,19 @@ class RangeServer:
             metrics=self._metrics,
             local_reads=local_reads,
         )
+        rights = CachedRights(membership.check_rights, self._clock)
+        self._started.push_async_callback(rights.stop)
         return Listener(
-            {
-                Opcode.APPEND: append,
-                Opcode.END_TXN: membership.only_for_driver(end_txn),
-                Opcode.FETCH: fetch,
-                Opcode.REPLICATE: ReplicateHandler(host, secondary, self._disk_space),
-                Opcode.READ_ENTRIES: ReadEntriesHandler(host, self._log, self._readers),
-                **RangeOperations(host, self._log, membership, self._readers).handlers(),
-            },
+            Guard(rights).wrap(
+                {
+                    Opcode.APPEND: append,
+                    Opcode.END_TXN: membership.only_for_driver(end_txn),
+                    Opcode.FETCH: fetch,
+                    Opcode.REPLICATE: ReplicateHandler(host, secondary, self._disk_space),
+                    Opcode.READ_ENTRIES: ReadEntriesHandler(host, self._log, self._readers),
+                    **RangeOperations(host, self._log, membership, self._readers).handlers(),
+                }
+            ),
             speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
             clock=self._clock,
             connections_per_address_max=settings.connections_per_address_max,

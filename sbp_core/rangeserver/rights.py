@@ -1,0 +1,197 @@
+"""The rights of identities at a range server: asked at the placement driver, and kept for a while.
+
+The placement driver says how long its answer may be used. While a decision is in use, it is asked
+again every REFRESH_MS in the background: so a revoked right ends, and a placement driver that is
+down for less than the lease stops nobody. A right that is missing is asked again after DENIED_MS.
+
+A writer and a transaction belong to the subject that used them first in a stream. That is kept in
+memory: after a restart, or in the next range on another server, the first one counts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from sbp_core.access.identity import Identity
+from sbp_core.access.rights import Owners, Right
+from sbp_core.errors import SbpError, ThrottledError
+from sbp_core.server.dispatch import ServerCall
+from sbp_core.server.guard import (
+    Authority,
+    Judgement,
+    Rule,
+    Target,
+    lacking_right,
+    stream_id_of,
+)
+from sbp_core.server.runtime import Clock, cancel_all
+from sbp_core.server.trust import denied
+from sbp_core.wire.headers import CheckRightsResponse, StreamRights
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import maybe_error
+from sbp_core.wire.txn_id import original_of
+
+_LOG: Final = logging.getLogger(__name__)
+
+REFRESH_MS: Final = 10_000
+"""Age at which a decision that is in use is asked again."""
+DENIED_MS: Final = 1_000
+"""Age up to which a right that is missing is not asked again."""
+DECISIONS_MAX: Final = 100_000
+"""Decisions that are kept, the most recently used ones."""
+
+Ask = Callable[[str, Sequence[int]], Awaitable[Sequence[CheckRightsResponse]]]
+"""Asks the placement driver for the rights of a subject on streams. Raises SbpError."""
+_Key = tuple[str, int]
+_AT_ONCE: Final = {Opcode.APPEND: "append_requests", Opcode.FETCH: "fetch_requests"}
+"""The operations that are judged without a wait if that is possible."""
+
+
+class _Decision(Struct, gc=False):
+    """The rights of a subject on a stream, asked at a time in s; `error` says if there is none."""
+
+    rights: frozenset[Right]
+    asked_at: float
+    end: float
+    error: SbpError | None = None
+
+
+class CachedRights(Authority):
+    """Knows what the placement driver told of rights."""
+
+    def __init__(self, ask: Ask, clock: Clock) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._decisions: OrderedDict[_Key, _Decision] = OrderedDict()
+        self._asking: dict[_Key, asyncio.Task[None]] = {}
+        self._owners: Owners[tuple[int, str, str]] = Owners()
+        """By stream, noun and id."""
+
+    async def stop(self) -> None:
+        """Ask nothing any more."""
+        await cancel_all({*self._asking.values()})
+
+    def maybe_judge(self, call: ServerCall, rule: Rule, request: Any) -> Judgement | None:
+        """Judge the items of an APPEND or FETCH; None if one is not known."""
+        field = _AT_ONCE.get(call.opcode)
+        identity = call.peer.standing.identity
+        if field is None or identity is None:
+            return None
+        now = self._clock.monotonic()
+        subject = identity.subject
+        judgement: list[SbpError | None] = []
+        for item in getattr(request, field):
+            stream_id = stream_id_of(item)
+            decision = self._maybe_decision(subject, stream_id, rule.rights, now)
+            if decision is None:
+                return None
+            judgement.append(self._judge(subject, rule.rights, stream_id, item, decision))
+        return judgement
+
+    async def judge(
+        self, identity: Identity, rights: frozenset[Right], targets: Sequence[Target]
+    ) -> Judgement:
+        """Return why an identity that has none of these rights may not use a stream.
+
+        ThrottledError where the placement driver does not say it.
+        """
+        subject, now = identity.subject, self._clock.monotonic()
+        lacking = {
+            each.stream_id
+            for each in targets
+            if self._maybe_decision(subject, each.stream_id, rights, now) is None
+        }
+        if lacking:
+            await asyncio.wait(self._lookups_of(subject, lacking))
+            now = self._clock.monotonic()
+        judgement: list[SbpError | None] = []
+        for each in targets:
+            decision = self._decisions.get((subject, each.stream_id))
+            if decision is None or decision.end <= now:
+                judgement.append(_not_known(subject, each))
+            else:
+                judgement.append(self._judge(subject, rights, each.stream_id, each.item, decision))
+        return judgement
+
+    def _maybe_decision(
+        self, subject: str, stream_id: int, rights: frozenset[Right], now: float
+    ) -> _Decision | None:
+        """Return a decision that may be used; None if the placement driver has to be asked."""
+        key = (subject, stream_id)
+        decision = self._decisions.get(key)
+        if decision is None or decision.end <= now:
+            return None
+        age_ms = 1_000 * (now - decision.asked_at)
+        if age_ms > DENIED_MS and rights.isdisjoint(decision.rights):
+            return None
+        self._decisions.move_to_end(key)
+        if age_ms > REFRESH_MS:
+            self._lookups_of(subject, [stream_id])
+        return decision
+
+    def _judge(
+        self,
+        subject: str,
+        rights: frozenset[Right],
+        stream_id: int,
+        item: Any,
+        decision: _Decision,
+    ) -> SbpError | None:
+        if decision.error is not None:
+            return decision.error
+        if rights.isdisjoint(decision.rights):
+            return lacking_right(subject, rights, Target(stream_id))
+        txn_id, writer_id = getattr(item, "txn_id", None), getattr(item, "writer_id", None)
+        if txn_id is not None and Right.APPEND not in rights:
+            return denied(f"{subject} may not read staged batches: only servers of the cluster may")
+        for used, noun in ((txn_id, "transaction"), (writer_id, "writer")):
+            if used is not None:
+                key = (stream_id, noun, original_of(used))
+                if not self._owners.claim(key, subject):
+                    return denied(
+                        f"{noun} {used} of stream {stream_id} belongs to another identity: use"
+                        " another id"
+                    )
+        return None
+
+    def _lookups_of(self, subject: str, stream_ids: Collection[int]) -> set[asyncio.Task[None]]:
+        """Return the requests for these decisions; one begins for all that are not asked for."""
+        fresh = [each for each in stream_ids if (subject, each) not in self._asking]
+        if fresh:
+            task = asyncio.create_task(self._look_up(subject, fresh))
+            self._asking.update({(subject, each): task for each in fresh})
+        return {self._asking[subject, each] for each in stream_ids}
+
+    async def _look_up(self, subject: str, stream_ids: Sequence[int]) -> None:
+        asked_at = self._clock.monotonic()
+        try:
+            for answer in await self._ask(subject, stream_ids):
+                self._keep(subject, answer.streams, asked_at, asked_at + answer.lease_ms / 1_000)
+        except SbpError as error:
+            _LOG.warning("rights not known: streams=%d error=%s", len(stream_ids), error)
+        finally:
+            for stream_id in stream_ids:
+                self._asking.pop((subject, stream_id), None)
+
+    def _keep(
+        self, subject: str, streams: Iterable[StreamRights], asked_at: float, end: float
+    ) -> None:
+        for each in streams:
+            key = (subject, each.stream_id)
+            rights = frozenset(right for right in Right if right in each.rights)
+            self._decisions[key] = _Decision(rights, asked_at, end, maybe_error(each.status))
+            self._decisions.move_to_end(key)
+        while len(self._decisions) > DECISIONS_MAX:
+            self._decisions.popitem(last=False)
+
+
+def _not_known(subject: str, target: Target) -> ThrottledError:
+    return ThrottledError.of(
+        f"the placement driver has not said which rights {subject} has on {target}; try again"
+    )

@@ -1,0 +1,181 @@
+"""The rights that a range server keeps: how long they hold, and when they are asked again."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from manual_clock import ManualClock
+
+from sbp_core.access.identity import Identity
+from sbp_core.access.rights import Right
+from sbp_core.errors import (
+    ConnectError,
+    NotFoundError,
+    PermissionDeniedError,
+    StatusCode,
+    ThrottledError,
+)
+from sbp_core.rangeserver import rights as module
+from sbp_core.rangeserver.rights import DENIED_MS, REFRESH_MS, CachedRights
+from sbp_core.server.guard import RULES, Target
+from sbp_core.wire.headers import (
+    AppendInfo,
+    AppendRequest,
+    CheckRightsResponse,
+    FetchInfo,
+    FetchRequest,
+    Status,
+    StreamRights,
+)
+from sbp_core.wire.opcodes import Opcode
+
+LEASE_MS = 60_000
+READ = frozenset({Right.READ})
+
+
+class World:
+    """Rights that a placement driver has, and a range server that asks for them."""
+
+    def __init__(self):
+        self.clock = ManualClock()
+        self.granted = {}
+        self.asked = []
+        self.failure = None
+        self.rights = CachedRights(self.ask, self.clock)
+
+    async def ask(self, subject, stream_ids):
+        self.asked.append((subject, tuple(stream_ids)))
+        await asyncio.sleep(0)
+        if self.failure is not None:
+            raise self.failure
+        found = (
+            StreamRights(each, tuple(self.granted[subject, each]), Status())
+            if (subject, each) in self.granted
+            else StreamRights(each, status=Status(StatusCode.NOT_FOUND))
+            for each in stream_ids
+        )
+        return [CheckRightsResponse(streams=tuple(found), lease_ms=LEASE_MS)]
+
+    async def judge(self, subject, *stream_ids, rights=READ):
+        targets = [Target(each) for each in stream_ids]
+        found = await self.rights.judge(Identity(subject), rights, targets)
+        return [None if each is None else type(each) for each in found]
+
+    def at_once(self, subject, opcode, *items):
+        tables = {Opcode.APPEND: AppendRequest, Opcode.FETCH: FetchRequest}
+        field = RULES[opcode].items[0]
+        standing = SimpleNamespace(identity=Identity(subject))
+        call = SimpleNamespace(opcode=opcode, peer=SimpleNamespace(standing=standing))
+        request = tables[opcode](**{field: items})
+        found = self.rights.maybe_judge(call, RULES[opcode], request)
+        return found and [None if each is None else type(each) for each in found]
+
+    async def settle(self):
+        await asyncio.gather(*self.rights._asking.values())
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_a_decision_is_asked_for_once_by_all_that_wait(world):
+    world.granted = {("me", 1): ["read"], ("me", 2): ["append", "later"]}
+
+    async def body():
+        found = await asyncio.gather(*(world.judge("me", 1, 2, 3) for _ in range(3)))
+        assert found == [[None, PermissionDeniedError, NotFoundError]] * 3
+        assert world.asked == [("me", (1, 2, 3))]
+        assert await world.judge("me", 1) == [None]
+        assert len(world.asked) == 1
+        assert await world.judge("you", 1) == [NotFoundError]
+
+    asyncio.run(body())
+
+
+def test_a_decision_in_use_is_refreshed_and_outlives_its_driver_to_the_end_of_its_lease(world):
+    world.granted = {("me", 1): ["read"]}
+
+    async def body():
+        fetch = FetchInfo(stream_id=1)
+        assert world.at_once("me", Opcode.FETCH, fetch) is None
+        await world.judge("me", 1)
+        world.failure = ConnectError("the placement driver is down")
+        world.clock.advance(REFRESH_MS + 1)
+        for count in (2, 3):
+            assert world.at_once("me", Opcode.FETCH, fetch) == [None]
+            await world.settle()
+            assert len(world.asked) == count
+        world.clock.advance(LEASE_MS - REFRESH_MS - 2)
+        assert world.at_once("me", Opcode.FETCH, fetch) == [None]
+        await world.settle()
+        world.clock.advance(1)
+        assert world.at_once("me", Opcode.FETCH, fetch) is None
+        assert await world.judge("me", 1) == [ThrottledError]
+        world.failure = None
+        assert await world.judge("me", 1) == [None]
+
+    asyncio.run(body())
+
+
+def test_a_revoked_right_ends_with_the_refresh_and_a_new_one_counts_soon(world):
+    world.granted = {("me", 1): ["read"]}
+
+    async def body():
+        await world.judge("me", 1)
+        world.granted["me", 1] = []
+        world.clock.advance(REFRESH_MS + 1)
+        assert await world.judge("me", 1) == [None]
+        await world.settle()
+        assert await world.judge("me", 1) == [PermissionDeniedError]
+        world.granted["me", 1] = ["read"]
+        assert await world.judge("me", 1) == [PermissionDeniedError]
+        world.clock.advance(DENIED_MS + 1)
+        assert await world.judge("me", 1) == [None]
+
+    asyncio.run(body())
+
+
+def test_writers_and_transactions_belong_to_who_used_them_first(world):
+    world.granted = {(each, 1): ["append"] for each in ("me", "you")}
+
+    async def body():
+        for subject in ("me", "you"):
+            await world.judge(subject, 1, rights=RULES[Opcode.APPEND].rights)
+        items = [
+            AppendInfo(stream_id=1, writer_id="w", sequence=0),
+            AppendInfo(stream_id=1, txn_id="p.0.x", sequence=0),
+            AppendInfo(stream_id=1),
+        ]
+        denied = PermissionDeniedError
+        assert world.at_once("me", Opcode.APPEND, *items) == [None] * 3
+        assert world.at_once("you", Opcode.APPEND, *items) == [denied, denied, None]
+        again = AppendInfo(stream_id=1, txn_id="w", sequence=0)
+        assert world.at_once("you", Opcode.APPEND, again) == [None], "a writer is no transaction"
+
+    asyncio.run(body())
+
+
+def test_staged_batches_are_not_for_clients(world):
+    world.granted = {("me", 1): ["read"]}
+
+    async def body():
+        await world.judge("me", 1)
+        staged = FetchInfo(stream_id=1, txn_id="p.0.x")
+        assert world.at_once("me", Opcode.FETCH, staged) == [PermissionDeniedError]
+
+    asyncio.run(body())
+
+
+def test_the_decision_that_was_used_longest_ago_is_forgotten(world, monkeypatch):
+    monkeypatch.setattr(module, "DECISIONS_MAX", 2)
+    world.granted = {("me", each): ["read"] for each in (1, 2, 3)}
+
+    async def body():
+        await world.judge("me", 1, 2)
+        await world.judge("me", 1)
+        await world.judge("me", 3)
+        assert world.at_once("me", Opcode.FETCH, FetchInfo(stream_id=1)) == [None]
+        assert world.at_once("me", Opcode.FETCH, FetchInfo(stream_id=2)) is None
+
+    asyncio.run(body())
