@@ -4,6 +4,7 @@ from sbp_core.access.credentials import Credentials
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client.aio import AsyncClient
 from sbp_core.client.blocking import Client, newest_schemas
+from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.client.programs.appending import Appender, AsyncAppender
 from sbp_core.client.programs.calls import RetryPolicy
 from sbp_core.client.programs.numbering import Transaction, Writer
@@ -16,15 +17,12 @@ from sbp_core.client.types import (
     AppendOutcome,
     Batches,
     CallTiming,
-    ClusterInfo,
     Connecting,
     CursorInfo,
     FetchItem,
     FetchOutcome,
     GroupInfo,
-    PlacementDriverInfo,
     RangeInfo,
-    RangeServerInfo,
     Reach,
     ReceivedBatches,
     SchemaVersion,

@@ -12,6 +12,7 @@ from typing import Self, TypeVar
 
 from sbp_core import limits
 from sbp_core.access.rights import Grant
+from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.client.io.blocking_transport import BlockingRunner, ConnectionPool
 from sbp_core.client.io.running import is_own_endpoint
 from sbp_core.client.programs import (
@@ -36,15 +37,12 @@ from sbp_core.client.programs.watching import BoundsView
 from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
-    ClusterInfo,
     Connecting,
     CursorInfo,
     FetchItem,
     FetchOutcome,
     GroupInfo,
-    PlacementDriverInfo,
     RangeInfo,
-    RangeServerInfo,
     Reach,
     SchemaVersion,
     StoreCommit,

@@ -125,7 +125,7 @@ def test_a_refused_batch_leaves_its_number_to_the_next_one(make, server) -> None
 
 @pytest.mark.parametrize("first_of_two", [StatusCode.INVALID_REQUEST, None])
 def test_a_failed_append_is_made_again_as_a_whole(make, server, peers, first_of_two) -> None:
-    """What it appended is not appended again: in another stream, or before what failed."""
+    """Its batches in other streams, and those before the failure, are not appended again."""
     other = peers()
     other.script(Opcode.HEARTBEAT, *server._scripts[Opcode.HEARTBEAT])
     lost = reset if first_of_two is None else append_handler(n0=first_of_two)
