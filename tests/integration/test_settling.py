@@ -3,7 +3,16 @@
 import asyncio
 
 import pytest
-from replicated_cluster import NO_FALSE_ALARM, append, hosted_at, primary_of, read_all, run, seal
+from replicated_cluster import (
+    NO_FALSE_ALARM,
+    append,
+    copies_of,
+    hosted_at,
+    primary_of,
+    read_all,
+    run,
+    seal,
+)
 from waiting import until
 
 from sbp_core import limits
@@ -30,7 +39,7 @@ class LoneEntry:
         """Return the append of the entry, which waits."""
         assert await append(self.client, self.stream_id, b"early") == 0
         self.primary = primary_of(self.cluster, self.key)
-        copies = hosted_at(self.cluster, *self.key)
+        copies = await copies_of(self.cluster, *self.key)
         await asyncio.to_thread(until, lambda: {e.next_offset for e in copies.values()} == {1})
         (placed,) = (await self.client.list_ranges([self.stream_id]))[self.stream_id]
         _, secondary, third = placed.servers
@@ -138,7 +147,7 @@ def test_a_server_that_stops_completes_the_others_before_it_asks_for_the_end(tmp
         (stream,) = await client.create_streams([spec])
         key = (stream.stream_id, 0)
         assert await append(client, stream.stream_id, b"early") == 0
-        copies = hosted_at(cluster, *key).values()
+        copies = (await copies_of(cluster, *key)).values()
         await asyncio.to_thread(until, lambda: {each.durable.seq for each in copies} == {1})
         may_arrive = asyncio.Event()
         begin, ask_to_seal = ReplicateHandler.begin, Membership.ask_to_seal

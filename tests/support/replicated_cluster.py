@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from core_cluster import rows_batch, values_of
 from raw_client import RawClient
+from waiting import until
 
 from sbp_core.client import AppendItem, AsyncClient, FetchItem
 from sbp_core.cluster import Cluster, ClusterSettings
@@ -75,6 +76,17 @@ def hosted_at(cluster, stream_id, range_index):
         server.endpoint: server._host.table.maybe_range((stream_id, range_index))
         for server in cluster._range_servers
     }
+
+
+async def copies_of(cluster, stream_id, range_index, count=3):
+    """The range at each server that is to have it, by endpoint, once all have learnt of it."""
+
+    def found():
+        hosted = hosted_at(cluster, stream_id, range_index)
+        return {endpoint: each for endpoint, each in hosted.items() if each is not None}
+
+    await asyncio.to_thread(until, lambda: len(found()) == count)
+    return found()
 
 
 def primary_of(cluster, key):
