@@ -29,7 +29,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 _BY_SERVERS: Final = frozenset(
     {
-        *(Opcode.ALLOCATE_ID, Opcode.REPORT_METRICS),
+        *(Opcode.ALLOCATE_ID, Opcode.REPORT_METRICS, Opcode.CHECK_RIGHTS),
         *(Opcode.END_TXN, Opcode.READ_ENTRIES, Opcode.REPLICATE, Opcode.SYNC_RANGES),
     }
 )

@@ -1,14 +1,22 @@
 """Identities of peers: what certificates and tokens open, and what stays closed without them."""
 
 import asyncio
-import contextlib
 import logging
 import traceback
 from dataclasses import replace
 
 import pytest
 from certificates import Authority
-from identities import AUDIENCE, ISSUER, Issuer
+from identified_cluster import (
+    ONCE,
+    admin_of,
+    connected,
+    identified_settings,
+    identity_of_client,
+    run,
+    served,
+)
+from identities import Issuer
 
 from sbp_core.access.identity import Identity, subject_of_certificate
 from sbp_core.access.tokens import LEEWAY_MS
@@ -19,34 +27,13 @@ from sbp_core.client import (
     Connecting,
     Credentials,
     FetchItem,
-    RetryPolicy,
     StreamSpec,
 )
-from sbp_core.cluster import Cluster, ClusterSettings
 from sbp_core.errors import (
     ConfigurationError,
-    PermissionDeniedError,
-    SbpError,
     UnauthenticatedError,
 )
 from sbp_core.server.settings import Exposure
-from sbp_core.session.negotiation import identity_offer, maybe_identity_end
-from sbp_core.wire.headers import (
-    REQUEST_TABLES,
-    ClientRole,
-    HeartbeatRequest,
-    HeartbeatResponse,
-    decode_header,
-)
-from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import check_status
-
-ONCE = RetryPolicy(budget_ms=1)
-FOR_SERVERS = {
-    *(Opcode.ALLOCATE_ID, Opcode.REPORT_METRICS, Opcode.END_TXN),
-    *(Opcode.READ_ENTRIES, Opcode.REPLICATE, Opcode.SYNC_RANGES),
-}
-OTHERS = sorted({*REQUEST_TABLES} - FOR_SERVERS - {Opcode.HEARTBEAT, Opcode.PING, Opcode.GOAWAY})
 
 
 @pytest.fixture(scope="module")
@@ -61,188 +48,20 @@ def issuer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def settings(authority, issuer, tmp_path_factory):
-    pair = authority.issue("127.0.0.1", "localhost", common_name="node1")
-    return ClusterSettings(
-        data_dir=tmp_path_factory.mktemp("data"),
-        pd_port=0,
-        range_server_port=0,
-        tls_cert_file=pair.cert_file,
-        tls_key_file=pair.key_file,
-        tls_ca_file=authority.ca_file,
-        auth_admins=("alice",),
-        auth_jwks_file=issuer.jwks_file,
-        auth_issuer=ISSUER,
-        auth_audience=AUDIENCE,
-    )
-
-
-@contextlib.asynccontextmanager
-async def served(settings):
-    cluster = Cluster(settings)
-    await cluster.start()
-    try:
-        yield cluster
-    finally:
-        await cluster.stop()
-
-
-def run(body):
-    asyncio.run(asyncio.wait_for(body, 60))
-
-
-@contextlib.asynccontextmanager
-async def connected(endpoint, tls, **options):
-    connecting = Connecting(tls=tls, **options)
-    async with AsyncClient(endpoint, connecting=connecting, retry=ONCE) as client:
-        yield client
-
-
-async def greet(client, endpoint, token, role=ClientRole.CLIENT):
-    """Send a HEARTBEAT with a token; return when the identity ends. Raises why it is refused."""
-    offered = () if token is None else (identity_offer(token),)
-    request = HeartbeatRequest(client_id="c", client_role=role, features=offered)
-    frames = await client.call(endpoint, Opcode.HEARTBEAT, request)
-    answer = decode_header(HeartbeatResponse, frames[-1].header)
-    check_status(answer.status)
-    return maybe_identity_end(answer.features)
-
-
-async def outcome(client, endpoint, opcode):
-    """Why an empty request is refused by the gate; None if it passes."""
-    try:
-        await client.call(endpoint, opcode, REQUEST_TABLES[opcode]())
-    except (UnauthenticatedError, PermissionDeniedError) as error:
-        return type(error)
-    except SbpError:
-        return None
-    return None
-
-
-def test_without_an_identity_only_heartbeats_and_pings_are_answered(settings, authority):
-    async def body():
-        async with served(settings) as cluster:
-            for endpoint in (cluster.endpoints.pd, *cluster.endpoints.range_servers):
-                async with connected(endpoint, authority.client()) as client:
-                    await client.call(endpoint, Opcode.PING, None)
-                    assert await greet(client, endpoint, None) is None
-                    for opcode in (*OTHERS, *FOR_SERVERS):
-                        assert await outcome(client, endpoint, opcode) is UnauthenticatedError
-                    for role in (ClientRole.RANGE_SERVER, ClientRole.PD):
-                        with pytest.raises(UnauthenticatedError, match="needs an identity"):
-                            await greet(client, endpoint, None, role)
-
-    run(body())
-
-
-@pytest.mark.parametrize("kind", ["token", "certificate"])
-def test_an_identity_opens_all_but_what_is_for_servers(settings, authority, issuer, kind):
-    tls, token = authority.client(), issuer.token()
-    if kind == "certificate":
-        tls, token = authority.client(authority.issue(common_name="etl")), None
-
-    async def body():
-        async with served(settings) as cluster:
-            for endpoint in (cluster.endpoints.pd, *cluster.endpoints.range_servers):
-                async with connected(endpoint, tls) as client:
-                    await greet(client, endpoint, token)
-                    for opcode in OTHERS:
-                        assert await outcome(client, endpoint, opcode) is None or (
-                            opcode is Opcode.SEAL_RANGE
-                        )
-                    for opcode in FOR_SERVERS:
-                        assert await outcome(client, endpoint, opcode) is PermissionDeniedError
-                    for role in (ClientRole.RANGE_SERVER, ClientRole.PD):
-                        with pytest.raises(PermissionDeniedError, match="servers of the cluster"):
-                            await greet(client, endpoint, None, role)
-
-    run(body())
-
-
-def test_a_token_that_is_refused_changes_nothing(settings, authority, issuer, tmp_path):
-    stranger = Issuer(tmp_path)
-
-    async def body():
-        async with served(settings) as cluster:
-            endpoint = cluster.endpoints.pd
-            async with connected(endpoint, authority.client()) as client:
-                for token in (stranger.token(), issuer.token(seconds=-60), b"", b"x" * 9000):
-                    with pytest.raises(UnauthenticatedError, match="the token is refused"):
-                        await greet(client, endpoint, token)
-                    assert await outcome(client, endpoint, Opcode.DESCRIBE_STREAMS) is (
-                        UnauthenticatedError
-                    )
-                first = await greet(client, endpoint, issuer.token(seconds=100))
-                with pytest.raises(UnauthenticatedError, match="open another connection"):
-                    await greet(client, endpoint, issuer.token("other"))
-                with pytest.raises(UnauthenticatedError, match="expired"):
-                    await greet(client, endpoint, issuer.token(seconds=-60))
-                assert await outcome(client, endpoint, Opcode.DESCRIBE_STREAMS) is None
-                assert await greet(client, endpoint, issuer.token(seconds=200)) == first + 100_000
-
-    run(body())
-
-
-def test_an_identity_that_has_ended_opens_nothing_until_it_is_renewed(settings, authority, issuer):
-    async def body():
-        async with served(settings) as cluster:
-            endpoint = cluster.endpoints.pd
-            async with connected(endpoint, authority.client()) as client:
-                await greet(client, endpoint, issuer.token())
-                (peer,) = (
-                    each
-                    for each in cluster._placement_driver._listener._peers
-                    if each.standing.identity is not None and not each.standing.identity.is_server
-                )
-                assert peer.standing.identity.subject == "etl"
-                peer.standing.identity = Identity("etl", expires_at_ms=1)
-                assert (
-                    await outcome(client, endpoint, Opcode.DESCRIBE_STREAMS) is UnauthenticatedError
-                )
-                with pytest.raises(UnauthenticatedError, match="another connection"):
-                    await greet(client, endpoint, issuer.token("other"))
-                await greet(client, endpoint, issuer.token())
-                assert await outcome(client, endpoint, Opcode.DESCRIBE_STREAMS) is None
-
-    run(body())
-
-
-def test_the_certificate_of_a_server_is_not_replaced_by_a_token(settings, authority, issuer):
-    pair = (settings.tls_cert_file, settings.tls_key_file)
-
-    async def body():
-        async with served(settings) as cluster:
-            endpoint = cluster.endpoints.pd
-            tls = replace(authority.client(), cert_file=pair[0], key_file=pair[1])
-            async with connected(endpoint, tls) as client:
-                with pytest.raises(UnauthenticatedError, match="needs no token"):
-                    await greet(client, endpoint, issuer.token())
-                for opcode in (*OTHERS, *FOR_SERVERS):
-                    assert await outcome(client, endpoint, opcode) is not UnauthenticatedError
-
-    run(body())
+    return identified_settings(authority, issuer, tmp_path_factory.mktemp("data"))
 
 
 def test_servers_know_each_other_by_their_certificates(settings, authority, tmp_path):
     async def body():
         wide = replace(settings, range_servers=3, data_dir=tmp_path)
         async with served(wide) as cluster:
-            admin = authority.client(authority.issue(common_name="alice"))
+            admin = authority.client(admin_of(authority))
             async with connected(cluster.endpoints.pd, admin) as client:
                 (stream,) = await client.create_streams([StreamSpec("s", replica_count=3)])
                 bounds = await client.list_ranges([stream.stream_id])
                 assert len(bounds[stream.stream_id][0].servers) == 3
 
     run(body())
-
-
-def identity_of_client(cluster):
-    """The identity of the only client of the placement driver, and its connection there."""
-    (peer,) = (
-        each
-        for each in cluster._placement_driver._listener._peers
-        if each.standing.identity is not None and not each.standing.identity.is_server
-    )
-    return peer.standing
 
 
 def identifying(client, endpoint):
@@ -347,11 +166,11 @@ def test_a_fetch_that_waits_is_answered_when_the_identity_ends(
     settings, authority, issuer, tmp_path
 ):
     leeway = LEEWAY_MS / 1000
-    credentials = write_token(tmp_path / "token", issuer.token(seconds=2 - leeway))
+    credentials = write_token(tmp_path / "token", issuer.token("alice", seconds=2 - leeway))
 
     async def body():
         async with served(settings) as cluster:
-            admin = authority.client(authority.issue(common_name="alice"))
+            admin = authority.client(admin_of(authority))
             async with connected(cluster.endpoints.pd, admin) as client:
                 (stream,) = await client.create_streams([StreamSpec("waited-for")])
             tls = authority.client()
