@@ -46,6 +46,9 @@ DENIED_MS: Final = 1_000
 DECISIONS_MAX: Final = 100_000
 """Decisions that are kept, the most recently used ones."""
 
+KNOWN_MAX: Final = 1_000
+"""Ids of a subject in a stream that are recognised without looking for their owner."""
+
 Ask = Callable[[str, Sequence[int]], Awaitable[Sequence[CheckRightsResponse]]]
 """Asks the placement driver for the rights of a subject on streams. Raises SbpError."""
 _Key = tuple[str, int]
@@ -54,12 +57,21 @@ _AT_ONCE: Final = {Opcode.APPEND: "append_requests", Opcode.FETCH: "fetch_reques
 
 
 class _Decision(Struct, gc=False):
-    """The rights of a subject on a stream, asked at a time in s; `error` says if there is none."""
+    """The rights of a subject on a stream, asked at a time in s; `error` says if there is none.
+
+    Until `fresh_end` it need not be looked at again. `writers` and `txns` are ids that are known to
+    be the subject's.
+    """
 
     rights: frozenset[Right]
     asked_at: float
     end: float
-    error: SbpError | None = None
+    error: SbpError | None
+    fresh_end: float
+    may_read: bool
+    may_append: bool
+    writers: set[str]
+    txns: set[str]
 
 
 class CachedRights(Authority):
@@ -85,14 +97,38 @@ class CachedRights(Authority):
             return None
         now = self._clock.monotonic()
         subject = identity.subject
+        items = getattr(request, field)
+        if self._allows_all(subject, items, now, is_append=call.opcode is Opcode.APPEND):
+            return ()
         judgement: list[SbpError | None] = []
-        for item in getattr(request, field):
+        for item in items:
             stream_id = stream_id_of(item)
             decision = self._maybe_decision(subject, stream_id, rule.rights, now)
             if decision is None:
                 return None
             judgement.append(self._judge(subject, rule.rights, stream_id, item, decision))
         return judgement
+
+    def _allows_all(
+        self, subject: str, items: Iterable[Any], now: float, *, is_append: bool
+    ) -> bool:
+        """Whether all items are allowed by fresh decisions: the common case, without calls."""
+        decisions = self._decisions
+        for item in items:
+            decision = decisions.get((subject, item.stream_id))
+            if decision is None or decision.fresh_end <= now:
+                return False
+            if not is_append:
+                if not decision.may_read or item.txn_id is not None:
+                    return False
+            elif not decision.may_append:
+                return False
+            elif item.txn_id is not None:
+                if item.txn_id not in decision.txns:
+                    return False
+            elif item.writer_id is not None and item.writer_id not in decision.writers:
+                return False
+        return True
 
     async def judge(
         self, identity: Identity, rights: frozenset[Right], targets: Sequence[Target]
@@ -150,10 +186,16 @@ class CachedRights(Authority):
         txn_id, writer_id = getattr(item, "txn_id", None), getattr(item, "writer_id", None)
         if txn_id is not None and Right.APPEND not in rights:
             return denied(f"{subject} may not read staged batches: only servers of the cluster may")
-        for used, noun in ((txn_id, "transaction"), (writer_id, "writer")):
+        for used, noun, known in (
+            (txn_id, "transaction", decision.txns),
+            (writer_id, "writer", decision.writers),
+        ):
             if used is not None:
                 key = (stream_id, noun, original_of(used))
-                if not self._owners.claim(key, subject):
+                if self._owners.claim(key, subject):
+                    if len(known) < KNOWN_MAX:
+                        known.add(used)
+                else:
                     return denied(
                         f"{noun} {used} of stream {stream_id} belongs to another identity: use"
                         " another id"
@@ -185,7 +227,17 @@ class CachedRights(Authority):
         for each in streams:
             key = (subject, each.stream_id)
             rights = frozenset(right for right in Right if right in each.rights)
-            self._decisions[key] = _Decision(rights, asked_at, end, maybe_error(each.status))
+            self._decisions[key] = _Decision(
+                rights,
+                asked_at,
+                end,
+                maybe_error(each.status),
+                fresh_end=min(end, asked_at + REFRESH_MS / 1_000),
+                may_read=Right.READ in rights,
+                may_append=Right.APPEND in rights,
+                writers=set(),
+                txns=set(),
+            )
             self._decisions.move_to_end(key)
         while len(self._decisions) > DECISIONS_MAX:
             self._decisions.popitem(last=False)

@@ -68,7 +68,9 @@ class World:
         call = SimpleNamespace(opcode=opcode, peer=SimpleNamespace(standing=standing))
         request = tables[opcode](**{field: items})
         found = self.rights.maybe_judge(call, RULES[opcode], request)
-        return found and [None if each is None else type(each) for each in found]
+        if found is None:
+            return None
+        return [None if each is None else type(each) for each in found or [None] * len(items)]
 
     async def settle(self):
         await asyncio.gather(*self.rights._asking.values())
