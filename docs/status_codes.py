@@ -83,7 +83,7 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.WRITER_UNKNOWN: "a range server: a writer that is unknown, or was forgotten, does"
     " not begin with sequence 0",
     StatusCode.WRITERS_NOT_THERE: "a range server: APPEND of a writer, before it has the state"
-    " of the stream's writers on other servers",
+    " of the stream's writers on other servers, or a repeat of what is not on enough disks yet",
     StatusCode.TXN_ENDED: "a range server: APPEND of staged batches, or END_TXN, of a transaction"
     " that was published or dropped",
     StatusCode.TXN_INCOMPLETE: "a range server: another number of records is staged than END_TXN"

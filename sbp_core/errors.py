@@ -452,7 +452,7 @@ class WritersNotThereError(RefusedError):
     """The server has just got the range, and does not know the numbers of the writers yet.
 
     It gets them from the server of the range before. Retry: until then a repeat would be appended
-    twice.
+    twice. Or this is a repeat, and too few servers have settled the range of the original.
     """
 
     codes = (StatusCode.WRITERS_NOT_THERE,)

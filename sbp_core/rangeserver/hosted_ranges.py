@@ -385,6 +385,14 @@ def check_latest(latest: HostedRange, range_index: int) -> None:
     raise _not_found(latest.stream_id, range_index)
 
 
+def unsettled(stream_id: int, range_index: int) -> RangeNotFoundError:
+    """Return the error of a repeat in a range that has ended, and may be on too few disks."""
+    return RangeNotFoundError.of(
+        f"range {range_index} of stream {stream_id} has ended, and it is not known yet that enough"
+        " servers have settled it, so what was done in it is not confirmed again; try again"
+    )
+
+
 def _not_found(stream_id: int, range_index: int) -> RangeNotFoundError:
     which = f"range {range_index}" if range_index >= 0 else "no range"
     return RangeNotFoundError.of(

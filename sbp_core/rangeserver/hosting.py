@@ -33,6 +33,7 @@ from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable
 from sbp_core.rangeserver.housekeeping.retention import Retention
 from sbp_core.rangeserver.replicating.primary import PrimaryRanges, RangeMembers
+from sbp_core.rangeserver.replicating.settled_ranges import SettledRanges
 from sbp_core.segment_format import EntryKind
 from sbp_core.tls import Tls
 from sbp_core.wire.headers import SealCause, StreamRange, TxnPart
@@ -91,6 +92,9 @@ class DriverPort(Protocol):
     async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
         """Return the ranges of these streams that are placed on this server."""
 
+    async def list_ranges(self, stream_id: int) -> list[StreamRange]:
+        """Return all ranges of a stream, in order."""
+
     async def find_retentions(self, stream_ids: Sequence[int]) -> dict[int, Retention]:
         """Return how long these streams are kept, those that are unknown left out."""
 
@@ -124,8 +128,9 @@ class RangeHost:
         *,
         tls: Tls | None = None,
     ) -> None:
+        self._settled = SettledRanges(placement, tls)
         self.primary = PrimaryRanges(
-            self._show, lambda: placement.server_id, self._find_servers, tls
+            self._show, lambda: placement.server_id, self._find_servers, self._settled, tls
         )
         """The replicated ranges of which this process is the primary."""
         self.on_ended: Callable[[Sequence[StreamRange]], None] = lambda _: None
@@ -280,6 +285,24 @@ class RangeHost:
         """
         ranges = [latest] if has_writers else self.table.ranges_of(latest.stream_id)
         return min((each.next_offset for each in ranges if each.is_incomplete_copy), default=inf)
+
+    def may_acknowledge(
+        self, stream_id: int, *, range_index: int | None = None, offset: int = -1
+    ) -> bool:
+        """Whether a repeat of what the log has in a range, or at an offset, may be acknowledged.
+
+        Entries of an open range here are committed. In one that has ended they may be on too few
+        disks: that is looked up in the background if it is not known.
+        """
+        ranges = self.table.ranges_of(stream_id)
+        if not ranges[-1].is_replicated:
+            return True
+        for each in ranges:
+            if each.range_index == range_index or each.start_offset <= offset < each.next_offset:
+                is_open = each is ranges[-1] and each.state is RangeState.OPEN
+                if is_open or not each.is_replicated:
+                    return True
+        return self._settled.has(stream_id, range_index=range_index, offset=offset)
 
     def writers_at_end(self, sealed: HostedRange) -> bytes:
         """Return the writers at the end of a sealed range as they go over the wire.

@@ -55,6 +55,7 @@ from sbp_core.wire.headers import (
     IdAllocationResponse,
     ListRangesRequest,
     ListRangesResponse,
+    ListRangesResult,
     RangeCriteria,
     RangeId,
     RangeServer,
@@ -262,20 +263,33 @@ class Membership:
             return []
         is_filtered = self._dialect is not Dialect.SPECIFICATION
         owner = None if is_filtered else self.self_table()
+        placed: list[PlacedRange] = []
+        for result in await self._list_ranges(stream_ids, owner):
+            mine = filter(self._hosts, result.ranges) if is_filtered else result.ranges
+            placed.extend(PlacedRange(each, result.writers) for each in mine)
+        return placed
+
+    async def list_ranges(self, stream_id: int) -> list[StreamRange]:
+        """Return all ranges of a stream, in order (LIST_RANGES)."""
+        results = await self._list_ranges([stream_id], None)
+        return [each for result in results for each in result.ranges]
+
+    async def _list_ranges(
+        self, stream_ids: Sequence[int], owner: RangeServer | None
+    ) -> list[ListRangesResult]:
         answers: list[ListRangesResponse] = []
         for chunk in chunks(stream_ids):
             owners = tuple(RangeCriteria(owner, stream_id) for stream_id in chunk)
             request = ListRangesRequest(limits.REQUEST_TIMEOUT_MS, owners)
             answers += await self._client.ask(Opcode.LIST_RANGES, request, ListRangesResponse)
-        placed: list[PlacedRange] = []
+        found: list[ListRangesResult] = []
         for result in (each for answer in answers for each in answer.list_responses):
             error = maybe_error(result.status)
             if error is None:
-                mine = filter(self._hosts, result.ranges) if is_filtered else result.ranges
-                placed.extend(PlacedRange(each, result.writers) for each in mine)
+                found.append(result)
             elif not isinstance(error, NotFoundError):
                 raise error
-        return placed
+        return found
 
     def _hosts(self, stream_range: StreamRange) -> bool:
         servers = (replica.server for replica in stream_range.servers)

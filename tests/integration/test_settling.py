@@ -1,8 +1,13 @@
 """Ranges that end with entries on the disk of their primary alone: when these are acknowledged."""
 
 import asyncio
+import logging
+from functools import partial
 
 import pytest
+from driver_proof import driver_at
+from numbered_appends import send
+from raw_client import RawClient
 from replicated_cluster import (
     NO_FALSE_ALARM,
     append,
@@ -13,11 +18,12 @@ from replicated_cluster import (
     run,
     seal,
 )
+from staged_appends import end, stage
 from waiting import until
 
 from sbp_core import limits
 from sbp_core.client import StreamSpec
-from sbp_core.errors import Outcome, RequestTimeoutError
+from sbp_core.errors import Outcome, RangeNotFoundError, RequestTimeoutError, WritersNotThereError
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.replicating import settling
@@ -35,15 +41,18 @@ class LoneEntry:
         self.key = (stream_id, 0)
         self.may_settle = asyncio.Event()
 
-    async def make(self, monkeypatch):
-        """Return the append of the entry, which waits."""
+    async def make(self, monkeypatch, late):
+        """Return the task of `late`, the append of the entry, which waits."""
+        for name in ("COPY_BEHIND_MS", "COPY_STUCK_MS"):  # the primary does not end the range
+            monkeypatch.setattr(limits, name, 600_000)
         assert await append(self.client, self.stream_id, b"early") == 0
-        self.primary = primary_of(self.cluster, self.key)
         copies = await copies_of(self.cluster, *self.key)
         await asyncio.to_thread(until, lambda: {e.next_offset for e in copies.values()} == {1})
+        await asyncio.to_thread(until, lambda: len({e.durable.seq for e in copies.values()}) == 1)
         (placed,) = (await self.client.list_ranges([self.stream_id]))[self.stream_id]
-        _, secondary, third = placed.servers
+        first, secondary, third = placed.servers
         servers = {each.endpoint: each for each in self.cluster._range_servers}
+        self.primary = servers[first]
         await servers[third].stop()
         self.cluster._range_servers.remove(servers[third])
         copier = servers[secondary]._settler._copier
@@ -56,17 +65,21 @@ class LoneEntry:
         monkeypatch.setattr(copier, "complete", complete_later)
         for link in self.primary._host.primary._links.values():  # nothing more is sent
             link._frames_in_flight = limits.REPLICATE_FRAMES_IN_FLIGHT
-        appended = asyncio.create_task(append(self.client, self.stream_id, b"late"))
-        here = copies[self.primary.endpoint]
-        await asyncio.to_thread(until, lambda: here.durable.seq == 2)
-        assert copies[secondary].durable.seq == 1
+        before = copies[secondary].durable.seq
+        appended = asyncio.create_task(late(first))
+        log = self.primary._log
+        await asyncio.to_thread(until, lambda: log.maybe_range(self.key).prefix.seq > before)
+        assert copies[secondary].durable.seq == before
         return appended
+
+    async def append(self, _endpoint):
+        return await append(self.client, self.stream_id, b"late")
 
     async def end(self):
         """Let the range end, and be settled at its primary."""
         here = self.primary._host.table.maybe_range(self.key)
         await seal(self.cluster, self.stream_id, 0)
-        await asyncio.to_thread(until, lambda: here.end_offset == 2)
+        await asyncio.to_thread(until, lambda: here.end_offset is not None)
 
 
 @pytest.mark.parametrize("is_stopping", [False, True])
@@ -78,7 +91,7 @@ def test_what_one_disk_has_is_acknowledged_when_another_has_settled_it(
     async def body(cluster, client):
         (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
         lone = LoneEntry(cluster, client, stream.stream_id)
-        appended = await lone.make(monkeypatch)
+        appended = await lone.make(monkeypatch, lone.append)
         await lone.end()
         assert await read_all(client, stream.stream_id) == [(0, b"early"), (1, b"late")]
         assert not appended.done()
@@ -118,20 +131,82 @@ def test_what_one_disk_has_is_acknowledged_when_a_server_that_is_new_to_the_rang
     run(tmp_path, body, heartbeat_interval_ms=1_000, heartbeat_timeout_ms=4_000)
 
 
-def test_what_stays_on_one_disk_is_neither_acknowledged_nor_refused(tmp_path, monkeypatch):
+async def numbered(lone, endpoint):
+    async with RawClient.at(endpoint) as server:
+        return (await send(server, lone.stream_id, "late"))[0]
+
+
+async def staged(lone, endpoint):
+    async with RawClient.at(endpoint) as server:
+        return (await stage(server, lone.stream_id, "other", "late"))[0]
+
+
+async def published(lone, endpoint):
+    (server,) = (each for each in lone.cluster._range_servers if each.endpoint == endpoint)
+    async with driver_at(endpoint, server._settings.data_dir) as driver:
+        return await end(driver, lone.stream_id, "t")
+
+
+@pytest.mark.parametrize(
+    ("late", "done"),
+    [(numbered, 1), (staged, -1), (published, (1, 1))],
+    ids=["APPEND", "staged", "END_TXN"],
+)
+def test_what_stays_on_one_disk_is_neither_acknowledged_nor_refused(
+    tmp_path, monkeypatch, late, done
+):
+    """Nor is a repeat, before another server has settled the range."""
+
     async def body(cluster, client):
         (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
         lone = LoneEntry(cluster, client, stream.stream_id)
+        (placed,) = (await client.list_ranges([stream.stream_id])).values()
+        async with RawClient.at(placed[0].servers[0]) as first:
+            assert await stage(first, stream.stream_id, "t", "x") == [-1]
         monkeypatch.setattr(limits, "REQUEST_TIMEOUT_MS", 500)
-        appended = await lone.make(monkeypatch)
+        appended = await lone.make(monkeypatch, partial(late, lone))
         await lone.end()
-        with pytest.raises(RequestTimeoutError, match="too few other servers") as caught:
-            await appended
-        assert caught.value.outcome is Outcome.UNKNOWN
+        failed = await appended
+        assert isinstance(failed, RequestTimeoutError)
+        assert failed.outcome is Outcome.UNKNOWN
+        assert "too few other servers" in str(failed)
         assert lone.primary._host.primary.unsettled_count == 0
         assert lone.primary._committer._memory_bytes == 0
+        for _ in range(3):
+            repeated = await late(lone, lone.primary.endpoint)
+            assert isinstance(repeated, WritersNotThereError | RangeNotFoundError)
+        lone.may_settle.set()
+        while (repeated := await late(lone, lone.primary.endpoint)) != done:
+            assert isinstance(repeated, WritersNotThereError | RangeNotFoundError)
 
     run(tmp_path, body, **NO_FALSE_ALARM)
+
+
+def test_a_repeat_in_the_next_range_waits_for_the_range_before(tmp_path, monkeypatch, caplog):
+    """The writers that its server was sent have a batch that is on one disk, elsewhere."""
+    caplog.set_level(logging.INFO)
+
+    async def body(cluster, client):
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+        lone = LoneEntry(cluster, client, stream.stream_id)
+        appended = await lone.make(monkeypatch, partial(numbered, lone))
+        servers = {each.endpoint: each.server_id for each in await client.range_servers()}
+        await client.drain_servers([servers[lone.primary.endpoint]])
+        (placed,) = (await client.list_ranges([stream.stream_id])).values()
+        while len(placed) < 2:
+            await asyncio.sleep(0.01)
+            (placed,) = (await client.list_ranges([stream.stream_id])).values()
+        successor = placed[1].servers[0]
+        assert successor != lone.primary.endpoint
+        while "repeats wait:" not in caplog.text:
+            assert isinstance(await numbered(lone, successor), WritersNotThereError)
+        assert not appended.done()
+        lone.may_settle.set()
+        assert await appended == 1
+        while (repeated := await numbered(lone, successor)) != 1:
+            assert isinstance(repeated, WritersNotThereError)
+
+    run(tmp_path, body, range_servers=4, **NO_FALSE_ALARM)
 
 
 def test_a_server_that_stops_completes_the_others_before_it_asks_for_the_end(tmp_path, monkeypatch):

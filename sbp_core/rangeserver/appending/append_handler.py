@@ -39,7 +39,7 @@ from sbp_core.rangeserver.appending.append_items import (
 )
 from sbp_core.rangeserver.appending.commit import GroupCommitter, Written
 from sbp_core.rangeserver.appending.staging import StagedRepeat, Stagings, compare
-from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, check_latest
+from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, check_latest, unsettled
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
 from sbp_core.rangeserver.metrics import Metrics
@@ -249,6 +249,8 @@ class AppendHandler(PromptHandler):
         frame.entries += staged
         if isinstance(accepted, PendingAppend):
             frame.numbered.append(accepted)
+        elif not self._host.may_acknowledge(item.stream_id, range_index=item.range_index):
+            raise unsettled(item.stream_id, item.range_index)
         else:
             frame.repeats.append(accepted)
         return accepted
@@ -272,6 +274,11 @@ class AppendHandler(PromptHandler):
         if repeated is not None:
             if isinstance(repeated, PendingAppend):
                 frame.numbered.append(repeated)
+            elif not self._host.may_acknowledge(item.stream_id, offset=repeated.base_offset):
+                raise WritersNotThereError.of(
+                    f"{number} was appended before, in a range that has ended, and it is not known"
+                    " yet that enough servers have settled that one; try again"
+                )
             return repeated
         check_latest(hosted, item.range_index)
         hosted.receive(RangeInput.APPEND)

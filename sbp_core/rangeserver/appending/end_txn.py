@@ -24,7 +24,7 @@ from sbp_core.log.entry import Entry
 from sbp_core.log.states.staged_states import StagedStates, Staging, commit_entry, drop_entry
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.appending.staging import NO_OFFSET, Stagings, check_txn_ids
-from sbp_core.rangeserver.hosted_ranges import RangeInput, check_latest
+from sbp_core.rangeserver.hosted_ranges import RangeInput, check_latest, unsettled
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
 from sbp_core.server.answers import respond_all
 from sbp_core.server.dispatch import ServerCall
@@ -117,6 +117,11 @@ class EndTxnHandler:
             raise named.unknown("whether these transactions ended in it")
         done = self._maybe_done(info)
         if done is not None:
+            index = info.range_index if info.range_index >= 0 else None
+            if not self._host.may_acknowledge(
+                info.stream_id, range_index=index, offset=done.base_offset
+            ):
+                raise unsettled(info.stream_id, info.range_index)
             return done
         if info.range_index < 0:
             raise invalid("END_TXN with commit must name the range to publish in: set range_index")

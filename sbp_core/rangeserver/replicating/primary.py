@@ -25,10 +25,6 @@ from math import inf
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
-from sbp_core.client.programs import calls
-from sbp_core.client.programs.program import Call
-from sbp_core.client.types import Connecting
 from sbp_core.errors import SbpError
 from sbp_core.log.entry import Entry
 from sbp_core.log.portable import encode_portable
@@ -36,22 +32,14 @@ from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
 from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, number_after
 from sbp_core.rangeserver.appending.commit import Copies, Finish
 from sbp_core.rangeserver.replicating.peer_link import Copy, CopyState, Numbered, PeerLink
+from sbp_core.rangeserver.replicating.settled_ranges import SettledRanges
 from sbp_core.replication import Prefix, committed_seq
 from sbp_core.segment_format import EntryKind
 from sbp_core.server.runtime import cancel_all
 from sbp_core.tls import Tls
-from sbp_core.wire.headers import (
-    DescribeRangesRequest,
-    DescribeRangesResponse,
-    RangeId,
-    decode_header,
-)
-from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import check_status
 
 _LOG: Final = logging.getLogger(__name__)
 _ENDED: Final = {RangeState.SEALED, RangeState.DELETED}
-_ASK_TIMEOUT_MS: Final = 1_000
 _ASK_AGAIN_MS: Final = 20
 _ASK_AGAIN_MS_MAX: Final = 500
 """The first and the longest wait before a server is asked again whether it has settled a range."""
@@ -148,17 +136,18 @@ class PrimaryRanges(Copies):
         show: Callable[[LoggedRange], None],
         server_id: Callable[[], int],
         find_servers: FindServers,
+        settled: SettledRanges,
         tls: Tls | None = None,
     ) -> None:
         self._show = show
         self._find_servers = find_servers
+        self._settled = settled
         self._tls = tls
         self._server_id = server_id
         self._led: dict[RangeKey, _LedRange] = {}
         self._unsettled: dict[RangeKey, _LedRange] = {}
         """Those that have ended, and have entries that wait until other servers have settled."""
         self._asking: set[asyncio.Task[None]] = set()
-        self._pool = AsyncPool(Connecting(timeout_ms=_ASK_TIMEOUT_MS, tls=tls))
         self._links: dict[str, PeerLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -275,7 +264,7 @@ class PrimaryRanges(Copies):
     async def stop(self) -> None:
         """Close the links; what waits to be committed is not acknowledged any more."""
         await cancel_all(self._asking)
-        await self._pool.close()
+        await self._settled.stop()
         await asyncio.gather(*self._closing, *(link.stop() for link in self._links.values()))
 
     def _advance(self, key: RangeKey) -> None:
@@ -361,7 +350,7 @@ class PrimaryRanges(Copies):
         wait_ms = _ASK_AGAIN_MS
         while led.waiting:
             try:
-                is_settled = await self._is_settled_at(address, key, end_offset)
+                is_settled = await self._settled.is_settled_at(address, key, end_offset)
             except SbpError as error:  # it is down, or has not settled yet
                 _LOG.debug("not settled: address=%s stream=%d range=%d: %s", address, *key, error)
                 is_settled = False
@@ -371,20 +360,6 @@ class PrimaryRanges(Copies):
                 return
             await asyncio.sleep(wait_ms / 1000)
             wait_ms = min(2 * wait_ms, _ASK_AGAIN_MS_MAX)
-
-    async def _is_settled_at(self, address: str, key: RangeKey, end_offset: int) -> bool:
-        """Whether a server has settled a range with this end. Raises SbpError."""
-        request = DescribeRangesRequest(_ASK_TIMEOUT_MS, (RangeId(*key),))
-        call = Call(address, Opcode.DESCRIBE_RANGE, request, _ASK_TIMEOUT_MS)
-        for frame in await AsyncRunner(self._pool).run(calls.exchange(call)):
-            response = decode_header(DescribeRangesResponse, frame.header)
-            check_status(response.status)
-            for result in response.describe_responses:
-                check_status(result.status)
-                where = result.stream_range
-                if where is not None and (where.stream_id, where.range_index) == key:
-                    return where.end_offset == end_offset
-        return False
 
     def _close_unused(self, links: Iterable[PeerLink]) -> None:
         for link in links:

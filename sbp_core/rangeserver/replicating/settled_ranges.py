@@ -1,0 +1,135 @@
+"""Which ranges that have ended are on enough disks for a repeat to be acknowledged.
+
+The decided end of a range may be on one disk alone (replication.py). Its primary acknowledges what
+waits there once `ack_count` servers have it or have settled (primary.py). A repeat may come to any
+server that knows what is in the range: to the primary of the next range, or to one that restarted.
+It is answered only once as many servers have settled the range, or as the fence needed answers:
+otherwise nothing could be answered while as many servers are down as appends go on without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final, Protocol
+
+from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
+from sbp_core.client.programs import calls
+from sbp_core.client.programs.program import Call
+from sbp_core.client.types import Connecting
+from sbp_core.errors import SbpError
+from sbp_core.log.states.range_states import RangeKey
+from sbp_core.replication import answers_needed
+from sbp_core.server.peers import server_addresses
+from sbp_core.server.runtime import cancel_all
+from sbp_core.tls import Tls
+from sbp_core.wire.headers import (
+    DescribeRangesRequest,
+    DescribeRangesResponse,
+    RangeId,
+    StreamRange,
+    decode_header,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import check_status
+
+_LOG: Final = logging.getLogger(__name__)
+_ASK_TIMEOUT_MS: Final = 1_000
+_STREAMS_MAX: Final = 10_000
+"""Streams of which it is remembered what is settled."""
+_Bounds = dict[int, tuple[int, int]]
+"""By range index: the first offset, and the one after the last."""
+
+
+class RangeLists(Protocol):
+    """The ranges of streams, as the placement driver lists them."""
+
+    async def list_ranges(self, stream_id: int) -> list[StreamRange]:
+        """Return all ranges of a stream, in order. Raises SbpError."""
+
+
+class SettledRanges:
+    """Asks servers whether they have settled ranges; `placement` knows which servers have them."""
+
+    def __init__(self, placement: RangeLists, tls: Tls | None) -> None:
+        self._placement = placement
+        self._pool = AsyncPool(Connecting(timeout_ms=_ASK_TIMEOUT_MS, tls=tls))
+        self._known: dict[int, _Bounds] = {}
+        """By stream: ranges that enough servers have settled. That is final."""
+        self._asking: dict[int, asyncio.Task[None]] = {}
+
+    async def stop(self) -> None:
+        """Close the connections."""
+        await cancel_all(self._asking.values())
+        await self._pool.close()
+
+    def has(self, stream_id: int, *, range_index: int | None = None, offset: int = -1) -> bool:
+        """Whether enough servers have settled the range with this index, or with this offset.
+
+        If that is not known, they are asked in the background.
+        """
+        for index, (start, end) in self._known.get(stream_id, {}).items():
+            if index == range_index or start <= offset < end:
+                return True
+        if stream_id not in self._asking:
+            task = asyncio.create_task(self._ask(stream_id, range_index, offset))
+            self._asking[stream_id] = task
+            task.add_done_callback(lambda _: self._asking.pop(stream_id))
+        return False
+
+    async def is_settled_at(self, address: str, key: RangeKey, end_offset: int) -> bool:
+        """Whether a server has settled a range with this end. Raises SbpError."""
+        request = DescribeRangesRequest(_ASK_TIMEOUT_MS, (RangeId(*key),))
+        call = Call(address, Opcode.DESCRIBE_RANGE, request, _ASK_TIMEOUT_MS)
+        for frame in await AsyncRunner(self._pool).run(calls.exchange(call)):
+            response = decode_header(DescribeRangesResponse, frame.header)
+            check_status(response.status)
+            for result in response.describe_responses:
+                check_status(result.status)
+                where = result.stream_range
+                if where is not None and (where.stream_id, where.range_index) == key:
+                    return where.end_offset == end_offset
+        return False
+
+    async def _ask(self, stream_id: int, range_index: int | None, offset: int) -> None:
+        try:
+            listed = await self._placement.list_ranges(stream_id)
+        except SbpError as error:
+            _LOG.debug("ranges not listed: stream=%d: %s", stream_id, error)
+            return
+        for where in listed:
+            bounds = where.start_offset, where.end_offset
+            is_it = where.range_index == range_index or bounds[0] <= offset < bounds[1]
+            if is_it and await self._is_settled(where):
+                self._note(stream_id, where.range_index, bounds)
+        if listed and offset < listed[0].start_offset and range_index is None:  # it was trimmed
+            self._note(stream_id, -1, (0, listed[0].start_offset))
+        if listed and range_index is not None and range_index < listed[0].range_index:
+            self._note(stream_id, range_index, (0, listed[0].start_offset))
+
+    async def _is_settled(self, where: StreamRange) -> bool:
+        """Whether enough servers have settled a range; one server has all that it ever had."""
+        if where.end_offset < 0:
+            return False
+        addresses = server_addresses(where)
+        needed = min(where.ack_count, answers_needed(len(addresses), where.ack_count))
+        if where.end_seq < 0:
+            return True
+        key = where.stream_id, where.range_index
+        answers = await asyncio.gather(
+            *(self.is_settled_at(each, key, where.end_offset) for each in addresses),
+            return_exceptions=True,
+        )
+        count = sum(each is True for each in answers)
+        if count < needed:
+            _LOG.info(
+                "repeats wait: stream=%d range=%d settled=%d needed=%d: of the servers %s too few"
+                " have settled the range",
+                *(*key, count, needed, ", ".join(addresses)),
+            )
+        return count >= needed
+
+    def _note(self, stream_id: int, range_index: int, bounds: tuple[int, int]) -> None:
+        if len(self._known) >= _STREAMS_MAX:
+            self._known.clear()
+        self._known.setdefault(stream_id, {})[range_index] = bounds
