@@ -125,6 +125,8 @@ class AuditedCall:
             "peer": self._peer,
             "role": _role_of(standing),
         }
+        if standing.identity is not None:
+            event["identity"] = str(standing.identity)
         if self._request is None:
             if managed.only_if is None:
                 self._write(event, None)

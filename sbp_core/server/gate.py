@@ -40,6 +40,8 @@ class Identified(Protocol):
     """The peer of a connection."""
 
     standing: Standing
+    name: str
+    """Its address and connection, for the log."""
 
     @property
     def certificate(self) -> bytes | None:
@@ -109,6 +111,9 @@ class Gate:
         try:
             end_ms = self._admit(peer, token, now_ms)
         except UnauthenticatedError as error:
+            if not peer.standing.is_refusal_logged:
+                peer.standing.is_refusal_logged = True
+                _LOG.warning("%s: %s", peer.name, error)
             if not is_success(response.status):
                 return response
             return replace(response, status=status_for(error))

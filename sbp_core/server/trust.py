@@ -52,6 +52,7 @@ class Standing:
 
     identity: Identity | None = None
     is_certificate_read: bool = False
+    is_refusal_logged: bool = False
     is_placement_driver: bool = False
     server_ids: set[int] = field(default_factory=set)
     challenge: bytes = field(

@@ -1,7 +1,11 @@
 """Identities of peers: what certificates and tokens open, and what stays closed without them."""
 
 import asyncio
+import contextlib
+import json
 import logging
+import os
+import signal
 import traceback
 from dataclasses import replace
 
@@ -16,7 +20,8 @@ from identified_cluster import (
     run,
     served,
 )
-from identities import Issuer
+from identities import Issuer, serving_keys
+from waiting import until
 
 from sbp_core.access.identity import Identity, subject_of_certificate
 from sbp_core.access.tokens import LEEWAY_MS
@@ -29,11 +34,13 @@ from sbp_core.client import (
     FetchItem,
     StreamSpec,
 )
+from sbp_core.cluster import LocalCluster
 from sbp_core.errors import (
     ConfigurationError,
     UnauthenticatedError,
 )
 from sbp_core.server.settings import Exposure
+from sbp_core.tls import ServerTls
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +244,67 @@ def test_the_command_sends_the_token(settings, authority, issuer, tmp_path, monk
             assert "token file" in capsys.readouterr().err
 
     run(body())
+
+
+def test_keys_of_a_url_are_fetched_at_the_start(
+    settings, authority, issuer, tmp_path, monkeypatch, caplog
+):
+    credentials = write_token(tmp_path / "token", issuer.token())
+
+    async def body():
+        with serving_keys(tmp_path, monkeypatch) as (url, answers):
+            for number, answer in enumerate([(503, {}, b""), (200, {}, issuer.jwks)]):
+                answers.append(answer)
+                of_url = replace(
+                    settings, auth_jwks_file=None, auth_jwks_url=f"{url}/{number}", pd_port=0
+                )
+                async with served(of_url) as cluster:
+                    assert not answers
+                    endpoint, tls = cluster.endpoints.pd, authority.client()
+                    async with connected(endpoint, tls, credentials=credentials) as client:
+                        if answer[0] == 200:
+                            await client.list_streams()
+                        else:
+                            with pytest.raises(UnauthenticatedError, match="is not among"):
+                                await client.list_streams()
+
+    run(body())
+    assert caplog.text.count("keys not fetched") == 1
+    assert caplog.text.count("the token is refused: its key is not among") >= 1
+
+
+def test_processes_have_the_same_settings_and_read_the_keys_again(
+    settings, authority, issuer, tmp_path
+):
+    auth = ["--auth-jwks-file", str(issuer.jwks_file)]
+    auth += ["--auth-issuer", settings.auth_issuer, "--auth-audience", settings.auth_audience]
+    auth += [word for each in ("alice", 'O="x"') for word in ("--auth-admin", each)]
+    files = ServerTls(settings.tls_cert_file, settings.tls_key_file, authority.ca_file)
+    connecting = Connecting(
+        tls=authority.client(), credentials=write_token(tmp_path / "token", issuer.token("alice"))
+    )
+    with LocalCluster(tmp_path / "data", range_servers=2, tls=files, options=auth) as cluster:
+        with Client(cluster.endpoint, connecting=connecting) as client:
+            (stream,) = client.create_streams([StreamSpec("s", replica_count=2)])
+            assert list(client.fetch([FetchItem(stream.stream_id, 0, None, 1000)])) != []
+        os.kill(cluster.pid, signal.SIGHUP)
+        until(lambda: "keys of tokens read again" in cluster.log_path.read_text())
+
+
+def test_an_audit_event_names_the_identity(settings, authority, caplog):
+    caplog.set_level(logging.INFO, "sbp.audit")
+
+    async def body():
+        async with served(settings) as cluster:
+            for tls in (authority.client(admin_of(authority)), authority.client()):
+                async with connected(cluster.endpoints.pd, tls) as client:
+                    with contextlib.suppress(UnauthenticatedError):
+                        await client.create_streams([StreamSpec("audited")])
+
+    run(body())
+    events = [json.loads(each.message) for each in caplog.records if each.name == "sbp.audit"]
+    found = [(each["outcome"], each.get("identity", "").partition(",")[0]) for each in events]
+    assert found == [("done", "CN=alice"), ("refused", "")]
 
 
 def test_the_subject_of_a_certificate_is_escaped(authority):

@@ -4,17 +4,13 @@ import base64
 import hashlib
 import hmac
 import json
-import ssl
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from certificates import Authority
 from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
-from identities import AUDIENCE, ISSUER, Issuer
+from identities import AUDIENCE, ISSUER, Issuer, serving_keys
 from joserfc import jwk
 from manual_clock import ManualClock
 
@@ -266,34 +262,8 @@ def test_keys_come_over_https_only(url):
 
 @pytest.fixture
 def served_keys(tmp_path, monkeypatch):
-    """A server of https for `answers`, each a status, its headers and a body."""
-    authority = Authority(tmp_path)
-    pair = authority.issue("localhost")
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca_file))
-    answers = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            status, headers, body = answers.pop(0)
-            self.send_response(status)
-            for each in headers.items():
-                self.send_header(*each)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pair.cert_file, pair.key_file)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"https://localhost:{server.server_port}", answers
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving_keys(tmp_path, monkeypatch) as served:
+        yield served
 
 
 def test_keys_of_a_url_are_fetched_and_the_last_good_ones_stay(issuer, served_keys, caplog):
