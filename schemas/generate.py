@@ -129,8 +129,8 @@ REFLECTION = Schema(
     }
 )
 
-SECRET_FIELDS = {"auth_token", "server_secret"}
-"""Fields that are never shown."""
+SECRET_FIELDS = {"auth_token", "server_secret", "Feature.data"}
+"""Fields that are never shown; the data of a feature may be a token."""
 
 HOT: dict[str, tuple[str, tuple[str, ...]]] = {
     "Status": ("", ("handler_duration_us",)),
@@ -257,7 +257,9 @@ def _render_table(schema: ReflectedSchema, obj: ReflectedObject) -> list[str]:
         lines += [f'    """{documentation}"""', ""]
     for field in sorted(obj.fields, key=lambda item: item.id):
         lines += [f"    {field.name}: {_render_annotation(schema, field)}"]
-    secret = [field.name for field in obj.fields if field.name in SECRET_FIELDS]
+    secret = [
+        field.name for field in obj.fields if SECRET_FIELDS & {field.name, f"{name}.{field.name}"}
+    ]
     if secret:
         lines += [
             "",

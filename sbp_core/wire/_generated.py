@@ -102,6 +102,10 @@ class Feature(Struct, frozen=True, gc=False):
     name: str | None = None
     data: bytes = b""
 
+    def __repr__(self) -> str:
+        """Return the fields, but for secrets."""
+        return repr_without(self, ["data"])
+
 
 class Grant(Struct, frozen=True, gc=False):
     """LIST_GRANTS / CHANGE_GRANTS: what subjects may do with the streams, or groups, whose names match a pattern."""

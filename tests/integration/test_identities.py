@@ -40,7 +40,9 @@ from sbp_core.errors import (
     UnauthenticatedError,
 )
 from sbp_core.server.settings import Exposure
+from sbp_core.session.negotiation import identity_offer
 from sbp_core.tls import ServerTls
+from sbp_core.wire.headers import HeartbeatRequest
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +217,8 @@ def test_no_log_and_no_error_has_the_token(settings, authority, issuer, tmp_path
 
     run(body())
     assert "has expired" in shown[-1]
-    everything = "".join([caplog.text, repr(connecting), *shown])
+    request = HeartbeatRequest(client_id="c", features=(identity_offer(good),))
+    everything = "".join([caplog.text, repr(connecting), repr(request), *shown])
     for secret in (good, bad):
         for part in secret.decode().split("."):
             assert part not in everything
