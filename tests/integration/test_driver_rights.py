@@ -1,6 +1,8 @@
 """Rights at a placement driver, item by item; lists leave out what is not for the caller."""
 
 import asyncio
+import json
+import logging
 
 import pytest
 from address_identities import Identities
@@ -10,6 +12,7 @@ from raw_client import RawClient
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import StreamSpec
 from sbp_core.errors import PermissionDeniedError, StatusCode
+from sbp_core.server.audit import EVENTS
 from sbp_core.wire import headers
 from sbp_core.wire.headers import RESULT_FIELDS
 from sbp_core.wire.opcodes import Opcode
@@ -48,7 +51,8 @@ async def codes(cluster, address, opcode, request):
 OK, DENIED = 0, StatusCode.PERMISSION_DENIED
 
 
-def test_items_are_refused_one_by_one_in_their_order(tmp_path, identities):
+def test_items_are_refused_one_by_one_in_their_order(tmp_path, identities, caplog):
+    caplog.set_level(logging.INFO, EVENTS.name)
     at = {name: identities.address_of(name) for name in ("reader", "writer", "owner", "stranger")}
 
     async def body(cluster, ids):
@@ -57,6 +61,12 @@ def test_items_are_refused_one_by_one_in_their_order(tmp_path, identities):
         trim = headers.TrimStreamsRequest(1_000, trims)
         expected = [DENIED, OK, StatusCode.NOT_FOUND, DENIED, OK]
         assert await codes(cluster, at["owner"], Opcode.TRIM_STREAMS, trim) == expected
+        events = [json.loads(each.message) for each in caplog.records if each.name == EVENTS.name]
+        trimmed = [each for each in events if each["operation"] == "TRIM_STREAMS"]
+        assert [(each["stream_id"], each.get("status")) for each in trimmed] == [
+            *((bills, "PERMISSION_DENIED"), (first, None), (77, "NOT_FOUND")),
+            *((bills, "PERMISSION_DENIED"), (second, None)),
+        ]
         assert await codes(cluster, at["writer"], Opcode.TRIM_STREAMS, trim) == [
             *(DENIED, DENIED, StatusCode.NOT_FOUND, DENIED, DENIED)
         ]

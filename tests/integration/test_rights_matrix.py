@@ -1,12 +1,15 @@
 """Each operation by each identity at both servers: exactly those with the right pass."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from itertools import count
 
 import pytest
 from address_identities import Identities
+from certificates import Authority, Pair
 from core_cluster import core_cluster, rows_batch, values_of
+from identified_cluster import connected, greet, identified_settings, served
+from identities import Issuer
 from raw_client import RawClient
 
 from sbp_core.access.rights import Grant, Right
@@ -16,15 +19,23 @@ from sbp_core.errors import (
     PermissionDeniedError,
     StatusCode,
     StatusError,
-    UnsupportedError,
+    UnauthenticatedError,
 )
 from sbp_core.wire import headers as h
-from sbp_core.wire.headers import RESULT_FIELDS
+from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, RESULT_FIELDS
 from sbp_core.wire.opcodes import Opcode
 
 MS = 10_000
 SUBJECTS = ("wrong", "reader", "writer", "manager", "member")
-ALL = {*SUBJECTS, "admin", "server"}
+IDENTIFIED = {*SUBJECTS, "admin", "server"}
+WITHOUT = {
+    "nobody": None,
+    "expired": {"seconds": -600},
+    "of another audience": {"aud": "another"},
+    "of another issuer": {"iss": "https://elsewhere.example.org"},
+}
+"""Connections without an identity: the tokens that they have tried."""
+ALL = IDENTIFIED | WITHOUT.keys()
 READ, APPEND, MANAGE = ({each, "admin", "server"} for each in ("reader", "writer", "manager"))
 ANY = READ | APPEND | MANAGE
 ADMIN, SERVER = {"admin"}, {"server"}
@@ -60,7 +71,7 @@ AT_DRIVER = {
     Opcode.REGISTER_SCHEMAS: (MANAGE, lambda i: h.RegisterSchemasRequest(MS, (h.SchemaEntry(i),))),
     Opcode.DESCRIBE_SCHEMAS: (ANY, lambda i: h.DescribeSchemasRequest(MS, (i,))),
     Opcode.REPORT_METRICS: (SERVER, lambda _: h.ReportMetricsRequest()),
-    Opcode.DESCRIBE_PD_CLUSTER: (ALL, lambda _: h.DescribePlacementDriverClusterRequest()),
+    Opcode.DESCRIBE_PD_CLUSTER: (IDENTIFIED, lambda _: h.DescribePlacementDriverClusterRequest()),
     Opcode.DESCRIBE_SERVERS: (ADMIN, lambda _: h.DescribeServersRequest(MS)),
     Opcode.DRAIN_SERVERS: (ADMIN, lambda _: h.DrainServersRequest(MS, (77,))),
     Opcode.LIST_GRANTS: (ADMIN, lambda _: h.ListGrantsRequest(MS)),
@@ -109,12 +120,16 @@ def addresses(monkeypatch):
     return found
 
 
-async def outcome(client, opcode, request, payload=()):
+REFUSALS = {StatusCode.PERMISSION_DENIED, StatusCode.UNAUTHENTICATED}
+
+
+async def outcome(client, endpoint, opcode, request, payload=()):
     """The status code of the only item, or of the answer."""
     try:
-        answers = await client.ask(opcode, request, payload)
+        frames = await client.call(endpoint, opcode, request, payload)
     except StatusError as error:
         return error.code
+    answers = [h.decode_header(RESPONSE_TABLES[opcode], frame.header) for frame in frames]
     results = [
         each
         for answer in answers
@@ -124,40 +139,78 @@ async def outcome(client, opcode, request, payload=()):
     return (results or answers)[0].status.code
 
 
+@asynccontextmanager
+async def connections(folder):
+    """The endpoints of a cluster that asks for identities, and a client of each kind."""
+    authority, issuer = Authority(folder / "authority"), Issuer(folder)
+    settings = identified_settings(authority, issuer, folder / "data")
+    server = authority.client(Pair(settings.tls_cert_file, settings.tls_key_file))
+    tokens: dict[str, bytes | None] = {each: issuer.token(each) for each in SUBJECTS}
+    tokens |= {"admin": issuer.token("alice"), "server": None}
+    for name, claims in WITHOUT.items():
+        tokens[name] = None if claims is None else issuer.token("alice", **claims)
+    async with served(settings) as cluster, AsyncExitStack() as stack:
+        clients = {}
+        for name, token in tokens.items():
+            tls = server if name == "server" else authority.client()
+            client = await stack.enter_async_context(connected(cluster.endpoints.pd, tls))
+            for endpoint in (cluster.endpoints.pd, *cluster.endpoints.range_servers):
+                is_refused = name in WITHOUT and token is not None
+                with pytest.raises(UnauthenticatedError) if is_refused else nullcontext():
+                    await greet(client, endpoint, token)
+            clients[name] = client
+        await clients["admin"].change_grants(GRANTS)
+        yield cluster.endpoints, clients
+
+
 @pytest.mark.parametrize("table", [AT_DRIVER, AT_RANGE_SERVER], ids=["driver", "range-server"])
-def test_exactly_those_with_the_right_pass(tmp_path, addresses, table):
+def test_exactly_those_with_the_right_pass(tmp_path, table):
     names = (f"orders-{number}" for number in count())
 
     async def body():
-        async with core_cluster(tmp_path) as cluster, AsyncExitStack() as stack:
-            await cluster.client.change_grants(GRANTS)
-            is_driver = table is AT_DRIVER
-            endpoint = cluster.pd.endpoint if is_driver else cluster.server.endpoint
-            clients = {
-                each: await stack.enter_async_context(RawClient.at(endpoint, from_address=address))
-                for each, address in addresses.items()
-            }
+        async with connections(tmp_path) as (endpoints, clients):
+            endpoint = endpoints.pd if table is AT_DRIVER else endpoints.range_servers[0]
             for opcode, (allowed, request_for) in table.items():
-                created = await cluster.client.create_streams(
-                    [StreamSpec(next(names)) for _ in clients]
-                )
+                specs = [StreamSpec(next(names)) for _ in clients]
+                created = await clients["admin"].create_streams(specs)
                 passed = set()
                 for (name, client), stream in zip(clients.items(), created, strict=True):
                     payload = [BATCH] if opcode is Opcode.APPEND else ()
-                    code = await outcome(client, opcode, request_for(stream.stream_id), payload)
-                    if code != StatusCode.PERMISSION_DENIED:
+                    request = request_for(stream.stream_id)
+                    if await outcome(client, endpoint, opcode, request, payload) not in REFUSALS:
                         passed.add(name)
                 assert passed == allowed, opcode.name
-            others = {*Opcode} - table.keys() - {Opcode.PING, Opcode.GOAWAY}
-            for opcode in others:
-                with pytest.raises(UnsupportedError):
-                    await clients["admin"].ask(opcode)
+            for opcode in {*Opcode} - table.keys() - {Opcode.PING, Opcode.GOAWAY}:
+                code = await outcome(clients["server"], endpoint, opcode, REQUEST_TABLES[opcode]())
+                assert code == StatusCode.UNSUPPORTED_OPERATION
 
     asyncio.run(asyncio.wait_for(body(), 120))
 
 
 def test_every_operation_is_in_the_matrix():
     assert AT_DRIVER.keys() | AT_RANGE_SERVER.keys() | {Opcode.PING, Opcode.GOAWAY} == {*Opcode}
+
+
+def test_places_in_files_are_for_those_who_may_read(tmp_path):
+    batch = rows_batch([b"x" * 200_000])
+
+    async def body():
+        async with connections(tmp_path) as (endpoints, clients):
+            (stream,) = await clients["admin"].create_streams([StreamSpec("orders-1")])
+            await clients["admin"].append([AppendItem(stream.stream_id, batch)])
+            infos = (h.FetchInfo(stream_id=stream.stream_id),)
+            request = h.FetchRequest(fetch_requests=infos, takes_places=True)
+            places = {}
+            for name in ("reader", "writer", "wrong"):
+                endpoint = endpoints.range_servers[0]
+                (frame,) = await clients[name].call(endpoint, Opcode.FETCH, request)
+                answer = h.decode_header(h.FetchResponse, frame.header)
+                (result,) = answer.fetch_responses
+                assert bool(result.places) is (answer.log_directory is not None)
+                places[name] = len(result.places)
+            assert places == {"reader": 1, "writer": 0, "wrong": 0}
+
+    asyncio.run(asyncio.wait_for(body(), 60))
 
 
 def test_a_refused_batch_of_a_frame_keeps_no_other_from_being_appended(tmp_path, addresses):
