@@ -55,18 +55,27 @@ class Grant:
     pattern: str
 
 
-def matches(pattern: str, name: str | None) -> bool:
-    """Whether a name matches a pattern; None, no name, matches `*` only."""
-    if pattern == _ANY:
-        return True
-    if name is None:
-        return False
-    return name.startswith(pattern[:-1]) if pattern.endswith(_ANY) else name == pattern
+class SubjectRights:
+    """The rights that grants of one subject give, looked up by name."""
 
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        self._by_name: dict[str, set[Right]] = {}
+        self._by_prefix: dict[str, set[Right]] = {}
+        for each in grants:
+            is_prefix = each.pattern.endswith(_ANY)
+            by_text = self._by_prefix if is_prefix else self._by_name
+            by_text.setdefault(each.pattern.removesuffix(_ANY), set()).add(each.right)
+        self._lengths = sorted({len(each) for each in self._by_prefix})
 
-def rights_on(grants: Iterable[Grant], name: str | None) -> frozenset[Right]:
-    """Return the rights that grants of one subject give on what has a name."""
-    return frozenset(each.right for each in grants if matches(each.pattern, name))
+    def on(self, name: str | None) -> frozenset[Right]:
+        """Return the rights on what has a name, or none."""
+        if name is None:
+            return frozenset(self._by_prefix.get("", ()))
+        found = set(self._by_name.get(name, ()))
+        for length in self._lengths:
+            if length <= len(name):
+                found |= self._by_prefix.get(name[:length], set())
+        return frozenset(found)
 
 
 def checked_grant(subject: str, right: str, pattern: str) -> Grant:

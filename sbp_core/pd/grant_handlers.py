@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sbp_core.access.identity import Identity
-from sbp_core.access.rights import LEASE_MS, Right, checked_grant, rights_on
+from sbp_core.access.rights import LEASE_MS, Right, SubjectRights, checked_grant
 from sbp_core.access.rights import Grant as GrantRecord
 from sbp_core.errors import PermissionDeniedError, StatusError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
@@ -99,11 +99,11 @@ def _change(store: MetadataStore, changes: Sequence[GrantRecord], *, is_revoked:
 
 
 def _check(store: MetadataStore, subject: str, stream_ids: Sequence[int]) -> list[StreamRights]:
-    grants = store.grants.of(subject)
+    own = SubjectRights(store.grants.of(subject))
     return [
         StreamRights(stream_id, status=status_for(no_stream(stream_id)))
         if found is None
-        else StreamRights(stream_id, tuple(sorted(rights_on(grants, found.name))), SUCCESS)
+        else StreamRights(stream_id, tuple(sorted(own.on(found.name))), SUCCESS)
         for stream_id, found in zip(stream_ids, store.streams_by_id(stream_ids), strict=True)
     ]
 
@@ -111,7 +111,7 @@ def _check(store: MetadataStore, subject: str, stream_ids: Sequence[int]) -> lis
 def _judge(
     store: MetadataStore, subject: str, rights: frozenset[Right], targets: Sequence[Target]
 ) -> list[PermissionDeniedError | None]:
-    grants = store.grants.of(subject)
+    own = SubjectRights(store.grants.of(subject))
     named = [each.stream_id for each in targets if each.stream_id >= 0]
     names = {
         stream_id: found.name
@@ -120,7 +120,7 @@ def _judge(
     }
     judgement: list[PermissionDeniedError | None] = []
     for each in targets:
-        own = (names[each.stream_id],) if each.stream_id in names else ()
-        is_allowed = all(rights & rights_on(grants, name) for name in (*own, *each.names))
+        present = (names[each.stream_id],) if each.stream_id in names else ()
+        is_allowed = all(rights & own.on(name) for name in (*present, *each.names))
         judgement.append(None if is_allowed else lacking_right(subject, rights, each))
     return judgement

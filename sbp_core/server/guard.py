@@ -20,6 +20,7 @@ from typing import Any, Final, get_args, get_type_hints
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sbp_core import limits
 from sbp_core.access.identity import Identity
 from sbp_core.access.rights import ON_STREAMS, Right
 from sbp_core.errors import NotFoundError, PermissionDeniedError, SbpError, invalid
@@ -218,6 +219,11 @@ class Guard:
             if not rule.is_whole and not (rule.of_group and request.group is not None):
                 call.revise = partial(self._leave_out, identity, rights)
             return True
+        if len(targets) > limits.STREAMS_PER_REQUEST_MAX:
+            raise invalid(
+                f"the request has {len(targets)} items, and at most"
+                f" {limits.STREAMS_PER_REQUEST_MAX} are accepted; split it"
+            )
         judgement = self._authority.maybe_judge(call, rule, request)
         if judgement is None:
             judgement = await self._authority.judge(identity, rights, targets)

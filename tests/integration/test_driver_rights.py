@@ -6,11 +6,11 @@ import logging
 
 import pytest
 from address_identities import Identities
-from core_cluster import core_cluster
+from core_cluster import core_cluster, rows_batch
 from raw_client import RawClient
 
 from sbp_core.access.rights import Grant, Right
-from sbp_core.client import StreamSpec
+from sbp_core.client import AppendItem, StreamSpec
 from sbp_core.errors import PermissionDeniedError, StatusCode
 from sbp_core.server.audit import EVENTS
 from sbp_core.wire import headers
@@ -153,5 +153,42 @@ def test_a_revoked_right_is_gone_at_once(tmp_path, identities):
         assert await codes(cluster, reader, Opcode.DESCRIBE_STREAMS, asked) == [OK]
         await cluster.client.change_grants([Grant(*GRANTS[0])], is_revoked=True)
         assert await codes(cluster, reader, Opcode.DESCRIBE_STREAMS, asked) == [DENIED]
+
+    run(tmp_path, body)
+
+
+def test_a_primary_that_does_not_answer_is_reported_by_who_reads_or_appends(tmp_path, identities):
+    at = {name: identities.address_of(name) for name in ("reader", "writer", "stranger")}
+
+    async def body(cluster, ids):
+        for cause, allowed in (
+            (headers.SealCause.PRIMARY_SILENT, {"reader", "writer"}),
+            (headers.SealCause.REQUESTED, set()),
+            (headers.SealCause.REPLICA_LACKING, set()),
+        ):
+            request = headers.SealRangesRequest(1_000, (headers.RangeId(ids[0], 99),), cause)
+            found = {
+                each: await codes(cluster, at[each], Opcode.SEAL_RANGE, request) for each in at
+            }
+            assert {each for each, code in found.items() if code != [DENIED]} == allowed
+
+    run(tmp_path, body)
+
+
+def test_changed_ranges_of_a_range_server_leave_out_those_of_others(tmp_path, identities):
+    reader = identities.address_of("reader")
+
+    async def body(cluster, ids):
+        known = headers.DescribeRangesRequest(
+            1_000, tuple(headers.RangeId(each, 0) for each in ids)
+        )
+        async with RawClient.at(cluster.server.endpoint) as client:
+            (answer,) = await client.ask(Opcode.DESCRIBE_RANGE, known)
+        await cluster.client.append([AppendItem(each, rows_batch([b"v"])) for each in ids])
+        request = headers.DescribeRangesRequest(1_000, (), answer.revision, 100)
+        async with RawClient.at(cluster.server.endpoint, from_address=reader) as client:
+            (answer,) = await client.ask(Opcode.DESCRIBE_RANGE, request)
+        assert {each.stream_id for each in answer.describe_responses} == {ids[0], ids[1]}
+        assert answer.revision > request.since_revision
 
     run(tmp_path, body)
