@@ -69,6 +69,7 @@ bench-full: $(READY) ## measure everything with all shapes, the servers alone to
 	@$(SPARK) $(BIN)/python -m benchmarks --full $(BENCH)
 	@$(BIN)/python -m benchmarks.core.replicas
 	@$(BIN)/python -m benchmarks.core.servers
+	@$(BIN)/python -m benchmarks.core.rights
 	@$(BIN)/python -m benchmarks.core.overload
 	@$(BIN)/python -m benchmarks.core.attackers
 	@$(BIN)/python -m benchmarks.core.log

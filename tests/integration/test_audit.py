@@ -15,6 +15,7 @@ from core_cluster import core_cluster, rows_batch
 from raw_client import RawClient
 from waiting import until
 
+from sbp_core.access.rights import Grant, Right
 from sbp_core.cli.serving import _maybe_audit_file
 from sbp_core.client import AppendItem, Client, StreamSpec, StreamUpdate
 from sbp_core.cluster import LocalCluster
@@ -73,6 +74,7 @@ def test_operations_of_a_client(tmp_path, caplog):
         (server,) = await client.range_servers()
         await client.drain_servers([server.server_id])
         await client.drain_servers([server.server_id], is_cancelled=True)
+        await client.change_grants([Grant("billing", Right.READ, "b*")])
         await client.abort_txns([])
         for refused in (client.give_up_txn("p", 7), client.drain_servers([99])):
             with pytest.raises(NotFoundError):
@@ -89,11 +91,15 @@ def test_operations_of_a_client(tmp_path, caplog):
         ("SEAL_RANGE", 1, "done"),
         ("DRAIN_SERVERS", None, "done"),
         ("DRAIN_SERVERS", None, "done"),
+        ("CHANGE_GRANTS", None, "done"),
         ("COMMIT_TXN", None, "refused"),
         ("DRAIN_SERVERS", None, "refused"),
         ("DELETE_STREAMS", 1, "done"),
     ]
-    created, updated, forgotten, trimmed, _, drained, resumed, given_up, refused, _ = by_client
+    created, updated, forgotten, trimmed, _, drained, resumed, granted, given_up, refused, _ = (
+        by_client
+    )
+    assert granted.items() >= {"subject": "billing", "right": "read", "pattern": "b*"}.items()
     assert created.items() >= {"name": "a", "retention_bytes": 77, "role": "client"}.items()
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", created["time"])
     assert re.fullmatch(r"127\.0\.0\.1:\d+", created["peer"])
