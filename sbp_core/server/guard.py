@@ -255,16 +255,21 @@ class Guard:
     async def _answer_refused(
         self, call: ServerCall, rule: Rule, request: Any, refusals: Mapping[int, SbpError]
     ) -> bool:
-        """Take refused items out; their results come first, or at their place in the answer."""
+        """Take refused items out; their results come first, or at their place in the answer.
+
+        The handler gets no request from which all items were taken: without items some operations
+        are about all streams.
+        """
         items = list(_items_in(rule, request))
         response = RESPONSE_TABLES[call.opcode]
         results = {at: _refused(response, items[at], error) for at, error in refusals.items()}
-        narrow(call, rule, request, results)
-        if rule.results is not Results.BY_INDEX:
-            merger = Merger(len(items), results, by_stream=rule.results is Results.BY_STREAM)
-            call.revise = merger.revise
-            return True
         is_all = len(results) == len(items)
+        if not is_all:
+            narrow(call, rule, request, results)
+            if rule.results is not Results.BY_INDEX:
+                merger = Merger(len(items), results, by_stream=rule.results is Results.BY_STREAM)
+                call.revise = merger.revise
+                return True
         parts = cut(list(results.values()))
         for at, part in enumerate(parts):
             header = response(**{RESULT_FIELDS[response]: tuple(part)}, status=SUCCESS)
@@ -312,7 +317,7 @@ class Merger:
         self._refused = refused
         self._by_stream = by_stream
         self._at = 0
-        self._last_stream = -1
+        self._last_stream: int | None = None
 
     def merge(self, results: Iterable[Any], *, is_end: bool) -> list[Any]:
         """Return the next results of the answer, given the next ones of the handler."""

@@ -192,3 +192,23 @@ def test_changed_ranges_of_a_range_server_leave_out_those_of_others(tmp_path, id
         assert answer.revision > request.since_revision
 
     run(tmp_path, body)
+
+
+def test_a_request_whose_items_are_all_refused_is_not_about_everything(tmp_path, identities):
+    reader = identities.address_of("reader")
+
+    async def body(cluster, ids):
+        known = headers.DescribeRangesRequest(1_000, (headers.RangeId(ids[0], 0),))
+        async with RawClient.at(cluster.server.endpoint) as client:
+            (answer,) = await client.ask(Opcode.DESCRIBE_RANGE, known)
+        await cluster.client.append([AppendItem(each, rows_batch([b"v"])) for each in ids])
+        others = (headers.RangeId(ids[2], 0),)
+        request = headers.DescribeRangesRequest(1_000, others, answer.revision, 100)
+        async with RawClient.at(cluster.server.endpoint, from_address=reader) as client:
+            (answer,) = await client.ask(Opcode.DESCRIBE_RANGE, request)
+        (result,) = answer.describe_responses
+        assert (result.stream_id, result.status.code) == (ids[2], DENIED)
+        both = headers.DescribeStreamsRequest(1_000, (ids[2],), all_streams=True)
+        assert await codes(cluster, reader, Opcode.DESCRIBE_STREAMS, both) == [DENIED]
+
+    run(tmp_path, body)

@@ -247,6 +247,23 @@ def test_a_refused_batch_of_a_frame_keeps_no_other_from_being_appended(tmp_path,
     asyncio.run(asyncio.wait_for(body(), 60))
 
 
+def test_appends_go_on_while_the_placement_driver_is_down(tmp_path, addresses):
+    async def body():
+        async with core_cluster(tmp_path) as cluster:
+            await cluster.client.change_grants(GRANTS)
+            (stream,) = await cluster.client.create_streams([StreamSpec("orders-1")])
+            request = AT_RANGE_SERVER[Opcode.APPEND][1](stream.stream_id)
+            at = addresses["writer"]
+            async with RawClient.at(cluster.server.endpoint, from_address=at) as client:
+                for offset in range(3):
+                    (answer,) = await client.ask(Opcode.APPEND, request, [BATCH])
+                    (result,) = answer.append_responses
+                    assert (result.status.code, result.base_offset) == (0, offset)
+                    await cluster.pd.stop()
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
 def test_a_fetch_answers_refused_items_at_once_and_waits_for_the_others(tmp_path, addresses):
     async def body():
         async with core_cluster(tmp_path) as cluster:
