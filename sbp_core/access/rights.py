@@ -59,6 +59,9 @@ class SubjectRights:
     """The rights that grants of one subject give, looked up by name."""
 
     def __init__(self, grants: Iterable[Grant]) -> None:
+        grants = tuple(grants)
+        self.anywhere = frozenset(each.right for each in grants)
+        """The rights on some stream, or group."""
         self._by_name: dict[str, set[Right]] = {}
         self._by_prefix: dict[str, set[Right]] = {}
         for each in grants:

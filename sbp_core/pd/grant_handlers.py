@@ -122,5 +122,7 @@ def _judge(
     for each in targets:
         present = (names[each.stream_id],) if each.stream_id in names else ()
         is_allowed = all(rights & own.on(name) for name in (*present, *each.names))
+        if each.stream_id < 0 and not each.names:
+            is_allowed = bool(rights & own.anywhere)
         judgement.append(None if is_allowed else lacking_right(subject, rights, each))
     return judgement

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from sbp_core import limits
 from sbp_core.access.identity import Identity
 from sbp_core.access.rights import Owners, Right
 from sbp_core.errors import SbpError, ThrottledError
@@ -44,7 +45,9 @@ REFRESH_MS: Final = 10_000
 DENIED_MS: Final = 1_000
 """Age up to which a right that is missing is not asked again."""
 DECISIONS_MAX: Final = 100_000
-"""Decisions that are kept, the most recently used ones."""
+"""Decisions with rights that are kept, the most recently used ones."""
+REFUSALS_MAX: Final = limits.STREAMS_PER_REQUEST_MAX
+"""Decisions without any right that are kept, by themselves: they crowd out no other."""
 
 KNOWN_MAX: Final = 1_000
 """Ids of a subject in a stream that are recognised without looking for their owner."""
@@ -81,6 +84,7 @@ class CachedRights(Authority):
         self._ask = ask
         self._clock = clock
         self._decisions: OrderedDict[_Key, _Decision] = OrderedDict()
+        self._refusals: OrderedDict[_Key, _Decision] = OrderedDict()
         self._asking: dict[_Key, asyncio.Task[None]] = {}
         self._owners: Owners[tuple[int, str, str]] = Owners()
         """By stream, noun and id."""
@@ -148,7 +152,7 @@ class CachedRights(Authority):
             now = self._clock.monotonic()
         judgement: list[SbpError | None] = []
         for each in targets:
-            decision = self._decisions.get((subject, each.stream_id))
+            decision = self._maybe_kept((subject, each.stream_id))
             if decision is None or decision.end <= now:
                 judgement.append(_not_known(subject, each))
             else:
@@ -160,16 +164,19 @@ class CachedRights(Authority):
     ) -> _Decision | None:
         """Return a decision that may be used; None if the placement driver has to be asked."""
         key = (subject, stream_id)
-        decision = self._decisions.get(key)
+        decision = self._maybe_kept(key)
         if decision is None or decision.end <= now:
             return None
         age_ms = 1_000 * (now - decision.asked_at)
         if age_ms > DENIED_MS and rights.isdisjoint(decision.rights):
             return None
-        self._decisions.move_to_end(key)
+        (self._decisions if decision.rights else self._refusals).move_to_end(key)
         if age_ms > REFRESH_MS:
             self._lookups_of(subject, [stream_id])
         return decision
+
+    def _maybe_kept(self, key: _Key) -> _Decision | None:
+        return self._decisions.get(key) or self._refusals.get(key)
 
     def _judge(
         self,
@@ -227,7 +234,10 @@ class CachedRights(Authority):
         for each in streams:
             key = (subject, each.stream_id)
             rights = frozenset(right for right in Right if right in each.rights)
-            self._decisions[key] = _Decision(
+            self._decisions.pop(key, None)
+            self._refusals.pop(key, None)
+            kept = self._decisions if rights else self._refusals
+            kept[key] = _Decision(
                 rights,
                 asked_at,
                 end,
@@ -238,9 +248,12 @@ class CachedRights(Authority):
                 writers=set(),
                 txns=set(),
             )
-            self._decisions.move_to_end(key)
-        while len(self._decisions) > DECISIONS_MAX:
-            self._decisions.popitem(last=False)
+        for kept, count_max in (
+            (self._decisions, DECISIONS_MAX),
+            (self._refusals, REFUSALS_MAX),
+        ):
+            while len(kept) > count_max:
+                kept.popitem(last=False)
 
 
 def _not_known(subject: str, target: Target) -> ThrottledError:

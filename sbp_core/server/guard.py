@@ -61,7 +61,8 @@ class Rule:
 
     `items` are the fields of the request that name them. Without any item the results name streams,
     or groups, and those without rights are left out. If it `is_whole`, one refused item refuses the
-    request. If it is `of_group`, GROUP is needed on the group as well.
+    request; a right on some stream is needed in any case. If it is `of_group`, GROUP is needed on
+    the group as well.
     """
 
     rights: frozenset[Right]
@@ -118,7 +119,7 @@ RULES: Final[Mapping[Opcode, Rule | Caller]] = {
 class Target:
     """A stream by its id, or -1; `names` are those that it has, or is to have, as far as known.
 
-    `item` of a request names it.
+    `item` of a request names it. Without id and names it stands for some stream, whichever it is.
     """
 
     stream_id: int = -1
@@ -128,6 +129,8 @@ class Target:
     def __str__(self) -> str:
         if self.stream_id >= 0:
             return f"stream {self.stream_id}"
+        if not self.names:
+            return "any stream"
         return "all streams" if self.names == (None,) else f"stream {self.names[0]}"
 
 
@@ -215,8 +218,10 @@ class Guard:
             await self._check_group(identity, request.group)
         rights = _rights_for(rule, request)
         targets = _targets_in(rule, request)
+        if rule.is_whole:  # also without items it has an effect, or with streams that do not exist
+            targets.append(Target())
         if not targets:
-            if not rule.is_whole and not (rule.of_group and request.group is not None):
+            if not (rule.of_group and request.group is not None):
                 call.revise = partial(self._leave_out, identity, rights)
             return True
         if len(targets) > limits.STREAMS_PER_REQUEST_MAX:

@@ -212,3 +212,25 @@ def test_a_request_whose_items_are_all_refused_is_not_about_everything(tmp_path,
         assert await codes(cluster, reader, Opcode.DESCRIBE_STREAMS, both) == [DENIED]
 
     run(tmp_path, body)
+
+
+def test_who_may_append_nowhere_commits_and_aborts_nothing(tmp_path, identities):
+    """Not without parts either, which takes the name of a producer, nor of a missing stream."""
+    at = {name: identities.address_of(name) for name in ("reader", "writer")}
+
+    async def body(cluster, ids):
+        requests = (
+            headers.CommitTxnRequest(1_000, "p", 1, digest=b"12345678", commit=True),
+            headers.CommitTxnRequest(1_000, parts=(headers.TxnPart("p.2.x", 77, 1, 0),)),
+        )
+        for name in ("reader", "writer"):
+            async with RawClient.at(cluster.pd.endpoint, from_address=at[name]) as client:
+                for request in requests:
+                    if name == "writer":
+                        (answer,) = await client.ask(Opcode.COMMIT_TXN, request)
+                        assert answer.status.code == OK
+                        continue
+                    with pytest.raises(PermissionDeniedError, match="append on any stream"):
+                        await client.ask(Opcode.COMMIT_TXN, request)
+
+    run(tmp_path, body)

@@ -181,3 +181,21 @@ def test_the_decision_that_was_used_longest_ago_is_forgotten(world, monkeypatch)
         assert world.at_once("me", Opcode.FETCH, FetchInfo(stream_id=2)) is None
 
     asyncio.run(body())
+
+
+def test_streams_without_rights_crowd_out_no_other(world, monkeypatch):
+    monkeypatch.setattr(module, "DECISIONS_MAX", 1)
+    monkeypatch.setattr(module, "REFUSALS_MAX", 2)
+    world.granted = {("me", 1): ["read"], ("you", 1): []}
+
+    async def body():
+        await world.judge("me", 1)
+        found = await world.judge("you", *range(1, 9))
+        assert found[-2:] == [NotFoundError] * 2
+        assert world.at_once("me", Opcode.FETCH, FetchInfo(stream_id=1)) == [None]
+        world.granted["you", 8] = ["read"]
+        world.clock.advance(DENIED_MS + 1)
+        assert await world.judge("you", 8) == [None]
+        assert len(world.rights._refusals) <= 2
+
+    asyncio.run(body())
