@@ -270,6 +270,10 @@ class Guard:
         results = {at: _refused(response, items[at], error) for at, error in refusals.items()}
         is_all = len(results) == len(items)
         if not is_all:
+            if call.is_one_frame and rule.results is Results.BY_INDEX:
+                raise next(
+                    iter(refusals.values())
+                )  # the handler may answer with a frame of its own
             narrow(call, rule, request, results)
             if rule.results is not Results.BY_INDEX:
                 merger = Merger(len(items), results, by_stream=rule.results is Results.BY_STREAM)
