@@ -144,7 +144,11 @@ class AsyncSocket:
             return self._send(buffers)
         if not self._channel.is_open:
             return 0  # the peer is not known yet: there is nothing to say to it
-        return sum(self._send([each]) for each in self._channel.seal(buffers))
+        try:
+            return sum(self._send([each]) for each in self._channel.seal(buffers))
+        except ssl.SSLError:  # what was received has ended the session
+            self._transport.abort()
+            return 0
 
     def _send(self, buffers: Sequence[Buffer]) -> int:
         sent = 0
@@ -267,6 +271,7 @@ class TlsLink(asyncio.Transport, asyncio.BufferedProtocol):
             self._shake_hands()
         else:
             self._enter(self._shake_hands)
+        self.channel.keep()
 
     def eof_received(self) -> bool:
         """Close when the peer does."""

@@ -31,6 +31,8 @@ _ALERT_RECORD: Final = 0x15
 """The first byte of what a TLS peer sends. A frame that begins so is too large to be one."""
 SEALED_BYTES: Final = 7 * 16 * limits.KIB
 """Bytes that are encrypted at a time, in full records; above it, malloc asks the system."""
+_FED_BYTES: Final = 64 * limits.KIB
+"""Bytes that are decrypted at a time. OpenSSL keeps buffers for the most that it once had."""
 RECORD_BYTES_MAX: Final = 16 * limits.KIB + 256 + 5
 """A TLS record (RFC 8446, section 5.2) with its header."""
 
@@ -251,6 +253,8 @@ class Channel:
 
     def __init__(self, wrap: Callable[..., ssl.SSLObject], host: str | None) -> None:
         self._received = ssl.MemoryBIO()
+        self._fed = memoryview(b"")
+        """Received bytes that are not in `_received` yet."""
         self._to_send = ssl.MemoryBIO()
         self._object = wrap(
             self._received, self._to_send, server_side=host is None, server_hostname=host
@@ -267,6 +271,8 @@ class Channel:
         """Whether the peer said that it sends nothing more."""
         self.has_received = False
         """Whether the application was sent anything."""
+        self.peer_certificate: bytes | None = None
+        """The certificate that the peer has shown, in DER, which was verified; None without one."""
 
     @property
     def has_peer_certificate(self) -> bool:
@@ -274,17 +280,16 @@ class Channel:
         return self.peer_certificate is not None
 
     @property
-    def peer_certificate(self) -> bytes | None:
-        """The certificate that the peer has shown, in DER, which was verified; None without one."""
-        return (self._object.getpeercert(binary_form=True) or None) if self.is_open else None
-
-    @property
     def pending_bytes(self) -> int:
         """The most bytes that may be here and not decrypted yet."""
-        return self._received.pending + RECORD_BYTES_MAX
+        return self._received.pending + len(self._fed) + RECORD_BYTES_MAX
 
     def feed(self, data: memoryview) -> None:
-        """Accept received bytes. Raises PlainTextError if the peer does not speak TLS."""
+        """Accept received bytes, which stay as they are until `keep` or the next call.
+
+        Raises PlainTextError if the peer does not speak TLS.
+        """
+        self.keep()
         if self._is_first and data:
             self._is_first = False
             if data[0] not in (_HANDSHAKE_RECORD, _ALERT_RECORD):
@@ -292,16 +297,27 @@ class Channel:
         self._barren_bytes += len(data)
         if self._barren_bytes > _BARREN_BYTES_MAX:
             raise ssl.SSLError(f"{self._barren_bytes} bytes with nothing for the application")
+        self._fed = data
+
+    def keep(self) -> None:
+        """Copy what was fed and is not decrypted yet: its memory is used again."""
         with self._lock:
-            self._received.write(data)
+            self._received.write(self._fed)
+            self._fed = self._fed[:0]
 
     def shake_hands(self) -> bool:
         """Go on with the handshake; return whether it is over."""
         with self._lock:
-            try:
-                self._object.do_handshake()
-            except ssl.SSLWantReadError:
-                return False
+            while True:
+                try:
+                    self._object.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    if not self._fed:
+                        return False
+                    self._pull()
+            # Once: a session that has failed does not tell any more.
+            self.peer_certificate = self._object.getpeercert(binary_form=True) or None
             self.is_open = True
             return True
 
@@ -313,7 +329,10 @@ class Channel:
                 try:
                     read_bytes = self._read(len(target) - count, target[count:])
                 except ssl.SSLWantReadError:
-                    break
+                    if not self._fed:
+                        break
+                    self._pull()
+                    continue
                 except ssl.SSLZeroReturnError:
                     read_bytes = 0
                 except ssl.SSLError as error:
@@ -327,6 +346,10 @@ class Channel:
         elif self._failure is not None:
             raise self._failure
         return count
+
+    def _pull(self) -> None:
+        self._received.write(self._fed[:_FED_BYTES])
+        self._fed = self._fed[_FED_BYTES:]
 
     def seal(self, buffers: Sequence[bytes | bytearray | memoryview]) -> Iterator[bytes]:
         """Yield what to send for `buffers`, in small pieces: their memory is used again."""

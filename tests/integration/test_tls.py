@@ -1,18 +1,14 @@
 """TLS between clients and servers: which end trusts which, its errors, and files that change."""
 
 import asyncio
-import contextlib
 import logging
 import os
-import random
 import signal
-import socket
-import threading
 
 import pytest
 from certificates import Authority
 from core_cluster import rows_batch, values_of
-from manual_clock import ManualClock
+from served_listener import ONCE, ServedListener, ping_blocking
 from waiting import until
 
 from sbp_core import limits
@@ -23,7 +19,6 @@ from sbp_core.client import (
     Client,
     Connecting,
     FetchItem,
-    RetryPolicy,
     StreamSpec,
     Transaction,
     Writer,
@@ -37,21 +32,12 @@ from sbp_core.errors import (
     SbpError,
     TlsError,
 )
-from sbp_core.server.listener import Listener
-from sbp_core.server.runtime import SystemClock
-from sbp_core.tls import Contexts
-from sbp_core.wire.dialect import ServerRole, Speech
-from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import (
     ClientRole,
     HeartbeatRequest,
-    HeartbeatResponse,
     ReportMetricsRequest,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import SUCCESS
-
-ONCE = RetryPolicy(budget_ms=1)
 
 
 @pytest.fixture(scope="module")
@@ -62,56 +48,6 @@ def authority(tmp_path_factory):
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("foreign"))
-
-
-async def greet(call):
-    request = call.decode(HeartbeatRequest)
-    rest = call.greet(request, HeartbeatResponse(client_id="c", cluster_id="c", status=SUCCESS))
-    if rest is not None:
-        await rest()
-
-
-class ServedListener:
-    """A listener in a thread of its own, which answers HEARTBEAT and PING."""
-
-    def __init__(self, files=None, clock=None):
-        self._files = files
-        self._clock = clock or SystemClock()
-        self._started = threading.Event()
-        self._stop = None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-
-    async def _serve(self):
-        self._stop, self._loop = asyncio.Event(), asyncio.get_running_loop()
-        self.listener = Listener(
-            {Opcode.HEARTBEAT: greet},
-            speech=Speech(ServerRole.PLACEMENT_DRIVER),
-            clock=self._clock,
-            tls=None if self._files is None else Contexts(self._files),
-        )
-        self.port = await self.listener.start("127.0.0.1", 0)
-        self.endpoint = f"127.0.0.1:{self.port}"
-        self._started.set()
-        await self._stop.wait()
-        await self.listener.drain(timeout_ms=100)
-
-    def sweep(self):
-        """Look for peers that are late, in the thread of the listener."""
-        self._loop.call_soon_threadsafe(self.listener.sweep)
-
-    def __enter__(self):
-        self._thread.start()
-        assert self._started.wait(30)
-        return self
-
-    def __exit__(self, *_):
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-
-def ping_blocking(endpoint, tls):
-    with Client(endpoint, connecting=Connecting(tls=tls), retry=ONCE) as client:
-        client.ping()
 
 
 def ping_asyncio(endpoint, tls):
@@ -193,57 +129,6 @@ def test_new_handshakes_take_new_files_and_connections_live_on(authority, foreig
         until(lambda: server.listener.connection_count == 1)
 
 
-def test_a_half_open_handshake_counts_and_has_the_time_of_the_first_frame(authority):
-    clock = ManualClock()
-    with (
-        ServedListener(authority.server(), clock) as server,
-        socket.create_connection(("127.0.0.1", server.port), 30) as half_open,
-        socket.create_connection(("127.0.0.1", server.port), 30) as silent,
-    ):
-        half_open.sendall(hello_of(authority)[:100])
-        until(lambda: server.listener.connection_count == 2)
-        server.sweep()
-        ping_blocking(server.endpoint, authority.client())
-        clock.advance(limits.FIRST_FRAME_MS + 1)
-        server.sweep()
-        assert [_received(each) for each in (half_open, silent)] == [b"", b""]
-        until(lambda: server.listener.connection_count == 0)
-
-
-def hello_of(authority):
-    """The first bytes of a client."""
-    channel = Contexts(authority.client()).client_channel("127.0.0.1")
-    channel.shake_hands()
-    return channel.take()
-
-
-def test_a_peer_that_does_not_read_is_held_within_bounds_and_cut_off(authority):
-    clock, tls = ManualClock(), authority.client()
-    channel = Contexts(tls).client_channel("127.0.0.1")
-    ping = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(limits.MIB)]))
-    with (
-        ServedListener(authority.server(), clock) as server,
-        socket.create_connection(("127.0.0.1", server.port), 30) as deaf,
-    ):
-        while not channel.shake_hands():
-            deaf.sendall(channel.take())
-            channel.feed(memoryview(deaf.recv(limits.MIB)))
-        deaf.sendall(channel.take())
-        deaf.settimeout(1)
-        with contextlib.suppress(TimeoutError):
-            while True:
-                deaf.sendall(b"".join(channel.seal([ping])))
-        until(lambda: server.listener._unread.total_bytes > limits.MIB)
-        held_bytes = server.listener._unread.total_bytes
-        assert held_bytes < limits.WRITE_BUFFER_HIGH_BYTES + 3 * limits.MIB
-        ping_blocking(server.endpoint, tls)
-        assert server.listener.connection_count >= 1
-        clock.advance(limits.WRITE_STALL_MS + 1)
-        server.sweep()
-        until(lambda: server.listener.connection_count == 0)
-        until(lambda: server.listener._unread.total_bytes == 0)
-
-
 @both_clients
 def test_a_full_server_is_no_reason_to_distrust_it(ping, authority, monkeypatch):
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
@@ -257,37 +142,6 @@ def test_a_full_server_is_no_reason_to_distrust_it(ping, authority, monkeypatch)
         told = refusal_of(ping, server.endpoint, authority.client(), ConnectError)
         assert "Connection reset" in told or "as a full server does" in told
         first.ping()
-
-
-def test_mutated_handshakes_end_their_own_connections_only(authority, caplog):
-    caplog.set_level(logging.ERROR)
-    hello, generator = hello_of(authority), random.Random(1)
-    tls = authority.client()
-    with (
-        ServedListener(authority.server()) as server,
-        Client(server.endpoint, connecting=Connecting(tls=tls), retry=ONCE) as living,
-    ):
-        living.ping()
-        for _ in range(200):
-            mutated = bytearray(hello)
-            for _ in range(generator.randint(1, 4)):
-                mutated[generator.randrange(len(mutated))] = generator.randrange(256)
-            with socket.create_connection(("127.0.0.1", server.port), 30) as attacker:
-                attacker.sendall(mutated + generator.randbytes(generator.randrange(300)))
-                attacker.shutdown(socket.SHUT_WR)
-                while _received(attacker):
-                    pass
-        living.ping()
-        ping_blocking(server.endpoint, tls)
-        until(lambda: server.listener.connection_count == 1)
-    assert not caplog.records
-
-
-def _received(attacker):
-    try:
-        return attacker.recv(10_000)
-    except ConnectionResetError:
-        return b""
 
 
 # With all servers, as `sbp serve` runs them.

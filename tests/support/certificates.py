@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from sbp_core.tls import ServerTls, Tls
 
@@ -50,6 +53,27 @@ class Authority:
     def issue_expired(self) -> Pair:
         """Return a certificate that is not valid any longer."""
         return self.issue(not_after=datetime.now(UTC) - timedelta(days=1))
+
+    def issue_for(self, usage: x509.ObjectIdentifier) -> Pair:
+        """Return a certificate for one usage only (RFC 5280, section 4.2.1.12)."""
+        pair = self.issue()
+        (like,) = x509.load_pem_x509_certificates(pair.cert_file.read_bytes())
+        builder = x509.CertificateBuilder(
+            like.issuer,
+            like.subject,
+            like.public_key(),
+            x509.random_serial_number(),
+            like.not_valid_before_utc,
+            like.not_valid_after_utc,
+        )
+        for each in like.extensions:
+            if not isinstance(each.value, x509.ExtendedKeyUsage):
+                builder = builder.add_extension(each.value, each.critical)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        key: Any = load_pem_private_key(self._authority.private_key_pem.bytes(), None)
+        signed = builder.sign(key, hashes.SHA256())
+        pair.cert_file.write_bytes(signed.public_bytes(Encoding.PEM))
+        return pair
 
     def server(self, pair: Pair | None = None, *, client_ca_file: Path | None = None) -> ServerTls:
         """Return the files of a server."""

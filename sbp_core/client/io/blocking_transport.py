@@ -147,7 +147,12 @@ class BlockingConnection:
 
     def _send(self, buffers: list[Buffer]) -> None:
         if self._channel is not None and buffers:
-            buffers = list(self._channel.seal(buffers))
+            try:
+                buffers = list(self._channel.seal(buffers))
+            except ssl.SSLError as failure:  # what was received has ended the session
+                self._conversation.end(lost(self._conversation.endpoint, failure))
+                self._close_if_finished()
+                return
         was_empty = not self._outgoing
         self._outgoing.extend(memoryview(each) for each in buffers if len(each))
         self._unsent_bytes += sum(map(len, buffers))

@@ -1,0 +1,275 @@
+"""Attacks on servers that speak TLS: handshakes that never end, and hostile certificates."""
+
+import contextlib
+import logging
+import random
+import socket
+import ssl
+from contextlib import ExitStack
+
+import psutil
+import pytest
+from certificates import Authority
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from manual_clock import ManualClock
+from served_listener import ONCE, ServedListener, hello_of, ping_blocking, received, secured
+from waiting import until
+
+from sbp_core import limits
+from sbp_core.client import Client, Connecting
+from sbp_core.errors import ConnectionLostError, TlsError
+from sbp_core.wire.frame import encode_frame
+from sbp_core.wire.headers import ClientRole, HeartbeatRequest, encode_header
+from sbp_core.wire.opcodes import Opcode
+
+BROKEN_RECORD = b"\x17\x03\x03\x00\x20" + bytes(32)
+HALF_OPEN = 200
+HELD_BYTES_MAX = 360 * limits.KIB
+"""Memory of a connection that is idle, or of a handshake that goes on, whatever it was sent."""
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def records(handshake):
+    """The records of a handshake that is not encrypted."""
+    parts = [handshake[at : at + 16_384] for at in range(0, len(handshake), 16_384)]
+    return b"".join(b"\x16\x03\x01" + len(each).to_bytes(2, "big") + each for each in parts)
+
+
+def padded_hello(authority, padding_bytes):
+    """The first bytes of a client, with an extension that says nothing (RFC 7685)."""
+    body = hello_of(authority)[9:]
+    at = 34  # behind version and random: a session id, cipher suites and compressions
+    for width in (1, 2, 1):
+        at += width + int.from_bytes(body[at : at + width], "big")
+    extensions = body[at + 2 :] + b"\x00\x15" + padding_bytes.to_bytes(2, "big")
+    extensions += bytes(padding_bytes)
+    hello = body[:at] + len(extensions).to_bytes(2, "big") + extensions
+    return records(b"\x01" + len(hello).to_bytes(3, "big") + hello)
+
+
+def test_a_half_open_handshake_counts_and_has_the_time_of_the_first_frame(authority):
+    clock = ManualClock()
+    with (
+        ServedListener(authority.server(), clock) as server,
+        server.connect() as half_open,
+        server.connect() as silent,
+    ):
+        half_open.sendall(hello_of(authority)[:100])
+        until(lambda: server.listener.connection_count == 2)
+        server.sweep()
+        ping_blocking(server.endpoint, authority.client())
+        clock.advance(limits.FIRST_FRAME_MS + 1)
+        server.sweep()
+        assert [received(each) for each in (half_open, silent)] == [b"", b""]
+        until(lambda: server.listener.connection_count == 0)
+
+
+BROKEN_RECORD = b"\x17\x03\x03\x00\x20" + bytes(32)
+
+
+@pytest.mark.parametrize("shows_certificate", [False, True])
+def test_a_request_with_a_broken_record_behind_it_ends_its_connection_only(
+    authority, caplog, shows_certificate
+):
+    caplog.set_level(logging.ERROR)
+    tls = authority.client(authority.issue() if shows_certificate else None)
+    header = encode_header(HeartbeatRequest(client_id="x", client_role=ClientRole.RANGE_SERVER))
+    greeting = encode_frame(Opcode.HEARTBEAT, 0, 1, header)
+    ping = encode_frame(Opcode.PING, 0, 2, b"")
+    with ServedListener(authority.server()) as server:
+        for frames in ([*ping, *greeting], [*greeting, *ping]):
+            with server.connect() as attacker:
+                channel = secured(attacker, tls)
+                attacker.sendall(b"".join(channel.seal(frames)) + BROKEN_RECORD)
+                while received(attacker):
+                    pass
+        ping_blocking(server.endpoint, tls)
+        until(lambda: server.listener.connection_count == 0)
+    assert not caplog.records
+
+
+def test_a_call_on_a_session_that_has_failed_is_an_error_of_the_client(authority):
+    connecting = Connecting(tls=authority.client())
+    with (
+        ServedListener(authority.server()) as server,
+        Client(server.endpoint, connecting=connecting, retry=ONCE) as client,
+    ):
+        client.ping()
+        (connection,) = client._pool._connections._by_endpoint.values()
+        connection._channel.feed(memoryview(BROKEN_RECORD))
+        with contextlib.suppress(ssl.SSLError):
+            connection._channel.read_into(memoryview(bytearray(100)))
+        with pytest.raises(ConnectionLostError):
+            client.ping()
+        client.ping()
+
+
+def test_a_peer_that_does_not_read_is_held_within_bounds_and_cut_off(authority):
+    clock, tls = ManualClock(), authority.client()
+    ping = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(limits.MIB)]))
+    with (
+        ServedListener(authority.server(), clock) as server,
+        server.connect() as deaf,
+    ):
+        channel = secured(deaf, tls)
+        deaf.settimeout(1)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                deaf.sendall(b"".join(channel.seal([ping])))
+        until(lambda: server.listener._unread.total_bytes > limits.MIB)
+        held_bytes = server.listener._unread.total_bytes
+        assert held_bytes < limits.WRITE_BUFFER_HIGH_BYTES + 3 * limits.MIB
+        ping_blocking(server.endpoint, tls)
+        assert server.listener.connection_count >= 1
+        clock.advance(limits.WRITE_STALL_MS + 1)
+        server.sweep()
+        until(lambda: server.listener.connection_count == 0)
+        until(lambda: server.listener._unread.total_bytes == 0)
+
+
+def test_mutated_handshakes_end_their_own_connections_only(authority, caplog):
+    caplog.set_level(logging.ERROR)
+    hello, generator = hello_of(authority), random.Random(1)
+    tls = authority.client()
+    with (
+        ServedListener(authority.server()) as server,
+        Client(server.endpoint, connecting=Connecting(tls=tls), retry=ONCE) as living,
+    ):
+        living.ping()
+        for _ in range(200):
+            mutated = bytearray(hello)
+            for _ in range(generator.randint(1, 4)):
+                mutated[generator.randrange(len(mutated))] = generator.randrange(256)
+            with server.connect() as attacker:
+                attacker.sendall(mutated + generator.randbytes(generator.randrange(300)))
+                attacker.shutdown(socket.SHUT_WR)
+                while received(attacker):
+                    pass
+        living.ping()
+        ping_blocking(server.endpoint, tls)
+        until(lambda: server.listener.connection_count == 1)
+    assert not caplog.records
+
+
+def test_a_handshake_byte_by_byte_has_no_more_time_than_others(authority):
+    clock, hello = ManualClock(), hello_of(authority)
+    with ServedListener(authority.server(), clock) as server, server.connect() as slow:
+        until(lambda: server.listener.connection_count == 1)
+        for at in range(3):
+            slow.sendall(hello[at : at + 1])
+            clock.advance(limits.FIRST_FRAME_MS * 2 // 5)
+            server.sweep()
+        assert received(slow) == b""
+        until(lambda: server.listener.connection_count == 0)
+
+
+def test_half_open_handshakes_count_for_their_address(authority):
+    files, tls = authority.server(), authority.client()
+    with (
+        ServedListener(files, connections_per_address_max=4) as server,
+        ExitStack() as held,
+    ):
+        for _ in range(4):
+            held.enter_context(server.connect("192.0.2.1")).sendall(hello_of(authority)[:50])
+        until(lambda: server.listener.connection_count == 4)
+        with server.connect("192.0.2.1") as refused:
+            assert received(refused) == b""
+        with server.connect("192.0.2.2") as other:
+            assert secured(other, tls).is_open
+
+
+def test_half_open_handshakes_hold_little_memory(authority):
+    announced = 131_000  # the longest ClientHello that OpenSSL accepts is hardly longer
+    sent = records(b"\x01" + announced.to_bytes(3, "big") + bytes(announced - 1_000))
+    memory = psutil.Process().memory_info
+    with ServedListener(authority.server()) as server, ExitStack() as held:
+        ping_blocking(server.endpoint, authority.client())
+        before = memory().rss
+        for _ in range(HALF_OPEN):
+            held.enter_context(server.connect()).sendall(sent)
+        until(lambda: server.listener.connection_count >= HALF_OPEN)
+        until(lambda: _handshake_bytes(server) == HALF_OPEN * len(sent))
+        assert memory().rss - before < HALF_OPEN * HELD_BYTES_MAX
+        ping_blocking(server.endpoint, authority.client())
+
+
+def test_idle_connections_keep_little_memory_of_what_they_have_moved(authority):
+    ping = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(limits.MIB)]))
+    memory, tls = psutil.Process().memory_info, authority.client()
+    target, before = memoryview(bytearray(limits.MIB)), 0
+    with ServedListener(authority.server()) as server, ExitStack() as held:
+        for number in range(70):
+            before = memory().rss if number == 10 else before
+            idle = held.enter_context(server.connect())
+            channel, count = secured(idle, tls), 0
+            idle.sendall(b"".join(channel.seal([ping])))
+            while count < len(ping):
+                channel.feed(memoryview(idle.recv(limits.RECEIVE_WAKE_BYTES)))
+                while read_bytes := channel.read_into(target):
+                    count += read_bytes
+        assert memory().rss - before < 60 * HELD_BYTES_MAX
+
+
+def _handshake_bytes(server):
+    """Return the bytes of connections whose handshake goes on."""
+    links = [each._tls for each in [*server.listener._peers]]
+    return sum(link.channel._barren_bytes for link in links if link and not link.channel.is_open)
+
+
+def test_a_hello_is_as_long_as_its_protocol_allows(authority):
+    longer = records(b"\x01\xff\xff\xff" + bytes(100))
+    with ServedListener(authority.server()) as server:
+        with server.connect() as lengthy:
+            lengthy.sendall(padded_hello(authority, 64_000))
+            assert received(lengthy)[0] == 0x16  # the server goes on with the handshake
+        with server.connect() as too_long:
+            too_long.sendall(longer)
+            assert received(too_long)[0] == 0x15  # an alert
+            assert received(too_long) == b""
+        until(lambda: server.listener.connection_count == 0)
+
+
+def test_peers_that_leave_without_a_word_cost_nothing(authority, caplog):
+    caplog.set_level(logging.WARNING)
+    ping = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(50_000)]))
+    with ServedListener(authority.server()) as server:
+        for part in (0, 20_000, 50_000):
+            with server.connect() as leaving:
+                sealed = b"".join(secured(leaving, authority.client()).seal([ping]))
+                leaving.sendall(sealed[:part])
+        until(lambda: server.listener.connection_count == 0)
+    assert not caplog.records
+
+
+def test_a_certificate_for_the_other_role_is_refused(authority, caplog):
+    of_server = authority.issue_for(ExtendedKeyUsageOID.SERVER_AUTH)
+    of_client = authority.issue_for(ExtendedKeyUsageOID.CLIENT_AUTH)
+    files = authority.server(of_server, client_ca_file=authority.ca_file)
+    with ServedListener(files) as server:
+        ping_blocking(server.endpoint, authority.client(of_client))
+        with pytest.raises(TlsError):
+            ping_blocking(server.endpoint, authority.client(of_server))
+        until(lambda: "is refused: unsuitable certificate purpose" in caplog.text)
+    with (
+        ServedListener(authority.server(of_client)) as server,
+        pytest.raises(TlsError, match="unsuitable certificate purpose"),
+    ):
+        ping_blocking(server.endpoint, authority.client())
+
+
+def test_a_certificate_may_be_large_but_not_endless(authority):
+    def issue(count):
+        label = "x" * 60
+        return authority.issue(*(f"{at}.{label}.{label}.{label}.example" for at in range(count)))
+
+    with ServedListener(authority.server(client_ca_file=authority.ca_file)) as server:
+        large, endless = issue(340), issue(680)
+        assert 64_000 < len(ssl.PEM_cert_to_DER_cert(large.cert_file.read_text())) < 100_000
+        ping_blocking(server.endpoint, authority.client(large))
+        with pytest.raises(TlsError):
+            ping_blocking(server.endpoint, authority.client(endless))
+        ping_blocking(server.endpoint, authority.client(large))
