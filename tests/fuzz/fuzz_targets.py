@@ -23,6 +23,7 @@ from faulty_disk import FaultyDisk, Inode
 from fuzz_columns import check_columns, check_schema, columns_corpus, schema_corpus
 from fuzz_entries import check_entries, entries_corpus
 from fuzz_features import check_features, features_corpus
+from fuzz_tls import check_tls, tls_corpus
 from log_files import open_log
 
 from sbp_core import limits
@@ -475,6 +476,7 @@ TARGETS = {
     "schema": Target(schema_corpus, check_schema),
     "session": Target(session_corpus, check_session),
     "features": Target(features_corpus, check_features),
+    "tls": Target(tls_corpus, check_tls),
     "log": Target(log_corpus, check_log),
     "entries": Target(entries_corpus, check_entries),
 }

@@ -38,6 +38,7 @@ TARGET_NAMES = (
     "schema",
     "session",
     "features",
+    "tls",
     "log",
     "entries",
 )

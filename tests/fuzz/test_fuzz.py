@@ -18,6 +18,7 @@ TARGETS = (
     "schema",
     "session",
     "features",
+    "tls",
     "log",
     "entries",
 )
