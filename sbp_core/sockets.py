@@ -270,6 +270,7 @@ class TlsLink(asyncio.Transport, asyncio.BufferedProtocol):
         elif self._enter is None:
             self._shake_hands()
         else:
+            self._tcp.pause_reading()  # a peer may send without waiting for the end of a handshake
             self._enter(self._shake_hands)
         self.channel.keep()
 
@@ -350,11 +351,16 @@ class TlsLink(asyncio.Transport, asyncio.BufferedProtocol):
             if not self.opened.done():
                 self.opened.set_result(None)
             self._deliver()
+        else:
+            self._read_on()
         return False
 
     def _deliver(self) -> None:
         """Give the inner protocol what is here, until it pauses."""
-        if self._is_delivering or not self.channel.is_open:
+        if self._is_delivering:
+            return
+        if not self.channel.is_open:
+            self._read_on()
             return
         self._is_delivering = True
         try:
@@ -372,7 +378,12 @@ class TlsLink(asyncio.Transport, asyncio.BufferedProtocol):
         self._send_own()
         if self.channel.is_ended:
             self._tcp.close()
-        elif not self._is_paused and not self._tcp.is_reading():
+        else:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        is_wanted = not self._is_paused and not self.is_closing()
+        if is_wanted and not self._tcp.is_reading():
             self._tcp.resume_reading()
 
     def _send_own(self) -> None:

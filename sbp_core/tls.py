@@ -236,6 +236,13 @@ def _unreadable(path: Path, error: OSError) -> ConfigurationError:
     )
 
 
+def _made(text: str) -> ssl.SSLError:
+    """Return an error with the attributes of those that OpenSSL makes."""
+    error = ssl.SSLError(ssl.SSL_ERROR_SSL, text)
+    error.reason = text
+    return error
+
+
 def _reason(error: ssl.SSLError) -> str:
     return (error.reason or str(error)).replace("_", " ").lower()
 
@@ -296,7 +303,7 @@ class Channel:
                 raise PlainTextError
         self._barren_bytes += len(data)
         if self._barren_bytes > _BARREN_BYTES_MAX:
-            raise ssl.SSLError(f"{self._barren_bytes} bytes with nothing for the application")
+            raise _made(f"{self._barren_bytes} bytes with nothing for the application")
         self._fed = data
 
     def keep(self) -> None:

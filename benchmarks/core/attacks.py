@@ -13,9 +13,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from sbp_core import limits
+from sbp_core.tls import Channel, Tls, ready
 from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import (
     CommitTxnRequest,
@@ -29,7 +31,7 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Flag, Opcode
 
-_MIB: Final = 1024 * 1024
+_RECEIVED_BYTES: Final = 128 * 1024
 _PAUSE_S: Final = 0.25
 """Pause before a connection that was closed is opened again."""
 _BYTE_S: Final = 1.0
@@ -39,26 +41,40 @@ _LEAVE_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The ports of a placement driver and of a range server, and a stream with old records."""
+    """The ports of a placement driver and of a range server, and a stream with old records.
+
+    Servers that speak TLS have certificates of an authority in `ca_file`.
+    """
 
     driver_port: int
     server_port: int
     stream_id: int
     old_batches: int
+    ca_file: Path | None = None
 
 
 class _Wire:
-    """One connection of an attacker."""
+    """One connection of an attacker, with TLS after `shake_hands`."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._loop = asyncio.get_running_loop()
+        self._channel: Channel | None = None
+
+    async def shake_hands(self, channel: Channel) -> None:
+        while not channel.shake_hands():
+            await self._loop.sock_sendall(self._socket, channel.take())
+            channel.feed(memoryview(await self.receive()))
+        await self._loop.sock_sendall(self._socket, channel.take())
+        self._channel = channel
 
     async def send(self, data: bytes) -> None:
-        await self._loop.sock_sendall(self._socket, data)
+        for piece in [data] if self._channel is None else self._channel.seal([data]):
+            await self._loop.sock_sendall(self._socket, piece)
 
     async def receive(self) -> bytes:
-        data = await self._loop.sock_recv(self._socket, _MIB)
+        """Return what came, with TLS as it came: no attacker looks at it."""
+        data = await self._loop.sock_recv(self._socket, _RECEIVED_BYTES)
         if not data:
             raise ConnectionResetError
         return data
@@ -211,5 +227,8 @@ async def _attack_again(attacker: Attacker, port: int, target: Target, number: i
         with socket.socket() as connected, suppress(OSError):
             connected.setblocking(False)
             await loop.sock_connect(connected, ("127.0.0.1", port))
-            await attacker(_Wire(connected), target, number)
+            wire = _Wire(connected)
+            if target.ca_file is not None:
+                await wire.shake_hands(ready(Tls(target.ca_file)).client_channel("127.0.0.1"))
+            await attacker(wire, target, number)
         await asyncio.sleep(_PAUSE_S)

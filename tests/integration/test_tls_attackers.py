@@ -18,6 +18,7 @@ from waiting import until
 from sbp_core import limits
 from sbp_core.client import Client, Connecting
 from sbp_core.errors import ConnectionLostError, TlsError
+from sbp_core.tls import Contexts
 from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import ClientRole, HeartbeatRequest, encode_header
 from sbp_core.wire.opcodes import Opcode
@@ -243,6 +244,32 @@ def test_peers_that_leave_without_a_word_cost_nothing(authority, caplog):
                 leaving.sendall(sealed[:part])
         until(lambda: server.listener.connection_count == 0)
     assert not caplog.records
+
+
+def test_a_client_need_not_wait_for_the_end_of_its_handshake(authority):
+    """Not even while the server is busy with others: what it sends is not read until its turn."""
+    ping = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(2 * limits.MIB)]))
+    with ServedListener(authority.server()) as server, server.connect() as hasty:
+        steps, enter = [], server.listener._turns.enter
+        server.listener._turns.enter = steps.append
+        channel = Contexts(authority.client()).client_channel("127.0.0.1")
+        channel.shake_hands()
+        hasty.sendall(channel.take())
+        until(lambda: steps)
+        server._loop.call_soon_threadsafe(steps.pop())
+        while not channel.shake_hands():
+            channel.feed(memoryview(hasty.recv(limits.MIB)))
+        hasty.settimeout(0.5)
+        sealed, sent = channel.take() + b"".join(channel.seal([ping])), 0
+        with contextlib.suppress(TimeoutError):
+            while sent < len(sealed):
+                sent += hasty.send(sealed[sent : sent + 65_536])
+        assert len(steps) == 1
+        server.listener._turns.enter = enter
+        server._loop.call_soon_threadsafe(steps.pop())
+        hasty.settimeout(30)
+        hasty.sendall(sealed[sent:])
+        assert received(hasty)
 
 
 def test_a_certificate_for_the_other_role_is_refused(authority, caplog):

@@ -8,7 +8,7 @@ from certificates import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.tls import SEALED_BYTES, Contexts, PlainTextError
+from sbp_core.tls import SEALED_BYTES, Contexts, PlainTextError, refusal, tls_error
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +119,11 @@ def test_a_peer_that_sends_nothing_of_use_is_given_up(ends):
     drained(server, 10)
     record = b"\x17\x03\x03\x40\x00"  # a record whose rest never comes
     assert any(fails_with(server, record + bytes(1_000)) for _ in range(1_000))
+
+
+def test_too_much_of_no_use_is_refused_with_the_reason(ends):
+    server = ends[0].server_channel()
+    with pytest.raises(ssl.SSLError) as raised:
+        server.feed(memoryview(b"\x16" + bytes(600_000)))
+    told = refusal(raised.value), str(tls_error("host:1", "host", raised.value))
+    assert all("600001 bytes with nothing for the application" in each for each in told)
