@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
@@ -62,7 +63,9 @@ class RangeServerProcess:
         self._watching: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._endpoint = ""
-        self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[SbpError] = self._loop.create_future()
+        _all_processes.add(self)
 
     @property
     def endpoint(self) -> str:
@@ -112,6 +115,17 @@ class RangeServerProcess:
             if exit_code != 0 and not self.failed.done():
                 raise self._error(exit_code)
 
+    def hang_up(self) -> None:
+        """Pass SIGHUP on to a process that serves. Any thread may call this."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._hang_up)
+
+    def _hang_up(self) -> None:
+        is_serving = self._watching is not None and not self._watching.done()
+        if self._process is not None and is_serving:  # one that starts would be ended by it
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGHUP)
+
     async def _spawn(self, config: Path) -> asyncio.subprocess.Process:
         words = ["range-server", "--until-stdin-closes", "--log-level", self._log_level]
         words += ["--config", str(config), "--data-dir", str(self._settings.data_dir)]
@@ -154,6 +168,15 @@ class RangeServerProcess:
             f"the range server of {self._settings.data_dir} (process {self._process.pid}) ended"
             f" with {how}; the lines above say why, if it did"
         )
+
+
+_all_processes: Final[WeakSet[RangeServerProcess]] = WeakSet()
+
+
+def hang_up_all() -> None:
+    """Pass SIGHUP on to all range servers that are children of this process."""
+    for each in list(_all_processes):
+        each.hang_up()
 
 
 def tls_options(tls: ServerTls | None) -> Iterator[str]:

@@ -235,13 +235,15 @@ def _closing(audit_file: AuditFile | None) -> Iterator[None]:
 def _watch_hangups(audit_file: AuditFile | None) -> None:
     """Read the files of TLS, the keys of tokens, and open the audit file, again at SIGHUP.
 
-    It is blocked in all other threads, so it never ends the server.
+    Children do the same. It is blocked in all other threads, so it never ends the server.
     """
     from sbp_core import tls
+    from sbp_core.processes import hang_up_all
 
     def watch() -> None:
         while True:
             signal.sigwait({signal.SIGHUP})
+            hang_up_all()
             done = ["files of TLS read again"] if tls.reload_all() else []
             tokens = sys.modules.get("sbp_core.access.tokens")  # loaded where tokens are accepted
             if tokens is not None and tokens.reload_all():

@@ -194,6 +194,7 @@ def test_the_file_of_all_servers_is_opened_again_when_it_was_moved(tmp_path):
             until(lambda: len(lines(path)) == 4, 30)
             path.rename(moved)
             os.kill(cluster.pid, signal.SIGHUP)
+            until(lambda: cluster.log_path.read_text().count("audit file opened again") == 3, 30)
             client.delete_streams(["a"])
             until(lambda: path.exists() and lines(path), 30)
     finally:
