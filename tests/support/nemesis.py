@@ -60,6 +60,14 @@ class Faulty:
         until(is_found)
         return found[0]
 
+    def member(self, rng: Random) -> Machine:
+        """Return a server of an open range."""
+        with Client(self.endpoint) as client:
+            streams = [each.stream_id for each in client.list_streams()]
+            ranges = client.list_ranges(streams)
+        endpoint = rng.choice(ranges[rng.choice(streams)][-1].servers)
+        return next(each for each in self.servers if each.endpoint == endpoint)
+
     def leave_ranges(self) -> None:
         """Let all streams go on in other ranges."""
         with Client(self.endpoint) as client:
@@ -206,7 +214,8 @@ def lose_replication(cluster: Faulty, rng: Random) -> None:
 
 
 def lose_fences(cluster: Faulty, rng: Random) -> None:
-    server, direction = rng.choice(cluster.servers), rng.choice([*Direction])
+    """Of a server that has an open range: one that was down lately may have none yet."""
+    server, direction = cluster.member(rng), rng.choice([*Direction])
     with disturbed(server, Swallow(), direction, opcode=Opcode.SEAL_RANGE):
         cluster.leave_ranges()
         cluster.go_on()

@@ -129,6 +129,10 @@ class WritingClient:
             if spec.name in self.names:
                 raise AlreadyExistsError(StatusCode.CONFLICT, "taken")
             self.names[spec.name] = len(self.names)
+        return [self._info(spec.name, self.names[spec.name]) for spec in specs]
+
+    def explain_missing(self, replica_count):
+        del replica_count
 
     def append(self, items, *, retry_unknown=False, writer=None, transaction=None):
         assert (writer is not None) + (transaction is not None) + retry_unknown == 1

@@ -1,12 +1,13 @@
 """The range servers of a cluster: DESCRIBE_SERVERS, and new members for sealed ranges."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from manual_clock import ManualClock
 from pd_cluster import running
 
-from sbp_core.pd.model import NewStream, RangeServerRecord, SealedRange, ServerLoad
+from sbp_core.pd.model import NewStream, RangeRecord, RangeServerRecord, SealedRange, ServerLoad
 from sbp_core.pd.range_servers import Membership, Placement
 from sbp_core.pd.streams.fail_over import in_turn
 from sbp_core.pd.streams.repair import Repair
@@ -208,6 +209,36 @@ def test_a_drained_replica_stays_while_no_other_server_has_room(store, free_byte
     repair = Repair(None, membership, None, None, clock, replace_after_ms=600_000)
     assert repair._find_next(store, membership.live_servers(), (), 10) == []
     assert repair._maybe_obstacle(repair._blocked[1], ()).startswith(obstacle)
+
+
+def test_a_range_that_waits_for_a_server_that_is_down_keeps_no_other_waiting(store):
+    """Server 2 is down, for less time than it takes until it is replaced, and 3 is new."""
+    clock = ManualClock()
+    membership = Membership(clock, 1_000)
+    for each in (1, 2, 3):
+        store.servers.allocate_id()
+        store.servers.register(RangeServerRecord(each, f"h:{each}"))
+        if each != 2:
+            membership.refresh(RangeServerRecord(each, f"h:{each}"))
+    ((stream, _),) = store.create_streams([NewStream(None, 3, 2, 0, (1, 2))], 1)
+    stream_id = stream.stream_id
+    for index, end in enumerate((5, 10, 15)):
+        store.seal_ranges([SealedRange(stream_id, index, end, b"", 3, b"d" * 16)])
+        store.create_ranges([RangeRecord(stream_id, index + 1, end, None, 2, (1, 2))])
+    repair = Repair(None, membership, None, None, clock, replace_after_ms=600_000)
+    repair._live = frozenset({1, 3})
+    for index in (2, 1, 0):  # appends may wait for the newest one
+        (found,) = repair._find_next(store, membership.live_servers(), (), 10)
+        assert (found.key, found.newcomer) == ((stream_id, index), 3)
+        store.change_replicas(*found.key, added=[3], removed=())
+        record = replace(found.record, server_ids=(1, 2, 3))
+        found = replace(found, record=record, kept=(1, 2, 3), newcomer=None)
+        repair._copied[found.key] = 0.0
+        asyncio.run(repair._go_on(found, {1}))
+        assert found.key in repair._copied, "3 copies it"
+        asyncio.run(repair._go_on(found, {1, 3}))
+        assert not repair._copied, "it waits for 2"
+    assert repair._find_next(store, membership.live_servers(), (), 10) == []
 
 
 def test_ranges_of_drained_servers_do_not_keep_others_waiting():

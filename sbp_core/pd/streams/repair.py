@@ -92,6 +92,9 @@ class Repair:
         self._after = _FIRST
         self._copied: dict[RangeKey, float] = {}
         """The ranges that are being copied, and since when."""
+        self._live: frozenset[int] = frozenset()
+        self._set_aside: set[RangeKey] = set()
+        """The ranges that wait for a server that is not among the `_live` ones."""
         self._blocked: dict[int, Incomplete] = {}
         """By server that is being drained: a range that cannot be copied from there now."""
         self._obstacles: dict[int, str] = {}
@@ -134,6 +137,10 @@ class Repair:
         servers = self._membership.live_servers()
         if not servers:
             return
+        live = frozenset(self._membership.live_server_ids())
+        if live != self._live:
+            self._live = live
+            self._set_aside.clear()
         known = await self._store.run(self._find_copied, servers)
         self._copied = {each.key: self._copied[each.key] for each in known}
         room = _COPIED_MAX - len(known)
@@ -153,14 +160,17 @@ class Repair:
 
     async def _go_on(self, each: Incomplete, settled: set[int]) -> None:
         """Add a member to a range that lacks one, or take the lost ones off one that lacks none."""
-        if len(each.kept) < each.wanted_count:
-            if each.newcomer is None or not settled:
-                self._check_time(each, settled)
-            else:
-                await self._add(each, each.newcomer)
-        elif settled.issuperset(each.kept):
+        lacks_one = len(each.kept) < each.wanted_count
+        if lacks_one and each.newcomer is not None and settled:
+            await self._add(each, each.newcomer)
+        elif not lacks_one and settled.issuperset(each.kept):
             del self._copied[each.key]
             await self._remove_lost(each)
+        elif lacks_one and each.newcomer is None:
+            del self._copied[each.key]
+        elif self._live.intersection(each.record.server_ids).issubset(settled):
+            del self._copied[each.key]  # it waits for servers that are down
+            self._set_aside.add(each.key)
         else:
             self._check_time(each, settled)
 
@@ -269,7 +279,8 @@ class Repair:
     ) -> list[Incomplete]:
         """Return the next ranges that can be given the members that they lack, or lose lost ones.
 
-        At most one of each stream, none of the `busy` ones.
+        At most one of each stream, none of the `busy` ones. That is the newest: appends may wait
+        until enough servers have it.
         """
         page = store.sealed_replicated_ranges(self._after, _SCANNED_MAX)
         if self._after == _FIRST:
@@ -279,14 +290,14 @@ class Repair:
             self._after = (page[-1].stream_id, page[-1].range_index)
         found: dict[int, Incomplete] = {}
         for each in self._with_newcomers(store, page, servers):
-            if not each.can_be_changed:
+            if not each.can_be_changed or each.key in self._set_aside:
                 drained = self._membership.draining.intersection(each.record.server_ids)
                 self._blocked |= dict.fromkeys(drained, each)
             elif each.record.stream_id not in busy:
-                found.setdefault(each.record.stream_id, each)
-            if len(found) == count_max:
-                self._after = each.key
-                break
+                if len(found) == count_max and each.record.stream_id not in found:
+                    self._after = (each.record.stream_id, each.record.range_index - 1)
+                    break
+                found[each.record.stream_id] = each
         return list(found.values())
 
     def _with_newcomers(
