@@ -1,6 +1,7 @@
 """Patterns and grants, the table of operations, and how refused results get into an answer."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +11,14 @@ from hypothesis import strategies as st
 from sbp_core.access.identity import Identity
 from sbp_core.access.rights import Grant, Owners, Right, SubjectRights, checked_grant
 from sbp_core.errors import InvalidRequestError, PermissionDeniedError
-from sbp_core.server.guard import RULES, Authority, Caller, Guard, Merger, Results
+from sbp_core.server.guard import RULES, Authority, Caller, Guard, Merger, Results, narrow
 from sbp_core.server.trust import Standing, denied
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
     RESPONSE_TABLES,
     RESULT_FIELDS,
+    AppendInfo,
+    AppendRequest,
     DescribeRangeResult,
     FetchInfo,
     FetchRequest,
@@ -102,6 +105,20 @@ def test_results_of_refused_items_come_at_their_places(items, data):
     cut = data.draw(st.integers(0, len(served)))
     first = merger.merge(served[:cut], is_end=False)
     assert first + merger.merge(served[cut:], is_end=True) == expected
+
+
+@given(st.lists(st.tuples(st.booleans(), st.binary(max_size=5)), min_size=1, max_size=12))
+def test_the_handler_of_an_append_sees_the_other_items_with_their_batches(items):
+    infos = tuple(AppendInfo(None, at, len(data)) for at, (_, data) in enumerate(items))
+    call = SimpleNamespace(
+        opcode=Opcode.APPEND, payload=memoryview(b"".join(data for _, data in items))
+    )
+    call.narrow = partial(setattr, call, "request")
+    refused = {at: object() for at, (is_refused, _) in enumerate(items) if is_refused}
+    narrow(call, RULES[Opcode.APPEND], AppendRequest(7, infos), refused)
+    kept = [at for at in range(len(items)) if at not in refused]
+    assert call.request == AppendRequest(7, tuple(infos[at] for at in kept))
+    assert bytes(call.payload) == b"".join(items[at][1] for at in kept)
 
 
 def test_what_a_subject_used_first_is_not_anothers(monkeypatch):
