@@ -8,7 +8,7 @@ import signal
 import pytest
 from certificates import Authority
 from core_cluster import rows_batch, values_of
-from served_listener import ONCE, ServedListener, ping_blocking
+from served_listener import ONCE, ServedListener, ping_asyncio, ping_blocking
 from waiting import until
 
 from sbp_core import limits
@@ -48,14 +48,6 @@ def authority(tmp_path_factory):
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("foreign"))
-
-
-def ping_asyncio(endpoint, tls):
-    async def ping():
-        async with AsyncClient(endpoint, connecting=Connecting(tls=tls), retry=ONCE) as client:
-            await client.ping()
-
-    asyncio.run(ping())
 
 
 both_clients = pytest.mark.parametrize("ping", [ping_blocking, ping_asyncio])

@@ -5,6 +5,7 @@ import logging
 import random
 import socket
 import ssl
+import threading
 from contextlib import ExitStack
 
 import psutil
@@ -12,7 +13,15 @@ import pytest
 from certificates import Authority
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from manual_clock import ManualClock
-from served_listener import ONCE, ServedListener, hello_of, ping_blocking, received, secured
+from served_listener import (
+    ONCE,
+    ServedListener,
+    hello_of,
+    ping_asyncio,
+    ping_blocking,
+    received,
+    secured,
+)
 from waiting import until
 
 from sbp_core import limits
@@ -20,8 +29,9 @@ from sbp_core.client import Client, Connecting
 from sbp_core.errors import ConnectionLostError, TlsError
 from sbp_core.tls import Contexts
 from sbp_core.wire.frame import encode_frame
-from sbp_core.wire.headers import ClientRole, HeartbeatRequest, encode_header
-from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.headers import ClientRole, HeartbeatRequest, HeartbeatResponse, encode_header
+from sbp_core.wire.opcodes import Flag, Opcode
+from sbp_core.wire.status import SUCCESS
 
 BROKEN_RECORD = b"\x17\x03\x03\x00\x20" + bytes(32)
 HALF_OPEN = 200
@@ -107,6 +117,37 @@ def test_a_call_on_a_session_that_has_failed_is_an_error_of_the_client(authority
         with pytest.raises(ConnectionLostError):
             client.ping()
         client.ping()
+
+
+@pytest.mark.parametrize("ping", [ping_blocking, ping_asyncio])
+def test_a_server_that_breaks_off_is_an_error_of_its_clients(ping, authority, caplog):
+    caplog.set_level(logging.ERROR)
+    channel = Contexts(authority.server()).server_channel()
+    greeting = HeartbeatResponse(client_id="c", cluster_id="c", status=SUCCESS)
+    answer = encode_frame(
+        Opcode.HEARTBEAT, Flag.RESPONSE | Flag.END, 1, encode_header(greeting), [b""]
+    )
+
+    def serve(door):
+        connection, _ = door.accept()
+        with connection:
+            while not channel.shake_hands():
+                connection.sendall(channel.take())
+                channel.feed(memoryview(connection.recv(limits.RECEIVE_WAKE_BYTES)))
+            while not channel.read_into(memoryview(bytearray(1_000))):
+                channel.feed(memoryview(connection.recv(limits.RECEIVE_WAKE_BYTES)))
+            connection.sendall(b"".join(channel.seal(answer)) + BROKEN_RECORD)
+            while received(connection):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        server = threading.Thread(target=serve, args=(door,))
+        server.start()
+        endpoint = f"127.0.0.1:{door.getsockname()[1]}"
+        with pytest.raises(ConnectionLostError):
+            ping(endpoint, authority.client())
+        server.join()
+    assert not caplog.records
 
 
 def test_a_peer_that_does_not_read_is_held_within_bounds_and_cut_off(authority):

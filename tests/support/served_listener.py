@@ -10,7 +10,7 @@ from typing import Any
 from certificates import Authority
 
 from sbp_core import limits
-from sbp_core.client import Client, Connecting, RetryPolicy
+from sbp_core.client import AsyncClient, Client, Connecting, RetryPolicy
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.tls import Channel, Contexts, ServerTls, Tls
@@ -88,6 +88,14 @@ class ServedListener:
 def ping_blocking(endpoint: str, tls: Tls | None) -> None:
     with Client(endpoint, connecting=Connecting(tls=tls), retry=ONCE) as client:
         client.ping()
+
+
+def ping_asyncio(endpoint: str, tls: Tls | None) -> None:
+    async def ping() -> None:
+        async with AsyncClient(endpoint, connecting=Connecting(tls=tls), retry=ONCE) as client:
+            await client.ping()
+
+    asyncio.run(ping())
 
 
 def hello_of(authority: Authority) -> bytes:
