@@ -16,14 +16,21 @@ from sbp_core.client import (
     AppendItem,
     AsyncClient,
     FetchItem,
+    RetryPolicy,
     StreamSpec,
     Transaction,
     TxnPart,
 )
-from sbp_core.errors import InvalidRequestError, NotFoundError, TxnAbortedError
+from sbp_core.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    StoreUnavailableError,
+    TxnAbortedError,
+)
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.recovery.inspection import inspect_log, repair_log
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd.metadata.transactions import TransactionTables
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 
@@ -178,6 +185,38 @@ async def nothing_is_staged(client: AsyncClient) -> None:
         return all(each.state != "staged" for each in await client.describe_txns())
 
     await eventually(is_so)
+
+
+@pytest.mark.parametrize("is_retried", [True, False])
+def test_a_decision_that_an_error_hid_is_published(tmp_path, monkeypatch, is_retried):
+    """The connection to the database is lost when the decision is stored, and not answered."""
+    decide = TransactionTables.commit
+
+    def stored_and_not_answered(*args, **kwargs):
+        decide(*args, **kwargs)
+        monkeypatch.undo()
+        raise StoreUnavailableError.of("the connection is lost")
+
+    async def body(servers: Servers, client: AsyncClient) -> None:
+        (one,) = await create(client, "one")
+        transaction, later = Transaction("p.0.x"), Transaction("q.0.x")
+        await stage(client, transaction, one, "ab")
+        await stage(client, later, one, "c")
+        monkeypatch.setattr(TransactionTables, "commit", stored_and_not_answered)
+        if is_retried:
+            decision = await commit(client, 0, transaction.parts())
+            assert (decision.is_replay, decision.is_published) == (True, True)
+            await client.commit_txn("q", 0, later.parts(), record_count=1, digest=DIGEST)
+            assert await letters(client, one) == "abc"
+        else:
+            once = AsyncClient(client.endpoint, retry=RetryPolicy(budget_ms=0))
+            async with once:
+                with pytest.raises(StoreUnavailableError):
+                    await commit(once, 0, transaction.parts())
+            await published(client)
+            assert await letters(client, one) == "ab"
+
+    run(tmp_path, body)
 
 
 def test_the_first_attempt_that_is_committed_counts(tmp_path):

@@ -214,7 +214,7 @@ def lose_replication(cluster: Faulty, rng: Random) -> None:
 
 
 def lose_fences(cluster: Faulty, rng: Random) -> None:
-    """Of a server that has an open range: one that was down lately may have none yet."""
+    """Choose one that has an open range: a server that was down lately may have none yet."""
     server, direction = cluster.member(rng), rng.choice([*Direction])
     with disturbed(server, Swallow(), direction, opcode=Opcode.SEAL_RANGE):
         cluster.leave_ranges()

@@ -20,7 +20,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import RequestTimeoutError, SbpError, ShuttingDownError
+from sbp_core.errors import (
+    RequestTimeoutError,
+    SbpError,
+    ShuttingDownError,
+    StoreUnavailableError,
+)
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.sealing import Sealer
 from sbp_core.pd.txns.ending import Combiner, RangeServers, Route
@@ -214,11 +219,17 @@ class Publisher:
         self._recorder = Combiner(self._record, limits.STREAMS_PER_REQUEST_MAX)
         self._wishes = GiveUpWishes()
         self._is_stopped = False
+        self._loop: asyncio.AbstractEventLoop
+        self._last_number = -1
+        """That of the last decision that was passed on to be published."""
+        self._may_lack_one = True
+        """Whether a decision may be in the store that was not passed on: an error hid it."""
+        self._catching_up: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Continue with what was not published when the last placement driver ended."""
-        for txn in await self._store.run(lambda store: store.transactions.unpublished()):
-            self.add(txn)
+        self._loop = asyncio.get_running_loop()
+        await self._store.run(self._catch_up)
 
     async def stop(self) -> None:
         """Leave the rest to the next start; all waiting calls end."""
@@ -231,17 +242,53 @@ class Publisher:
     async def commit(self, manifest: Manifest, decided_at_ms: int, leap_max: int) -> Decision:
         """Decide a batch. A decision is published even if the caller disconnects.
 
-        Raises what `check_leap` and `check_parts` raise.
+        Raises what `check_leap` and `check_parts` raise. StoreUnavailableError: it may be decided.
         """
-        loop = asyncio.get_running_loop()
 
         def decide(store: MetadataStore) -> Decision:
+            self._catch_up(store)
+            self._may_lack_one = True
             decision = store.transactions.commit(manifest, decided_at_ms, leap_max)
             if not decision.is_replay and decision.txn is not None:
-                loop.call_soon_threadsafe(self.add, decision.txn)
+                self._pass_on(decision.txn)
+            self._may_lack_one = False
             return decision
 
-        return await self._store.run(decide)
+        try:
+            return await self._store.run(decide)
+        except StoreUnavailableError:
+            if self._catching_up is None or self._catching_up.done():
+                self._catching_up = asyncio.create_task(self._catch_up_soon())
+                self._tasks.add(self._catching_up)
+                self._catching_up.add_done_callback(self._tasks.discard)
+            raise
+
+    def _pass_on(self, txn: TxnRecord) -> None:
+        """Let a decision be published; for the thread of the store, which makes them in order."""
+        self._last_number = txn.txn_number
+        self._loop.call_soon_threadsafe(self.add, txn)
+
+    def _catch_up(self, store: MetadataStore) -> None:
+        """Pass on the decisions that an error hid, before any other is made.
+
+        The connection to the database may be lost when a decision is stored and not answered. The
+        same placement driver leads on, and a retry of the batch is a replay.
+        """
+        if not self._may_lack_one:
+            return
+        for txn in store.transactions.unpublished():
+            if txn.txn_number > self._last_number:
+                self._pass_on(txn)
+        self._may_lack_one = False
+
+    async def _catch_up_soon(self) -> None:
+        """Do so when the store is available again, also if its caller has left."""
+        while self._may_lack_one:
+            try:
+                await self._store.run(self._catch_up)
+            except SbpError as error:
+                _LOG.debug("unpublished decisions not read: %s", error)
+                await asyncio.sleep(limits.RETRY_BACKOFF_MS_MAX / 1000)
 
     def add(self, txn: TxnRecord) -> None:
         """Publish a decision; they have to come in their order."""
