@@ -147,6 +147,7 @@ def start(part: Part, options: Sequence[str], output: IO[bytes]) -> subprocess.P
     """Start a part. It writes to a file: a program that it starts cannot harm the terminal."""
     folder = part.name.replace(",", "").replace(" ", "-")
     own = ["-o", f"cache_dir=.pytest_cache/{folder}"]  # each remembers its own failures for --lf
+    own.append("--tb=native")  # other forms parse sources: in Python 3.11 a SystemError at times
     if LAST_FAILED & {*options}:
         own.append("--last-failed-no-failures=none")
     if sys.stdout.isatty():

@@ -90,7 +90,8 @@ def fetch(stream_id, *offsets):
 
 
 def queue_of(cluster):
-    return cluster.server._listener._dispatcher._handlers[Opcode.FETCH]._shared.reads._queue
+    guarded = cluster.server._listener._dispatcher._handlers[Opcode.FETCH]
+    return guarded._handler._shared.reads._queue
 
 
 def waiting_count(cluster):
