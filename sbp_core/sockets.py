@@ -290,7 +290,7 @@ class TlsLink(asyncio.Transport, asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close after what was sent has left; at once if there is no session yet."""
-        if self._error is not None:
+        if self.is_closing():
             return
         if not self.channel.is_open:
             self.abort()

@@ -6,9 +6,9 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import Final
 
-from sbp_core.access.rights import GRANTABLE, checked_grant
+from sbp_core.access.rights import GRANTABLE, Grant, checked_grant
 from sbp_core.cli.connect import connect
-from sbp_core.cli.output import one_line, write_json, write_line, write_table
+from sbp_core.cli.output import one_line, write_json, write_line, write_notice, write_table
 from sbp_core.cli.parsing import Actions
 from sbp_core.errors import ConfigurationError, InvalidRequestError
 
@@ -32,7 +32,9 @@ def add_acl(parser: ArgumentParser) -> None:
         action.add_argument(
             "subject", metavar="SUBJECT", help="subject of a certificate, or of a token"
         )
-        action.add_argument("right", metavar="RIGHT", choices=GRANTABLE, help=", ".join(GRANTABLE))
+        action.add_argument(
+            "right", metavar="RIGHT", choices=[*map(str, GRANTABLE)], help=", ".join(GRANTABLE)
+        )
         action.add_argument(
             "pattern",
             metavar="PATTERN",
@@ -57,27 +59,45 @@ def list_grants(options: Namespace) -> int:
 
 def grant(options: Namespace) -> int:
     """Give a right to a subject; no error if it has it."""
-    return _change(options, is_revoked=False)
-
-
-def revoke(options: Namespace) -> int:
-    """Take a right away from a subject; no error if it does not have it."""
-    return _change(options, is_revoked=True)
-
-
-def _change(options: Namespace, *, is_revoked: bool) -> int:
-    try:
-        changed = checked_grant(options.subject, options.right, options.pattern)
-    except InvalidRequestError as error:
-        raise ConfigurationError(error.message) from error
+    changed = _grant_in(options)
     with connect(options) as client:
-        client.change_grants([changed], is_revoked=is_revoked)
+        client.change_grants([changed])
     if options.json:
         write_json(asdict(changed))
     else:
-        noun = "groups" if changed.right == "group" else "streams"
-        verb = "has no longer" if is_revoked else "has"
-        write_line(
-            f"{changed.subject} {verb} the right {changed.right} on {noun} {changed.pattern}"
-        )
+        write_line(f"{changed.subject} has the right {_scope(changed)}")
     return 0
+
+
+def revoke(options: Namespace) -> int:
+    """Take a grant away; say if there is none, and which others give the subject the same right."""
+    changed = _grant_in(options)
+    with connect(options) as client:
+        before = client.list_grants(changed.subject)
+        client.change_grants([changed], is_revoked=True)
+    if options.json:
+        write_json(asdict(changed))
+    elif changed in before:
+        write_line(f"revoked: {changed.subject}, {_scope(changed)}")
+    else:
+        write_notice(
+            f"{changed.subject} has no grant of {_scope(changed)}; see `sbp acl list --subject"
+            f" {changed.subject}`"
+        )
+    left = [each for each in before if each.right == changed.right and each != changed]
+    if left and not options.json:
+        patterns = ", ".join(each.pattern for each in left)
+        write_line(f"{changed.subject} still has the right {changed.right} on {patterns}")
+    return 0
+
+
+def _grant_in(options: Namespace) -> Grant:
+    try:
+        return checked_grant(options.subject, options.right, options.pattern)
+    except InvalidRequestError as error:
+        raise ConfigurationError(error.message) from error
+
+
+def _scope(changed: Grant) -> str:
+    noun = "groups" if changed.right == "group" else "streams"
+    return f"{changed.right} on {noun} {changed.pattern}"

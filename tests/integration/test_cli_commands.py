@@ -367,7 +367,11 @@ def test_rights_are_granted_listed_and_revoked(run):
         ["CN=b", "group", "g"],
         ["CN=b", "read", "orders-*"],
     ]
-    assert run("acl", "revoke", "CN=b", "read", "orders-*").exit_code == 0
+    missing = run("acl", "revoke", "CN=b", "read", "orders-raw")
+    assert b"CN=b has no grant of read on streams orders-raw; see `sbp acl list" in missing.errors
+    assert missing.output == b"CN=b still has the right read on orders-*\n"
+    revoked = run("acl", "revoke", "CN=b", "read", "orders-*")
+    assert revoked.output == b"revoked: CN=b, read on streams orders-*\n"
     left = run("acl", "list", "--json").output.decode().splitlines()
     assert [json.loads(line)["right"] for line in left] == ["group"]
     refused = run("acl", "grant", "CN=b", "read", "*-orders")

@@ -1,6 +1,7 @@
 """TLS between clients and servers: which end trusts which, its errors, and files that change."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -296,6 +297,33 @@ def test_replicas_and_fail_over_need_nothing_but_the_files(authority, tmp_path):
         await cluster.stop()
 
     asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_servers_that_were_used_stop_without_a_fault(authority, tmp_path, caplog):
+    """Their connections to each other are closed by either end first."""
+
+    async def body():
+        pair = authority.issue("127.0.0.1", "localhost")
+        cluster = Cluster(
+            ClusterSettings(
+                data_dir=tmp_path,
+                pd_port=0,
+                range_server_port=0,
+                tls_cert_file=pair.cert_file,
+                tls_key_file=pair.key_file,
+                tls_ca_file=authority.ca_file,
+            )
+        )
+        await cluster.start()
+        connecting = Connecting(tls=authority.client())
+        async with AsyncClient(cluster.endpoints.pd, connecting=connecting) as client:
+            (stream,) = await client.create_streams([StreamSpec("used")])
+            await client.append([AppendItem(stream.stream_id, rows_batch([b"a"]))])
+        await cluster.stop()
+
+    asyncio.run(body())
+    gc.collect()
+    assert [each.getMessage() for each in caplog.records if each.name == "asyncio"] == []
 
 
 def test_the_command_connects_with_options_and_variables(served, authority, monkeypatch, capsys):
