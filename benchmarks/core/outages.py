@@ -10,8 +10,9 @@ metadata. Then servers fail:
     pause      a primary gets SIGSTOP, so that its connections stay open
     leader     the leading placement driver gets SIGKILL
 
-After each outage the server is back before the next one. The wait of an outage is the longest call
-that was in progress during it: of the appends, for `leader` of the commits. No call may fail.
+After each outage the server is back, and all ranges have three replicas, before the next one. The
+wait of an outage is the longest call that was in progress during it: of the appends, for `leader`
+of the commits. No call may fail.
 """
 
 from __future__ import annotations
@@ -177,6 +178,16 @@ class Cluster:
             leader = next(each for each in client.placement_drivers() if each.is_leader)
         return next(each for each in self.drivers if each.endpoint == leader.endpoint)
 
+    def wait_until_whole(self) -> None:
+        """Return when every open range has all its replicas, and all clients got on."""
+        with Client(self.endpoint) as client:
+            while any(
+                len(ranges[-1].servers) < _RANGE_SERVERS
+                for ranges in client.list_ranges(self._stream_ids).values()
+            ):
+                time.sleep(_POLL_SECONDS)
+        self.wait_until_calm()
+
     def wait_until_calm(self) -> None:
         """Return when all clients got on, for a while."""
         before = [each.done_count for each in self.callers]
@@ -268,7 +279,7 @@ def measure(times: int, kinds: Sequence[str], store: str | None) -> None:
         for kind in kinds:
             waits = []
             for _ in range(times):
-                cluster.wait_until_calm()
+                cluster.wait_until_whole()
                 for each in cluster.callers:
                     each.reset()
                 callers = _OUTAGES[kind](cluster, rng)
