@@ -163,7 +163,7 @@ class Authority(ABC):
 
 
 class Guard:
-    """Wraps the handlers of a server. `authority` says who has which rights."""
+    """Wraps the handlers of a server. `authority` knows the rights of identities."""
 
     def __init__(self, authority: Authority) -> None:
         self._authority = authority

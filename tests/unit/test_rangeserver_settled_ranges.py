@@ -28,7 +28,7 @@ class Placement:
 
 
 def answered(placement, settled_count, **which):
-    """Whether a repeat is answered once it was asked who has settled."""
+    """Whether a repeat is answered once the servers were asked whether they have settled."""
 
     class Servers(SettledRanges):
         async def is_settled_at(self, address, key, end_offset):
