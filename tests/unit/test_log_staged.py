@@ -16,6 +16,7 @@ from sbp_core.log.bodies import RecentBodies
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry, Location
 from sbp_core.log.states.range_states import RangeState
+from sbp_core.log.states.replicated_entries import copy_begun_entry
 from sbp_core.log.states.staged_entries import BatchColumns, StagedRows, decode_end, decode_prefix
 from sbp_core.log.states.staged_states import (
     StagedStates,
@@ -258,6 +259,26 @@ def test_the_last_ends_of_each_kind_are_remembered():
     assert not states.is_ended(1, "e2")
     assert states.is_ended(1, "e3")
     assert len(states.ends(1)) == limits.TXN_ENDS_KEPT + 1
+
+
+def test_an_earlier_range_that_is_copied_late_pushes_out_nothing():
+    """Its publisher may still ask about the last transaction that was published."""
+
+    def published(range_index: int, txn_id: str) -> Entry:
+        return replace(empty_commit(txn_id), range_index=range_index)
+
+    states = fold(published(7, "last"))
+    old = range(2 * limits.TXN_ENDS_KEPT)
+    for number in old:
+        states.apply(published(5, f"old{number}"), Location(0, 1), number)
+    assert [each.txn_ids for each in states.ends(1)][-2:] == [(f"old{old[-1]}",), ("last",)]
+    ends = StagedStates()
+    for number in old:
+        ends.apply(published(6, f"copied{number}"), Location(0, 1), 2**40 + number)
+    states.apply(copy_begun_entry((1, 6), 0, ends.encode()), Location(0, 1), 0)
+    assert states.is_ended(1, "last")
+    assert not states.is_ended(1, f"old{old[-1]}")
+    assert len(states.ends(1)) == limits.TXN_ENDS_KEPT
 
 
 def test_ends_are_remembered_as_long_as_their_ids_are_not_too_many(monkeypatch):

@@ -115,6 +115,7 @@ class LoggedTxnEnd:
 class _StreamTxns:
     """The transactions of a stream; `ended` are the ids in `ends`.
 
+    `ends` are in the order of their ranges, since entries of an earlier range may be copied late.
     `lost` are damaged batches, as they were read, of which it is not known whose they are.
     """
 
@@ -157,7 +158,10 @@ class _StreamTxns:
             self.lost = [each for each in self.lost if each.born_at.position not in positions]
 
     def add_end(self, end: LoggedTxnEnd) -> None:
-        self.ends.append(end)
+        at = len(self.ends)
+        while at and 0 <= end.range_index < self.ends[at - 1].range_index:
+            at -= 1
+        self.ends.insert(at, end)
         same_kind = [each for each in self.ends if each.is_commit == end.is_commit]
         id_count = sum(len(each.txn_ids) for each in same_kind)
         kept_min = 1 if end.is_commit else 0
@@ -174,9 +178,8 @@ class _StreamTxns:
         self.lost = [each for each in self.lost if each.range_index != range_index]
         for place in [each for each in self.stagings if each[0] == range_index]:
             del self.stagings[place]
-        known = [each for each in self.ends if each.range_index != range_index]
-        self.ends = []
-        for end in sorted([*known, *ends], key=lambda each: each.time_ms):
+        self.ends = [each for each in self.ends if each.range_index != range_index]
+        for end in ends:
             self.add_end(end)
         self._remember_ids()
 
