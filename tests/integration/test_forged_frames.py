@@ -1,6 +1,6 @@
 """Frames that only another server may send, from a peer that knows the protocol and no secret.
 
-Against `sbp serve` as a user starts it.
+Against `sbp serve` as a user starts it. With TLS, the peer has a certificate as the servers have.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import asyncio
 import stat
 
 import pytest
+from certificates import Authority
 from core_cluster import rows_batch, values_of
 from driver_proof import Known
 from msgspec.structs import replace
 from raw_client import RawClient
 from staged_appends import end, open_txns, stage
 
-from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec, Transaction
+from sbp_core.client import AppendItem, AsyncClient, Connecting, FetchItem, StreamSpec, Transaction
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import InvalidRequestError, PermissionDeniedError, StatusCode
 from sbp_core.server.trust import proof_of
@@ -39,28 +40,44 @@ DIGEST = b"12345678"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module", params=["plain", "TLS"])
+def tls(request, authority):
+    """The files of the peer, None without TLS."""
+    return authority.client(authority.issue()) if request.param == "TLS" else None
+
+
+@pytest.fixture(scope="module")
+def served(tls, authority, tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
-    with LocalCluster(data_dir=folder, options=["--log-level", "debug"]) as running:
+    files = None if tls is None else authority.server()
+    with LocalCluster(data_dir=folder, options=["--log-level", "debug"], tls=files) as running:
         yield running
 
 
 @pytest.fixture
-def forge(served):
+def forge(served, tls):
     """Runs a test with a new stream that has one record, and connections to both servers."""
 
     def run(test):
         async def main():
-            async with AsyncClient(served.endpoint) as client:
+            connecting = Connecting(tls=tls)
+            async with AsyncClient(served.endpoint, connecting=connecting) as client:
                 (stream,) = await client.create_streams(
                     [StreamSpec(test.__qualname__.partition(".")[0])]
                 )
                 await append(client, stream.stream_id, b"first")
                 ((piece,),) = (await client.list_ranges([stream.stream_id])).values()
                 (address,) = piece.servers
-                async with RawClient.at(served.endpoint) as pd, RawClient.at(address) as server:
+                async with (
+                    RawClient.at(served.endpoint, tls=tls) as pd,
+                    RawClient.at(address, tls=tls) as server,
+                ):
                     known = Known.of(served.data_dir / "range-server-0")
-                    world = World(client, stream.stream_id, address, pd, server, known)
+                    world = World(client, stream.stream_id, address, pd, server, known, tls)
                     await asyncio.wait_for(test(world), 60)
 
         asyncio.run(main())
@@ -69,9 +86,9 @@ def forge(served):
 
 
 class World:
-    def __init__(self, client, stream_id, address, pd, server, known):
+    def __init__(self, client, stream_id, address, pd, server, known, tls):
         self.client, self.stream_id, self.address = client, stream_id, address
-        self.pd, self.server, self.known = pd, server, known
+        self.pd, self.server, self.known, self.tls = pd, server, known, tls
 
     def beat(self, server_id, address, secret, cluster_id=None):
         return HeartbeatRequest(
@@ -194,7 +211,7 @@ def test_a_proof_is_good_for_its_connection_only(forge):
 
         challenge = (await greet(world.server)).detail
         proof = proof_of(world.known.secret, challenge)
-        async with RawClient.at(world.address) as other:
+        async with RawClient.at(world.address, tls=world.tls) as other:
             assert (await greet(other)).detail != challenge
             for wrong in (proof, world.known.secret, ""):
                 assert (await greet(other, wrong)).code == DENIED

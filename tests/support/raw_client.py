@@ -23,6 +23,7 @@ from sbp_core.session.states import (
     RequestReceived,
     ResponseReceived,
 )
+from sbp_core.tls import Tls, ready
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
@@ -48,10 +49,12 @@ class RawClient:
         *,
         timeout_seconds: float = 30.0,
         from_address: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._host = host
         self._port = port
         self._own_address = None if from_address is None else (from_address, 0)
+        self._tls = None if tls is None else ready(tls).current()
         self._timeout_seconds = timeout_seconds
         self._session = Connection()
         self._frames: dict[int, list[Frame]] = {}
@@ -68,7 +71,7 @@ class RawClient:
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection(
-            self._host, self._port, local_addr=self._own_address
+            self._host, self._port, local_addr=self._own_address, ssl=self._tls
         )
         self._receiver = asyncio.create_task(self._receive())
         return self
