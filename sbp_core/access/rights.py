@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from sbp_core import limits
+from sbp_core.access.identity import canonical_subject
 from sbp_core.errors import invalid
 
 K = TypeVar("K", bound=Hashable)
@@ -81,13 +82,26 @@ class SubjectRights:
         return frozenset(found)
 
 
-def checked_grant(subject: str, right: str, pattern: str) -> Grant:
-    """Return a grant. Raises InvalidRequestError for what cannot be granted."""
-    if not 1 <= len(subject) <= SUBJECT_LENGTH_MAX or not subject.isprintable():
+def checked_subject(text: str) -> str:
+    """Return the canonical form of a subject. Raises InvalidRequestError if it cannot have one."""
+    try:
+        subject = canonical_subject(text)
+    except ValueError as error:
+        raise invalid(f"{text[:SUBJECT_LENGTH_MAX]!a} is not a subject: {error}") from error
+    if len(subject) > SUBJECT_LENGTH_MAX:
         raise invalid(
-            f"{subject[:SUBJECT_LENGTH_MAX]!a} is not a subject: use 1 to"
-            f" {SUBJECT_LENGTH_MAX} printable characters"
+            f"a subject has {len(subject)} characters, and {SUBJECT_LENGTH_MAX} are the most that"
+            " can have grants"
         )
+    return subject
+
+
+def checked_grant(subject: str, right: str, pattern: str) -> Grant:
+    """Return a grant, to the canonical form of its subject.
+
+    Raises InvalidRequestError for what cannot be granted.
+    """
+    subject = checked_subject(subject)
     if right not in GRANTABLE:
         remedy = "; name administrators in the settings of the servers" if right == "admin" else ""
         raise invalid(

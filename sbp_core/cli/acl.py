@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Final
+from typing import Final, TypeVar
 
-from sbp_core.access.rights import GRANTABLE, Grant, checked_grant
+from sbp_core.access.rights import GRANTABLE, Grant, checked_grant, checked_subject
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import one_line, write_json, write_line, write_notice, write_table
 from sbp_core.cli.parsing import Actions
 from sbp_core.errors import ConfigurationError, InvalidRequestError
+
+T = TypeVar("T")
 
 _HEADING: Final = ("SUBJECT", "RIGHT", "PATTERN")
 
@@ -30,7 +33,9 @@ def add_acl(parser: ArgumentParser) -> None:
     ):
         action = actions.add(name, run, is_client=True, help=shown)
         action.add_argument(
-            "subject", metavar="SUBJECT", help="subject of a certificate, or of a token"
+            "subject",
+            metavar="SUBJECT",
+            help="subject of a certificate, such as CN=etl,O=Acme, or of a token",
         )
         action.add_argument(
             "right", metavar="RIGHT", choices=[*map(str, GRANTABLE)], help=", ".join(GRANTABLE)
@@ -45,8 +50,9 @@ def add_acl(parser: ArgumentParser) -> None:
 
 def list_grants(options: Namespace) -> int:
     """List the grants of a subject, or all."""
+    subject = None if options.subject is None else _checked(checked_subject, options.subject)
     with connect(options) as client:
-        found = client.list_grants(options.subject)
+        found = client.list_grants(subject)
     if options.json:
         for each in found:
             write_json(asdict(each))
@@ -66,6 +72,12 @@ def grant(options: Namespace) -> int:
         write_json(asdict(changed))
     else:
         write_line(f"{changed.subject} has the right {_scope(changed)}")
+    first = changed.subject.partition(",")[0]
+    if ",CN=" in changed.subject and not first.startswith("CN="):
+        write_notice(
+            f"the subject begins with {first}; if that of the certificate begins with CN=, grant"
+            " the right to that one: `openssl x509 -noout -subject -nameopt RFC2253` shows it"
+        )
     return 0
 
 
@@ -92,8 +104,12 @@ def revoke(options: Namespace) -> int:
 
 
 def _grant_in(options: Namespace) -> Grant:
+    return _checked(checked_grant, options.subject, options.right, options.pattern)
+
+
+def _checked(check: Callable[..., T], *values: str) -> T:
     try:
-        return checked_grant(options.subject, options.right, options.pattern)
+        return check(*values)
     except InvalidRequestError as error:
         raise ConfigurationError(error.message) from error
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sbp_core.access.identity import Identity
-from sbp_core.access.rights import LEASE_MS, Right, SubjectRights, checked_grant
+from sbp_core.access.rights import LEASE_MS, Right, SubjectRights, checked_grant, checked_subject
 from sbp_core.access.rights import Grant as GrantRecord
 from sbp_core.errors import PermissionDeniedError, StatusError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
@@ -46,8 +46,10 @@ class GrantHandlers:
 
     async def list(self, call: ServerCall) -> None:
         """SPEC "LIST_GRANTS": those of a subject, or all, by subject, right and pattern."""
-        request = call.decode(ListGrantsRequest)
-        found = await self._store.run(lambda store: store.grants.of(request.subject))
+        subject = call.decode(ListGrantsRequest).subject
+        if subject is not None:
+            subject = checked_subject(subject)
+        found = await self._store.run(lambda store: store.grants.of(subject))
         await respond_all(
             call,
             [Grant(each.subject, each.right, each.pattern) for each in found],

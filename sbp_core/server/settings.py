@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sbp_core import limits
-from sbp_core.access.identity import subject_of_certificate
+from sbp_core.access.identity import canonical_subject, subject_of_certificate
 from sbp_core.client.types import parse_endpoint
 from sbp_core.errors import ConfigurationError
 from sbp_core.server.gate import Gate
@@ -236,17 +236,18 @@ class ListenerSettings:
         """Return what identifies peers. Raises ConfigurationError if its files cannot be used."""
         if not self.auth_admins:
             return Gate()
-        servers = self.auth_servers
+        admins = frozenset(map(canonical_subject, self.auth_admins))
+        servers = frozenset(map(canonical_subject, self.auth_servers))
         if not servers:
             assert self.tls_cert_file is not None
-            servers = (_own_subject(self.tls_cert_file),)
+            servers = frozenset({_own_subject(self.tls_cert_file)})
         tokens = None
         if self.auth_issuer is not None and self.auth_audience is not None:
             from sbp_core.access.tokens import ready as tokens_of
 
             keys = (self.auth_jwks_file, self.auth_jwks_url)
             tokens = tokens_of(*keys, self.auth_issuer, self.auth_audience)
-        return Gate(frozenset(self.auth_admins), frozenset(servers), tokens)
+        return Gate(admins, servers, tokens)
 
     def public_endpoint(self, port: int) -> str:
         """Return the "host:port" that clients connect to, for a server that listens on `port`."""
@@ -300,8 +301,15 @@ def check_auth(settings: Any) -> None:
     values = {each: getattr(settings, f"auth_{each}") for each in names}
     given = [name for name, value in values.items() if value]
     for name in ("admins", "servers"):
-        if not all(isinstance(each, str) and each for each in values[name]):
+        if not all(isinstance(each, str) for each in values[name]):
             raise ConfigurationError(f"{name} in [auth]: expected subjects, got {values[name]!r}")
+        for each in values[name]:
+            try:
+                canonical_subject(each)
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"{name} in [auth]: {each!a} is not a subject: {error}"
+                ) from error
     if given and not values["admins"]:
         raise ConfigurationError(
             f"{', '.join(given)} in [auth] without admins: name the administrators (--auth-admin),"

@@ -374,5 +374,20 @@ def test_rights_are_granted_listed_and_revoked(run):
     assert revoked.output == b"revoked: CN=b, read on streams orders-*\n"
     left = run("acl", "list", "--json").output.decode().splitlines()
     assert [json.loads(line)["right"] for line in left] == ["group"]
-    refused = run("acl", "grant", "CN=b", "read", "*-orders")
-    assert (refused.exit_code, b"is not a pattern" in refused.errors) == (2, True)
+    for subject, pattern, why in (
+        ("CN=b", "*-orders", b"is not a pattern"),
+        ("/O=c/CN=b", "*", b"as in CN=alice,O=Acme"),
+    ):
+        refused = run("acl", "grant", subject, "read", pattern)
+        assert (refused.exit_code, why in refused.errors) == (2, True)
+
+
+def test_subjects_may_be_written_with_spaces_and_are_shown_in_one_form(run):
+    granted = run("acl", "grant", "cn = b, O=c", "read", "*")
+    assert (granted.output, granted.errors) == (b"CN=b,O=c has the right read on streams *\n", b"")
+    listed = run("acl", "list", "--subject", "CN=b ,O=c", "--json")
+    assert json.loads(listed.output)["subject"] == "CN=b,O=c"
+    revoked = run("acl", "revoke", "CN=b,  O=c", "read", "*")
+    assert revoked.output == b"revoked: CN=b,O=c, read on streams *\n"
+    reversed_order = run("acl", "grant", "O=c, CN=b", "read", "*")
+    assert b"the subject begins with O=c; if" in reversed_order.errors

@@ -1,5 +1,7 @@
 """Grants in both homes of the metadata."""
 
+from dataclasses import replace
+
 import pytest
 
 from sbp_core.access.rights import Grant, Right
@@ -39,3 +41,14 @@ def test_more_grants_than_allowed_change_nothing(home, monkeypatch):
         store.grants.change([APPEND, OTHER], is_revoked=False)
     assert store.grants.of() == [READ]
     store.grants.change([READ, OTHER], is_revoked=False)
+
+
+def test_subjects_that_a_release_before_stored_are_brought_into_their_form(home):
+    store = home.open()
+    spaced, lost = Grant("cn=audit ,O = b", Right.READ, "*"), Grant("O Acme=x", Right.READ, "a")
+    known = Grant("CN=audit,O=b", Right.READ, "*")
+    store.grants.change([READ, spaced, replace(spaced, pattern="a"), lost, known], is_revoked=False)
+    for _ in range(2):
+        store.grants.canonicalise()
+        assert store.grants.of() == [known, replace(known, pattern="a"), READ]
+        assert store.grants.of("CN=audit,O=b") == [known, replace(known, pattern="a")]

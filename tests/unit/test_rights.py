@@ -45,7 +45,9 @@ def test_rights_on_a_name_are_those_of_all_grants_that_match(granted, name):
     [
         ("", "read", "a", "not a subject"),
         ("a\n", "read", "a", "not a subject"),
-        ("s" * 513, "read", "a", "not a subject"),
+        ("s" * 257, "read", "a", "not a subject"),
+        ("CN=" + "s" * 510, "read", "a", "513 characters, and 512 are the most"),
+        ("/O=Acme/CN=alice", "read", "a", "as in CN=alice,O=Acme"),
         ("s", "write", "a", "'write' cannot be granted: use append, manage, read or group"),
         ("s", "admin", "*", "settings of the servers"),
         ("s", "read", "", "not a pattern"),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from sqlalchemy import bindparam, delete, insert, select
 
+from sbp_core.access.identity import canonical_subject
 from sbp_core.access.rights import GRANTS_MAX, Grant, Right
 from sbp_core.errors import invalid
 from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.tables import grants
 
+_LOG: Final = logging.getLogger(__name__)
 _ALL: Final = select(*grants.columns).order_by(*grants.columns)
 _OF_SUBJECT: Final = _ALL.where(grants.c.subject == bindparam("subject"))
 _IS_IT: Final = tuple(key == bindparam(key.name, type_=key.type) for key in grants.primary_key)
@@ -32,24 +36,49 @@ class GrantTable:
         rows = self._query(_ALL) if subject is None else self._query(_OF_SUBJECT, subject=subject)
         return [Grant(owner, Right(right), pattern) for owner, right, pattern in rows]
 
+    def canonicalise(self) -> None:
+        """Bring the subjects into the form in which they are compared, as the store had any text.
+
+        Grants to what can be no subject are removed: they gave nobody a right.
+        """
+        removed, added = [], []
+        for each in self.of():
+            try:
+                subject = canonical_subject(each.subject)
+            except ValueError as error:
+                _LOG.warning("grant removed, as nobody has its subject: %s: %s", each, error)
+                removed.append(each)
+                continue
+            if subject != each.subject:
+                _LOG.warning("grant changed to subject %s: %s", subject, each)
+                removed.append(each)
+                added.append(replace(each, subject=subject))
+        if removed:
+            with self._database.transaction():
+                self._store(removed, is_revoked=True)
+                self._store(added, is_revoked=False)
+
     def change(self, changes: Sequence[Grant], *, is_revoked: bool) -> None:
         """Add grants, or take them away, all or none; those that are so already do not matter.
 
         Raises InvalidRequestError for more than GRANTS_MAX.
         """
         with self._database.transaction():
-            for each in dict.fromkeys(changes):
-                key = {
-                    "subject": each.subject,
-                    "granted_right": each.right.value,
-                    "pattern": each.pattern,
-                }
-                if is_revoked:
-                    self._database.change(_DELETE, **key)
-                elif not self._query(_FIND, **key):
-                    self._database.change(_ADD, **key)
+            self._store(changes, is_revoked=is_revoked)
             if not is_revoked and self._database.count("grants") > GRANTS_MAX:
                 raise invalid(
                     f"a cluster has {GRANTS_MAX} grants at most: revoke some, or use"
                     " patterns that match several streams"
                 )
+
+    def _store(self, changes: Sequence[Grant], *, is_revoked: bool) -> None:
+        for each in dict.fromkeys(changes):
+            key = {
+                "subject": each.subject,
+                "granted_right": each.right.value,
+                "pattern": each.pattern,
+            }
+            if is_revoked:
+                self._database.change(_DELETE, **key)
+            elif not self._query(_FIND, **key):
+                self._database.change(_ADD, **key)

@@ -165,6 +165,7 @@ class PlacementDriverHandlers:
     async def start(self) -> None:
         """Continue with what was committed and is not published yet; watch the range servers."""
         await self._servers.start()
+        await self._store.run(lambda store: store.grants.canonicalise())
         await self._publisher.start()
         self._looking = asyncio.create_task(log_missing_servers(self._store, self._membership))
         self._fail_over.start()
