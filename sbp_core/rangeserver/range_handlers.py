@@ -145,7 +145,11 @@ class RangeOperations:
         return DescribeRangeResult(stream_id, self._table_of(hosted), SUCCESS)
 
     async def seal(self, call: ServerCall) -> None:
-        """SPEC "SEAL_RANGES" at a range server: seal, return the sealed range."""
+        """SPEC "SEAL_RANGES" at a range server: seal, return the sealed range.
+
+        The primary of a range answers when what it had accepted is committed, if it soon is: then
+        no append has to wait until the range is settled.
+        """
         request = call.decode(SealRangesRequest)
         await self._host.learn((wanted.stream_id, wanted.range_index) for wanted in request.ranges)
         await respond_all(
@@ -158,6 +162,7 @@ class RangeOperations:
     async def _seal_one(self, wanted: RangeId) -> SealRangesResult:
         try:
             hosted = await self._host.seal(wanted.stream_id, wanted.range_index)
+            await self._host.primary.complete([hosted.key], self._host.primary.is_committed)
         except SbpError as error:
             return SealRangesResult(None, status_for(error), wanted.stream_id)
         writers = self._host.writers_at_end(hosted)

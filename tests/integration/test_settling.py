@@ -25,7 +25,9 @@ from sbp_core import limits
 from sbp_core.client import StreamSpec
 from sbp_core.errors import Outcome, RangeNotFoundError, RequestTimeoutError, WritersNotThereError
 from sbp_core.log.states.range_states import RangeState
+from sbp_core.pd.streams import sealing
 from sbp_core.rangeserver.membership import Membership
+from sbp_core.rangeserver.replicating import primary as leading
 from sbp_core.rangeserver.replicating import settling
 from sbp_core.rangeserver.replicating.secondary import ReplicateHandler
 
@@ -209,13 +211,55 @@ def test_a_repeat_in_the_next_range_waits_for_the_range_before(tmp_path, monkeyp
     run(tmp_path, body, range_servers=4, **NO_FALSE_ALARM)
 
 
+def hold_entries(monkeypatch):
+    """Keep entries from secondaries; return the event after which they arrive."""
+    may_arrive, begin = asyncio.Event(), ReplicateHandler.begin
+
+    def begin_later(handler, call):
+        async def rest():
+            await may_arrive.wait()
+            await begin(handler, call)()
+
+        return rest if call.payload else begin(handler, call)
+
+    monkeypatch.setattr(ReplicateHandler, "begin", begin_later)
+    return may_arrive
+
+
+def test_a_primary_that_is_asked_to_seal_commits_first_what_it_accepted(tmp_path, monkeypatch):
+    """So the append is acknowledged as usual, and does not wait until the range is settled."""
+    for name in ("COPY_BEHIND_MS", "COPY_STUCK_MS", "REPLICATE_TIMEOUT_MS"):
+        monkeypatch.setattr(limits, name, 600_000)
+    for module, name in ((leading, "_COMPLETE_STEPS"), (sealing, "_PRIMARY_FIRST_SECONDS")):
+        monkeypatch.setattr(module, name, 600_000)
+
+    async def body(cluster, client):
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+        assert await append(client, stream.stream_id, b"early") == 0
+        copies = await copies_of(cluster, stream.stream_id, 0)
+        primary = primary_of(cluster, (stream.stream_id, 0))
+        here = copies.pop(primary.endpoint)
+        may_arrive = hold_entries(monkeypatch)
+        appended = asyncio.create_task(append(client, stream.stream_id, b"late"))
+        await asyncio.to_thread(until, lambda: here.assigned_offset == 2)
+        sealed = asyncio.create_task(client.seal_streams([stream.stream_id]))
+        await asyncio.to_thread(until, lambda: here.state is RangeState.FENCED)
+        assert {each.state for each in copies.values()} == {RangeState.OPEN}
+        may_arrive.set()
+        assert (await sealed)[stream.stream_id].start_offset == 2
+        assert primary._host.primary.unsettled_count == 0
+        assert await appended == 1
+
+    run(tmp_path, body, **NO_FALSE_ALARM)
+
+
 def test_a_server_that_stops_completes_the_others_before_it_asks_for_the_end(tmp_path, monkeypatch):
     """Nothing else can end the range, and nothing but the entries ends the wait: no timeout."""
     never_ms = 600_000
     for name in ("COPY_BEHIND_MS", "COPY_STUCK_MS", "REPLICATE_TIMEOUT_MS"):
         monkeypatch.setattr(limits, name, never_ms)
     monkeypatch.setattr(settling, "_HAND_OVER_SECONDS", 30)
-    monkeypatch.setattr(settling, "_COMPLETE_OTHERS_STEPS", never_ms)
+    monkeypatch.setattr(leading, "_COMPLETE_STEPS", never_ms)
 
     async def body(cluster, client):
         spec = StreamSpec("copied", replica_count=3, ack_count=1)
@@ -224,17 +268,8 @@ def test_a_server_that_stops_completes_the_others_before_it_asks_for_the_end(tmp
         assert await append(client, stream.stream_id, b"early") == 0
         copies = (await copies_of(cluster, *key)).values()
         await asyncio.to_thread(until, lambda: {each.durable.seq for each in copies} == {1})
-        may_arrive = asyncio.Event()
-        begin, ask_to_seal = ReplicateHandler.begin, Membership.ask_to_seal
-
-        def begin_later(handler, call):
-            async def rest():
-                await may_arrive.wait()
-                await begin(handler, call)()
-
-            return rest if call.payload else begin(handler, call)
-
-        monkeypatch.setattr(ReplicateHandler, "begin", begin_later)
+        may_arrive = hold_entries(monkeypatch)
+        ask_to_seal = Membership.ask_to_seal
         assert await append(client, stream.stream_id, b"late") == 1
         primary = primary_of(cluster, key)
         ranges, here = primary._host.primary, primary._host.table.maybe_range(key)

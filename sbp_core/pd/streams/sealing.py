@@ -34,15 +34,21 @@ from sbp_core.pd.range_servers import Membership, Placement
 from sbp_core.pd.streams.fencing import Fence
 from sbp_core.pd.streams.primaries import Primaries, SealBackoff
 from sbp_core.pd.streams.stream_operations import no_stream
-from sbp_core.server.peers import Peers, by_server, server_addresses
+from sbp_core.server.peers import Peers, by_address, by_server, server_addresses
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import RangeId, SealCause, SealRangesResult, StreamRange
 from sbp_core.wire.status import SUCCESS, status_for
 
 _LOG: Final = logging.getLogger(__name__)
 
+_PRIMARY_FIRST_SECONDS: Final = 1.0
+"""How long the other servers of a range wait for the seal at its primary."""
+
 _Opened = dict[int, StreamRange | SbpError]
 """By stream id: the writable range, or why there is none."""
+
+_Call = asyncio.Task[dict[int, SealRangesResult | SbpError]]
+"""A seal at one server, with an answer for each stream."""
 
 
 class RangeAnnouncer:
@@ -93,7 +99,7 @@ class Sealer:
         self._membership = membership
         self._announcer = announcer
         self._at_work: set[asyncio.Task[list[SealRangesResult]]] = set()
-        self._calls: set[asyncio.Task[dict[int, SealRangesResult | SbpError]]] = set()
+        self._calls: set[_Call] = set()
 
     async def stop(self) -> None:
         """Cancel the work in progress."""
@@ -149,7 +155,10 @@ class Sealer:
         opened: _Opened = {}
         if unsealed:
             opened = await self._open(unsealed, {}, planned, is_bounded=is_bounded)
-        async for decided in self._decisions(sealing.values(), fences):
+        calls = self._begin_calls(
+            sealing.values(), primaries_first=cause != SealCause.PRIMARY_SILENT
+        )
+        async for decided in self._decisions(calls, fences):
             opened |= await self._open(decided, fences, planned, is_bounded=is_bounded)
         return [_result(plan, fences, opened) for plan in plans]
 
@@ -186,20 +195,48 @@ class Sealer:
         )
         return SealPlan(plan.item, refusal)
 
-    async def _decisions(
-        self, sealing: Iterable[StreamRange], fences: Mapping[int, Fence]
-    ) -> AsyncIterator[list[int]]:
-        """Seal ranges at all their servers; yield the streams whose range's end is decided.
+    def _begin_calls(
+        self, sealing: Iterable[StreamRange], *, primaries_first: bool
+    ) -> dict[_Call, str]:
+        """Begin to seal ranges at all their servers; return the calls, each with an address.
 
-        A server is not waited for once the others have decided. It is asked nevertheless.
+        A primary that is alive seals first if it may: it commits what it has accepted. Sealed
+        before it, the others would refuse that, and appends wait until the range is settled.
         """
-        calls = {
-            asyncio.create_task(self._peers.seal(address, hosted)): address
-            for address, hosted in by_server(sealing).items()
-        }
+        if not primaries_first:
+            calls = {
+                asyncio.create_task(self._peers.seal(address, hosted)): address
+                for address, hosted in by_server(sealing).items()
+            }
+        else:
+            calls = {}
+            led_by = by_address((server_addresses(each)[0], each) for each in sealing)
+            for primary, led in led_by.items():
+                first = asyncio.create_task(self._peers.seal(primary, led))
+                calls[first] = primary
+                calls |= {
+                    asyncio.create_task(self._seal_after(first, address, copied)): address
+                    for address, copied in by_server(led).items()
+                    if address != primary
+                }
         for call in calls:
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
+        return calls
+
+    async def _seal_after(
+        self, first: _Call, address: str, ranges: Sequence[StreamRange]
+    ) -> dict[int, SealRangesResult | SbpError]:
+        await asyncio.wait({first}, timeout=_PRIMARY_FIRST_SECONDS)
+        return await self._peers.seal(address, ranges)
+
+    async def _decisions(
+        self, calls: Mapping[_Call, str], fences: Mapping[int, Fence]
+    ) -> AsyncIterator[list[int]]:
+        """Yield the streams whose range's end is decided, by the answers to their seals.
+
+        A server is not waited for once the others have decided. It is asked nevertheless.
+        """
         waiting = set(calls)
         undecided = set(fences)
         while waiting and undecided:

@@ -43,6 +43,9 @@ _ENDED: Final = {RangeState.SEALED, RangeState.DELETED}
 _ASK_AGAIN_MS: Final = 20
 _ASK_AGAIN_MS_MAX: Final = 500
 """The first and the longest wait before a server is asked again whether it has settled a range."""
+_COMPLETE_STEPS: Final = 100
+_COMPLETE_STEP_SECONDS: Final = 0.005
+"""How often, and how long each time, is waited for what was sent before a range was fenced."""
 _LIST_AGAIN_SECONDS: Final = 1.0
 """The wait before the placement driver is asked which servers have a copy of the range by now."""
 
@@ -246,6 +249,20 @@ class PrimaryRanges(Copies):
             for each in led
             for link, copy in each.copies
         )
+
+    def is_committed(self, keys: Iterable[RangeKey]) -> bool:
+        """Whether all that was sent of ranges that are led here is committed, or cannot be now."""
+        led = (self._led[key] for key in keys if key in self._led)
+        return all(each.committed_seq >= each.numbered.seq or each.is_stuck for each in led)
+
+    async def complete(
+        self, keys: Sequence[RangeKey], is_complete: Callable[[Sequence[RangeKey]], bool]
+    ) -> None:
+        """Wait until ranges that were fenced are complete, but not for a server that is slow."""
+        for _ in range(_COMPLETE_STEPS):
+            if is_complete(keys):
+                return
+            await asyncio.sleep(_COMPLETE_STEP_SECONDS)
 
     @property
     def incomplete_count(self) -> int:

@@ -43,9 +43,6 @@ _ROUND_SECONDS: Final = 10
 _HAND_OVER_SECONDS: Final = 3
 """How long a server that stops waits until its streams go on at other servers."""
 _HAND_OVER_STEP_SECONDS: Final = 0.02
-_COMPLETE_OTHERS_STEPS: Final = 100
-_COMPLETE_OTHERS_STEP_SECONDS: Final = 0.005
-"""How often, and how long each time, the other servers are waited for that lack entries."""
 _NEVER: Final = (0.0, 0.0)
 """When something is tried again that never failed."""
 
@@ -147,10 +144,7 @@ class Settler:
         the log is read to cut the rest.
         """
         await asyncio.gather(*(self._host.seal(*key) for key in led))
-        for _ in range(_COMPLETE_OTHERS_STEPS):
-            if self._host.primary.is_everywhere(led):
-                break
-            await asyncio.sleep(_COMPLETE_OTHERS_STEP_SECONDS)
+        await self._host.primary.complete(led, self._host.primary.is_everywhere)
 
     async def stop(self) -> None:
         """Stop; what is not settled will be after the next start."""
