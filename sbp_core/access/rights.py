@@ -1,7 +1,8 @@
 """The rights of identities on streams and consumer groups.
 
 A grant gives a subject a right on the streams, or for GROUP on the groups, whose names match its
-pattern: a name, a prefix such as `orders-*`, or `*`. A stream without a name matches `*` only.
+pattern: a name, a prefix such as `orders-*`, or `*`. A stream without a name matches `*` only. One
+whose name is reserved does not match `*`.
 Administrators may do everything; the settings of the servers name them, and no grant does.
 """
 
@@ -26,6 +27,14 @@ GRANTS_MAX: Final = 10_000
 LEASE_MS: Final = 60_000
 """How long a server may decide by the rights that the placement driver told it."""
 _ANY: Final = "*"
+AUDIT_STREAM: Final = "_audit"
+"""The stream of the audit events."""
+_RESERVED_PREFIX: Final = "_"
+
+
+def is_reserved(name: str | None) -> bool:
+    """Whether only the cluster itself may create a stream of this name."""
+    return name is not None and name.startswith(_RESERVED_PREFIX)
 
 
 class Right(enum.StrEnum):
@@ -78,7 +87,9 @@ class SubjectRights:
         found = set(self._by_name.get(name, ()))
         for length in self._lengths:
             if length <= len(name):
-                found |= self._by_prefix.get(name[:length], set())
+                matching = self._by_prefix.get(name[:length], set())
+                is_meant = length > 0 or not is_reserved(name)
+                found |= matching if is_meant else matching - ON_STREAMS
         return frozenset(found)
 
 

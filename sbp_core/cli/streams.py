@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from sbp_core import limits
+from sbp_core.access.rights import is_reserved
 from sbp_core.cli.connect import connect, find_stream, parse_stream, titled
 from sbp_core.cli.output import (
     one_line,
@@ -55,7 +56,8 @@ def add_streams(parser: ArgumentParser) -> None:
     )
     _add_replicas(creating, 1, "copies of its records, each on a range server (default: 1)")
     _add_retention(creating, 0)
-    add("list", list_all, help="list all streams")
+    listing = add("list", list_all, help="list all streams")
+    listing.add_argument("--all", action="store_true", help="also those whose names begin with _")
     for action in (
         add("describe", describe, help="show the metadata, offsets and ranges of streams"),
         add("delete", delete, help="delete streams"),
@@ -161,9 +163,11 @@ def _warn_of_missing(client: Client, replica_count: int) -> None:
 
 
 def list_all(options: Namespace) -> int:
-    """List all streams, by id."""
+    """List all streams, by id; those of the cluster itself only if they are wanted."""
     with connect(options) as client:
         infos = client.list_streams()
+    if not options.all:
+        infos = [each for each in infos if not is_reserved(each.name)]
     if options.json:
         for info in infos:
             write_json(asdict(info))

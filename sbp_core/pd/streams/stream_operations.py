@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from sbp_core import limits
+from sbp_core.access.rights import is_reserved
 from sbp_core.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -62,13 +63,18 @@ def create_streams(
     streams: Sequence[Stream],
     servers: Sequence[ServerLoad],
     created_at_ms: int,
+    *,
+    is_own: bool = False,
 ) -> list[CreateStreamResult]:
-    """Create streams with their first ranges (SPEC "CREATE_STREAMS"), all in one transaction."""
+    """Create streams with their first ranges (SPEC "CREATE_STREAMS"), all in one transaction.
+
+    Those of the cluster itself, if it `is_own`, may have reserved names.
+    """
     placement = Placement(servers, store.primary_counts())
     planned: list[NewStream | SbpError] = []
     new_count = 0
     for asked in streams:
-        planned.append(_plan_stream(asked, placement, store.capacity, new_count))
+        planned.append(_plan_stream(asked, placement, store.capacity, new_count, is_own=is_own))
         new_count += isinstance(planned[-1], NewStream)
     outcomes = apply_accepted(planned, lambda news: store.create_streams(news, created_at_ms))
     log_missing_replicas(
@@ -115,10 +121,12 @@ def _created(
 
 
 def _plan_stream(
-    stream: Stream, placement: Placement, capacity: Capacity, planned_count: int
+    stream: Stream, placement: Placement, capacity: Capacity, planned_count: int, *, is_own: bool
 ) -> NewStream | SbpError:
     try:
         check_stream_fields(stream)
+        if not is_own:
+            check_not_reserved(stream.name)
         capacity.check("streams", planned_count + 1)
         replica_count = stream.replica_nums or 1
         ack_count = checked_ack_count(stream.ack_count, replica_count)
@@ -153,6 +161,15 @@ def check_stream_fields(stream: Stream) -> None:
         )
     if stream.name is not None:
         check_stream_name(stream.name)
+
+
+def check_not_reserved(name: str | None) -> None:
+    """Raise InvalidRequestError for a name that no client may give to a stream."""
+    if is_reserved(name):
+        raise invalid(
+            f"{shown(name or '')} is reserved: the cluster itself has streams whose names begin"
+            " with '_'; choose another name"
+        )
 
 
 def checked_ack_count(ack_count: int, replica_count: int) -> int:
