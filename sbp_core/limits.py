@@ -250,11 +250,9 @@ LOCAL_READ_PAUSE_MS: Final = 60_000
 """Pause after a failed read of the files of a server, before they are read again."""
 FETCH_BATCH_BYTES_DEFAULT: Final = MIB
 PENDING_APPEND_BYTES_MAX: Final = 80 * MIB
-"""Sum of the appends of all connections that wait for the disk; beyond it they are refused.
-So however slow the disk is, there is room for other requests."""
+"""Sum of the appends of all connections that wait for the disk; beyond it they are refused."""
 APPENDS_ON_WAY_BYTES: Final = 8 * MIB
-"""Bytes in flight of one append to one server; beyond it the next frame waits for an answer. So the
-next one is there when the disk has taken the last."""
+"""Bytes in flight of one append to one server; beyond it the next frame waits for an answer."""
 APPENDS_ON_WAY_MAX: Final = 8
 """The same in frames, however small."""
 THROTTLE_MS: Final = 100
@@ -365,6 +363,8 @@ COPY_BEHIND_MS: Final = 3_000
 """How long a secondary may lack entries before a range goes on without it."""
 COPY_STUCK_MS: Final = 300
 """The same if too few servers are left for anything to be committed."""
+SEAL_AGAIN_MS: Final = 1_000
+"""Pause before a range server asks again that a range ends in which nothing can be appended."""
 REPLICA_CHECK_INTERVAL_MS: Final = 500
 """How often a range server looks after ranges that should end, or are to be settled."""
 SETTLE_BACKOFF_MS_MAX: Final = 30_000

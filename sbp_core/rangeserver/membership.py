@@ -345,7 +345,7 @@ class Membership:
 
         Return the streams that do not.
         """
-        refused: set[int] = set()
+        reasons: dict[int, SbpError] = {}
         for chunk in chunks([RangeId(*each) for each in ranges]):
             request = SealRangesRequest(limits.SEAL_TIMEOUT_MS, tuple(chunk), cause)
             answers = await self._client.ask(
@@ -357,9 +357,13 @@ class Membership:
             for result in (each for answer in answers for each in answer.seal_responses):
                 error = maybe_error(result.status)
                 if error is not None:
-                    _LOG.warning("range not ended: stream=%d: %s", result.stream_id, error)
-                    refused.add(result.stream_id)
-        return refused
+                    reasons[result.stream_id] = error
+        if reasons:
+            stream_id, reason = min(reasons.items())
+            _LOG.warning(
+                "ranges not ended: count=%d stream=%d: %s", len(reasons), stream_id, reason
+            )
+        return set(reasons)
 
     async def _allocate_identity(self) -> Identity:
         request = IdAllocationRequest(limits.REQUEST_TIMEOUT_MS, self._advertise_addr)

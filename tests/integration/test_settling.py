@@ -27,8 +27,9 @@ from sbp_core.errors import Outcome, RangeNotFoundError, RequestTimeoutError, Wr
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.pd.streams import sealing
 from sbp_core.rangeserver.membership import Membership
+from sbp_core.rangeserver.replicating import copying, settling
 from sbp_core.rangeserver.replicating import primary as leading
-from sbp_core.rangeserver.replicating import settling
+from sbp_core.rangeserver.replicating.copying import ReadEntriesHandler
 from sbp_core.rangeserver.replicating.secondary import ReplicateHandler
 
 
@@ -211,8 +212,8 @@ def test_a_repeat_in_the_next_range_waits_for_the_range_before(tmp_path, monkeyp
     run(tmp_path, body, range_servers=4, **NO_FALSE_ALARM)
 
 
-def hold_entries(monkeypatch):
-    """Keep entries from secondaries; return the event after which they arrive."""
+def hold_entries(monkeypatch, of=None):
+    """Keep entries from secondaries, or from one; return the event after which they arrive."""
     may_arrive, begin = asyncio.Event(), ReplicateHandler.begin
 
     def begin_later(handler, call):
@@ -220,10 +221,39 @@ def hold_entries(monkeypatch):
             await may_arrive.wait()
             await begin(handler, call)()
 
-        return rest if call.payload else begin(handler, call)
+        is_held = call.payload and (of is None or handler._host is of._host)
+        return rest if is_held else begin(handler, call)
 
     monkeypatch.setattr(ReplicateHandler, "begin", begin_later)
     return may_arrive
+
+
+def test_a_copy_is_completed_while_the_primary_is_silent(tmp_path, monkeypatch):
+    """Another server has what it lacks: it need not wait for an answer that may never come."""
+    for name in ("COPY_BEHIND_MS", "COPY_STUCK_MS", "REPLICATE_TIMEOUT_MS"):
+        monkeypatch.setattr(limits, name, 600_000)
+    monkeypatch.setattr(copying, "_TIMEOUT_MS", 600_000)
+
+    async def body(cluster, client):
+        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
+        copies = await copies_of(cluster, stream.stream_id, 0)
+        primary = primary_of(cluster, (stream.stream_id, 0))
+        held, *_ = (each for each in cluster._range_servers if each is not primary)
+        hold_entries(monkeypatch, of=held)
+        serve = ReadEntriesHandler.__call__
+
+        async def serve_unless_silent(handler, call):
+            if handler._host is primary._host:
+                await asyncio.Event().wait()
+            await serve(handler, call)
+
+        monkeypatch.setattr(ReadEntriesHandler, "__call__", serve_unless_silent)
+        assert await append(client, stream.stream_id, b"only on two") == 0
+        await client.seal_streams([stream.stream_id])
+        copy = copies[held.endpoint]
+        await asyncio.to_thread(until, lambda: copy.end_offset == 1)
+
+    run(tmp_path, body, **NO_FALSE_ALARM)
 
 
 def test_a_primary_that_is_asked_to_seal_commits_first_what_it_accepted(tmp_path, monkeypatch):

@@ -216,6 +216,26 @@ def test_a_stream_does_not_leave_one_range_after_the_other(tmp_path, peers):
     run(tmp_path, test)
 
 
+def test_a_range_in_which_nothing_can_be_appended_is_left_without_a_pause(tmp_path, peers):
+    """One of its two servers has stopped, and an append needs both."""
+
+    async def test(cluster):
+        server_ids = await add_servers(cluster, peers)
+        stream, _ = await create(cluster, replica_nums=2, ack_count=2)
+        for peer in peers:
+            peer.script(Opcode.SEAL_RANGE, fenced(0, b"", 0))
+        again = await seal(cluster, stream.stream_id, 0, SealCause.REPLICA_LACKING)
+        refused = await seal(cluster, stream.stream_id, 1, SealCause.REPLICA_LACKING)
+        assert refused.status.code == StatusCode.TOO_MANY_REQUESTS
+        lost = ids(again.stream_range)[1]
+        await cluster.beat(lost, peers[server_ids.index(lost)].endpoint, is_leaving=True)
+        left = await seal(cluster, stream.stream_id, 1, SealCause.REPLICA_LACKING)
+        assert left.stream_range.range_index == 2
+        assert lost not in ids(left.stream_range)
+
+    run(tmp_path, test)
+
+
 def test_the_pause_between_ranges_of_a_stream_grows_and_is_forgotten():
     clock = ManualClock()
     backoff = SealBackoff(clock)

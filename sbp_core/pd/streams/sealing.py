@@ -183,8 +183,15 @@ class Sealer:
         ]
 
     def _after_pause(self, plan: SealPlan) -> SealPlan:
-        """Refuse to seal a range of a stream that has done so a short time ago."""
+        """Refuse to seal a range of a stream that has done so a short time ago.
+
+        But not if too few of its servers are left for an append: other servers may be.
+        """
         if plan.open_range is None:
+            return plan
+        members = {each.server.server_id for each in plan.open_range.servers if each.server}
+        live_count = len(members.intersection(self._membership.live_server_ids()))
+        if live_count < plan.open_range.ack_count:
             return plan
         wait_ms = self._backoff.maybe_wait_ms(plan.item.stream_id)
         if wait_ms is None:

@@ -24,11 +24,13 @@ from sbp_core.client.programs import calls
 from sbp_core.client.programs.program import Call
 from sbp_core.client.types import Connecting
 from sbp_core.errors import (
+    DeadlineExceededError,
     LogCorruptionError,
     LogError,
     OffsetOutOfRangeError,
     ProtocolError,
     SbpError,
+    TransportError,
     invalid,
 )
 from sbp_core.log.bodies import read_bodies
@@ -65,6 +67,10 @@ _LOG: Final = logging.getLogger(__name__)
 _TIMEOUT_MS: Final = 10_000
 """How long a server has for an answer: it may have to read a segment to find the place."""
 
+_SILENT_SECONDS: Final = 30.0
+"""How long a server that did not answer is asked last."""
+_UNREACHABLE: Final = (TransportError, DeadlineExceededError)
+
 _Read = Callable[[str], Coroutine[Any, Any, None]]
 """Appends what the server at an address has."""
 
@@ -85,6 +91,9 @@ class Copier:
         self._secondary = secondary
         self._server_id = server_id
         self._pool = AsyncPool(Connecting(tls=tls))
+        self._loop = asyncio.get_running_loop()
+        self._silent_at: dict[str, float] = {}
+        """By address: when a server did not answer that has not since."""
 
     async def stop(self) -> None:
         """Close the connections."""
@@ -156,17 +165,31 @@ class Copier:
     async def _from_any(self, where: StreamRange, read: _Read) -> SbpError | None:
         """Let each of the other servers be read from, until one has all; return why none had."""
         errors: list[SbpError] = [LogError("no other server has a copy of the range")]
-        for replica in where.servers:
-            address = replica.server.advertise_addr if replica.server is not None else None
-            if replica.server is None or replica.server.server_id == self._server_id():
-                continue
+        for address in self._others(where):
             try:
-                await read(address or "")
+                await read(address)
             except SbpError as error:
                 errors.append(error)
+                if isinstance(error, _UNREACHABLE):
+                    self._silent_at[address] = self._loop.time()
             else:
+                self._silent_at.pop(address, None)
                 return None
-        return max(reversed(errors), key=lambda each: isinstance(each, LogCorruptionError))
+        return max(reversed(errors), key=_weight)
+
+    def _others(self, where: StreamRange) -> list[str]:
+        """Return where the other servers of a range are, the one to ask first in front.
+
+        The primary comes last: often it was lost, and it may take all of its time to answer. So do
+        servers that have not answered lately.
+        """
+        addresses = [
+            each.server.advertise_addr or ""
+            for each in reversed(where.servers)
+            if each.server is not None and each.server.server_id != self._server_id()
+        ]
+        since = self._loop.time() - _SILENT_SECONDS
+        return sorted(addresses, key=lambda each: self._silent_at.get(each, since) > since)
 
     async def _read_entries(self, hosted: HostedRange, end: Prefix, address: str) -> None:
         """Append entries of a server up to `end`, behind those that are here."""
@@ -373,6 +396,11 @@ class ReadEntriesHandler:
                 self._log.suspects.add(slot.view.segment.base)
                 raise bodies.error
             yield slot, bodies.data[0]
+
+
+def _weight(error: SbpError) -> tuple[bool, bool]:
+    """Return which of several errors counts: damage first, then a server that may be back soon."""
+    return isinstance(error, LogCorruptionError), isinstance(error, _UNREACHABLE)
 
 
 def _body(entry: Entry) -> tuple[Buffer, ...]:

@@ -235,7 +235,8 @@ class PrimaryRanges(Copies):
             if led.is_fenced or since is None:
                 continue
             patience_ms = limits.COPY_STUCK_MS if led.is_stuck else limits.COPY_BEHIND_MS
-            is_due = 1000 * (now - led.asked_at) >= limits.COPY_BEHIND_MS
+            pause_ms = limits.SEAL_AGAIN_MS if led.is_stuck else limits.COPY_BEHIND_MS
+            is_due = 1000 * (now - led.asked_at) >= pause_ms
             if 1000 * (now - since) >= patience_ms and is_due:
                 led.asked_at = now
                 found.append(key)

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import SbpError
+from sbp_core.errors import DeadlineExceededError, SbpError, TransportError
 from sbp_core.log.durable_log import Log
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
 from sbp_core.rangeserver.appending.commit import GroupCommitter
@@ -43,6 +43,9 @@ _ROUND_SECONDS: Final = 10
 _HAND_OVER_SECONDS: Final = 3
 """How long a server that stops waits until its streams go on at other servers."""
 _HAND_OVER_STEP_SECONDS: Final = 0.02
+_UNREACHABLE_MS_MAX: Final = 2_000
+"""The longest wait before a server that has the entries, and is down, is asked again: appends and
+commits may wait for these."""
 _NEVER: Final = (0.0, 0.0)
 """When something is tried again that never failed."""
 
@@ -180,7 +183,7 @@ class Settler:
             damaged = (self._host.table.maybe_range(key) for key in self._damaged)
             undecided += [hosted for hosted in damaged if hosted is not None]
         asked = {
-            key for key, at in self._asked_at.items() if 1000 * (now - at) < limits.COPY_BEHIND_MS
+            key for key, at in self._asked_at.items() if 1000 * (now - at) < limits.SEAL_AGAIN_MS
         }
         wanted = dict.fromkeys(self._host.half_sealed, SealCause.REQUESTED)
         if undecided:
@@ -237,8 +240,11 @@ class Settler:
                 await self._host.trim(where.stream_id, where.start_offset)
         except (SbpError, OSError) as error:
             _, last = self._failures.get(hosted.key, _NEVER)
-            self._failures[hosted.key] = _, wait = _later(self._loop.time(), last)
-            _LOG.warning(
+            is_unreachable = isinstance(error, TransportError | DeadlineExceededError)
+            longest_ms = _UNREACHABLE_MS_MAX if is_unreachable else limits.SETTLE_BACKOFF_MS_MAX
+            self._failures[hosted.key] = _, wait = _later(self._loop.time(), last, longest_ms)
+            _LOG.log(
+                logging.WARNING if wait > last else logging.DEBUG,
                 "copy not settled: stream=%d range=%d retry_in_s=%.1f: %s",
                 *(*hosted.key, wait, error),
             )
@@ -277,10 +283,11 @@ class Settler:
         await self.scrubber.mend_range(logged.key, end_seq, later)
 
 
-def _later(now: float, last: float) -> tuple[float, float]:
+def _later(
+    now: float, last: float, longest_ms: int = limits.SETTLE_BACKOFF_MS_MAX
+) -> tuple[float, float]:
     """Return when to try again, and the seconds until then, which double each time."""
-    shortest, longest = limits.REPLICA_CHECK_INTERVAL_MS, limits.SETTLE_BACKOFF_MS_MAX
-    wait = min(max(2 * last, shortest / 1000), longest / 1000)
+    wait = min(max(2 * last, limits.REPLICA_CHECK_INTERVAL_MS / 1000), longest_ms / 1000)
     return now + wait, wait
 
 
