@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sbp_core.access.identity import Identity
-from sbp_core.access.rights import LEASE_MS, Right, SubjectRights, checked_grant, checked_subject
+from sbp_core.access.rights import (
+    LEASE_MS,
+    ON_STREAMS,
+    Right,
+    SubjectRights,
+    checked_grant,
+    checked_subject,
+)
 from sbp_core.access.rights import Grant as GrantRecord
 from sbp_core.errors import PermissionDeniedError, StatusError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
@@ -102,12 +109,16 @@ def _change(store: MetadataStore, changes: Sequence[GrantRecord], *, is_revoked:
 
 def _check(store: MetadataStore, subject: str, stream_ids: Sequence[int]) -> list[StreamRights]:
     own = SubjectRights(store.grants.of(subject))
-    return [
-        StreamRights(stream_id, status=status_for(no_stream(stream_id)))
-        if found is None
-        else StreamRights(stream_id, tuple(sorted(own.on(found.name))), SUCCESS)
-        for stream_id, found in zip(stream_ids, store.streams_by_id(stream_ids), strict=True)
-    ]
+    results = []
+    for stream_id, found in zip(stream_ids, store.streams_by_id(stream_ids), strict=True):
+        if found is not None:
+            rights = tuple(sorted(own.on(found.name) & ON_STREAMS))
+            results.append(StreamRights(stream_id, rights, SUCCESS, found.name))
+        else:
+            is_told = not own.anywhere.isdisjoint(ON_STREAMS)
+            status = status_for(no_stream(stream_id)) if is_told else SUCCESS
+            results.append(StreamRights(stream_id, status=status))
+    return results
 
 
 def _judge(
@@ -120,11 +131,27 @@ def _judge(
         for stream_id, found in zip(named, store.streams_by_id(named), strict=True)
         if found is not None
     }
-    judgement: list[PermissionDeniedError | None] = []
-    for each in targets:
-        present = (names[each.stream_id],) if each.stream_id in names else ()
-        is_allowed = all(rights & own.on(name) for name in (*present, *each.names))
-        if each.stream_id < 0 and not each.names:
-            is_allowed = bool(rights & own.anywhere)
-        judgement.append(None if is_allowed else lacking_right(subject, rights, each))
-    return judgement
+    lacking = (_maybe_lacking(own, rights, each, names) for each in targets)
+    return [None if each is None else lacking_right(subject, rights, each) for each in lacking]
+
+
+def _maybe_lacking(
+    own: SubjectRights, rights: frozenset[Right], target: Target, names: Mapping[int, str | None]
+) -> Target | None:
+    """Return what a subject has none of these rights on, as it may see it; None if it has one.
+
+    `names` are those of the streams that exist. A subject without rights anywhere does not learn
+    which do.
+    """
+    stream_id = target.stream_id
+    if stream_id in names:
+        name = names[stream_id]
+        found = own.on(name)
+        if rights.isdisjoint(found):
+            return Target(stream_id, () if found.isdisjoint(ON_STREAMS) else (name,))
+    elif (stream_id >= 0 or not target.names) and rights.isdisjoint(own.anywhere):
+        return Target(stream_id)
+    for name in target.names:
+        if rights.isdisjoint(own.on(name)):
+            return Target(names=(name,))
+    return None

@@ -62,6 +62,8 @@ _AT_ONCE: Final = {Opcode.APPEND: "append_requests", Opcode.FETCH: "fetch_reques
 class _Decision(Struct, gc=False):
     """The rights of a subject on a stream, asked at a time in s; `error` says if there is none.
 
+    `name` is that of the stream, if it has one and the placement driver told it.
+
     Until `fresh_end` it need not be looked at again. `writers` and `txns` are ids that are known to
     be the subject's.
     """
@@ -69,6 +71,7 @@ class _Decision(Struct, gc=False):
     rights: frozenset[Right]
     asked_at: float
     end: float
+    name: str | None
     error: SbpError | None
     fresh_end: float
     may_read: bool
@@ -189,7 +192,8 @@ class CachedRights(Authority):
         if decision.error is not None:
             return decision.error
         if rights.isdisjoint(decision.rights):
-            return lacking_right(subject, rights, Target(stream_id))
+            names = (decision.name,) if decision.name is not None and decision.rights else ()
+            return lacking_right(subject, rights, Target(stream_id, names))
         txn_id, writer_id = getattr(item, "txn_id", None), getattr(item, "writer_id", None)
         if txn_id is not None and Right.APPEND not in rights:
             return denied(f"{subject} may not read staged batches: only servers of the cluster may")
@@ -204,8 +208,8 @@ class CachedRights(Authority):
                         known.add(used)
                 else:
                     return denied(
-                        f"{noun} {used} of stream {stream_id} belongs to another identity: use"
-                        " another id"
+                        f"{noun} {used} of {Target(stream_id, (decision.name,))} belongs to another"
+                        " identity: use another id"
                     )
         return None
 
@@ -241,6 +245,7 @@ class CachedRights(Authority):
                 rights,
                 asked_at,
                 end,
+                each.name,
                 maybe_error(each.status),
                 fresh_end=min(end, asked_at + REFRESH_MS / 1_000),
                 may_read=Right.READ in rights,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.access.identity import Identity
-from sbp_core.access.rights import ON_STREAMS, Right
+from sbp_core.access.rights import ON_STREAMS, SUBJECT_LENGTH_MAX, Right
 from sbp_core.errors import NotFoundError, PermissionDeniedError, SbpError, invalid
 from sbp_core.server.answers import cut
 from sbp_core.server.dispatch import Handler, Later, PromptHandler, Rest, ServerCall
@@ -62,7 +63,8 @@ class Rule:
     `items` are the fields of the request that name them. Without any item the results name streams,
     or groups, and those without rights are left out. If it `is_whole`, one refused item refuses the
     request; a right on some stream is needed in any case. If it is `of_group`, GROUP is needed on
-    the group as well.
+    the group as well. If it is `of_deleted`, streams that the placement driver does not know any
+    more are left to the handler.
     """
 
     rights: frozenset[Right]
@@ -70,6 +72,7 @@ class Rule:
     results: Results = Results.BY_POSITION
     is_whole: bool = False
     of_group: bool = False
+    of_deleted: bool = False
 
 
 _READ: Final = frozenset({Right.READ})
@@ -94,7 +97,7 @@ RULES: Final[Mapping[Opcode, Rule | Caller]] = {
     Opcode.DESCRIBE_RANGE: Rule(ON_STREAMS, ("ranges",)),
     Opcode.LOOKUP_OFFSETS: Rule(_READ, ("lookup_requests",), Results.BY_INDEX),
     Opcode.CREATE_STREAMS: Rule(_MANAGE, ("streams",)),
-    Opcode.DELETE_STREAMS: Rule(_MANAGE, ("streams",)),
+    Opcode.DELETE_STREAMS: Rule(_MANAGE, ("streams",), of_deleted=True),
     Opcode.UPDATE_STREAMS: Rule(_MANAGE, ("streams",)),
     Opcode.DESCRIBE_STREAMS: Rule(ON_STREAMS, ("stream_ids", "names")),
     Opcode.TRIM_STREAMS: Rule(_MANAGE, ("trimmed_streams",)),
@@ -119,7 +122,8 @@ RULES: Final[Mapping[Opcode, Rule | Caller]] = {
 class Target:
     """A stream by its id, or -1; `names` are those that it has, or is to have, as far as known.
 
-    `item` of a request names it. Without id and names it stands for some stream, whichever it is.
+    `item` of a request names it. Without id and names it stands for some stream, whichever it is;
+    without id and with the name None, for all.
     """
 
     stream_id: int = -1
@@ -127,20 +131,33 @@ class Target:
     item: object = None
 
     def __str__(self) -> str:
+        name = self.names[0] if self.names else None
         if self.stream_id >= 0:
-            return f"stream {self.stream_id}"
+            return f"stream {self.stream_id}" + ("" if name is None else f" ({name})")
         if not self.names:
             return "any stream"
-        return "all streams" if self.names == (None,) else f"stream {self.names[0]}"
+        return "all streams" if name is None else f"stream {name}"
+
+    @property
+    def pattern(self) -> str:
+        """The pattern to grant a right on, for a shell; NAME if the caller may not know it."""
+        return shlex.quote(self.names[0] or "*") if self.names else "NAME"
 
 
 def lacking_right(subject: str, rights: frozenset[Right], target: Target) -> PermissionDeniedError:
-    """Return the error of a subject that has none of these rights."""
+    """Return the error of a subject that has none of these rights.
+
+    The name of a target is shown: it is one that the caller has sent, or of a stream on which it
+    has another right.
+    """
     what = f"group {target.names[0]}" if rights == _GROUP else str(target)
     named = " or ".join(sorted(rights))
+    (right,) = rights if len(rights) == 1 else (Right.READ,)
+    where = f", with the name of stream {target.stream_id}" if target.pattern == "NAME" else ""
+    subject = subject if len(subject) <= SUBJECT_LENGTH_MAX else shown(subject)
     return denied(
-        f"{shown(subject)} lacks the right {named} on {what}; an administrator gives it with"
-        " `sbp acl grant`"
+        f"{subject} lacks the right {named} on {what}; an administrator gives it by `sbp acl grant"
+        f" {shlex.quote(subject)} {right} {target.pattern}`{where}"
     )
 
 
@@ -197,7 +214,11 @@ class Guard:
             return identity.is_admin or identity.is_server
         is_allowed = identity.is_server if rule is Caller.SERVER else identity.is_admin
         if not is_allowed:
-            raise denied(f"{identity} may not call {call.opcode.name}: it is for {rule.value}")
+            key = "servers" if rule is Caller.SERVER else "admins"
+            raise denied(
+                f"{call.opcode.name} is for {rule.value}, and {identity} is none: if it should be,"
+                f" name it in {key} of [auth]"
+            )
         return True
 
     def maybe_admit(self, call: ServerCall, rule: Rule) -> bool:
@@ -232,7 +253,11 @@ class Guard:
         judgement = self._authority.maybe_judge(call, rule, request)
         if judgement is None:
             judgement = await self._authority.judge(identity, rights, targets)
-        refusals = {at: error for at, error in enumerate(judgement) if error is not None}
+        refusals = {
+            at: error
+            for at, error in enumerate(judgement)
+            if error is not None and not (rule.of_deleted and isinstance(error, NotFoundError))
+        }
         if not refusals:
             return True
         if rule.is_whole:

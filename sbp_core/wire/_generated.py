@@ -497,6 +497,7 @@ class StreamRights(Struct, frozen=True, gc=False):
     stream_id: int = -1
     rights: tuple[str, ...] = ()
     status: Status | None = None
+    name: str | None = None
 
 
 class SystemErrorResponse(Struct, frozen=True, gc=False):
@@ -1035,7 +1036,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     SchemaEntry: (I64, I32, TEXT, BYTES, I64, Table("Status")),
     SealRangesRequest: (I32, Vector(Table("RangeId")), I8),
     ServerDescription: (Table("RangeServer"), BOOL, I64, I32, I32, I32, I32, I32, BOOL, BOOL, TEXT),
-    StreamRights: (I64, Vector(TEXT), Table("Status")),
+    StreamRights: (I64, Vector(TEXT), Table("Status"), TEXT),
     SystemErrorResponse: (Table("Status"),),
     TrimStreamsRequest: (I32, Vector(Table("TrimmedStream"))),
     TxnDescription: (

@@ -48,6 +48,14 @@ async def codes(cluster, address, opcode, request):
         return [each.status.code for answer in answers for each in getattr(answer, field)]
 
 
+async def refusals(cluster, address, stream_ids, names=()):
+    """The messages of refused DESCRIBE_STREAMS items."""
+    request = headers.DescribeStreamsRequest(1_000, tuple(stream_ids), tuple(names))
+    async with RawClient.at(cluster.pd.endpoint, from_address=address) as client:
+        (answer,) = await client.ask(Opcode.DESCRIBE_STREAMS, request)
+    return [each.status.message for each in answer.describe_responses]
+
+
 OK, DENIED = 0, StatusCode.PERMISSION_DENIED
 
 
@@ -67,9 +75,7 @@ def test_items_are_refused_one_by_one_in_their_order(tmp_path, identities, caplo
             *((bills, "PERMISSION_DENIED"), (first, None), (77, "NOT_FOUND")),
             *((bills, "PERMISSION_DENIED"), (second, None)),
         ]
-        assert await codes(cluster, at["writer"], Opcode.TRIM_STREAMS, trim) == [
-            *(DENIED, DENIED, StatusCode.NOT_FOUND, DENIED, DENIED)
-        ]
+        assert await codes(cluster, at["writer"], Opcode.TRIM_STREAMS, trim) == [DENIED] * 5
         asked = headers.DescribeStreamsRequest(1_000, (bills, second), ("bills", "orders-1", "x"))
         for name in ("reader", "writer", "owner"):
             assert await codes(cluster, at[name], Opcode.DESCRIBE_STREAMS, asked) == [
@@ -88,6 +94,44 @@ def test_items_are_refused_one_by_one_in_their_order(tmp_path, identities, caplo
         assert await codes(cluster, at["writer"], Opcode.DESCRIBE_SCHEMAS, schemas) == [
             *(DENIED, OK, DENIED)
         ]
+
+    run(tmp_path, body)
+
+
+def test_a_refusal_names_what_to_grant_but_no_stream_that_is_not_for_the_caller(
+    tmp_path, identities
+):
+    stranger, group = identities.address_of("a stranger"), identities.address_of("in a group")
+    writer = identities.address_of("CN=writer,O=b")
+    granted = [
+        Grant("CN=writer,O=b", Right.APPEND, "orders-*"),
+        Grant("in a group", Right.GROUP, "*"),
+    ]
+
+    async def body(cluster, ids):
+        await cluster.client.change_grants(granted)
+        for address, subject in ((stranger, "a stranger"), (group, "in a group")):
+            for stream_id in (ids[0], 77):
+                (message,) = await refusals(cluster, address, [stream_id])
+                assert message == (
+                    f"{subject} lacks the right append or manage or read on stream {stream_id}; an"
+                    f" administrator gives it by `sbp acl grant '{subject}' read NAME`, with the"
+                    f" name of stream {stream_id}"
+                )
+        for name in ("orders-1", "not there"):
+            (message,) = await refusals(cluster, stranger, [], [name])
+            assert f"read on stream {name}; an" in message
+            assert message.split("'a stranger'")[1] in {" read orders-1`", " read 'not there'`"}
+        trims = tuple(headers.TrimmedStream(each, 0) for each in (ids[0], ids[2]))
+        async with RawClient.at(cluster.pd.endpoint, from_address=writer) as client:
+            request = headers.TrimStreamsRequest(1_000, trims)
+            (answer,) = await client.ask(Opcode.TRIM_STREAMS, request)
+        results = getattr(answer, RESULT_FIELDS[type(answer)])
+        allowed_to_know, not_allowed = (each.status.message for each in results)
+        assert f"manage on stream {ids[0]} (orders-1)" in allowed_to_know
+        assert "`sbp acl grant CN=writer,O=b manage orders-1`" in allowed_to_know
+        assert "`sbp acl grant CN=writer,O=b manage NAME`" in not_allowed
+        assert "bills" not in not_allowed
 
     run(tmp_path, body)
 
@@ -230,7 +274,9 @@ def test_who_may_append_nowhere_commits_and_aborts_nothing(tmp_path, identities)
                         (answer,) = await client.ask(Opcode.COMMIT_TXN, request)
                         assert answer.status.code == OK
                         continue
-                    with pytest.raises(PermissionDeniedError, match="append on any stream"):
+                    with pytest.raises(
+                        PermissionDeniedError, match=r"append on (any stream|stream 77)"
+                    ):
                         await client.ask(Opcode.COMMIT_TXN, request)
 
     run(tmp_path, body)

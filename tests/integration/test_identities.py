@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from certificates import Authority
+from core_cluster import rows_batch
 from identified_cluster import (
     ONCE,
     admin_of,
@@ -24,9 +25,11 @@ from identities import Issuer, serving_keys
 from waiting import until
 
 from sbp_core.access.identity import Identity, subject_of_certificate
+from sbp_core.access.rights import Grant, Right
 from sbp_core.access.tokens import LEEWAY_MS
 from sbp_core.cli.main import main as sbp
 from sbp_core.client import (
+    AppendItem,
     AsyncClient,
     Client,
     Connecting,
@@ -281,7 +284,7 @@ def test_processes_have_the_same_settings_and_read_the_keys_again(
 ):
     auth = ["--auth-jwks-file", str(issuer.jwks_file)]
     auth += ["--auth-issuer", settings.auth_issuer, "--auth-audience", settings.auth_audience]
-    auth += [word for each in ("alice", 'O="x"') for word in ("--auth-admin", each)]
+    auth += [word for each in ("alice", r"O=\"x\"") for word in ("--auth-admin", each)]
     files = ServerTls(settings.tls_cert_file, settings.tls_key_file, authority.ca_file)
     connecting = Connecting(
         tls=authority.client(), credentials=write_token(tmp_path / "token", issuer.token("alice"))
@@ -310,6 +313,33 @@ def test_an_audit_event_names_the_identity(settings, authority, caplog):
     assert found == [("done", "CN=alice"), ("refused", "")]
 
 
+def test_who_may_delete_a_stream_is_refused_by_no_server(
+    settings, authority, issuer, caplog, tmp_path
+):
+    """The range server asks for the rights on a stream that is deleted already."""
+    caplog.set_level(logging.INFO, "sbp.audit")
+    credentials = write_token(tmp_path / "token", issuer.token("janitor"))
+
+    async def body():
+        async with served(settings) as cluster:
+            endpoint = cluster.endpoints.pd
+            async with (
+                connected(endpoint, authority.client(admin_of(authority))) as admin,
+                connected(endpoint, authority.client(), credentials=credentials) as client,
+            ):
+                (stream,) = await admin.create_streams([StreamSpec("old")])
+                await admin.append([AppendItem(stream.stream_id, rows_batch([b"x"]))])
+                await admin.change_grants([Grant("janitor", Right.MANAGE, "old")])
+                await client.delete_streams(["old"])
+
+    run(body())
+    events = [json.loads(each.message) for each in caplog.records if each.name == "sbp.audit"]
+    deleted = [each for each in events if each["operation"] == "DELETE_STREAMS"]
+    assert [(each["server"], each["outcome"]) for each in deleted] == [
+        *(("placement driver", "done"), ("range server", "done")),
+    ]
+
+
 def test_the_subject_of_a_certificate_is_escaped(authority):
     pair = authority.issue(common_name="a,b=c+d\\e", organization_name="Acme, Inc.")
     subject = subject_of_certificate(pair.cert_file.read_bytes())
@@ -324,7 +354,8 @@ def test_the_subject_of_a_certificate_is_escaped(authority):
     ("changed", "why"),
     [
         ({"auth_admins": ()}, "without admins"),
-        ({"auth_admins": ("",)}, "expected subjects"),
+        ({"auth_admins": ("",)}, "'' is not a subject"),
+        ({"auth_servers": ("CN=a,b",)}, "'CN=a,b' is not a subject: 'b' in it"),
         ({"auth_issuer": None}, "tokens need all"),
         ({"auth_audience": ""}, "tokens need all"),
         ({"auth_jwks_file": None}, "tokens need all"),

@@ -49,7 +49,7 @@ class World:
         if self.failure is not None:
             raise self.failure
         found = (
-            StreamRights(each, tuple(self.granted[subject, each]), Status())
+            StreamRights(each, tuple(self.granted[subject, each]), Status(), f"name-{each}")
             if (subject, each) in self.granted
             else StreamRights(each, status=Status(StatusCode.NOT_FOUND))
             for each in stream_ids
@@ -58,8 +58,8 @@ class World:
 
     async def judge(self, subject, *stream_ids, rights=READ):
         targets = [Target(each) for each in stream_ids]
-        found = await self.rights.judge(Identity(subject), rights, targets)
-        return [None if each is None else type(each) for each in found]
+        self.found = await self.rights.judge(Identity(subject), rights, targets)
+        return [None if each is None else type(each) for each in self.found]
 
     def at_once(self, subject, opcode, *items):
         tables = {Opcode.APPEND: AppendRequest, Opcode.FETCH: FetchRequest}
@@ -154,6 +154,20 @@ def test_writers_and_transactions_belong_to_who_used_them_first(world):
         assert world.at_once("you", Opcode.APPEND, *items) == [denied, denied, None]
         again = AppendInfo(stream_id=1, txn_id="w", sequence=0)
         assert world.at_once("you", Opcode.APPEND, again) == [None], "a writer is no transaction"
+
+    asyncio.run(body())
+
+
+def test_a_refusal_names_the_stream_to_who_has_another_right_on_it(world):
+    world.granted = {("me", 1): ["append"], ("me", 2): []}
+
+    async def body():
+        assert await world.judge("me", 1, 2) == [PermissionDeniedError] * 2
+        append_only, nothing = map(str, world.found)
+        assert "read on stream 1 (name-1); an" in append_only
+        assert "`sbp acl grant me read name-1`" in append_only
+        assert "name-2" not in nothing
+        assert "`sbp acl grant me read NAME`, with the name of stream 2" in nothing
 
     asyncio.run(body())
 
