@@ -52,6 +52,7 @@ EXAMPLES: Final = {
     "audience": "sbp",
     "ready_file": "sbp-ready.json",
     "file": "/var/log/sbp/audit.jsonl",
+    "stream": True,
     "data_dir": "/var/lib/sbp",
     "store": "postgresql://sbp@db.example.org/sbp",
     "placement_driver": "pd1.example.org:12378,pd2.example.org:12378",
@@ -317,7 +318,7 @@ def setting_lines(key: str, setting: Field[Any]) -> Iterator[str]:
     if default is MISSING:
         yield f"# Required, here or as {OPTIONS_OF_REQUIRED[key]}."
     if default is MISSING or default is None:
-        yield f'# {key} = "{EXAMPLES[key]}"'
+        yield f"# {key} = {json.dumps(EXAMPLES[key])}"
     else:
         yield f"{key} = {json.dumps(str(default) if isinstance(default, Path) else default)}"
 

@@ -117,6 +117,9 @@ class ClusterSettings:
     auth_jwks_url: str | None = _setting_of(PlacementDriverSettings, "auth_jwks_url")
     auth_issuer: str | None = _setting_of(PlacementDriverSettings, "auth_issuer")
     auth_audience: str | None = _setting_of(PlacementDriverSettings, "auth_audience")
+    audit_stream: bool | None = _setting_of(PlacementDriverSettings, "audit_stream")
+    audit_protected: bool = _setting_of(PlacementDriverSettings, "audit_protected")
+    audit_retention_ms: int = _setting_of(PlacementDriverSettings, "audit_retention_ms")
     pd_port: int = _setting_of(PlacementDriverSettings, "port")
     pd_advertise_port: int = _setting_of(PlacementDriverSettings, "advertise_port")
     heartbeat_timeout_ms: int = _setting_of(PlacementDriverSettings, "heartbeat_timeout_ms")
@@ -269,6 +272,8 @@ class Cluster:
 
     async def stop(self) -> None:
         """Let open calls finish, then close everything. Raises the first failure, if any."""
+        if self._placement_driver is not None:
+            await self._placement_driver.flush_audit()
         servers, self._range_servers = self._range_servers, []
         ends = await asyncio.gather(*(server.stop() for server in servers), return_exceptions=True)
         driver, self._placement_driver = self._placement_driver, None

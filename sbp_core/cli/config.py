@@ -19,7 +19,7 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.regular_files import read_regular
-from sbp_core.server.settings import check_settings, choice_setting, setting
+from sbp_core.server.settings import audit_setting, check_settings, choice_setting, setting
 
 _NOUNS: Final = {
     int: "an integer",
@@ -53,11 +53,14 @@ class ServeSettings(Generic[S]):
         "Lowest level that is logged on standard error.", LOG_LEVELS, default="warning"
     )
 
-    audit_file: Path | None = setting(
-        "File to which each management operation is appended, as a line of JSON; when not set they"
-        " are logged at level info.",
-        "in a folder that exists",
-        default=None,
+    audit_file: Path | None = audit_setting(
+        "file",
+        setting(
+            "File to which each management operation is appended, as a line of JSON; when not set"
+            " they are logged at level info.",
+            "in a folder that exists",
+            default=None,
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -142,10 +145,6 @@ OPTIONS_OF_REQUIRED: Final = {
 }
 """Options for the settings that have no default."""
 
-(_AUDIT_FILE,) = (each for each in fields(ServeSettings) if each.name == "audit_file")
-_AUDIT: Final[dict[str, dict[str, Field[Any]]]] = {"audit": {"file": _AUDIT_FILE}}
-"""The section of every command for the audit trail."""
-
 _SECTION_OF: Final[Mapping[type, str]] = {
     PlacementDriverSettings: "placement_driver",
     RangeServerSettings: "range_server",
@@ -159,6 +158,7 @@ def _of_cluster() -> Configuration[ClusterSettings]:
         "auth": {},
         "placement_driver": {},
         "range_server": {},
+        "audit": {},
     }
     shared = {"host", "insecure", "advertise_host", "connections_per_address_max", "dialect"}
     for each in (*fields(ClusterSettings), *fields(ServeSettings)):
@@ -167,20 +167,19 @@ def _of_cluster() -> Configuration[ClusterSettings]:
             sections[each.metadata["section"]][each.metadata["key"]] = each
         elif part is not None and each.name not in shared:
             sections[_SECTION_OF[part]][each.metadata["name"]] = each
-        elif each.name not in {"servers", _AUDIT_FILE.name}:
+        elif each.name != "servers":
             sections["serve"][each.name] = each
-    return Configuration("serve", "server.toml", ClusterSettings, sections | _AUDIT)
+    return Configuration("serve", "server.toml", ClusterSettings, sections)
 
 
 def _of_server(command: str, servers: type[S]) -> Configuration[S]:
-    of_process = [
-        each for each in fields(ServeSettings) if each.name not in {"servers", _AUDIT_FILE.name}
-    ]
-    sections: dict[str, dict[str, Field[Any]]] = {_SECTION_OF[servers]: {}, "tls": {}, "auth": {}}
+    of_process = [each for each in fields(ServeSettings) if each.name != "servers"]
+    own = _SECTION_OF[servers]
+    sections: dict[str, dict[str, Field[Any]]] = {own: {}, "tls": {}, "auth": {}, "audit": {}}
     for each in (*fields(servers), *of_process):
-        section = each.metadata.get("section", _SECTION_OF[servers])
+        section = each.metadata.get("section", own)
         sections[section][each.metadata.get("key", each.name)] = each
-    return Configuration(command, f"{command}.toml", servers, sections | _AUDIT)
+    return Configuration(command, f"{command}.toml", servers, sections)
 
 
 SERVE: Final = _of_cluster()
@@ -200,7 +199,7 @@ def _read_section(
         if key not in known:
             faults.append(f"unknown key {_quoted(key)} in [{section}]{_nearest(key, known)}")
             continue
-        noun = _NOUNS.get(type(known[key].default), "a string")
+        noun = _noun_of(known[key])
         is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
         if _NOUNS.get(type(value)) != noun or (isinstance(value, list) and not is_list):
             faults.append(f"{key} in [{section}] is {reprlib.repr(value)}, expected {noun}")
@@ -216,6 +215,12 @@ def _converted(known: Field[Any], value: Any) -> Any:
     if isinstance(known.default, tuple):
         return tuple(value)
     return Path(parse_path(value)) if str(known.type).startswith("Path") else value
+
+
+def _noun_of(known: Field[Any]) -> str:
+    """Return the type of a setting's values, as messages name it."""
+    choices: tuple[object, ...] = known.metadata.get("choices", (known.default,))
+    return _NOUNS.get(type(choices[0]), "a string")
 
 
 def _quoted(name: str) -> str:

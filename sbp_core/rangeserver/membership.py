@@ -304,6 +304,10 @@ class Membership:
             for each in await self._client.find_streams(stream_ids)
         }
 
+    async def find_names(self, stream_ids: Sequence[int]) -> dict[int, str | None]:
+        """Return the names of these streams, those that are unknown left out."""
+        return {each.stream_id: each.name for each in await self._client.find_streams(stream_ids)}
+
     async def report_trims(self, offsets: Mapping[int, int]) -> None:
         """Let the placement driver forget what lies below `offsets`, by stream (TRIM_STREAMS).
 

@@ -40,7 +40,8 @@ from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.replicating.copying import ReadEntriesHandler
 from sbp_core.rangeserver.replicating.secondary import ReplicateHandler, Secondary
 from sbp_core.rangeserver.replicating.settling import Settler
-from sbp_core.rangeserver.rights import CachedRights
+from sbp_core.rangeserver.rights import CachedRights, LearntProtection
+from sbp_core.server.audit_stream import AuditStream
 from sbp_core.server.guard import Guard
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import Clock, SystemClock
@@ -81,6 +82,7 @@ class RangeServer:
         self._started.callback(self._readers.shutdown)
         self._endpoint = ""
         self._settler: Settler | None = None
+        self._audit = AuditStream() if settings.has_audit_stream else None
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
     @property
@@ -133,6 +135,8 @@ class RangeServer:
         self._listener = self._make_listener(
             host, end_txn, stagings, in_flight, local_reads, secondary=secondary
         )
+        if self._audit is not None:
+            started.push_async_callback(self._audit.stop)
         # Begun after the listener and stopped after it: what it does may wait for a slow disk, and
         # clients get their notice first.
         background = await started.enter_async_context(AsyncExitStack())
@@ -143,6 +147,8 @@ class RangeServer:
         committer.failed.add_done_callback(self._on_failure)
         membership.refused.add_done_callback(self._on_failure)
         await membership.join(self._endpoint)
+        if self._audit is not None:
+            self._audit.start(settings.placement_driver, settings.client_tls)
         if settings.local_reads:
             background.callback(local_reads.withdraw)
             await asyncio.to_thread(
@@ -230,8 +236,11 @@ class RangeServer:
         )
         rights = CachedRights(membership.check_rights, self._clock)
         self._started.push_async_callback(rights.stop)
+        protection = None
+        if settings.protects_audit_stream:
+            protection = LearntProtection(membership.find_names)
         return Listener(
-            Guard(rights).wrap(
+            Guard(rights, protection).wrap(
                 {
                     Opcode.APPEND: append,
                     Opcode.END_TXN: membership.only_for_driver(end_txn),
@@ -248,6 +257,7 @@ class RangeServer:
             sizes=settings.sizes,
             tls=settings.tls_contexts(),
             gate=settings.gate(),
+            audit=self._audit,
         )
 
     def _open_log(self) -> Log:
@@ -278,6 +288,8 @@ class RangeServer:
         settler, self._settler = self._settler, None
         if settler is not None:
             await settler.hand_over()
+        if self._audit is not None:  # it may have to append to this server
+            await self._audit.flush()
         self._waiters.close()
         await self._started.aclose()
 

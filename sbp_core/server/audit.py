@@ -1,8 +1,9 @@
 """The audit trail: an event for each management operation, whatever came of it.
 
-`MANAGEMENT` declares which operations these are. The dispatcher makes an `AuditedCall` for each
-request of one, and it sees what the handler decodes and answers: no handler takes part. An event is
-a JSON object in the logger `sbp.audit`; `AuditFile` writes them to a file.
+`MANAGEMENT` declares which operations these are. The `AuditTrail` of a server makes an
+`AuditedCall` for each request of one, and it sees what the handler decodes and answers: no handler
+takes part. An event is a JSON object in the logger `sbp.audit`; `AuditFile` writes them to a file,
+`AuditStream` (audit_stream.py) to a stream.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -78,15 +79,52 @@ _OUTCOMES: Final = {
     Outcome.UNKNOWN: "unknown",
 }
 _NOT_SHOWN: Final = frozenset({"timeout_ms", "throttle_time_ms"})
+_TEXT_LENGTH_MAX: Final = 1_024
+"""Characters of a text in an event: more than any that a server accepts."""
+
+
+class EventSink(Protocol):
+    """Where the events of a server go, beside the logger."""
+
+    def add(self, event: Mapping[str, object], time_ms: int) -> None:
+        """Accept an event of that time. It neither waits nor raises."""
+
+
+class AuditTrail:
+    """The audit trail of one server, `server`; its events go to the logger and to `sink`."""
+
+    def __init__(self, server: str, sink: EventSink | None = None) -> None:
+        self._server = server
+        self._sink = sink
+
+    def maybe_call(self, opcode: Opcode, header: Buffer, peer_name: str) -> AuditedCall | None:
+        """Return what follows a request of a management operation; None for other operations."""
+        if opcode not in MANAGEMENT:
+            return None
+        return AuditedCall(opcode, header, self, peer_name.partition(", ")[0])
+
+    @property
+    def is_on(self) -> bool:
+        """Whether events go anywhere."""
+        return self._sink is not None or EVENTS.isEnabledFor(logging.INFO)
+
+    def write(self, event: Mapping[str, object], time_ms: int) -> None:
+        """Write an event of that time, in ms since the epoch."""
+        time = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        event = {"time": time, "server": self._server, **event}
+        if EVENTS.isEnabledFor(logging.INFO):
+            EVENTS.info("%s", json.dumps(event))
+        if self._sink is not None:
+            self._sink.add(event, time_ms)
 
 
 class AuditedCall:
     """One request of a management operation; `end` writes its events, once."""
 
-    def __init__(self, opcode: Opcode, header: Buffer, server: str, peer: str) -> None:
+    def __init__(self, opcode: Opcode, header: Buffer, trail: AuditTrail, peer: str) -> None:
         self._opcode = opcode
         self._header = header
-        self._server = server
+        self._trail = trail
         self._peer = peer
         self._request: object = None
         self._results: list[Any] = []
@@ -111,7 +149,7 @@ class AuditedCall:
 
     def end(self, standing: Standing, time_ms: int) -> None:
         """Write the events; without an answer, as when the peer leaves, the outcome is unknown."""
-        if self._is_over or not EVENTS.isEnabledFor(logging.INFO):
+        if self._is_over or not self._trail.is_on:
             return
         self._is_over = True
         managed = MANAGEMENT[self._opcode]
@@ -119,8 +157,6 @@ class AuditedCall:
             with suppress(HeaderError):
                 self._request = decode_header(REQUEST_TABLES[self._opcode], self._header)
         event: dict[str, object] = {
-            "time": datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds"),
-            "server": self._server,
             "operation": self._opcode.name,
             "peer": self._peer,
             "role": _role_of(standing),
@@ -129,7 +165,7 @@ class AuditedCall:
             event["identity"] = str(standing.identity)
         if self._request is None:
             if managed.only_if is None:
-                self._write(event, None)
+                self._write(event, None, time_ms)
             return
         items: Sequence[object] = [self._request]
         results: list[Any] = []
@@ -140,19 +176,19 @@ class AuditedCall:
         for item, result in zip_longest(items, results):
             if managed.is_meant(item, self._request):
                 named = {"server_id": item} if isinstance(item, int) else _scalars(item)
-                self._write(event | _scalars(_maybe_stream(result)) | named, result)
+                self._write(event | _scalars(_maybe_stream(result)) | named, result, time_ms)
 
-    def _write(self, event: dict[str, object], result: Any) -> None:
+    def _write(self, event: dict[str, object], result: Any, time_ms: int) -> None:
         """Write one event; results are in the order of the request, so one may be missing."""
         if result is None and not self._is_answered:
-            EVENTS.info("%s", json.dumps(event | {"outcome": "unknown"}))
+            self._trail.write(event | {"outcome": "unknown"}, time_ms)
             return
         status = getattr(result, "status", None) or self._status
         error = maybe_error(status)
         event["outcome"] = "done" if error is None else _OUTCOMES[error.outcome]
         if error is not None:
-            event |= {"status": _name_of(error.code), "message": error.message}
-        EVENTS.info("%s", json.dumps(event))
+            event |= {"status": _name_of(error.code), "message": _cut(error.message)}
+        self._trail.write(event, time_ms)
 
 
 def _role_of(standing: Standing) -> str:
@@ -187,8 +223,13 @@ def _scalars(table: Any) -> dict[str, object]:
         if isinstance(value, Struct) and not isinstance(value, Status):
             found |= _scalars(value)
         elif isinstance(value, int | str) and value != defaults[name] and name not in _NOT_SHOWN:
-            found[name] = value
+            found[name] = _cut(value)
     return found
+
+
+def _cut(value: int | str) -> int | str:
+    is_long = isinstance(value, str) and len(value) > _TEXT_LENGTH_MAX
+    return f"{str(value)[:_TEXT_LENGTH_MAX]}..." if is_long else value
 
 
 class AuditFile(logging.Handler):

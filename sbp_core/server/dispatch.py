@@ -23,7 +23,7 @@ from sbp_core.errors import (
     StatusError,
     UnsupportedError,
 )
-from sbp_core.server.audit import MANAGEMENT, AuditedCall
+from sbp_core.server.audit import AuditTrail
 from sbp_core.server.budget import Held, memory_bytes
 from sbp_core.server.gate import Gate, Identified
 from sbp_core.server.runtime import Clock
@@ -121,15 +121,13 @@ class ServerCall:
         clock: Clock,
         *,
         gate: Gate,
+        audit: AuditTrail,
         peer_name: str,
         received_at: float,
         held: Held | None = None,
     ) -> None:
         self._gate = gate
-        self._audited: AuditedCall | None = None
-        if operation in MANAGEMENT:
-            peer_address = peer_name.partition(", ")[0]
-            self._audited = AuditedCall(operation, frame.header, str(speech.role), peer_address)
+        self._audited = audit.maybe_call(operation, frame.header, peer_name)
         self.opcode = operation
         self.payload = memoryview(frame.payload if operation in WITH_PAYLOAD else b"")
         self._held = held
@@ -400,8 +398,10 @@ class Dispatcher:
         speech: Speech,
         clock: Clock,
         gate: Gate | None = None,
+        audit: AuditTrail | None = None,
     ) -> None:
         self.speech = speech
+        self._audit = audit or AuditTrail(str(speech.role))
         self._gate = gate or Gate()
         self._handlers = handlers
         self._clock = clock
@@ -426,6 +426,7 @@ class Dispatcher:
             self.speech,
             self._clock,
             gate=self._gate,
+            audit=self._audit,
             peer_name=peer_name,
             received_at=received_at,
             held=held,

@@ -3,8 +3,11 @@
 `RULES` says of each operation which right it needs, and where its request names the streams. A
 `Guard` wraps the handlers of a server: it takes the items that are refused out of a request before
 its handler sees them, and puts their results into the answer. An `Authority` knows the rights: the
-placement driver has them in its store, range servers ask it. Without an identity nothing is
+placement driver has them in its store, range servers ask it. Without an identity no rights are
 checked: either the server asks for none, or it has refused the request before.
+
+A `Protection` knows the stream that nobody but the servers of the cluster changes, also no
+administrator.
 """
 
 from __future__ import annotations
@@ -13,31 +16,31 @@ import asyncio
 import enum
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.access.identity import Identity
-from sbp_core.access.rights import ON_STREAMS, SUBJECT_LENGTH_MAX, Right
+from sbp_core.access.rights import AUDIT_STREAM, ON_STREAMS, SUBJECT_LENGTH_MAX, Right
 from sbp_core.errors import NotFoundError, PermissionDeniedError, SbpError, invalid
 from sbp_core.server.answers import cut
 from sbp_core.server.dispatch import Handler, Later, PromptHandler, Rest, ServerCall
+from sbp_core.server.refused_items import Merger, narrow, refused_result
 from sbp_core.server.trust import denied
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
     RESPONSE_TABLES,
     RESULT_FIELDS,
-    AppendRequest,
     SealCause,
     SealRangesRequest,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import SUCCESS, shown, status_for
+from sbp_core.wire.status import SUCCESS, shown
 
 
 class Caller(enum.Enum):
@@ -179,11 +182,36 @@ class Authority(ABC):
         """Return why an identity that has none of these rights may not use a stream, or a group."""
 
 
-class Guard:
-    """Wraps the handlers of a server. `authority` knows the rights of identities."""
+class Protection(ABC):
+    """Knows which stream is that of the audit events: only servers of the cluster may change it.
 
-    def __init__(self, authority: Authority) -> None:
+    `refusal` is the answer to others; it names the `servers` whose setting permits it.
+    """
+
+    def __init__(self, servers: str) -> None:
+        self.refusal: Final = denied(
+            f"only the servers of the cluster change the stream {AUDIT_STREAM}; to permit it to"
+            f" others, set protected = false in [audit] of the {servers}"
+        )
+
+    def are_free(self, stream_ids: Iterable[int]) -> bool:
+        """Whether it is known without a wait that none of these streams is protected."""
+        return False
+
+    @abstractmethod
+    async def among(self, stream_ids: Collection[int]) -> Collection[int]:
+        """Return which of these streams are protected. Raises ThrottledError if unknown."""
+
+
+class Guard:
+    """Wraps the handlers of a server.
+
+    `authority` knows the rights of identities, `protection` the stream that is protected.
+    """
+
+    def __init__(self, authority: Authority, protection: Protection | None = None) -> None:
         self._authority = authority
+        self._protection = protection
 
     def wrap(self, handlers: Mapping[Opcode, Handler]) -> dict[Opcode, Handler]:
         """Return handlers that refuse what their caller may not do."""
@@ -208,6 +236,8 @@ class Guard:
         Raises PermissionDeniedError if it is not for this caller, whatever they are.
         """
         identity = call.peer.standing.identity
+        if self._is_protected_from(call, rule):
+            return False
         if identity is None:
             return True
         if isinstance(rule, Rule):
@@ -223,26 +253,44 @@ class Guard:
 
     def maybe_admit(self, call: ServerCall, rule: Rule) -> bool:
         """Whether it is known without a wait that nothing of a request is refused."""
-        judgement = self._authority.maybe_judge(call, rule, _request_of(call))
+        request = _request_of(call)
+        if self._protection is not None and self._is_protected_from(call, rule):
+            if not self._protection.are_free(map(stream_id_of, _items_in(rule, request))):
+                return False
+            if _maybe_restricted(call) is None:
+                return True
+        judgement = self._authority.maybe_judge(call, rule, request)
         return judgement is not None and not any(judgement)
+
+    def _is_protected_from(self, call: ServerCall, rule: Rule | Caller) -> bool:
+        """Whether a request may have to be refused because a stream is protected.
+
+        Where identities are off, nothing tells the appends of servers from those of clients.
+        """
+        if self._protection is None or not isinstance(rule, Rule):
+            return False
+        standing = call.peer.standing
+        if standing.identity is None:
+            is_server = standing.is_placement_driver or bool(standing.server_ids)
+            return rule.rights == _MANAGE and not is_server
+        return rule.rights in (_APPEND, _MANAGE) and not standing.identity.is_server
 
     async def admit(self, call: ServerCall, rule: Rule | Caller) -> bool:
         """Take out of a request what is refused; return whether anything is left to be served.
 
         Raises PermissionDeniedError for all of a request.
         """
-        identity = call.peer.standing.identity
-        assert identity is not None
         assert isinstance(rule, Rule)
         request = _request_of(call)
-        if rule.of_group and request.group is not None:
+        identity = _maybe_restricted(call)
+        if identity is not None and rule.of_group and request.group is not None:
             await self._check_group(identity, request.group)
         rights = _rights_for(rule, request)
         targets = _targets_in(rule, request)
         if rule.is_whole:  # also without items it has an effect, or with streams that do not exist
             targets.append(Target())
         if not targets:
-            if not (rule.of_group and request.group is not None):
+            if identity is not None and not (rule.of_group and request.group is not None):
                 call.revise = partial(self._leave_out, identity, rights)
             return True
         if len(targets) > limits.STREAMS_PER_REQUEST_MAX:
@@ -250,19 +298,34 @@ class Guard:
                 f"the request has {len(targets)} items, and at most"
                 f" {limits.STREAMS_PER_REQUEST_MAX} are accepted; split it"
             )
-        judgement = self._authority.maybe_judge(call, rule, request)
-        if judgement is None:
-            judgement = await self._authority.judge(identity, rights, targets)
-        refusals = {
-            at: error
-            for at, error in enumerate(judgement)
-            if error is not None and not (rule.of_deleted and isinstance(error, NotFoundError))
-        }
+        refusals: dict[int, SbpError] = {}
+        if self._is_protected_from(call, rule) and rights == rule.rights:
+            refusals = await self._find_protected(targets)
+        if identity is not None:
+            judgement = self._authority.maybe_judge(call, rule, request)
+            if judgement is None:
+                judgement = await self._authority.judge(identity, rights, targets)
+            refusals |= {
+                at: error
+                for at, error in enumerate(judgement)
+                if error is not None and not (rule.of_deleted and isinstance(error, NotFoundError))
+            }
         if not refusals:
             return True
         if rule.is_whole:
             raise next(iter(refusals.values()))
-        return await self._answer_refused(call, rule, request, refusals)
+        return await self._answer_refused(call, rule, request, dict(sorted(refusals.items())))
+
+    async def _find_protected(self, targets: Sequence[Target]) -> dict[int, SbpError]:
+        """Return why targets are refused that are protected, by position."""
+        assert self._protection is not None
+        stream_ids = {each.stream_id for each in targets if each.stream_id >= 0}
+        protected = await self._protection.among(stream_ids)
+        return {
+            at: self._protection.refusal
+            for at, each in enumerate(targets)
+            if each.stream_id in protected
+        }
 
     async def _check_group(self, identity: Identity, group: str) -> None:
         (refusal,) = await self._authority.judge(identity, _GROUP, [Target(names=(group,))])
@@ -292,14 +355,14 @@ class Guard:
         """
         items = list(_items_in(rule, request))
         response = RESPONSE_TABLES[call.opcode]
-        results = {at: _refused(response, items[at], error) for at, error in refusals.items()}
+        results = {at: refused_result(response, items[at], error) for at, error in refusals.items()}
         is_all = len(results) == len(items)
         if not is_all:
             if call.is_one_frame and rule.results is Results.BY_INDEX:
                 raise next(
                     iter(refusals.values())
                 )  # the handler may answer with a frame of its own
-            narrow(call, rule, request, results)
+            narrow(call, rule.items, request, results)
             if rule.results is not Results.BY_INDEX:
                 merger = Merger(len(items), results, by_stream=rule.results is Results.BY_STREAM)
                 call.revise = merger.revise
@@ -339,77 +402,11 @@ class _Prompt(PromptHandler):
             await rest()
 
 
-class Merger:
-    """Puts the results of refused items at their places among those of the others.
-
-    `refused` has the former by position, of `count` items. `by_stream`: an item may have several
-    results, which name its stream.
-    """
-
-    def __init__(self, count: int, refused: Mapping[int, object], *, by_stream: bool) -> None:
-        self._count = count
-        self._refused = refused
-        self._by_stream = by_stream
-        self._at = 0
-        self._last_stream: int | None = None
-
-    def merge(self, results: Iterable[Any], *, is_end: bool) -> list[Any]:
-        """Return the next results of the answer, given the next ones of the handler."""
-        merged: list[Any] = []
-        for each in results:
-            if not (self._by_stream and each.stream_id == self._last_stream):
-                self._add_refused(merged)
-                self._at += 1
-            merged.append(each)
-            if self._by_stream:
-                self._last_stream = each.stream_id
-        if is_end:
-            self._add_refused(merged)
-        return merged
-
-    async def revise(self, header: Any, *, is_end: bool) -> Sequence[object]:
-        """Return the frames to send for one of the handler."""
-        field = RESULT_FIELDS[type(header)]
-        merged = self.merge(getattr(header, field), is_end=is_end)
-        return [replace(header, **{field: tuple(part)}) for part in cut(merged) or ((),)]
-
-    def _add_refused(self, merged: list[Any]) -> None:
-        while self._at < self._count and self._at in self._refused:
-            merged.append(self._refused[self._at])
-            self._at += 1
-
-
-def narrow(call: ServerCall, rule: Rule, request: Any, refused: Mapping[int, object]) -> None:
-    """Let the handler see a request without the items that are refused, by position."""
-    if call.opcode is Opcode.APPEND:
-        call.payload = _kept_payload(request, call.payload, refused)
-    position = 0
-    kept: dict[str, tuple[Any, ...]] = {}
-    for field in rule.items:
-        of_field = getattr(request, field)
-        numbered = enumerate(of_field, position)
-        kept[field] = tuple(each for at, each in numbered if at not in refused)
-        position += len(of_field)
-    call.narrow(replace(request, **kept))
-
-
-def _kept_payload(
-    request: AppendRequest, payload: memoryview, refused: Mapping[int, object]
-) -> memoryview:
-    """Return the batches that are not refused. Raises InvalidRequestError as their handler does."""
-    lengths = [each.batch_length for each in request.append_requests]
-    if min(lengths) < 0 or sum(lengths) != len(payload):
-        raise invalid(
-            f"the batches take {sum(lengths)} bytes, the payload has {len(payload)}; nothing of"
-            " this frame was appended",
-        )
-    kept = bytearray()
-    end = 0
-    for at, length in enumerate(lengths):
-        begin, end = end, end + length
-        if at not in refused:
-            kept += payload[begin:end]
-    return memoryview(kept)
+def _maybe_restricted(call: ServerCall) -> Identity | None:
+    """Return the identity of a caller that may do only what it has rights for."""
+    identity = call.peer.standing.identity
+    is_restricted = identity is not None and not (identity.is_admin or identity.is_server)
+    return identity if is_restricted else None
 
 
 def _request_of(call: ServerCall) -> Any:
@@ -464,24 +461,3 @@ def _target_of(item: Any) -> Target:
     if stream_id < 0 or name is not None:
         return Target(stream_id, (name,), item)
     return Target(stream_id, item=item)
-
-
-_RESULTS: Final[Mapping[type, type]] = {
-    response: get_args(get_type_hints(response)[field])[0]
-    for response, field in RESULT_FIELDS.items()
-}
-"""The table of a result of each response."""
-
-
-def _refused(response: type, item: Any, error: SbpError) -> Any:
-    """Return the result of a refused item."""
-    table = _RESULTS[response]
-    fields = set(table.__struct_fields__)  # type: ignore[attr-defined]
-    values: dict[str, object] = {"status": status_for(error)}
-    if "stream_id" in fields:
-        values["stream_id"] = item if isinstance(item, int) else getattr(item, "stream_id", -1)
-    if "request_index" in fields:
-        values["request_index"] = item.request_index
-    if "range_owner" in fields:
-        values["range_owner"] = item
-    return table(**values)

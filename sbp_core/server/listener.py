@@ -20,6 +20,7 @@ from sbp_core import limits
 from sbp_core.errors import ConfigurationError, InvalidRequestError, SbpError, ThrottledError
 from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.server.accepting import Acceptor, Admission, is_spare, local_reserve, owner_of
+from sbp_core.server.audit import AuditTrail, EventSink
 from sbp_core.server.budget import Budget
 from sbp_core.server.dispatch import Dispatcher, Handler
 from sbp_core.server.gate import Gate
@@ -46,7 +47,7 @@ class Listener:
     """A TCP listener that serves requests with the given handlers, as `speech` has it.
 
     `sizes` bound frames, and what one connection holds; `in_flight_bytes_max` is for all of them.
-    With `tls` it speaks nothing else; `gate` identifies peers.
+    With `tls` it speaks nothing else; `gate` identifies peers. Audit events go to `audit` too.
     """
 
     def __init__(
@@ -61,10 +62,14 @@ class Listener:
         sizes: RecordSizes = DEFAULT,
         tls: Contexts | None = None,
         gate: Gate | None = None,
+        audit: EventSink | None = None,
     ) -> None:
         self._tls = tls
         self._gate = gate or Gate()
-        self._dispatcher = Dispatcher(handlers, speech=speech, clock=clock, gate=self._gate)
+        trail = AuditTrail(str(speech.role), audit)
+        self._dispatcher = Dispatcher(
+            handlers, speech=speech, clock=clock, gate=self._gate, audit=trail
+        )
         self._speech = speech
         self._clock = clock
         self._idle_seconds = idle_connection_ms / 1000

@@ -40,8 +40,8 @@ def integer_setting(
     )
 
 
-def choice_setting(doc: str, choices: tuple[str | bool, ...], *, default: str | bool) -> Any:
-    """Declare a setting that has one of some values."""
+def choice_setting(doc: str, choices: tuple[str | bool, ...], *, default: str | bool | None) -> Any:
+    """Declare a setting that has one of some values, or None if that is the default."""
     words = ", ".join(str(each).lower() if isinstance(each, bool) else each for each in choices)
     metadata = {"doc": doc, "unit": "", "limit": words, "choices": choices}
     return field(default=default, metadata=metadata)
@@ -57,6 +57,12 @@ def auth_setting(key: str, doc: str, limit: str, *, default: Any = None) -> Any:
     """Declare a setting of identities, which is `key` in [auth] of a configuration file."""
     metadata = {"doc": doc, "unit": "", "limit": limit, "section": "auth", "key": key}
     return field(default=default, metadata=metadata)
+
+
+def audit_setting(key: str, declared: Any) -> Any:
+    """Declare a setting of the stream of audit events, which is `key` in [audit]."""
+    metadata = {**declared.metadata, "section": "audit", "key": key}
+    return field(default=declared.default, metadata=metadata)
 
 
 def port_setting(default: int | Any = MISSING) -> Any:
@@ -76,7 +82,12 @@ def check_settings(settings: Any) -> None:
                     f"{each.name}: expected an integer in {limit}, got {value!r}"
                 )
         choices = each.metadata.get("choices")
-        if choices and (type(value), value) not in [(type(one), one) for one in choices]:
+        is_left_out = value is None and each.default is None
+        if (
+            choices
+            and not is_left_out
+            and (type(value), value) not in [(type(one), one) for one in choices]
+        ):
             raise ConfigurationError(f"{each.name}: expected one of {limit}, got {value!r}")
 
 
@@ -186,12 +197,35 @@ class ListenerSettings:
         "Audience that tokens have to name (aud).",
         "a text, such as the name of the cluster; needed for tokens",
     )
+    audit_stream: bool | None = audit_setting(
+        "stream",
+        choice_setting(
+            "Whether audit events are stored in the stream _audit too, which the placement driver"
+            " makes; when not set, they are if requests need an identity.",
+            (True, False),
+            default=None,
+        ),
+    )
+    audit_protected: bool = audit_setting(
+        "protected",
+        choice_setting(
+            "Whether only the servers of the cluster change the stream _audit: others, also"
+            " administrators, can neither append to it nor trim, update, seal or delete it.",
+            (True, False),
+            default=True,
+        ),
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
         check_tls(self)
         check_auth(self)
-        parse_dialect(self.dialect)
+        dialect = parse_dialect(self.dialect)
+        if self.audit_stream and dialect is not Dialect.SPECIFICATION:
+            raise ConfigurationError(
+                f"stream in [audit]: servers of the dialect {self.dialect} have no names of"
+                " streams; leave it out, or set dialect to specification"
+            )
         if not isinstance(self.data_dir, Path):
             raise ConfigurationError(f"data_dir: expected a path, got {self.data_dir!r}")
         _check_host("host", self.host)
@@ -214,6 +248,18 @@ class ListenerSettings:
         if self.tls_client_ca_file is not None:
             return Exposure.CERTIFIED
         return Exposure.ANYBODY if self.insecure else Exposure.NOBODY
+
+    @property
+    def has_audit_stream(self) -> bool:
+        """Whether audit events are stored in a stream."""
+        if self.audit_stream is None:
+            return bool(self.auth_admins) and parse_dialect(self.dialect) is Dialect.SPECIFICATION
+        return self.audit_stream
+
+    @property
+    def protects_audit_stream(self) -> bool:
+        """Whether only servers change that stream."""
+        return self.has_audit_stream and self.audit_protected
 
     @property
     def tls(self) -> ServerTls | None:

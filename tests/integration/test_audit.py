@@ -118,7 +118,7 @@ def test_operations_of_a_client(tmp_path, caplog):
 def test_each_object_of_a_request_has_its_own_outcome(tmp_path, caplog):
     async def body(cluster):
         async with RawClient.at(cluster.pd.endpoint) as raw:
-            names = ("a", "b", "a\n{}", "a")
+            names = ("a", "b", "a\n{}", "a", "x" * 5_000)
             streams = tuple(Stream(name=name, replica_nums=1) for name in names)
             await raw.ask(Opcode.CREATE_STREAMS, CreateStreamsRequest(0, streams))
             await raw.call(Opcode.DELETE_STREAMS, b"no header")
@@ -128,9 +128,9 @@ def test_each_object_of_a_request_has_its_own_outcome(tmp_path, caplog):
     created, broken = events[:-1], events[-1]
     assert [(each["name"], each["outcome"]) for each in created] == [
         *(("a", "done"), ("b", "done")),
-        *(("a\n{}", "refused"), ("a", "refused")),
+        *(("a\n{}", "refused"), ("a", "refused"), ("x" * 1_024 + "...", "refused")),
     ]
-    assert [each.get("stream_id") for each in created] == [1, 2, None, None]
+    assert [each.get("stream_id") for each in created] == [1, 2, None, None, None]
     assert broken["operation"] == "DELETE_STREAMS"
     assert broken["outcome"] != "done"
 

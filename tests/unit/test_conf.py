@@ -15,6 +15,7 @@ from sbp_core.cli import main as command_line
 from sbp_core.cli.config import PD, RANGE_SERVER, SERVE, ServeSettings
 from sbp_core.cluster import ClusterSettings
 from sbp_core.pd import PlacementDriverSettings
+from sbp_core.processes import _toml
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -33,6 +34,7 @@ SET_BY_THE_CLUSTER = {
     *("tls_cert_file", "tls_key_file", "tls_ca_file", "tls_client_ca_file"),
     *("auth_admins", "auth_servers", "auth_jwks_file", "auth_jwks_url"),
     *("auth_issuer", "auth_audience"),
+    *("audit_stream", "audit_protected", "audit_retention_ms"),
 }
 commands = pytest.mark.parametrize("command", CONFIGURATIONS)
 
@@ -107,6 +109,17 @@ def test_the_file_loads_also_with_every_key_set(command, tmp_path):
     settings = configuration.load(parse(command, "--config", str(path)))
     assert settings.servers.advertise_host == "log.example.org"
     assert settings.servers.auth_admins == ("alice",)
+
+
+def test_a_range_server_in_a_process_of_its_own_gets_the_settings_of_the_cluster(tmp_path):
+    cluster = ClusterSettings(
+        data_dir=tmp_path, insecure=True, audit_stream=True, audit_protected=False
+    )
+    given = cluster.range_server(1, "pd:1")
+    path = tmp_path / "range-server.toml"
+    path.write_text(_toml(given), encoding="utf-8")
+    words = ["range-server", "--config", str(path), "--data-dir", str(given.data_dir)]
+    assert RANGE_SERVER.load(parse(*words)).servers == given
 
 
 @pytest.mark.parametrize("part", [PlacementDriverSettings, RangeServerSettings])

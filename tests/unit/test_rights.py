@@ -19,7 +19,8 @@ from sbp_core.access.rights import (
     is_reserved,
 )
 from sbp_core.errors import InvalidRequestError, PermissionDeniedError
-from sbp_core.server.guard import RULES, Authority, Caller, Guard, Merger, Results, narrow
+from sbp_core.server.guard import RULES, Authority, Caller, Guard, Results
+from sbp_core.server.refused_items import Merger, narrow
 from sbp_core.server.trust import Standing, denied
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
@@ -130,7 +131,7 @@ def test_the_handler_of_an_append_sees_the_other_items_with_their_batches(items)
     )
     call.narrow = partial(setattr, call, "request")
     refused = {at: object() for at, (is_refused, _) in enumerate(items) if is_refused}
-    narrow(call, RULES[Opcode.APPEND], AppendRequest(7, infos), refused)
+    narrow(call, RULES[Opcode.APPEND].items, AppendRequest(7, infos), refused)
     kept = [at for at in range(len(items)) if at not in refused]
     assert call.request == AppendRequest(7, tuple(infos[at] for at in kept))
     assert bytes(call.payload) == b"".join(items[at][1] for at in kept)

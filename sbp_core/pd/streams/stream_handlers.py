@@ -31,6 +31,7 @@ from sbp_core.pd.server_handlers import ServerHandlers
 from sbp_core.pd.streams import change_operations as changes
 from sbp_core.pd.streams import sealing as ranges
 from sbp_core.pd.streams import stream_operations as operations
+from sbp_core.pd.streams.audit_keeper import AuditKeeper, AuditPolicy, AuditProtection
 from sbp_core.pd.streams.change_operations import Trimmer
 from sbp_core.pd.streams.cursor_handlers import CursorHandlers
 from sbp_core.pd.streams.fail_over import FailOver
@@ -104,6 +105,7 @@ class PlacementDriverHandlers:
         batch_number_leap_max: int,
         replace_server_after_ms: int,
         tls: Tls | None = None,
+        audit: AuditPolicy | None = None,
     ) -> None:
         self._name = name
         self._store = store
@@ -126,6 +128,14 @@ class PlacementDriverHandlers:
             clock,
             replace_after_ms=replace_server_after_ms,
         )
+        self._audit = None
+        self._protection = None
+        if audit is not None:
+            self._audit = AuditKeeper(
+                store, membership, self._announcer, self._fail_over, clock=clock, policy=audit
+            )
+            if audit.is_protected:
+                self._protection = AuditProtection(store)
         self._trimmer = Trimmer(store, self._peers)
         self._cursors = CursorHandlers(store, clock)
         self._schemas = SchemaHandlers(store, clock)
@@ -160,7 +170,7 @@ class PlacementDriverHandlers:
             **self._servers.by_opcode(),
             **GrantHandlers(self._store).by_opcode(),
         }
-        return Guard(StoredRights(self._store)).wrap(handlers)
+        return Guard(StoredRights(self._store), self._protection).wrap(handlers)
 
     async def start(self) -> None:
         """Continue with what was committed and is not published yet; watch the range servers."""
@@ -170,6 +180,8 @@ class PlacementDriverHandlers:
         self._looking = asyncio.create_task(log_missing_servers(self._store, self._membership))
         self._fail_over.start()
         self._repair.start()
+        if self._audit is not None:
+            self._audit.start()
 
     async def rest(self) -> None:
         """End the calls that wait for work in the background, and store the marks of logs."""
@@ -250,6 +262,8 @@ class PlacementDriverHandlers:
         """Cancel the work in the background."""
         if self._looking is not None:
             await cancel_all([self._looking])
+        if self._audit is not None:
+            await self._audit.stop()
         await self._publisher.stop()
         await self._repair.stop()
         await self._fail_over.stop()
