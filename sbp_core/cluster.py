@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
@@ -42,6 +42,8 @@ from sbp_core.rangeserver.identity import load_identity
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.regular_files import DIRECTORY_MODE, open_private
+from sbp_core.server.metrics import Catalog, Reading
+from sbp_core.server.served import Condition, Unready
 from sbp_core.server.settings import (
     ListenerSettings,
     check_auth,
@@ -83,8 +85,8 @@ class ClusterSettings:
     Everything is stored below `data_dir`, each part in a folder of its own. All parts listen on
     `host`, `insecure` or not, speak `dialect`, have the same TLS and identities, and take
     `connections_per_address_max`. The range servers take consecutive ports from
-    `range_server_port` on, or free ones when that is 0;
-    likewise they advertise consecutive ports. Raises ConfigurationError when a value cannot work.
+    `range_server_port` on, or free ones when that is 0; likewise they advertise consecutive ports.
+    Raises ConfigurationError when a value cannot work.
     """
 
     data_dir: Path = setting(
@@ -113,6 +115,7 @@ class ClusterSettings:
     tls_client_ca_file: Path | None = _setting_of(PlacementDriverSettings, "tls_client_ca_file")
     auth_admins: tuple[str, ...] = _setting_of(PlacementDriverSettings, "auth_admins")
     auth_servers: tuple[str, ...] = _setting_of(PlacementDriverSettings, "auth_servers")
+    auth_monitors: tuple[str, ...] = _setting_of(PlacementDriverSettings, "auth_monitors")
     auth_jwks_file: Path | None = _setting_of(PlacementDriverSettings, "auth_jwks_file")
     auth_jwks_url: str | None = _setting_of(PlacementDriverSettings, "auth_jwks_url")
     auth_issuer: str | None = _setting_of(PlacementDriverSettings, "auth_issuer")
@@ -212,7 +215,10 @@ class Cluster:
         self._make_process = make_process
         self._placement_driver: PlacementDriver | None = None
         self._range_servers: list[RangeServer | RangeServerProcess] = []
+        self._unready: Unready | None = Unready("starting", "the servers are being started")
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
+
+    catalogs: ClassVar[Sequence[Catalog]] = (*PlacementDriver.catalogs, RangeServer.catalogs[-1])
 
     @property
     def endpoints(self) -> Endpoints:
@@ -223,6 +229,12 @@ class Cluster:
             self._placement_driver.endpoint,
             tuple(server.endpoint for server in self._range_servers),
         )
+
+    @property
+    def admin_endpoints(self) -> list[str]:
+        """Where the admin endpoints of range servers are that run in processes of their own."""
+        processes = (each for each in self._range_servers if isinstance(each, RangeServerProcess))
+        return [each.admin_endpoint for each in processes if each.admin_endpoint is not None]
 
     async def start(self) -> list[list[str]]:
         """Start all parts; return what each range server found in its log, in lines.
@@ -244,8 +256,11 @@ class Cluster:
             ]
             if self._make_process is not None:
                 made = map(self._make_process, settings)
-                return list(await asyncio.gather(*(self._start(each) for each in made)))
-            return [await self._start(RangeServer(each, disk=self._disk)) for each in settings]
+                found = list(await asyncio.gather(*(self._start(each) for each in made)))
+            else:
+                found = [await self._start(RangeServer(each, disk=self._disk)) for each in settings]
+            self._unready = None
+            return found
         except BaseException:
             await self.stop()
             raise
@@ -270,8 +285,27 @@ class Cluster:
                     f" {remedy_of_lost_metadata(driver)}"
                 )
 
+    def unready(self) -> list[Unready]:
+        """Return why a part that runs in this process does not serve; nothing if all do."""
+        found = [reason for each in self._observed() for reason in each.unready()]
+        return found if found or self._unready is None else [self._unready]
+
+    def condition(self) -> Condition:
+        """Return what else an operator should know."""
+        return {key: each for part in self._observed() for key, each in part.condition().items()}
+
+    async def read_metrics(self) -> list[Reading]:
+        """Return the metrics of the parts that run in this process."""
+        return [reading for each in self._observed() for reading in await each.read_metrics()]
+
+    def _observed(self) -> list[PlacementDriver | RangeServer]:
+        """Return the parts that run in this process."""
+        driver = [] if self._placement_driver is None else [self._placement_driver]
+        return [*driver, *(each for each in self._range_servers if isinstance(each, RangeServer))]
+
     async def stop(self) -> None:
         """Let open calls finish, then close everything. Raises the first failure, if any."""
+        self._unready = Unready("stopping", "the servers are being stopped")
         if self._placement_driver is not None:
             await self._placement_driver.flush_audit()
         servers, self._range_servers = self._range_servers, []

@@ -35,6 +35,8 @@ COMMAND: Final = [sys.executable, "-m", "sbp_core.cli.main"]
 
 STOP_SECONDS: Final = 2 * limits.DRAIN_TIMEOUT_MS / 1000
 POLL_SECONDS: Final = 0.02
+_ADMIN_WORD: Final = "admin "
+"""Begins the line of the admin endpoint."""
 _LINE_BYTES_MAX: Final = limits.MIB
 _PORTS: Final = range(20_000, 32_000)
 
@@ -53,11 +55,15 @@ class RangeServerProcess:
         *,
         log_level: str,
         audit_file: Path | None,
+        admin_port: int = -1,
         on_stopped: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._log_level = log_level
         self._audit_file = audit_file
+        self._admin_port = admin_port
+        self.admin_endpoint: str | None = None
+        """Where its admin endpoint is, "host:port", once it is started; None without one."""
         self._on_stopped = on_stopped
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -129,6 +135,7 @@ class RangeServerProcess:
     async def _spawn(self, config: Path) -> asyncio.subprocess.Process:
         words = ["range-server", "--until-stdin-closes", "--log-level", self._log_level]
         words += ["--config", str(config), "--data-dir", str(self._settings.data_dir)]
+        words += ["--admin-port", str(self._admin_port)]
         words += tls_options(self._settings.tls)
         if self._settings.auth_jwks_file is not None:
             words += ["--auth-jwks-file", str(self._settings.auth_jwks_file)]
@@ -148,7 +155,10 @@ class RangeServerProcess:
         while line := (await process.stdout.readline()).decode(errors="replace"):
             if line.startswith("serving "):
                 return lines
-            lines.append(line.removeprefix("range server").strip())
+            if line.startswith(_ADMIN_WORD):
+                self.admin_endpoint = line.removeprefix(_ADMIN_WORD).strip()
+            else:
+                lines.append(line.removeprefix("range server").strip())
         raise self._error(await process.wait())
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:

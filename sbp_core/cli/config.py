@@ -19,7 +19,14 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.regular_files import read_regular
-from sbp_core.server.settings import audit_setting, check_settings, choice_setting, setting
+from sbp_core.server.settings import (
+    ListenerSettings,
+    audit_setting,
+    check_settings,
+    choice_setting,
+    integer_setting,
+    setting,
+)
 
 _NOUNS: Final = {
     int: "an integer",
@@ -53,6 +60,14 @@ class ServeSettings(Generic[S]):
         "Lowest level that is logged on standard error.", LOG_LEVELS, default="warning"
     )
 
+    admin_port: int = integer_setting(
+        "TCP port of the admin endpoint: health, readiness, metrics and settings over HTTP, on the"
+        " same interface as the server, with its TLS and identities. -1 is none, 0 lets the system"
+        " pick one. Several range servers of `sbp serve` have one each, on the next ports.",
+        -1,
+        65_535,
+        default=-1,
+    )
     audit_file: Path | None = audit_setting(
         "file",
         setting(
@@ -70,6 +85,13 @@ class ServeSettings(Generic[S]):
                 f"ready_file {self.ready_file}: there is no folder {self.ready_file.parent}; create"
                 " it"
             )
+
+    @property
+    def listening(self) -> ListenerSettings:
+        """The settings of the server that decides where the process listens, and to whom."""
+        if isinstance(self.servers, ClusterSettings):
+            return self.servers.placement_driver()
+        return self.servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +131,19 @@ class Configuration(Generic[S]):
         of_servers = {each.name for each in fields(self.servers)}
         servers = self.servers(**{name: values[name] for name in values if name in of_servers})
         return ServeSettings(servers, **{name: values[name] for name in values.keys() - of_servers})
+
+    def shown(self, settings: ServeSettings[S]) -> dict[str, dict[str, object]]:
+        """Return all settings as the file has them, by section and key, without passwords."""
+        of_servers = {each.name for each in fields(self.servers)}
+
+        def value(name: str) -> object:
+            owner = settings.servers if name in of_servers else settings
+            return _shown_value(getattr(owner, name))
+
+        return {
+            section: {key: value(each.name) for key, each in keys.items()}
+            for section, keys in self.sections.items()
+        }
 
     def read_file(self, path: Path) -> dict[str, Any]:
         """Return the values that a configuration file sets, by the name of the setting.
@@ -221,6 +256,21 @@ def _noun_of(known: Field[Any]) -> str:
     """Return the type of a setting's values, as messages name it."""
     choices: tuple[object, ...] = known.metadata.get("choices", (known.default,))
     return _NOUNS.get(type(choices[0]), "a string")
+
+
+def _shown_value(value: object) -> object:
+    """Return a value as JSON has it; of a URL neither the password nor the query."""
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Path):
+        return str(value)
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    scheme, _, rest = value.partition("://")
+    rest = f"{rest.partition('?')[0]}?..." if "?" in rest else rest
+    user, at, place = rest.rpartition("@")
+    user = f"{user.partition(':')[0]}:..." if ":" in user else user
+    return f"{scheme}://{user}{at}{place}"
 
 
 def _quoted(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
+from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
 from sbp_core.cli.parsing import parse_integer, parse_path
@@ -20,6 +20,7 @@ from sbp_core.cli.serving import (
 if TYPE_CHECKING:
     from sbp_core.cli.config import ServeSettings
     from sbp_core.cluster import Cluster, ClusterSettings
+    from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 
 
 def add_serve(parser: ArgumentParser) -> None:
@@ -67,13 +68,19 @@ def _make(settings: ServeSettings[ClusterSettings], stop: Callable[[], None]) ->
 
     if settings.servers.range_servers == 1:
         return Cluster(settings.servers)
-    process = partial(
-        RangeServerProcess,
-        log_level=settings.log_level,
-        audit_file=settings.audit_file,
-        on_stopped=stop,
-    )
-    return Cluster(settings.servers, make_process=process)
+    port = settings.admin_port
+    admin_ports = count(port + 1) if port > 0 else repeat(port)
+
+    def make_process(server: RangeServerSettings) -> RangeServerProcess:
+        return RangeServerProcess(
+            server,
+            log_level=settings.log_level,
+            audit_file=settings.audit_file,
+            admin_port=next(admin_ports),
+            on_stopped=stop,
+        )
+
+    return Cluster(settings.servers, make_process=make_process)
 
 
 def _describe(cluster: Cluster, found: list[list[str]]) -> tuple[dict[str, Any], list[str]]:
@@ -81,7 +88,12 @@ def _describe(cluster: Cluster, found: list[list[str]]) -> tuple[dict[str, Any],
     lines = [f"placement driver  {endpoints.pd}"]
     for index, (endpoint, notes) in enumerate(zip(endpoints.range_servers, found, strict=True)):
         lines += [f"range server {index}    {each}" for each in (endpoint, *notes)]
-    return asdict(endpoints), lines
+    content = asdict(endpoints)
+    if cluster.admin_endpoints:
+        content["range_server_admins"] = cluster.admin_endpoints
+    for index, endpoint in enumerate(cluster.admin_endpoints):
+        lines.append(f"range server {index}    admin {endpoint}")
+    return content, lines
 
 
 SERVE = Service("SERVE", _make, _describe)

@@ -18,18 +18,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from sbp_core import limits
 from sbp_core.cli import output
 from sbp_core.cli.output import OutputError, ReaderGoneError, escape, one_line
 from sbp_core.cli.parsing import parse_integer, parse_path
-from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.errors import ConfigurationError
 from sbp_core.regular_files import tighten
 
 if TYPE_CHECKING:
     from sbp_core.cli.config import Configuration, ServeSettings
     from sbp_core.server.audit import AuditFile
+    from sbp_core.server.served import Served
 
 _LOG: Final = logging.getLogger(__name__)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -54,6 +55,10 @@ _AUTH_OPTIONS: Final = {
         "SUBJECT",
         "server of the cluster (default: the subject of --tls-cert); repeatable",
     ),
+    "--auth-monitor": (
+        "SUBJECT",
+        "reader of the metrics at --admin-port, and of nothing else; repeatable",
+    ),
     "--auth-jwks-file": ("PATH", "public keys of the issuer of tokens, a JSON Web Key Set"),
     "--auth-jwks-url": ("URL", "https URL of these keys instead"),
     "--auth-issuer": ("TEXT", "issuer that tokens have to name"),
@@ -61,18 +66,6 @@ _AUTH_OPTIONS: Final = {
 }
 _GARBAGE_OBJECTS: Final = 10_000
 """New objects after which the young generation is collected; Python's default is 700."""
-
-
-class RunningServers(Protocol):
-    """The servers that a command runs. `failed` ends with the reason when they must stop."""
-
-    failed: asyncio.Future[SbpError]
-
-    async def start(self) -> Any:
-        """Start; return what `Service.describe` needs."""
-
-    async def stop(self) -> None:
-        """Let open calls finish, and stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +78,7 @@ class Service:
     """
 
     configuration: str
-    make: Callable[[ServeSettings[Any], Callable[[], None]], RunningServers]
+    make: Callable[[ServeSettings[Any], Callable[[], None]], Served]
     describe: Callable[[Any, Any], tuple[dict[str, Any], list[str]]]
 
     def run(self, options: Namespace) -> int:
@@ -111,7 +104,10 @@ class Service:
             ready = ReadyFile(settings.ready_file)
             ready.remove()
             runtime.run(
-                _serve(self, settings, ready, until_stdin_closes=options.until_stdin_closes)
+                _serve(
+                    *(self, settings, ready, configuration.shown(settings)),
+                    until_stdin_closes=options.until_stdin_closes,
+                )
             )
         return 0
 
@@ -166,6 +162,13 @@ def add_process_options(parser: ArgumentParser, conf: str) -> None:
         type=parse_path,
         metavar="PATH",
         help="JSON file with the endpoints; it exists while the server serves",
+    )
+    add(
+        "--admin-port",
+        type=parse_integer,
+        metavar="PORT",
+        help="port of health, readiness, metrics and settings over HTTP; 0 picks a free one"
+        " (default: none)",
     )
     add("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: warning)")
     add(
@@ -361,15 +364,42 @@ def _stored_in(data_dir: Path) -> Iterator[Path]:
 
 
 async def _serve(
-    service: Service, settings: ServeSettings[Any], ready: ReadyFile, *, until_stdin_closes: bool
+    service: Service,
+    settings: ServeSettings[Any],
+    ready: ReadyFile,
+    shown: Mapping[str, object],
+    *,
+    until_stdin_closes: bool,
 ) -> None:
     stopping = asyncio.get_running_loop().create_future()
     _watch_signals(stopping)
     if until_stdin_closes:
         _watch_stdin(stopping)
     servers = service.make(settings, partial(_end, stopping))
-    starting = asyncio.create_task(servers.start())
-    await asyncio.wait({starting, stopping, servers.failed}, return_when=asyncio.FIRST_COMPLETED)
+    async with contextlib.AsyncExitStack() as started:
+        admin = None
+        if settings.admin_port >= 0:  # it answers before the servers have started
+            from sbp_core.admin.endpoint import AdminEndpoint
+
+            endpoint = AdminEndpoint(servers, settings.listening, settings.admin_port, shown)
+            started.push_async_callback(endpoint.stop)
+            admin = await endpoint.start()
+        await _serve_until(stopping, service, servers, settings, ready, admin=admin)
+
+
+async def _serve_until(
+    stopping: asyncio.Future[None],
+    service: Service,
+    servers: Served,
+    settings: ServeSettings[Any],
+    ready: ReadyFile,
+    *,
+    admin: str | None,
+) -> None:
+    """Run the servers; `admin` is where their admin endpoint is."""
+    starting: asyncio.Task[Any] = asyncio.create_task(servers.start())
+    ends: set[asyncio.Future[Any]] = {stopping, servers.failed}
+    await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
@@ -379,10 +409,13 @@ async def _serve(
         return
     try:
         content, lines = service.describe(servers, starting.result())
+        if admin is not None:
+            content["admin"] = admin
+            lines.append(f"admin             {admin}")
         _settle_garbage()
         ready.write(content)
         _announce([*lines, serving_line(settings.servers.data_dir)])
-        await asyncio.wait({stopping, servers.failed}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         try:
             ready.remove()

@@ -87,6 +87,13 @@ class Capacity:
         limit: int = getattr(self._limits, _TABLES[table][0])
         return limit - self._count(table)
 
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Return the number of rows of each table that has a limit, and the limit."""
+        return {
+            table: (self._count(table), getattr(self._limits, setting))
+            for table, (setting, *_) in _TABLES.items()
+        }
+
     def check(self, table: str, more: int = 0) -> None:
         """Raise InvalidRequestError unless a table may have `more` rows.
 

@@ -7,25 +7,30 @@ Read model.py first (the values), then streams/stream_handlers.py (the operation
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import reprlib
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.pd.capacity import CapacityLimits
 from sbp_core.pd.election import Election
 from sbp_core.pd.metadata.store import StoreThread, is_shared, open_store
+from sbp_core.pd.observing import LEADER, METRICS, TERM
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.audit_keeper import AuditPolicy
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.audit_stream import AuditStream
 from sbp_core.server.listener import Listener
+from sbp_core.server.metrics import COMMON, Catalog, Reading
 from sbp_core.server.runtime import Clock, SystemClock
+from sbp_core.server.served import Condition, Unready
 from sbp_core.server.settings import (
     ListenerSettings,
     audit_setting,
@@ -135,9 +140,12 @@ class PlacementDriver:
         )
         self._started = AsyncExitStack()
         """The parts that `stop` ends: the one that was started last first."""
+        self._unready: Unready | None = Unready("starting", "the metadata are being opened")
         self._port: int | None = None
         self._audit = AuditStream() if settings.has_audit_stream else None
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
+
+    catalogs: ClassVar[Sequence[Catalog]] = (COMMON, METRICS)
 
     async def start(self) -> str:
         """Open the metadata and listen; return the endpoint, host:port.
@@ -175,6 +183,7 @@ class PlacementDriver:
             if self._audit is not None:
                 self._audit.start(self.endpoint, settings.client_tls)
             self._started = started.pop_all()
+        self._unready = None
         return self.endpoint
 
     def _make_handlers(self, store: StoreThread) -> PlacementDriverHandlers | Election:
@@ -213,6 +222,7 @@ class PlacementDriver:
 
     async def stop(self) -> None:
         """Let open calls finish, then close the connections and the metadata."""
+        self._unready = Unready("stopping", "the server is being stopped")
         await self.flush_audit()
         await self._started.aclose()
 
@@ -232,6 +242,35 @@ class PlacementDriver:
     def live_server_count(self) -> int:
         """Range servers that can be given new ranges now."""
         return len(self._membership.live_server_ids())
+
+    def unready(self) -> list[Unready]:
+        """Return why it neither leads nor follows; nothing if it does."""
+        if self._unready is not None:
+            return [self._unready]
+        if self.failed.done():
+            return [Unready("store_failed", f"the metadata cannot be used: {self.failed.result()}")]
+        return list(self._handlers.unready()) if isinstance(self._handlers, Election) else []
+
+    def condition(self) -> Condition:
+        """Return its role, and which placement driver leads."""
+        found: dict[str, object] = {"name": self._settings.name}
+        if self._unready is None:
+            found |= {"endpoint": self.endpoint, "role": "leader", "leader": self.endpoint}
+            if isinstance(self._handlers, Election) and not self._handlers.term:
+                found |= {"role": "follower", "leader": self._handlers.leader}
+        return {"placement_driver": found}
+
+    async def read_metrics(self) -> list[Reading]:
+        """Return its metrics as they are now; none while it does not serve."""
+        if self._unready is not None:
+            return []
+        handlers = self._handlers
+        term = handlers.term if isinstance(handlers, Election) else 1
+        found = [*self._listener.read_metrics(), LEADER.of(term > 0), TERM.of(term)]
+        if handlers.observation is not None:
+            with contextlib.suppress(SbpError):  # the term is over, or the store fails: not ready
+                found += [each async for each in handlers.observation.read()]
+        return found
 
     def _on_failure(self, future: asyncio.Future[SbpError]) -> None:
         if not future.cancelled():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,10 +23,12 @@ from sbp_core.errors import InvalidRequestError, NotLeaderError, StatusCode, Sta
 from sbp_core.pd.metadata.leadership import Leadership, Node
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import RangeServerRecord
+from sbp_core.pd.observing import Observation
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.dispatch import Handler, PromptHandler, ServerCall
 from sbp_core.server.runtime import Clock, cancel_all
+from sbp_core.server.served import Unready
 from sbp_core.server.trust import Standing, check_cluster, heartbeat_answer, is_same
 from sbp_core.wire.headers import (
     ClientRole,
@@ -118,9 +120,31 @@ class Election:
             self._leadership.close()
         self._executor.shutdown(wait=False)
 
+    @property
+    def term(self) -> int:
+        """The term in which this placement driver leads, 0 while it does not."""
+        return 0 if self._term is None else self._term.number
+
+    @property
+    def observation(self) -> Observation | None:
+        """Its metrics while it leads; None while it does not."""
+        return None if self._term is None else self._term.handlers.observation
+
+    @property
+    def leader(self) -> str | None:
+        """The address of the placement driver that leads, as far as this one knows."""
+        return next((each.address for each in self._current_nodes() if each.is_leader), None)
+
+    def unready(self) -> Iterator[Unready]:
+        """Yield why it neither leads nor knows which one does."""
+        if self._fault:
+            yield Unready("store_unreachable", f"the database does not answer: {self._fault}")
+        elif self.leader is None:
+            yield Unready("no_leader", "this placement driver does not lead, and none is known to")
+
     def refusal(self) -> NotLeaderError:
         """Return the answer to what only the leader may do: it names the leader."""
-        leader = next((each.address for each in self._current_nodes() if each.is_leader), None)
+        leader = self.leader
         remedy = "no other one is known to lead, retry" if leader is None else f"ask {leader}"
         return NotLeaderError(
             StatusCode.PD_NOT_LEADER,

@@ -117,6 +117,8 @@ class Membership:
         self._has_trusted_driver = True
         """Whether the placement driver keeps secrets; one of an earlier version does not."""
         self._advertise_addr = ""
+        self.is_driver_reached = False
+        """Whether the last heartbeat was answered."""
         self._is_leaving = False
         self._driver_commit = DriverCommit(data_dir, disk)
         self._load: ReportMetricsRequest | None = None
@@ -390,6 +392,7 @@ class Membership:
 
     async def _beat(self) -> HeartbeatResponse:
         answer = await self._call_heartbeat(self._heartbeat())
+        self.is_driver_reached = True
         self._dialect = dialect_of(answer.status)
         features = {feature.name for feature in answer.features}
         self._has_trusted_driver = SECRETS_FEATURE in features
@@ -448,7 +451,7 @@ class Membership:
             except SbpError as error:
                 if is_known:
                     _LOG.warning("the placement driver does not answer: %s", error)
-                is_known = False
+                is_known = self.is_driver_reached = False
 
     async def _keep_reporting(self) -> None:
         """Report the load beside the heartbeats, which a slow disk must not delay."""

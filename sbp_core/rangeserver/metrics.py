@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from sbp_core import limits
+from sbp_core.server.metrics import COUNTS, SECONDS, SIZES, Histogram
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import RangeServer, ReportMetricsRequest
 
@@ -26,17 +27,49 @@ class Tally:
     byte_count: int = 0
     request_seconds: float = 0.0
     """Sum over the requests of the time from the frame's arrival to its answer."""
+    records: int = 0
 
-    def add(self, requests: int, failures: int, byte_count: int, seconds: float) -> None:
+    def add(
+        self, requests: int, failures: int, byte_count: int, seconds: float, records: int = 0
+    ) -> None:
         """Count a frame."""
         self.requests += requests
         self.failures += failures
         self.byte_count += byte_count
         self.request_seconds += requests * seconds
+        self.records += records
+
+    def since(self, earlier: Tally) -> Tally:
+        """Return what was added since an earlier copy."""
+        return Tally(
+            self.requests - earlier.requests,
+            self.failures - earlier.failures,
+            self.byte_count - earlier.byte_count,
+            self.request_seconds - earlier.request_seconds,
+            self.records - earlier.records,
+        )
+
+
+class GroupTally:
+    """The groups that were committed: their entries and bytes, and the time of write and sync."""
+
+    def __init__(self) -> None:
+        self.entries: Final = Histogram(COUNTS)
+        self.byte_counts: Final = Histogram(SIZES)
+        self.seconds: Final = Histogram(SECONDS)
+
+    def add(self, entries: int, byte_count: int, seconds: float) -> None:
+        """Count a group."""
+        self.entries.add(entries)
+        self.byte_counts.add(byte_count)
+        self.seconds.add(seconds)
 
 
 class Metrics:
-    """Counts appends and fetches. Rates are those since the last report, averages of a minute."""
+    """Counts appends and fetches since the start.
+
+    Rates that are reported are those since the last report, averages those of a minute.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -46,6 +79,12 @@ class Metrics:
         self._active: dict[tuple[int, int], float] = {}
         self.appends = Tally()
         self.fetches = Tally()
+        self._reported = (Tally(), Tally())
+        """Appends and fetches up to the last report."""
+        self.throttled: Final = dict.fromkeys(("memory", "disk"), 0)
+        """Batches that were refused for want of it."""
+        self.reads: Final = dict.fromkeys(("memory", "thread", "places"), 0)
+        """Frames of FETCH answers with batches, by what made them."""
 
     def touch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Note that ranges, (stream id, range index), were written or read."""
@@ -65,9 +104,11 @@ class Metrics:
         """Return the figures since the last report, and begin the next interval."""
         now = self._clock.monotonic()
         seconds = max(now - self._began_at, 0.001)
-        appends, fetches = self.appends, self.fetches
+        appends = self.appends.since(self._reported[0])
+        fetches = self.fetches.since(self._reported[1])
         self._intervals.append((now, appends, fetches))
-        self.appends, self.fetches, self._began_at = Tally(), Tally(), now
+        self._reported = (replace(self.appends), replace(self.fetches))
+        self._began_at = now
         oldest = now - limits.METRICS_WINDOW_MS / 1000
         while self._intervals[0][0] <= oldest:
             self._intervals.popleft()

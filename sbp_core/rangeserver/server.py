@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 from sbp_core import limits
 from sbp_core.errors import LogError, SbpError
@@ -35,6 +36,7 @@ from sbp_core.rangeserver.identity import (
 )
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import HostProbe, Metrics
+from sbp_core.rangeserver.observing import METRICS, Observation
 from sbp_core.rangeserver.range_handlers import RangeOperations
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.replicating.copying import ReadEntriesHandler
@@ -44,7 +46,9 @@ from sbp_core.rangeserver.rights import CachedRights, LearntProtection
 from sbp_core.server.audit_stream import AuditStream
 from sbp_core.server.guard import Guard
 from sbp_core.server.listener import Listener
+from sbp_core.server.metrics import COMMON, Catalog, Reading
 from sbp_core.server.runtime import Clock, SystemClock
+from sbp_core.server.served import Condition, Unready
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
 from sbp_core.wire.headers import RangeServer as RangeServerTable
 from sbp_core.wire.headers import ReportMetricsRequest
@@ -83,7 +87,12 @@ class RangeServer:
         self._endpoint = ""
         self._settler: Settler | None = None
         self._audit = AuditStream() if settings.has_audit_stream else None
+        self._observation: Observation | None = None
+        """Set while it serves; else `_unready` says why it does not."""
+        self._unready = Unready("recovering", "the log is being opened")
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
+
+    catalogs: ClassVar[Sequence[Catalog]] = (COMMON, METRICS)
 
     @property
     def endpoint(self) -> str:
@@ -103,6 +112,7 @@ class RangeServer:
         )
         started.callback(log.close)
         started.push_async_callback(LogNotes(log.high_water).stop)
+        self._unready = Unready("joining", "the placement driver has not answered yet")
         self._membership = membership = Membership(
             settings.placement_driver,
             settings.data_dir,
@@ -116,7 +126,7 @@ class RangeServer:
         # Its last heartbeat reports where the log ends: after the last commit, before `close`.
         started.push_async_callback(membership.leave)
         await membership.check_log()
-        committer = GroupCommitter(log, settings.sync_interval_ms, settings.sizes)
+        committer = GroupCommitter(log, settings.sync_interval_ms, settings.sizes, self._clock)
         self._committer = committer
         started.push_async_callback(committer.stop)
         self._disk_space = self._make_disk_space(committer)
@@ -158,8 +168,20 @@ class RangeServer:
         background.push_async_callback(settler.stop)
         self._housekeeping = self._make_housekeeping(host, log, membership, end_txn)
         background.push_async_callback(self._housekeeping.stop)
+        self._observation = self._observe(host)
         _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
         return log.recovery.lines()
+
+    def _observe(self, host: RangeHost) -> Observation:
+        assert self._settler is not None
+        return Observation(
+            *(self._log, self._committer, host, self._metrics, self._listener, self._membership),
+            disk_space=self._disk_space,
+            scrubber=self._settler.scrubber,
+            housekeeping=self._housekeeping,
+            missing_replicas=self._missing_replicas,
+            clock=self._clock,
+        )
 
     def _make_settler(
         self, host: RangeHost, log: Log, secondary: Secondary, membership: Membership
@@ -285,6 +307,7 @@ class RangeServer:
 
         Idempotent.
         """
+        self._observation, self._unready = None, Unready("stopping", "the server is being stopped")
         settler, self._settler = self._settler, None
         if settler is not None:
             await settler.hand_over()
@@ -298,14 +321,34 @@ class RangeServer:
         loop = asyncio.get_running_loop()
         free = await self._disk_space.measure()
         used = await loop.run_in_executor(self._readers, self._probe.memory_used_bytes)
-        damaged = 0 if self._settler is None else self._settler.scrubber.damaged_count
         return self._metrics.report(
             server,
             disk_free_bytes=0 if self._disk_space.is_refusing else free,
             memory_used_bytes=used,
             unindexed_bytes=self._committer.pending_bytes,
-            missing_replicas=self._host.primary.incomplete_count + damaged,
+            missing_replicas=self._missing_replicas(),
         )
+
+    def _missing_replicas(self) -> int:
+        """Return how many ranges lack a replica elsewhere, or are damaged here."""
+        damaged = 0 if self._settler is None else self._settler.scrubber.damaged_count
+        return self._host.primary.incomplete_count + damaged
+
+    def unready(self) -> list[Unready]:
+        """Return why it does not serve everything that it is there for; nothing if it does."""
+        if self._observation is None:
+            return [self._unready]
+        return list(self._observation.unready())
+
+    def condition(self) -> Condition:
+        """Return what else an operator should know."""
+        return {"range_server": {"endpoint": self._endpoint}}
+
+    async def read_metrics(self) -> list[Reading]:
+        """Return its metrics as they are now; none while it does not serve."""
+        if self._observation is None:
+            return []
+        return [each async for each in self._observation.read()]
 
     def _on_failure(self, future: asyncio.Future[SbpError]) -> None:
         if not future.cancelled() and not self.failed.done():

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.errors import (
     FrameError,
     HeaderError,
-    RequestTimeoutError,
     SbpError,
     StatusCode,
     StatusError,
@@ -26,6 +24,8 @@ from sbp_core.errors import (
 from sbp_core.server.audit import AuditTrail
 from sbp_core.server.budget import Held, memory_bytes
 from sbp_core.server.gate import Gate, Identified
+from sbp_core.server.later import Deferred, Later, Serving, late
+from sbp_core.server.metrics import RequestTimes
 from sbp_core.server.runtime import Clock
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import Agreement
@@ -122,11 +122,13 @@ class ServerCall:
         *,
         gate: Gate,
         audit: AuditTrail,
+        times: RequestTimes,
         peer_name: str,
         received_at: float,
         held: Held | None = None,
     ) -> None:
         self._gate = gate
+        self._times = times
         self._audited = audit.maybe_call(operation, frame.header, peer_name)
         self.opcode = operation
         self.payload = memoryview(frame.payload if operation in WITH_PAYLOAD else b"")
@@ -182,7 +184,7 @@ class ServerCall:
         if self.agreement.has_deadline and timeout_ms > 0:
             self.give_up_at = self._received_at + timeout_ms / 1000
             if self.give_up_at <= asyncio.get_running_loop().time():
-                raise _late()
+                raise late()
             if self._patience is not None:
                 self._patience.reschedule(self.give_up_at)
         return header
@@ -215,6 +217,7 @@ class ServerCall:
 
     async def fail(self, error: Exception) -> None:
         """Answer with a system error frame."""
+        self._times.add_failed(self.opcode, self._clock.monotonic() - self._began_at)
         if self._audited is not None:
             self._audited.failed(error)
             self._end_audit()
@@ -242,7 +245,7 @@ class ServerCall:
                 await rest()
         except TimeoutError as error:
             if self._patience.expired():
-                raise _late() from error
+                raise late() from error
             raise
 
     async def respond(
@@ -327,15 +330,18 @@ class ServerCall:
     def _encode(self, header: object, *, is_end: bool) -> bytes:
         if self._audited is not None:
             self._audited.answered(header, is_end=is_end)
-        if is_end and self.agreement.has_handler_duration:
-            header = self._with_duration(header)
+        if is_end:
+            seconds = self._clock.monotonic() - self._began_at
+            self._times.add(self.opcode, seconds)
+            if self.agreement.has_handler_duration:
+                header = _with_duration(header, seconds)
         return encode_header(self._speech.answer(header))
 
-    def _with_duration(self, header: Any) -> object:
-        """Say in the frame's status how long the call was served; every answer's table has one."""
-        duration_us = round(1e6 * (self._clock.monotonic() - self._began_at))
-        status = header.status or Status()
-        return replace(header, status=replace(status, handler_duration_us=duration_us))
+
+def _with_duration(header: Any, seconds: float) -> object:
+    """Say in the frame's status how long the call was served; every answer's table has one."""
+    status = header.status or Status()
+    return replace(header, status=replace(status, handler_duration_us=round(1e6 * seconds)))
 
 
 @contextmanager
@@ -358,18 +364,6 @@ class Revise(Protocol):
         """Return them."""
 
 
-class Later(Struct, frozen=True):
-    """One frame without payload is all that is left to answer, once `ready` is over.
-
-    `make` returns its header, or raises what is answered instead. Nothing is cancelled when the
-    caller stops waiting. Past its deadline `make` is not called; it is called for a peer that is
-    gone, as `make` counts what was done.
-    """
-
-    ready: asyncio.Future[Any]
-    make: Callable[[], object]
-
-
 AsyncHandler = Callable[[ServerCall], Awaitable[None]]
 
 
@@ -384,10 +378,6 @@ class PromptHandler(ABC):
 Handler = AsyncHandler | PromptHandler
 
 
-def _late() -> RequestTimeoutError:
-    return RequestTimeoutError.of("not done within the timeout_ms of the request")
-
-
 class Dispatcher:
     """Serves requests by opcode. Whatever a handler raises becomes a system error frame."""
 
@@ -399,9 +389,11 @@ class Dispatcher:
         clock: Clock,
         gate: Gate | None = None,
         audit: AuditTrail | None = None,
+        times: RequestTimes | None = None,
     ) -> None:
         self.speech = speech
         self._audit = audit or AuditTrail(str(speech.role))
+        self.times: Final = times or RequestTimes()
         self._gate = gate or Gate()
         self._handlers = handlers
         self._clock = clock
@@ -427,6 +419,7 @@ class Dispatcher:
             self._clock,
             gate=self._gate,
             audit=self._audit,
+            times=self.times,
             peer_name=peer_name,
             received_at=received_at,
             held=held,
@@ -450,48 +443,3 @@ class Dispatcher:
         if isinstance(rest, Later):
             return Deferred(call, rest)
         return None if rest is None else call.finish(rest)
-
-
-class Deferred:
-    """A call that waits without a task of its own: most answers are then sent by a callback."""
-
-    def __init__(self, call: ServerCall, later: Later) -> None:
-        self._call = call
-        self._later = later
-        self._timer: asyncio.TimerHandle | None = None
-        self._go_on: Callable[[], None] | None = None
-
-    def when_due(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on`, once, when it can be answered or the caller has stopped waiting."""
-        self._go_on = go_on
-        if self._call.give_up_at is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(self._call.give_up_at, self._on_due)
-        self._later.ready.add_done_callback(self._on_ready)
-
-    def finish(self) -> Serving | None:
-        """Answer; return what is left of that, None if nothing is."""
-        try:
-            if not self._later.ready.done():
-                raise _late()
-            rest = self._call.answer_soon(self._later.make())
-        except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
-            return self._call.fail(error)
-        return None if rest is None else self._call.finish(rest)
-
-    def _on_ready(self, ready: asyncio.Future[Any]) -> None:
-        if not ready.cancelled():
-            ready.exception()  # retrieved: it is answered, or the caller has stopped waiting
-        self._on_due()
-
-    def _on_due(self) -> None:
-        go_on, self._go_on = self._go_on, None
-        if go_on is None:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        go_on()
-
-
-Serving = Coroutine[Any, Any, None] | Deferred
-"""The rest of serving a request: to run, or to wait for."""

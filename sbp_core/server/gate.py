@@ -55,7 +55,8 @@ class Identified(Protocol):
 class Gate:
     """Decides which peers may ask. Identities are on if there are `admins`.
 
-    `admins` and `servers` are subjects; without `tokens` certificates are the only identities.
+    `admins`, `servers` and `monitors` are subjects; without `tokens` certificates are the only
+    identities.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class Gate:
         admins: frozenset[str] = frozenset(),
         servers: frozenset[str] = frozenset(),
         tokens: Tokens | None = None,
+        monitors: frozenset[str] = frozenset(),
     ) -> None:
         self._admins = admins
+        self._monitors = monitors
         self._servers = servers
         self._tokens = tokens
 
@@ -80,7 +83,7 @@ class Gate:
         of a server.
         """
         if operation is not Opcode.HEARTBEAT and self.is_on:
-            self._living_identity(peer, operation, now_ms)
+            self._living_identity(peer, operation.name, now_ms)
         if operation in _BY_SERVERS:
             self.check_is_server(peer, operation, now_ms)
 
@@ -94,11 +97,38 @@ class Gate:
                     " ca_file of this one"
                 )
             return
-        identity = self._living_identity(peer, operation, now_ms)
+        identity = self._living_identity(peer, operation.name, now_ms)
         if not identity.is_server:
             raise PermissionDeniedError.of(
                 f"{operation.name} is for the servers of the cluster, and {identity} is none of"
                 " them: if it should be, name it in servers of [auth]"
+            )
+
+    async def check_reader(
+        self,
+        peer: Identified,
+        token: bytes | None,
+        what: str,
+        now_ms: int,
+        *,
+        is_monitoring: bool,
+    ) -> None:
+        """Check that a peer of the admin endpoint, which may send a token, may read something.
+
+        `is_monitoring` says that monitors may. Raises UnauthenticatedError without an identity,
+        PermissionDeniedError if it is another one.
+        """
+        if token is not None:
+            if self._tokens is not None and self._tokens.wants_keys(token, now_ms):
+                await self.fetch_keys()
+            self._admit(peer, token, now_ms)
+        identity = self._living_identity(peer, what, now_ms)
+        is_monitor = is_monitoring and identity.subject in self._monitors
+        if not identity.is_admin and not is_monitor:
+            whom = "administrators and monitors" if is_monitoring else "administrators"
+            raise PermissionDeniedError.of(
+                f"{what} is for {whom}, and {identity} is none of them: name it in"
+                f" {'monitors' if is_monitoring else 'admins'} of [auth] if it should be"
             )
 
     def greet(
@@ -138,18 +168,18 @@ class Gate:
                 async with asyncio.timeout(self._tokens.keys.timeout_ms / 1000):
                     await asyncio.to_thread(self._tokens.keys.reload)
 
-    def _living_identity(self, peer: Identified, operation: Opcode, now_ms: int) -> Identity:
+    def _living_identity(self, peer: Identified, what: str, now_ms: int) -> Identity:
         """Return the identity of a peer. Raises UnauthenticatedError without one that holds."""
         identity = self._maybe_identity(peer)
         if identity is None:
             how = "a certificate" if self._tokens is None else "a token, or a certificate"
             raise UnauthenticatedError.of(
-                f"{operation.name} needs an identity, and this connection has none: connect with"
+                f"{what} needs an identity, and this connection has none: connect with"
                 f" {how} of an authority that the server trusts"
             )
         if identity.has_ended(now_ms):
             raise UnauthenticatedError.of(
-                f"{operation.name} needs an identity, and that of {identity} has ended: put a new"
+                f"{what} needs an identity, and that of {identity} has ended: put a new"
                 " token into the token's file, or set the clock of the client right"
             )
         return identity

@@ -29,7 +29,8 @@ from sbp_core.access.identity import Identity
 from sbp_core.access.rights import AUDIT_STREAM, ON_STREAMS, SUBJECT_LENGTH_MAX, Right
 from sbp_core.errors import NotFoundError, PermissionDeniedError, SbpError, invalid
 from sbp_core.server.answers import cut
-from sbp_core.server.dispatch import Handler, Later, PromptHandler, Rest, ServerCall
+from sbp_core.server.dispatch import Handler, PromptHandler, Rest, ServerCall
+from sbp_core.server.later import Later
 from sbp_core.server.refused_items import Merger, narrow, refused_result
 from sbp_core.server.trust import denied
 from sbp_core.wire.headers import (

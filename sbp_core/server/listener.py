@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import Final
 
@@ -24,6 +23,7 @@ from sbp_core.server.audit import AuditTrail, EventSink
 from sbp_core.server.budget import Budget
 from sbp_core.server.dispatch import Dispatcher, Handler
 from sbp_core.server.gate import Gate
+from sbp_core.server.metrics import COMMON, Reading
 from sbp_core.server.outgoing import Unread
 from sbp_core.server.peer import Peer
 from sbp_core.server.runtime import Clock, Turns
@@ -36,6 +36,25 @@ from sbp_core.wire.dialect import Speech
 from sbp_core.wire.opcodes import Opcode
 
 _LOG: Final = logging.getLogger(__name__)
+
+_CONNECTIONS: Final = COMMON.gauge("sbp_connections", "Connections that are open.", "role")
+_ACCEPTED: Final = COMMON.counter(
+    "sbp_connections_accepted_total", "Connections that were accepted.", "role"
+)
+_REFUSED: Final = COMMON.counter(
+    "sbp_connections_refused_total",
+    "Connections that were closed at once: their address, or the server, had too many.",
+    "role",
+)
+_MEMORY: Final = COMMON.gauge(
+    "sbp_request_memory_bytes", "Memory that requests and frames on their way take.", "role"
+)
+_MEMORY_MAX: Final = COMMON.gauge(
+    "sbp_request_memory_limit_bytes", "The most that all connections share of it.", "role"
+)
+_WAITING: Final = COMMON.gauge(
+    "sbp_requests_waiting", "Requests and frames that wait for this memory.", "role"
+)
 
 _OWN_BYTES: Final = limits.CONNECTION_OWN_BYTES * (
     limits.CONNECTIONS_MAX + limits.CONNECTIONS_RESERVED + local_reserve()
@@ -79,7 +98,7 @@ class Listener:
         self._sizes = sizes
         self._unread = Unread(sizes.server_unread_bytes, clock.monotonic)
         self._turns = Turns()
-        self._connection_ids = itertools.count(1)
+        self._accepted_count = 0
         self._peers: set[Peer] = set()
         self._departed: set[Peer] = set()
         """Peers whose connection is closed, and whose requests are still in progress."""
@@ -88,6 +107,8 @@ class Listener:
         self._admission = Admission(connections_per_address_max)
         self._refused_count = 0
         """Connections since the last sweep."""
+        self._refused_before = 0
+        """Those before it."""
         self._acceptor: Acceptor | None = None
         self._connecting: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -101,6 +122,17 @@ class Listener:
     def addresses(self) -> list[str]:
         """The addresses that it listens on, each as `sockets.address_text` has it."""
         return [] if self._acceptor is None else self._acceptor.addresses
+
+    def read_metrics(self) -> Iterator[Reading]:
+        """Yield the metrics of requests and connections as they are now."""
+        role = self._speech.role.name.lower()
+        yield from self._dispatcher.times.read(role)
+        yield _CONNECTIONS.of(len(self._peers), role)
+        yield _ACCEPTED.of(self._accepted_count, role)
+        yield _REFUSED.of(self._refused_before + self._refused_count, role)
+        yield _MEMORY.of(self._budget.taken_bytes, role)
+        yield _MEMORY_MAX.of(self._budget.bytes_max, role)
+        yield _WAITING.of(self._budget.waiting_count, role)
 
     async def start(self, host: str, port: int, exposure: Exposure = Exposure.NOBODY) -> int:
         """Listen; return the port, which the system picks when `port` is 0.
@@ -155,6 +187,7 @@ class Listener:
         self._departed = {peer for peer in self._departed if not peer.forsake_if_overdue()}
         if self._refused_count:
             _LOG.warning("connections refused count=%d", self._refused_count)
+            self._refused_before += self._refused_count
             self._refused_count = 0
 
     def _on_accepted(self, connection: socket.socket, address: str) -> None:
@@ -171,6 +204,7 @@ class Listener:
             self._refused_count += 1
             self._turn_away(connection, error)
             return
+        self._accepted_count += 1
         peer = Peer(
             self._dispatcher,
             self._clock,
@@ -178,7 +212,7 @@ class Listener:
             budget=self._budget,
             unread=self._unread,
             turns=self._turns,
-            connection_id=next(self._connection_ids),
+            connection_id=self._accepted_count,
             owner=owner,
             sizes=self._sizes,
         )

@@ -20,8 +20,9 @@ from sbp_core.errors import DeadlineExceededError, SbpError
 from sbp_core.failpoints import failpoint
 from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.server.budget import Budget, Held
-from sbp_core.server.dispatch import Deferred, Dispatcher, Serving
+from sbp_core.server.dispatch import Dispatcher
 from sbp_core.server.incoming import Incoming, is_overdue
+from sbp_core.server.later import Deferred, Serving
 from sbp_core.server.outgoing import Outgoing, Unread
 from sbp_core.server.runtime import Clock, Turns
 from sbp_core.server.trust import Standing

@@ -177,6 +177,13 @@ class ListenerSettings:
         "subjects of certificates",
         default=(),
     )
+    auth_monitors: tuple[str, ...] = auth_setting(
+        "monitors",
+        "Subjects that may read the metrics, and why a server is not ready, at its admin_port, and"
+        " nothing else; administrators may too.",
+        "subjects of certificates, or of tokens",
+        default=(),
+    )
     auth_jwks_file: Path | None = auth_setting(
         "jwks_file",
         "Public keys of the issuer of tokens; the file is read again when it changes. Without it"
@@ -283,6 +290,7 @@ class ListenerSettings:
         if not self.auth_admins:
             return Gate()
         admins = frozenset(map(canonical_subject, self.auth_admins))
+        monitors = frozenset(map(canonical_subject, self.auth_monitors))
         servers = frozenset(map(canonical_subject, self.auth_servers))
         if not servers:
             assert self.tls_cert_file is not None
@@ -293,7 +301,7 @@ class ListenerSettings:
 
             keys = (self.auth_jwks_file, self.auth_jwks_url)
             tokens = tokens_of(*keys, self.auth_issuer, self.auth_audience)
-        return Gate(admins, servers, tokens)
+        return Gate(admins, servers, tokens, monitors)
 
     def public_endpoint(self, port: int) -> str:
         """Return the "host:port" that clients connect to, for a server that listens on `port`."""
@@ -343,10 +351,10 @@ def check_tls(settings: Any) -> None:
 
 def check_auth(settings: Any) -> None:
     """Raise ConfigurationError if the settings of identities do not belong together."""
-    names = ("admins", "servers", "jwks_file", "jwks_url", "issuer", "audience")
+    names = ("admins", "servers", "monitors", "jwks_file", "jwks_url", "issuer", "audience")
     values = {each: getattr(settings, f"auth_{each}") for each in names}
     given = [name for name, value in values.items() if value]
-    for name in ("admins", "servers"):
+    for name in ("admins", "servers", "monitors"):
         if not all(isinstance(each, str) for each in values[name]):
             raise ConfigurationError(f"{name} in [auth]: expected subjects, got {values[name]!r}")
         for each in values[name]:

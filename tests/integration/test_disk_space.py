@@ -55,6 +55,7 @@ def test_without_room_appends_are_refused_and_come_back_with_the_room(tmp_path):
         assert await append(cluster.client, 2, b"before") == 0
         probe.free = FLOOR - 1
         await cluster.server._disk_space.measure()
+        assert [each.code for each in cluster.server.unready()] == ["disk_full"]
         answer = await raw_append(cluster, 1, 2)
         assert answer.throttle_time_ms == limits.THROTTLE_MS
         for result in answer.append_responses:
@@ -77,6 +78,8 @@ def test_without_room_appends_are_refused_and_come_back_with_the_room(tmp_path):
         assert not waiting.done()
         probe.free = PLENTY
         assert await waiting == 1, "the appends themselves make the server look again"
+        assert cluster.server.unready() == []
+        assert cluster.server._metrics.throttled["disk"] == cluster.server._metrics.appends.failures
         assert await cluster.read(1) == [(0, b"before"), (1, b"after")]
 
     run(tmp_path, probe, body, heartbeat_interval_ms=limits.HEARTBEAT_TIMEOUT_MS // 3)

@@ -96,6 +96,15 @@ def test_the_one_that_does_not_lead_names_all_and_the_leader(run):
     async def body(pair):
         both = {"a": (pair.a.endpoint, True), "b": (pair.b.endpoint, False)}
         assert await pair.nodes(pair.at_b) == both
+        assert (pair.a.unready(), pair.b.unready()) == ([], [])
+        roles = [each.condition()["placement_driver"] for each in (pair.a, pair.b)]
+        assert [each["role"] for each in roles] == ["leader", "follower"]
+        assert [each["leader"] for each in roles] == [pair.a.endpoint] * 2
+        leads = [
+            {each.metric.name: each.value for each in await driver.read_metrics()}
+            for driver in (pair.a, pair.b)
+        ]
+        assert [each["sbp_pd_leader"] for each in leads] == [1, 0]
         assert (await pair.at_b.ask(Opcode.HEARTBEAT, HeartbeatRequest()))[0].status.code == 0
         refused = set()
         for opcode in pair.b._listener._dispatcher._handlers.keys() - FOR_ALL:

@@ -11,7 +11,8 @@ from manual_clock import ManualClock
 from raw_client import RawClient
 
 from sbp_core import limits
-from sbp_core.server.dispatch import Later, PromptHandler
+from sbp_core.server.dispatch import PromptHandler
+from sbp_core.server.later import Later
 from sbp_core.server.listener import Listener
 from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.frame import FrameDecoder, encode_frame

@@ -9,7 +9,8 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.errors import NotFoundError, RequestTimeoutError, StatusCode
-from sbp_core.server.dispatch import Deferred, Dispatcher, Later, PromptHandler
+from sbp_core.server.dispatch import Dispatcher, PromptHandler
+from sbp_core.server.later import Deferred, Later
 from sbp_core.server.runtime import SystemClock
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import NO_WISHES, NOTHING, accept, offer

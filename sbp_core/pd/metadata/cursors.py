@@ -29,6 +29,12 @@ _GROUPS_AFTER: Final = (
     .order_by(cursors.c.group_name)
     .limit(COUNT_MAX)
 )
+_LATEST: Final = (
+    select(cursors.c.group_name, cursors.c.stream_id, streams.c.name, cursors.c.next_offset)
+    .join(streams, streams.c.stream_id == cursors.c.stream_id)
+    .order_by(cursors.c.committed_at_ms.desc())
+    .limit(COUNT_MAX)
+)
 _PUT: Final = Put(cursors)
 _DELETE: Final = delete(cursors).where(_IS_OF_GROUP, _IS_OF_STREAM)
 _STREAM: Final = select(streams.c.stream_id).where(streams.c.stream_id == bindparam("stream_id"))
@@ -65,6 +71,13 @@ class CursorTable:
         """Return up to `count_max` groups whose names come after `group`, by name."""
         rows = self._query(_GROUPS_AFTER, after=group, count_max=count_max)
         return [GroupRecord(*row) for row in rows]
+
+    def latest(self, count_max: int) -> list[tuple[str, int, str, int]]:
+        """Return up to `count_max` cursors, those that were committed last.
+
+        (group, stream id, name of the stream, next offset) each.
+        """
+        return [(*row,) for row in self._query(_LATEST, count_max=count_max)]
 
     def _commit(self, group: str, stream_id: int, next_offset: int, committed_at_ms: int) -> bool:
         if next_offset == NO_CURSOR:

@@ -26,6 +26,7 @@ from sbp_core.pd.log_marks import NO_POSITION, LogMarks, maybe_log_mark
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import ServerLoad
+from sbp_core.pd.observing import Observation
 from sbp_core.pd.range_servers import Joining, Membership, log_missing_servers
 from sbp_core.pd.server_handlers import ServerHandlers
 from sbp_core.pd.streams import change_operations as changes
@@ -146,6 +147,7 @@ class PlacementDriverHandlers:
             store, self._publisher, self._range_servers, clock, batch_number_leap_max
         )
         self._servers = ServerHandlers(store, membership, self._fail_over, self._repair)
+        self.observation = Observation(store, membership, self._publisher, self._peers, clock)
         self._endpoint = endpoint
         self._looking: asyncio.Task[None] | None = None
 
@@ -264,6 +266,7 @@ class PlacementDriverHandlers:
             await cancel_all([self._looking])
         if self._audit is not None:
             await self._audit.stop()
+        await self.observation.lags.stop()
         await self._publisher.stop()
         await self._repair.stop()
         await self._fail_over.stop()

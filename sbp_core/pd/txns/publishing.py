@@ -80,6 +80,7 @@ class _Open:
     def __init__(self, txn: TxnRecord) -> None:
         self.hidden_in = {part.stream_id for part in txn.parts}
         self.given_up = txn.given_up
+        self.decided_at_ms = txn.decided_at_ms
         self.is_over = asyncio.Event()
 
 
@@ -93,6 +94,11 @@ class OpenDecisions:
     def add(self, txn: TxnRecord) -> None:
         """Add a decision that is to be published."""
         self._open[txn.txn_number] = _Open(txn)
+
+    def count(self) -> tuple[int, int | None]:
+        """Return how many there are, and when the oldest was decided, in ms since the epoch."""
+        oldest_ms = min((each.decided_at_ms for each in self._open.values()), default=None)
+        return len(self._open), oldest_ms
 
     def stop(self) -> None:
         """End all calls of `wait`."""
@@ -322,6 +328,10 @@ class Publisher:
             for stream_id, reason in zip(stream_ids, reasons, strict=True)
             if reason is not None
         }
+
+    def open_decisions(self) -> tuple[int, int | None]:
+        """Return how many decisions are being published, and when the oldest was made, in ms."""
+        return self._open.count()
 
     def stuck_numbers(self) -> set[int]:
         """Return the decisions that cannot be published as they were committed, so far."""

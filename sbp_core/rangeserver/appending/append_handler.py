@@ -26,7 +26,7 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import Entry
+from sbp_core.log.entry import BATCH_KINDS, Entry
 from sbp_core.log.states.writer_states import NumberedBatch, mark_of
 from sbp_core.rangeserver.appending.append_items import (
     BatchNumber,
@@ -46,7 +46,8 @@ from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.records import accept_batch, digest_batch, write_base_offset
 from sbp_core.segment_format import EntryKind
 from sbp_core.server.answers import respond_all
-from sbp_core.server.dispatch import Later, PromptHandler, Rest, ServerCall
+from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
+from sbp_core.server.later import Later
 from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import Standing
 from sbp_core.wire.headers import (
@@ -144,6 +145,8 @@ class AppendHandler(PromptHandler):
             self._committer.check_room(frame.call.memory_bytes)
             self._disk_space.admit(len(frame.call.payload))
         except (ThrottledError, DiskFullError) as error:
+            reason = "memory" if isinstance(error, ThrottledError) else "disk"
+            self._metrics.throttled[reason] += len(frame.items)
             frame.outcomes = [self._refuse(item, error) for item in frame.items]
             frame.throttle_time_ms = limits.THROTTLE_MS
             return
@@ -215,6 +218,7 @@ class AppendHandler(PromptHandler):
             failed_count,
             sum([entry.length for entry in entries]),
             self._clock.monotonic() - frame.began_at,
+            sum([entry.count for entry in entries if entry.kind in BATCH_KINDS]),
         )
         self._metrics.touch({(entry.stream_id, entry.range_index) for entry in entries})
 

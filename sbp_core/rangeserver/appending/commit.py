@@ -53,8 +53,10 @@ from sbp_core.errors import (
 from sbp_core.log.durable_log import Appended, Log
 from sbp_core.log.entry import APPENDED_KINDS, Entry
 from sbp_core.log.states.range_states import LoggedRange, RangeKey
+from sbp_core.rangeserver.metrics import GroupTally
 from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.segment_format import EntryKind
+from sbp_core.server.runtime import Clock, SystemClock
 
 Publish = Callable[[Sequence[LoggedRange]], None]
 """Makes visible how ranges are, now that what changed them is committed."""
@@ -147,6 +149,7 @@ class _Job:
     work: Callable[[], None]
     then: Callable[[], None]
     submissions: Sequence[_Submission] = ()
+    began_at: float = 0.0
     is_written: bool = False
     is_done: bool = False
 
@@ -160,8 +163,15 @@ class GroupCommitter:
     may stay unsynced, 0 for not at all. `sizes` bound a group, and the appends that are queued.
     """
 
-    def __init__(self, log: Log, sync_interval_ms: int = 0, sizes: RecordSizes = DEFAULT) -> None:
+    def __init__(
+        self,
+        log: Log,
+        sync_interval_ms: int = 0,
+        sizes: RecordSizes = DEFAULT,
+        clock: Clock | None = None,
+    ) -> None:
         self._log = log
+        self._clock = clock or SystemClock()
         self._copies: Copies = NoCopies()
         self._sizes = sizes
         self._sync_interval_ms = sync_interval_ms
@@ -171,6 +181,7 @@ class GroupCommitter:
         self._queued_bytes = 0
         self.pending_bytes = 0
         """Bytes that wait for the disk, and are in no index yet."""
+        self.tally: Final = GroupTally()
         self._memory_bytes = 0
         self._jobs: deque[_Job] = deque()
         """The running jobs, in the order in which they are acknowledged."""
@@ -241,6 +252,11 @@ class GroupCommitter:
         self._threads.shutdown()
 
     @property
+    def write_began_at(self) -> float | None:
+        """When the oldest write or sync in progress began, by the clock."""
+        return self._jobs[0].began_at if self._jobs else None
+
+    @property
     def _is_wanted(self) -> bool:
         """Whether a thread is to begin with what is queued: one, or another for a lot."""
         if not self._jobs:
@@ -282,6 +298,7 @@ class GroupCommitter:
             entry.kind not in _UNSYNCED_KINDS for entry in entries
         )
         appended: list[Appended] = []
+        seconds = 0.0
         refused: dict[int, LogError] = {}
 
         def on_written() -> None:
@@ -303,9 +320,13 @@ class GroupCommitter:
 
         def write(group: Sequence[_Submission]) -> None:
             chosen = [entry for each in group for entry in each.entries]
+            nonlocal seconds
+            began_at = self._clock.monotonic()
             appended.append(self._log.append(chosen, is_durable=is_durable, on_written=on_written))
+            seconds = self._clock.monotonic() - began_at
 
         def on_durable() -> None:
+            self.tally.add(len(entries), sum([each.length for each in submissions]), seconds)
             for at, error in refused.items():
                 self._on_refused(submissions[at], error)
             left = [at for at in range(len(submissions)) if at not in refused]
@@ -367,6 +388,7 @@ class GroupCommitter:
             else:
                 self._loop.call_soon_threadsafe(self._on_done, job)
 
+        job.began_at = self._clock.monotonic()
         self._jobs.append(job)
         self._threads.submit(on_thread)
 

@@ -181,6 +181,7 @@ class _Fetch:
                 from_memory(shared.log, search) or answer
                 for answer, search in zip(answers, searches, strict=True)
             ]
+            shared.metrics.reads["places"] += 1
             return _Frame(answers, shared.local_reads.response(answers))
         return self._maybe_read(answers, may_wait=False)
 
@@ -285,6 +286,7 @@ class _Fetch:
             searches = shared.finder.with_more(answers)
             more = [await shared.finder.find(search) for search in searches]
             self._count(more)
+            shared.metrics.reads["places"] += 1
             await call.respond(shared.local_reads.response(more), is_end=is_end)
             return
         if self._may_send_at_once(others=shared.sending_count - 1):
@@ -296,6 +298,7 @@ class _Fetch:
             read = partial(self._maybe_read, answers, may_wait=True)
             async with shared.reads.read(self._job(answers), read) as frame:
                 assert frame is not None  # None only without `may_wait`
+                shared.metrics.reads["thread"] += 1
                 self.send_now(frame, is_end=is_end)
 
     def _may_send_at_once(self, *, others: int) -> bool:
@@ -324,6 +327,8 @@ class _Fetch:
                 return None
             parts.append(bodies)
             served.append(answer.cut_short(bodies.slot_count, error) if error else answer)
+        if parts and not may_wait:
+            self._shared.metrics.reads["memory"] += 1
         buffers, crc32 = joined(parts)
         payload = self._call.peer.pack(buffers, crc32) if buffers else _NOTHING
         return _Frame(served, response_of(served), payload)
@@ -340,7 +345,8 @@ class _Fetch:
         failures = sum([answer.status is not SUCCESS for answer in answers])
         metrics = self._shared.metrics
         seconds = self._shared.clock.monotonic() - self._began_at
-        metrics.fetches.add(len(answers), failures, length_bytes, seconds)
+        records = sum([slot.count for answer in answers for slot in answer.slots])
+        metrics.fetches.add(len(answers), failures, length_bytes, seconds, records)
         metrics.touch(
             [(answer.item.stream_id, answer.range_index) for answer in answers if answer.slots]
         )

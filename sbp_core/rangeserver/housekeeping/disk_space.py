@@ -67,6 +67,11 @@ class DiskSpace:
         self._look: asyncio.Task[None] | None = None
 
     @property
+    def free_bytes(self) -> int | None:
+        """The free space when it was last read; None before."""
+        return self._free_bytes
+
+    @property
     def is_short(self) -> bool:
         """Whether an append may be refused that is as long as one may be."""
         left = self._left_bytes
@@ -135,7 +140,8 @@ class SpaceFreer:
         self._reserve = SpaceReserve(log.disk, log.directory)
         self._not_worth_it_at = -1
         """Log position up to which too little of the open segment was dead."""
-        self._is_stuck = False
+        self.is_stuck = False
+        """Whether there is too little room to free what is trimmed or deleted."""
 
     def keep_reserve(self) -> None:
         """Reserve the space that it needs to free more, if it is not reserved yet."""
@@ -174,7 +180,7 @@ class SpaceFreer:
         wanted_bytes = 2 * snapshot_bytes + limits.LOG_LEFT_BYTES_MIN
         room_bytes = self._room()
         if room_bytes < wanted_bytes:
-            if not self._is_stuck:
+            if not self.is_stuck:
                 _LOG.error(
                     "%d bytes that were trimmed or deleted cannot be freed: that takes %d bytes,"
                     " and the disk of %s has %d; make room on it",
@@ -183,9 +189,9 @@ class SpaceFreer:
                     self._log.directory,
                     room_bytes,
                 )
-            self._is_stuck = True
+            self.is_stuck = True
             return
-        self._is_stuck = False
+        self.is_stuck = False
         self._log.end_segment()
         _LOG.warning(
             "the log in %s goes on in a new segment: its disk is short, and %d of %d bytes in the"

@@ -50,7 +50,11 @@ class Housekeeping:
         self._host = host
         self._log = log
         self._source = source
-        self._freer = freer
+        self.freer = freer
+        self.cleaned = Cleaned()
+        """The results of all rounds since the start."""
+        self.trim_count = 0
+        """Trims by retention since the start."""
         self._disk_space = disk_space
         self._sweep = sweep
         self._time = SteadyTime(clock, log.recovery.newest_ms)
@@ -60,14 +64,14 @@ class Housekeeping:
 
     async def stop(self) -> None:
         """End after the segment that is being cleaned."""
-        self._freer.stop()
+        self.freer.stop()
         await cancel_all([self._task])
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _run(self) -> None:
         if not self._disk_space.is_short:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._thread, self._freer.keep_reserve)
+            await loop.run_in_executor(self._thread, self.freer.keep_reserve)
             await self._disk_space.refresh()
         try:
             await self._find_retentions()
@@ -159,6 +163,7 @@ class Housekeeping:
         except SbpError as error:
             _LOG.warning("stream %d was not trimmed at %d: %s", stream_id, offset, error)
         else:
+            self.trim_count += 1
             _LOG.info("stream %d begins at offset %d, by its retention", stream_id, offset)
 
     async def _report(self, stream_ids: Sequence[int]) -> None:
@@ -178,9 +183,10 @@ class Housekeeping:
     async def _clean(self) -> None:
         loop = asyncio.get_running_loop()
         await self._disk_space.refresh()
-        free = partial(self._freer.free, is_short=self._disk_space.is_short)
+        free = partial(self.freer.free, is_short=self._disk_space.is_short)
         cleaned = await loop.run_in_executor(self._thread, free)
         await self._disk_space.refresh()
+        self.cleaned += cleaned
         if cleaned != Cleaned():
             _LOG.info(
                 "%d bytes freed: %d segments removed, %d rewritten",

@@ -48,6 +48,8 @@ _COMPLETE_STEP_SECONDS: Final = 0.005
 """How often, and how long each time, is waited for what was sent before a range was fenced."""
 _LIST_AGAIN_SECONDS: Final = 1.0
 """The wait before the placement driver is asked which servers have a copy of the range by now."""
+_RANGES_PER_TURN: Final = 1000
+"""Ranges whose copies are counted in one turn of the loop."""
 
 FindServers = Callable[[RangeKey], Awaitable[Collection[str]]]
 """Returns the addresses of the other servers that have a range now. Raises SbpError."""
@@ -59,6 +61,20 @@ class RangeMembers:
 
     addresses: tuple[str, ...]
     ack_count: int
+
+
+@dataclass(slots=True)
+class CopyLag:
+    """The entries that a server lacks of the copies of ranges that are led here."""
+
+    entries: int = 0
+    byte_count: int = 0
+    seconds: float = 0.0
+    """How long it has lacked entries of the copy that lags most."""
+    lost_count: int = 0
+    """Copies that cannot be continued."""
+    is_down: bool = False
+    """Whether the last attempt to send it anything failed."""
 
 
 class _Fate(enum.Enum):
@@ -273,6 +289,22 @@ class PrimaryRanges(Copies):
         return sum(
             since is not None and 1000 * (now - since) >= limits.COPY_BEHIND_MS for since in times
         )
+
+    async def lags(self) -> dict[str, CopyLag]:
+        """Return what the other servers lack, by address."""
+        now = asyncio.get_running_loop().time()
+        found = {address: CopyLag(is_down=link.is_down) for address, link in self._links.items()}
+        for at, led in enumerate(list(self._led.values())):
+            if at and not at % _RANGES_PER_TURN:
+                await asyncio.sleep(0)
+            for link, copy in led.copies:
+                lag = found.setdefault(link.address, CopyLag())
+                lag.entries += len(copy.window)
+                lag.byte_count += copy.window_bytes
+                lag.lost_count += copy.state is CopyState.LOST
+                if copy.behind_since is not None:
+                    lag.seconds = max(lag.seconds, now - copy.behind_since)
+        return found
 
     @property
     def unsettled_count(self) -> int:

@@ -1,0 +1,196 @@
+"""The metrics of a placement driver.
+
+How far groups lag is asked of the range servers, which alone know where open ranges end. That is
+done in the background when metrics are read, every LAG_INTERVAL_SECONDS at most, so a range server
+that does not answer delays no one: its streams are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
+
+from sbp_core.errors import SbpError
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
+from sbp_core.pd.model import range_table
+from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.txns.publishing import Publisher
+from sbp_core.server.metrics import Catalog, Reading
+from sbp_core.server.peers import Peers
+from sbp_core.server.runtime import Clock, cancel_all
+from sbp_core.wire.headers import StreamRange
+
+_LOG: Final = logging.getLogger(__name__)
+
+LAG_INTERVAL_SECONDS: Final = 10.0
+LAG_SERIES_MAX: Final = 200
+"""Cursors with a series of their own: those that lag most. The others are added up."""
+LAG_CURSORS_MAX: Final = 5_000
+"""Cursors whose lag is looked at: those that were committed last."""
+_LAG_STALE_SECONDS: Final = 60.0
+_LAG_WAIT_SECONDS: Final = 1.0
+
+METRICS: Final = Catalog()
+
+LEADER: Final = METRICS.gauge(
+    "sbp_pd_leader", "1 if this placement driver leads, else 0; the metrics below are the leader's."
+)
+TERM: Final = METRICS.gauge("sbp_pd_term", "The term in which it leads; 0 while it does not.")
+_SERVERS: Final = METRICS.gauge(
+    "sbp_pd_range_servers", "Range servers that were heard lately (`live`), or drained.", "state"
+)
+_ROWS: Final = METRICS.gauge(
+    "sbp_pd_rows", "Streams, cursors, decided batches and aborted transactions that are kept.", "of"
+)
+_ROWS_MAX: Final = METRICS.gauge("sbp_pd_rows_limit", "The most that the settings allow.", "of")
+_OPEN: Final = METRICS.gauge(
+    "sbp_pd_transactions_publishing", "Committed batches that are not visible everywhere yet."
+)
+_OPEN_AGE: Final = METRICS.gauge(
+    "sbp_pd_transaction_age_seconds", "Age of the oldest of them; 0 if there is none."
+)
+_STUCK: Final = METRICS.gauge(
+    "sbp_pd_transactions_stuck", "Those that cannot be published as they were committed, so far."
+)
+_LAG: Final = METRICS.gauge(
+    "sbp_group_lag_records",
+    f"Records behind the cursor of a group in a stream, of the {LAG_SERIES_MAX} cursors that lag"
+    f" most. Read every {LAG_INTERVAL_SECONDS:.0f} s.",
+    *("group", "stream"),
+)
+_LAG_REST: Final = METRICS.gauge(
+    "sbp_group_lag_rest_records", "Records behind the other cursors together."
+)
+_CURSORS: Final = METRICS.gauge(
+    "sbp_group_cursors",
+    "Cursors with a series of their own (`listed`), those in the rest (`rest`), and those whose lag"
+    " is not known (`unknown`).",
+    "lag",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    group: str
+    stream_id: int
+    stream_name: str
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Lag:
+    group: str
+    stream_name: str
+    records: int
+
+
+class GroupLags:
+    """How far groups lag, as it was read last."""
+
+    def __init__(self, store: StoreThread, peers: Peers) -> None:
+        self._store = store
+        self._peers = peers
+        self._lags: Sequence[_Lag] = ()
+        self._unknown_count = 0
+        self._read_at = -float("inf")
+        self._begun_at = -float("inf")
+        self._refreshing: asyncio.Task[None] | None = None
+
+    async def read(self) -> list[Reading]:
+        """Return the series; begin to read the lags again if they are old."""
+        loop = asyncio.get_running_loop()
+        is_over = self._refreshing is None or self._refreshing.done()
+        if is_over and loop.time() - self._begun_at >= LAG_INTERVAL_SECONDS:
+            self._begun_at = loop.time()
+            self._refreshing = asyncio.create_task(self._refresh())
+        if self._refreshing is not None:
+            await asyncio.wait({self._refreshing}, timeout=_LAG_WAIT_SECONDS)
+        if loop.time() - self._read_at > _LAG_STALE_SECONDS:
+            return []
+        return list(self._series())
+
+    async def stop(self) -> None:
+        """Stop reading."""
+        if self._refreshing is not None:
+            await cancel_all([self._refreshing])
+
+    def _series(self) -> Iterator[Reading]:
+        listed = heapq.nlargest(LAG_SERIES_MAX, self._lags, key=attrgetter("records"))
+        for lag in listed:
+            yield _LAG.of(lag.records, lag.group, lag.stream_name)
+        all_records = sum([each.records for each in self._lags])
+        yield _LAG_REST.of(all_records - sum([each.records for each in listed]))
+        yield _CURSORS.of(len(listed), "listed")
+        yield _CURSORS.of(len(self._lags) - len(listed), "rest")
+        yield _CURSORS.of(self._unknown_count, "unknown")
+
+    async def _refresh(self) -> None:
+        try:
+            cursors, count, ranges = await self._store.peek(_look)
+            open_ranges = [each for each in ranges if each.end_offset < 0]
+            answers = await self._peers.describe(open_ranges)
+        except SbpError as error:
+            _LOG.debug("lags not read: %s", error)
+            return
+        ends = {each.stream_id: each.end_offset for each in ranges if each.end_offset >= 0}
+        for stream_id, answer in answers.items():
+            if not isinstance(answer, SbpError) and answer.stream_range is not None:
+                ends[stream_id] = answer.stream_range.next_offset
+        self._lags = [
+            _Lag(each.group, each.stream_name, max(0, ends[each.stream_id] - each.next_offset))
+            for each in cursors
+            if each.stream_id in ends
+        ]
+        self._unknown_count = count - len(self._lags)
+        self._read_at = asyncio.get_running_loop().time()
+
+
+def _look(store: MetadataStore) -> tuple[list[_Cursor], int, list[StreamRange]]:
+    """Return the cursors to look at, how many there are, and the last range of each stream."""
+    cursors = [_Cursor(*row) for row in store.cursors.latest(LAG_CURSORS_MAX)]
+    addresses = store.servers.addresses()
+    found = map(store.maybe_last_range, {each.stream_id for each in cursors})
+    ranges = [range_table(each, addresses) for each in found if each is not None]
+    return cursors, store.capacity.counts()["cursors"][0], ranges
+
+
+class Observation:
+    """The metrics of a placement driver that leads, in `term`; see `metadata/leadership.py`."""
+
+    def __init__(
+        self,
+        store: StoreThread,
+        membership: Membership,
+        publisher: Publisher,
+        peers: Peers,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._membership = membership
+        self._publisher = publisher
+        self._clock = clock
+        self.lags: Final = GroupLags(store, peers)
+
+    async def read(self) -> AsyncIterator[Reading]:
+        """Yield the metrics as they are now. Raises SbpError if the store cannot be read."""
+        live = self._membership.live_server_ids()
+        draining = self._membership.draining
+        yield _SERVERS.of(len(live), "live")
+        yield _SERVERS.of(len(draining), "draining")
+        now_ms = self._clock.wall_ms()
+        open_count, oldest_ms = self._publisher.open_decisions()
+        yield _OPEN.of(open_count)
+        age_ms = 0 if oldest_ms is None else max(0, now_ms - oldest_ms)
+        yield _OPEN_AGE.of(age_ms / 1000)
+        yield _STUCK.of(len(self._publisher.stuck_numbers()))
+        counts = await self._store.peek(lambda store: store.capacity.counts())
+        for table, (count, count_max) in counts.items():
+            yield _ROWS.of(count, table)
+            yield _ROWS_MAX.of(count_max, table)
+        for each in await self.lags.read():
+            yield each

@@ -1,0 +1,266 @@
+"""The admin endpoint of servers, from outside: processes, HTTP, and a parser of the metrics."""
+
+import asyncio
+import json
+import signal
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from certificates import Authority
+from core_cluster import rows_batch
+from identities import AUDIENCE, ISSUER, Issuer
+from prometheus_client.parser import text_string_to_metric_families
+from test_separate_processes import TIMEOUT_SECONDS, Server, running
+
+from sbp_core.admin import pages
+from sbp_core.admin.connections import CONNECTIONS_MAX
+from sbp_core.admin.endpoint import AdminEndpoint
+from sbp_core.client import EARLIEST, AppendItem, Client, FetchItem, StreamSpec
+from sbp_core.cluster import LocalCluster
+from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.processes import reserved_ports
+
+ADMIN = ("--admin-port", "0")
+
+
+def ask(endpoint, path, *, tls=None, token=None, method="GET"):
+    """Return the status and the body of an answer."""
+    scheme = "http" if tls is None else "https"
+    request = urllib.request.Request(f"{scheme}://{endpoint}{path}", method=method)
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token.decode()}")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=tls) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def readiness(endpoint):
+    """Return the status of `/readyz` and the codes of its reasons."""
+    status, body = ask(endpoint, "/readyz")
+    return status, [each["code"] for each in json.loads(body)["reasons"]]
+
+
+def wait_for(question, expected):
+    """Ask until the answer is the expected one."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while (found := question()) != expected:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+def samples(endpoint, **options):
+    """Return all samples, by name and labels."""
+    status, body = ask(endpoint, "/metrics", **options)
+    assert status == 200, body
+    return {
+        (each.name, *sorted(each.labels.items())): each.value
+        for family in text_string_to_metric_families(body)
+        for each in family.samples
+    }
+
+
+def admin_of(server):
+    return json.loads(server.ready_path.read_text())["admin"]
+
+
+def append(client, stream_id, *rows):
+    (outcome,) = client.append([AppendItem(stream_id, rows_batch(list(rows)))])
+    return outcome.base_offset
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A cluster with an admin endpoint, and where that is."""
+    folder = tmp_path_factory.mktemp("admin")
+    with LocalCluster(folder, options=ADMIN) as cluster:
+        yield cluster, json.loads((folder / "ready.json").read_text())["admin"]
+
+
+def test_what_clients_did_is_in_the_metrics(served):
+    cluster, admin = served
+    with Client(cluster.endpoint) as client:
+        stream_id = client.create_streams([StreamSpec("counted")])[0].stream_id
+        assert append(client, stream_id, b"a", b"b", b"c") == 0
+        assert len(list(client.fetch([FetchItem(stream_id, EARLIEST, None, 1 << 20)]))) == 1
+        client.commit_cursors("etl", {stream_id: 1})
+        wait_for(
+            lambda: samples(admin).get(
+                ("sbp_group_lag_records", ("group", "etl"), ("stream", "counted"))
+            ),
+            2.0,
+        )
+    found = samples(admin)
+    assert found["sbp_append_batches_total",] == 1
+    assert found["sbp_append_records_total",] == 3
+    assert found["sbp_fetch_records_total",] == 3
+    assert found["sbp_append_bytes_total",] > 0
+    assert found["sbp_group_commit_entries_count",] >= 1
+    appends = (("operation", "append"), ("role", "range_server"))
+    assert found["sbp_request_seconds_count", *appends] == 1
+    assert 0 < found["sbp_request_seconds_sum", *appends] < TIMEOUT_SECONDS
+    assert found["sbp_request_seconds_bucket", ("le", "+Inf"), *appends] == 1
+    assert found["sbp_request_failures_total", *appends] == 0
+    assert found["sbp_pd_rows", ("of", "streams")] == 1
+    assert found["sbp_pd_leader",] == found["sbp_ready",] == 1
+    assert found["process_open_fds",] > 0
+
+
+def test_health_and_readiness_and_settings_are_json(served):
+    _, admin = served
+    assert ask(admin, "/healthz")[0] == 200
+    assert readiness(admin) == (200, [])
+    shown = json.loads(ask(admin, "/config")[1])
+    assert shown["serve"]["admin_port"] == 0
+    assert shown["range_server"]["fsync"] == "always"
+    assert ask(admin, "/nothing")[0] == 404
+    assert ask(admin, "/config", method="POST")[0] == 405
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x00\x00\x00\x21 no HTTP at all \r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + b"X: " + b"x" * 100_000 + b"\r\n\r\n",
+        b"GET /%s HTTP/1.1\r\nHost: h\r\n\r\n" % (b"a/" * 4000),
+        b"POST /metrics HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000000000\r\n\r\n" + b"x" * 9999,
+    ],
+    ids=["no HTTP", "a long header", "a long path", "a body without end"],
+)
+def test_a_bad_request_is_answered_with_an_error(served, sent):
+    _, admin = served
+    host, _, port = admin.rpartition(":")
+    with socket.create_connection((host, int(port)), TIMEOUT_SECONDS) as peer:
+        peer.sendall(sent)
+        answer = peer.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 4")
+    assert ask(admin, "/healthz")[0] == 200
+
+
+def test_connections_without_a_request_make_room_for_others(served):
+    _, admin = served
+    host, _, port = admin.rpartition(":")
+    with ExitStack() as opened:
+        for _ in range(2 * CONNECTIONS_MAX):
+            peer = opened.enter_context(socket.create_connection((host, int(port))))
+            peer.sendall(b"GET /healthz HTTP/1.1\r\n")
+        assert ask(admin, "/healthz")[0] == 200
+
+
+def test_the_port_is_closed_when_the_server_has_ended(tmp_path):
+    with running(tmp_path, "pd", *ADMIN) as driver:
+        admin = admin_of(driver)
+        assert f"admin             {admin}" in driver.lines
+        assert json.loads(ask(admin, "/readyz")[1])["placement_driver"]["role"] == "leader"
+        assert driver.end()[0] == 0
+        with pytest.raises(urllib.error.URLError):
+            ask(admin, "/healthz")
+
+
+def test_a_range_server_is_ready_while_its_placement_driver_answers(tmp_path):
+    config = tmp_path / "range-server.toml"
+    config.write_text("[range_server]\nheartbeat_interval_ms = 100\n")
+    with reserved_ports(2) as port:
+        words = ("--pd", f"127.0.0.1:{port}", "--config", str(config))
+        server = Server(tmp_path, "range-server", *words, "--admin-port", str(port + 1))
+        try:
+            admin = f"127.0.0.1:{port + 1}"
+            wait_for(lambda: is_listening(port + 1), True)
+            wait_for(lambda: readiness(admin), (503, ["joining"]))
+            assert ask(admin, "/healthz")[0] == 200
+            with running(tmp_path, "pd", "--port", str(port)):
+                server.wait_until_ready()
+                assert admin_of(server) == admin
+                wait_for(lambda: readiness(admin), (200, []))
+            wait_for(lambda: readiness(admin), (503, ["placement_driver_unreachable"]))
+            wait_for(lambda: samples(admin)["sbp_placement_driver_reached",], 0.0)
+            assert samples(admin)["sbp_ready",] == 0
+            with running(tmp_path, "pd", "--port", str(port)):
+                wait_for(lambda: readiness(admin), (200, []))
+        finally:
+            server.end(signal.SIGKILL)
+
+
+def is_listening(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_loop_that_is_stuck_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "LOOP_SECONDS_MAX", 0.1)
+
+    async def body():
+        settings = PlacementDriverSettings(data_dir=tmp_path, port=0)
+        driver = PlacementDriver(settings)
+        await driver.start()
+        endpoint = AdminEndpoint(driver, settings, 0, {})
+        admin = await endpoint.start()
+        try:
+            for path in ("/healthz", "/readyz", "/metrics"):
+                assert (await asyncio.to_thread(ask, admin, path))[0] == 200
+            for path in ("/healthz", "/readyz", "/metrics"):
+                wait_for(lambda path=path: ask(admin, path)[0], 503)  # this is the server's loop
+            for path in ("/healthz", "/readyz", "/metrics"):
+                await asyncio.to_thread(wait_for, lambda path=path: ask(admin, path)[0], 200)
+        finally:
+            await endpoint.stop()
+            await driver.stop()
+
+    asyncio.run(body())
+
+
+def test_each_range_server_of_several_has_an_endpoint(tmp_path):
+    with LocalCluster(tmp_path, range_servers=2, options=ADMIN) as cluster:
+        ready = json.loads((cluster.data_dir / "ready.json").read_text())
+        assert samples(ready["admin"])["sbp_pd_range_servers", ("state", "live")] == 2
+        for admin in ready["range_server_admins"]:
+            assert samples(admin)["sbp_log_segments",] == 1
+        assert len(ready["range_server_admins"]) == 2
+
+
+@contextmanager
+def secured(folder, authority, issuer):
+    """Run a placement driver that wants identities; yield where its admin endpoint is."""
+    pair = authority.issue("127.0.0.1", common_name="node1")
+    words = ["--tls-cert", pair.cert_file, "--tls-key", pair.key_file]
+    words += ["--tls-ca", authority.ca_file, "--auth-admin", "alice", "--auth-monitor", "prom"]
+    words += ["--auth-jwks-file", issuer.jwks_file, "--auth-issuer", ISSUER]
+    words += ["--auth-audience", AUDIENCE]
+    with running(folder, "pd", *ADMIN, *map(str, words)) as driver:
+        yield admin_of(driver)
+
+
+def test_with_identities_details_need_one(tmp_path):
+    authority, issuer = Authority(tmp_path / "ca"), Issuer(tmp_path)
+    tls = ssl.create_default_context(cafile=authority.ca_file)
+    with secured(tmp_path, authority, issuer) as admin:
+        with pytest.raises((urllib.error.URLError, ConnectionError)):
+            ask(admin, "/healthz")
+        assert ask(admin, "/healthz", tls=tls)[0] == 200
+        assert ask(admin, "/readyz", tls=tls) == (200, '{\n  "ready": true\n}\n')
+        tokens = {each: issuer.token(each) for each in ("alice", "prom", "eve")}
+        tokens |= {"nobody": None, "old": issuer.token("alice", seconds=-600), "bad": b"a.b.c"}
+
+        def statuses(path):
+            return {
+                name: ask(admin, path, tls=tls, token=token)[0] for name, token in tokens.items()
+            }
+
+        refused = {"eve": 403, "nobody": 401, "old": 401, "bad": 401}
+        assert statuses("/metrics") == {"alice": 200, "prom": 200, **refused}
+        assert statuses("/config") == {"alice": 200, "prom": 403, **refused}
+        full = json.loads(ask(admin, "/readyz", tls=tls, token=tokens["prom"])[1])
+        assert full["placement_driver"]["role"] == "leader"
+        assert json.loads(ask(admin, "/readyz", tls=tls, token=tokens["eve"])[1]) == {"ready": True}
+        shown = ssl.create_default_context(cafile=authority.ca_file)
+        own = authority.issue(common_name="carol")
+        shown.load_cert_chain(own.cert_file, own.key_file)
+        status, body = ask(admin, "/config", tls=shown)
+        assert status == 403
+        assert "carol" in body
