@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -45,22 +45,20 @@ class RangeServerProcess:
     """`sbp range-server` as a child of this process. It starts and stops once.
 
     `failed` ends with the reason when the process ended with an error. `on_stopped` is called when
-    it ended in good order without being asked: a signal was sent to it, or to the whole group. What
-    it logs goes to the standard error of this process.
+    it ended in good order without being asked: a signal was sent to it, or to the whole group. It
+    logs as `log_options` say, which have the values of options such as "log_level".
     """
 
     def __init__(
         self,
         settings: RangeServerSettings,
         *,
-        log_level: str,
-        audit_file: Path | None,
+        log_options: Mapping[str, str | Path | None],
         admin_port: int = -1,
         on_stopped: Callable[[], None],
     ) -> None:
         self._settings = settings
-        self._log_level = log_level
-        self._audit_file = audit_file
+        self._log_options = dict(log_options)
         self._admin_port = admin_port
         self.admin_endpoint: str | None = None
         """Where its admin endpoint is, "host:port", once it is started; None without one."""
@@ -121,26 +119,29 @@ class RangeServerProcess:
             if exit_code != 0 and not self.failed.done():
                 raise self._error(exit_code)
 
-    def hang_up(self) -> None:
-        """Pass SIGHUP on to a process that serves. Any thread may call this."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._hang_up)
+    def hang_up(self, line: bytes) -> None:
+        """Let a process reload, as `sbp_core.cli.reloading` does. Any thread may call this.
 
-    def _hang_up(self) -> None:
-        is_serving = self._watching is not None and not self._watching.done()
-        if self._process is not None and is_serving:  # one that starts would be ended by it
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGHUP)
+        The pipe keeps the line for a process that still starts; SIGHUP might end that one.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._hang_up, line)
+
+    def _hang_up(self, line: bytes) -> None:
+        self._log_options |= json.loads(line)
+        if self._process is not None and not self._is_stopping:
+            assert self._process.stdin is not None
+            self._process.stdin.write(line)
 
     async def _spawn(self, config: Path) -> asyncio.subprocess.Process:
-        words = ["range-server", "--until-stdin-closes", "--log-level", self._log_level]
+        words = ["range-server", "--until-stdin-closes"]
+        for name, value in self._log_options.items():
+            words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
         words += ["--config", str(config), "--data-dir", str(self._settings.data_dir)]
         words += ["--admin-port", str(self._admin_port)]
         words += tls_options(self._settings.tls)
         if self._settings.auth_jwks_file is not None:
             words += ["--auth-jwks-file", str(self._settings.auth_jwks_file)]
-        if self._audit_file is not None:
-            words += ["--audit-file", str(self._audit_file)]
         return await asyncio.create_subprocess_exec(
             *(*COMMAND, *words),
             stdin=asyncio.subprocess.PIPE,
@@ -183,10 +184,10 @@ class RangeServerProcess:
 _all_processes: Final[WeakSet[RangeServerProcess]] = WeakSet()
 
 
-def hang_up_all() -> None:
-    """Pass SIGHUP on to all range servers that are children of this process."""
+def hang_up_all(line: bytes) -> None:
+    """Let all range servers that are children of this process reload."""
     for each in list(_all_processes):
-        each.hang_up()
+        each.hang_up(line)
 
 
 def tls_options(tls: ServerTls | None) -> Iterator[str]:

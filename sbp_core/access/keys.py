@@ -197,9 +197,9 @@ class KeyFile(KeySource):
             try:
                 self._keys = self._read()
             except ValueError as error:
-                _LOG.warning("keys refused, the former ones stay: file=%s: %s", self._path, error)
+                _LOG.warning("keys refused, the former ones stay file=%s: %s", self._path, error)
             else:
-                _LOG.info("keys read again: file=%s count=%d", self._path, len(self._keys))
+                _LOG.info("keys read again file=%s count=%d", self._path, len(self._keys))
 
     def _read(self) -> tuple[PublicKey, ...]:
         try:
@@ -253,10 +253,10 @@ class KeyUrl(KeySource):
             try:
                 self._keys = parse_keys(_fetch(self._url))
             except (OSError, HTTPException, ValueError) as error:
-                _LOG.warning("keys not fetched, the former ones stay: url=%s: %s", self._url, error)
+                _LOG.warning("keys not fetched, the former ones stay url=%s: %s", self._url, error)
             else:
                 self._fetched_at = self._clock()
-                _LOG.info("keys fetched: url=%s count=%d", self._url, len(self._keys))
+                _LOG.info("keys fetched url=%s count=%d", self._url, len(self._keys))
             self._tried_at = self._clock()
 
 

@@ -21,7 +21,6 @@ from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.regular_files import read_regular
 from sbp_core.server.settings import (
     ListenerSettings,
-    audit_setting,
     check_settings,
     choice_setting,
     integer_setting,
@@ -38,6 +37,7 @@ _NOUNS: Final = {
 """The types that values may have, as messages name them."""
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
 
 S = TypeVar("S", bound=ClusterSettings | PlacementDriverSettings | RangeServerSettings)
 
@@ -56,10 +56,19 @@ class ServeSettings(Generic[S]):
         "in a folder that exists",
         default=None,
     )
-    log_level: str = choice_setting(
-        "Lowest level that is logged on standard error.", LOG_LEVELS, default="warning"
+    log_level: str = choice_setting("Lowest level that is logged.", LOG_LEVELS, default="warning")
+    log_format: str = choice_setting(
+        "Form of the events in the log: lines of text, or lines of JSON.",
+        LOG_FORMATS,
+        default="text",
+        place=("log", "format"),
     )
-
+    log_file: Path | None = setting(
+        "File to which the log is appended; when not set it goes to standard error.",
+        "in a folder that exists",
+        default=None,
+        place=("log", "file"),
+    )
     admin_port: int = integer_setting(
         "TCP port of the admin endpoint: health, readiness, metrics and settings over HTTP, on the"
         " same interface as the server, with its TLS and identities. -1 is none, 0 lets the system"
@@ -68,14 +77,12 @@ class ServeSettings(Generic[S]):
         65_535,
         default=-1,
     )
-    audit_file: Path | None = audit_setting(
-        "file",
-        setting(
-            "File to which each management operation is appended, as a line of JSON; when not set"
-            " they are logged at level info.",
-            "in a folder that exists",
-            default=None,
-        ),
+    audit_file: Path | None = setting(
+        "File to which each management operation is appended, as a line of JSON; when not set they"
+        " are logged at level info.",
+        "in a folder that exists",
+        default=None,
+        place=("audit", "file"),
     )
 
     def __post_init__(self) -> None:
@@ -187,14 +194,7 @@ _SECTION_OF: Final[Mapping[type, str]] = {
 
 
 def _of_cluster() -> Configuration[ClusterSettings]:
-    sections: dict[str, dict[str, Field[Any]]] = {
-        "serve": {},
-        "tls": {},
-        "auth": {},
-        "placement_driver": {},
-        "range_server": {},
-        "audit": {},
-    }
+    sections = _sections("serve", "tls", "auth", "placement_driver", "range_server")
     shared = {"host", "insecure", "advertise_host", "connections_per_address_max", "dialect"}
     for each in (*fields(ClusterSettings), *fields(ServeSettings)):
         part = each.metadata.get("part")
@@ -209,12 +209,16 @@ def _of_cluster() -> Configuration[ClusterSettings]:
 
 def _of_server(command: str, servers: type[S]) -> Configuration[S]:
     of_process = [each for each in fields(ServeSettings) if each.name != "servers"]
-    own = _SECTION_OF[servers]
-    sections: dict[str, dict[str, Field[Any]]] = {own: {}, "tls": {}, "auth": {}, "audit": {}}
+    sections = _sections(_SECTION_OF[servers], "tls", "auth")
     for each in (*fields(servers), *of_process):
-        section = each.metadata.get("section", own)
+        section = each.metadata.get("section", _SECTION_OF[servers])
         sections[section][each.metadata.get("key", each.name)] = each
     return Configuration(command, f"{command}.toml", servers, sections)
+
+
+def _sections(*names: str) -> dict[str, dict[str, Field[Any]]]:
+    """Return the sections of a file in their order; the last ones are those of every command."""
+    return {name: {} for name in (*names, "log", "audit")}
 
 
 SERVE: Final = _of_cluster()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from sbp_core.cli.parsing import parse_integer, parse_path
 from sbp_core.cli.serving import (
+    HANG_UP_HELP,
+    LOG_OPTIONS,
     Service,
     add_insecure,
     add_process_options,
@@ -26,10 +28,9 @@ if TYPE_CHECKING:
 def add_serve(parser: ArgumentParser) -> None:
     """Declare `sbp serve`."""
     parser.description = (
-        "Run a placement driver and range servers, durable in one folder, until SIGTERM or Ctrl-C;"
-        " SIGHUP reads the files of TLS and of keys, and opens the audit file again. One range"
-        " server runs in this process. Several run in a process each: when one of them ends, all"
-        " end, and none survives this process."
+        "Run a placement driver and range servers, durable in one folder, until SIGTERM or Ctrl-C."
+        f" {HANG_UP_HELP} One range server runs in this process. Several run in a process each:"
+        " when one of them ends, all end, and none survives this process."
         " Options win over the configuration file, and that over the defaults."
     )
     add = parser.add_argument
@@ -74,8 +75,7 @@ def _make(settings: ServeSettings[ClusterSettings], stop: Callable[[], None]) ->
     def make_process(server: RangeServerSettings) -> RangeServerProcess:
         return RangeServerProcess(
             server,
-            log_level=settings.log_level,
-            audit_file=settings.audit_file,
+            log_options={name: getattr(settings, name) for name in LOG_OPTIONS},
             admin_port=next(admin_ports),
             on_stopped=stop,
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbp_core.cli.parsing import Actions, parse_integer, parse_path
 from sbp_core.cli.serving import (
+    HANG_UP_HELP,
     Service,
     add_insecure,
     add_process_options,
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 def add_pd(parser: ArgumentParser) -> None:
     """Declare `sbp pd` and its actions."""
     parser.description = (
-        "Run one placement driver until SIGTERM or Ctrl-C; SIGHUP reads the files of TLS and of"
-        " keys, and opens the audit file again."
+        f"Run one placement driver until SIGTERM or Ctrl-C. {HANG_UP_HELP}"
         " Its metadata are in its data folder, or in the database of --store. Options win over the"
         " configuration file, and that over the defaults. The actions are for a placement driver"
         " that is stopped."
@@ -76,8 +76,7 @@ def add_pd(parser: ArgumentParser) -> None:
 def add_range_server(parser: ArgumentParser) -> None:
     """Declare `sbp range-server`."""
     parser.description = (
-        "Run one range server until SIGTERM or Ctrl-C; SIGHUP reads the files of TLS and of keys,"
-        " and opens the audit file again. It"
+        f"Run one range server until SIGTERM or Ctrl-C. {HANG_UP_HELP} It"
         " registers with the placement driver that leads, and waits for it if there is none."
         " Options win over the configuration file, and that over the defaults."
     )

@@ -11,8 +11,6 @@ import os
 import secrets
 import signal
 import stat
-import sys
-import threading
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,16 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sbp_core import limits
+from sbp_core import __version__, limits
 from sbp_core.cli import output
-from sbp_core.cli.output import OutputError, ReaderGoneError, escape, one_line
+from sbp_core.cli.output import OutputError, ReaderGoneError
 from sbp_core.cli.parsing import parse_integer, parse_path
-from sbp_core.errors import ConfigurationError
+from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.regular_files import tighten
 
 if TYPE_CHECKING:
     from sbp_core.cli.config import Configuration, ServeSettings
-    from sbp_core.server.audit import AuditFile
+    from sbp_core.cli.reloading import Reloader
+    from sbp_core.server.line_file import LineFile
     from sbp_core.server.served import Served
 
 _LOG: Final = logging.getLogger(__name__)
@@ -64,6 +63,12 @@ _AUTH_OPTIONS: Final = {
     "--auth-issuer": ("TEXT", "issuer that tokens have to name"),
     "--auth-audience": ("TEXT", "audience that tokens have to name"),
 }
+HANG_UP_HELP: Final = (
+    "SIGHUP reads the files of TLS and of keys again, and level and form of the log in the"
+    " configuration file; and it opens the files of the log and of the audit trail again."
+)
+LOG_OPTIONS: Final = ("log_level", "log_format", "log_file", "audit_file")
+"""Settings of a command that its children have, too; each is an option of theirs."""
 _GARBAGE_OBJECTS: Final = 10_000
 """New objects after which the young generation is collected; Python's default is 700."""
 
@@ -91,25 +96,52 @@ class Service:
         # server.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         from sbp_core.cli import config
-        from sbp_core.server import runtime
+        from sbp_core.cli.logs import ProcessLog
+        from sbp_core.cli.reloading import Reloader
         from sbp_core.server.accepting import raise_descriptor_limit
 
         configuration: Configuration[Any] = getattr(config, self.configuration)
         settings = configuration.load(options)
-        _start_log(settings.log_level)
-        audit_file = _maybe_audit_file(settings.audit_file)
-        _watch_hangups(audit_file)
-        raise_descriptor_limit()
-        with _owned(settings.servers.data_dir, configuration.command), _closing(audit_file):
+        data_dir = settings.servers.data_dir.absolute()
+        log = ProcessLog(
+            *(settings.log_level, settings.log_format, settings.log_file),
+            server=f"{configuration.command} {data_dir}",
+        )
+        with contextlib.closing(log), contextlib.ExitStack() as stack:
+            audit_file = _maybe_audit_file(settings.audit_file)
+            if audit_file is not None:
+                stack.callback(audit_file.close)
+            reloader = Reloader(*(configuration, options, settings, log), audit_file=audit_file)
+            reloader.watch()
+            raise_descriptor_limit()
+            try:
+                self._run(configuration, settings, reloader, options)
+            except SbpError as error:
+                if log.has_file:  # standard error gets it in any case
+                    _LOG.critical("server ended: %s", error)
+                raise
+        return 0
+
+    def _run(
+        self,
+        configuration: Configuration[Any],
+        settings: ServeSettings[Any],
+        reloader: Reloader,
+        options: Namespace,
+    ) -> None:
+        from sbp_core.server import runtime
+
+        data_dir = settings.servers.data_dir
+        with _owned(data_dir, configuration.command):
             ready = ReadyFile(settings.ready_file)
             ready.remove()
-            runtime.run(
-                _serve(
-                    *(self, settings, ready, configuration.shown(settings)),
-                    until_stdin_closes=options.until_stdin_closes,
-                )
+            _LOG.info(
+                "server starts version=%s pid=%d data_dir=%s",
+                *(__version__, os.getpid(), data_dir.absolute()),
             )
-        return 0
+            reload = reloader.reload_line if options.until_stdin_closes else None
+            runtime.run(_serve(self, settings, ready, configuration.shown(settings), reload))
+            _LOG.info("server stopped pid=%d", os.getpid())
 
 
 def add_record_bytes_max(parser: ArgumentParser) -> None:
@@ -171,6 +203,13 @@ def add_process_options(parser: ArgumentParser, conf: str) -> None:
         " (default: none)",
     )
     add("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: warning)")
+    add("--log-format", metavar="FORM", help="text, or json for an object per line (default: text)")
+    add(
+        "--log-file",
+        type=parse_path,
+        metavar="PATH",
+        help="file to append the log to (default: standard error)",
+    )
     add(
         "--audit-file",
         type=parse_path,
@@ -191,77 +230,18 @@ def add_process_options(parser: ArgumentParser, conf: str) -> None:
     )
 
 
-class _SafeLines(logging.Formatter):
-    """Each event in one line, whatever the text of a peer in it; behind it the trace, if any."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides
-        return one_line(super().formatMessage(record))
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802 - overrides
-        return escape(super().formatException(ei), spared="\n")
-
-
-def _start_log(level: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_SafeLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-
-
-def _maybe_audit_file(path: Path | None) -> AuditFile | None:
+def _maybe_audit_file(path: Path | None) -> LineFile | None:
     """Let the audit trail go to a file. Raises ConfigurationError if that cannot be opened."""
     if path is None:
         return None
-    from sbp_core.server.audit import EVENTS, AuditFile
+    from sbp_core.cli.logs import open_lines
+    from sbp_core.server.audit import EVENTS
 
-    try:
-        file = AuditFile(path)
-    except OSError as error:
-        raise ConfigurationError(
-            f"audit file {path} cannot be written: {error.strerror}; choose a regular file in a"
-            " folder that this user can write"
-        ) from error
+    file = open_lines(path, "audit file")
     EVENTS.setLevel(logging.INFO)
     EVENTS.propagate = False
     EVENTS.addHandler(file)
     return file
-
-
-@contextlib.contextmanager
-def _closing(audit_file: AuditFile | None) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        if audit_file is not None:
-            audit_file.close()
-
-
-def _watch_hangups(audit_file: AuditFile | None) -> None:
-    """Read the files of TLS, the keys of tokens, and open the audit file, again at SIGHUP.
-
-    Children do the same. It is blocked in all other threads, so it never ends the server.
-    """
-    from sbp_core import tls
-    from sbp_core.processes import hang_up_all
-
-    def watch() -> None:
-        while True:
-            signal.sigwait({signal.SIGHUP})
-            hang_up_all()
-            done = ["files of TLS read again"] if tls.reload_all() else []
-            tokens = sys.modules.get("sbp_core.access.tokens")  # loaded where tokens are accepted
-            if tokens is not None and tokens.reload_all():
-                done.append("keys of tokens read again")
-            if audit_file is not None:
-                audit_file.reopen()
-                done.append("audit file opened again")
-            if done:
-                _LOG.warning("SIGHUP: %s, and nothing else", ", ".join(done))
-                continue
-            _LOG.warning(
-                "SIGHUP ignored: settings are read at start only, restart the server to change them"
-            )
-
-    threading.Thread(target=watch, name="hang-ups", daemon=True).start()
 
 
 class ReadyFile:
@@ -332,16 +312,16 @@ def _owned(data_dir: Path, command: str) -> Iterator[None]:
     mode = stat.S_IMODE(data_dir.stat().st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         _LOG.warning(
-            "other users can write to data_dir %s (mode %04o) and so replace its files;"
-            " run chmod 700 on it",
+            "folder open to other users data_dir=%s mode=%04o: they can replace its files; run"
+            " chmod 700 on it",
             data_dir,
             mode,
         )
     count = tighten(_stored_in(data_dir))
     if count:
         _LOG.warning(
-            "other users could open what is stored in data_dir %s; changed to modes 0700 and 0600"
-            " count=%d",
+            "files made private data_dir=%s count=%d: other users could open them; they have modes"
+            " 0700 and 0600 now",
             data_dir,
             count,
         )
@@ -368,13 +348,13 @@ async def _serve(
     settings: ServeSettings[Any],
     ready: ReadyFile,
     shown: Mapping[str, object],
-    *,
-    until_stdin_closes: bool,
+    reload: Callable[[bytes], None] | None,
 ) -> None:
+    """Run the servers until a signal, or the end of standard input with `reload`."""
     stopping = asyncio.get_running_loop().create_future()
     _watch_signals(stopping)
-    if until_stdin_closes:
-        _watch_stdin(stopping)
+    if reload is not None:
+        _watch_stdin(stopping, reload)
     servers = service.make(settings, partial(_end, stopping))
     async with contextlib.AsyncExitStack() as started:
         admin = None
@@ -414,15 +394,23 @@ async def _serve_until(
             lines.append(f"admin             {admin}")
         _settle_garbage()
         ready.write(content)
+        addresses = ", ".join(_addresses(content))
+        _LOG.info("server serves addresses=%s", addresses)
         _announce([*lines, serving_line(settings.servers.data_dir)])
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        _LOG.info("server stops")
         try:
             ready.remove()
         finally:
             await servers.stop()
     if servers.failed.done():
         raise servers.failed.result()
+
+
+def _addresses(content: Mapping[str, Any]) -> Iterator[str]:
+    for value in content.values():
+        yield from [value] if isinstance(value, str) else value
 
 
 def _settle_garbage() -> None:
@@ -449,12 +437,18 @@ def _watch_signals(stopping: asyncio.Future[None]) -> None:
         loop.add_signal_handler(each, on_signal)
 
 
-def _watch_stdin(stopping: asyncio.Future[None]) -> None:
-    """Let the end of standard input end `stopping`. Raises ConfigurationError without a pipe."""
+def _watch_stdin(stopping: asyncio.Future[None], reload: Callable[[bytes], None]) -> None:
+    """Let each line on standard input reload, in a thread, and the end of it end `stopping`.
+
+    Raises ConfigurationError without a pipe.
+    """
     loop = asyncio.get_running_loop()
 
     def on_readable() -> None:
-        if not os.read(0, 4096):
+        data = os.read(0, 4096)
+        for line in data.splitlines():
+            loop.run_in_executor(None, reload, line)
+        if not data:
             loop.remove_reader(0)
             _end(stopping)
 

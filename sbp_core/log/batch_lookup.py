@@ -156,7 +156,7 @@ class BatchLookup:
             failpoint("index.before_write")
             write_file(self._disk, path, encode_index(segment, ranges, rows), is_durable=False)
         except OSError as error:
-            _LOG.warning("index not written, it will be built again: path=%s error=%s", path, error)
+            _LOG.warning("index not written path=%s: %s; it will be built again", path, error)
 
     def ranges_after(self, extent: Extent, at: int) -> list[LoggedRange]:
         """Return the ranges at the end of a full segment: the next one begins with them.
@@ -265,7 +265,7 @@ class BatchLookup:
             return open_index(self._disk, self._directory, segment)
         except (OSError, LogCorruptionError) as error:
             path = index_path(self._directory, segment.base)
-            _LOG.warning("%s is not usable (%s): it is built again", path, error)
+            _LOG.warning("index not usable path=%s: %s; it is built again", path, error)
             return None
 
     def _rebuild(self, extent: Extent, at: int) -> SegmentIndex:
@@ -293,7 +293,9 @@ def _read_rows(view: SegmentView) -> SegmentRows:
     rows.is_whole = not segment.is_cut
     for item in scanner.entries():
         if isinstance(item, Damage):
-            _LOG.error("%s", corruption(view.file.path, item.position, item.reason))
+            _LOG.error(
+                "batch not readable: %s", corruption(view.file.path, item.position, item.reason)
+            )
             found = item.maybe_batch()
             is_end = item.header is None or item.header.kind is EntryKind.TXN_END
             rows.is_whole = rows.is_whole and not is_end

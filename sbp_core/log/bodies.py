@@ -88,7 +88,7 @@ def read_bodies(
             data += _cut(key, span, found)
     except LogError as error:
         if may_wait:
-            _LOG.error("%s", error)
+            _LOG.error("batch not readable: %s", error)
         return Bodies(tuple(data), error)
     return Bodies(tuple(data))
 

@@ -139,7 +139,7 @@ def read_high_water(disk: Disk, directory: Path) -> tuple[HighWater | None, int]
         try:
             sequence, found = _decode_mark(data)
         except LogCorruptionError as error:
-            _LOG.warning("%s is damaged (%s): it is written again", path, error)
+            _LOG.warning("note damaged path=%s: %s; it is written again", path, error)
             continue
         if sequence >= next_sequence:
             newest, next_sequence = found, sequence + 1

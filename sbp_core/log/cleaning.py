@@ -370,7 +370,7 @@ class SpaceReserve:
                 file.pwritev([bytes(LOG_RESERVE_BYTES)], 0)
         except OSError as error:
             self.release()
-            _LOG.warning("reserve not kept: path=%s error=%s", self._path, describe_os_error(error))
+            _LOG.warning("reserve not kept path=%s: %s", self._path, describe_os_error(error))
         else:
             self._is_whole = True
 

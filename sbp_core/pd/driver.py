@@ -33,7 +33,6 @@ from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.server.served import Condition, Unready
 from sbp_core.server.settings import (
     ListenerSettings,
-    audit_setting,
     integer_setting,
     port_setting,
     setting,
@@ -98,15 +97,13 @@ class PlacementDriverSettings(ListenerSettings, CapacityLimits):
         default=limits.BATCH_NUMBER_LEAP_MAX,
     )
 
-    audit_retention_ms: int = audit_setting(
-        "retention_ms",
-        integer_setting(
-            "How long events are kept in the stream _audit; 0 keeps them for ever.",
-            0,
-            _AUDIT_RETENTION_MS_MAX,
-            default=_AUDIT_RETENTION_MS,
-            unit="milliseconds",
-        ),
+    audit_retention_ms: int = integer_setting(
+        "How long events are kept in the stream _audit; 0 keeps them for ever.",
+        0,
+        _AUDIT_RETENTION_MS_MAX,
+        default=_AUDIT_RETENTION_MS,
+        unit="milliseconds",
+        place=("audit", "retention_ms"),
     )
 
     def __post_init__(self) -> None:

@@ -170,7 +170,7 @@ class Election:
             try:
                 await self._claim()
             except Exception:  # noqa: BLE001 - one fault must not end all claims
-                _LOG.exception("claim failed unexpectedly name=%s; retrying", self._name)
+                _LOG.exception("claim failed unexpectedly name=%s: retrying", self._name)
 
     async def _claim(self) -> None:
         """Claim to lead; begin or end a term if that changes something."""

@@ -94,7 +94,7 @@ class Membership:
         if server not in self._heard:
             for other in self._heard_instead(server):
                 _LOG.warning(
-                    "range server replaced new=%s at %s, old=%s at %s",
+                    "range server replaced new_id=%s new_address=%s old_id=%s old_address=%s",
                     *(server.server_id, server.address, other.server_id, other.address),
                 )
                 del self._heard[other]
@@ -104,14 +104,16 @@ class Membership:
     def leave(self, server: RangeServerRecord) -> None:
         """Note that a server stops: it counts as silent from now on."""
         if self._heard.pop(server, None) is not None:
-            _LOG.info("range server leaves server=%d address=%s", server.server_id, server.address)
+            _LOG.info(
+                "range server leaves server_id=%d address=%s", server.server_id, server.address
+            )
 
     def suspect(self, server_ids: Collection[int]) -> None:
         """Count servers that do not answer as silent, until they are heard again."""
         for server in [each for each in self._heard if each.server_id in server_ids]:
             _LOG.warning(
-                "range server does not answer server=%d address=%s: it gets no new ranges until its"
-                " next heartbeat",
+                "range server does not answer server_id=%d address=%s: it gets no new ranges until"
+                " its next heartbeat",
                 *(server.server_id, server.address),
             )
             del self._heard[server]
@@ -165,7 +167,7 @@ class Membership:
         """Return the ids of the live servers, ascending."""
         for silent in [server for server in self._heard if self._is_silent(server)]:
             _LOG.warning(
-                "range server silent server=%d address=%s: it gets no new ranges",
+                "range server silent server_id=%d address=%s: it gets no new ranges",
                 silent.server_id,
                 silent.address,
             )
@@ -205,7 +207,7 @@ async def log_missing_servers(store: StoreThread, membership: Membership) -> Non
     live = membership.live_server_ids()
     for server_id in sorted(counts.keys() - {*live}):
         _LOG.warning(
-            "range server missing server=%d address=%s open_ranges=%d: no heartbeat since the"
+            "range server missing server_id=%d address=%s open_ranges=%d: no heartbeat since the"
             " start; start it with its data directory",
             *(server_id, addresses.get(server_id, "unknown"), counts[server_id]),
         )

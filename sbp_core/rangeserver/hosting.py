@@ -407,7 +407,7 @@ class RangeHost:
             self._note_half_sealed(each.stream_range for each in found)
             self.on_ended([each.stream_range for each in found if self._is_ended(each)])
         except SbpError as error:
-            _LOG.warning("range look-up failed: streams=%d error=%s", len(stream_ids), error)
+            _LOG.warning("range look-up failed streams=%d error=%s", len(stream_ids), error)
         finally:
             for stream_id in stream_ids:
                 self._lookups.pop(stream_id, None)
@@ -435,8 +435,8 @@ class RangeHost:
         if end_offset in {-1, where.start_offset}:
             return True
         _LOG.error(
-            "range not hosted: stream=%d range=%d start=%d, but range %d ends at %d; the metadata"
-            " of the placement driver and this server's log contradict each other",
+            "range not hosted stream=%d range=%d start=%d: range %d before it ends at %d; the"
+            " metadata of the placement driver and this server's log contradict each other",
             *(where.stream_id, where.range_index, where.start_offset, before[1], end_offset),
         )
         return False
@@ -488,7 +488,7 @@ class RangeHost:
             count = len(decode_writers(writers))
         except LogCorruptionError as error:
             _LOG.error(
-                "writers from the placement driver ignored: stream=%d error=%s", key[0], error
+                "writers from the placement driver ignored stream=%d error=%s", key[0], error
             )
             return []
         return [Entry(EntryKind.RANGE_WRITERS, *key, where.start_offset, count, writers)]

@@ -109,7 +109,7 @@ class DriverCommit:
         try:
             write_file(self._disk, self._path, [content], is_durable=False)
         except OSError as error:
-            _LOG.warning("%s cannot be written: %s", self._path, describe_os_error(error))
+            _LOG.warning("note not written path=%s: %s", self._path, describe_os_error(error))
 
 
 def read_driver_commit(path: Path) -> tuple[int, str | None]:
@@ -123,7 +123,7 @@ def read_driver_commit(path: Path) -> tuple[int, str | None]:
     except FileNotFoundError:
         return _NO_NUMBER, None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        _LOG.warning("%s cannot be read, and is written again: %s", path, error)
+        _LOG.warning("note not readable path=%s: %s; it is written again", path, error)
         return _NO_NUMBER, None
 
 

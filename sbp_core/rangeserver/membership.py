@@ -366,9 +366,7 @@ class Membership:
                     reasons[result.stream_id] = error
         if reasons:
             stream_id, reason = min(reasons.items())
-            _LOG.warning(
-                "ranges not ended: count=%d stream=%d: %s", len(reasons), stream_id, reason
-            )
+            _LOG.warning("ranges not ended count=%d stream=%d: %s", len(reasons), stream_id, reason)
         return set(reasons)
 
     async def _allocate_identity(self) -> Identity:
@@ -491,4 +489,4 @@ class Membership:
             for opcode, header in sent:
                 await self._client.call(driver, opcode, header, timeout_ms=timeout_ms)
         except SbpError as error:
-            _LOG.debug("heartbeat to follower failed: placement_driver=%s error=%s", driver, error)
+            _LOG.debug("heartbeat to follower failed placement_driver=%s error=%s", driver, error)

@@ -263,7 +263,7 @@ class CachedRights(Authority):
             for answer in await self._ask(subject, stream_ids):
                 self._keep(subject, answer.streams, asked_at, asked_at + answer.lease_ms / 1_000)
         except SbpError as error:
-            _LOG.warning("rights not known: streams=%d error=%s", len(stream_ids), error)
+            _LOG.warning("rights not known streams=%d error=%s", len(stream_ids), error)
         finally:
             for stream_id in stream_ids:
                 self._asking.pop((subject, stream_id), None)

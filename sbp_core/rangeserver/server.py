@@ -57,6 +57,16 @@ from sbp_core.wire.opcodes import Opcode
 _LOG: Final = logging.getLogger(__name__)
 
 
+def _log_recovery(log: Log) -> None:
+    report = log.recovery
+    _LOG.info(
+        "log opened folder=%s segments=%d ranges=%d end_position=%d",
+        *(log.directory, len(report.segment_bases), len(log.ranges()), report.end_position),
+    )
+    for line in report.lines():
+        _LOG.warning("log recovered folder=%s: %s", log.directory, line)
+
+
 class RangeServer:
     """One range server: its log, its listener and its place in the cluster.
 
@@ -111,6 +121,7 @@ class RangeServer:
             self._readers, self._open_log
         )
         started.callback(log.close)
+        _log_recovery(log)
         started.push_async_callback(LogNotes(log.high_water).stop)
         self._unready = Unready("joining", "the placement driver has not answered yet")
         self._membership = membership = Membership(
@@ -169,7 +180,9 @@ class RangeServer:
         self._housekeeping = self._make_housekeeping(host, log, membership, end_txn)
         background.push_async_callback(self._housekeeping.stop)
         self._observation = self._observe(host)
-        _LOG.info("range server %d serves on %s", membership.server_id, self._endpoint)
+        _LOG.info(
+            "range server serves server_id=%d address=%s", membership.server_id, self._endpoint
+        )
         return log.recovery.lines()
 
     def _observe(self, host: RangeHost) -> Observation:

@@ -27,6 +27,7 @@ from sbp_core.server.gate import Gate, Identified
 from sbp_core.server.later import Deferred, Later, Serving, late
 from sbp_core.server.metrics import RequestTimes
 from sbp_core.server.runtime import Clock
+from sbp_core.server.trust import is_denial
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import Agreement
 from sbp_core.wire.checksum import Buffer
@@ -221,11 +222,13 @@ class ServerCall:
         if self._audited is not None:
             self._audited.failed(error)
             self._end_audit()
+        about = self.opcode.name, self._peer_name
         if isinstance(error, SbpError):
-            _LOG.debug("%s: %s failed: %s", self._peer_name, self.opcode.name, error)
+            level = logging.WARNING if is_denial(error) else logging.DEBUG
+            _LOG.log(level, "request failed operation=%s peer=%s: %s", *about, error)
             await self.peer.send_system_error(self._frame, error)
             return
-        _LOG.error("%s: %s failed unexpectedly", self._peer_name, self.opcode.name, exc_info=error)
+        _LOG.error("request failed unexpectedly operation=%s peer=%s", *about, exc_info=error)
         failure = StatusError(
             StatusCode.UNKNOWN, f"the {self._speech.role} failed unexpectedly; see its log"
         )

@@ -143,7 +143,7 @@ class Gate:
         except UnauthenticatedError as error:
             if not peer.standing.is_refusal_logged:
                 peer.standing.is_refusal_logged = True
-                _LOG.warning("%s: %s", peer.name, error)
+                _LOG.warning("identity refused peer=%s: %s", peer.name, error)
             if not is_success(response.status):
                 return response
             return replace(response, status=status_for(error))
@@ -197,7 +197,7 @@ class Gate:
         try:
             subject = subject_of_certificate(certificate)
         except ValueError as error:
-            _LOG.warning("a certificate gives no identity: %s", error)
+            _LOG.warning("identity not readable: %s", error)
             return None
         if not subject:
             return None

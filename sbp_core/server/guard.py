@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, shown
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Caller(enum.Enum):
@@ -313,6 +316,10 @@ class Guard:
             }
         if not refusals:
             return True
+        _LOG.warning(
+            "request refused operation=%s peer=%s items=%d: %s",
+            *(call.opcode.name, call.peer.name, len(refusals), next(iter(refusals.values()))),
+        )
         if rule.is_whole:
             raise next(iter(refusals.values()))
         return await self._answer_refused(call, rule, request, dict(sorted(refusals.items())))

@@ -161,7 +161,9 @@ class Incoming:
             elif self._is_behind:
                 self._handle_next()
         except Exception:  # noqa: BLE001 - other connections still get their turn
-            _LOG.exception("%s: disconnected, a frame could not be handled", self._receiver.name)
+            _LOG.exception(
+                "disconnected, a frame could not be handled peer=%s", self._receiver.name
+            )
             self._is_behind = False
             self._outgoing.abort()
         self._has_turn = self._is_due

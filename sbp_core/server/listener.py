@@ -229,7 +229,7 @@ class Listener:
                 await loop.connect_accepted_socket(lambda: self._secured(peer), connection)
             is_connected = True
         except OSError as error:
-            _LOG.debug("%s: lost at once: %s", address, error)
+            _LOG.debug("connection lost at once peer=%s: %s", address, error)
         finally:
             if not is_connected:
                 connection.close()
@@ -241,7 +241,7 @@ class Listener:
             return peer
 
         def on_refused(failure: Exception) -> list[Buffer]:
-            _LOG.warning("%s: closing: %s", peer.name, refusal(failure))
+            _LOG.warning("connection ended peer=%s: %s", peer.name, refusal(failure))
             if not isinstance(failure, PlainTextError):
                 return []
             return Connection().send_farewell(
@@ -273,7 +273,7 @@ class Listener:
             spare = self._maybe_spare(owner)
             if spare is None:
                 raise
-            _LOG.debug("%s: sent GOAWAY, a new connection needs its place", spare.name)
+            _LOG.debug("GOAWAY sent peer=%s: a new connection needs its place", spare.name)
             self._sent_away.add(spare)
             self._admission.send_away(spare.owner)
             spare.go_away()

@@ -122,7 +122,7 @@ class Peer(asyncio.BufferedProtocol):
         self.note_rest()
         self._outgoing.lose()
         self._on_closed(self)
-        _LOG.debug("%s: closed (%s)", self.name, exc or "by either side")
+        _LOG.debug("connection closed peer=%s: %s", self.name, exc or "by either side")
 
     def pause_writing(self) -> None:
         """The peer does not read fast enough: answers wait."""
@@ -224,7 +224,9 @@ class Peer(asyncio.BufferedProtocol):
         if self._outgoing.is_overdue(now):
             waiting_bytes = self._outgoing.waiting_bytes
             _LOG.warning(
-                "%s: disconnected, the peer does not read unread_bytes=%d", self.name, waiting_bytes
+                "disconnected, the peer does not read peer=%s unread_bytes=%d",
+                self.name,
+                waiting_bytes,
             )
             self.abort()
         elif self._outgoing.is_closing or (
@@ -232,12 +234,14 @@ class Peer(asyncio.BufferedProtocol):
         ):
             return
         elif late_ms := self._incoming.late_ms(now):
-            _LOG.warning("%s: closing, no whole frame within %d ms", self.name, late_ms)
+            _LOG.warning(
+                "connection ended peer=%s: no whole frame within %d ms", self.name, late_ms
+            )
             self._part(DeadlineExceededError(f"no whole frame arrived within {late_ms} ms"))
         elif self._leave_at is not None:
             self._close_if_left()
         elif not self._has_work and self._work.idle_ms(now) > 1000 * idle_seconds_max:
-            _LOG.debug("%s: idle, sent GOAWAY", self.name)
+            _LOG.debug("GOAWAY sent peer=%s: the connection is idle", self.name)
             self.go_away()
 
     def forsake_if_overdue(self) -> bool:
@@ -249,7 +253,9 @@ class Peer(asyncio.BufferedProtocol):
         if self._work.has_tasks and not is_overdue(self._lost_at, now, limits.HANDLER_CANCEL_MS):
             return False
         for task in self._work.forsake():
-            _LOG.error("%s: request abandoned, its task ignores cancellation: %r", self.name, task)
+            _LOG.error(
+                "request abandoned peer=%s: its task ignores cancellation: %r", self.name, task
+            )
         return True
 
     def go_away(self) -> None:
@@ -304,7 +310,7 @@ class Peer(asyncio.BufferedProtocol):
                 self._leave_at = self._clock.monotonic()
                 self._close_if_left()
             case ConnectionBroken(error):
-                _LOG.warning("%s: closing: %s", self.name, error)
+                _LOG.warning("connection ended peer=%s: %s", self.name, error)
                 self._part(error)
             case _:
                 pass
@@ -329,7 +335,7 @@ class Peer(asyncio.BufferedProtocol):
     def _on_work_ended(self, error: BaseException | None) -> None:
         self.note_rest()
         if error is not None:
-            _LOG.error("%s: an answer could not be sent: %s", self.name, error)
+            _LOG.error("answer not sent peer=%s: %s", self.name, error)
             self.close()
 
     def _answer_ping(self, frame: Frame) -> None:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from itertools import zip_longest
 from typing import Any, Final, Protocol, TypeVar
 
 from sbp_core import limits
@@ -98,6 +99,29 @@ class Turns:
         self._over_at = None
         if self._steps:
             self._run()
+
+
+class Tally:
+    """Adds up what may happen often, for a line of the log now and then.
+
+    One is due at once, and then every `interval_ms` at most.
+    """
+
+    def __init__(self, clock: Clock, interval_ms: int) -> None:
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self._sums: list[int] = []
+        self._due_at = clock.monotonic()
+
+    def add(self, *counts: int) -> tuple[int, ...] | None:
+        """Add counts, the same number of them each time; return their sums when a line is due."""
+        self._sums = [sum(pair) for pair in zip_longest(self._sums, counts, fillvalue=0)]
+        now = self._clock.monotonic()
+        if now < self._due_at:
+            return None
+        self._due_at = now + self._interval_ms / 1000
+        sums, self._sums = tuple(self._sums), []
+        return sums
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:

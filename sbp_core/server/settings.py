@@ -24,45 +24,58 @@ from sbp_core.sockets import is_loopback
 from sbp_core.tls import Contexts, ServerTls, Tls, ready
 from sbp_core.wire.dialect import Dialect, parse_dialect
 
+Place = tuple[str, str]
+"""Section and key in a configuration file."""
 
-def setting(doc: str, limit: str, *, default: Any = MISSING) -> Any:
-    """Declare a setting whose class checks it; without a default it has to be given."""
-    return field(default=default, metadata={"doc": doc, "unit": "", "limit": limit})
+
+def setting(doc: str, limit: str, *, default: Any = MISSING, place: Place | None = None) -> Any:
+    """Declare a setting whose class checks it; without a default it has to be given.
+
+    Without a place its name is its key, in the section of the server or the command.
+    """
+    metadata = {"doc": doc, "unit": "", "limit": limit} | _placed(place)
+    return field(default=default, metadata=metadata)
 
 
 def integer_setting(
-    doc: str, low: int, high: int, *, default: int | Any = MISSING, unit: str = ""
+    doc: str,
+    low: int,
+    high: int,
+    *,
+    default: int | Any = MISSING,
+    unit: str = "",
+    place: Place | None = None,
 ) -> Any:
     """Declare a setting that is an integer from `low` to `high`."""
-    return field(
-        default=default,
-        metadata={"doc": doc, "unit": unit, "limit": f"{low}..{high}", "bounds": (low, high)},
-    )
+    metadata = {"doc": doc, "unit": unit, "limit": f"{low}..{high}", "bounds": (low, high)}
+    return field(default=default, metadata=metadata | _placed(place))
 
 
-def choice_setting(doc: str, choices: tuple[str | bool, ...], *, default: str | bool | None) -> Any:
+def choice_setting(
+    doc: str,
+    choices: tuple[str | bool, ...],
+    *,
+    default: str | bool | None,
+    place: Place | None = None,
+) -> Any:
     """Declare a setting that has one of some values, or None if that is the default."""
     words = ", ".join(str(each).lower() if isinstance(each, bool) else each for each in choices)
     metadata = {"doc": doc, "unit": "", "limit": words, "choices": choices}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata | _placed(place))
 
 
 def tls_setting(key: str, doc: str) -> Any:
     """Declare a file of TLS, which is `key` in [tls] of a configuration file."""
-    metadata = {"doc": doc, "unit": "", "limit": "a file in PEM", "section": "tls", "key": key}
-    return field(default=None, metadata=metadata)
+    return setting(doc, "a file in PEM", default=None, place=("tls", key))
 
 
 def auth_setting(key: str, doc: str, limit: str, *, default: Any = None) -> Any:
     """Declare a setting of identities, which is `key` in [auth] of a configuration file."""
-    metadata = {"doc": doc, "unit": "", "limit": limit, "section": "auth", "key": key}
-    return field(default=default, metadata=metadata)
+    return setting(doc, limit, default=default, place=("auth", key))
 
 
-def audit_setting(key: str, declared: Any) -> Any:
-    """Declare a setting of the stream of audit events, which is `key` in [audit]."""
-    metadata = {**declared.metadata, "section": "audit", "key": key}
-    return field(default=declared.default, metadata=metadata)
+def _placed(place: Place | None) -> dict[str, str]:
+    return {} if place is None else {"section": place[0], "key": place[1]}
 
 
 def port_setting(default: int | Any = MISSING) -> Any:
@@ -204,23 +217,19 @@ class ListenerSettings:
         "Audience that tokens have to name (aud).",
         "a text, such as the name of the cluster; needed for tokens",
     )
-    audit_stream: bool | None = audit_setting(
-        "stream",
-        choice_setting(
-            "Whether audit events are stored in the stream _audit too, which the placement driver"
-            " makes; when not set, they are if requests need an identity.",
-            (True, False),
-            default=None,
-        ),
+    audit_stream: bool | None = choice_setting(
+        "Whether audit events are stored in the stream _audit too, which the placement driver"
+        " makes; when not set, they are if requests need an identity.",
+        (True, False),
+        default=None,
+        place=("audit", "stream"),
     )
-    audit_protected: bool = audit_setting(
-        "protected",
-        choice_setting(
-            "Whether only the servers of the cluster change the stream _audit: others, also"
-            " administrators, can neither append to it nor trim, update, seal or delete it.",
-            (True, False),
-            default=True,
-        ),
+    audit_protected: bool = choice_setting(
+        "Whether only the servers of the cluster change the stream _audit: others, also"
+        " administrators, can neither append to it nor trim, update, seal or delete it.",
+        (True, False),
+        default=True,
+        place=("audit", "protected"),
     )
 
     def __post_init__(self) -> None:

@@ -18,7 +18,12 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.access.identity import Identity
-from sbp_core.errors import InvalidRequestError, PermissionDeniedError
+from sbp_core.errors import (
+    InvalidRequestError,
+    PermissionDeniedError,
+    SbpError,
+    UnauthenticatedError,
+)
 from sbp_core.wire.headers import ClientRole, HeartbeatRequest, HeartbeatResponse, Status
 from sbp_core.wire.status import shown
 
@@ -96,3 +101,8 @@ def heartbeat_answer(
         status=status,
         cluster_id=cluster_id,
     )
+
+
+def is_denial(error: SbpError) -> bool:
+    """Whether an error says that a peer has no identity, or not the rights."""
+    return isinstance(error, UnauthenticatedError | PermissionDeniedError)

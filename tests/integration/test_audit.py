@@ -20,8 +20,9 @@ from sbp_core.cli.serving import _maybe_audit_file
 from sbp_core.client import AppendItem, Client, StreamSpec, StreamUpdate
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import ConfigurationError, NotFoundError
-from sbp_core.server import audit
-from sbp_core.server.audit import EVENTS, MANAGEMENT, AuditFile
+from sbp_core.server import line_file
+from sbp_core.server.audit import EVENTS, MANAGEMENT
+from sbp_core.server.line_file import LineFile
 from sbp_core.wire.headers import (
     CreateStreamsRequest,
     DeleteStreamsRequest,
@@ -219,7 +220,7 @@ def test_a_full_disk_loses_events_once_and_keeps_whole_lines(tmp_path, monkeypat
     write = os.write
 
     def write_what_fits(descriptor, data):
-        if threading.current_thread().name != "audit":
+        if threading.current_thread().name != "line-file":
             return write(descriptor, data)
         if not space["bytes"]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -228,7 +229,7 @@ def test_a_full_disk_loses_events_once_and_keeps_whole_lines(tmp_path, monkeypat
         return written
 
     monkeypatch.setattr(os, "write", write_what_fits)
-    file = AuditFile(path)
+    file = LineFile(path)
 
     def send(text: str) -> None:
         file.emit(logging.makeLogRecord({"msg": json.dumps({"text": text})}))
@@ -246,7 +247,7 @@ def test_a_full_disk_loses_events_once_and_keeps_whole_lines(tmp_path, monkeypat
     assert len(kept) == 3
     logged = [each.getMessage() for each in caplog.records]
     assert len(logged) == 2
-    assert "audit events are lost" in logged[0]
+    assert "events are lost" in logged[0]
     assert logged[1].endswith("lost=3")
 
 
@@ -254,8 +255,8 @@ def test_a_disk_that_hangs_holds_up_no_operation(tmp_path, monkeypatch):
     gate = threading.Event()
     write = os.write
     monkeypatch.setattr(os, "write", lambda *arguments: gate.wait() and write(*arguments))
-    monkeypatch.setattr(audit, "_QUEUED_MAX", 3)
-    file = AuditFile(tmp_path / "audit.jsonl")
+    monkeypatch.setattr(line_file, "_QUEUED_MAX", 3)
+    file = LineFile(tmp_path / "audit.jsonl")
     for number in range(10):
         file.emit(logging.makeLogRecord({"msg": json.dumps(number)}))
     gate.set()

@@ -117,4 +117,4 @@ def test_a_data_directory_of_before_is_tightened_at_its_start(tmp_path):
         assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o700, 0o600}
         for path, mode in ((folder, 0o755), (own, 0o644), (outside, 0o644)):
             assert stat.S_IMODE(path.stat().st_mode) == mode
-        assert "WARNING sbp_core.cli.serving: other users could open" in log.read_text()
+        assert "WARNING sbp_core.cli.serving: files made private" in log.read_text()

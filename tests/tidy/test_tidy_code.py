@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tidy_sources import PACKAGES, ROOT, names_used, parse, project_files, python_files, statements
 
+from sbp_core.cli.logs import RESERVED_KEYS, maybe_template
+
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 
@@ -76,3 +78,39 @@ def test_servers_and_log_touch_the_world_through_ports():
     inner = ("sbp_core/pd", "sbp_core/rangeserver", "sbp_core/log")
     pure = [path for path in python_files(*inner) if path not in PORTS]
     assert find(pure, IMPURE) == []
+
+
+def log_calls(tree: ast.Module) -> list[tuple[int, str | None]]:
+    """Line and message of each log call; None for a message that is no constant."""
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="_LOG"), attr=attr), args=args):
+                message = args[1 if attr == "log" else 0]
+                value = message.value if isinstance(message, ast.Constant) else None
+                found.append((node.lineno, value))
+    return found
+
+
+def is_event(message: str | None) -> bool:
+    """Whether a message is `EVENT key=%s: DETAIL`, as `sbp_core.cli.logs` reads it."""
+    template = None if message is None else maybe_template(message)
+    if template is None or set(template.keys) & set(RESERVED_KEYS):
+        return False
+    return "=%" not in (template.detail or "")
+
+
+def test_log_calls_of_servers_are_events():
+    """The client is a library: its lines are read among those of Spark."""
+    servers = [path for path in python_files("sbp_core") if "client" not in path.parts]
+    calls = [(path, *each) for path in servers for each in log_calls(parse(path))]
+    assert len(calls) > 100
+    assert [f"{path}:{line}" for path, line, text in calls if not is_event(text)] == []
+
+
+def test_a_log_call_that_is_no_event_is_found():
+    tree = ast.parse('_LOG.info("a b=%s: %s", 1, 2)\n_LOG.log(3, "%s: a", 1)\n_LOG.info(text)')
+    assert log_calls(tree) == [(1, "a b=%s: %s"), (2, "%s: a"), (3, None)]
+    bad = ["%s: a", "a %s", "a: b=%s", "a server=%d", "a b=%s, c=%s", None]
+    assert [text for text in bad if is_event(text)] == []
+    assert all(map(is_event, ["a", "a b=%.1f c=%04o", "a: %s"]))

@@ -107,8 +107,8 @@ def test_a_clock_that_is_being_adjusted_is_believed(
 @pytest.mark.parametrize(
     ("off_ms", "said"),
     [
-        (10 * DAY_MS, "864000 s after the newest entry of the log"),
-        (-60_000, "60 s before the newest entry of the log"),
+        (10 * DAY_MS, "off_s=864000: it is after the newest entry of the log"),
+        (-60_000, "off_s=-60: it is before the newest entry of the log"),
         (60_000, ""),
     ],
 )

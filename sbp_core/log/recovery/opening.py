@@ -282,8 +282,8 @@ def _go_on_behind(
 
 def _recover_with_loss(disk: Disk, directory: Path, lost: LostTail) -> Recovered:
     _LOG.error(
-        "%s ends at log position %d, and was synced up to %d; lost: %s. Put the file back whole, or"
-        " see `sbp log check`; all else is served",
+        "end of the log lost path=%s position=%d synced_position=%d: lost: %s. Put the file back"
+        " whole, or see `sbp log check`; all else is served",
         lost.path,
         lost.position,
         lost.end,

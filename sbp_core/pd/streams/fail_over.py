@@ -148,7 +148,11 @@ class FailOver:
         for item, result in zip(items, results, strict=True):
             opened = result.stream_range
             if opened is None:
-                self._log_failure("fail-over waits", item, result)
+                if error := self._maybe_news(item, result):
+                    _LOG.warning(
+                        "fail-over waits stream=%d range=%d: %s",
+                        *(item.stream_id, item.range_index, error),
+                    )
                 continue
             self._failures.pop(item.stream_id, None)
             self._begun.discard(item.stream_id)
@@ -184,7 +188,11 @@ class FailOver:
         for item, result in zip(items, await self._seal(items), strict=True):
             opened = result.stream_range
             if opened is None:
-                self._log_failure("replicas not placed", item, result)
+                if error := self._maybe_news(item, result):
+                    _LOG.warning(
+                        "replicas not placed stream=%d range=%d: %s",
+                        *(item.stream_id, item.range_index, error),
+                    )
                 continue
             self._failures.pop(item.stream_id, None)
             _LOG.info(
@@ -205,19 +213,17 @@ class FailOver:
         finally:
             self._at_work -= stream_ids
 
-    def _log_failure(self, event: str, item: RangeId, result: SealRangesResult) -> None:
-        """Log why a range is not sealed, or has no successor, each STUCK_LOG_INTERVAL_MS."""
+    def _maybe_news(self, item: RangeId, result: SealRangesResult) -> SbpError | None:
+        """Return why a range is not sealed, or has no successor, each STUCK_LOG_INTERVAL_MS."""
         error = maybe_error(result.status)
-        if isinstance(error, ThrottledError):  # its primary answers
-            _LOG.debug("%s stream=%d: %s", event, item.stream_id, error)
-            return
+        if isinstance(error, ThrottledError):
+            _LOG.debug("primary answers stream=%d: %s", item.stream_id, error)
+            return None
         now = self._clock.monotonic()
         logged_at, _ = self._failures.get(item.stream_id, (-inf, ""))
         is_due = 1000 * (now - logged_at) >= limits.STUCK_LOG_INTERVAL_MS
         self._failures[item.stream_id] = now if is_due else logged_at, str(error)
-        if not is_due:
-            return
-        _LOG.warning("%s stream=%d range=%d: %s", event, item.stream_id, item.range_index, error)
+        return error if is_due else None
 
     def _add_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

@@ -206,7 +206,7 @@ class Repair:
         self._announcer.announce(announced)
         if announced:
             _LOG.info(
-                "replica added stream=%d range=%d server=%d: it copies the range",
+                "replica added stream=%d range=%d server_id=%d: it copies the range",
                 *(*each.key, newcomer),
             )
 
@@ -216,7 +216,7 @@ class Repair:
             return
         if await self._store.run(_removed, each.key, lost):
             _LOG.info(
-                "replicas removed stream=%d range=%d servers=%s: as many others have the range",
+                "replicas removed stream=%d range=%d server_ids=%s: as many others have the range",
                 *(*each.key, lost),
             )
 

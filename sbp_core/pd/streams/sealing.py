@@ -276,16 +276,19 @@ class Sealer:
         self._membership.suspect(unreachable)
         servers = self._membership.live_servers() or planned
         ends = (fences[each].maybe_end() for each in stream_ids if each in fences)
+        sealed = [each for each in ends if isinstance(each, SealedRange)]
         opened, ended = await self._store.run(
             open_next_ranges,
             stream_ids,
-            [each for each in ends if isinstance(each, SealedRange)],
+            sealed,
             [each for each in servers if each.server_id not in unreachable],
             silent,
             is_bounded=is_bounded,
         )
         news = [each for each in opened.values() if isinstance(each, StreamRange)]
         self._announcer.announce([*news, *ended])
+        for end in sealed:
+            _LOG.info("range sealed stream=%d range=%d end_offset=%d", *end[:3])
         return opened
 
 

@@ -459,10 +459,7 @@ def _log(publication: Publication, error: Exception) -> None:
     is_stuck = publication.state is PublicationState.STUCK
     _LOG.log(
         logging.ERROR if is_stuck else logging.WARNING,
-        "decision not published%s decision=%d stream=%d: %s; retrying",
-        " as it was committed" if is_stuck else "",
-        publication.txn_number,
-        publication.stream_id,
-        error,
+        "decision not published decision=%d stream=%d stuck=%s: %s; retrying",
+        *(publication.txn_number, publication.stream_id, is_stuck, error),
         exc_info=None if isinstance(error, SbpError) else error,
     )

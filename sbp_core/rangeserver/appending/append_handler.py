@@ -7,10 +7,12 @@ batches of transactions, and commit.py for what happens to the entries.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import repeat
+from typing import Final
 
 from msgspec import Struct
 
@@ -48,7 +50,7 @@ from sbp_core.segment_format import EntryKind
 from sbp_core.server.answers import respond_all
 from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
 from sbp_core.server.later import Later
-from sbp_core.server.runtime import Clock
+from sbp_core.server.runtime import Clock, Tally
 from sbp_core.server.trust import Standing
 from sbp_core.wire.headers import (
     AppendRequest,
@@ -58,6 +60,10 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.status import SUCCESS, status_for
 from sbp_core.wire.txn_id import is_copy
+
+_LOG: Final = logging.getLogger(__name__)
+_THROTTLED_LOG_INTERVAL_MS: Final = 600_000
+"""Between lines of the log about appends that were throttled."""
 
 _Outcome = Entry | PendingAppend | NumberedBatch | StagedRepeat | Status
 """The outcome of an item: a batch to append, without and with a number; one that was appended
@@ -114,6 +120,7 @@ class AppendHandler(PromptHandler):
         self._metrics = metrics
         self._check_driver = check_driver
         self._batch_bytes_max = batch_bytes_max
+        self._throttled = Tally(clock, _THROTTLED_LOG_INTERVAL_MS)
 
     def begin(self, call: ServerCall) -> Rest | Later:
         """Accept one APPEND frame; the rest is to wait until its batches are committed."""
@@ -149,6 +156,10 @@ class AppendHandler(PromptHandler):
             self._metrics.throttled[reason] += len(frame.items)
             frame.outcomes = [self._refuse(item, error) for item in frame.items]
             frame.throttle_time_ms = limits.THROTTLE_MS
+            if isinstance(error, ThrottledError) and (counts := self._throttled.add(1)):
+                _LOG.warning(
+                    "appends throttled count=%d peer=%s: %s", *counts, frame.call.peer.name, error
+                )
             return
         frame.outcomes = [self._accept(item, frame) for item in frame.items]
         if frame.entries:

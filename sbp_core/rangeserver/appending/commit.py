@@ -56,13 +56,17 @@ from sbp_core.log.states.range_states import LoggedRange, RangeKey
 from sbp_core.rangeserver.metrics import GroupTally
 from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.segment_format import EntryKind
-from sbp_core.server.runtime import Clock, SystemClock
+from sbp_core.server.runtime import Clock, SystemClock, Tally
 
 Publish = Callable[[Sequence[LoggedRange]], None]
 """Makes visible how ranges are, now that what changed them is committed."""
 
 _LOG: Final = logging.getLogger(__name__)
 
+_SLOW_MS: Final = 1_000
+"""Time to write and sync a group from which on the disk is logged as slow."""
+_SLOW_LOG_INTERVAL_MS: Final = 600_000
+"""Between lines of the log about that."""
 _UNSYNCED_KINDS: Final = APPENDED_KINDS - {EntryKind.STAGED}
 """Kinds that may be acknowledged before they are synced, with a sync interval."""
 
@@ -172,6 +176,7 @@ class GroupCommitter:
     ) -> None:
         self._log = log
         self._clock = clock or SystemClock()
+        self._slow = Tally(self._clock, _SLOW_LOG_INTERVAL_MS)
         self._copies: Copies = NoCopies()
         self._sizes = sizes
         self._sync_interval_ms = sync_interval_ms
@@ -377,6 +382,7 @@ class GroupCommitter:
         """Do the work on a thread; when it is done, go on here."""
 
         def on_thread() -> None:
+            began_at = self._clock.monotonic()
             try:
                 job.work()
             except SbpError as error:
@@ -386,11 +392,21 @@ class GroupCommitter:
                 failure = LogWriteError(f"the log failed unexpectedly: {error}")
                 self._loop.call_soon_threadsafe(self._fail, failure)
             else:
+                self._note_duration(self._clock.monotonic() - began_at)
                 self._loop.call_soon_threadsafe(self._on_done, job)
 
         job.began_at = self._clock.monotonic()
         self._jobs.append(job)
         self._threads.submit(on_thread)
+
+    def _note_duration(self, seconds: float) -> None:
+        """Log that the disk is slow. Runs on the thread."""
+        took_ms = round(1000 * seconds)
+        if took_ms >= _SLOW_MS and (counts := self._slow.add(1)):
+            _LOG.warning(
+                "disk slow took_ms=%d count=%d folder=%s: appends wait for it",
+                *(took_ms, *counts, self._log.directory),
+            )
 
     def _on_done(self, job: _Job) -> None:
         """Finish the jobs that are done, in their order; begin the next."""

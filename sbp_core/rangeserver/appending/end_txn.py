@@ -246,7 +246,7 @@ class StagedSweep:
         record_count = await self._drop(stream_id, range_index, txn_ids)
         if record_count:
             _LOG.info(
-                "staged records dropped: records=%d range=%d stream=%d transactions=%s",
+                "staged records dropped records=%d range=%d stream=%d transactions=%s",
                 record_count,
                 range_index,
                 stream_id,

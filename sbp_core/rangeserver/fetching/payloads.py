@@ -144,7 +144,8 @@ class LocalReads:
             self._registration = Registration(directory, self._instance)
         except OSError as error:
             _LOG.warning(
-                "local reads only for clients that name the folder %s in %s: %s cannot be used: %s",
+                "local reads only by folder folder=%s variable=%s registry=%s: %s; clients have to"
+                " name the folder in the variable",
                 *(directory, FOLDERS_VARIABLE, registry_path(), describe_os_error(error)),
             )
 

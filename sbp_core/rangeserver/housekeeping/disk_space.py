@@ -93,7 +93,7 @@ class DiskSpace:
         self._free_bytes, self._written_bytes = free, written
         if self.is_refusing and not self.is_short:
             self.is_refusing = False
-            _LOG.warning("appends accepted again: folder=%s has free space", self._folder)
+            _LOG.warning("appends accepted again folder=%s: the disk has free space", self._folder)
         return free
 
     async def refresh(self) -> None:
@@ -101,7 +101,7 @@ class DiskSpace:
         try:
             await self.measure()
         except OSError as error:
-            _LOG.warning("free space unknown: folder=%s error=%s", self._folder, error)
+            _LOG.warning("free space unknown folder=%s: %s", self._folder, error)
 
     def admit(self, length: int) -> None:
         """Admit an append of `length` bytes. Raises DiskFullError if the disk is too full."""
@@ -122,7 +122,7 @@ class DiskSpace:
         )
         if not self.is_refusing:
             self.is_refusing = True
-            _LOG.warning("appends refused: folder=%s reason=%s", self._folder, error)
+            _LOG.warning("appends refused folder=%s: %s", self._folder, error)
         return error
 
 
@@ -182,20 +182,16 @@ class SpaceFreer:
         if room_bytes < wanted_bytes:
             if not self.is_stuck:
                 _LOG.error(
-                    "%d bytes that were trimmed or deleted cannot be freed: that takes %d bytes,"
-                    " and the disk of %s has %d; make room on it",
-                    dead_bytes,
-                    wanted_bytes,
-                    self._log.directory,
-                    room_bytes,
+                    "space not freed folder=%s dead_bytes=%d wanted_bytes=%d room_bytes=%d: to free"
+                    " what was trimmed and deleted takes some room; make it on the disk",
+                    *(self._log.directory, dead_bytes, wanted_bytes, room_bytes),
                 )
             self.is_stuck = True
             return
         self.is_stuck = False
         self._log.end_segment()
         _LOG.warning(
-            "the log in %s goes on in a new segment: its disk is short, and %d of %d bytes in the"
-            " one before were trimmed or deleted",
+            "segment ended early folder=%s dead_bytes=%d held_bytes=%d: its disk is short",
             self._log.directory,
             dead_bytes,
             held.held_bytes,

@@ -27,9 +27,11 @@ from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace, SpaceFreer
 from sbp_core.rangeserver.housekeeping.retention import Held, Retention, SteadyTime, expired_below
-from sbp_core.server.runtime import Clock, cancel_all
+from sbp_core.server.runtime import Clock, Tally, cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
+_LOG_INTERVAL_MS: Final = 1_800_000
+"""Between lines of the log about what retention and the cleaner did."""
 
 
 class Housekeeping:
@@ -59,6 +61,8 @@ class Housekeeping:
         self._sweep = sweep
         self._time = SteadyTime(clock, log.recovery.newest_ms)
         self._interval_ms = interval_ms
+        self._trims = Tally(clock, _LOG_INTERVAL_MS)
+        self._cleanings = Tally(clock, _LOG_INTERVAL_MS)
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-cleaner")
         self._task = asyncio.create_task(self._run())
 
@@ -76,23 +80,23 @@ class Housekeeping:
         try:
             await self._find_retentions()
         except SbpError as error:
-            _LOG.warning("streams could not be compared with the placement driver's: %s", error)
+            _LOG.warning("streams not compared with the placement driver: %s", error)
         while True:
             await self._pause()
             now_ms = self._time.maybe_now_ms()
             try:
                 await self._retain(now_ms)
             except SbpError as error:
-                _LOG.warning("streams cannot be trimmed by their retention now: %s", error)
+                _LOG.warning("retention not applied: %s", error)
             try:
                 if now_ms is not None:
                     await self._sweep.sweep(now_ms)
             except SbpError as error:
-                _LOG.warning("dead transactions cannot be dropped now: %s", error)
+                _LOG.warning("dead transactions not dropped: %s", error)
             try:
                 await self._clean()
             except LogError as error:
-                _LOG.error("disk space cannot be freed now: %s", error)
+                _LOG.error("disk space not freed: %s", error)
 
     async def _pause(self) -> None:
         """Wait for the next round: only briefly while the disk is short of space."""
@@ -112,7 +116,9 @@ class Housekeeping:
         offsets = await asyncio.get_running_loop().run_in_executor(
             self._thread, self._expired, streams, now_ms
         )
-        await asyncio.gather(*(self._trim(*each) for each in offsets.items()))
+        trimmed = await asyncio.gather(*(self._trim(*each) for each in offsets.items()))
+        if any(trimmed) and (counts := self._trims.add(sum(trimmed))):
+            _LOG.info("streams trimmed by retention count=%d", *counts)
         await self._report(list(limited))
 
     async def _find_retentions(self) -> dict[int, Retention]:
@@ -139,7 +145,7 @@ class Housekeeping:
             try:
                 offset = self._expired_below(ranges, kept, now_ms or 0)
             except LogError as error:
-                _LOG.error("stream %d cannot be trimmed: %s", ranges[0].stream_id, error)
+                _LOG.error("stream not trimmed stream=%d: %s", ranges[0].stream_id, error)
                 continue
             if offset > ranges[0].start_offset:
                 offsets[ranges[0].stream_id] = offset
@@ -157,14 +163,17 @@ class Housekeeping:
         )
         return expired_below(held, batches, retention, now_ms)
 
-    async def _trim(self, stream_id: int, offset: int) -> None:
+    async def _trim(self, stream_id: int, offset: int) -> bool:
+        """Trim a stream; return whether that was done."""
         try:
             await self._host.trim(stream_id, offset)
         except SbpError as error:
-            _LOG.warning("stream %d was not trimmed at %d: %s", stream_id, offset, error)
+            _LOG.warning("stream not trimmed stream=%d offset=%d: %s", stream_id, offset, error)
         else:
             self.trim_count += 1
-            _LOG.info("stream %d begins at offset %d, by its retention", stream_id, offset)
+            _LOG.debug("stream trimmed by retention stream=%d start_offset=%d", stream_id, offset)
+            return True
+        return False
 
     async def _report(self, stream_ids: Sequence[int]) -> None:
         """Report where streams begin in ranges that the placement driver lets begin before."""
@@ -187,13 +196,9 @@ class Housekeeping:
         cleaned = await loop.run_in_executor(self._thread, free)
         await self._disk_space.refresh()
         self.cleaned += cleaned
-        if cleaned != Cleaned():
-            _LOG.info(
-                "%d bytes freed: %d segments removed, %d rewritten",
-                cleaned.freed_bytes,
-                cleaned.removed_count,
-                cleaned.rewritten_count,
-            )
+        done = cleaned.freed_bytes, cleaned.removed_count, cleaned.rewritten_count
+        if any(done) and (sums := self._cleanings.add(*done)):
+            _LOG.info("log cleaned freed_bytes=%d removed_segments=%d rewritten_segments=%d", *sums)
 
 
 class LogNotes:
@@ -221,5 +226,5 @@ class LogNotes:
                 is_failing = False
             except LogWriteError as error:
                 if not is_failing:
-                    _LOG.warning("how far the log is synced cannot be noted: %s", error)
+                    _LOG.warning("synced position not noted: %s", error)
                 is_failing = True

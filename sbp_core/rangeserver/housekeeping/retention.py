@@ -95,8 +95,8 @@ class SteadyTime:
             self._begin(monotonic_ms, ahead_ms)
         elif abs(ahead_ms - before_ms) > limits.CLOCK_LEAP_MS:
             _LOG.warning(
-                "the wall clock leapt by %d s: no record is removed for its age until the clock has"
-                " gone evenly for %d s; if it is wrong, set it right",
+                "clock leapt leap_s=%d: no record is removed for its age until the clock has gone"
+                " evenly for %d s; if it is wrong, set it right",
                 (ahead_ms - before_ms) // 1000,
                 limits.CLOCK_EVEN_MS // 1000,
             )
@@ -115,9 +115,9 @@ class SteadyTime:
         if not self._newest_ms or -limits.CLOCK_LEAP_MS <= off_ms <= limits.CLOCK_SUSPICIOUS_MS:
             return
         _LOG.warning(
-            "the wall clock is %d s %s the newest entry of the log: no record is removed for its"
-            " age until the clock has gone evenly for %d s; if it is wrong, set it right",
-            abs(off_ms) // 1000,
+            "clock in doubt off_s=%d: it is %s the newest entry of the log; no record is removed"
+            " for its age until the clock has gone evenly for %d s; if it is wrong, set it right",
+            off_ms // 1000,
             "after" if off_ms > 0 else "before",
             limits.CLOCK_EVEN_MS // 1000,
         )

@@ -127,7 +127,7 @@ class Copier:
         if failure is not None:
             raise error or failure
         _LOG.info(
-            "records copied: stream=%d range=%d end_offset=%d: no server has all its entries",
+            "records copied stream=%d range=%d end_offset=%d: no server has all its entries",
             *(*hosted.key, where.end_offset),
         )
         return copied_entry(hosted.key, where.end_offset, end)

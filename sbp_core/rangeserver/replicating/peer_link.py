@@ -173,7 +173,7 @@ class Copy:
         """Give the copy up."""
         if self.state is CopyState.LOST:
             return
-        _LOG.log(level, "copy lost: stream=%d range=%d: %s", *self.key, reason)
+        _LOG.log(level, "copy lost stream=%d range=%d: %s", *self.key, reason)
         self.state = CopyState.LOST
         self.behind_since = now if self.behind_since is None else self.behind_since
         self.window.clear()
@@ -387,7 +387,7 @@ class PeerLink:
     def _on_failure(self, error: SbpError) -> None:
         """Ask all copies again, after a while: the server is down, or cannot be reached."""
         if not self.is_down:
-            _LOG.warning("secondary does not answer: address=%s: %s", self.address, error)
+            _LOG.warning("secondary does not answer address=%s: %s", self.address, error)
         self.is_down = True
         for copy in self._copies.values():
             copy.ask()

@@ -384,7 +384,7 @@ class PrimaryRanges(Copies):
                         ask(await self._find_servers(key))
         except TimeoutError:
             _LOG.warning(
-                "appends not acknowledged: stream=%d range=%d count=%d: of the servers %s only %d"
+                "appends not acknowledged stream=%d range=%d count=%d: of the servers %s only %d"
                 " settled the range, and %d are needed",
                 *(*key, len(led.waiting), ", ".join(asking), len(led.settled), led.ack_count - 1),
             )
@@ -402,7 +402,7 @@ class PrimaryRanges(Copies):
             try:
                 is_settled = await self._settled.is_settled_at(address, key, end_offset)
             except SbpError as error:  # it is down, or has not settled yet
-                _LOG.debug("not settled: address=%s stream=%d range=%d: %s", address, *key, error)
+                _LOG.debug("not settled address=%s stream=%d range=%d: %s", address, *key, error)
                 is_settled = False
             if is_settled:
                 led.settled.add(address)

@@ -197,12 +197,12 @@ class Scrubber:
             await self._mend(damaged)
         except SbpError as error:
             _LOG.error(
-                "log damaged: file=%s position=%d stream=%d range=%d: %s; not mended: %s",
+                "log damaged file=%s position=%d stream=%d range=%d: %s; not mended: %s",
                 *(*place, damaged.reason, error),
             )
             return False
         _LOG.warning(
-            "log mended from another replica: file=%s position=%d stream=%d range=%d: %s",
+            "log mended from another replica file=%s position=%d stream=%d range=%d: %s",
             *(*place, damaged.reason),
         )
         return True

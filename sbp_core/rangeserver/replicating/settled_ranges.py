@@ -95,7 +95,7 @@ class SettledRanges:
         try:
             listed = await self._placement.list_ranges(stream_id)
         except SbpError as error:
-            _LOG.debug("ranges not listed: stream=%d: %s", stream_id, error)
+            _LOG.debug("ranges not listed stream=%d: %s", stream_id, error)
             return
         for where in listed:
             bounds = where.start_offset, where.end_offset
@@ -123,7 +123,7 @@ class SettledRanges:
         count = sum(each is True for each in answers)
         if count < needed:
             _LOG.info(
-                "repeats wait: stream=%d range=%d settled=%d needed=%d: of the servers %s too few"
+                "repeats wait stream=%d range=%d settled=%d needed=%d: of the servers %s too few"
                 " have settled the range",
                 *(*key, count, needed, ", ".join(addresses)),
             )

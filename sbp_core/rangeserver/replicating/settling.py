@@ -135,9 +135,9 @@ class Settler:
                     await asyncio.sleep(_HAND_OVER_STEP_SECONDS)
         except (SbpError, TimeoutError) as error:
             left = len(primary.led()) + primary.unsettled_count
-            _LOG.warning("ranges not handed over: ranges=%d: %s", left, error or "timeout")
+            _LOG.warning("ranges not handed over ranges=%d: %s", left, error or "timeout")
         else:
-            _LOG.info("ranges handed over: ranges=%d", len(led) - len(refused))
+            _LOG.info("ranges handed over ranges=%d", len(led) - len(refused))
 
     async def _complete_others(self, led: Sequence[RangeKey]) -> None:
         """Accept nothing more in ranges led here, and let the other servers get all of them.
@@ -245,7 +245,7 @@ class Settler:
             self._failures[hosted.key] = _, wait = _later(self._loop.time(), last, longest_ms)
             _LOG.log(
                 logging.WARNING if wait > last else logging.DEBUG,
-                "copy not settled: stream=%d range=%d retry_in_s=%.1f: %s",
+                "copy not settled stream=%d range=%d retry_in_s=%.1f: %s",
                 *(*hosted.key, wait, error),
             )
         else:
@@ -253,7 +253,7 @@ class Settler:
             self._failures.pop(hosted.key, None)
             self._asked_at.pop(hosted.key, None)
             _LOG.info(
-                "copy settled: stream=%d range=%d end_offset=%d", *hosted.key, where.end_offset
+                "copy settled stream=%d range=%d end_offset=%d", *hosted.key, where.end_offset
             )
 
     async def _settle(self, hosted: HostedRange, where: StreamRange) -> None:

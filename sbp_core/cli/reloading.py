@@ -1,0 +1,131 @@
+"""SIGHUP: what a process that serves reads and opens again, and what needs a restart."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+from argparse import Namespace
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sbp_core import tls
+from sbp_core.cli.logs import ProcessLog
+from sbp_core.errors import ConfigurationError
+from sbp_core.processes import hang_up_all
+from sbp_core.server.line_file import LineFile
+
+if TYPE_CHECKING:
+    from sbp_core.cli.config import Configuration, ServeSettings
+
+_LOG: Final = logging.getLogger(__name__)
+_RELOADED: Final = ("log_level", "log_format")
+"""Settings of the configuration file that are applied without a restart."""
+_REPORT_SECONDS: Final = 60.0
+
+
+class Reloader:
+    """Reads again what a server may change while it runs, when SIGHUP asks for it.
+
+    A child of `sbp serve` is asked by its parent, with a line on its standard input instead: that
+    reaches it also while it starts.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration[Any],
+        options: Namespace,
+        settings: ServeSettings[Any],
+        log: ProcessLog,
+        *,
+        audit_file: LineFile | None,
+    ) -> None:
+        self._configuration = configuration
+        self._options = options
+        self._settings = settings
+        """As they were at the start."""
+        self._log = log
+        self._audit_file = audit_file
+        self._applied = {name: getattr(settings, name) for name in _RELOADED}
+        self._lock = threading.Lock()
+
+    def watch(self) -> None:
+        """Reload at each SIGHUP, from now on, in a thread. The signal is blocked in all threads."""
+
+        def watch() -> None:
+            while True:
+                if signal.sigtimedwait({signal.SIGHUP}, _REPORT_SECONDS) is not None:
+                    self.reload()
+                self._log.report()
+
+        threading.Thread(target=watch, name="hang-ups", daemon=True).start()
+
+    def reload_line(self, line: bytes) -> None:
+        """Reload because of a line of the parent, which has the settings of the log."""
+        try:
+            given = json.loads(line)
+            self.reload({name: str(given[name]) for name in _RELOADED})
+        except (ValueError, LookupError, TypeError):
+            _LOG.warning("line on standard input ignored length=%d", len(line))
+
+    def reload(self, wanted: dict[str, str] | None = None) -> None:
+        """Read files again; apply the settings of the log, those of the configuration file."""
+        with self._lock:
+            restart_for: list[str] = []
+            if wanted is None:
+                wanted, restart_for = self._read_settings()
+            done = self._apply(wanted)
+            hang_up_all(json.dumps(wanted).encode() + b"\n")
+            done += ["files of TLS read again"] if tls.reload_all() else []
+            tokens = sys.modules.get("sbp_core.access.tokens")  # loaded where tokens are accepted
+            if tokens is not None and tokens.reload_all():
+                done.append("keys of tokens read again")
+            if self._log.has_file:
+                self._log.reopen()
+                done.append("log file opened again")
+            if self._audit_file is not None:
+                self._audit_file.reopen()
+                done.append("audit file opened again")
+            _LOG.warning(
+                "reloaded at SIGHUP: %s; %s",
+                ", ".join(done) or "nothing to read again",
+                f"restart the server to change {', '.join(restart_for)}"
+                if restart_for
+                else "options of the command line hold until a restart",
+            )
+
+    def _read_settings(self) -> tuple[dict[str, str], list[str]]:
+        """Return settings of the log, and names of changed settings that need a restart."""
+        path = self._options.config
+        if path is None or not Path(path).exists():
+            return self._applied, []
+        try:
+            fresh = self._configuration.load(self._options)
+        except ConfigurationError as error:
+            _LOG.error("configuration refused, the former one stays file=%s: %s", path, error)
+            return self._applied, []
+        wanted = {name: getattr(fresh, name) for name in _RELOADED}
+        changed = _changed(self._settings.servers, fresh.servers)
+        changed += _changed(self._settings, fresh)
+        return wanted, [name for name in changed if name not in {"servers", *_RELOADED}]
+
+    def _apply(self, wanted: dict[str, str]) -> list[str]:
+        """Apply settings of the log; return what changed."""
+        changed = [
+            f"{name} is {value}" for name, value in wanted.items() if value != self._applied[name]
+        ]
+        if changed:
+            self._log.apply(wanted["log_level"], wanted["log_format"])
+            self._applied = wanted
+        return changed
+
+
+def _changed(before: Any, after: Any) -> list[str]:
+    return [
+        each.name
+        for each in fields(before)
+        if getattr(before, each.name) != getattr(after, each.name)
+    ]
