@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbp_core import tls
 from sbp_core.cli.logs import ProcessLog
+from sbp_core.cli.service_manager import ServiceManager
 from sbp_core.errors import ConfigurationError
 from sbp_core.processes import hang_up_all
 from sbp_core.server.line_file import LineFile
@@ -42,6 +43,7 @@ class Reloader:
         log: ProcessLog,
         *,
         audit_file: LineFile | None,
+        manager: ServiceManager,
     ) -> None:
         self._configuration = configuration
         self._options = options
@@ -49,6 +51,7 @@ class Reloader:
         """As they were at the start."""
         self._log = log
         self._audit_file = audit_file
+        self._manager = manager
         self._applied = {name: getattr(settings, name) for name in _RELOADED}
         self._lock = threading.Lock()
 
@@ -74,6 +77,7 @@ class Reloader:
     def reload(self, wanted: dict[str, str] | None = None) -> None:
         """Read files again; apply the settings of the log, those of the configuration file."""
         with self._lock:
+            self._manager.reloads()
             restart_for: list[str] = []
             if wanted is None:
                 wanted, restart_for = self._read_settings()
@@ -96,6 +100,7 @@ class Reloader:
                 if restart_for
                 else "options of the command line hold until a restart",
             )
+            self._manager.reloaded()
 
     def _read_settings(self) -> tuple[dict[str, str], list[str]]:
         """Return settings of the log, and names of changed settings that need a restart."""

@@ -28,6 +28,7 @@ from sbp_core.regular_files import tighten
 if TYPE_CHECKING:
     from sbp_core.cli.config import Configuration, ServeSettings
     from sbp_core.cli.reloading import Reloader
+    from sbp_core.cli.service_manager import ServiceManager
     from sbp_core.server.line_file import LineFile
     from sbp_core.server.served import Served
 
@@ -98,6 +99,7 @@ class Service:
         from sbp_core.cli import config
         from sbp_core.cli.logs import ProcessLog
         from sbp_core.cli.reloading import Reloader
+        from sbp_core.cli.service_manager import ServiceManager
         from sbp_core.server.accepting import raise_descriptor_limit
 
         configuration: Configuration[Any] = getattr(config, self.configuration)
@@ -111,11 +113,14 @@ class Service:
             audit_file = _maybe_audit_file(settings.audit_file)
             if audit_file is not None:
                 stack.callback(audit_file.close)
-            reloader = Reloader(*(configuration, options, settings, log), audit_file=audit_file)
+            manager = ServiceManager(os.environ)
+            reloader = Reloader(
+                *(configuration, options, settings, log), audit_file=audit_file, manager=manager
+            )
             reloader.watch()
             raise_descriptor_limit()
             try:
-                self._run(configuration, settings, reloader, options)
+                self._run(configuration, settings, reloader, manager, options)
             except SbpError as error:
                 if log.has_file:  # standard error gets it in any case
                     _LOG.critical("server ended: %s", error)
@@ -127,6 +132,7 @@ class Service:
         configuration: Configuration[Any],
         settings: ServeSettings[Any],
         reloader: Reloader,
+        manager: ServiceManager,
         options: Namespace,
     ) -> None:
         from sbp_core.server import runtime
@@ -140,7 +146,8 @@ class Service:
                 *(__version__, os.getpid(), data_dir.absolute()),
             )
             reload = reloader.reload_line if options.until_stdin_closes else None
-            runtime.run(_serve(self, settings, ready, configuration.shown(settings), reload))
+            shown = configuration.shown(settings)
+            runtime.run(_serve(self, settings, ready, shown, manager=manager, reload=reload))
             _LOG.info("server stopped pid=%d", os.getpid())
 
 
@@ -348,6 +355,8 @@ async def _serve(
     settings: ServeSettings[Any],
     ready: ReadyFile,
     shown: Mapping[str, object],
+    *,
+    manager: ServiceManager,
     reload: Callable[[bytes], None] | None,
 ) -> None:
     """Run the servers until a signal, or the end of standard input with `reload`."""
@@ -355,8 +364,10 @@ async def _serve(
     _watch_signals(stopping)
     if reload is not None:
         _watch_stdin(stopping, reload)
+    beating = asyncio.create_task(manager.beat())
     servers = service.make(settings, partial(_end, stopping))
     async with contextlib.AsyncExitStack() as started:
+        started.callback(beating.cancel)
         admin = None
         if settings.admin_port >= 0:  # it answers before the servers have started
             from sbp_core.admin.endpoint import AdminEndpoint
@@ -364,7 +375,9 @@ async def _serve(
             endpoint = AdminEndpoint(servers, settings.listening, settings.admin_port, shown)
             started.push_async_callback(endpoint.stop)
             admin = await endpoint.start()
-        await _serve_until(stopping, service, servers, settings, ready, admin=admin)
+        await _serve_until(
+            *(stopping, service, servers, settings, ready), manager=manager, admin=admin
+        )
 
 
 async def _serve_until(
@@ -374,6 +387,7 @@ async def _serve_until(
     settings: ServeSettings[Any],
     ready: ReadyFile,
     *,
+    manager: ServiceManager,
     admin: str | None,
 ) -> None:
     """Run the servers; `admin` is where their admin endpoint is."""
@@ -381,6 +395,7 @@ async def _serve_until(
     ends: set[asyncio.Future[Any]] = {stopping, servers.failed}
     await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
+        manager.stops()
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await servers.stop()
@@ -395,11 +410,13 @@ async def _serve_until(
         _settle_garbage()
         ready.write(content)
         addresses = ", ".join(_addresses(content))
+        manager.serves(f"serving {addresses}")
         _LOG.info("server serves addresses=%s", addresses)
         _announce([*lines, serving_line(settings.servers.data_dir)])
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         _LOG.info("server stops")
+        manager.stops()
         try:
             ready.remove()
         finally:
