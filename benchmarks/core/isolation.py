@@ -28,7 +28,8 @@ from benchmarks.harness.model import BenchmarkError, Series
 from benchmarks.harness.tables import table
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, StreamSpec
-from sbp_core.cluster import Cluster, ClusterSettings
+from sbp_core.cluster import Cluster
+from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.records import ROWS_SCHEMA, encode_rows
 
 CLIENTS: Final = 4

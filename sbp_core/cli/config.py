@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 from sbp_core import limits
 from sbp_core.cli.parsing import parse_path
 from sbp_core.client import parse_endpoint
-from sbp_core.cluster import ClusterSettings
+from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings

@@ -9,19 +9,19 @@ from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
 from sbp_core.cli.parsing import parse_integer, parse_path
-from sbp_core.cli.serving import (
+from sbp_core.cli.server_options import (
     HANG_UP_HELP,
-    LOG_OPTIONS,
-    Service,
     add_insecure,
     add_process_options,
     add_record_bytes_max,
     add_security_options,
 )
+from sbp_core.cli.serving import LOG_OPTIONS, Service
 
 if TYPE_CHECKING:
     from sbp_core.cli.config import ServeSettings
-    from sbp_core.cluster import Cluster, ClusterSettings
+    from sbp_core.cluster import Cluster
+    from sbp_core.cluster_settings import ClusterSettings
     from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 
 

@@ -8,14 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sbp_core.cli.parsing import Actions, parse_integer, parse_path
-from sbp_core.cli.serving import (
+from sbp_core.cli.server_options import (
     HANG_UP_HELP,
-    Service,
     add_insecure,
     add_process_options,
     add_record_bytes_max,
     add_security_options,
 )
+from sbp_core.cli.serving import Service
 
 if TYPE_CHECKING:
     from sbp_core.cli.config import ServeSettings

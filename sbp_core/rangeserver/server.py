@@ -124,16 +124,7 @@ class RangeServer:
         _log_recovery(log)
         started.push_async_callback(LogNotes(log.high_water).stop)
         self._unready = Unready("joining", "the placement driver has not answered yet")
-        self._membership = membership = Membership(
-            settings.placement_driver,
-            settings.data_dir,
-            self._disk,
-            settings.heartbeat_interval_ms,
-            self._report,
-            high_water=log.high_water,
-            rack=settings.rack,
-            tls=settings.client_tls,
-        )
+        self._membership = membership = self._make_membership(log)
         # Its last heartbeat reports where the log ends: after the last commit, before `close`.
         started.push_async_callback(membership.leave)
         await membership.check_log()
@@ -184,6 +175,19 @@ class RangeServer:
             "range server serves server_id=%d address=%s", membership.server_id, self._endpoint
         )
         return log.recovery.lines()
+
+    def _make_membership(self, log: Log) -> Membership:
+        settings = self._settings
+        return Membership(
+            settings.placement_driver,
+            settings.data_dir,
+            self._disk,
+            settings.heartbeat_interval_ms,
+            self._report,
+            high_water=log.high_water,
+            rack=settings.rack,
+            tls=settings.client_tls,
+        )
 
     def _observe(self, host: RangeHost) -> Observation:
         assert self._settler is not None

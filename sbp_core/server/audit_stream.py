@@ -92,14 +92,14 @@ class AuditStream:
         if is_full or self._waiting_bytes + len(value) > _QUEUED_BYTES_MAX:
             if not self._lost_count:
                 _LOG.error(
-                    "audit events are lost to the stream %s: %d wait for it; make its range servers"
-                    " available. The audit file has all events, if one is set",
+                    "audit events lost stream=%s waiting=%d: make its range servers available; the"
+                    " audit file has all events, if one is set",
                     *(AUDIT_STREAM, len(self._waiting)),
                 )
             self._lost_count += 1
             return
         if self._lost_count:
-            _LOG.warning("audit events are accepted again: lost=%d", self._lost_count)
+            _LOG.warning("audit events accepted again lost=%d", self._lost_count)
             self._lost_count = 0
         self._waiting.append(_Record(str(event["operation"]).encode(), value, time_ms))
         self._waiting_bytes += len(value)
@@ -128,8 +128,8 @@ class AuditStream:
             await self._client.close()
         if self._waiting:
             _LOG.warning(
-                "audit events are not in the stream %s: count=%d; it was unavailable when the"
-                " server stopped. The audit file has them, if one is set",
+                "audit events not stored stream=%s count=%d: it was unavailable when the server"
+                " stopped; the audit file has them, if one is set",
                 *(AUDIT_STREAM, len(self._waiting)),
             )
             self._waiting.clear()
@@ -167,7 +167,7 @@ class AuditStream:
                 await asyncio.sleep(_RETRY_MS / 1000)
             else:
                 if self._is_failing:
-                    _LOG.warning("audit events are stored again: stream=%s", AUDIT_STREAM)
+                    _LOG.warning("audit events stored again stream=%s", AUDIT_STREAM)
                     self._is_failing = False
                 return
 
@@ -175,13 +175,13 @@ class AuditStream:
         """Log the first failure of several; a stream that is still to be made is none."""
         if isinstance(error, NotFoundError):
             _LOG.info(
-                "audit events wait: the placement driver has made no stream %s yet; it does so with"
-                " stream = true in its section [audit]",
+                "audit events wait stream=%s: the placement driver has not made it yet; it does so"
+                " with stream = true in its section [audit]",
                 AUDIT_STREAM,
             )
         elif not self._is_failing:
             self._is_failing = True
-            _LOG.warning("audit events wait: stream=%s: %s", AUDIT_STREAM, error)
+            _LOG.warning("audit events wait stream=%s: %s", AUDIT_STREAM, error)
 
 
 def _encode(records: Sequence[_Record], stream_id: int) -> bytes:

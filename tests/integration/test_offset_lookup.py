@@ -9,7 +9,8 @@ from set_clock import SetClock
 
 from sbp_core import limits
 from sbp_core.client import NO_CURSOR, AppendItem, AsyncClient, GroupInfo, StreamSpec
-from sbp_core.cluster import Cluster, ClusterSettings
+from sbp_core.cluster import Cluster
+from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import (
     ConfigurationError,
     InvalidRequestError,

@@ -30,7 +30,8 @@ from sbp_core.client import (
     RetryPolicy,
     StreamSpec,
 )
-from sbp_core.cluster import Cluster, ClusterSettings, Endpoints, LocalCluster
+from sbp_core.cluster import Cluster, Endpoints, LocalCluster
+from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.entry import COMMIT_BYTES
 from sbp_core.records import encode_envelope, split_envelopes

@@ -19,7 +19,8 @@ from sbp_core.client import (
     StreamSpec,
     StreamUpdate,
 )
-from sbp_core.cluster import Cluster, ClusterSettings
+from sbp_core.cluster import Cluster
+from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,

@@ -25,7 +25,8 @@ from sbp_core.client import (
     Writer,
     txn_id_of,
 )
-from sbp_core.cluster import Cluster, ClusterSettings, LocalCluster
+from sbp_core.cluster import Cluster, LocalCluster
+from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,

@@ -14,7 +14,8 @@ from range_server_process import RangeServerProcess
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec, Transaction, TxnPart
-from sbp_core.cluster import Cluster, ClusterSettings
+from sbp_core.cluster import Cluster
+from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import (
     NotFoundError,
     RangeSealedError,

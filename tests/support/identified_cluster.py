@@ -11,7 +11,8 @@ from identities import AUDIENCE, ISSUER, Issuer
 
 from sbp_core.access.identity import subject_of_certificate
 from sbp_core.client import AsyncClient, Connecting, RetryPolicy
-from sbp_core.cluster import Cluster, ClusterSettings
+from sbp_core.cluster import Cluster
+from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import PermissionDeniedError, SbpError, UnauthenticatedError
 from sbp_core.session.negotiation import identity_offer, maybe_identity_end
 from sbp_core.wire.headers import (

@@ -8,7 +8,8 @@ from raw_client import RawClient
 from waiting import until
 
 from sbp_core.client import AppendItem, AsyncClient, FetchItem
-from sbp_core.cluster import Cluster, ClusterSettings
+from sbp_core.cluster import Cluster
+from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.wire.headers import RangeId, SealRangesRequest
 from sbp_core.wire.opcodes import Opcode
 

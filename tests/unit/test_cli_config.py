@@ -9,7 +9,7 @@ import pytest
 from sbp_core import limits
 from sbp_core.cli import main as command
 from sbp_core.cli.config import SERVE, ServeSettings
-from sbp_core.cluster import ClusterSettings
+from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from sbp_core.cli import main as command_line
 from sbp_core.cli.config import PD, RANGE_SERVER, SERVE, ServeSettings
-from sbp_core.cluster import ClusterSettings
+from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.processes import _toml
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings

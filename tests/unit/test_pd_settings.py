@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sbp_core import limits
-from sbp_core.cluster import ClusterSettings
+from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings

@@ -50,7 +50,7 @@ class GrantTable:
                 removed.append(each)
                 continue
             if subject != each.subject:
-                _LOG.warning("grant changed to subject %s: %s", subject, each)
+                _LOG.warning("grant changed subject=%s: it was %s", subject, each)
                 removed.append(each)
                 added.append(replace(each, subject=subject))
         if removed:

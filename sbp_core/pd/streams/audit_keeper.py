@@ -95,7 +95,7 @@ class AuditKeeper:
                 self._fault = ""
             except SbpError as error:
                 if self._fault != str(error):
-                    _LOG.warning("stream %s not kept: %s; retrying", AUDIT_STREAM, error)
+                    _LOG.warning("audit stream not kept: %s; retrying", error)
                 self._fault = str(error)
             await asyncio.sleep((_PRESENT_MS if is_there else _ABSENT_MS) / 1000)
 
@@ -127,7 +127,7 @@ class AuditKeeper:
         )
         check_status(result.status)
         assert result.stream_range is not None
-        _LOG.info("stream %s created replicas=%d", AUDIT_STREAM, replica_count)
+        _LOG.info("audit stream created replicas=%d", replica_count)
         self._announcer.announce([result.stream_range])
         return True
 
@@ -140,5 +140,5 @@ class AuditKeeper:
         servers = self._membership.live_servers()
         (result,), moved = await self._store.run(changes.update_streams, [wanted], servers)
         check_status(result.status)
-        _LOG.info("stream %s changed replicas=%d", AUDIT_STREAM, replica_count)
+        _LOG.info("audit stream changed replicas=%d", replica_count)
         await self._fail_over.renew(moved)
