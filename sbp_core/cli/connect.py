@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import os
+import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.cli.output import write_result
 from sbp_core.cli.parsing import add_client_options
-from sbp_core.client import Client, Connecting, Credentials, RetryPolicy, StreamInfo, Tls
+from sbp_core.client import (
+    Client,
+    Connecting,
+    Credentials,
+    Reach,
+    RetryPolicy,
+    StreamInfo,
+    Tls,
+)
 from sbp_core.errors import ConfigurationError
 
 PROMPT: Final = RetryPolicy(budget_ms=limits.CONNECT_TIMEOUT_MS)
 """For a question of an interactive user: fails after seconds."""
 PATIENT: Final = RetryPolicy()
 """For a transfer: survives a restart of the server."""
+_ANSWER_MS: Final = 3_000
+"""How long range servers are waited for that do not answer, to say what is known without them."""
+_AGAIN_SECONDS: Final = 0.1
 _TOKEN_VARIABLE: Final = "SBP_TOKEN"  # noqa: S105 - the name of the variable
 
 
@@ -52,6 +65,25 @@ def parse_stream(text: str) -> int | str:
 def find_stream(client: Client, text: str) -> StreamInfo:
     """Return the stream with this name or id. Raises NotFoundError."""
     return client.describe_streams([parse_stream(text)])[0]
+
+
+def find_reach(client: Client, stream_ids: Sequence[int]) -> dict[int, Reach]:
+    """Return how far streams, by id, can be read now, within seconds. Raises SbpError.
+
+    What is unavailable then stays unknown: the end of a stream whose primary is down.
+    """
+    positions = dict.fromkeys(stream_ids)
+    give_up_at = time.monotonic() + _ANSWER_MS / 1000
+    while True:
+        found = client.reach(positions, timeout_ms=_ANSWER_MS, spared={})
+        if not any(each.unavailable for each in found.values()) or time.monotonic() > give_up_at:
+            return found
+        time.sleep(_AGAIN_SECONDS)
+
+
+def readable_end(at: Reach) -> int:
+    """Return where a stream ends, or where the range begins whose end is not known."""
+    return at.unavailable[-1].start_offset if at.next_offset is None else at.next_offset
 
 
 def titled(info: StreamInfo) -> str:

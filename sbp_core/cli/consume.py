@@ -7,13 +7,14 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
 
 from sbp_core import limits
-from sbp_core.cli.connect import PATIENT, connect, find_stream
-from sbp_core.cli.output import write_records, write_values
+from sbp_core.cli.connect import PATIENT, connect, find_reach, find_stream, readable_end
+from sbp_core.cli.output import flush, write_notice, write_records, write_values
 from sbp_core.cli.parsing import add_client_options, parse_positive, parse_start, parse_timestamp
 from sbp_core.client import Client, FetchItem
 from sbp_core.errors import (
@@ -74,12 +75,14 @@ def add_consume(parser: ArgumentParser) -> None:
 
 def consume(options: Namespace) -> int:
     """Print records from an offset to the tail, or for ever."""
+    left = options.max if options.max is not None else sys.maxsize
     with connect(options, PATIENT) as client:
         info = find_stream(client, options.stream)
-        start, tail = _resolve(client, info.stream_id, options.start)
-        left = options.max if options.max is not None else sys.maxsize
-        end = None if options.follow else tail
-        for found in read_records(client, info.stream_id, start, end):
+        start, end, is_complete = _resolve(client, info.stream_id, options.start)
+        records = read_records(client, info.stream_id, start, None if options.follow else end)
+        if not is_complete and not options.follow:
+            records = chain(records, _read_rest(client, info.stream_id, max(start, end)))
+        for found in records:
             wanted = found.first(left)
             _write(info.label, wanted, is_json=options.json)
             left -= wanted.rows.num_rows
@@ -199,23 +202,38 @@ def _write(stream: str, records: Records, *, is_json: bool) -> None:
         )
 
 
-def _resolve(client: Client, stream_id: int, start: str | int | datetime) -> tuple[int, int]:
-    """Return the first offset to read, and the tail. Raises OffsetOutOfRangeError."""
+def _read_rest(client: Client, stream_id: int, start: int) -> Iterator[Records]:
+    """Yield the records behind those that could be read, once the stream's end is known again."""
+    flush()
+    write_notice(f"the end of the stream from offset {start} on is unavailable: waiting for it")
+    (bounds,) = client.stream_bounds([stream_id])
+    yield from read_records(client, stream_id, start, bounds.next_offset)
+
+
+def _resolve(client: Client, stream_id: int, start: str | int | datetime) -> tuple[int, int, bool]:
+    """Return the first offset to read, how far that is possible now, and if that is the tail.
+
+    Raises OffsetOutOfRangeError.
+    """
     if isinstance(start, datetime):
         timestamp_us = (start - _EPOCH) // timedelta(microseconds=1)
         start = client.lookup_offsets({stream_id: timestamp_us})[stream_id]
-    (bounds,) = client.stream_bounds([stream_id])
+    at = find_reach(client, [stream_id])[stream_id]
+    first, end, is_complete = at.start_offset, readable_end(at), at.next_offset is not None
+    is_beyond = start == "latest" or (isinstance(start, int) and start > end)
+    if is_beyond and not is_complete:
+        (bounds,) = client.stream_bounds([stream_id])
+        first, end, is_complete = bounds.start_offset, bounds.next_offset, True
     if start == "earliest":
-        return bounds.start_offset, bounds.next_offset
+        return first, end, is_complete
     if start == "latest":
-        return bounds.next_offset, bounds.next_offset
+        return end, end, is_complete
     assert isinstance(start, int)
-    if not bounds.start_offset <= start <= bounds.next_offset:
+    if not first <= start <= end:
         raise OffsetOutOfRangeError.of(
-            f"--from {start}: the stream has offsets {bounds.start_offset} to"
-            f" {bounds.next_offset}, exclusive"
+            f"--from {start}: the stream has offsets {first} to {end}, exclusive"
         )
-    return start, bounds.next_offset
+    return start, end, is_complete
 
 
 def _maybe_bytes(data: bytes | None) -> Any:

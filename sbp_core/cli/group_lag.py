@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
-from sbp_core.cli.connect import connect
+from sbp_core import limits
+from sbp_core.cli.connect import connect, find_reach, readable_end
 from sbp_core.cli.output import write_json, write_table
 from sbp_core.cli.parsing import add_client_options
-from sbp_core.client import Client, CursorInfo, GroupInfo, StreamBounds, StreamInfo
+from sbp_core.client import Client, CursorInfo, GroupInfo, Reach, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError
 
 _HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "")
@@ -32,6 +33,8 @@ def add_lag(parser: ArgumentParser) -> None:
 class Lag:
     """How far a group is behind a stream; only the cursor is known of one that was deleted.
 
+    `tail_offset` and what follows from it is None also if the server of the tail is down.
+
     `lag_records` are there to be read, `lost_records` were trimmed before they were read. `lag_ms`
     is the age of the record that is to be read next, 0 at the tail.
     """
@@ -50,7 +53,7 @@ class Lag:
     def remark(self) -> str:
         """The problem of the cursor, or nothing."""
         if self.tail_offset is None:
-            return "deleted"
+            return "deleted" if self.stream is None else "the server of its tail is down"
         if self.lost_records:
             return f"{self.lost_records} records were trimmed before they were read"
         if self.next_offset > self.tail_offset:
@@ -91,30 +94,43 @@ def _write_groups(groups: Sequence[GroupInfo], now_ms: int, *, is_json: bool) ->
 def _find_lags(client: Client, cursors: Sequence[CursorInfo], now_ms: int) -> list[Lag]:
     existing = client.find_streams([cursor.stream_id for cursor in cursors])
     infos = {info.stream_id: info for info in existing}
-    bounds = {each.stream_id: each for each in client.stream_bounds(list(infos))}
+    reaches = find_reach(client, list(infos))
     behind = {
         cursor.stream_id: cursor.next_offset
         for cursor in cursors
-        if cursor.stream_id in infos and cursor.next_offset < bounds[cursor.stream_id].next_offset
+        if cursor.stream_id in infos
+        and cursor.next_offset < readable_end(reaches[cursor.stream_id])
     }
-    times = client.append_times(behind)
+    times = client.append_times(behind, timeout_ms=limits.CONNECT_TIMEOUT_MS)
+
+    def maybe_age_ms(stream_id: int) -> int | None:
+        if stream_id in behind and stream_id not in times:
+            return None
+        return max(now_ms - (times.get(stream_id) or now_ms), 0)
+
     return [
         measure(
             cursor,
             infos.get(cursor.stream_id),
-            bounds.get(cursor.stream_id),
-            max(now_ms - (times.get(cursor.stream_id) or now_ms), 0),
+            reaches.get(cursor.stream_id),
+            maybe_age_ms(cursor.stream_id),
         )
         for cursor in cursors
     ]
 
 
 def measure(
-    cursor: CursorInfo, info: StreamInfo | None, held: StreamBounds | None, lag_ms: int
+    cursor: CursorInfo,
+    info: StreamInfo | None,
+    held: StreamBounds | Reach | None,
+    lag_ms: int | None,
 ) -> Lag:
     """Compare a cursor with its stream; None stands for one that was deleted."""
+    place = cursor.stream_id, cursor.next_offset, cursor.committed_at_ms
     if info is None or held is None:
-        return Lag(cursor.stream_id, cursor.next_offset, cursor.committed_at_ms)
+        return Lag(*place)
+    if held.next_offset is None:
+        return Lag(*place, info.label, held.start_offset)
     first = max(cursor.next_offset, held.start_offset)
     return Lag(
         cursor.stream_id,

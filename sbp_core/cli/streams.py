@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 
 from sbp_core import limits
 from sbp_core.access.rights import is_reserved
-from sbp_core.cli.connect import connect, find_stream, parse_stream, titled
+from sbp_core.cli.connect import (
+    connect,
+    find_reach,
+    find_stream,
+    parse_stream,
+    readable_end,
+    titled,
+)
 from sbp_core.cli.output import (
     one_line,
     show_time,
@@ -31,8 +38,8 @@ from sbp_core.cli.parsing import (
 from sbp_core.client import (
     Client,
     RangeInfo,
+    Reach,
     SchemaVersion,
-    StreamBounds,
     StreamInfo,
     StreamSpec,
     StreamUpdate,
@@ -191,18 +198,30 @@ def describe(options: Namespace) -> int:
     with connect(options) as client:
         infos = client.describe_streams([parse_stream(text) for text in options.streams])
         stream_ids = [info.stream_id for info in infos]
-        bounds = client.stream_bounds(stream_ids)
+        reaches = find_reach(client, stream_ids)
         ranges = client.list_ranges(stream_ids)
         schemas = _newest_schemas(client, stream_ids)
-    for info, held in zip(infos, bounds, strict=True):
+    for info in infos:
+        at, schema = reaches[info.stream_id], schemas.get(info.stream_id)
         if options.json:
-            shown = [asdict(_as_held(piece, held)) for piece in ranges[info.stream_id]]
-            newest = schemas.get(info.stream_id)
-            described = {**asdict(info), **asdict(held), **_described_schema(newest)}
-            write_json({**described, "ranges": shown})
+            _write_described(info, at, schema, ranges[info.stream_id])
         else:
-            _write_stream(info, held, schemas.get(info.stream_id), ranges[info.stream_id])
+            _write_stream(info, at, schema, ranges[info.stream_id])
     return 0
+
+
+def _write_described(
+    info: StreamInfo,
+    at: Reach,
+    schema: SchemaVersion | SchemaError | None,
+    ranges: tuple[RangeInfo, ...],
+) -> None:
+    """Write a stream as an object; an offset that is not known is null."""
+    held = {"start_offset": at.start_offset, "next_offset": at.next_offset}
+    missing = [{**asdict(each), "error": str(each.error)} for each in at.unavailable]
+    shown = [{**asdict(each), "next_offset": _maybe_end(each, at)} for each in ranges]
+    described = {**asdict(info), **held, **_described_schema(schema)}
+    write_json({**described, "ranges": shown, "unavailable": missing})
 
 
 def delete(options: Namespace) -> int:
@@ -269,11 +288,11 @@ def seal(options: Namespace) -> int:
     return 0
 
 
-def _as_held(piece: RangeInfo, held: StreamBounds) -> RangeInfo:
-    """Return a range with the end that its server reported: the placement driver's may be old."""
+def _maybe_end(piece: RangeInfo, at: Reach) -> int | None:
+    """Return where a range ends, by its server: the placement driver does not know that if open."""
     if piece.end_offset is not None:
-        return replace(piece, next_offset=piece.end_offset)
-    return replace(piece, next_offset=max(piece.start_offset, held.next_offset))
+        return piece.end_offset
+    return None if at.next_offset is None else max(piece.start_offset, at.next_offset)
 
 
 def _check_name(name: str) -> None:
@@ -310,13 +329,22 @@ def _described_schema(schema: SchemaVersion | SchemaError | None) -> dict[str, o
 
 def _write_stream(
     info: StreamInfo,
-    held: StreamBounds,
+    at: Reach,
     schema: SchemaVersion | SchemaError | None,
     ranges: tuple[RangeInfo, ...],
 ) -> None:
     write_line(titled(info))
-    write_line(f"  records    {held.next_offset - held.start_offset}")
-    write_line(f"  offsets    {held.start_offset} to {held.next_offset}, exclusive")
+    known_end, is_known = readable_end(at), at.next_offset is not None
+    write_line(f"  records    {'' if is_known else 'at least '}{known_end - at.start_offset}")
+    beyond = "" if is_known else ", and perhaps more"
+    write_line(f"  offsets    {at.start_offset} to {known_end}, exclusive{beyond}")
+    for each in at.unavailable:
+        upto = "on" if each.end_offset is None else f"to {each.end_offset}, exclusive"
+        server = each.server or "its server"
+        write_line(
+            f"  down       {server}: records from {each.start_offset} {upto} cannot be read now"
+            f" ({one_line(str(each.error))})"
+        )
     write_line(f"  replicas   {_replicas(info)}")
     write_line(f"  retention  {_retention(info)}")
     write_line(f"  created    {show_time(info.created_at_ms)}")

@@ -121,8 +121,9 @@ class TriggerLimits:
         " progress, under `stalled`, with the time in ms since when. A stream whose start cannot be"
         " determined without that server starts, by startingOffsets, when it is back. A run with"
         " Trigger.AvailableNow ends without what is stalled; the next one reads it. A micro-batch"
-        " that was planned is never changed: it is read, or fails. Without the option a query waits"
-        " for a minute, and fails."
+        " that was planned is never changed: it is read, or fails. Without the option a query that"
+        " runs waits for a minute, and then does the same; one that starts fails after a minute, as"
+        " does a run with Trigger.AvailableNow."
     )
     available_now_end: AvailableNowEnd = option(
         "availableNowEnd", word(AvailableNowEnd), AvailableNowEnd.KEPT, only=_TRIGGERS

@@ -347,17 +347,26 @@ class StreamWatch:
 
     def _see(self, known: Mapping[int, int]) -> Snapshot:
         if self._stalls is None:
-            streams, view = self._watch_bounds()
-            if streams is not self._last.streams or view.bounds is not self._last.bounds:
-                self._last = Snapshot(streams, view.bounds)
-            return self._last
-        streams = self.streams()
-        found = self._stalls.reach(self.client, streams, known)
+            try:
+                streams, view = self._watch_bounds()
+            except SbpError as error:
+                if not error.retriable or not self._last.streams:
+                    raise
+                self._stalls = Stalls(0, sleep=self._sleep)  # it was waited for already
+            else:
+                if streams is not self._last.streams or view.bounds is not self._last.bounds:
+                    self._last = Snapshot(streams, view.bounds)
+                return self._last
+        streams, stalls = self.streams(), self._stalls
+        found = stalls.reach(self.client, streams, known)
+        away = {each: at.unavailable for each, at in found.items() if at.unavailable}
+        if not away and self._options.limits.stall_ms_max is None:
+            self._stalls = None
         return Snapshot(
             streams,
             {each: bound for each, at in found.items() if (bound := _maybe_bound(at, known))},
-            {each: at.unavailable for each, at in found.items() if at.unavailable},
-            {each: self._stalls.since_ms(at) for each, at in found.items() if at.unavailable},
+            away,
+            {each: stalls.since_ms(found[each]) for each in away},
         )
 
     def _watch_bounds(self) -> tuple[Mapping[int, StreamInfo], BoundsView]:

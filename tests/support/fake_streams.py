@@ -101,6 +101,8 @@ class FakeCluster:
 
     def watch_bounds(self, stream_ids, earlier=None):
         bounds = {each.stream_id: each for each in self.stream_bounds(stream_ids)}
+        if any(self.ranges_ahead(each, each.next_offset)[-1][-1] for each in bounds.values()):
+            raise ConnectError("scripted")
         return earlier if earlier and earlier.bounds == bounds else BoundsView(bounds, stream_ids)
 
     def _away_servers(self):

@@ -167,6 +167,29 @@ def test_a_stalled_stream_stays_where_it_is_and_catches_up(cluster, caplog):
     assert caplog.text.count("is down") == 2
 
 
+def test_a_query_that_runs_goes_on_without_the_option_and_one_that_starts_fails(cluster):
+    query = reader("a,b", startingOffsets="earliest")
+    read, end = read_up(query)
+    assert read == [(1, 0, 50), (2, 10, 30)]
+    cluster.away = {2}
+    cluster.streams["a"][3], cluster.streams["b"][3] = 60, 40
+    more, later = read_up(query, end)
+    assert more == [(1, 50, 60)]
+    assert later["stalled"].keys() == {"2"}
+    with pytest.raises(ConnectError):
+        reader("a,b").latestOffset(later, ALL)
+    run_once = reader("a,b")
+    with pytest.raises(ConnectError):
+        run_once.prepareForTriggerAvailableNow()
+    cluster.away = set()
+    last, at = read_up(query, later)
+    assert last == [(2, 30, 40)]
+    assert "stalled" not in at
+    cluster.away = {1}
+    assert query.latestOffset(at, ALL) == at
+    assert query.reportLatestOffset()["stalled"].keys() == {"1"}
+
+
 def test_a_stall_alone_is_no_micro_batch(cluster):
     query = stalling()
     _, end = read_up(query)

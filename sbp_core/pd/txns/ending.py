@@ -103,8 +103,12 @@ class Route:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses that are known, in the order in which they are tried."""
-        return tuple(each for each in (self.address, *self.others) if each)
+        """The addresses that are known, in the order in which they are tried.
+
+        The primary of a range that has ended comes last: often it was lost, and it may be silent
+        for END_TXN_TIMEOUT_MS.
+        """
+        return tuple(each for each in (*self.others, self.address) if each)
 
 
 def find_routes(store: MetadataStore, keys: Sequence[RangeKey]) -> list[Route | None]:
