@@ -64,7 +64,9 @@ async def events_of(client, is_there) -> list[dict]:
 
 
 def subjects(events: list[dict]) -> list[str]:
-    return [each["subject"] for each in events if each["operation"] == "CHANGE_GRANTS"]
+    """The subjects that got a grant."""
+    done = (each for each in events if each["outcome"] == "done")
+    return [each["subject"] for each in done if each["operation"] == "CHANGE_GRANTS"]
 
 
 async def grant(client, *names: str) -> None:
@@ -327,14 +329,35 @@ def test_a_cluster_that_had_none_gets_it_and_new_settings_hold(tmp_path):
     run(body())
 
 
-def test_two_that_lead_make_one(tmp_path):
+def test_two_placement_drivers_make_one_and_both_store_their_events(tmp_path, postgresql):
+    store = postgresql.new_database()
+
     async def body():
-        async with cluster_of(tmp_path, 1, audit_stream=True) as cluster:
-            keeper = cluster._placement_driver._handlers._audit
-            await asyncio.gather(*(keeper._keep() for _ in range(5)), return_exceptions=True)
-            async with AsyncClient(cluster.endpoints.pd) as client:
-                (stream,) = await client.list_streams()
-                assert stream.name == AUDIT_STREAM
+        async with AsyncExitStack() as stack:
+            drivers = [
+                PlacementDriver(
+                    PlacementDriverSettings(
+                        data_dir=tmp_path, port=0, name=name, store=store, audit_stream=True
+                    )
+                )
+                for name in ("a", "b")
+            ]
+            endpoints = ",".join([await each.start() for each in drivers])
+            stack.push_async_callback(drivers[1].stop)
+            settings = RangeServerSettings(
+                data_dir=tmp_path / "rs", placement_driver=endpoints, port=0
+            )
+            server = RangeServer(settings)
+            await server.start()
+            stack.push_async_callback(server.stop)
+            client = await stack.enter_async_context(AsyncClient(endpoints))
+            await grant(client, "one")
+            await events_of(client, lambda events: subjects(events) == ["one"])
+            await drivers[0].stop()
+            await grant(client, "two")
+            await events_of(client, lambda events: subjects(events) == ["one", "two"])
+            (stream,) = await client.list_streams()
+            assert stream.name == AUDIT_STREAM
 
     run(body())
 
