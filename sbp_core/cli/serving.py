@@ -26,6 +26,7 @@ from sbp_core.regular_files import tighten
 
 if TYPE_CHECKING:
     from sbp_core.cli.config import Configuration, ServeSettings
+    from sbp_core.cli.release_note import ReleaseNote
     from sbp_core.cli.reloading import Reloader
     from sbp_core.cli.service_manager import ServiceManager
     from sbp_core.server.line_file import LineFile
@@ -36,7 +37,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _EXIT_INTERRUPTED: Final = 130
 _STORED: Final = (
     *("metadata.*", "pd.lock", "identity.json*", "driver-commit.json*"),
-    *("log", "log/*"),
+    *("log", "log/*", "release"),
 )
 """Names in the data folder of a server."""
 LOG_OPTIONS: Final = ("log_level", "log_format", "log_file", "audit_file")
@@ -106,19 +107,27 @@ class Service:
         manager: ServiceManager,
         options: Namespace,
     ) -> None:
+        from sbp_core.cli.release_note import ReleaseNote
         from sbp_core.server import runtime
 
         data_dir = settings.servers.data_dir
         with _owned(data_dir, configuration.command):
             ready = ReadyFile(settings.ready_file)
             ready.remove()
+            note = ReleaseNote(data_dir)
             _LOG.info(
-                "server starts version=%s pid=%d data_dir=%s",
-                *(__version__, os.getpid(), data_dir.absolute()),
+                "server starts version=%s last_version=%s pid=%d data_dir=%s",
+                *(__version__, note.last, os.getpid(), data_dir.absolute()),
             )
             reload = reloader.reload_line if options.until_stdin_closes else None
             shown = configuration.shown(settings)
-            runtime.run(_serve(self, settings, ready, shown, manager=manager, reload=reload))
+            serving = _serve(
+                *(self, settings, ready, shown), manager=manager, reload=reload, note=note
+            )
+            try:
+                runtime.run(serving)
+            except SbpError as error:
+                raise note.explained(error) from error
             _LOG.info("server stopped pid=%d", os.getpid())
 
 
@@ -243,6 +252,7 @@ async def _serve(
     *,
     manager: ServiceManager,
     reload: Callable[[bytes], None] | None,
+    note: ReleaseNote,
 ) -> None:
     """Run the servers until a signal, or the end of standard input with `reload`."""
     stopping = asyncio.get_running_loop().create_future()
@@ -261,7 +271,10 @@ async def _serve(
             started.push_async_callback(endpoint.stop)
             admin = await endpoint.start()
         await _serve_until(
-            *(stopping, service, servers, settings, ready), manager=manager, admin=admin
+            *(stopping, service, servers, settings, ready),
+            manager=manager,
+            note=note,
+            admin=admin,
         )
 
 
@@ -273,6 +286,7 @@ async def _serve_until(
     ready: ReadyFile,
     *,
     manager: ServiceManager,
+    note: ReleaseNote,
     admin: str | None,
 ) -> None:
     """Run the servers; `admin` is where their admin endpoint is."""
@@ -295,6 +309,7 @@ async def _serve_until(
         _settle_garbage()
         ready.write(content)
         addresses = ", ".join(_addresses(content))
+        note.write()
         manager.serves(f"serving {addresses}")
         _LOG.info("server serves addresses=%s", addresses)
         _announce([*lines, serving_line(settings.servers.data_dir)])

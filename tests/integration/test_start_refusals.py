@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import sqlite3
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,13 @@ from typing import Final
 import pytest
 from core_cluster import rows_batch
 
+from sbp_core import __version__
 from sbp_core.cli.main import main
+from sbp_core.cli.release_note import RELEASE_NAME
 from sbp_core.client import AppendItem, Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import SbpError
+from sbp_core.segment_format import with_checksum
 
 DRIVER, SERVER = "placement-driver", "range-server-0"
 COMMAND: Final = re.compile(r"`sbp ((?:pd accept|log repair) [^`]+)`")
@@ -269,3 +273,44 @@ def test_a_lost_range_server_starts_as_a_new_one(state: str, folder: Path, copie
         with Client(cluster.endpoint) as client:
             client.delete_streams([1, 2])
         add_stream(cluster, "a")
+
+
+def newer_log(folder: Path) -> None:
+    (path,) = (folder / SERVER / "log").glob("*.log")
+    with path.open("r+b") as file:
+        common = file.read(20)
+        file.seek(0)
+        file.write(with_checksum(common[:8] + struct.pack(">I", 99) + common[12:]))
+
+
+def newer_metadata(folder: Path) -> None:
+    database = folder / DRIVER / "metadata.sqlite"
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '99'")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (newer_log, r"format version 99, this version reads 2"),
+        (newer_metadata, r"schema version 99, this release reads 2 to \d+"),
+    ],
+)
+def test_files_of_a_newer_release_are_refused_with_its_name(
+    change: Callable[[Path], None], message: str, folder: Path
+) -> None:
+    note = folder / RELEASE_NAME
+    assert note.read_text() == f"{__version__}\n"
+    change(folder)
+    assert "served" not in refusal(folder)
+    note.write_text("99.1.0\n")
+    assert re.search(rf"{message}.*\(sbp 99\.1\.0 served .* last; this is sbp", refusal(folder))
+    assert note.read_text() == "99.1.0\n"
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"", b"a\x1b[2J", bytes(100)])
+def test_a_note_of_the_release_that_is_odd_stops_nothing(content: bytes, folder: Path) -> None:
+    note = folder / RELEASE_NAME
+    note.write_bytes(content)
+    serve_and_add(folder, "new")
+    assert note.read_text() == f"{__version__}\n"

@@ -1,8 +1,11 @@
 """The command's own part: options, exit codes, one line for each error."""
 
+import platform
 import subprocess
 import sys
+from importlib import metadata
 
+import pyarrow as pa
 import pytest
 
 from sbp_core import __version__
@@ -13,7 +16,8 @@ from sbp_core.cli.parsing import show_duration, show_size
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_MIN
 from sbp_core.segment_format import SEGMENT_VERSION
-from sbp_core.session.negotiation import REPLICATION_VERSIONS
+from sbp_core.session.negotiation import REPLICATION_VERSIONS, FeatureName
+from sbp_spark.reading.offsets import FORMAT_VERSION
 
 CALLS = [
     *(each.name.split() for each in command.COMMANDS),
@@ -96,8 +100,15 @@ def test_versions(capsys):
     assert found == {
         "log": str(SEGMENT_VERSION),
         "metadata": f"{SCHEMA_VERSION}, upgraded from {SCHEMA_VERSION_MIN} on",
+        "checkpoint": f"{FORMAT_VERSION}, read from 1 on",
         "protocol": "SBP 0.1",
+        "dialects": "specification, elasticstream-2023-04",
+        "features": ", ".join(FeatureName),
         "replication": ", ".join(map(str, REPLICATION_VERSIONS)),
+        "python": platform.python_version(),
+        "pyarrow": pa.__version__,
+        "pyspark": metadata.version("pyspark"),
+        "platform": platform.platform(),
     }
 
 
