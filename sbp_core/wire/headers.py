@@ -6,6 +6,7 @@ this module re-exports them, so nothing else imports generated code.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Final
 
@@ -35,6 +36,36 @@ RESULT_FIELDS: Final[Mapping[type, str]] = {
 encode_header: Final = _SCHEMA.encode
 decode_header: Final = _SCHEMA.decode
 decode_measured: Final = _SCHEMA.decode_measured
+
+
+_U16: Final = struct.Struct("<H")
+_I32: Final = struct.Struct("<i")
+_THROTTLE_SLOTS: Final = {
+    opcode: 4 + _U16.size * field.id  # behind the sizes of the vtable and of the table
+    for opcode, table in RESPONSE_TABLES.items()
+    for field in LAYOUTS[table]
+    if field.name == "throttle_time_ms"
+}
+
+
+def throttle_ms_in(opcode: int, header: bytes | bytearray | memoryview) -> int:
+    """Return the `throttle_time_ms` of an answer without decoding the rest; 0 if it has none.
+
+    Nothing else is checked, so another header than a valid one of this opcode may have any.
+    """
+    slot = _THROTTLE_SLOTS.get(opcode)  # type: ignore[call-overload]
+    if slot is None:
+        return 0
+    try:
+        (table,) = _I32.unpack_from(header)
+        vtable = table - _I32.unpack_from(header, table)[0]
+        if slot >= _U16.unpack_from(header, vtable)[0]:
+            return 0
+        (place,) = _U16.unpack_from(header, vtable + slot)
+        throttle_ms: int = _I32.unpack_from(header, table + place)[0] if place else 0
+    except struct.error:
+        return 0
+    return max(throttle_ms, 0)
 
 
 def decode_system_error(data: bytes | bytearray | memoryview) -> SystemErrorResponse:

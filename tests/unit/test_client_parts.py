@@ -15,7 +15,8 @@ from sbp_core.client import (
     parse_endpoint,
     parse_endpoints,
 )
-from sbp_core.client.io.conversation import Conversation, Phase, connect_failed, lost
+from sbp_core.client.io.connection_errors import connect_failed, lost
+from sbp_core.client.io.conversation import Conversation, Phase
 from sbp_core.client.programs.program import (
     Arrival,
     Call,

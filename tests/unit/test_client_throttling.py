@@ -9,17 +9,35 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sbp_core import limits
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
 from sbp_core.client.io.aio_transport import AsyncRunner
 from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.io.blocking_transport import BlockingRunner
+from sbp_core.client.io.conversation import Conversation
 from sbp_core.client.programs.appending import AppendKind, append
-from sbp_core.client.programs.calls import Context
+from sbp_core.client.programs.calls import Context, exchange
+from sbp_core.client.programs.program import Call
 from sbp_core.client.programs.router import PlacementDrivers, Router
-from sbp_core.errors import Outcome, StatusCode, ThrottledError
+from sbp_core.errors import DeadlineExceededError, Outcome, StatusCode, ThrottledError
+from sbp_core.session.connection import Connection
+from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.frame import Frame
-from sbp_core.wire.headers import AppendResponse, AppendResult, Status, encode_header
+from sbp_core.wire.headers import (
+    RESPONSE_TABLES,
+    AppendResponse,
+    AppendResult,
+    DescribeRangesRequest,
+    DescribeRangesResponse,
+    HeartbeatResponse,
+    Status,
+    decode_header,
+    encode_header,
+    throttle_ms_in,
+)
 from sbp_core.wire.opcodes import Flag, Opcode
 
 THROTTLE_MS = 300
@@ -68,13 +86,21 @@ class JumpingQueue:
         raise queue.Empty
 
 
-class Connection:
+class FakeConnection:
     """Takes everything at once."""
 
     may_write = True
+    granted_ms = ()
+    """By how much each of the next deadlines is extended."""
 
     async def drain(self):
         pass
+
+    def extension_ms(self, ticket):
+        return self.granted_ms.pop(0) if self.granted_ms else 0
+
+    def expire(self, ticket, opcode):
+        return DeadlineExceededError("too late")
 
 
 class Server:
@@ -92,7 +118,7 @@ class Server:
         result = AppendResult(stream_id=1, base_offset=-1 if is_refused else 7, status=Status(code))
         header = AppendResponse(THROTTLE_MS if is_refused else 0, (result,), Status())
         sink(Frame(Opcode.APPEND, Flag.RESPONSE | Flag.END, 1, encode_header(header)))
-        return Connection(), Ticket(sink)
+        return FakeConnection(), Ticket(sink)
 
 
 def run_asyncio(program, server, time):
@@ -161,3 +187,130 @@ def test_the_time_that_the_caller_gives_is_kept(attempt):
     assert 2 <= len(times) <= 7
     assert error.outcome is Outcome.NOT_APPLIED
     assert "given up after" in str(error)
+
+
+class Asker:
+    """A client's conversation, greeted, and the server's end of its connection."""
+
+    def __init__(self):
+        self.time = Time()
+        self.client = Conversation("h:1", "me", Wishes(), clock=self.time)
+        self.server = Connection()
+        self.requests = []
+        self.answers = []
+        self.to_server([*self.client.greeting(), *self.client.on_connected()])
+        (greeting,) = self.requests
+        self.requests = []
+        self.answer(greeting, HeartbeatResponse(client_id="me", cluster_id="c", status=Status()))
+
+    def to_server(self, buffers):
+        self.server.decoder.receive_data(b"".join(buffers))
+        self.requests += [each.frame for each in self.server.events()]
+
+    def answer(self, request, header):
+        data = b"".join(self.server.send_response(request, encode_header(header)))
+        self.client.get_buffer()[: len(data)] = data
+        self.client.buffer_updated(len(data))
+        self.to_server(self.client.receive())
+
+    def ask(self, stream_id=0, opcode=Opcode.DESCRIBE_RANGE):
+        header = None if opcode is Opcode.PING else DescribeRangesRequest(timeout_ms=stream_id)
+        call = Call("h:1", opcode, header, 30_000)
+        ticket, buffers = self.client.start(call, self.answers.append)
+        self.to_server(buffers)
+        return ticket
+
+    def throttle(self, wait_ms):
+        """Answer the only request with a wait."""
+        (request,) = self.requests
+        self.requests = []
+        self.answer(request, DescribeRangesResponse(throttle_time_ms=wait_ms, status=Status()))
+
+    def asked(self):
+        """The numbers of the requests that are with the server."""
+        return [
+            decode_header(DescribeRangesRequest, each.header).timeout_ms
+            for each in self.requests
+            if each.opcode == Opcode.DESCRIBE_RANGE
+        ]
+
+
+def test_calls_of_all_callers_are_held_as_long_as_the_server_asks_and_keep_their_order():
+    asker = Asker()
+    asker.ask()
+    asker.throttle(400)
+    for number in (1, 2):
+        asker.ask(number)
+    asker.ask(opcode=Opcode.PING)
+    assert [each.opcode for each in asker.requests] == [Opcode.PING]
+    asker.time.now = 0.399
+    assert asker.client.resume() == []
+    assert asker.client.throttling.maybe_seconds_left == pytest.approx(0.001)
+    asker.time.now = 0.4
+    asker.ask(3)
+    assert asker.asked() == [1, 2, 3]
+    assert asker.client.throttling.maybe_seconds_left is None
+    assert asker.client.resume() == []
+
+
+def test_what_is_held_goes_out_without_another_call():
+    asker = Asker()
+    asker.ask()
+    asker.throttle(400)
+    asker.ask(1)
+    asker.time.now = 0.4
+    asker.to_server(asker.client.resume())
+    assert asker.asked() == [1]
+
+
+def test_open_calls_have_longer_by_each_wait_that_is_asked_for_and_no_more():
+    asker = Asker()
+    early, (request,) = asker.ask(1), asker.requests
+    asker.requests = []
+    asker.ask()
+    asker.throttle(400)
+    asker.time.now = 0.3
+    late = asker.ask(2)
+    assert asker.client.extension_ms(early) == pytest.approx(400)
+    assert asker.client.extension_ms(early) == 0
+    assert asker.client.extension_ms(late) == pytest.approx(100)
+    asker.requests = [request]
+    asker.throttle(200)
+    assert asker.client.extension_ms(early) == pytest.approx(100), "400 ms overlap with 100 of it"
+    assert asker.client.extension_ms(late) == pytest.approx(100)
+
+
+def test_a_server_cannot_stop_a_client_for_ever():
+    asker = Asker()
+    asker.ask()
+    asker.throttle(2**31 - 1)
+    assert asker.client.throttling.until == limits.IDLE_CONNECTION_MS / 2000
+
+
+@pytest.mark.parametrize("run", [run_asyncio, run_blocking], ids=["asyncio", "blocking"])
+def test_a_deadline_is_extended_by_what_the_server_asked_for(run):
+    time = Time()
+    connection = FakeConnection()
+    connection.granted_ms = [300.0, 50.0]
+
+    class Silent:
+        def start(self, call, sink):
+            return connection, Ticket(sink)
+
+    with pytest.raises(DeadlineExceededError):
+        run(exchange(Call("h:1", Opcode.PING, None, 1_000)), Silent(), time)
+    assert time.now == pytest.approx(1.35)
+
+
+@pytest.mark.parametrize("opcode", RESPONSE_TABLES)
+def test_the_wait_is_found_in_each_answer_that_has_one(opcode):
+    table = RESPONSE_TABLES[opcode]
+    has_one = "throttle_time_ms" in table.__struct_fields__
+    header = table(throttle_time_ms=123_456) if has_one else table()
+    assert throttle_ms_in(opcode, encode_header(header)) == (123_456 if has_one else 0)
+    assert throttle_ms_in(opcode, encode_header(table())) == 0
+
+
+@given(st.binary(max_size=64))
+def test_bytes_that_are_no_answer_ask_for_any_wait_but_a_negative_one(data):
+    assert throttle_ms_in(Opcode.APPEND, data) >= 0

@@ -17,13 +17,8 @@ from typing import Any, Final, TypeVar, cast
 
 from sbp_core import limits
 from sbp_core.client.io.answer_limits import Ticket
-from sbp_core.client.io.conversation import (
-    Conversation,
-    Phase,
-    connect_failed,
-    lost,
-    unread,
-)
+from sbp_core.client.io.connection_errors import connect_failed, lost, unread
+from sbp_core.client.io.conversation import Conversation, Phase
 from sbp_core.client.io.running import Connections, OpenCalls
 from sbp_core.client.programs.program import (
     Abandon,
@@ -62,17 +57,22 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._address = parse_endpoint(endpoint)
         self._connect_seconds = connecting.timeout_ms / 1000
         self._tls = connecting.tls
+        self._loop = asyncio.get_running_loop()
         self._conversation = Conversation(
-            endpoint, client_id, connecting.all_wishes, connecting.credentials
+            endpoint,
+            client_id,
+            connecting.all_wishes,
+            connecting.credentials,
+            clock=self._loop.time,
         )
         self._queued: list[Buffer] = self._conversation.greeting()
         self._transport: asyncio.Transport | None = None
         self._socket: AsyncSocket | None = None
         self._may_write = asyncio.Event()
         self._may_write.set()
-        self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._resume_timer: asyncio.TimerHandle | None = None
         self._connecting = self._loop.create_task(self._connect())
 
     @property
@@ -104,6 +104,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Stop listening to a call."""
         self._conversation.abandon(ticket)
         self._close_if_finished()
+
+    def extension_ms(self, ticket: Ticket) -> float:
+        """Return the waits that the server asked for since the deadline of a call was set last."""
+        return self._conversation.extension_ms(ticket)
 
     def expire(self, ticket: Ticket, opcode: Opcode) -> SbpError:
         """Give up a call whose deadline passed, and the connection after its open calls."""
@@ -176,6 +180,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if self._conversation.buffer_updated(nbytes):
             self._send(self._conversation.receive(self._unsent_bytes))
             self._close_if_finished()
+            if self._conversation.throttling.is_on:
+                self._resume_later()
         if self._socket is not None:
             self._socket.receiving.expect(self._conversation.missing_bytes)
 
@@ -244,20 +250,36 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._stall_timer = None
             if not sending.unsent_bytes or self._conversation.phase is Phase.CLOSED:
                 return
-            if sending.sent_bytes == sent_bytes:
+            read_since = self._conversation.throttling.until
+            is_stalled = self._loop.time() - read_since > limits.WRITE_STALL_MS / 1000
+            if sending.sent_bytes == sent_bytes and is_stalled:
                 self.abort(unread(sending.unsent_bytes))
             else:
                 self._watch_for_stall(sending)
 
         self._stall_timer = self._loop.call_later(limits.WRITE_STALL_MS / 1000, look)
 
+    def _resume_later(self) -> None:
+        """Send what is held when the server reads again."""
+        if self._resume_timer is None:
+            self._resume_timer = self._loop.call_at(
+                self._conversation.throttling.until, self._resume
+            )
+
+    def _resume(self) -> None:
+        self._resume_timer = None
+        self._send(self._conversation.resume())
+        if self._conversation.throttling.is_on and not self.is_over:
+            self._resume_later()
+
     def _close_if_finished(self) -> None:
         if self._conversation.is_finished:
             self.abort()  # the unsent bytes are of calls that were given up
 
     def _note_ended(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
+        for timer in (self._stall_timer, self._resume_timer):
+            if timer is not None:
+                timer.cancel()
         if not self._ended.done():
             self._ended.set_result(None)
 

@@ -14,13 +14,15 @@ from sbp_core.wire.frame import Frame
 class Ticket:
     """A call that a caller waits for; it has no id while it is held.
 
-    `bytes_max` bounds its answer, so that one that never ends is an error.
+    `bytes_max` bounds its answer, so that one that never ends is an error. `throttled_ms` is what
+    its deadline has seen of the waits that the server asked for.
     """
 
     sink: Sink
     bytes_max: int = limits.ANSWER_BYTES_MAX
     call_id: int | None = None
     received_bytes: int = 0
+    throttled_ms: float = 0.0
 
     def maybe_excess(self, frame: Frame) -> ProtocolError | None:
         """Count a frame; return the error of a call whose answer is too long."""

@@ -23,13 +23,8 @@ from typing import Any, Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.io.answer_limits import Ticket
-from sbp_core.client.io.conversation import (
-    Conversation,
-    Phase,
-    connect_failed,
-    lost,
-    unread,
-)
+from sbp_core.client.io.connection_errors import connect_failed, lost, unread
+from sbp_core.client.io.conversation import Conversation, Phase
 from sbp_core.client.io.local_log import LocalLogs
 from sbp_core.client.io.running import Connections, OpenCalls
 from sbp_core.client.programs.program import (
@@ -121,6 +116,11 @@ class BlockingConnection:
         with self._lock:
             self._conversation.abandon(ticket)
             self._close_if_finished()
+
+    def extension_ms(self, ticket: Ticket) -> float:
+        """Return the waits that the server asked for since the deadline of a call was set last."""
+        with self._lock:
+            return self._conversation.extension_ms(ticket)
 
     def expire(self, ticket: Ticket, opcode: Opcode) -> SbpError:
         """Give up a call whose deadline passed, and the connection after its open calls."""
@@ -282,11 +282,12 @@ class BlockingConnection:
                 if self._outgoing:
                     interest |= selectors.EVENT_WRITE
                 selector.modify(connected, interest)
-                for key, _ in selector.select(self._maybe_stall_seconds()):
+                for key, _ in selector.select(self._maybe_wait_seconds()):
                     if key.fileobj is self._woken:
                         self._woken.recv(limits.KIB)
-                if self._outgoing:
+                if self._outgoing or self._conversation.throttling.is_over:
                     with self._lock:
+                        self._send(self._conversation.resume())
                         self._flush(connected)
                 if self._maybe_stall_seconds() == 0:
                     raise lost(self._conversation.endpoint, unread(self._unsent_bytes))
@@ -297,7 +298,13 @@ class BlockingConnection:
         """Return for how long the server may go on reading nothing, None if it need not read."""
         if not self._outgoing:
             return None
-        return max(0.0, self._progress_at + limits.WRITE_STALL_MS / 1000 - time.monotonic())
+        since = max(self._progress_at, self._conversation.throttling.until)
+        return max(0.0, since + limits.WRITE_STALL_MS / 1000 - time.monotonic())
+
+    def _maybe_wait_seconds(self) -> float | None:
+        """Return after how long there is something to do, though nothing arrives; None if never."""
+        found = (self._maybe_stall_seconds(), self._conversation.throttling.maybe_seconds_left)
+        return min((each for each in found if each is not None), default=None)
 
     def _receive(self, connected: socket.socket) -> None:
         channel = self._channel

@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import os
-import socket
+import time
+from collections.abc import Callable
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.access.credentials import Credentials
 from sbp_core.client.io.answer_limits import Ticket, Unasked
+from sbp_core.client.io.connection_errors import lost, not_sent
 from sbp_core.client.io.identifying import Identifying
+from sbp_core.client.io.throttling import Throttling
 from sbp_core.client.programs.program import Call, Sink
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,
-    ConnectionLostError,
     DeadlineExceededError,
     HeaderError,
     NotLeaderError,
@@ -68,6 +69,7 @@ from sbp_core.wire.headers import (
     decode_header,
     decode_system_error,
     encode_header,
+    throttle_ms_in,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
@@ -102,6 +104,8 @@ class Conversation:
         client_id: str,
         wishes: Wishes,
         credentials: Credentials | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.endpoint = endpoint
         self.phase = Phase.CONNECTING
@@ -123,6 +127,7 @@ class Conversation:
         self._held: dict[Ticket, Call] = {}
         self._tickets: dict[int, Ticket] = {}
         self._reason: SbpError | None = None
+        self.throttling = Throttling(endpoint, clock)
 
     @property
     def is_usable(self) -> bool:
@@ -160,15 +165,15 @@ class Conversation:
         """
         if self._reason is not None:
             raise not_sent(self.endpoint, self._reason)
-        if self.phase is Phase.CONNECTING:
+        if self.phase is Phase.CONNECTING or self.throttling.is_on:
             unsent_bytes += sum(len(part) for each in self._held.values() for part in each.payload)
         if unsent_bytes > limits.UNSENT_BYTES_MAX:
             raise ThrottledError.of(
                 f"{unsent_bytes} bytes wait to be sent to {self.endpoint}, which does not read"
                 f" them; at most {limits.UNSENT_BYTES_MAX} are kept"
             )
-        ticket = Ticket(sink, call.answer_bytes_max)
-        renewal = self._renew_if_due()
+        ticket = Ticket(sink, call.answer_bytes_max, throttled_ms=self.throttling.mark_ms())
+        renewal = [*self.resume(), *self._renew_if_due()]
         if self._is_early(call):
             return ticket, [*renewal, *self._hold(ticket, call)]
         return ticket, [*renewal, *self._send(ticket, call)]
@@ -177,6 +182,18 @@ class Conversation:
         """There is a connection: return the bytes of the calls that wait for it still."""
         self.phase = Phase.OPEN
         return self._release()
+
+    def resume(self) -> list[Buffer]:
+        """Return the bytes of the calls that were held as the server asked for, if that is over."""
+        if not self.throttling.is_over:
+            return []
+        self.throttling.end()
+        return self._release()
+
+    def extension_ms(self, ticket: Ticket) -> float:
+        """Return the waits that the server asked for since the deadline of a call was set last."""
+        extension_ms, ticket.throttled_ms = self.throttling.since_ms(ticket.throttled_ms)
+        return extension_ms
 
     def abandon(self, ticket: Ticket) -> None:
         """Stop listening to a call."""
@@ -255,7 +272,8 @@ class Conversation:
             is_large = call.largest_part_bytes > limits.BATCH_BYTES_MAX
             is_known = call.feature is None and not depends_on_dialect(call.opcode)
             return is_large or not is_known or self._identifying is not None
-        return self._waits_for_identity or self._needs_probe(call)
+        is_throttled = self.throttling.is_on and call.opcode is not Opcode.PING
+        return self._waits_for_identity or self._needs_probe(call) or is_throttled
 
     @property
     def _waits_for_identity(self) -> bool:
@@ -355,6 +373,8 @@ class Conversation:
             raise error
         if event.frame.is_end:
             del self._tickets[event.call_id]
+            if self._dialect is Dialect.SPECIFICATION and not event.frame.is_system_error:
+                self.throttling.told(throttle_ms_in(event.frame.opcode, event.frame.header))
         if event.frame.is_system_error and self._identifying is not None:
             failure = maybe_error(_heartbeat_answer(event.frame).status)
             if isinstance(failure, UnauthenticatedError):
@@ -464,35 +484,3 @@ def _heartbeat_answer(frame: Frame) -> HeartbeatResponse:
             return HeartbeatResponse(status=decode_system_error(frame.header).status)
         return decode_header(HeartbeatResponse, frame.header)
     return HeartbeatResponse()
-
-
-def connect_failed(endpoint: str, failure: Exception, connect_seconds: float) -> ConnectError:
-    """Return the error of a connection that could not be made, with the system's reason."""
-    reason = str(failure)
-    if isinstance(failure, TimeoutError):
-        reason = f"no answer within {connect_seconds:g} s"
-    elif isinstance(failure, socket.gaierror):
-        reason = str(failure.strerror)
-    elif isinstance(failure, OSError) and failure.errno is not None and failure.errno > 0:
-        reason = os.strerror(failure.errno)
-    return ConnectError(f"cannot connect to {endpoint}: {reason}")
-
-
-def not_sent(endpoint: str, reason: SbpError) -> ConnectError:
-    """Return the error of a call on a connection that ended before, for this reason."""
-    if isinstance(reason, ConnectError):
-        return reason
-    return ConnectError(f"nothing was sent to {endpoint}: {reason}")
-
-
-def lost(endpoint: str, reason: object) -> ConnectionLostError:
-    """Return the error of a connection that ended while calls were open."""
-    return ConnectionLostError(f"the connection to {endpoint} ended: {reason}")
-
-
-def unread(unsent_bytes: int) -> str:
-    """Return why a connection is ended on which the server reads nothing."""
-    return (
-        f"the server has read nothing for {limits.WRITE_STALL_MS} ms, and {unsent_bytes} bytes wait"
-        " to be sent"
-    )

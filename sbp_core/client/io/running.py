@@ -57,6 +57,9 @@ class ClientConnection(Protocol):
     def abandon(self, ticket: Ticket) -> None:
         """Stop listening to a call."""
 
+    def extension_ms(self, ticket: Ticket) -> float:
+        """Return the waits that the server asked for since the deadline of a call was set last."""
+
     def expire(self, ticket: Ticket, opcode: Opcode) -> SbpError:
         """Give up a call whose deadline passed, and the connection after its open calls."""
 
@@ -133,12 +136,21 @@ class OpenCalls(Generic[C]):
         return arrival
 
     def expire(self, now_ms: float) -> bool:
-        """Give up the calls whose deadline passed; return whether there were any."""
-        expired = self.inbox.expired(now_ms)
-        for number in expired:
-            connection, ticket, opcode = self.sent.pop(number)
+        """Give up the calls whose deadline passed; return whether there were any.
+
+        A call that the server made wait by `throttle_time_ms` has that much longer.
+        """
+        has_expired = False
+        for number in self.inbox.expired(now_ms):
+            connection, ticket, opcode = self.sent[number]
+            extension_ms = connection.extension_ms(ticket)
+            if extension_ms > 0:
+                self.inbox.extend(number, extension_ms)
+                continue
+            del self.sent[number]
             self.inbox.deliver(Arrival(number, connection.expire(ticket, opcode)))
-        return bool(expired)
+            has_expired = True
+        return has_expired
 
     def abandon(self, number: int) -> None:
         """Stop listening to a call."""

@@ -163,6 +163,10 @@ class Inbox:
         """Return the open calls whose deadline is not after `now_ms`."""
         return [number for number, deadline in self._deadlines.items() if deadline <= now_ms]
 
+    def extend(self, number: int, extension_ms: float) -> None:
+        """Let a call have longer."""
+        self._deadlines[number] += extension_ms
+
     def maybe_wake_ms(self, until_ms: float | None) -> float | None:
         """Return the next time at which waiting is over without an arrival."""
         times = list(self._deadlines.values())

@@ -1,0 +1,71 @@
+"""The waits that a server asks for on one connection: `throttle_time_ms` of its answers.
+
+The server reads nothing for that time, so calls are held here, and the open ones have that much
+longer. Both hold for all callers that share the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Final
+
+from sbp_core import limits
+
+_LOG: Final = logging.getLogger(__name__)
+
+_WAIT_SECONDS_MAX: Final = limits.IDLE_CONNECTION_MS / 2000
+"""A longer wait is not honoured: after that time the next call uses another connection."""
+_EPISODE_SECONDS: Final = 60.0
+"""Time without a wait after which the next one is logged."""
+
+
+class Throttling:
+    """When calls may be sent to a server again, by the answers that it gave.
+
+    `clock` gives seconds that never go back.
+    """
+
+    def __init__(self, endpoint: str, clock: Callable[[], float]) -> None:
+        self._endpoint = endpoint
+        self._clock = clock
+        self.is_on = False
+        """Whether calls are held, until `end`."""
+        self.until = -math.inf
+        """When the server reads again, by the clock."""
+        self._total_ms = 0.0
+
+    @property
+    def maybe_seconds_left(self) -> float | None:
+        """For how long calls are held, 0 if that is over; None if none are."""
+        return max(self.until - self._clock(), 0.0) if self.is_on else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what is held should be sent now."""
+        return self.is_on and self.until <= self._clock()
+
+    def told(self, wait_ms: int) -> None:
+        """The server asked for a wait."""
+        if not wait_ms:
+            return
+        now = self._clock()
+        if now - self.until > _EPISODE_SECONDS:
+            _LOG.info("throttled by the server server=%s wait_ms=%d", self._endpoint, wait_ms)
+        until = now + min(wait_ms / 1000, _WAIT_SECONDS_MAX)
+        self._total_ms += 1000 * max(until - max(self.until, now), 0.0)
+        self.until = max(self.until, until)
+        self.is_on = True
+
+    def end(self) -> None:
+        """Hold calls no longer: those that were are being sent."""
+        self.is_on = False
+
+    def mark_ms(self) -> float:
+        """Return what a call that begins now has seen of all waits so far."""
+        return self._total_ms - 1000 * (self.maybe_seconds_left or 0.0)
+
+    def since_ms(self, mark_ms: float) -> tuple[float, float]:
+        """Return the waits since a mark, and the next mark."""
+        return self._total_ms - mark_ms, self._total_ms
