@@ -28,6 +28,7 @@ def _setting_of(part: type, name: str) -> Any:
 
 _SHARED: Final = (
     *("host", "insecure", "advertise_host", "connections_per_address_max", "dialect"),
+    "quotas_file",
     *(each.name for each in fields(ListenerSettings) if "section" in each.metadata),
 )
 """Settings that are the same for all parts: among them those of TLS and of identities."""
@@ -38,7 +39,7 @@ class ClusterSettings:
     """How a placement driver and range servers run in one process.
 
     Everything is stored below `data_dir`, each part in a folder of its own. All parts listen on
-    `host`, `insecure` or not, speak `dialect`, have the same TLS and identities, and take
+    `host`, `insecure` or not, speak `dialect`, have the same TLS, identities and quotas, and take
     `connections_per_address_max`. The range servers take consecutive ports from
     `range_server_port` on, or free ones when that is 0; likewise they advertise consecutive ports.
     Raises ConfigurationError when a value cannot work.
@@ -75,6 +76,7 @@ class ClusterSettings:
     auth_jwks_url: str | None = _setting_of(PlacementDriverSettings, "auth_jwks_url")
     auth_issuer: str | None = _setting_of(PlacementDriverSettings, "auth_issuer")
     auth_audience: str | None = _setting_of(PlacementDriverSettings, "auth_audience")
+    quotas_file: Path | None = _setting_of(PlacementDriverSettings, "quotas_file")
     audit_stream: bool | None = _setting_of(PlacementDriverSettings, "audit_stream")
     audit_protected: bool = _setting_of(PlacementDriverSettings, "audit_protected")
     audit_retention_ms: int = _setting_of(PlacementDriverSettings, "audit_retention_ms")

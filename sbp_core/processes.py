@@ -142,6 +142,8 @@ class RangeServerProcess:
         words += tls_options(self._settings.tls)
         if self._settings.auth_jwks_file is not None:
             words += ["--auth-jwks-file", str(self._settings.auth_jwks_file)]
+        if self._settings.quotas_file is not None:
+            words += ["--quotas-file", str(self._settings.quotas_file)]
         return await asyncio.create_subprocess_exec(
             *(*COMMAND, *words),
             stdin=asyncio.subprocess.PIPE,

@@ -19,6 +19,7 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.regular_files import read_regular
+from sbp_core.server.quota_rules import KEYS, rules_of
 from sbp_core.server.settings import (
     ListenerSettings,
     check_settings,
@@ -121,7 +122,12 @@ class Configuration(Generic[S]):
         values: dict[str, Any] = {}
         if options.config is not None:
             values = self.read_file(Path(options.config))
-        settings = {each.name: each for keys in self.sections.values() for each in keys.values()}
+        settings = {
+            each.name: each
+            for section, keys in self.sections.items()
+            if section != _QUOTAS
+            for each in keys.values()
+        }
         for name, known in settings.items():
             given = getattr(options, name, None)
             if given is not None:
@@ -129,6 +135,8 @@ class Configuration(Generic[S]):
         if getattr(options, "advertise", None) is not None:
             host, port = parse_endpoint(options.advertise)
             values |= {"advertise_host": host, "advertise_port": port}
+        if options.quotas_file is not None:
+            values["quotas_file"] = Path(options.quotas_file)
         for name, known in settings.items():
             if known.default is MISSING and name not in values:
                 raise ConfigurationError(
@@ -174,6 +182,9 @@ class Configuration(Generic[S]):
                 faults.append(f"unknown {kind} {_quoted(section)}{nearest}")
             elif not isinstance(keys, dict):
                 faults.append(f"{section} is a section: write [{section}]")
+            elif section == _QUOTAS:
+                faults += _faults_of_quotas(keys)
+                values["quotas_file"] = path
             else:
                 faults += _read_section(section, keys, self.sections[section], values)
         if faults:
@@ -181,11 +192,24 @@ class Configuration(Generic[S]):
         return values
 
 
+def _faults_of_quotas(keys: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong in the section of quotas, which the servers read themselves."""
+    try:
+        rules_of(keys)
+    except ConfigurationError as error:
+        return [str(error)]
+    return []
+
+
 OPTIONS_OF_REQUIRED: Final = {
     "data_dir": "--data-dir DIR",
     "placement_driver": "--pd HOST:PORT",
 }
 """Options for the settings that have no default."""
+
+_QUOTAS: Final = "quotas"
+_ELSEWHERE: Final = {"servers", "quotas_file"}
+"""Fields that are no keys of a section."""
 
 _SECTION_OF: Final[Mapping[type, str]] = {
     PlacementDriverSettings: "placement_driver",
@@ -198,27 +222,29 @@ def _of_cluster() -> Configuration[ClusterSettings]:
     shared = {"host", "insecure", "advertise_host", "connections_per_address_max", "dialect"}
     for each in (*fields(ClusterSettings), *fields(ServeSettings)):
         part = each.metadata.get("part")
+        if each.name in _ELSEWHERE:
+            continue
         if "section" in each.metadata:
             sections[each.metadata["section"]][each.metadata["key"]] = each
         elif part is not None and each.name not in shared:
             sections[_SECTION_OF[part]][each.metadata["name"]] = each
-        elif each.name != "servers":
+        else:
             sections["serve"][each.name] = each
     return Configuration("serve", "server.toml", ClusterSettings, sections)
 
 
 def _of_server(command: str, servers: type[S]) -> Configuration[S]:
-    of_process = [each for each in fields(ServeSettings) if each.name != "servers"]
     sections = _sections(_SECTION_OF[servers], "tls", "auth")
-    for each in (*fields(servers), *of_process):
-        section = each.metadata.get("section", _SECTION_OF[servers])
-        sections[section][each.metadata.get("key", each.name)] = each
+    for each in (*fields(servers), *fields(ServeSettings)):
+        if each.name not in _ELSEWHERE:
+            section = each.metadata.get("section", _SECTION_OF[servers])
+            sections[section][each.metadata.get("key", each.name)] = each
     return Configuration(command, f"{command}.toml", servers, sections)
 
 
 def _sections(*names: str) -> dict[str, dict[str, Field[Any]]]:
     """Return the sections of a file in their order; the last ones are those of every command."""
-    return {name: {} for name in (*names, "log", "audit")}
+    return {name: {} for name in names} | {_QUOTAS: {**KEYS}, "log": {}, "audit": {}}
 
 
 SERVE: Final = _of_cluster()

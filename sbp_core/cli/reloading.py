@@ -17,6 +17,7 @@ from sbp_core.cli.logs import ProcessLog
 from sbp_core.cli.service_manager import ServiceManager
 from sbp_core.errors import ConfigurationError
 from sbp_core.processes import hang_up_all
+from sbp_core.server import quota_rules
 from sbp_core.server.line_file import LineFile
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class Reloader:
             tokens = sys.modules.get("sbp_core.access.tokens")  # loaded where tokens are accepted
             if tokens is not None and tokens.reload_all():
                 done.append("keys of tokens read again")
+            if quota_rules.reload_all():
+                done.append("quotas read again")
             if self._log.has_file:
                 self._log.reopen()
                 done.append("log file opened again")

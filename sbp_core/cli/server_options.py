@@ -33,7 +33,7 @@ _AUTH_OPTIONS: Final = {
     "--auth-audience": ("TEXT", "audience that tokens have to name"),
 }
 HANG_UP_HELP: Final = (
-    "SIGHUP reads the files of TLS and of keys again, and level and form of the log in the"
+    "SIGHUP reads the files of TLS and of keys again, quotas, and level and form of the log in the"
     " configuration file; and it opens the files of the log and of the audit trail again."
 )
 
@@ -116,6 +116,12 @@ def add_process_options(parser: ArgumentParser, conf: str) -> None:
         type=parse_path,
         metavar="PATH",
         help=f"settings in TOML; {conf} names all of them",
+    )
+    add(
+        "--quotas-file",
+        type=parse_path,
+        metavar="PATH",
+        help="file with the section [quotas], read again at SIGHUP (default: that of --config)",
     )
     add(
         "--until-stdin-closes",

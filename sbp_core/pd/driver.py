@@ -29,6 +29,7 @@ from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.audit_stream import AuditStream
 from sbp_core.server.listener import Listener
 from sbp_core.server.metrics import COMMON, Catalog, Reading
+from sbp_core.server.quota_rules import maybe_quota_file
 from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.server.served import Condition, Unready
 from sbp_core.server.settings import (
@@ -169,6 +170,7 @@ class PlacementDriver:
                 tls=settings.tls_contexts(),
                 gate=settings.gate(),
                 audit=self._audit,
+                quota_file=maybe_quota_file(settings),
             )
             started.push_async_callback(listener.drain)
             started.push_async_callback(handlers.rest)  # else `drain` waits for these calls

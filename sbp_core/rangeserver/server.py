@@ -47,6 +47,7 @@ from sbp_core.server.audit_stream import AuditStream
 from sbp_core.server.guard import Guard
 from sbp_core.server.listener import Listener
 from sbp_core.server.metrics import COMMON, Catalog, Reading
+from sbp_core.server.quota_rules import maybe_quota_file
 from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.server.served import Condition, Unready
 from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
@@ -297,6 +298,7 @@ class RangeServer:
             tls=settings.tls_contexts(),
             gate=settings.gate(),
             audit=self._audit,
+            quota_file=maybe_quota_file(settings),
         )
 
     def _open_log(self) -> Log:

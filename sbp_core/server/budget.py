@@ -291,7 +291,10 @@ class Held:
 
 
 class Intake:
-    """The bytes of one connection; `on_change` is called when `may_read` may have changed."""
+    """The bytes of one connection; `on_change` is called when `may_read` may have changed.
+
+    `on_hold` is called with the bytes by which its requests take more, or less if they are below 0.
+    """
 
     def __init__(
         self,
@@ -300,9 +303,11 @@ class Intake:
         *,
         address: str = "",
         sizes: RecordSizes = DEFAULT,
+        on_hold: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.budget: Final = budget
         self._on_change = on_change
+        self._on_hold = on_hold
         self._account = Account(address)
         self._request_bytes = 0
         self._small_bytes = 0
@@ -341,6 +346,7 @@ class Intake:
             self._frame = None
             self.budget.resize(charge, size)
         self._request_bytes += size
+        self._on_hold(size)
         if charge.lane is _SMALL:
             self._small_bytes += size
         if could_read and (self._waiting is not None or self._request_bytes > self._bytes_max):
@@ -351,6 +357,7 @@ class Intake:
         """A request turned out to count for `size` bytes; see `Held.settle`."""
         could_read = self.may_read
         self._request_bytes += size - charge.size
+        self._on_hold(size - charge.size)
         if charge.lane is _SMALL:
             self._small_bytes += size - charge.size
         self.budget.resize(charge, size)
@@ -368,6 +375,7 @@ class Intake:
         if charge is self._waiting:
             self._waiting = None
         self.budget.release(charge)
+        self._on_hold(-charge.size)
         if not could_read and self.may_read:
             self._on_change()
 

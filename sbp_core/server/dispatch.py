@@ -38,11 +38,11 @@ from sbp_core.wire.headers import (
     Feature,
     HeartbeatRequest,
     HeartbeatResponse,
-    Status,
     decode_measured,
     encode_header,
 )
 from sbp_core.wire.opcodes import WITH_PAYLOAD, Opcode
+from sbp_core.wire.status import with_duration
 
 T = TypeVar("T")
 
@@ -91,6 +91,9 @@ class Responder(Identified, Protocol):
 
     def has_room_for(self, size: int) -> bool:
         """Whether a frame of `size` bytes need not wait, if nothing is awaited before."""
+
+    def throttled(self, header: object, payload: Payload) -> object:
+        """Return the header of an answer, which asks for a wait if the peer is above its quota."""
 
     def note_use(self) -> None:
         """Note that the connection is in use, though no request says so."""
@@ -273,8 +276,8 @@ class ServerCall:
                 return
             header = merge_answers(self._headers)
         with _refusing_large_answers():
-            encoded = self._encode(header, is_end=is_end)
             packed = self.peer.pack(payload)
+            encoded = self._encode(header, packed, is_end=is_end)
             await self.peer.send_response(self._frame, encoded, packed, is_end=is_end)
 
     def answer_soon(self, header: object) -> Rest | None:
@@ -327,24 +330,19 @@ class ServerCall:
 
     def respond_now(self, header: object, payload: Payload, *, is_end: bool) -> None:
         """Send one response frame without waiting: within `peer.reserve`, or if `peer.has_room`."""
-        encoded = self._encode(header, is_end=is_end)
+        encoded = self._encode(header, payload, is_end=is_end)
         self.peer.send_now(self._frame, encoded, payload, is_end=is_end)
 
-    def _encode(self, header: object, *, is_end: bool) -> bytes:
+    def _encode(self, header: object, payload: Payload, *, is_end: bool) -> bytes:
         if self._audited is not None:
             self._audited.answered(header, is_end=is_end)
         if is_end:
+            header = self.peer.throttled(header, payload)
             seconds = self._clock.monotonic() - self._began_at
             self._times.add(self.opcode, seconds)
             if self.agreement.has_handler_duration:
-                header = _with_duration(header, seconds)
+                header = with_duration(header, seconds)
         return encode_header(self._speech.answer(header))
-
-
-def _with_duration(header: Any, seconds: float) -> object:
-    """Say in the frame's status how long the call was served; every answer's table has one."""
-    status = header.status or Status()
-    return replace(header, status=replace(status, handler_duration_us=round(1e6 * seconds)))
 
 
 @contextmanager
@@ -397,7 +395,7 @@ class Dispatcher:
         self.speech = speech
         self._audit = audit or AuditTrail(str(speech.role))
         self.times: Final = times or RequestTimes()
-        self._gate = gate or Gate()
+        self.gate = gate or Gate()
         self._handlers = handlers
         self._clock = clock
 
@@ -420,7 +418,7 @@ class Dispatcher:
             responder,
             self.speech,
             self._clock,
-            gate=self._gate,
+            gate=self.gate,
             audit=self._audit,
             times=self.times,
             peer_name=peer_name,
@@ -428,7 +426,7 @@ class Dispatcher:
             held=held,
         )
         try:
-            self._gate.check(responder, operation, self._clock.wall_ms())
+            self.gate.check(responder, operation, self._clock.wall_ms())
             handler = self._handlers.get(operation)
             if handler is None:
                 remedy = ""

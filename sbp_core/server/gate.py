@@ -87,6 +87,16 @@ class Gate:
         if operation in _BY_SERVERS:
             self.check_is_server(peer, operation, now_ms)
 
+    def maybe_metered(self, peer: Identified) -> str | None:
+        """Return the identity that the requests of a peer count for; None without a quota.
+
+        Servers of the cluster and administrators have none, nor has a peer without an identity.
+        """
+        identity = self._maybe_identity(peer) if self.is_on else None
+        if identity is None or identity.is_server or identity.is_admin:
+            return None
+        return identity.subject
+
     def check_is_server(self, peer: Identified, operation: Opcode, now_ms: int) -> None:
         """Check that a peer may ask as a server of the cluster. Raises as `check` does."""
         if not self.is_on:

@@ -1,7 +1,8 @@
 """The receiving side of one connection: frames are read and handled while there is room for them.
 
 Memory is bounded: while there is no room for more requests (budget.py), or the peer does not read
-its answers (outgoing.py), the socket is not read. Time is bounded too: a peer gets so long to send
+its answers (outgoing.py), the socket is not read. Nor is it while the peer's identity is above its
+quota (quotas.py). Time is bounded too: a peer gets so long to send
 its first frame, and to complete one that it began; less while others wait for what it holds.
 """
 
@@ -15,6 +16,7 @@ from sbp_core import limits
 from sbp_core.record_sizes import RecordSizes
 from sbp_core.server.budget import Budget, Held, Intake, memory_bytes
 from sbp_core.server.outgoing import Echo, Outgoing, Unread
+from sbp_core.server.quotas import LOOK_SECONDS, Allowance
 from sbp_core.server.runtime import Clock, Turns
 from sbp_core.session.connection import Connection
 from sbp_core.session.states import Event
@@ -54,6 +56,7 @@ class Incoming:
         unread: Unread,
         turns: Turns,
         clock: Clock,
+        allowance: Allowance,
         owner: str,
         sizes: RecordSizes,
     ) -> None:
@@ -65,7 +68,11 @@ class Incoming:
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._socket: AsyncSocket | None = None
-        self._intake = Intake(budget, self.go_on, address=owner, sizes=sizes)
+        self._allowance = allowance
+        self._intake = Intake(
+            budget, self.go_on, address=owner, sizes=sizes, on_hold=allowance.hold
+        )
+        self._quota_timer: asyncio.TimerHandle | None = None
         self._patience = FramePatience(session, self._intake, clock.monotonic())
         self.echo = Echo(unread, self._on_echo_room)
         self._waiting: tuple[Frame, Held] | None = None
@@ -136,12 +143,19 @@ class Incoming:
             self._waiting[1].end()
             self._waiting = None
         self._is_behind = False
+        if self._quota_timer is not None:
+            self._quota_timer.cancel()
         self._intake.close()
         self.echo.end()
 
     @property
     def _may_go_on(self) -> bool:
-        return self._intake.may_read and self._outgoing.has_room and not self.echo.is_awaited
+        return (
+            self._intake.may_read
+            and self._outgoing.has_room
+            and not self.echo.is_awaited
+            and self._allowance.is_open
+        )
 
     @property
     def _is_granted(self) -> bool:
@@ -209,8 +223,27 @@ class Incoming:
         if self._socket is not None:
             self._socket.receiving.expect(self._session.decoder.missing_bytes)
 
+    def _await_quota(self) -> None:
+        """Look again when there may be memory, or debt may be paid off; rules change, so often."""
+        self._allowance.when_memory(self._look_at_quota)
+        wait_seconds = self._allowance.maybe_wait_seconds()
+        if wait_seconds is not None and self._quota_timer is None:
+            self._quota_timer = asyncio.get_running_loop().call_later(
+                min(wait_seconds, LOOK_SECONDS), self._look_at_quota
+            )
+
+    def _look_at_quota(self) -> None:
+        if self._quota_timer is not None:
+            self._quota_timer.cancel()
+            self._quota_timer = None
+        self._allowance.look()
+        self.received_at = asyncio.get_running_loop().time()
+        self.go_on()
+
     def _update_reading(self) -> None:
         outgoing = self._outgoing
+        if not self._allowance.is_open and not self._is_closed:
+            self._await_quota()
         if not outgoing.has_room and outgoing.is_writable and not self._is_closed:
             self._unread.when_read(self.go_on)
         wanted = self._may_go_on and not self._is_behind

@@ -26,6 +26,8 @@ from sbp_core.server.gate import Gate
 from sbp_core.server.metrics import COMMON, Reading
 from sbp_core.server.outgoing import Unread
 from sbp_core.server.peer import Peer
+from sbp_core.server.quota_rules import NO_RULES, QuotaFile
+from sbp_core.server.quotas import Quotas
 from sbp_core.server.runtime import Clock, Turns
 from sbp_core.server.settings import Exposure
 from sbp_core.session.connection import Connection
@@ -66,7 +68,8 @@ class Listener:
     """A TCP listener that serves requests with the given handlers, as `speech` has it.
 
     `sizes` bound frames, and what one connection holds; `in_flight_bytes_max` is for all of them.
-    With `tls` it speaks nothing else; `gate` identifies peers. Audit events go to `audit` too.
+    With `tls` it speaks nothing else; `gate` identifies peers, which have the quotas in
+    `quota_file`. Audit events go to `audit` too.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Listener:
         tls: Contexts | None = None,
         gate: Gate | None = None,
         audit: EventSink | None = None,
+        quota_file: QuotaFile | None = None,
     ) -> None:
         self._tls = tls
         self._gate = gate or Gate()
@@ -96,6 +100,8 @@ class Listener:
             in_flight_bytes_max - _OWN_BYTES, own_bytes_max=limits.CONNECTION_OWN_BYTES
         )
         self._sizes = sizes
+        rules = (lambda: NO_RULES) if quota_file is None else quota_file.rules
+        self._quotas = Quotas(clock.monotonic, rules)
         self._unread = Unread(sizes.server_unread_bytes, clock.monotonic)
         self._turns = Turns()
         self._accepted_count = 0
@@ -213,6 +219,7 @@ class Listener:
             unread=self._unread,
             turns=self._turns,
             connection_id=self._accepted_count,
+            quotas=self._quotas,
             owner=owner,
             sizes=self._sizes,
         )

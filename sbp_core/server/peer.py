@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from sbp_core import limits
-from sbp_core.errors import DeadlineExceededError, SbpError
+from sbp_core.errors import DeadlineExceededError, SbpError, ThrottledError
 from sbp_core.failpoints import failpoint
 from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.server.budget import Budget, Held
@@ -24,6 +24,7 @@ from sbp_core.server.dispatch import Dispatcher
 from sbp_core.server.incoming import Incoming, is_overdue
 from sbp_core.server.later import Deferred, Serving
 from sbp_core.server.outgoing import Outgoing, Unread
+from sbp_core.server.quotas import Allowance, Quotas
 from sbp_core.server.runtime import Clock, Turns
 from sbp_core.server.trust import Standing
 from sbp_core.session.connection import Connection, Payload
@@ -57,6 +58,7 @@ class Peer(asyncio.BufferedProtocol):
         unread: Unread,
         turns: Turns,
         connection_id: int,
+        quotas: Quotas | None = None,
         owner: str = "",
         sizes: RecordSizes = DEFAULT,
     ) -> None:
@@ -75,6 +77,7 @@ class Peer(asyncio.BufferedProtocol):
         self._sizes = sizes
         self._session = Connection(sizes.frame_bytes)
         self._outgoing = Outgoing(unread)
+        self._allowance = Allowance(quotas)
         self._incoming = Incoming(
             self,
             self._session,
@@ -83,6 +86,7 @@ class Peer(asyncio.BufferedProtocol):
             unread=unread,
             turns=turns,
             clock=clock,
+            allowance=self._allowance,
             owner=owner,
             sizes=sizes,
         )
@@ -117,6 +121,7 @@ class Peer(asyncio.BufferedProtocol):
         """Cancel the tasks that serve the peer; calls without one end in their own time."""
         self._session.close()
         self._lost_at = self._clock.monotonic()
+        self._allowance.end(self)
         self._incoming.close()
         self._work.cancel()
         self.note_rest()
@@ -205,7 +210,13 @@ class Peer(asyncio.BufferedProtocol):
     def send_now(self, request: Frame, header: bytes, payload: Payload, *, is_end: bool) -> None:
         """Send one response frame for which room is reserved."""
         failpoint("server.before_answer")
-        self._outgoing.send(self._session.send_response(request, header, payload, is_end=is_end))
+        buffers = self._session.send_response(request, header, payload, is_end=is_end)
+        self._outgoing.send(buffers)
+        self._allowance.charge_answer(buffers)
+
+    def throttled(self, header: object, payload: Payload) -> object:
+        """Return the header of an answer, which asks for a wait if the peer is above its quota."""
+        return self._allowance.throttled(header, payload.parts)
 
     # The listener's view
 
@@ -264,6 +275,7 @@ class Peer(asyncio.BufferedProtocol):
         A request that is under way already is refused, so the peer knows that it had no effect. It
         has GOAWAY_GRACE_MS to close.
         """
+        self._allowance.end(self)
         self._outgoing.send(self._session.send_goaway())
         if self._leave_at is None:
             self._leave_at = self._clock.monotonic() + limits.GOAWAY_GRACE_MS / 1000
@@ -296,12 +308,16 @@ class Peer(asyncio.BufferedProtocol):
     def on_event(self, event: Event) -> None:
         """Handle what a frame of the peer means."""
         match event:
-            case RequestReceived(frame) if frame.opcode == Opcode.PING:
-                self._answer_ping(frame)
-            case RequestReceived(frame):
-                if frame.opcode != Opcode.HEARTBEAT:
-                    self.note_use()
+            case RequestReceived(frame) if frame.opcode == Opcode.HEARTBEAT:
                 self._incoming.begin(frame)
+            case RequestReceived(frame):
+                if self._is_over_quota(frame):
+                    return
+                if frame.opcode == Opcode.PING:
+                    self._answer_ping(frame)
+                else:
+                    self.note_use()
+                    self._incoming.begin(frame)
             case RequestRefused(frame, error):
                 self._refuse(frame, error)
             case GoawayReceived(frame):
@@ -338,13 +354,29 @@ class Peer(asyncio.BufferedProtocol):
             _LOG.error("answer not sent peer=%s: %s", self.name, error)
             self.close()
 
+    def _is_over_quota(self, frame: Frame) -> bool:
+        """Count a request for the identity; refuse it if that has too many connections."""
+        if self._allowance.is_off:
+            return False
+        try:
+            self._allowance.bind(self._dispatcher.gate.maybe_metered(self), self)
+        except ThrottledError as error:
+            _LOG.info("%s: refused: %s", self.name, error)
+            self._refuse(frame, error)
+            self.go_away()
+            return True
+        self._allowance.charge_request(len(frame.header) + len(frame.payload))
+        return False
+
     def _answer_ping(self, frame: Frame) -> None:
         echo = self._incoming.echo
         refusal = echo.maybe_refusal(len(frame.header) + len(frame.payload))
         if refusal is not None:
             self._refuse(frame, refusal)
             return
-        self._outgoing.send(self._session.send_response(frame, frame.header, [frame.payload]))
+        buffers = self._session.send_response(frame, frame.header, [frame.payload])
+        self._outgoing.send(buffers)
+        self._allowance.charge_answer(buffers)
         echo.end()
 
     def _close_if_left(self) -> None:

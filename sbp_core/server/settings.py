@@ -232,6 +232,12 @@ class ListenerSettings:
         place=("audit", "protected"),
     )
 
+    quotas_file: Path | None = setting(
+        "File with the section [quotas], which is read again at SIGHUP.",
+        "a configuration file",
+        default=None,
+    )
+
     def __post_init__(self) -> None:
         check_settings(self)
         check_tls(self)

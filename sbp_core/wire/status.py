@@ -5,7 +5,9 @@ Servers call `status_for` with the error of a request; clients call `check_statu
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from sbp_core.errors import (
     ConfigurationError,
@@ -80,6 +82,12 @@ def with_message(error: SbpError, before: str, after: str = "") -> SbpError:
     fresh.outcome = error.outcome
     fresh.__cause__ = error
     return fresh
+
+
+def with_duration(header: Any, seconds: float) -> object:
+    """Return the header of an answer whose status says for how long its call was served."""
+    status = replace(header.status or Status(), handler_duration_us=round(1e6 * seconds))
+    return replace(header, status=status)
 
 
 def maybe_cluster(detail: bytes) -> PlacementDriverCluster | None:

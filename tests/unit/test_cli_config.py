@@ -49,6 +49,31 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(conf
     )
 
 
+def test_quotas_are_in_the_configuration_file_or_one_of_their_own(config, tmp_path):
+    path = config("[quotas]\nconnections = 3\n")
+    assert SERVE.load(options("--config", str(path))).servers.quotas_file == path
+    other = tmp_path / "quotas.toml"
+    given = options("--config", str(path), "--quotas-file", str(other))
+    assert SERVE.load(given).servers.quotas_file == other
+
+
+def test_all_faults_of_quotas_are_named_at_once(config):
+    path = config(
+        "[quotas]\nconnectoins = 3\nbytes_in_per_s = -1\n"
+        '[quotas."=x"]\n[quotas."CN=etl"]\nmemory_bytes = "1"\nrequests_per_s = true\n'
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        SERVE.load(options("--config", str(path)))
+    for fault in (
+        "unknown key 'connectoins' in [quotas] (known: bytes_in_per_s",
+        "bytes_in_per_s in [quotas]: expected an integer in 0..1099511627776, got -1",
+        "'=x' in [quotas] is not a subject: ",
+        'memory_bytes in [quotas."CN=etl"]: expected an integer',
+        'requests_per_s in [quotas."CN=etl"]: expected an integer',
+    ):
+        assert fault in str(caught.value)
+
+
 def test_every_option_reaches_its_setting(tmp_path):
     settings = SERVE.load(
         options(

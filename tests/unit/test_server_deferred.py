@@ -57,6 +57,9 @@ class Peer:
     async def send_system_error(self, request: Frame, error: Exception) -> None:
         self.sent.append(error)
 
+    def throttled(self, header: object, payload: Payload) -> object:
+        return header
+
     def pack(self, parts, crc32=None) -> Payload:
         return Payload(parts, crc32=crc32)
 

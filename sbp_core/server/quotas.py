@@ -1,0 +1,338 @@
+"""Quotas: how much an identity may ask of one server, over all of its connections.
+
+A request above a rate is executed, and its answer says in `throttle_time_ms` how long the client
+should wait. For that time the server reads nothing more of the identity's connections, so a client
+that does not wait gains nothing. A frame waits WAIT_SECONDS_MAX at most, as its caller would give
+up otherwise.
+
+`Rate` bounds one quantity. `Meter` has the rates of one identity, its connections, and the memory
+of its requests. `Allowance` is one connection: it finds the meter when the identity is known, and
+says whether another frame may be handled. `Quotas` has the meters of one server.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
+
+from sbp_core import limits
+from sbp_core.errors import ThrottledError
+from sbp_core.server.quota_rules import NO_RULES, QuotaRules
+from sbp_core.wire.checksum import Buffer
+
+_LOG: Final = logging.getLogger(__name__)
+
+BURST_SECONDS: Final = 1.0
+"""An identity that was quiet may use as much as this at once."""
+WAIT_SECONDS_MAX: Final = 20.0
+"""The longest that a frame waits for the quota of its identity: callers that do not know of quotas
+give up later than that, and clients that wait keep their connections."""
+LOOK_SECONDS: Final = 1.0
+"""How often to look whether a connection may go on, as the rules may have changed."""
+assert LOOK_SECONDS < WAIT_SECONDS_MAX < limits.IDLE_CONNECTION_MS / 2000
+assert min(limits.REQUEST_TIMEOUT_MS, limits.WRITE_STALL_MS) > WAIT_SECONDS_MAX * 1000
+_LOG_SECONDS: Final = 60.0
+"""Time without a wait after which the next one is logged."""
+_METERS_KEPT: Final = limits.CONNECTIONS_MAX
+"""Meters after which those are dropped that are not in use."""
+
+
+class Rate:
+    """A token bucket of `per_second` a second; 0 is without limit. Times are seconds.
+
+    Use is paid off at the rate. More of it than a burst is debt, which is never more than
+    WAIT_SECONDS_MAX.
+    """
+
+    __slots__ = ("_paid_at", "per_second")
+
+    def __init__(self, per_second: int = 0) -> None:
+        self.per_second = per_second
+        self._paid_at = -math.inf
+        """When everything that was used is paid off."""
+
+    def charge(self, amount: float, now: float) -> None:
+        """Count what was used."""
+        if self.per_second:
+            begin = max(self._paid_at, now)
+            latest = now + BURST_SECONDS + WAIT_SECONDS_MAX
+            self._paid_at = min(begin + amount / self.per_second, latest)
+
+    def wait_seconds(self, now: float, amount: float = 0) -> float:
+        """Return for how long there is debt, once `amount` is used as well; 0 if there is none."""
+        if not self.per_second:
+            return 0.0
+        paid_at = max(self._paid_at, now) + amount / self.per_second
+        return min(max(paid_at - BURST_SECONDS - now, 0.0), WAIT_SECONDS_MAX)
+
+    def change(self, per_second: int, now: float) -> None:
+        """Pay off at another rate from now on."""
+        left = max(self._paid_at - now, 0.0) * self.per_second
+        self.per_second, self._paid_at = per_second, -math.inf
+        self.charge(left, now)
+
+
+class Metered(Protocol):
+    """A connection that counts for an identity."""
+
+    def spare_ms(self) -> float:
+        """Return for how long it could have been closed without harm; negative while it cannot."""
+
+    def go_away(self) -> None:
+        """Let the peer close it."""
+
+
+class Meter:
+    """The use that one identity makes of its quota."""
+
+    def __init__(self, subject: str, rules: QuotaRules) -> None:
+        self.subject = subject
+        self.rules = rules
+        self.quota = quota = rules.of(subject)
+        self.bytes_in = Rate(quota.bytes_in_per_s)
+        self.bytes_out = Rate(quota.bytes_out_per_s)
+        self.requests = Rate(quota.requests_per_s)
+        self.connections: set[Metered] = set()
+        self.is_free = True
+        """Whether neither debt nor memory holds a frame up, when that was looked at last."""
+        self._held_bytes = 0
+        self._waiting: dict[Callable[[], None], None] = {}
+        """Called when there is memory again."""
+        self._throttled_at = -math.inf
+
+    def change(self, rules: QuotaRules, now: float) -> None:
+        """Count by other rules from now on."""
+        self.rules = rules
+        self.quota = quota = rules.of(self.subject)
+        self.bytes_in.change(quota.bytes_in_per_s, now)
+        self.bytes_out.change(quota.bytes_out_per_s, now)
+        self.requests.change(quota.requests_per_s, now)
+        self.look(now)
+        self._wake()
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether another request may be begun."""
+        return not self.quota.memory_bytes or self._held_bytes < self.quota.memory_bytes
+
+    def is_in_use(self, now: float) -> bool:
+        """Whether anything would be forgotten with it."""
+        return bool(self.connections or self._held_bytes or self.wait_seconds(now) > 0)
+
+    def enter(self, connection: Metered) -> None:
+        """Count a connection, in the place of one that is not in use if need be.
+
+        Raises ThrottledError if there are as many as there may be.
+        """
+        most = self.quota.connections
+        if most and len(self.connections) >= most:
+            spare_ms, spare = max(
+                ((each.spare_ms(), each) for each in self.connections), key=itemgetter(0)
+            )
+            if spare_ms < 0:
+                raise ThrottledError.of(
+                    f"{self.subject} has {len(self.connections)} connections open already, its"
+                    " quota at this server: close some, or raise connections in [quotas] of the"
+                    " server"
+                )
+            self.connections.discard(spare)
+            spare.go_away()
+        self.connections.add(connection)
+
+    def hold(self, size: int) -> None:
+        """Count bytes of memory that a request takes; below 0 when it takes less."""
+        self._held_bytes += size
+        if size > 0:
+            self.is_free = self.is_free and self.has_memory
+        elif self._waiting and self.has_memory:
+            self._wake()
+
+    def when_memory(self, on_memory: Callable[[], None]) -> None:
+        """Call `on_memory`, once, when another request may be begun."""
+        self._waiting[on_memory] = None
+
+    def charge_request(self, size: int, now: float) -> None:
+        """Count a request of `size` bytes."""
+        self.bytes_in.charge(size, now)
+        self.requests.charge(1, now)
+        self.look(now)
+
+    def charge_answer(self, size: int, now: float) -> None:
+        """Count an answer of `size` bytes, or a part of it."""
+        self.bytes_out.charge(size, now)
+        self.look(now)
+
+    def wait_seconds(self, now: float, answer_bytes: int = 0) -> float:
+        """Return for how long there is debt, once `answer_bytes` are sent; 0 if there is none."""
+        return max(
+            self.bytes_in.wait_seconds(now),
+            self.bytes_out.wait_seconds(now, answer_bytes),
+            self.requests.wait_seconds(now),
+        )
+
+    def look(self, now: float) -> float:
+        """See whether there is debt; return for how long there is, 0 if there is none."""
+        wait_seconds = self.wait_seconds(now)
+        self.is_free = not wait_seconds and self.has_memory
+        if wait_seconds:
+            if now - self._throttled_at > _LOG_SECONDS:
+                _LOG.info(
+                    "above quota identity=%s wait_ms=%d", self.subject, _milliseconds(wait_seconds)
+                )
+            self._throttled_at = now
+        return wait_seconds
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for on_memory in waiting:
+            on_memory()
+
+
+class Allowance:
+    """The part of one connection in what its identity may use; nothing is bounded before `bind`."""
+
+    def __init__(self, quotas: Quotas | None = None) -> None:
+        self._quotas = quotas or Quotas(lambda: 0.0)
+        self._meter: Meter | None = None
+        self._held_bytes = 0
+        self._since: float | None = None
+        """Since when a frame waits for debt to be paid off."""
+        self._is_let_through = False
+        """Whether the next frame has waited for as long as one may."""
+        self._is_over = False
+
+    def bind(self, subject: str | None, connection: Metered) -> None:
+        """Count for an identity from now on; None is one without a quota.
+
+        Raises ThrottledError if it has as many connections as it may have.
+        """
+        rules, meter = self._quotas.rules(), self._meter
+        if meter is not None and meter.subject == subject and connection in meter.connections:
+            if meter.rules is not rules:
+                meter.change(rules, self._quotas.monotonic())
+            return
+        self._leave(connection)
+        if subject is None or self._is_over or not rules.has_any:
+            return
+        meter = self._quotas.meter_of(subject)
+        meter.enter(connection)
+        self._meter = meter
+        meter.hold(self._held_bytes)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is bounded."""
+        return self._meter is None and not self._quotas.rules().has_any
+
+    def end(self, connection: Metered) -> None:
+        """The connection ends: it counts no longer, but for the memory of its requests."""
+        self._is_over = True
+        self._since = None
+        if self._meter is not None:
+            self._meter.connections.discard(connection)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another frame may be handled; once it may not, until `look` finds that it may."""
+        meter = self._meter
+        return meter is None or meter.is_free or self._is_let_through or self._is_over
+
+    def look(self) -> None:
+        """See whether another frame may be handled by now."""
+        meter = self._meter
+        if meter is None:
+            return
+        now = self._quotas.monotonic()
+        if meter.rules is not (rules := self._quotas.rules()):
+            meter.change(rules, now)
+        if not meter.look(now):
+            self._since = None
+        elif self._since is not None and now - self._since >= WAIT_SECONDS_MAX:
+            self._is_let_through = meter.has_memory
+
+    def maybe_wait_seconds(self) -> float | None:
+        """Return after how long to look again while it is not open; None if memory is lacking."""
+        meter, now = self._meter, self._quotas.monotonic()
+        if meter is None or not (wait_seconds := meter.wait_seconds(now)):
+            return 0.0 if meter is None or meter.has_memory else None
+        if self._since is None:
+            self._since = now
+        return max(min(wait_seconds, self._since + WAIT_SECONDS_MAX - now), 0.0)
+
+    def when_memory(self, on_memory: Callable[[], None]) -> None:
+        """Call `on_memory`, once, if it is memory that is lacking, when there is some."""
+        if self._meter is not None and not self._meter.has_memory:
+            self._meter.when_memory(on_memory)
+
+    def hold(self, size: int) -> None:
+        """Count bytes of memory that a request takes; below 0 when it takes less."""
+        self._held_bytes += size
+        if self._meter is not None:
+            self._meter.hold(size)
+
+    def charge_request(self, size: int) -> None:
+        """Count a request of `size` bytes."""
+        if self._meter is not None:
+            self._since = None
+            self._is_let_through = False
+            self._meter.charge_request(size, self._quotas.monotonic())
+
+    def charge_answer(self, buffers: Sequence[Buffer]) -> None:
+        """Count an answer, or a part of it."""
+        if self._meter is not None and self._meter.bytes_out.per_second:
+            self._meter.charge_answer(sum(map(len, buffers)), self._quotas.monotonic())
+
+    def throttled(self, header: Any, payload: Sequence[Buffer]) -> object:
+        """Return the header of an answer with such a payload; above the quota it asks for a wait.
+
+        That is for the time in which nothing is read, unless the header asks for more.
+        """
+        meter = self._meter
+        if meter is None or (meter.is_free and not meter.bytes_out.per_second):
+            return header
+        asked_ms = getattr(header, "throttle_time_ms", None)
+        wait_seconds = meter.wait_seconds(self._quotas.monotonic(), sum(map(len, payload)))
+        wait_ms = _milliseconds(wait_seconds)
+        if asked_ms is None or asked_ms >= wait_ms:
+            return header
+        return replace(header, throttle_time_ms=wait_ms)
+
+    def _leave(self, connection: Metered) -> None:
+        if self._meter is not None:
+            self._meter.connections.discard(connection)
+            self._meter.hold(-self._held_bytes)
+            self._meter = self._since = None
+
+
+class Quotas:
+    """The quotas of one server: `rules` returns what holds now, `monotonic` the time in seconds."""
+
+    def __init__(
+        self, monotonic: Callable[[], float], rules: Callable[[], QuotaRules] = lambda: NO_RULES
+    ) -> None:
+        self.monotonic = monotonic
+        self.rules = rules
+        self._meters: dict[str, Meter] = {}
+
+    def meter_of(self, subject: str) -> Meter:
+        """Return the meter of an identity, made if need be."""
+        rules, now = self.rules(), self.monotonic()
+        meter = self._meters.get(subject)
+        if meter is None:
+            if len(self._meters) >= _METERS_KEPT:
+                self._meters = {
+                    name: each for name, each in self._meters.items() if each.is_in_use(now)
+                }
+            meter = self._meters[subject] = Meter(subject, rules)
+        elif meter.rules is not rules:
+            meter.change(rules, now)
+        return meter
+
+
+def _milliseconds(seconds: float) -> int:
+    return math.ceil(1000 * seconds)

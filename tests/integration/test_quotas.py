@@ -1,0 +1,323 @@
+"""Quotas of identities on real servers: the one above its quota waits, and no other one does."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+from certificates import Authority
+from core_cluster import rows_batch
+from held_disk import HeldDisk
+from identified_cluster import ONCE, admin_of, connected, identified_settings, run
+from identities import Issuer
+from waiting import until
+
+from sbp_core import limits
+from sbp_core.access.identity import subject_of_certificate
+from sbp_core.access.rights import Grant, Right
+from sbp_core.client import AppendItem, Client, Connecting, Credentials, FetchItem, StreamSpec
+from sbp_core.cluster import Cluster, ClusterSettings, LocalCluster
+from sbp_core.errors import ConfigurationError, ThrottledError
+from sbp_core.server.quotas import WAIT_SECONDS_MAX
+from sbp_core.tls import ServerTls
+from sbp_core.wire.headers import (
+    AppendInfo,
+    AppendRequest,
+    AppendResponse,
+    FetchInfo,
+    FetchRequest,
+    FetchResponse,
+    decode_header,
+)
+from sbp_core.wire.opcodes import Opcode
+
+RATE = 40
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def issuer(tmp_path_factory):
+    return Issuer(tmp_path_factory.mktemp("issuer"))
+
+
+class Bench:
+    """A cluster with quotas, and a stream that three identities may append to and read.
+
+    `etl` and `dashboard` have tokens, `certified` a certificate, and `admin` may do anything.
+    """
+
+    def __init__(self, authority, issuer, folder, disk):
+        pair = authority.issue(common_name="certified")
+        self.certified = subject_of_certificate(pair.cert_file.read_bytes())
+        self.connecting = {
+            self.certified: Connecting(tls=authority.client(pair)),
+            "admin": Connecting(tls=authority.client(admin_of(authority))),
+        }
+        for subject in ("etl", "dashboard"):
+            token = folder / f"{subject}.token"
+            token.write_bytes(issuer.token(subject))
+            self.connecting[subject] = Connecting(
+                tls=authority.client(), credentials=Credentials(token)
+            )
+        self.disk = disk
+
+    @contextlib.asynccontextmanager
+    async def serving(self, settings):
+        cluster = Cluster(settings, disk=self.disk)
+        await cluster.start()
+        try:
+            self.driver = cluster.endpoints.pd
+            (self.endpoint,) = cluster.endpoints.range_servers
+            (server,) = cluster._range_servers
+            self.listener = server._listener
+            async with self.client("admin") as admin:
+                (stream,) = await admin.create_streams([StreamSpec("s")])
+                subjects = self.connecting.keys() - {"admin"}
+                rights = (Right.APPEND, Right.READ)
+                await admin.change_grants(
+                    [Grant(s, each, "s") for s in subjects for each in rights]
+                )
+            self.stream_id = stream.stream_id
+            yield
+        finally:
+            if self.disk is not None:
+                self.disk.gate.set()
+            await cluster.stop()
+
+    def client(self, subject):
+        connecting = self.connecting[subject]
+        return connected(self.driver, connecting.tls, credentials=connecting.credentials)
+
+    async def append(self, client, value):
+        """Append in one call; return the wait that is asked for, in ms."""
+        batch = rows_batch([value])
+        info = AppendInfo(stream_id=self.stream_id, batch_length=len(batch))
+        request = AppendRequest(append_requests=(info,))
+        frames = await client.call(self.endpoint, Opcode.APPEND, request, [batch])
+        answer = decode_header(AppendResponse, frames[-1].header)
+        assert answer.append_responses[0].status.code == 0
+        return answer.throttle_time_ms
+
+    async def fetch(self, client):
+        """Fetch from the begin in one call; return the wait that is asked for, in ms."""
+        info = FetchInfo(stream_id=self.stream_id, fetch_offset=0, batch_max_bytes=limits.MIB)
+        request = FetchRequest(fetch_requests=(info,))
+        frames = await client.call(self.endpoint, Opcode.FETCH, request)
+        answer = decode_header(FetchResponse, frames[-1].header)
+        assert len(frames[-1].payload) > 0
+        return answer.throttle_time_ms
+
+    async def end_offset(self, client):
+        (bounds,) = await client.stream_bounds([self.stream_id])
+        return bounds.next_offset
+
+
+@pytest.fixture
+def benched(authority, issuer, tmp_path):
+    """Run `body` with a bench whose servers have these quotas."""
+
+    def run_body(quotas, body, disk=None):
+        async def main():
+            bench = Bench(authority, issuer, tmp_path, disk)
+            file = tmp_path / "quotas.toml"
+            file.write_text(quotas.format(certified=bench.certified), encoding="utf-8")
+            settings = identified_settings(authority, issuer, tmp_path / "data")
+            async with bench.serving(replace(settings, quotas_file=file)):
+                await body(bench)
+
+        run(main())
+
+    return run_body
+
+
+@pytest.mark.parametrize("name", ["etl", "certified"])
+def test_an_identity_above_its_rate_is_asked_to_wait_and_no_other_one_is(benched, name):
+    """Its connections share its quota. All appends arrive."""
+
+    async def body(bench):
+        subject = bench.certified if name == "certified" else name
+        async with contextlib.AsyncExitStack() as opened:
+            names = (subject, subject, subject, "dashboard", "admin")
+            clients = [await opened.enter_async_context(bench.client(each)) for each in names]
+            rounds = RATE // 2
+            appends = [bench.append(each, b"x") for _ in range(rounds) for each in clients]
+            waits = await asyncio.gather(*appends)
+            (found,) = [
+                each
+                async for each in clients[3].fetch(
+                    [FetchItem(bench.stream_id, 0, len(waits), limits.MIB)]
+                )
+            ]
+            assert found.next_offset == len(waits)
+        assert max(waits[3::5] + waits[4::5]) == 0
+        above = [each for at in range(3) for each in waits[at::5] if each]
+        assert len(above) >= RATE // 4
+        assert max(above) <= 1000 * WAIT_SECONDS_MAX
+
+    benched(
+        f'[quotas."{{certified}}"]\nrequests_per_s = {RATE}\n'
+        f"[quotas.etl]\nrequests_per_s = {RATE}\n",
+        body,
+    )
+
+
+def test_bytes_count_in_requests_and_in_answers(benched):
+    async def body(bench):
+        value = bytes(limits.KIB)
+        async with bench.client("etl") as writer, bench.client("dashboard") as reader:
+            assert await bench.append(writer, value) == 0
+            assert await bench.append(writer, bytes(40 * limits.KIB)) > 0
+            assert await bench.fetch(writer) == 0, "it has no quota of answers"
+            assert await bench.append(reader, bytes(40 * limits.KIB)) == 0
+            assert await bench.fetch(reader) > 0
+
+    benched(
+        f"[quotas.etl]\nbytes_in_per_s = {32 * limits.KIB}\n"
+        f"[quotas.dashboard]\nbytes_out_per_s = {32 * limits.KIB}\n",
+        body,
+    )
+
+
+@pytest.mark.parametrize("is_blocking", [True, False], ids=["blocking", "asyncio"])
+def test_clients_wait_as_they_are_asked_and_nothing_fails(benched, caplog, is_blocking):
+    """They retry nothing, and give a call far less time than all of them take."""
+    caplog.set_level(logging.INFO, "sbp_core.client")
+    count = 3 * RATE
+
+    async def body(bench):
+        items = [AppendItem(bench.stream_id, rows_batch([b"x"]))]
+        connecting = bench.connecting["etl"]
+
+        def append_blocking():
+            with Client(
+                bench.driver, connecting=connecting, retry=ONCE, timeout_ms=1_000
+            ) as client:
+                for _ in range(count):
+                    client.append(items)
+
+        if is_blocking:
+            await asyncio.to_thread(append_blocking)
+        else:
+            async with bench.client("etl") as client:
+                await asyncio.gather(*(client.append(items) for _ in range(count)))
+        async with bench.client("dashboard") as reader:
+            assert await bench.end_offset(reader) == count
+
+        logged = f"throttled by the server server={bench.endpoint} "
+        assert caplog.text.count(logged) == 1
+
+    benched(f"[quotas.etl]\nrequests_per_s = {RATE}\n", body)
+
+
+def test_too_many_connections_of_an_identity_are_refused(benched, monkeypatch):
+    monkeypatch.setattr(limits, "SPARED_CONNECTION_MS", 600_000)
+    monkeypatch.setattr(limits, "UNUSED_CONNECTION_MS", 600_000)
+
+    async def body(bench):
+        async with contextlib.AsyncExitStack() as opened:
+            first = await opened.enter_async_context(bench.client("etl"))
+            await bench.append(first, b"x")
+            async with bench.client("etl") as second:
+                await bench.append(second, b"x")
+                third = await opened.enter_async_context(bench.client("etl"))
+                for _ in range(2):
+                    with pytest.raises(ThrottledError, match=r"etl has 2 connections.*raise conn"):
+                        await bench.append(third, b"x")
+                other = await opened.enter_async_context(bench.client("dashboard"))
+                await bench.append(other, b"x")
+            while len(bench.listener._quotas.meter_of("etl").connections) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            await bench.append(third, b"x")
+
+    benched("[quotas.etl]\nconnections = 2\n", body)
+
+
+def test_requests_wait_for_the_memory_of_their_identity(benched):
+    disk = HeldDisk()
+    disk.gate.set()
+
+    async def body(bench):
+        def at_work():
+            return sum(each._work._deferred_count for each in bench.listener._peers)
+
+        async with contextlib.AsyncExitStack() as opened:
+            clients = [await opened.enter_async_context(bench.client("etl")) for _ in range(3)]
+            other = await opened.enter_async_context(bench.client("dashboard"))
+            for each in (*clients, other):
+                await bench.append(each, b"x")
+            meter = bench.listener._quotas.meter_of("etl")
+            disk.gate.clear()
+            appends = [asyncio.create_task(bench.append(each, b"y")) for each in clients]
+            while len(meter._waiting) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            appends.append(asyncio.create_task(bench.append(other, b"z")))
+            while at_work() < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert at_work() == 2, "one of each identity"
+            disk.gate.set()
+            assert await asyncio.gather(*appends) == [0] * 4
+            assert await bench.end_offset(other) == 8
+            assert meter.has_memory
+
+    benched("[quotas.etl]\nmemory_bytes = 1\n", body, disk)
+
+
+def test_quotas_need_identities(tmp_path):
+    file = tmp_path / "quotas.toml"
+    file.write_text("[quotas]\nconnections = 0\n", encoding="utf-8")
+    settings = ClusterSettings(
+        data_dir=tmp_path / "data", pd_port=0, range_server_port=0, quotas_file=file
+    )
+
+    async def start():
+        cluster = Cluster(settings)
+        await cluster.start()
+        await cluster.stop()
+
+    run(start())
+    file.write_text("[quotas]\nconnections = 1\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"\[quotas\] needs identities.*--auth-admin"):
+        run(start())
+
+
+def test_processes_read_the_quotas_again(authority, issuer, tmp_path):
+    """A limit is raised for range servers that are processes of their own."""
+    settings = identified_settings(authority, issuer, tmp_path)
+    file = tmp_path / "quotas.toml"
+    file.write_text("[quotas.etl]\nconnections = 1\n", encoding="utf-8")
+    options = ["--quotas-file", str(file), "--auth-jwks-file", str(issuer.jwks_file)]
+    options += ["--auth-issuer", settings.auth_issuer, "--auth-audience", settings.auth_audience]
+    options += [word for each in settings.auth_admins for word in ("--auth-admin", each)]
+    files = ServerTls(settings.tls_cert_file, settings.tls_key_file, authority.ca_file)
+    admin = Connecting(tls=authority.client(admin_of(authority)))
+    (tmp_path / "token").write_bytes(issuer.token("etl"))
+    etl = Connecting(tls=authority.client(), credentials=Credentials(tmp_path / "token"))
+    with contextlib.ExitStack() as opened:
+        cluster = opened.enter_context(
+            LocalCluster(tmp_path / "data", range_servers=2, tls=files, options=options)
+        )
+        with Client(cluster.endpoint, connecting=admin) as client:
+            (stream,) = client.create_streams([StreamSpec("s")])
+            client.change_grants([Grant("etl", Right.APPEND, "s")])
+        items = [AppendItem(stream.stream_id, rows_batch([b"x"]))]
+
+        def append():
+            opened.enter_context(Client(cluster.endpoint, connecting=etl, retry=ONCE)).append(items)
+
+        append()
+        with pytest.raises(ThrottledError, match="its quota at this server"):
+            append()
+        file.write_text("[quotas.etl]\nconnections = 2\n", encoding="utf-8")
+        os.kill(cluster.pid, signal.SIGHUP)
+        until(lambda: cluster.log_path.read_text().count("quotas read again") == 3)
+        append()
+        file.write_text("[quotas.etl]\nconnections = true\n", encoding="utf-8")
+        os.kill(cluster.pid, signal.SIGHUP)
+        until(lambda: cluster.log_path.read_text().count("the former ones stay") == 3)
