@@ -69,6 +69,7 @@ class ClusterSettings:
     tls_key_file: Path | None = _setting_of(PlacementDriverSettings, "tls_key_file")
     tls_ca_file: Path | None = _setting_of(PlacementDriverSettings, "tls_ca_file")
     tls_client_ca_file: Path | None = _setting_of(PlacementDriverSettings, "tls_client_ca_file")
+    tls_client_certificates: str = _setting_of(PlacementDriverSettings, "tls_client_certificates")
     auth_admins: tuple[str, ...] = _setting_of(PlacementDriverSettings, "auth_admins")
     auth_servers: tuple[str, ...] = _setting_of(PlacementDriverSettings, "auth_servers")
     auth_monitors: tuple[str, ...] = _setting_of(PlacementDriverSettings, "auth_monitors")

@@ -200,6 +200,8 @@ def tls_options(tls: ServerTls | None) -> Iterator[str]:
         path = getattr(tls, f"{option}_file")
         if path is not None:
             yield from (f"--tls-{option.replace('_', '-')}", str(path))
+    if tls.is_client_optional:
+        yield from ("--tls-client-certificates", "optional")
 
 
 def _close_stdin(process: asyncio.subprocess.Process) -> None:
@@ -212,7 +214,7 @@ def _toml(settings: RangeServerSettings) -> str:
 
     Paths are options, as they may have bytes that are no UTF-8.
     """
-    sections: dict[str, list[str]] = {"range_server": [], "auth": [], "audit": []}
+    sections: dict[str, list[str]] = {"range_server": [], "tls": [], "auth": [], "audit": []}
     for each in fields(settings):
         value = getattr(settings, each.name)
         if value is not None and not isinstance(value, Path):

@@ -22,7 +22,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 from sbp_core import limits
-from sbp_core.tls import Channel, PlainTextError
+from sbp_core.tls import Channel
+from sbp_core.tls_errors import PlainTextError
 from sbp_core.wire.checksum import Buffer
 
 BUFFERS_PER_CALL_MAX: Final = 512

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,12 +23,15 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from sbp_core import limits
-from sbp_core.errors import ConfigurationError, TlsError
+from sbp_core.errors import ConfigurationError
+from sbp_core.tls_errors import PlainTextError, reason_of
 
 _LOG: Final = logging.getLogger(__name__)
 
 _HANDSHAKE_RECORD: Final = 0x16
 _ALERT_RECORD: Final = 0x15
+_DER: Final = 2
+"""`_ssl.ENCODING_DER`."""
 """The first byte of what a TLS peer sends. A frame that begins so is too large to be one."""
 SEALED_BYTES: Final = 7 * 16 * limits.KIB
 """Bytes that are encrypted at a time, in full records; above it, malloc asks the system."""
@@ -64,13 +68,16 @@ class ServerTls:
     """The PEM files of a server: its certificate and key, and whom it trusts.
 
     Servers of a cluster show each other their certificates, which have to be of an authority in
-    `ca_file`. With `client_ca_file` every client has to show one of an authority in that.
+    `ca_file`. With `client_ca_file` every client has to show one of an authority in that, or in
+    `ca_file`, unless `is_client_optional`: then it may. Only an authority in `ca_file` vouches for
+    servers.
     """
 
     cert_file: str | Path
     key_file: str | Path
     ca_file: str | Path
     client_ca_file: str | Path | None = None
+    is_client_optional: bool = False
 
     @property
     def as_client(self) -> Tls:
@@ -95,21 +102,21 @@ class Contexts:
         self._lock = threading.Lock()
         self._seen = self._stamp()
         """The files as they were read last, whether they could be used or not."""
-        self._context = _make_context(files)
+        self._newest = _make_context(files), _maybe_of_servers(files)
         _all_contexts.add(self)
 
     def current(self) -> ssl.SSLContext:
         """Return the context for a new connection."""
         if self._stamp() != self._seen:
             self.reload()
-        return self._context
+        return self._newest[0]
 
     def reload(self) -> None:
         """Read the files again. If they cannot be used, that is logged and the former ones stay."""
         with self._lock:
             self._seen = self._stamp()
             try:
-                self._context = _make_context(self.files)
+                self._newest = _make_context(self.files), _maybe_of_servers(self.files)
             except ConfigurationError as error:
                 _LOG.warning("TLS files refused, the former ones stay: %s", error)
             else:
@@ -122,7 +129,9 @@ class Contexts:
 
     def server_channel(self) -> Channel:
         """Return the channel of a connection that was accepted."""
-        return Channel(self.current().wrap_bio, None)
+        self.current()
+        context, of_servers = self._newest
+        return Channel(context.wrap_bio, None, of_servers)
 
     def _stamp(self) -> _Stamp:
         return tuple(map(_maybe_stamp, _paths(self.files)))
@@ -171,7 +180,7 @@ def _make_context(files: Tls | ServerTls) -> ssl.SSLContext:
     if isinstance(files, ServerTls):
         context.num_tickets = 0
         authorities.append(files.client_ca_file)
-        wants_all = files.client_ca_file is not None
+        wants_all = files.client_ca_file is not None and not files.is_client_optional
         context.verify_mode = ssl.CERT_REQUIRED if wants_all else ssl.CERT_OPTIONAL
     for each in authorities:
         if each is not None:
@@ -183,12 +192,36 @@ def _make_context(files: Tls | ServerTls) -> ssl.SSLContext:
     return context
 
 
+def _maybe_of_servers(files: Tls | ServerTls) -> frozenset[bytes] | None:
+    """Return the certificates, in DER, that vouch for servers; None if all that are trusted do."""
+    if not isinstance(files, ServerTls) or files.client_ca_file is None:
+        return None
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    try:
+        found = x509.load_pem_x509_certificates(Path(files.ca_file).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"TLS: {files.ca_file} cannot be read ({error}); give certificates in PEM"
+        ) from error
+    return frozenset(each.public_bytes(Encoding.DER) for each in found)
+
+
+def _verified_chain(session: ssl.SSLObject) -> list[bytes]:
+    """Return the certificate of the peer, in DER, and those that vouch for it."""
+    if sys.version_info >= (3, 13):
+        return list(session.get_verified_chain())
+    inner: Any = session._sslobj  # type: ignore[attr-defined]  # noqa: SLF001 - public since 3.13
+    return [each.public_bytes(_DER) for each in inner.get_verified_chain() or ()]
+
+
 def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
         raise ConfigurationError(
-            f"TLS: {path} has no certificates of authorities in PEM ({_reason(error)}); give the"
+            f"TLS: {path} has no certificates of authorities in PEM ({reason_of(error)}); give the"
             " file of the authority, which begins with -----BEGIN CERTIFICATE-----"
         ) from error
     except OSError as error:
@@ -211,7 +244,7 @@ def _load_pair(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None
             ) from error
         raise ConfigurationError(
             f"TLS: {cert_file} and {key_file} are no certificate and key in PEM"
-            f" ({_reason(error)}); each begins with a line -----BEGIN ...-----"
+            f" ({reason_of(error)}); each begins with a line -----BEGIN ...-----"
         ) from error
     except _EncryptedKeyError as error:
         raise ConfigurationError(
@@ -243,14 +276,6 @@ def _made(text: str) -> ssl.SSLError:
     return error
 
 
-def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or str(error)).replace("_", " ").lower()
-
-
-class PlainTextError(Exception):
-    """The peer sent something else than TLS."""
-
-
 class Channel:
     """One TLS connection, without I/O: what was received goes in, what is to be sent comes out.
 
@@ -258,7 +283,13 @@ class Channel:
     alert to send then, perhaps.
     """
 
-    def __init__(self, wrap: Callable[..., ssl.SSLObject], host: str | None) -> None:
+    def __init__(
+        self,
+        wrap: Callable[..., ssl.SSLObject],
+        host: str | None,
+        of_servers: frozenset[bytes] | None = None,
+    ) -> None:
+        self._of_servers = of_servers
         self._received = ssl.MemoryBIO()
         self._fed = memoryview(b"")
         """Received bytes that are not in `_received` yet."""
@@ -280,6 +311,8 @@ class Channel:
         """Whether the application was sent anything."""
         self.peer_certificate: bytes | None = None
         """The certificate that the peer has shown, in DER, which was verified; None without one."""
+        self.may_be_server = False
+        """Whether an authority of servers vouches for that certificate."""
 
     @property
     def has_peer_certificate(self) -> bool:
@@ -325,6 +358,10 @@ class Channel:
                     self._pull()
             # Once: a session that has failed does not tell any more.
             self.peer_certificate = self._object.getpeercert(binary_form=True) or None
+            self.may_be_server = self.has_peer_certificate and (
+                self._of_servers is None
+                or not self._of_servers.isdisjoint(_verified_chain(self._object))
+            )
             self.is_open = True
             return True
 
@@ -396,78 +433,3 @@ def _chunks(buffers: Sequence[bytes | bytearray | memoryview]) -> Iterator[bytes
         room -= len(rest)
     if parts:
         yield b"".join(parts)
-
-
-_SPEAK_PLAIN: Final = (
-    "connect without TLS (leave out ca_file, --tls-ca or tlsCaFile), or set cert_file and key_file"
-    " in [tls] of the server"
-)
-_NAME_AUTHORITY: Final = (
-    "name the file of the authority that signed it as ca_file of Tls, --tls-ca or tlsCaFile; of a"
-    " server, as ca_file in [tls]"
-)
-_CAUSES_BY_CODE: Final = {
-    9: ("its certificate is not valid yet", "compare the clocks"),
-    10: (
-        "its certificate has expired",
-        "give the server a new one: it reads its files again when they change",
-    ),
-    18: ("its certificate is signed by itself alone", _NAME_AUTHORITY),
-    19: ("its certificate is of an unknown authority", _NAME_AUTHORITY),
-    20: ("its certificate is of an unknown authority", _NAME_AUTHORITY),
-    21: ("its certificate is of an unknown authority", _NAME_AUTHORITY),
-}
-"""By verify code of OpenSSL (X509_V_ERR_*): what is wrong with a server's certificate, remedy."""
-_WRONG_NAME: Final = (62, 64)
-_OWN: Final = "cert_file of Tls, --tls-cert or tlsCertFile; of a server, cert_file in [tls]"
-_CAUSES_BY_ALERT: Final = {
-    "CERTIFICATE_REQUIRED": (
-        "it wants a certificate of the client",
-        f"set {_OWN}, and the key with it",
-    ),
-    "UNKNOWN_CA": (
-        "it does not know the authority of our certificate",
-        f"use a certificate of an authority in client_ca_file or ca_file of the server: {_OWN}",
-    ),
-    "CERTIFICATE_EXPIRED": ("our certificate has expired", f"renew it: {_OWN}"),
-    "CERTIFICATE": ("it does not accept our certificate", f"use another one: {_OWN}"),
-    "PROTOCOL_VERSION": ("it does not speak TLS 1.3", "connect to a server that does"),
-}
-"""By a part of the alert's name: why a server refuses the client, and the remedy."""
-
-
-def refusal(failure: Exception) -> str:
-    """Return why a server closes a connection, for its log."""
-    if isinstance(failure, PlainTextError):
-        return "the peer does not speak TLS, and this port nothing else"
-    if isinstance(failure, ssl.SSLCertVerificationError):
-        return f"the certificate of the peer is refused: {failure.verify_message}"
-    if isinstance(failure, ssl.SSLError):
-        return f"TLS failed: {_reason(failure)}"
-    return f"TLS failed: {failure}"
-
-
-def tls_error(endpoint: str, host: str, failure: Exception) -> TlsError:
-    """Return the error of a client whose connection is not a trusted one."""
-    cause, remedy = f"the TLS handshake failed: {failure}", "see the log of the server"
-    if isinstance(failure, PlainTextError):
-        cause, remedy = "it does not speak TLS on this port", _SPEAK_PLAIN
-    elif isinstance(failure, ssl.SSLCertVerificationError):
-        code = failure.verify_code
-        cause = f"its certificate is not valid: {failure.verify_message}"
-        remedy = "give the server another one"
-        if code in _WRONG_NAME:
-            cause = f"its certificate is not for {host}"
-            remedy = (
-                "connect to a name in it, let the server advertise one (advertise_host), or add"
-                f" {host} to its subjectAltName"
-            )
-        cause, remedy = _CAUSES_BY_CODE.get(code, (cause, remedy))
-    elif isinstance(failure, ssl.SSLError):
-        for part, known in _CAUSES_BY_ALERT.items():
-            if "ALERT" in (failure.reason or "") and part in (failure.reason or ""):
-                cause, remedy = known
-                break
-        else:
-            cause = f"the TLS handshake failed: {_reason(failure)}"
-    return TlsError(f"no trusted connection to {endpoint}: {cause}; {remedy}")

@@ -71,6 +71,11 @@ def add_security_options(parser: ArgumentParser) -> None:
             metavar="PATH",
             help=help_text,
         )
+    add(
+        "--tls-client-certificates",
+        metavar="WHEN",
+        help="required, or optional for clients with a token (default: required)",
+    )
     for option, (metavar, help_text) in _AUTH_OPTIONS.items():
         dest = option.removeprefix("--").replace("-", "_")
         if metavar == "SUBJECT":

@@ -49,7 +49,7 @@ class Identified(Protocol):
 
     @property
     def may_be_server(self) -> bool:
-        """Whether it may be a server of the cluster, where identities are off."""
+        """Whether it may be a server: with TLS, whether an authority in ca_file vouches for it."""
 
 
 class Gate:
@@ -109,9 +109,12 @@ class Gate:
             return
         identity = self._living_identity(peer, operation.name, now_ms)
         if not identity.is_server:
+            remedy = "name it in servers of [auth]"
+            if identity.subject in self._servers:
+                remedy = "use a certificate of an authority in ca_file of [tls]"
             raise PermissionDeniedError.of(
                 f"{operation.name} is for the servers of the cluster, and {identity} is none of"
-                " them: if it should be, name it in servers of [auth]"
+                f" them: if it should be, {remedy}"
             )
 
     async def check_reader(
@@ -200,10 +203,10 @@ class Gate:
         if not standing.is_certificate_read:
             standing.is_certificate_read = True
             if peer.certificate is not None:
-                standing.identity = self._maybe_certified(peer.certificate)
+                standing.identity = self._maybe_certified(peer, peer.certificate)
         return standing.identity
 
-    def _maybe_certified(self, certificate: bytes) -> Identity | None:
+    def _maybe_certified(self, peer: Identified, certificate: bytes) -> Identity | None:
         try:
             subject = subject_of_certificate(certificate)
         except ValueError as error:
@@ -211,7 +214,8 @@ class Gate:
             return None
         if not subject:
             return None
-        return Identity(subject, subject in self._admins, subject in self._servers)
+        is_server = subject in self._servers and peer.may_be_server
+        return Identity(subject, subject in self._admins, is_server)
 
     def _admit(self, peer: Identified, token: bytes, now_ms: int) -> int:
         """Let a peer have the identity of a token; return when that ends, in ms since the epoch.

@@ -32,7 +32,8 @@ from sbp_core.server.runtime import Clock, Turns
 from sbp_core.server.settings import Exposure
 from sbp_core.session.connection import Connection
 from sbp_core.sockets import TlsLink
-from sbp_core.tls import Contexts, PlainTextError, refusal
+from sbp_core.tls import Contexts
+from sbp_core.tls_errors import PlainTextError, refusal
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.dialect import Speech
 from sbp_core.wire.opcodes import Opcode

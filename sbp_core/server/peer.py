@@ -149,7 +149,7 @@ class Peer(asyncio.BufferedProtocol):
     @property
     def may_be_server(self) -> bool:
         """Whether the peer may be a server of the cluster: with TLS these show a certificate."""
-        return self._tls is None or self._tls.channel.has_peer_certificate
+        return self._tls is None or self._tls.channel.may_be_server
 
     @property
     def certificate(self) -> bytes | None:

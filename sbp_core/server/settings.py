@@ -173,7 +173,14 @@ class ListenerSettings:
     tls_client_ca_file: Path | None = tls_setting(
         "client_ca_file",
         "Authorities of the certificates that clients have to show; when not set, clients need"
-        " none.",
+        " none. Servers need one of an authority in ca_file.",
+    )
+    tls_client_certificates: str = choice_setting(
+        "Whether clients have to show a certificate, if client_ca_file is set; optional is for"
+        " clients with a token, and needs [auth].",
+        ("required", "optional"),
+        default="required",
+        place=("tls", "client_certificates"),
     )
 
     auth_admins: tuple[str, ...] = auth_setting(
@@ -289,7 +296,8 @@ class ListenerSettings:
         cert_file, key_file, ca_file = self.tls_cert_file, self.tls_key_file, self.tls_ca_file
         if cert_file is None or key_file is None or ca_file is None:
             return None
-        return ServerTls(cert_file, key_file, ca_file, self.tls_client_ca_file)
+        is_client_optional = self.tls_client_certificates == "optional"
+        return ServerTls(cert_file, key_file, ca_file, self.tls_client_ca_file, is_client_optional)
 
     @property
     def client_tls(self) -> Tls | None:
@@ -361,6 +369,13 @@ def check_tls(settings: Any) -> None:
         raise ConfigurationError(
             f"TLS: {', '.join(given)} is set without {' and '.join(missing)}: set cert_file,"
             " key_file and ca_file in [tls] (--tls-cert, --tls-key, --tls-ca), or none of them"
+        )
+    is_optional = settings.tls_client_certificates == "optional"
+    if is_optional and not (settings.tls_client_ca_file and settings.auth_admins):
+        raise ConfigurationError(
+            "client_certificates in [tls] is optional, and a client without a certificate needs a"
+            " token: set client_ca_file in [tls], and [auth] (--tls-client-ca, --auth-admin), or"
+            " leave it out"
         )
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from certificates import Authority
 
-from sbp_core.tls import Channel, Contexts, PlainTextError
+from sbp_core.tls import Channel, Contexts
+from sbp_core.tls_errors import PlainTextError
 
 _FLIGHTS = 3
 """ClientHello; all of the server; the certificate of the client, Finished, and what it then sends.

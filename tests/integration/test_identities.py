@@ -285,7 +285,13 @@ def test_processes_have_the_same_settings_and_read_the_keys_again(
     auth = ["--auth-jwks-file", str(issuer.jwks_file)]
     auth += ["--auth-issuer", settings.auth_issuer, "--auth-audience", settings.auth_audience]
     auth += [word for each in ("alice", r"O=\"x\"") for word in ("--auth-admin", each)]
-    files = ServerTls(settings.tls_cert_file, settings.tls_key_file, authority.ca_file)
+    files = ServerTls(
+        settings.tls_cert_file,
+        settings.tls_key_file,
+        authority.ca_file,
+        authority.ca_file,
+        is_client_optional=True,
+    )
     connecting = Connecting(
         tls=authority.client(), credentials=write_token(tmp_path / "token", issuer.token("alice"))
     )
@@ -355,6 +361,7 @@ def test_the_subject_of_a_certificate_is_escaped(authority):
     [
         ({"auth_admins": ()}, "without admins"),
         ({"auth_admins": ("",)}, "'' is not a subject"),
+        ({"tls_client_certificates": "optional"}, "needs a token: set client_ca_file"),
         ({"auth_servers": ("CN=a,b",)}, "'CN=a,b' is not a subject: 'b' in it"),
         ({"auth_issuer": None}, "tokens need all"),
         ({"auth_audience": ""}, "tokens need all"),

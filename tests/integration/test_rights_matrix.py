@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -27,7 +28,8 @@ from sbp_core.wire.opcodes import Opcode
 
 MS = 10_000
 SUBJECTS = ("wrong", "reader", "writer", "manager", "member")
-IDENTIFIED = {*SUBJECTS, "admin", "server"}
+IMPOSTOR = "one with the subject of a server, of an authority for clients"
+IDENTIFIED = {*SUBJECTS, IMPOSTOR, "admin", "server"}
 WITHOUT = {
     "nobody": None,
     "expired": {"seconds": -600},
@@ -141,18 +143,30 @@ async def outcome(client, endpoint, opcode, request, payload=()):
 
 @asynccontextmanager
 async def connections(folder):
-    """The endpoints of a cluster that asks for identities, and a client of each kind."""
+    """The endpoints of a cluster that asks for identities, and a client of each kind.
+
+    The servers show each other certificates, which clients need not have.
+    """
     authority, issuer = Authority(folder / "authority"), Issuer(folder)
-    settings = identified_settings(authority, issuer, folder / "data")
-    server = authority.client(Pair(settings.tls_cert_file, settings.tls_key_file))
+    for_clients = Authority(folder / "clients")
+    settings = replace(
+        identified_settings(authority, issuer, folder / "data"),
+        tls_client_ca_file=for_clients.ca_file,
+        tls_client_certificates="optional",
+    )
+    pair = Pair(settings.tls_cert_file, settings.tls_key_file)
+    certified = {
+        "server": authority.client(pair),
+        IMPOSTOR: authority.client(for_clients.issue_as(pair)),
+    }
     tokens: dict[str, bytes | None] = {each: issuer.token(each) for each in SUBJECTS}
-    tokens |= {"admin": issuer.token("alice"), "server": None}
+    tokens |= {"admin": issuer.token("alice"), **dict.fromkeys(certified)}
     for name, claims in WITHOUT.items():
         tokens[name] = None if claims is None else issuer.token("alice", **claims)
     async with served(settings) as cluster, AsyncExitStack() as stack:
         clients = {}
         for name, token in tokens.items():
-            tls = server if name == "server" else authority.client()
+            tls = certified.get(name, authority.client())
             client = await stack.enter_async_context(connected(cluster.endpoints.pd, tls))
             for endpoint in (cluster.endpoints.pd, *cluster.endpoints.range_servers):
                 is_refused = name in WITHOUT and token is not None

@@ -34,6 +34,7 @@ from sbp_core.errors import (
     SbpError,
     TlsError,
 )
+from sbp_core.tls import Contexts
 from sbp_core.wire.headers import (
     ClientRole,
     HeartbeatRequest,
@@ -89,6 +90,32 @@ def test_a_server_that_wants_certificates_says_which_it_refuses(ping, authority,
         assert "it does not know the authority of our certificate" in told
         told = refusal_of(ping, server.endpoint, authority.client(authority.issue_expired()))
         assert "our certificate has expired; renew it" in told
+
+
+def test_only_an_authority_of_servers_vouches_for_a_server(authority, foreign, tmp_path):
+    """It may do so through another one. An authority in client_ca_file only may not."""
+    between = authority.issue_child(tmp_path)
+    pairs = {"server": authority.issue(), "by another": between.issue(), "client": foreign.issue()}
+
+    def may_be_servers(**options):
+        server = Contexts(authority.server(**options))
+        found = set()
+        for name, pair in pairs.items():
+            ours, theirs = server.server_channel(), Contexts(authority.client(pair))
+            client = theirs.client_channel("127.0.0.1")
+            while not (ours.is_open and client.is_open):
+                client.shake_hands()
+                ours.feed(memoryview(client.take()))
+                ours.shake_hands()
+                client.feed(memoryview(ours.take()))
+            if ours.may_be_server:
+                found.add(name)
+        return found
+
+    assert may_be_servers(client_ca_file=foreign.ca_file) == {"server", "by another"}
+    both = tmp_path / "both.pem"
+    both.write_bytes(authority.ca_file.read_bytes() + foreign.ca_file.read_bytes())
+    assert may_be_servers(client_ca_file=both) == {"server", "by another"}
 
 
 @both_clients

@@ -8,7 +8,8 @@ from certificates import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.tls import SEALED_BYTES, Contexts, PlainTextError, refusal, tls_error
+from sbp_core.tls import SEALED_BYTES, Contexts
+from sbp_core.tls_errors import PlainTextError, refusal, tls_error
 
 
 @pytest.fixture(scope="module")

@@ -33,10 +33,10 @@ class Pair:
 class Authority:
     """A certificate authority whose files are in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, authority: trustme.CA | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._authority = trustme.CA()
+        self._authority = authority or trustme.CA()
         self._count = 0
         self.ca_file = folder / "ca.pem"
         self._authority.cert_pem.write_to_path(str(self.ca_file))
@@ -46,9 +46,13 @@ class Authority:
         issued = self._authority.issue_cert(*(names or ("127.0.0.1", "localhost")), **options)
         self._count += 1
         pair = Pair(self._folder / f"{self._count}.pem", self._folder / f"{self._count}.key")
-        issued.cert_chain_pems[0].write_to_path(str(pair.cert_file))
+        pair.cert_file.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
         issued.private_key_pem.write_to_path(str(pair.key_file))
         return pair
+
+    def issue_child(self, folder: Path) -> Authority:
+        """Return an authority that this one vouches for."""
+        return Authority(folder, self._authority.create_child_ca())
 
     def issue_expired(self) -> Pair:
         """Return a certificate that is not valid any longer."""
@@ -56,11 +60,19 @@ class Authority:
 
     def issue_for(self, usage: x509.ObjectIdentifier) -> Pair:
         """Return a certificate for one usage only (RFC 5280, section 4.2.1.12)."""
+        return self._issue_anew(None, x509.ExtendedKeyUsage([usage]))
+
+    def issue_as(self, other: Pair) -> Pair:
+        """Return a certificate with the subject of another one, which may be of any authority."""
+        (like,) = x509.load_pem_x509_certificates(other.cert_file.read_bytes())
+        return self._issue_anew(like.subject, None)
+
+    def _issue_anew(self, subject: x509.Name | None, usage: x509.ExtendedKeyUsage | None) -> Pair:
         pair = self.issue()
         (like,) = x509.load_pem_x509_certificates(pair.cert_file.read_bytes())
         builder = x509.CertificateBuilder(
             like.issuer,
-            like.subject,
+            subject or like.subject,
             like.public_key(),
             x509.random_serial_number(),
             like.not_valid_before_utc,
@@ -69,7 +81,8 @@ class Authority:
         for each in like.extensions:
             if not isinstance(each.value, x509.ExtendedKeyUsage):
                 builder = builder.add_extension(each.value, each.critical)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        if usage is not None:
+            builder = builder.add_extension(usage, critical=False)
         key: Any = load_pem_private_key(self._authority.private_key_pem.bytes(), None)
         signed = builder.sign(key, hashes.SHA256())
         pair.cert_file.write_bytes(signed.public_bytes(Encoding.PEM))

@@ -32,6 +32,7 @@ SET_BY_THE_CLUSTER = {
     *("data_dir", "host", "insecure", "advertise_host", "connections_per_address_max", "dialect"),
     *("placement_driver", "name", "store", "rack"),
     *("tls_cert_file", "tls_key_file", "tls_ca_file", "tls_client_ca_file"),
+    "tls_client_certificates",
     *("auth_admins", "auth_servers", "auth_monitors", "auth_jwks_file", "auth_jwks_url"),
     *("auth_issuer", "auth_audience", "quotas_file"),
     *("audit_stream", "audit_protected", "audit_retention_ms"),

@@ -44,7 +44,8 @@ from sbp_core.client.programs.program import (
 from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import SbpError
 from sbp_core.sockets import BUFFERS_PER_CALL_MAX, Receiving, maybe_own_address
-from sbp_core.tls import Channel, PlainTextError, ready, tls_error
+from sbp_core.tls import Channel, ready
+from sbp_core.tls_errors import PlainTextError, tls_error
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.opcodes import Opcode
 
