@@ -1,8 +1,9 @@
-"""`python -m benchmarks.core.rights`: the share of the checks of rights in an append.
+"""`python -m benchmarks.core.rights`: the share of checks of rights, and of quotas, in an append.
 
-Two writers append in turn to the same streams of one range server, in frames of one batch and of
-many: one connection has an identity with the right to append, the other has none, so nothing is
-checked for it. A ratio compares their processor time, client and server together.
+Three writers append in turn to the same streams of one range server, in frames of one batch and of
+many. One connection has no identity, so nothing is checked for it, one has an identity with the
+right to append, and one of these has a quota, too, which it never reaches. A ratio compares their
+processor time, client and server together.
 """
 
 from __future__ import annotations
@@ -24,13 +25,27 @@ from sbp_core.client import AppendItem, AsyncClient, StreamSpec, Writer
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
+from sbp_core.server.gate import Identified
 from sbp_core.server.peer import Peer
+from sbp_core.server.quota_rules import rules_of
 
 _ITEM_COUNTS: Final = (1, 100)
 _BATCHES_PER_ROUND: Final = 400
 _ROUNDS: Final = 40
 _VALUE_BYTES: Final = 1024
 _SUBJECT: Final = "etl"
+_METERED: Final = "metered"
+_RULES: Final = rules_of(
+    {
+        _METERED: {
+            "bytes_in_per_s": 10**12,
+            "bytes_out_per_s": 10**12,
+            "requests_per_s": 10**9,
+            "connections": 10,
+            "memory_bytes": 10**12,
+        }
+    }
+)
 
 
 class _Appender:
@@ -53,30 +68,56 @@ def _peers(server: RangeServer) -> set[Peer]:
     return {*server._listener._peers}  # noqa: SLF001 - no identity without TLS otherwise
 
 
-async def _measure(endpoint: str, server: RangeServer, item_count: int) -> tuple[float, float]:
-    """Return the microseconds of a batch without checks, and the median ratio with them."""
+def _meter(server: RangeServer) -> None:
+    """Let identities have quotas on a server without identities."""
+    listener = server._listener  # noqa: SLF001
+
+    def maybe_metered(peer: Identified) -> str | None:
+        identity = peer.standing.identity
+        return None if identity is None else identity.subject
+
+    listener._gate.maybe_metered = maybe_metered  # type: ignore[method-assign]  # noqa: SLF001
+    listener._quotas.rules = lambda: _RULES  # noqa: SLF001
+
+
+async def _identified(appender: _Appender, server: RangeServer, subject: str) -> None:
+    """Connect, and let the connection have an identity."""
+    others = _peers(server)
+    await appender.microseconds(1)
+    (peer,) = _peers(server) - others
+    peer.standing.identity = Identity(subject)
+
+
+async def _measure(
+    endpoint: str, server: RangeServer, item_count: int
+) -> tuple[float, float, float]:
+    """Return the microseconds of a batch without checks.
+
+    Also the median ratios: of rights to nothing, and of rights and quotas to rights.
+    """
     data = batch(_VALUE_BYTES)
     async with AsyncClient(endpoint) as admin:
         names = [f"orders-{item_count}-{number}" for number in range(item_count)]
         created = await admin.create_streams([StreamSpec(name) for name in names])
-        await admin.change_grants([Grant(_SUBJECT, Right.APPEND, "orders-*")])
+        subjects = (_SUBJECT, _METERED)
+        await admin.change_grants([Grant(each, Right.APPEND, "orders-*") for each in subjects])
     stream_ids = [each.stream_id for each in created]
-    free, checked = (_Appender(endpoint, stream_ids, data) for _ in range(2))
+    free, checked, metered = three = [_Appender(endpoint, stream_ids, data) for _ in range(3)]
     calls = max(1, _BATCHES_PER_ROUND // item_count)
-    async with free.client, checked.client:
+    async with free.client, checked.client, metered.client:
         await free.microseconds(calls)
-        others = _peers(server)
-        await checked.microseconds(1)
-        (peer,) = _peers(server) - others
-        peer.standing.identity = Identity(_SUBJECT)
-        await checked.microseconds(calls)
-        times, ratios = [], []
+        for appender, subject in zip((checked, metered), subjects, strict=True):
+            await _identified(appender, server, subject)
+            await appender.microseconds(calls)
+        rounds = []
         for number in range(_ROUNDS):
-            order = (free, checked) if number % 2 else (checked, free)
+            order = three if number % 2 else three[::-1]
             found = {each: await each.microseconds(calls) for each in order}
-            times.append(found[free])
-            ratios.append(found[checked] / found[free])
-    return median(times), median(ratios)
+            rounds.append([found[each] for each in three])
+    times, of_rights, of_quotas = zip(
+        *((one, two / one, three / two) for one, two, three in rounds), strict=True
+    )
+    return median(times), median(of_rights), median(of_quotas)
 
 
 async def _run(folder: Path) -> list[tuple[str, ...]]:
@@ -85,17 +126,21 @@ async def _run(folder: Path) -> list[tuple[str, ...]]:
     settings = RangeServerSettings(data_dir=folder / "rs", placement_driver=endpoint, port=0)
     server = RangeServer(settings)
     await server.start()
+    _meter(server)
     try:
         found = [(each, *await _measure(endpoint, server, each)) for each in _ITEM_COUNTS]
     finally:
         await server.stop()
         await driver.stop()
-    return [(str(count), f"{us:,.0f}", f"{ratio:.3f}") for count, us, ratio in found]
+    return [
+        (str(count), f"{us:,.0f}", *(f"{each:.3f}" for each in ratios))
+        for count, us, *ratios in found
+    ]
 
 
 def main() -> int:
     """Measure; print a table."""
-    heading = ("batches in a frame", "us without checks", "ratio with checks")
+    heading = ("batches in a frame", "us without checks", "ratio with rights", "and with quotas")
     with new_folder() as folder:
         lines = asyncio.run(_run(folder))
     shown = table(heading, lines, text_columns=set())

@@ -56,12 +56,16 @@ class Rate:
         self._paid_at = -math.inf
         """When everything that was used is paid off."""
 
-    def charge(self, amount: float, now: float) -> None:
-        """Count what was used."""
-        if self.per_second:
-            begin = max(self._paid_at, now)
-            latest = now + BURST_SECONDS + WAIT_SECONDS_MAX
-            self._paid_at = min(begin + amount / self.per_second, latest)
+    def charge(self, amount: float, now: float) -> bool:
+        """Count what was used; return whether there is debt."""
+        if not self.per_second:
+            return False
+        begin = max(now, self._paid_at)
+        self._paid_at = paid_at = begin + amount / self.per_second
+        if paid_at - now <= BURST_SECONDS:
+            return False
+        self._paid_at = min(paid_at, now + BURST_SECONDS + WAIT_SECONDS_MAX)
+        return True
 
     def wait_seconds(self, now: float, amount: float = 0) -> float:
         """Return for how long there is debt, once `amount` is used as well; 0 if there is none."""
@@ -158,14 +162,14 @@ class Meter:
 
     def charge_request(self, size: int, now: float) -> None:
         """Count a request of `size` bytes."""
-        self.bytes_in.charge(size, now)
-        self.requests.charge(1, now)
-        self.look(now)
+        has_debt = self.bytes_in.charge(size, now)
+        if self.requests.charge(1, now) or has_debt:
+            self.look(now)
 
     def charge_answer(self, size: int, now: float) -> None:
         """Count an answer of `size` bytes, or a part of it."""
-        self.bytes_out.charge(size, now)
-        self.look(now)
+        if self.bytes_out.charge(size, now):
+            self.look(now)
 
     def wait_seconds(self, now: float, answer_bytes: int = 0) -> float:
         """Return for how long there is debt, once `answer_bytes` are sent; 0 if there is none."""
@@ -293,14 +297,13 @@ class Allowance:
         That is for the time in which nothing is read, unless the header asks for more.
         """
         meter = self._meter
-        if meter is None or (meter.is_free and not meter.bytes_out.per_second):
+        if meter is None or (meter.is_free and not (payload and meter.bytes_out.per_second)):
             return header
-        asked_ms = getattr(header, "throttle_time_ms", None)
         wait_seconds = meter.wait_seconds(self._quotas.monotonic(), sum(map(len, payload)))
-        wait_ms = _milliseconds(wait_seconds)
-        if asked_ms is None or asked_ms >= wait_ms:
+        asked_ms = getattr(header, "throttle_time_ms", None) if wait_seconds else None
+        if asked_ms is None or asked_ms >= _milliseconds(wait_seconds):
             return header
-        return replace(header, throttle_time_ms=wait_ms)
+        return replace(header, throttle_time_ms=_milliseconds(wait_seconds))
 
     def _leave(self, connection: Metered) -> None:
         if self._meter is not None:
