@@ -148,7 +148,10 @@ class Configuration(Generic[S]):
         return ServeSettings(servers, **{name: values[name] for name in values.keys() - of_servers})
 
     def shown(self, settings: ServeSettings[S]) -> dict[str, dict[str, object]]:
-        """Return all settings as the file has them, by section and key, without passwords."""
+        """Return all settings as the file has them, by section and key, without passwords.
+
+        Quotas are left to their file, which servers read again.
+        """
         of_servers = {each.name for each in fields(self.servers)}
 
         def value(name: str) -> object:
@@ -158,7 +161,8 @@ class Configuration(Generic[S]):
         return {
             section: {key: value(each.name) for key, each in keys.items()}
             for section, keys in self.sections.items()
-        }
+            if section != _QUOTAS
+        } | {_QUOTAS: {"file": value("quotas_file")}}
 
     def read_file(self, path: Path) -> dict[str, Any]:
         """Return the values that a configuration file sets, by the name of the setting.
