@@ -16,6 +16,7 @@ from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Any, Final
 
+import metrics_page
 import status_codes
 from status_codes import NOTICE, table
 
@@ -342,6 +343,7 @@ def documents() -> dict[Path, str]:
         REFERENCE / "status-codes.md": status_codes.errors_document(),
         REFERENCE / "states.md": states_document(),
         REFERENCE / "options.md": options_document(),
+        REFERENCE / "metrics.md": metrics_page.metrics_document(),
         REFERENCE / "cli.md": cli_document(),
         REFERENCE / "configuration.md": configuration_document(),
         **{CONF / each.file_name: configuration_file(each) for each in CONFIGURATIONS},

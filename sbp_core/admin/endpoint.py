@@ -27,7 +27,7 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.server.accepting import Acceptor, is_spare
 from sbp_core.server.runtime import SystemClock
 from sbp_core.server.served import Served
-from sbp_core.server.settings import ListenerSettings, join_address
+from sbp_core.server.settings import Exposure, ListenerSettings, join_address
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -50,7 +50,8 @@ class AdminEndpoint:
         self._tls = settings.tls_contexts()
         self._gate = settings.gate()
         loop = asyncio.get_running_loop()
-        pages = Pages(servers, loop, self._gate, config, SystemClock().wall_ms)
+        host = settings.host if settings.exposure is Exposure.NOBODY else None
+        pages = Pages(servers, loop, self._gate, config, SystemClock().wall_ms, host=host)
         self._http = Config(
             pages.app(),
             log_config=None,

@@ -13,6 +13,7 @@ requests that come at the same time.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -89,7 +90,10 @@ class _State:
 
 
 class Pages:
-    """Answers requests about `servers`, whose loop is `loop`. `config` is what `/config` shows."""
+    """Answers requests about `servers`, whose loop is `loop`. `config` is what `/config` shows.
+
+    `host` is the address or name to listen on, if only this machine reaches that.
+    """
 
     def __init__(
         self,
@@ -98,12 +102,15 @@ class Pages:
         gate: Gate,
         config: Mapping[str, object],
         now_ms: Callable[[], int],
+        *,
+        host: str | None = None,
     ) -> None:
         self._servers = servers
         self._loop = loop
         self._gate = gate
         self._config = config
         self._now_ms = now_ms
+        self._host = host
         self._exposition = Exposition((METRICS, *servers.catalogs))
         self._state = _Shared(self._look, _STATE_AGE_SECONDS)
         self._page = _Shared(self._render, METRICS_AGE_SECONDS)
@@ -150,6 +157,7 @@ class Pages:
     async def _check(self, request: Request, what: str, *, is_monitoring: bool) -> None:
         """Raise UnauthenticatedError or PermissionDeniedError if a peer may not see something."""
         if not self._gate.is_on:
+            self._check_host(request.url.hostname or "", what)
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         await self._gate.check_reader(
@@ -159,6 +167,20 @@ class Pages:
             self._now_ms(),
             is_monitoring=is_monitoring,
         )
+
+    def _check_host(self, named: str, what: str) -> None:
+        """Refuse a request of a browser on this machine whose page is of another one.
+
+        Such a page gets its own name to lead to this machine, and then reads what that answers.
+        """
+        if self._host is not None and named not in {"localhost", self._host}:
+            try:
+                ipaddress.ip_address(named)
+            except ValueError as error:
+                raise PermissionDeniedError.of(
+                    f"{what} is not for {named!a}, which is no name of this machine: ask for"
+                    f" {self._host}"
+                ) from error
 
     async def _look(self) -> _State:
         asked_at = time.monotonic()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import ssl
@@ -9,8 +10,10 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
+import yaml
 from certificates import Authority
 from core_cluster import rows_batch
 from identities import AUDIENCE, ISSUER, Issuer
@@ -21,17 +24,20 @@ from sbp_core.admin import pages
 from sbp_core.admin.connections import CONNECTIONS_MAX
 from sbp_core.admin.endpoint import AdminEndpoint
 from sbp_core.client import EARLIEST, AppendItem, Client, FetchItem, StreamSpec
-from sbp_core.cluster import LocalCluster
+from sbp_core.cluster import Cluster, LocalCluster
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.processes import reserved_ports
 
 ADMIN = ("--admin-port", "0")
+CONF = Path(__file__).parents[2] / "conf"
 
 
-def ask(endpoint, path, *, tls=None, token=None, method="GET"):
+def ask(endpoint, path, *, tls=None, token=None, method="GET", host=None):
     """Return the status and the body of an answer."""
     scheme = "http" if tls is None else "https"
     request = urllib.request.Request(f"{scheme}://{endpoint}{path}", method=method)
+    if host is not None:
+        request.add_header("Host", host)
     if token is not None:
         request.add_header("Authorization", f"Bearer {token.decode()}")
     try:
@@ -121,6 +127,63 @@ def test_health_and_readiness_and_settings_are_json(served):
     assert shown["range_server"]["fsync"] == "always"
     assert ask(admin, "/nothing")[0] == 404
     assert ask(admin, "/config", method="POST")[0] == 405
+
+
+def test_a_page_of_another_machine_reads_nothing_through_a_browser_of_this_one(served):
+    _, admin = served
+    for path in ("/metrics", "/config"):
+        assert ask(admin, path, host="rebound.example.org:9464")[0] == 403
+        assert (
+            ask(admin, path, host="localhost:9464")[0] == ask(admin, path, host="[::1]")[0] == 200
+        )
+    assert ask(admin, "/readyz", host="rebound.example.org")[1] == '{\n  "ready": true\n}\n'
+
+
+def rules():
+    """Return the expressions of the alert rules, which are for people too."""
+    content = yaml.safe_load((CONF / "alerts.yml").read_text("utf-8"))
+    alerts = [rule for group in content["groups"] for rule in group["rules"]]
+    for each in alerts:
+        assert each["labels"]["severity"] in {"warning", "critical"}
+        assert each["annotations"].keys() == {"summary", "description"}
+    assert len({each["alert"] for each in alerts}) == len(alerts)
+    return [each["expr"] for each in alerts]
+
+
+def panels():
+    """Return the expressions of the dashboard, whose panels fill a grid without overlaps."""
+    dashboard = json.loads((CONF / "grafana-dashboard.json").read_text("utf-8"))
+    cells = [
+        (x, y)
+        for place in (each["gridPos"] for each in dashboard["panels"])
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) == 23
+    return [target["expr"] for each in dashboard["panels"] for target in each["targets"]]
+
+
+@pytest.mark.parametrize("expressions", [rules, panels])
+def test_what_the_alerts_and_the_dashboard_name_is_there(served, expressions):
+    _, admin = served
+    families = text_string_to_metric_families(ask(admin, "/metrics")[1])
+    known = set()
+    for each in families:
+        suffixes = ("_bucket", "_count", "_sum") if each.type == "histogram" else ("",)
+        total = "_total" if each.type == "counter" else ""
+        known |= {f"{each.name}{total}{suffix}" for suffix in suffixes}
+    labels = {label for catalog in Cluster.catalogs for each in catalog for label in each.labels}
+    labels |= {"instance", "job", "le"}
+    named = set()
+    for each in expressions():
+        named |= set(re.findall(r"\b(?:sbp|process)_\w+", re.sub('"[^"]*"', "", each)))
+        grouped = re.findall(r"by \(([^)]*)\)", each)
+        assert {name for some in grouped for name in some.split(", ")} <= labels, each
+        assert set(re.findall(r"(\w+)(?==~?\"|!=)", each)) <= labels, each
+        assert all(each.count(opening) == each.count(end) for opening, end in ("()", "{}", "[]"))
+    assert len(named) > 10
+    assert named - known == set()
 
 
 @pytest.mark.parametrize(
