@@ -75,7 +75,8 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.RS_DATA_CORRUPTED: "a range server: FETCH of a batch that is damaged on disk. The"
     " message names file, range and offsets; other offsets are served",
     StatusCode.RS_DISK_FULL: "a range server: APPEND while the free disk space is below"
-    " `disk_free_floor_bytes` (with `throttle_time_ms`)",
+    " `disk_free_floor_bytes` (with `throttle_time_ms`); the placement driver: the disk of its"
+    " metadata is full",
     StatusCode.WRITER_GAP: "a range server: an earlier batch of the writer is missing. `detail` is"
     " the sequence that is expected, a big-endian int64",
     StatusCode.WRITER_REPEAT: "a range server: the writer's batch was appended, but its offset"

@@ -24,8 +24,7 @@ A crash at any moment leaves the log as it was or as it was to become: segments 
 when a durable `start` lies behind them, and a rewritten one is durable before it takes the name.
 
 To free space the log goes on in a new segment, which takes some itself. On a full disk that would
-be impossible. So the file `reserve` keeps LOG_RESERVE_BYTES: it is removed then, and created again
-once there is space.
+be impossible, so the log has a reserve (space_reserve.py).
 """
 
 from __future__ import annotations
@@ -35,18 +34,17 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Container, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogWriteError
 from sbp_core.failpoints import failpoint
-from sbp_core.limits import CLEAN_LIVE_SHARE_MAX, LOG_LEFT_BYTES_MIN, LOG_RESERVE_BYTES
+from sbp_core.limits import CLEAN_LIVE_SHARE_MAX, LOG_LEFT_BYTES_MIN
 from sbp_core.log.batch_lookup import Extent
 from sbp_core.log.boundaries import write_start
-from sbp_core.log.disk import TEMPORARY_SUFFIX, Disk, describe_os_error, translate_os_error
+from sbp_core.log.disk import TEMPORARY_SUFFIX, translate_os_error
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
 from sbp_core.log.index_file import SegmentIndex, SegmentUse, index_path
@@ -57,8 +55,6 @@ from sbp_core.log.states.range_states import OFFSET_MAX, RangeKey, RangeState
 from sbp_core.log.states.replicated_entries import is_numbered_in
 from sbp_core.log.states.staged_entries import StagedRows, maybe_kept
 from sbp_core.segment_format import EntryKind, SegmentHeader, segment_path
-
-RESERVE_NAME: Final = "reserve"
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -349,33 +345,3 @@ class Cleaner:
         if segment not in self._reported:
             self._reported.add(segment)
             _LOG.error("segment not cleaned: %s", error)
-
-
-class SpaceReserve:
-    """The reserve of the log in `directory`. It belongs to one thread at a time."""
-
-    def __init__(self, disk: Disk, directory: Path) -> None:
-        self._disk = disk
-        self._path = directory / RESERVE_NAME
-        self._is_whole = False
-
-    def keep(self) -> None:
-        """Allocate the space. A failure is logged: the log goes on without the reserve then."""
-        if self._is_whole:
-            return
-        try:
-            with suppress(FileNotFoundError):
-                self._disk.remove(self._path)
-            with closing(self._disk.create(self._path)) as file:
-                file.pwritev([bytes(LOG_RESERVE_BYTES)], 0)
-        except OSError as error:
-            self.release()
-            _LOG.warning("reserve not kept path=%s: %s", self._path, describe_os_error(error))
-        else:
-            self._is_whole = True
-
-    def release(self) -> None:
-        """Give the space back. Idempotent."""
-        self._is_whole = False
-        with suppress(OSError):
-            self._disk.remove(self._path)

@@ -141,6 +141,8 @@ class RangeHost:
         self._to_lead: dict[RangeKey, PlacedRange] = {}
         """Ranges that this process leads as soon as the log has them."""
         self.table = table
+        self.removal_count = 0
+        """Trims and deletions so far."""
         self.writers = writers
         self._committer = committer
         self._waiters = waiters
@@ -344,6 +346,7 @@ class RangeHost:
 
     async def delete(self, stream_id: int) -> None:
         """Refuse the stream from now on, durably. Raises RangeNotFoundError if it is not here."""
+        self.removal_count += 1
         for hosted in self.table.ranges_of(stream_id):
             self.table.move(hosted, RangeInput.DELETE)
         self._waiters.notify(stream_id)
@@ -368,6 +371,7 @@ class RangeHost:
                 OffsetOutOfRangeError.encode_bounds(start_offset, next_offset),
             )
         if any(each.start_offset < min(offset, each.next_offset) for each in ranges):
+            self.removal_count += 1
             await self._committer.submit([Entry(EntryKind.TRIM, stream_id, -1, offset, 0)])
         return next((each for each in ranges if each.start_offset < each.next_offset), last)
 

@@ -4,6 +4,7 @@ After a failed sync the content of the disk is unknown, so it never goes on; res
 all that was acknowledged.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -11,9 +12,13 @@ import time
 
 import pytest
 from checker import assert_sound, chosen
+from core_cluster import rows_batch
 from fault_cluster import END_SECONDS, FaultCluster
 from real_disks import LARGE_BYTES
 from workload import Workload, list_streams, new_streams
+
+from sbp_core.client import AppendItem, Client, RetryPolicy, StreamSpec
+from sbp_core.errors import DiskFullError
 
 FILE_BYTES_MAX = 300_000
 RECORD_BYTES = 200_000
@@ -118,3 +123,46 @@ def test_a_disk_that_gets_full(tmp_path, small_memory, history, rng):
             workload.wait_for_progress()
         list_streams(cluster.endpoint, history, stream_ids)
     assert_sound(history.operations())
+
+
+def append_for_ever(client, stream_id):
+    while True:
+        client.append([AppendItem(stream_id, rows_batch([bytes(RECORD_BYTES)], stream_id))])
+
+
+@pytest.mark.parametrize("action", ["delete", "trim"])
+def test_the_advice_for_a_full_disk_works(tmp_path, small_memory, action):
+    """Others fill the disk to the last byte; a stream is removed, and appends go on."""
+    day_ms = 86_400_000
+    settings = {
+        "range_server": {
+            "disk_free_floor_bytes": FLOOR_BYTES,
+            "retention_check_interval_ms": day_ms,
+        }
+    }
+    folder = small_memory.folder
+    with FaultCluster(
+        tmp_path, data_dir=folder / "data", alterations=[], settings=settings
+    ) as cluster:
+        with Client(cluster.endpoint, retry=RetryPolicy(budget_ms=0)) as client:
+            kept, big = (
+                each.stream_id for each in client.create_streams([StreamSpec("k"), StreamSpec("b")])
+            )
+            client.append([AppendItem(kept, rows_batch([b"first"], kept))])
+            with pytest.raises(DiskFullError, match="trim and delete streams"):
+                append_for_ever(client, big)
+            (bounds,) = client.stream_bounds([big])
+        for size in (1 << 16, 1 << 12, 1):
+            with contextlib.suppress(OSError), (folder / f"others.{size}").open("wb", 0) as file:
+                while True:
+                    file.write(os.urandom(size))
+        assert shutil.disk_usage(folder).free == 0
+        with Client(cluster.endpoint) as client:
+            if action == "delete":
+                client.delete_streams(["b"])
+            else:
+                client.trim_streams({big: bounds.next_offset})
+            client.append([AppendItem(kept, rows_batch([b"last"], kept))])
+            (bounds,) = client.stream_bounds([kept])
+            assert bounds.next_offset == 2
+        assert cluster.is_alive

@@ -247,7 +247,7 @@ def test_a_server_whose_registry_cannot_be_used_serves_all_the_same(tmp_path, mo
         )
 
     run(tmp_path, body)
-    assert "local reads only for clients that name the folder" in caplog.text
+    assert "local reads only by folder" in caplog.text
 
 
 async def _places(cluster, stream_id) -> tuple[BatchPlace, ...]:

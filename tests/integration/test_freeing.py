@@ -12,6 +12,7 @@ from fixed_probe import FixedProbe
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, RetryPolicy, StreamSpec
 from sbp_core.errors import DiskFullError
+from sbp_core.rangeserver.housekeeping import keeper
 
 DISK_BYTES = 64 << 20
 FLOOR = 1 << 20
@@ -109,3 +110,32 @@ def test_without_room_for_a_new_segment_the_log_lives_on(tmp_path: Path, caplog)
         assert len(await cluster.read(1)) == 2
 
     run(tmp_path, test)
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_the_open_segment_is_freed_though_the_disk_has_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    """Without a retention check for a day: what was removed is looked at soon."""
+    monkeypatch.setattr(keeper, "_REMOVAL_INTERVAL_MS", 20)
+
+    async def body() -> None:
+        async with core_cluster(tmp_path, retention_check_interval_ms=86_400_000) as cluster:
+            client = cluster.client
+            await client.create_streams([StreamSpec("kept"), StreamSpec("other")])
+            await append(client, 1)
+            for _ in range(20):
+                await append(client, 2)
+            if is_deleted:
+                await client.delete_streams([2])
+            else:
+                await client.trim_streams({2: 19})
+            log = tmp_path / "rs" / "log"
+            async with asyncio.timeout(30):
+                while sum(path.stat().st_size for path in log.glob("*.log")) > 3 * BATCH_BYTES:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            assert len(await cluster.read(1)) == 1
+            if not is_deleted:
+                assert len(await cluster.read(2, 19)) == 1
+
+    asyncio.run(body())

@@ -170,7 +170,7 @@ def new_world(seed: int) -> Iterator[World]:
         patch.setattr(time, "time", lambda: EPOCH_SECONDS + now())
         patch.setattr(time, "time_ns", lambda: int((EPOCH_SECONDS + now()) * 1e9))
         _give_hashes(patch, loop)
-        patch.setattr("sbp_core.log.cleaning.LOG_RESERVE_BYTES", BLOCK_BYTES)
+        patch.setattr("sbp_core.limits.LOG_RESERVE_BYTES", BLOCK_BYTES)
         gc.freeze()
         gc.disable()  # what is collected when would depend on what ran before
         try:

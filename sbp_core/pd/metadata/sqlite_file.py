@@ -8,6 +8,7 @@ ends. Must be used by the thread that opened it.
 from __future__ import annotations
 
 import logging
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +21,11 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from sbp_core.errors import ConfigurationError, StatusCode, StatusError
+from sbp_core.errors import ConfigurationError, DiskFullError, StatusCode, StatusError
 from sbp_core.failpoints import failpoint
-from sbp_core.log.disk import describe_os_error
+from sbp_core.limits import KIB, MIB
+from sbp_core.log.disk import OsDisk, describe_os_error
+from sbp_core.log.space_reserve import SpaceReserve
 from sbp_core.pd.metadata.data_dir import DataDir
 from sbp_core.pd.metadata.database import Database, Value
 from sbp_core.pd.metadata.history import (
@@ -58,6 +61,11 @@ from sbp_core.pd.metadata.tables import (
 
 _LOG: Final = logging.getLogger(__name__)
 
+_RESERVE_BYTES: Final = 512 * KIB
+"""Disk space that is kept for the commits of deletions on a full disk."""
+_LOW_BYTES: Final = 128 * KIB
+_ROOM_BYTES: Final = 16 * MIB
+"""Free disk space with which that is given back, and kept again."""
 _FATAL_CODES: Final = frozenset(
     {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 )
@@ -73,6 +81,9 @@ class SqliteFile(Database):
         """
         super().__init__(SQLiteDialect_pysqlite(paramstyle="named"))
         self._dir = DataDir(data_dir)
+        self._reserve = SpaceReserve(OsDisk(), data_dir, _RESERVE_BYTES)
+        if self._free_bytes() < _LOW_BYTES:
+            self._reserve.release()  # the start makes a commit
         self._is_mark_writable = True
         try:
             self._mark = CommitMark.maybe_open(data_dir)
@@ -91,6 +102,7 @@ class SqliteFile(Database):
         except BaseException:
             self._dir.release()
             raise
+        self._keep_reserve()
 
     @property
     def last_commit(self) -> CommitId:
@@ -104,6 +116,8 @@ class SqliteFile(Database):
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Make one commit of what is changed within, on disk at the end; all or nothing."""
+        if self._reserve.is_whole and self._free_bytes() < _LOW_BYTES:
+            self._reserve.release()
         self._execute("BEGIN IMMEDIATE")
         self._content.begin()
         try:
@@ -249,18 +263,40 @@ class SqliteFile(Database):
             raise self._failed(error, "UPDATE content") from error
 
     def _failed(self, error: sqlite3.Error, sql: str) -> StatusError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            _LOG.error(
+                "metadata not changed file=%s reserved=%s: the disk is full",
+                *(self._dir.database, self._reserve.is_whole),
+            )
+            self._reserve.release()
+            return DiskFullError.of(
+                f"the disk of {self._dir.database.parent} is full: make room on it, or trim and"
+                " delete streams; the placement driver has a reserve for that",
+            )
         _LOG.error(
             "metadata failed file=%s sql=%r: %s", self._dir.database, sql, error, exc_info=error
         )
         failure = StatusError(
             StatusCode.PD_INTERNAL, f"the placement driver's metadata store failed: {error}"
         )
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _FATAL_CODES:
+        if code in _FATAL_CODES:
             self.failure = failure
         return failure
 
     def _note_commit(self) -> None:
         self._write_mark(self._content.commit, self._content.checksum)
+        self._keep_reserve()
+
+    def _keep_reserve(self) -> None:
+        if not self._reserve.is_whole and self._free_bytes() >= _ROOM_BYTES:
+            self._reserve.keep()
+
+    def _free_bytes(self) -> int:
+        try:
+            return shutil.disk_usage(self._dir.database.parent).free
+        except OSError:
+            return 0
 
     def _write_mark(self, commit: CommitId, content: bytes, *, is_durable: bool = False) -> None:
         assert self._mark is not None

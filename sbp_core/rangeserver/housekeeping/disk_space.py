@@ -2,10 +2,10 @@
 
 A log that meets the end of its disk cannot go on, so DiskSpace refuses appends before that.
 
-The cleaner frees full segments only. On a disk without room for appends, the open segment would
-never become full, so records trimmed or deleted in it would never be freed. There
-SpaceFreer lets the log go on in a new segment, and segments are rewritten also where that frees
-only a little.
+The cleaner frees full segments only. So SpaceFreer lets the log go on in a new segment when most of
+the open one was trimmed or deleted. On a disk without room for appends, where the open segment
+would never become full, it does so where that frees only a little, and segments are rewritten
+there, too. If nothing else is left on the disk, the reserve is for the entries of deletions.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import DiskFullError, LogError
-from sbp_core.log.cleaning import Cleaned, Cleaner, SpaceReserve
+from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.disk import translate_os_error
 from sbp_core.log.durable_log import Log
+from sbp_core.log.space_reserve import SpaceReserve
 from sbp_core.rangeserver.metrics import HostProbe
 from sbp_core.server.runtime import Clock
 
 _LOG: Final = logging.getLogger(__name__)
+_DEAD_BYTES_MIN: Final = 16 * limits.MIB
+"""Trimmed and deleted bytes for which the open segment is ended, where its disk has space."""
 
 
 class DiskSpace:
@@ -137,9 +140,9 @@ class SpaceFreer:
         self._disk_space = disk_space
         self._free_bytes = free_bytes
         self._cleaner = Cleaner(log)
-        self._reserve = SpaceReserve(log.disk, log.directory)
-        self._not_worth_it_at = -1
-        """Log position up to which too little of the open segment was dead."""
+        self._reserve = SpaceReserve(log.disk, log.directory, limits.LOG_RESERVE_BYTES)
+        self._not_worth_it = -1, 0.0
+        """Log position up to which too little of the open segment was dead, and by which share."""
         self.is_stuck = False
         """Whether there is too little room to free what is trimmed or deleted."""
 
@@ -152,31 +155,37 @@ class SpaceFreer:
         """Let `free` end before the next segment, now and later."""
         self._cleaner.stop()
 
-    def free(self, *, is_short: bool) -> Cleaned:
-        """Free what can be freed; with `is_short`, as much as possible. Raises LogError."""
+    def free(self, *, is_short: bool, has_removals: bool) -> Cleaned:
+        """Free what can be freed; with `is_short`, as much as possible. Raises LogError.
+
+        `has_removals`: something was trimmed or deleted since the last time.
+        """
         if not is_short:
+            if has_removals:
+                self._end_open_segment(limits.CLEAN_LIVE_SHARE_MAX, _DEAD_BYTES_MIN)
             cleaned = self._cleaner.clean(limits.CLEAN_LIVE_SHARE_MAX, self._room())
             self.keep_reserve()
             return cleaned
-        self._end_open_segment()
+        self._lend_reserve(limits.LOG_LEFT_BYTES_MIN)
+        self._end_open_segment(limits.CLEAN_LIVE_SHARE_SHORT_MAX, 0)
         return self._cleaner.clean(limits.CLEAN_LIVE_SHARE_SHORT_MAX, self._room())
 
-    def _end_open_segment(self) -> None:
+    def _end_open_segment(self, live_share_max: float, dead_bytes_min: int) -> None:
         """Let the open segment become a full one if enough of it is dead.
 
         Never without room for the next one: a log that cannot go on in it is dead.
         """
-        end_position = self._log.end_position
-        if end_position == self._not_worth_it_at:
+        looked_at = self._log.end_position, live_share_max
+        if looked_at == self._not_worth_it:
             return
         held = self._cleaner.weigh_active()
         snapshot_bytes = self._log.snapshot_bytes()
         dead_bytes = held.held_bytes - held.live_bytes
-        is_worth_it = held.live_bytes < limits.CLEAN_LIVE_SHARE_SHORT_MAX * held.held_bytes
-        if not is_worth_it or dead_bytes < 2 * snapshot_bytes:
-            self._not_worth_it_at = end_position
+        is_worth_it = held.live_bytes < live_share_max * held.held_bytes
+        if not is_worth_it or dead_bytes < max(2 * snapshot_bytes, dead_bytes_min):
+            self._not_worth_it = looked_at
             return
-        self._lend_reserve()
+        self._lend_reserve(self._disk_space.floor_bytes + limits.LOG_RESERVE_BYTES)
         wanted_bytes = 2 * snapshot_bytes + limits.LOG_LEFT_BYTES_MIN
         room_bytes = self._room()
         if room_bytes < wanted_bytes:
@@ -190,16 +199,15 @@ class SpaceFreer:
             return
         self.is_stuck = False
         self._log.end_segment()
-        _LOG.warning(
-            "segment ended early folder=%s dead_bytes=%d held_bytes=%d: its disk is short",
-            self._log.directory,
-            dead_bytes,
-            held.held_bytes,
+        _LOG.info(
+            "segment ended early folder=%s dead_bytes=%d held_bytes=%d: that much of it was trimmed"
+            " or deleted",
+            *(self._log.directory, dead_bytes, held.held_bytes),
         )
 
-    def _lend_reserve(self) -> None:
-        """Give the reserve back for a while. Appends must not take it."""
-        if self._room() < self._disk_space.floor_bytes + limits.LOG_RESERVE_BYTES:
+    def _lend_reserve(self, below_bytes: int) -> None:
+        """Give the reserve back for a while, if less is left. Appends must not take it."""
+        if self._room() < below_bytes:
             self._disk_space.lent_bytes = limits.LOG_RESERVE_BYTES
             self._reserve.release()
 

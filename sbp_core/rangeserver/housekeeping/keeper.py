@@ -30,12 +30,17 @@ from sbp_core.rangeserver.housekeeping.retention import Held, Retention, SteadyT
 from sbp_core.server.runtime import Clock, Tally, cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
+_REMOVAL_INTERVAL_MS: Final = 20_000
+"""Between rounds, if something was trimmed or deleted."""
 _LOG_INTERVAL_MS: Final = 1_800_000
 """Between lines of the log about what retention and the cleaner did."""
 
 
 class Housekeeping:
-    """Runs from its making until `stop`, one round every `interval_ms`."""
+    """Runs from its making until `stop`, one round every `interval_ms`.
+
+    A round comes sooner after something was trimmed or deleted, and while the disk is short.
+    """
 
     def __init__(
         self,
@@ -61,6 +66,8 @@ class Housekeeping:
         self._sweep = sweep
         self._time = SteadyTime(clock, log.recovery.newest_ms)
         self._interval_ms = interval_ms
+        self._cleaned_count = -1
+        """How much was removed before the last cleaning, by `RangeHost.removal_count`."""
         self._trims = Tally(clock, _LOG_INTERVAL_MS)
         self._cleanings = Tally(clock, _LOG_INTERVAL_MS)
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-cleaner")
@@ -100,11 +107,14 @@ class Housekeeping:
 
     async def _pause(self) -> None:
         """Wait for the next round: only briefly while the disk is short of space."""
-        left_ms = self._interval_ms
-        while left_ms > 0:
-            step_ms = min(left_ms, limits.DISK_SHORT_CHECK_INTERVAL_MS)
+        waited_ms = 0
+        while waited_ms < self._interval_ms:
+            step_ms = min(self._interval_ms - waited_ms, limits.DISK_SHORT_CHECK_INTERVAL_MS)
             await asyncio.sleep(step_ms / 1000)
-            left_ms = 0 if self._disk_space.is_short else left_ms - step_ms
+            waited_ms += step_ms
+            is_due = self._has_removals and waited_ms >= _REMOVAL_INTERVAL_MS
+            if is_due or self._disk_space.is_short:
+                return
 
     async def _retain(self, now_ms: int | None) -> None:
         table = self._host.table
@@ -189,11 +199,22 @@ class Housekeeping:
         if offsets:
             await self._source.report_trims(offsets)
 
+    @property
+    def _has_removals(self) -> bool:
+        """Whether something was trimmed or deleted since it was cleaned up last."""
+        return self._host.removal_count != self._cleaned_count
+
     async def _clean(self) -> None:
         loop = asyncio.get_running_loop()
         await self._disk_space.refresh()
-        free = partial(self.freer.free, is_short=self._disk_space.is_short)
+        free = partial(
+            self.freer.free,
+            is_short=self._disk_space.is_short,
+            has_removals=self._has_removals,
+        )
+        removal_count = self._host.removal_count
         cleaned = await loop.run_in_executor(self._thread, free)
+        self._cleaned_count = removal_count
         await self._disk_space.refresh()
         self.cleaned += cleaned
         done = cleaned.freed_bytes, cleaned.removed_count, cleaned.rewritten_count
