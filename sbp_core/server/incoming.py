@@ -33,8 +33,11 @@ class Receiver(Protocol):
     name: str
     """The connection, in the log."""
 
-    def on_event(self, event: Event) -> None:
-        """Handle what a frame means; a request that is to be served goes to `Incoming.begin`."""
+    def on_event(self, event: Event) -> bool:
+        """Handle what a frame means; a request that is to be served goes to `Incoming.begin`.
+
+        Return False to get it again, when the quota of the identity allows it.
+        """
 
     def serve(self, frame: Frame, held: Held) -> None:
         """Serve a request for which there is room."""
@@ -77,6 +80,8 @@ class Incoming:
         self.echo = Echo(unread, self._on_echo_room)
         self._waiting: tuple[Frame, Held] | None = None
         """A request for which there is no room yet."""
+        self._kept: Event | None = None
+        """An event that is handled when the quota allows it."""
         self._is_behind = False
         """Whether frames may be here that were not handled yet; then the socket is not read."""
         self._has_turn = False
@@ -196,9 +201,10 @@ class Incoming:
             self._receiver.serve(frame, held)
 
     def _handle_next(self) -> None:
-        event = next(self._session.events(), None)
-        if event is not None:
-            self._receiver.on_event(event)
+        event, self._kept = self._kept or next(self._session.events(), None), None
+        if event is not None and not self._receiver.on_event(event):
+            self._kept = event
+            return
         if event is None or not self._session.decoder.is_mid_frame:
             self._is_behind = False
             self._expect_frame()

@@ -305,19 +305,16 @@ class Peer(asyncio.BufferedProtocol):
 
     # Received and served
 
-    def on_event(self, event: Event) -> None:
-        """Handle what a frame of the peer means."""
+    def on_event(self, event: Event) -> bool:
+        """Handle what a frame of the peer means; return False to get it again within the quota."""
         match event:
             case RequestReceived(frame) if frame.opcode == Opcode.HEARTBEAT:
                 self._incoming.begin(frame)
             case RequestReceived(frame):
-                if self._is_over_quota(frame):
-                    return
-                if frame.opcode == Opcode.PING:
-                    self._answer_ping(frame)
+                if self._allowance.is_off:
+                    self._begin(frame)
                 else:
-                    self.note_use()
-                    self._incoming.begin(frame)
+                    return self._begin_within_quota(frame)
             case RequestRefused(frame, error):
                 self._refuse(frame, error)
             case GoawayReceived(frame):
@@ -330,6 +327,7 @@ class Peer(asyncio.BufferedProtocol):
                 self._part(error)
             case _:
                 pass
+        return True
 
     def serve(self, frame: Frame, held: Held) -> None:
         """Serve a request that counts for what is `held`."""
@@ -354,19 +352,31 @@ class Peer(asyncio.BufferedProtocol):
             _LOG.error("answer not sent peer=%s: %s", self.name, error)
             self.close()
 
-    def _is_over_quota(self, frame: Frame) -> bool:
-        """Count a request for the identity; refuse it if that has too many connections."""
-        if self._allowance.is_off:
-            return False
+    def _begin(self, frame: Frame) -> None:
+        if frame.opcode == Opcode.PING:
+            self._answer_ping(frame)
+        else:
+            self.note_use()
+            self._incoming.begin(frame)
+
+    def _begin_within_quota(self, frame: Frame) -> bool:
+        """Begin a request and count it for its identity; return False if it has to wait.
+
+        Refuse it if the identity has too many connections. Before the first request the identity
+        is not known, nor whether it is above its quota.
+        """
         try:
             self._allowance.bind(self._dispatcher.gate.maybe_metered(self), self)
         except ThrottledError as error:
-            _LOG.info("%s: refused: %s", self.name, error)
+            _LOG.info("connection refused peer=%s: %s", self.name, error)
             self._refuse(frame, error)
             self.go_away()
             return True
+        if not self._allowance.is_open:
+            return False
         self._allowance.charge_request(len(frame.header) + len(frame.payload))
-        return False
+        self._begin(frame)
+        return True
 
     def _answer_ping(self, frame: Frame) -> None:
         echo = self._incoming.echo

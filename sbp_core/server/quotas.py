@@ -1,9 +1,9 @@
 """Quotas: how much an identity may ask of one server, over all of its connections.
 
 A request above a rate is executed, and its answer says in `throttle_time_ms` how long the client
-should wait. For that time the server reads nothing more of the identity's connections, so a client
-that does not wait gains nothing. A frame waits WAIT_SECONDS_MAX at most, as its caller would give
-up otherwise.
+should wait. For that time the server reads nothing more of the connection, so a client that does
+not wait gains nothing. Nor is anything read of the identity's other connections, but each frame has
+a last moment: its caller would give up otherwise.
 
 `Rate` bounds one quantity. `Meter` has the rates of one identity, its connections, and the memory
 of its requests. `Allowance` is one connection: it finds the meter when the identity is known, and
@@ -30,11 +30,15 @@ _LOG: Final = logging.getLogger(__name__)
 BURST_SECONDS: Final = 1.0
 """An identity that was quiet may use as much as this at once."""
 WAIT_SECONDS_MAX: Final = 20.0
-"""The longest that a frame waits for the quota of its identity: callers that do not know of quotas
-give up later than that, and clients that wait keep their connections."""
+"""The longest wait that is asked for. A client that keeps it still has its connection afterwards,
+and one that does not gives up its call later than that."""
+UNTOLD_SECONDS_MAX: Final = 8.0
+"""The longest wait of a frame whose client was not asked to wait, such as the first one on a
+connection: it asks another replica later than that."""
 LOOK_SECONDS: Final = 1.0
 """How often to look whether a connection may go on, as the rules may have changed."""
-assert LOOK_SECONDS < WAIT_SECONDS_MAX < limits.IDLE_CONNECTION_MS / 2000
+assert LOOK_SECONDS < UNTOLD_SECONDS_MAX < limits.REPLICA_TIMEOUT_MS / 1000
+assert UNTOLD_SECONDS_MAX < WAIT_SECONDS_MAX < limits.IDLE_CONNECTION_MS / 2000
 assert min(limits.REQUEST_TIMEOUT_MS, limits.WRITE_STALL_MS) > WAIT_SECONDS_MAX * 1000
 _LOG_SECONDS: Final = 60.0
 """Time without a wait after which the next one is logged."""
@@ -206,6 +210,8 @@ class Allowance:
         self._held_bytes = 0
         self._since: float | None = None
         """Since when a frame waits for debt to be paid off."""
+        self._told_until = -math.inf
+        """When the wait is over that an answer asked for last."""
         self._is_let_through = False
         """Whether the next frame has waited for as long as one may."""
         self._is_over = False
@@ -256,7 +262,7 @@ class Allowance:
             meter.change(rules, now)
         if not meter.look(now):
             self._since = None
-        elif self._since is not None and now - self._since >= WAIT_SECONDS_MAX:
+        elif self._since is not None and now >= self._last_moment(self._since):
             self._is_let_through = meter.has_memory
 
     def maybe_wait_seconds(self) -> float | None:
@@ -266,7 +272,11 @@ class Allowance:
             return 0.0 if meter is None or meter.has_memory else None
         if self._since is None:
             self._since = now
-        return max(min(wait_seconds, self._since + WAIT_SECONDS_MAX - now), 0.0)
+        return max(min(wait_seconds, self._last_moment(self._since) - now), 0.0)
+
+    def _last_moment(self, since: float) -> float:
+        """Return when a frame that waits goes on, whatever debt there is."""
+        return max(since + UNTOLD_SECONDS_MAX, self._told_until)
 
     def when_memory(self, on_memory: Callable[[], None]) -> None:
         """Call `on_memory`, once, if it is memory that is lacking, when there is some."""
@@ -299,11 +309,14 @@ class Allowance:
         meter = self._meter
         if meter is None or (meter.is_free and not (payload and meter.bytes_out.per_second)):
             return header
-        wait_seconds = meter.wait_seconds(self._quotas.monotonic(), sum(map(len, payload)))
+        now = self._quotas.monotonic()
+        wait_seconds = meter.wait_seconds(now, sum(map(len, payload)))
         asked_ms = getattr(header, "throttle_time_ms", None) if wait_seconds else None
-        if asked_ms is None or asked_ms >= _milliseconds(wait_seconds):
+        if asked_ms is None:
             return header
-        return replace(header, throttle_time_ms=_milliseconds(wait_seconds))
+        self._told_until = now + wait_seconds
+        wait_ms = max(_milliseconds(wait_seconds), asked_ms)
+        return replace(header, throttle_time_ms=wait_ms)
 
     def _leave(self, connection: Metered) -> None:
         if self._meter is not None:

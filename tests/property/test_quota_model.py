@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbp_core.server.quota_rules import rules_of
-from sbp_core.server.quotas import BURST_SECONDS, WAIT_SECONDS_MAX, Allowance, Quotas, Rate
+from sbp_core.server.quotas import (
+    BURST_SECONDS,
+    UNTOLD_SECONDS_MAX,
+    WAIT_SECONDS_MAX,
+    Allowance,
+    Quotas,
+    Rate,
+)
+from sbp_core.wire.headers import AppendResponse
 
 RATES = st.integers(1, 1_000)
 PAUSES = st.floats(0, 30)
@@ -24,10 +32,10 @@ class Connection:
 
     def try_to_ask(self):
         """Ask once if that is allowed; whether it was."""
+        self.allowance.bind(self.subject, self)
         self.look()
         if not self.allowance.is_open:
             return False
-        self.allowance.bind(self.subject, self)
         self.allowance.charge_request(0)
         self.count += 1
         return True
@@ -107,23 +115,31 @@ def test_all_connections_of_an_identity_share_its_quota_and_no_other_one_does(
         while any([each.try_to_ask() for each in greedy]):  # noqa: C419 - each of them tries
             pass
         world.now += pause
-    forced = connection_count * (world.now // WAIT_SECONDS_MAX)
+    forced = connection_count * (world.now // UNTOLD_SECONDS_MAX)
     most = per_second * (world.now + BURST_SECONDS) + 1 + forced
     assert sum(each.count for each in greedy) <= most + 1e-6
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(st.integers(0, 10**9), st.integers(1, 3))
-def test_no_frame_waits_for_longer_than_its_caller(debt_bytes, connection_count):
+@given(st.integers(0, 10**9), st.integers(1, 3), st.booleans())
+def test_no_frame_waits_for_longer_than_its_caller(debt_bytes, connection_count, is_told):
+    """A client that was asked to wait is held to that; another one cannot know of it."""
     world = World(bytes_in_per_s=1)
-    connections = world.connections("s", connection_count)
-    for each in connections:
+    first, *others = world.connections("s", connection_count)
+    for each in (first, *others):
         each.allowance.bind("s", each)
-    connections[0].allowance.charge_request(debt_bytes)
-    for each in connections:
-        if not each.allowance.is_open:
-            assert 0 < each.allowance.maybe_wait_seconds() <= WAIT_SECONDS_MAX
-    world.now += WAIT_SECONDS_MAX
-    for each in connections:
+    first.allowance.charge_request(debt_bytes)
+    told_ms = 0
+    if is_told:
+        told_ms = first.allowance.throttled(AppendResponse(), ()).throttle_time_ms
+        assert told_ms <= 1000 * WAIT_SECONDS_MAX
+    for each in (first, *others):
         each.look()
-    assert all([each.allowance.is_open for each in connections])  # noqa: C419
+    world.now = UNTOLD_SECONDS_MAX
+    for each in (first, *others):
+        each.look()
+    assert all(each.allowance.is_open for each in others)
+    assert first.allowance.is_open is (told_ms <= 1000 * UNTOLD_SECONDS_MAX)
+    world.now = max(world.now, told_ms / 1000)
+    first.look()
+    assert first.allowance.is_open
