@@ -22,7 +22,14 @@ from msgspec import Struct
 from sbp_core.errors import HeaderError, Outcome, SbpError, StatusCode
 from sbp_core.server.trust import Standing
 from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.headers import REQUEST_TABLES, RESULT_FIELDS, Status, decode_header
+from sbp_core.wire.headers import (
+    REQUEST_TABLES,
+    RESULT_FIELDS,
+    SealCause,
+    SealRangesRequest,
+    Status,
+    decode_header,
+)
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error, status_for
 
@@ -152,6 +159,8 @@ class AuditedCall:
         }
         if standing.identity is not None:
             event["identity"] = str(standing.identity)
+        if _is_report(self._request) and _is_of_server(standing):
+            return
         if self._request is None:
             if managed.only_if is None:
                 self._write(event, None, time_ms)
@@ -178,6 +187,20 @@ class AuditedCall:
         if error is not None:
             event |= {"status": _name_of(error.code), "message": _cut(error.message)}
         self._trail.write(event, time_ms)
+
+
+def _is_report(request: object) -> bool:
+    """Whether a request reports a primary that does not answer.
+
+    Servers do so as they append to the stream of events: an event of that would make others, for
+    as long as the stream is unavailable.
+    """
+    return isinstance(request, SealRangesRequest) and request.cause == SealCause.PRIMARY_SILENT
+
+
+def _is_of_server(standing: Standing) -> bool:
+    is_named = standing.identity is not None and standing.identity.is_server
+    return is_named or standing.is_placement_driver or bool(standing.server_ids)
 
 
 def _role_of(standing: Standing) -> str:

@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
@@ -37,6 +37,8 @@ _LOG: Final = logging.getLogger(__name__)
 _LINGER_MS: Final = 100
 """How long an event waits for others, which then go into the same batch."""
 _BATCH_EVENTS_MAX: Final = 1_000
+_BATCH_BYTES_MAX: Final = limits.MIB
+"""How much goes into one batch, one event at least."""
 _QUEUED_MAX: Final = 10_000
 _QUEUED_BYTES_MAX: Final = 16 * limits.MIB
 """Events that wait for the stream, and their bytes; beyond it they are lost, and counted."""
@@ -72,7 +74,8 @@ class AuditStream:
         self._stored.set()
         self._is_flushing = asyncio.Event()
         self._flush_seconds = _FLUSH_MS / 1_000
-        self._is_failing = False
+        self._fault: type[SbpError] | None = None
+        """The kind of the last failure, which is logged once."""
         self._client: AsyncClient | None = None
         self._stream_id: int | None = None
         self._writer = Writer()
@@ -140,7 +143,7 @@ class AuditStream:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LINGER_MS / 1000):
                     await self._is_flushing.wait()
-            records = list(islice(self._waiting, _BATCH_EVENTS_MAX))
+            records = _first_of(self._waiting)
             await self._store(client, records)
             for each in records:
                 self._waiting.popleft()
@@ -166,22 +169,36 @@ class AuditStream:
                     self._stream_id, self._writer, item = None, Writer(), None
                 await asyncio.sleep(_RETRY_MS / 1000)
             else:
-                if self._is_failing:
-                    _LOG.warning("audit events stored again stream=%s", AUDIT_STREAM)
-                    self._is_failing = False
+                if self._fault is not None:
+                    _LOG.info("audit events stored again stream=%s", AUDIT_STREAM)
+                    self._fault = None
                 return
 
     def _note_failure(self, error: SbpError) -> None:
-        """Log the first failure of several; a stream that is still to be made is none."""
+        """Log the first failure of several. In a new cluster the stream is still to be made."""
+        if self._fault is type(error):
+            return
+        self._fault = type(error)
         if isinstance(error, NotFoundError):
             _LOG.info(
                 "audit events wait stream=%s: the placement driver has not made it yet; it does so"
-                " with stream = true in its section [audit]",
+                " with stream = true in its section [audit], once it has a range server",
                 AUDIT_STREAM,
             )
-        elif not self._is_failing:
-            self._is_failing = True
+        else:
             _LOG.warning("audit events wait stream=%s: %s", AUDIT_STREAM, error)
+
+
+def _first_of(waiting: Iterable[_Record]) -> list[_Record]:
+    """Return the first events, as many as fit into a batch."""
+    records: list[_Record] = []
+    left_bytes = _BATCH_BYTES_MAX
+    for each in islice(waiting, _BATCH_EVENTS_MAX):
+        left_bytes -= len(each.value)
+        if records and left_bytes < 0:
+            break
+        records.append(each)
+    return records
 
 
 def _encode(records: Sequence[_Record], stream_id: int) -> bytes:
