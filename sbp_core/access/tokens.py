@@ -21,11 +21,14 @@ from sbp_core.access.credentials import TOKEN_BYTES_MAX
 from sbp_core.access.identity import SUBJECT_LENGTH_MAX, is_token_subject
 from sbp_core.access.keys import KeyFile, KeySource, KeyUrl, PublicKey, parse_object
 from sbp_core.errors import UnauthenticatedError
+from sbp_core.wording import counted
 
 LEEWAY_MS: Final = 30_000
 """By how much the clocks of an issuer and a server may differ."""
 _SECONDS_MAX: Final = 253_402_300_799
 """The end of the year 9999: the largest time that a token may have."""
+_PARTS: Final = 3
+"""The header, the claims and the signature, separated by dots (RFC 7515, section 3.1)."""
 _FORBIDDEN: Final = ("crit", "jku", "jwk", "x5u", "x5c", "b64")
 """Header parameters that bring a key, or change how the rest is read."""
 
@@ -60,6 +63,8 @@ class Tokens:
             raise _refused(f"it has more than {TOKEN_BYTES_MAX} bytes", "use a smaller one")
         parts = token.split(b".")
         try:
+            if len(parts) != _PARTS:
+                raise ValueError(f"it has {counted(len(parts), 'part')}, not {_PARTS}")
             header, payload, _ = map(_decode, parts)
             parameters = parse_object(header)
         except ValueError as error:

@@ -15,6 +15,7 @@ from sbp_core.cli.output import write_json, write_line, write_notice, write_tabl
 from sbp_core.cli.parsing import add_client_options, parse_number
 from sbp_core.client import Client, ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.errors import UnsupportedError
+from sbp_core.wording import counted
 
 _DRIVERS: Final = ("PLACEMENT DRIVER", "ROLE", "STATE")
 _SERVERS: Final = (
@@ -98,8 +99,8 @@ def drain(options: Namespace) -> int:
                 break
             if not options.json:
                 write_line(
-                    f"range server {server_id} still has {open_count} open ranges, and"
-                    f" {copied_count} sealed ones that are being copied"
+                    f"range server {server_id} still has {counted(open_count, 'open range')}, and"
+                    f" {counted(copied_count, 'sealed one')} to be copied"
                 )
                 if server.drain_obstacle:
                     write_line(f"it waits: {server.drain_obstacle}")
@@ -168,8 +169,9 @@ def _show(
     if found.lacking_ranges:
         write_line("")
         write_line(
-            f"{found.lacking_ranges} open ranges lack {found.missing_replicas} replicas: they get"
-            " these when enough range servers are live"
+            f"{counted(found.missing_replicas, 'replica')} missing, in"
+            f" {counted(found.lacking_ranges, 'open range')}: made when enough range servers are"
+            " live"
         )
 
 

@@ -14,6 +14,7 @@ from sbp_core.cli.output import write_json, write_table
 from sbp_core.cli.parsing import add_client_options
 from sbp_core.client import Client, CursorInfo, GroupInfo, Reach, StreamBounds, StreamInfo
 from sbp_core.errors import NotFoundError
+from sbp_core.wording import counted
 
 _HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "")
 
@@ -55,7 +56,7 @@ class Lag:
         if self.tail_offset is None:
             return "deleted" if self.stream is None else "the server of its tail is down"
         if self.lost_records:
-            return f"{self.lost_records} records were trimmed before they were read"
+            return f"{counted(self.lost_records, 'record')} trimmed before the group read them"
         if self.next_offset > self.tail_offset:
             return "the cursor is beyond the tail"
         return ""

@@ -29,6 +29,7 @@ from sbp_core.pd.metadata.sqlite_inspection import DRIVER_NAME, maybe_log_mark_o
 from sbp_core.pd.model import LogMark
 from sbp_core.rangeserver.identity import IDENTITY_NAME, Identity, check_log_is_there
 from sbp_core.segment_format import EntryKind, maybe_segment_base, segment_path
+from sbp_core.wording import counted
 
 _DISK: Final = OsDisk()
 _LOG_NAME: Final = "log"
@@ -198,8 +199,8 @@ def _locked(directory: Path) -> Iterator[None]:
 def _show(directory: Path, found: LogInspection) -> None:
     verdict = "intact" if found.is_intact else "damaged" if found.faults else "incomplete"
     output.write_line(
-        f"{directory}: {verdict}; {found.segment_count} segments, {len(found.ranges)} ranges,"
-        f" {found.batch_count} batches"
+        f"{directory}: {verdict}; {counted(found.segment_count, 'segment')},"
+        f" {counted(len(found.ranges), 'range')}, {counted(found.batch_count, 'batch')}"
     )
     for fault in found.faults:
         output.write_line(f"  {fault}")

@@ -20,6 +20,7 @@ from sbp_core.pd.metadata.sqlite_inspection import (
 )
 from sbp_core.pd.metadata.store import data_dir_of, is_shared
 from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME, load_identity, read_driver_commit
+from sbp_core.wording import counted
 
 _SERVERS: Final = "range-server-*"
 
@@ -77,8 +78,9 @@ def _check_database(url: str, *, is_json: bool) -> int:
         return 0
     leading = f"{leader.name} at {leader.address} leads" if leader.is_leading else "none leads"
     output.write_line(
-        f"{shown_url(url)}: schema version {report.version}, {len(report.row_counts)} tables,"
-        f" {row_count} rows, {commit}; term {leader.term}, {leading}"
+        f"{shown_url(url)}: schema version {report.version},"
+        f" {counted(len(report.row_counts), 'table')}, {counted(row_count, 'row')}, {commit}; term"
+        f" {leader.term}, {leading}"
     )
     return 0
 
@@ -121,8 +123,9 @@ def _show(report: StoreReport) -> None:
     else:
         verdict = "of another cluster" if found.foreign_servers else "intact"
     output.write_line(
-        f"{report.database}: {verdict}; schema version {found.version}, {len(counts)} tables,"
-        f" {sum(counts.values())} rows, {found.commit}; by metadata.mark {report.marked}"
+        f"{report.database}: {verdict}; schema version {found.version},"
+        f" {counted(len(counts), 'table')}, {counted(sum(counts.values()), 'row')}, {found.commit};"
+        f" by metadata.mark {report.marked}"
     )
     for line in (*found.faults, *report.notes):
         output.write_line(f"  {line}")

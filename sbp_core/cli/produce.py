@@ -27,6 +27,7 @@ from sbp_core.client import (
 )
 from sbp_core.errors import ConfigurationError, RecordBatchError, SbpError, UnsupportedError
 from sbp_core.records import ROWS_SCHEMA, RowsBuilder, peek_batch, record_too_large
+from sbp_core.wording import counted
 
 _READ_BYTES: Final = limits.MIB
 _LINGER_SECONDS: Final = 0.05
@@ -68,10 +69,9 @@ def produce(options: Namespace) -> int:
                 writer.add(lines, separator)
             writer.flush()
         except SbpError as error:
-            error.add_note(f"{writer.record_count} records were acknowledged before")
+            error.add_note(f"acknowledged before: {counted(writer.record_count, 'record')}")
             raise
-    noun = "record" if writer.record_count == 1 else "records"
-    text = f"{writer.record_count} {noun} appended to {info.label}"
+    text = f"{counted(writer.record_count, 'record')} appended to {info.label}"
     write_result(writer.summary(), text, is_json=options.json)
     return 0
 

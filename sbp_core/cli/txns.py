@@ -14,6 +14,7 @@ from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
 from sbp_core.cli.parsing import add_client_options, parse_number
 from sbp_core.client import Client, TxnInfo
+from sbp_core.wording import counted
 
 _HEADING = ("STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACTION", "SERVER")
 
@@ -74,7 +75,7 @@ def give_up(options: Namespace) -> int:
         counts[part.stream_id] += part.record_count
     for stream_id, count in counts.items():
         write_line(
-            f"{count} records of {batch} are lost: stream {stream_id} continues without them"
+            f"lost: {counted(count, 'record')} of {batch}; stream {stream_id} continues without"
         )
     if loss.record_count is None:
         write_line(f"{batch} was decided too long ago: its outcome is no longer known")

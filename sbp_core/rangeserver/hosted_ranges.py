@@ -31,6 +31,7 @@ from sbp_core.errors import (
 from sbp_core.log.states.range_states import NO_TIME, LoggedRange, RangeKey, RangeState
 from sbp_core.replication import Prefix
 from sbp_core.session.states import Machine, row
+from sbp_core.wording import counted
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -184,7 +185,9 @@ class HostedRange:
         self.receive(RangeInput.APPEND)
         base_offset = self.assigned_offset
         if base_offset + record_count >= 2**63:
-            raise invalid(f"stream {self.stream_id} has no offsets left for {record_count} records")
+            raise invalid(
+                f"stream {self.stream_id} has no offsets left for {counted(record_count, 'record')}"
+            )
         self.assigned_offset += record_count
         return base_offset
 

@@ -50,7 +50,7 @@ def load_identity(data_dir: Path) -> Identity | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(
-            f"{path} cannot be read ({error}). {remedy_without_identity(data_dir)}"
+            f"{path} cannot be read ({_cause_of(error)}). {remedy_without_identity(data_dir)}"
         ) from error
 
 
@@ -123,8 +123,13 @@ def read_driver_commit(path: Path) -> tuple[int, str | None]:
     except FileNotFoundError:
         return _NO_NUMBER, None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        _LOG.warning("note not readable path=%s: %s; it is written again", path, error)
+        _LOG.warning("note not readable path=%s: %s; it is written again", path, _cause_of(error))
         return _NO_NUMBER, None
+
+
+def _cause_of(error: Exception) -> str:
+    """Return why a file cannot be used."""
+    return describe_os_error(error) if isinstance(error, OSError) else "it is damaged"
 
 
 def _checksum(number: int, life: str) -> str:

@@ -26,6 +26,7 @@ from sbp_core import limits
 from sbp_core.errors import ThrottledError
 from sbp_core.server.settings import Exposure, check_reach
 from sbp_core.sockets import address_text
+from sbp_core.wording import counted
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -168,13 +169,13 @@ class Admission:
         count = self._counts[owner]
         if self.is_full_for(owner):
             raise ThrottledError.of(
-                f"{owner} has {count} connections open already, the limit for one address: close"
-                " some, or raise connections_per_address_max of the server"
+                f"{owner} has {counted(count, 'connection')} open already, the limit for one"
+                " address: close some, or raise connections_per_address_max of the server"
             )
         if self.connection_count >= limits.CONNECTIONS_MAX + self._reserve_for(owner):
             raise ThrottledError.of(
-                f"the server has {self.connection_count} connections open already, its limit; retry"
-                " later, or close some"
+                f"the server has {counted(self.connection_count, 'connection')} open already, its"
+                " limit; retry later, or close some"
             )
         self._counts[owner] += 1
 

@@ -159,11 +159,12 @@ def lacking_right(subject: str, rights: frozenset[Right], target: Target) -> Per
     """
     what = f"group {target.names[0]}" if rights == _GROUP else str(target)
     named = " or ".join(sorted(rights))
-    (right,) = rights if len(rights) == 1 else (Right.READ,)
+    (right,) = rights if len(rights) == 1 else ("RIGHT",)
+    gives = "gives it" if len(rights) == 1 else "gives one of them"
     where = f", with the name of stream {target.stream_id}" if target.pattern == "NAME" else ""
     subject = subject if len(subject) <= SUBJECT_LENGTH_MAX else shown(subject)
     return denied(
-        f"{subject} lacks the right {named} on {what}; an administrator gives it by `sbp acl grant"
+        f"{subject} lacks the right {named} on {what}; an administrator {gives} by `sbp acl grant"
         f" {shlex.quote(subject)} {right} {target.pattern}`{where}"
     )
 

@@ -101,7 +101,9 @@ def check_settings(settings: Any) -> None:
             and not is_left_out
             and (type(value), value) not in [(type(one), one) for one in choices]
         ):
-            raise ConfigurationError(f"{each.name}: expected one of {limit}, got {value!r}")
+            key, section = each.metadata.get("key", each.name), each.metadata.get("section")
+            where = key if section is None else f"{key} in [{section}]"
+            raise ConfigurationError(f"{where}: expected one of {limit}, got {value!r}")
 
 
 class Exposure(Enum):

@@ -40,6 +40,7 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import check_status, maybe_error
 from sbp_core.wire.txn_id import copy_of
+from sbp_core.wording import counted
 
 
 class Caller(Protocol):
@@ -185,8 +186,8 @@ async def _check_count(client: Caller, endpoint: str, part: TxnPart, timeout_ms:
         )
     if record_count != part.record_count:
         raise TxnIncompleteError.of(
-            f"{record_count} records are staged at {endpoint} in transaction {part.txn_id}, and"
-            f" {part.record_count} were to be copied"
+            f"transaction {part.txn_id} has {counted(record_count, 'record')} staged at {endpoint},"
+            f" and {part.record_count} to be copied"
         )
 
 

@@ -14,6 +14,7 @@ from sbp_core.cli.output import write_json, write_line, write_table
 from sbp_core.cli.parsing import Actions, add_tls_client_options, parse_number, parse_path
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
+from sbp_core.wording import counted
 from sbp_spark.checkpoint.files import (
     Checkpoint,
     SbpSource,
@@ -272,7 +273,7 @@ def _compare(each: StreamProgress, info: StreamInfo, held: StreamBounds) -> Stre
     first = max(each.next_offset, held.start_offset)
     remark = each.remark
     if first > each.next_offset:
-        remark = f"{first - each.next_offset} records were trimmed before they were read"
+        remark = f"{counted(first - each.next_offset, 'record')} trimmed before the query read them"
     if held.next_offset < each.next_offset:
         remark = "the stream went backwards"
     return replace(

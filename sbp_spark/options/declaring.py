@@ -21,6 +21,7 @@ from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from sbp_core.errors import ConfigurationError
+from sbp_core.wording import counted
 
 INT64_MAX: Final = 2**63 - 1
 _SHOWN_LENGTH_MAX: Final = 80
@@ -363,8 +364,7 @@ class OptionReader:
     def check_faults(self, side: str) -> None:
         """Raise ConfigurationError if there was any fault; the message lists all of them."""
         if self._faults:
-            count = len(self._faults)
-            head = f"{count} fault{'s' if count > 1 else ''} in the options of the sbp {side}:"
+            head = f"{counted(len(self._faults), 'fault')} in the options of the sbp {side}:"
             raise ConfigurationError("\n".join([head, *(f"  - {line}" for line in self._faults)]))
 
     def _add_unknown(self, key: str) -> None:

@@ -24,6 +24,7 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.failpoints import failpoint
+from sbp_core.wording import counted
 from sbp_spark.options.sink import BatchKey, OnReplayMismatch
 from sbp_spark.spark_internals.task_log import LOG
 from sbp_spark.writing.digest import are_comparable, encode_digest, join_digests
@@ -185,8 +186,9 @@ def check_replay(
             raise LateCommitError(
                 f"{key} comes too late: a batch of {key.producer} with a larger number is"
                 " committed, and the outcome of this one is no longer known. Its"
-                f" {record_count} records were not written. Either a checkpoint was restored, or"
-                " batches were not written in the order of their numbers, or another writer commits"
+                f" {counted(record_count, 'record')} did not get written. Either a checkpoint was"
+                " restored, or batches were not written in the order of their numbers, or another"
+                " writer commits"
                 f" as {key.producer}: `sbp txns {key.producer}` lists its last batches. Start with"
                 " a new checkpoint, or use a number above the last one"
             )
@@ -195,15 +197,15 @@ def check_replay(
     if decision.record_count == record_count and not are_comparable(decision.digest, digest):
         message = (
             f"{key} was committed before, by a version of sbp-spark with other digests; the retry"
-            f" has {record_count} records, as many as then, which were skipped. Whether they are"
-            " the same is not known"
+            f" has {counted(record_count, 'record')}, as many as then, which were skipped."
+            " Whether they are the same is not known"
         )
         remedy = "finish the batch with the version of sbp-spark that started it"
     else:
         message = (
-            f"{key} was committed before, with {decision.record_count} records; the retry has"
-            f" {record_count}, which differ, and were skipped. Either the query does not give the"
-            " same rows each time, or two queries run on copies of one checkpoint"
+            f"{key} was committed before, with {decision.record_count} records; the"
+            f" retry has {record_count}, which differ, and were skipped. Either the query does not"
+            " give the same rows each time, or two queries run on copies of one checkpoint"
         )
         remedy = "give each a checkpoint of its own"
     if on_mismatch is OnReplayMismatch.FAIL:
@@ -250,9 +252,9 @@ def _too_many_parts(
     key: BatchKey, task_count: int, part_count: int, limit: str
 ) -> ConfigurationError:
     return ConfigurationError(
-        f"{key}: {task_count} tasks wrote {part_count} parts, one for each stream of each, more"
-        f" than one decision can name ({limit}); let fewer tasks write to each stream, for example"
-        ' with .repartition("stream")'
+        f"{key}: {counted(task_count, 'task')} wrote {counted(part_count, 'part')}, one for each"
+        f" stream of each, more than one decision can name ({limit}); let fewer tasks write to each"
+        ' stream, for example with .repartition("stream")'
     )
 
 

@@ -66,7 +66,7 @@ def test_lag_of_a_group(run, client, new_streams):
         [done.name, str(done.stream_id), "3", "3", "0"],
         [trimmed.name, str(trimmed.stream_id), "0", "3", "1"],
     ]
-    assert rows[2].endswith("2 records were trimmed before they were read")
+    assert rows[2].endswith("2 records trimmed before the group read them")
     assert total.split()[:2] == ["total", "3"]
 
 

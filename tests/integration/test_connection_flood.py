@@ -208,7 +208,7 @@ def test_a_client_that_is_refused_for_good_knows_that_nothing_was_done(tmp_path,
             async with AsyncClient(cluster.pd.endpoint, retry=RetryPolicy(budget_ms=0)) as client:
                 await client.list_ranges([stream.stream_id])
                 full(0)
-                with pytest.raises(ThrottledError, match="connections open already") as caught:
+                with pytest.raises(ThrottledError, match="1 connection open already") as caught:
                     await client.append([item])
             assert caught.value.outcome is Outcome.NOT_APPLIED
 

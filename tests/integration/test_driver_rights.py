@@ -115,13 +115,13 @@ def test_a_refusal_names_what_to_grant_but_no_stream_that_is_not_for_the_caller(
                 (message,) = await refusals(cluster, address, [stream_id])
                 assert message == (
                     f"{subject} lacks the right append or manage or read on stream {stream_id}; an"
-                    f" administrator gives it by `sbp acl grant '{subject}' read NAME`, with the"
-                    f" name of stream {stream_id}"
+                    f" administrator gives one of them by `sbp acl grant '{subject}' RIGHT NAME`,"
+                    f" with the name of stream {stream_id}"
                 )
         for name in ("orders-1", "not there"):
             (message,) = await refusals(cluster, stranger, [], [name])
             assert f"read on stream {name}; an" in message
-            assert message.split("'a stranger'")[1] in {" read orders-1`", " read 'not there'`"}
+            assert message.split("'a stranger'")[1] in {" RIGHT orders-1`", " RIGHT 'not there'`"}
         trims = tuple(headers.TrimmedStream(each, 0) for each in (ids[0], ids[2]))
         async with RawClient.at(cluster.pd.endpoint, from_address=writer) as client:
             request = headers.TrimStreamsRequest(1_000, trims)

@@ -214,7 +214,7 @@ def test_one_connection_too_many_gets_an_error(monkeypatch):
         async with RawClient("127.0.0.1", port) as first:
             await first.call(Opcode.PING)
             async with RawClient("127.0.0.1", port) as second:
-                with pytest.raises(ThrottledError, match="1 connections open already"):
+                with pytest.raises(ThrottledError, match="1 connection open already"):
                     await second.call(Opcode.PING)
             await first.call(Opcode.PING)
 

@@ -68,7 +68,7 @@ def test_how_far_a_query_is_behind(sbp, new_streams, client, checkpoint, run):
     client.trim_streams({client.describe_streams([first])[0].stream_id: 8})
     client.delete_streams([second])
     printed = run("show", checkpoint, "--endpoint", sbp.endpoint)
-    assert "3 records were trimmed before they were read" in printed
+    assert "3 records trimmed before the query read them" in printed
     assert "deleted" in printed
 
 

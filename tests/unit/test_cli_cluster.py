@@ -87,6 +87,6 @@ def test_what_a_drain_waits_for_is_shown(peer, shown, monkeypatch) -> None:
 def test_the_replicas_that_open_ranges_lack_are_counted(shown) -> None:
     assert "lack" not in "".join(shown("cluster"))
     counts = {"lacking_range_cnt": 2, "missing_replica_cnt": 3}
-    assert shown("cluster", **counts)[-1].startswith("2 open ranges lack 3 replicas: ")
+    assert shown("cluster", **counts)[-1].startswith("3 replicas missing, in 2 open ranges: ")
     lacking = json.loads(shown("cluster", "--json", **counts)[-1])
     assert (lacking["ranges"], lacking["missing_replicas"]) == (2, 3)

@@ -202,9 +202,9 @@ def test_options_of_txns_stand_anywhere(capsys, monkeypatch, words):
 
 def test_notes_of_an_error_stand_in_its_line(capsys):
     error = SbpError("broken")
-    error.add_note("3 records were acknowledged before")
+    error.add_note("acknowledged before: 3 records")
     output.write_error(error)
-    assert capsys.readouterr().err == "sbp: broken; 3 records were acknowledged before\n"
+    assert capsys.readouterr().err == "sbp: broken; acknowledged before: 3 records\n"
 
 
 def test_the_endpoint_comes_from_the_option_the_environment_or_the_default(monkeypatch):

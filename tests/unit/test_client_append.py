@@ -118,6 +118,14 @@ def test_an_item_that_was_overtaken_is_not_appended_late(make, peer) -> None:
     assert len(peer.seen(Opcode.APPEND)) == 1
 
 
+def test_the_error_of_a_single_item_names_its_stream_only(make, peer) -> None:
+    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
+    peer.script(Opcode.APPEND, append_handler(n0=StatusCode.INVALID_REQUEST))
+    with pytest.raises(InvalidRequestError) as caught:
+        make(peer.endpoint).do("append", [AppendItem(1, b"a")])
+    assert str(caught.value).startswith("stream 1: ")
+
+
 def test_nothing_follows_an_item_that_failed_for_good(make, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
     peer.script(

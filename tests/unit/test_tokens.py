@@ -115,6 +115,13 @@ def test_a_token_that_names_a_claim_twice_is_refused(issuer, tokens):
     assert "twice" in refusal(tokens, issuer.sign(b'{"sub":"admin",' + claims[1:]))
 
 
+@pytest.mark.parametrize(
+    ("token", "cause"), [(b"secret", "it has 1 part, not 3"), (b"a.b.c.d", "it has 4 parts, not 3")]
+)
+def test_what_is_no_token_is_refused_by_its_parts(tokens, token, cause):
+    assert f"no JSON Web Token: {cause}; send" in refusal(tokens, token)
+
+
 @pytest.mark.parametrize("payload", [b"[]", b"7", b"", b"{", b"\xff", b"[" * 5000, b'{"exp":NaN}'])
 def test_a_payload_that_is_no_object_is_refused(issuer, tokens, payload):
     refusal(tokens, issuer.sign(payload))

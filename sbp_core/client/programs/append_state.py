@@ -424,7 +424,9 @@ class AppendState:
         """Return the first failure, with the outcome of the whole append."""
         index = min(self.failures)
         stream_id = self._batches[index].item.stream_id
-        before = f"item {index} of {self._count} (stream {stream_id}): "
+        before = f"stream {stream_id}: "
+        if self._count > 1:
+            before = f"item {index} of {self._count} (stream {stream_id}): "
         after = f" ({self.appended_count} of {self._count} batches were appended)"
         error = with_message(self.failures[index], before, after if self._count > 1 else "")
         is_untouched = not self.appended_count and not self._uncertain

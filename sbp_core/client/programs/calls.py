@@ -54,6 +54,7 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.headers import Grant as GrantTable
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error, with_message
+from sbp_core.wording import counted
 
 _LOG: Final = logging.getLogger("sbp_core.client")
 
@@ -397,9 +398,9 @@ def explain_missing(context: Context, replica_count: int) -> Program[str | None]
     if usable_count >= replica_count:
         return None
     return (
-        f"{replica_count} replicas are wanted, and only {usable_count} range servers can have them"
-        f" now: new records have fewer replicas until there are {replica_count}; start more range"
-        " servers"
+        f"a stream wants {counted(replica_count, 'replica')}, and only"
+        f" {counted(usable_count, 'range server')} can have them now: new records have fewer"
+        f" replicas until there are {replica_count}; start more range servers"
     )
 
 

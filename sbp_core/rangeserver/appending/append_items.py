@@ -32,6 +32,7 @@ from sbp_core.records import are_same, digest_batch
 from sbp_core.wire.headers import AppendInfo
 from sbp_core.wire.status import shown
 from sbp_core.wire.txn_id import is_writer_id
+from sbp_core.wording import counted
 
 _SEQUENCE_MAX: Final = 2**63 - 2
 
@@ -233,7 +234,8 @@ class Writers:
             return None
         if found.record_count != record_count:
             raise invalid(
-                f"{number} had {found.record_count} records, this one has {record_count}: two"
+                f"{number} had {counted(found.record_count, 'record')}, this one has"
+                f" {record_count}: two"
                 " writers must not have the same id"
             )
         if not _is_repeat(found, batch):

@@ -38,6 +38,7 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.status import SUCCESS, status_for
 from sbp_core.wire.txn_id import maybe_batch_of
+from sbp_core.wording import counted
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -169,9 +170,9 @@ class EndTxnHandler:
         if not is_complete:
             expected = "one or more are" if info.record_count < 0 else f"{info.record_count} were"
             raise TxnIncompleteError.of(
-                f"{record_count} records are staged under these {len(found)} transactions in range"
-                f" {info.range_index} of stream {info.stream_id}, and {expected} to be published;"
-                " nothing was"
+                f"{counted(len(found), 'transaction')} with {counted(record_count, 'record')}"
+                f" staged in range {info.range_index} of stream {info.stream_id}, and {expected} to"
+                " be published; nothing was"
             )
         return [
             staging or Staging(*key, txn_id, staged_at_ms=0)

@@ -38,6 +38,7 @@ from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, check_la
 from sbp_core.records import are_same
 from sbp_core.wire.status import shown
 from sbp_core.wire.txn_id import is_txn_id, original_of
+from sbp_core.wording import counted
 
 NO_OFFSET: Final = -1
 """The base offset of a staged batch."""
@@ -245,7 +246,8 @@ class Stagings:
             found = StagedRepeat(number, staging, count, batch)
         if found.record_count != record_count:
             raise invalid(
-                f"{number} had {found.record_count} records, this one has {record_count}: two"
+                f"{number} had {counted(found.record_count, 'record')}, this one has"
+                f" {record_count}: two"
                 " transactions must not have the same id"
             )
         if isinstance(found, PendingAppend) and not are_same(found.batch, batch):

@@ -32,6 +32,7 @@ from sbp_core.log.states.staged_states import Staging
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable, first_offset
 from sbp_core.wire.headers import FetchInfo, FetchResponse, FetchResult, Status
 from sbp_core.wire.status import SUCCESS, shown, status_for
+from sbp_core.wording import counted
 
 T = TypeVar("T")
 
@@ -327,8 +328,8 @@ class BatchFinder:
             )
         if not 0 <= item.fetch_offset <= staging.batch_count:
             raise invalid(
-                f"{staging.batch_count} batches are staged under {item.txn_id}, and batch"
-                f" {item.fetch_offset} is asked for"
+                f"transaction {item.txn_id} has {counted(staging.batch_count, 'batch')} staged, and"
+                f" batch {item.fetch_offset} is asked for"
             )
         return staging
 

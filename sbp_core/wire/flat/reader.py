@@ -175,8 +175,10 @@ class Reader:
         try:
             (offset,) = _U32.unpack_from(self._data)
             value = self._read_table(self._tables[name], self._follow(0, offset), 0)
-        except (struct.error, UnicodeDecodeError) as error:
-            raise HeaderError(f"{name}: not a valid table: {error}") from error
+        except struct.error as error:
+            raise HeaderError(f"{name}: not a valid table: it is cut off") from error
+        except UnicodeDecodeError as error:
+            raise HeaderError(f"{name}: not a valid table: a text is not UTF-8") from error
         return value
 
     @property

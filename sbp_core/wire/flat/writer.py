@@ -205,9 +205,11 @@ class WrittenTable:
             if isinstance(field.kind, Scalar):
                 try:
                     struct.pack(f"<{field.kind.code}", content)
-                except struct.error as error:
+                except struct.error:
                     name = f"{self._table.__name__}.{field.name}"
-                    return HeaderError(f"{name} cannot be {content!r:.80}: {error}")
+                    return HeaderError(
+                        f"{name} cannot be {content!r:.80}: it does not fit the type"
+                    )
         raise AssertionError(f"{self._table.__name__}: all numbers can be written")
 
 
