@@ -8,11 +8,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from certificates import Authority
 from core_cluster import core_cluster, rows_batch
 from raw_client import RawClient
+from served_listener import received
 
 from sbp_core import limits
-from sbp_core.client import AppendItem, AsyncClient, Client, RetryPolicy, StreamSpec
+from sbp_core.client import AppendItem, AsyncClient, Client, Connecting, RetryPolicy, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import Outcome, ThrottledError
 from sbp_core.server.listener import Listener
@@ -28,13 +30,30 @@ DEADLINE_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module", params=["plain", "TLS"])
+def tls(request, authority):
+    """The files of clients, None without TLS."""
+    return authority.client() if request.param == "TLS" else None
+
+
+@pytest.fixture(scope="module")
+def served(tls, authority, tmp_path_factory):
     """A real server whose log begins a new segment after three large batches."""
     folder = tmp_path_factory.mktemp("flood")
     config = folder / "server.toml"
     config.write_text(f"[range_server]\nsegment_bytes = {limits.SEGMENT_BYTES_MIN}\n")
-    with LocalCluster(folder / "data", options=("--config", str(config))) as cluster:
+    files = None if tls is None else authority.server()
+    options = ("--config", str(config))
+    with LocalCluster(folder / "data", options=options, tls=files) as cluster:
         yield cluster
+
+
+def client_of(served, tls):
+    return Client(served.endpoint, connecting=Connecting(tls=tls))
 
 
 @contextmanager
@@ -75,10 +94,10 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
-def test_a_flood_takes_no_descriptors_from_the_log_and_its_end_admits_others(served):
+def test_a_flood_takes_no_descriptors_from_the_log_and_its_end_admits_others(served, tls):
     address = address_of(served.range_servers[0])
     log = served.data_dir / "range-server-0" / "log"
-    with Client(served.endpoint) as client:
+    with client_of(served, tls) as client:
         (stream,) = client.create_streams([StreamSpec("flooded")])
         item = AppendItem(stream.stream_id, rows_batch([bytes(7 << 20)]))
         client.append([item])
@@ -86,21 +105,24 @@ def test_a_flood_takes_no_descriptors_from_the_log_and_its_end_admits_others(ser
             connections = [
                 flood.enter_context(socket.create_connection(address)) for _ in range(FLOOD)
             ]
-            status = farewell(connections[-1])
-            assert (status.code, "few more files" in status.message) == (1429, True)
+            if tls is None:
+                status = farewell(connections[-1])
+                assert (status.code, "few more files" in status.message) == (1429, True)
+            else:  # it is closed before there is a channel for a reason
+                assert received(connections[-1]) == b""
             segments = set(log.glob("*.log"))
             for number in range(1, 5):
                 (outcome,) = client.append([item])
                 assert outcome.base_offset == number
             assert set(log.glob("*.log")) > segments
             assert open_descriptors(served.pid) < DESCRIPTORS
-        with Client(served.endpoint) as newcomer:
+        with client_of(served, tls) as newcomer:
             assert newcomer.append([item])[0].base_offset == 5
 
 
-def test_without_any_descriptor_accepting_pauses_and_then_goes_on(served):
+def test_without_any_descriptor_accepting_pauses_and_then_goes_on(served, tls):
     address = address_of(served.range_servers[0])
-    with Client(served.endpoint) as client, ExitStack() as waiting:
+    with client_of(served, tls) as client, ExitStack() as waiting:
         (stream,) = client.create_streams([StreamSpec("exhausted")])
         item = AppendItem(stream.stream_id, rows_batch([b"x"]))
         client.append([item])
@@ -109,7 +131,7 @@ def test_without_any_descriptor_accepting_pauses_and_then_goes_on(served):
             waiting.enter_context(socket.create_connection(address))
             wait_until(lambda: served.log_path.read_text().count("accept failed") > before)
             assert client.append([item])[0].base_offset == 1
-        with Client(served.endpoint) as newcomer:
+        with client_of(served, tls) as newcomer:
             assert newcomer.append([item])[0].base_offset == 2
 
 
