@@ -32,7 +32,8 @@ def add_cluster(parser: ArgumentParser) -> None:
         "List the placement drivers, and whether they answer; the range servers: whether they are"
         " live, their free space, the open ranges that they lead or copy, the sealed ones, those"
         " of these that have one replica only, and the led ranges of which a replica is behind;"
-        " and how many replicas the open ranges lack."
+        " how many replicas the open and the sealed ranges lack; and in which open ranges nothing"
+        " can be appended, with the cause and the remedy."
     )
     add_client_options(parser)
     parser.add_argument(
@@ -115,9 +116,14 @@ def _drained(server: RangeServerInfo) -> str:
     name = f"range server {server.server_id}"
     if not server.unreplicated_ranges:
         return f"{name} is drained: it has no ranges, and can be stopped"
+    left = f"{name} has {server.unreplicated_ranges} sealed ranges left, with one replica"
+    if not server.is_live:
+        return (
+            f"{left}, and it is down: start it with its data directory to read them; if that is"
+            " lost permanently, so are their records"
+        )
     return (
-        f"{name} has {server.unreplicated_ranges} sealed ranges left, with one replica: they are"
-        " not copied. Stop it when their records are trimmed, or no longer needed"
+        f"{left}: they are not copied. Stop it when their records are trimmed, or no longer needed"
     )
 
 
@@ -139,6 +145,14 @@ def _write(
         return
     for server in found.range_servers:
         write_json({"role": "range server", **asdict(server)})
+    write_json(
+        {
+            "role": "sealed ranges that lack replicas",
+            "missing_replicas": found.missing_sealed_replicas,
+        }
+    )
+    halted = {"ranges": found.halted_count, "some": found.halted, "cause": found.halt_cause}
+    write_json({"role": "open ranges without appends", **halted})
     lacking = {"ranges": found.lacking_ranges, "missing_replicas": found.missing_replicas}
     write_json({"role": "open ranges that lack replicas", **lacking})
 
@@ -166,6 +180,20 @@ def _show(
         if each.drain_obstacle:
             write_line("")
             write_line(f"the drain of range server {each.server_id} waits: {each.drain_obstacle}")
+    if found.halted_count:
+        some = ", ".join(f"stream {each[0]} range {each[1]}" for each in found.halted)
+        more = ", ..." if found.halted_count > len(found.halted) else ""
+        write_line("")
+        write_line(
+            f"appends stand still in {found.halted_count} open ranges ({some}{more}):"
+            f" {found.halt_cause}"
+        )
+    if found.missing_sealed_replicas:
+        write_line("")
+        write_line(
+            f"sealed ranges lack {found.missing_sealed_replicas} replicas: they are copied when"
+            " enough range servers are live, and the lost ones were silent for long enough"
+        )
     if found.lacking_ranges:
         write_line("")
         write_line(

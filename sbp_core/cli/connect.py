@@ -70,7 +70,7 @@ def find_stream(client: Client, text: str) -> StreamInfo:
 def find_reach(client: Client, stream_ids: Sequence[int]) -> dict[int, Reach]:
     """Return how far streams, by id, can be read now, within seconds. Raises SbpError.
 
-    What is unavailable then stays unknown: the end of a stream whose primary is down.
+    The end of a stream whose primary is down stays unknown.
     """
     positions = dict.fromkeys(stream_ids)
     give_up_at = time.monotonic() + _ANSWER_MS / 1000

@@ -42,8 +42,16 @@ class RangeServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """The range servers, the open ranges that lack replicas, and how many of these they lack."""
+    """The range servers, the open ranges that lack replicas, and how many of these they lack.
+
+    The sealed ranges lack `missing_sealed_replicas`. Nothing can be appended in `halted_count` open
+    ranges, for `halt_cause`; `halted` has some of them, as (stream id, range index).
+    """
 
     range_servers: list[RangeServerInfo]
     lacking_ranges: int
     missing_replicas: int
+    missing_sealed_replicas: int = 0
+    halted_count: int = 0
+    halted: tuple[tuple[int, int], ...] = ()
+    halt_cause: str | None = None

@@ -180,6 +180,7 @@ class Election:
             await asyncio.wait({claim}, timeout=max(0.0, self._lease_end - claimed_at))
             if not claim.done():
                 await self._step_down("its lease ran out before the database renewed it")
+        former = next((each for each in self._nodes if each.is_leader), None)
         try:
             number, self._nodes = await claim
         except StatusError as error:
@@ -195,7 +196,7 @@ class Election:
         if number is not None:
             self._lease_end = claimed_at + limits.DRIVER_LEASE_MS / 1000
             if self._term is None:
-                await self._lead(number)
+                await self._lead(number, former)
 
     def _hold(self) -> tuple[int | None, tuple[Node, ...]]:
         assert self._leadership is not None
@@ -205,8 +206,11 @@ class Election:
         """Run work of `Leadership`, one after the other: a claim never comes after `resign`."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    async def _lead(self, number: int) -> None:
-        """Begin a term: continue with everything that is in the store."""
+    async def _lead(self, number: int, former: Node | None) -> None:
+        """Begin a term: continue with everything that is in the store.
+
+        `former` led when this one looked last, a second ago.
+        """
         self._membership.listen()
         try:
             store = await self._store.lead(number, self._refuse_late)
@@ -221,7 +225,13 @@ class Election:
             _LOG.warning("term not begun term=%d name=%s: %s; retrying", number, self._name, error)
             return
         self._term = _Term(number, store, handlers, handlers.by_opcode())
-        _LOG.info("leading term=%d name=%s address=%s", number, self._name, self._address)
+        if former is None:
+            _LOG.info("leading term=%d name=%s address=%s", number, self._name, self._address)
+        else:
+            _LOG.warning(
+                "took over term=%d name=%s address=%s: the lease of %s at %s has ended",
+                *(number, self._name, self._address, former.name, former.address),
+            )
 
     async def _step_down(self, reason: str) -> None:
         """End the term, if there is one: nothing is decided from here on."""

@@ -64,6 +64,8 @@ class Membership:
         self._heard: dict[RangeServerRecord, float] = {}
         self._heard_at: dict[int, float] = {}
         """When each server was heard last, also if that is long ago."""
+        self._left: set[RangeServerRecord] = set()
+        """Those that stopped in good order, until their next heartbeat."""
         self._loads: dict[int, ServerLoad] = {}
         self._racks: dict[int, str] = {}
         self._since = self._leads_since = clock.monotonic()
@@ -89,6 +91,7 @@ class Membership:
 
         The next one follows after `interval_ms`, None if that is as it was.
         """
+        self._left.discard(server)
         if interval_ms is not None:
             self._intervals_ms[server.server_id] = interval_ms
         if server not in self._heard:
@@ -103,10 +106,15 @@ class Membership:
 
     def leave(self, server: RangeServerRecord) -> None:
         """Note that a server stops: it counts as silent from now on."""
+        self._left.add(server)
         if self._heard.pop(server, None) is not None:
             _LOG.info(
                 "range server leaves server_id=%d address=%s", server.server_id, server.address
             )
+
+    def has_left(self, server: RangeServerRecord) -> bool:
+        """Whether a server has stopped in good order: what comes late from it counts no more."""
+        return server in self._left
 
     def suspect(self, server_ids: Collection[int]) -> None:
         """Count servers that do not answer as silent, until they are heard again."""
@@ -345,6 +353,7 @@ class Joining:
         standing: Standing,
         *,
         is_leaving: bool = False,
+        is_load: bool = False,
         interval_ms: int | None = None,
     ) -> None:
         """Admit a server that sent a heartbeat, or its load; note it in the `standing` of the peer.
@@ -375,7 +384,7 @@ class Joining:
                 _check_secret(server.server_id, secret, stored)
         if is_leaving:
             self._membership.leave(server)
-        else:
+        elif not is_load or not self._membership.has_left(server):
             self._membership.refresh(server, rack, interval_ms)
         if stored is not None:
             standing.server_ids.add(server.server_id)
@@ -390,7 +399,7 @@ class Joining:
             secret = await self._store.run(
                 lambda store: store.servers.maybe_secret(announced.server_id)
             )
-        await self.heard(announced, secret, standing)
+        await self.heard(announced, secret, standing, is_load=True)
 
     async def _check_gone(
         self, other: RangeServerRecord, server: RangeServerRecord, secret: str | None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from sbp_core.errors import NotFoundError, StatusError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import HostedCounts, RangeServerRecord
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.fail_over import FailOver, missing_replicas
+from sbp_core.pd.streams.halted import find_halted, halt_cause
 from sbp_core.pd.streams.repair import Repair
 from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.server.answers import respond_all
@@ -18,6 +20,7 @@ from sbp_core.wire.headers import (
     DescribeServersResponse,
     DrainServersRequest,
     DrainServersResponse,
+    RangeId,
     RangeServer,
     ServerDescription,
 )
@@ -25,6 +28,8 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, status_for
 
 _NO_RANGES = HostedCounts()
+_HALTED_MAX: Final = 10
+"""Ranges that an answer names in which nothing can be appended."""
 
 
 class ServerHandlers:
@@ -49,7 +54,14 @@ class ServerHandlers:
     async def describe(self, call: ServerCall) -> None:
         """SPEC "DESCRIBE_SERVERS": all range servers that ever announced an address, by id."""
         call.decode(DescribeServersRequest)
-        addresses, counts, missing = await self._store.run(_read)
+        live = self._membership.live_server_ids()
+        addresses, counts, missing, missing_sealed = await self._store.run(_read)
+        missing_sealed += sum(
+            each.sealed - each.unreplicated
+            for server_id, each in counts.items()
+            if server_id not in live
+        )
+        halted, cause = await self._halted(live, addresses)
         obstacles = self._repair.obstacles() | await self._fail_over.obstacles()
         servers = [
             self._description(
@@ -65,8 +77,26 @@ class ServerHandlers:
                 status=SUCCESS,
                 missing_replica_cnt=sum(missing.values()),
                 lacking_range_cnt=len(missing),
+                missing_sealed_replica_cnt=missing_sealed,
+                halted_range_cnt=len(halted),
+                halted_ranges=tuple(halted[:_HALTED_MAX]),
+                halt_cause=cause,
             ),
         )
+
+    async def _halted(
+        self, live: Sequence[int], addresses: Mapping[int, str]
+    ) -> tuple[list[RangeId], str | None]:
+        """Return the ranges in which nothing can be appended, and why.
+
+        None before every server had the time to be heard.
+        """
+        if not self._membership.has_listened:
+            return [], None
+        full = [each for each in live if self._membership.load_of(each).disk_free_bytes == 0]
+        halted = await self._store.run(find_halted, live, full)
+        cause = halt_cause(halted, live, full, addresses)
+        return [RangeId(each.stream_id, each.range_index) for each in halted], cause
 
     async def drain(self, call: ServerCall) -> None:
         """SPEC "DRAIN_SERVERS": nothing is changed if one of the servers is unknown."""
@@ -118,5 +148,7 @@ def _drain(
 
 def _read(
     store: MetadataStore,
-) -> tuple[Mapping[int, str], Mapping[int, HostedCounts], Mapping[int, int]]:
-    return store.servers.addresses(), store.hosted_counts(), missing_replicas(store)
+) -> tuple[Mapping[int, str], Mapping[int, HostedCounts], Mapping[int, int], int]:
+    counts = store.hosted_counts()
+    missing_sealed = store.missing_sealed_count()
+    return store.servers.addresses(), counts, missing_replicas(store), missing_sealed

@@ -246,9 +246,10 @@ class Membership:
     async def leave(self) -> None:
         """Stop the heartbeats and close the connections.
 
-        The last heartbeat says where the log ends, so that the placement driver misses its end if
-        that gets lost while the server is down.
+        The last heartbeat says that it leaves, and where the log ends, so that the placement driver
+        misses its end if that gets lost while the server is down.
         """
+        self._is_leaving = True
         await cancel_all(self._tasks)
         if self._identity is not None:
             await self._send_load(self._client.endpoint, timeout_ms=limits.LAST_HEARTBEAT_MS)

@@ -583,13 +583,17 @@ class DescribeSchemasResponse(Struct, frozen=True, gc=False):
 
 
 class DescribeServersResponse(Struct, frozen=True, gc=False):
-    """`lacking_range_cnt` open ranges lack `missing_replica_cnt` replicas."""
+    """`lacking_range_cnt` open ranges lack `missing_replica_cnt` replicas, the sealed ones `missing_sealed_replica_cnt`. Nothing can be appended in `halted_range_cnt` open ranges, of which `halted_ranges` are some, for `halt_cause`."""
 
     throttle_time_ms: int = 0
     servers: tuple[ServerDescription, ...] = ()
     status: Status | None = None
     missing_replica_cnt: int = 0
     lacking_range_cnt: int = 0
+    missing_sealed_replica_cnt: int = 0
+    halted_range_cnt: int = 0
+    halted_ranges: tuple[RangeId, ...] = ()
+    halt_cause: str | None = None
 
 
 class DescribeStreamsResponse(Struct, frozen=True, gc=False):
@@ -1060,7 +1064,17 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     DescribeCursorsResponse: (I32, Vector(Table("Cursor")), Table("Status")),
     DescribePlacementDriverClusterResponse: (Table("Status"), Table("PlacementDriverCluster"), I32),
     DescribeSchemasResponse: (I32, Vector(Table("SchemaEntry")), Table("Status")),
-    DescribeServersResponse: (I32, Vector(Table("ServerDescription")), Table("Status"), I32, I32),
+    DescribeServersResponse: (
+        I32,
+        Vector(Table("ServerDescription")),
+        Table("Status"),
+        I32,
+        I32,
+        I32,
+        I32,
+        Vector(Table("RangeId")),
+        TEXT,
+    ),
     DescribeStreamsResponse: (I32, Vector(Table("DescribeStreamResult")), Table("Status")),
     DescribeTxnsResponse: (I32, Vector(Table("TxnDescription")), Table("Status")),
     EndTxnResponse: (I32, Vector(Table("EndTxnResult")), Table("Status")),

@@ -345,7 +345,7 @@ def test_changes_that_cannot_be_are_one_line(run, stream):
 def test_the_placement_drivers_are_listed(run, cluster):
     listed = run("cluster", "--json")
     assert listed.exit_code == 0
-    driver, server, lacking = objects(listed.output)
+    driver, server, *_, lacking = objects(listed.output)
     expected = {"role": "placement driver", "endpoint": cluster.endpoint, "is_leader": True}
     assert driver == expected | {"is_live": True}
     assert lacking.keys() == {"role", "ranges", "missing_replicas"}

@@ -1,4 +1,4 @@
-"""What the commands show while two of three range servers are down."""
+"""The commands that show a stream, while two of three range servers are down."""
 
 import asyncio
 import json

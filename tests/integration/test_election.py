@@ -1,6 +1,7 @@
 """Two placement drivers on one PostgreSQL database: one serves, the other one names it."""
 
 import asyncio
+import re
 from contextlib import asynccontextmanager
 
 import psycopg
@@ -150,7 +151,7 @@ def test_a_range_server_is_noted_by_both_and_written_by_the_leader_only(run):
     run(body)
 
 
-def test_the_next_leader_continues_with_what_is_stored_and_alive(run):
+def test_the_next_leader_continues_with_what_is_stored_and_alive(run, caplog):
     async def body(pair):
         server_id = await pair.leader.add_server(ADDRESS)
         stream_id = await pair.leader.created_id("first")
@@ -166,6 +167,10 @@ def test_the_next_leader_continues_with_what_is_stored_and_alive(run):
         assert created.status.code != 0
 
     run(body)
+    (line,) = (each.message for each in caplog.records if "took over" in each.message)
+    assert re.fullmatch(
+        r"took over term=2 name=b address=\S+: the lease of a at \S+ has ended", line
+    )
 
 
 def test_a_leader_that_lost_its_connections_goes_on_in_its_term(run, postgresql):

@@ -362,3 +362,14 @@ def copied_bodies(log, offset, key):
         b"".join(with_base_offset(memoryview(body), slot.base_offset))
         for slot, body in zip(slots, bodies(log, offset, key), strict=True)
     ]
+
+
+def test_a_server_without_ranges_that_stops_in_good_order_is_silent_at_once(tmp_path):
+    async def body(cluster, client):
+        stopped = cluster._range_servers.pop()
+        await stopped.stop()
+        live = {each.endpoint: each.is_live for each in await client.range_servers()}
+        (left,) = cluster._range_servers
+        assert live == {left.endpoint: True, stopped.endpoint: False}
+
+    run(tmp_path, body, range_servers=2)

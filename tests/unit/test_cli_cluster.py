@@ -16,6 +16,7 @@ from sbp_core.wire.headers import (
     DescribePlacementDriverClusterResponse,
     DescribeServersResponse,
     DrainServersResponse,
+    RangeId,
     RangeServer,
     ServerDescription,
 )
@@ -90,3 +91,30 @@ def test_the_replicas_that_open_ranges_lack_are_counted(shown) -> None:
     assert shown("cluster", **counts)[-1].startswith("3 replicas missing, in 2 open ranges: ")
     lacking = json.loads(shown("cluster", "--json", **counts)[-1])
     assert (lacking["ranges"], lacking["missing_replicas"]) == (2, 3)
+
+
+def test_ranges_in_which_nothing_can_be_appended_are_shown_with_the_cause(shown) -> None:
+    assert "stand still" not in "".join(shown("cluster"))
+    counts = {
+        "missing_sealed_replica_cnt": 4,
+        "halted_range_cnt": 3,
+        "halted_ranges": (RangeId(7, 2), RangeId(9, 0)),
+        "halt_cause": "down: start it",
+    }
+    lines = shown("cluster", **counts)
+    assert lines[-1].startswith("sealed ranges lack 4 replicas: ")
+    assert lines[-3] == (
+        "appends stand still in 3 open ranges (stream 7 range 2, stream 9 range 0, ...): down:"
+        " start it"
+    )
+    *_, sealed, halted, _ = map(json.loads, shown("cluster", "--json", **counts))
+    assert sealed["missing_replicas"] == 4
+    assert (halted["ranges"], halted["some"]) == (3, [[7, 2], [9, 0]])
+    assert halted["cause"] == "down: start it"
+
+
+def test_what_a_lost_server_keeps_is_said_at_the_end_of_its_drain(peer, shown) -> None:
+    peer.script(Opcode.DRAIN_SERVERS, lambda exchange: exchange.answer(DrainServersResponse()))
+    lost = replace(SILENT, is_draining=True, unreplicated_range_cnt=1)
+    (line,) = shown("cluster", "drain", "2", servers=(lost,))
+    assert "it is down: start it with its data directory" in line

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from manual_clock import ManualClock
-from pd_cluster import running
+from pd_cluster import by_stream, running
 
 from sbp_core.pd.model import NewStream, RangeRecord, RangeServerRecord, SealedRange, ServerLoad
 from sbp_core.pd.range_servers import Membership, Placement
@@ -62,6 +62,83 @@ def test_servers_are_described_with_their_ranges_and_what_they_reported(tmp_path
         cluster.clock.advance(15_000)
         await cluster.beat(second, "h:2", "east")
         assert [each.is_live for each in (await described(cluster)).servers] == [False, True]
+
+    run(tmp_path, test)
+
+
+def test_ranges_in_which_nothing_can_be_appended_are_named_with_the_remedy(tmp_path):
+    async def test(cluster):
+        async def halted():
+            answer = await described(cluster)
+            found = [(each.stream_id, each.range_index) for each in answer.halted_ranges]
+            assert answer.halted_range_cnt == len(found)
+            return found, answer.halt_cause
+
+        async def beat(*server_ids):
+            cluster.clock.advance(15_000)
+            for each in server_ids:
+                await cluster.beat(each, f"h:{each}")
+
+        for number in (1, 2, 3):
+            assert await cluster.add_server(f"h:{number}") == number
+        await cluster.create(Stream(replica_nums=3, ack_count=2))
+        await cluster.create(Stream(replica_nums=3, ack_count=3))
+        await cluster.create(Stream(replica_nums=1))
+        places = await ranges_by_primary(cluster)
+        assert places == {1: 1, 2: 2, 3: 3}
+        assert await halted() == ([], None)
+        await beat(1, 2)
+        found, cause = await halted()
+        assert found == [(2, 0), (3, 0)]
+        assert cause.startswith("down: range servers 3 (h:3); start them with their data. ")
+        assert cause.endswith("if its server is lost permanently, so are its records; delete it")
+        (obstacle,) = [each.drain_obstacle for each in await drained(cluster, 3)]
+        assert "1 open ranges have their only replica on this server, which is down" in obstacle
+        await beat(1, 3)
+        found, cause = await halted()
+        assert found == [(2, 0)]
+        assert cause == (
+            "down: range servers 2 (h:2); start them with their data, or start other range servers"
+        )
+        await beat(1, 2, 3)
+        full = ReportMetricsRequest(RangeServer(3, "h:3"), disk_free_space=0)
+        await cluster.client.ask(Opcode.REPORT_METRICS, full)
+        found, cause = await halted()
+        assert found == [(2, 0), (3, 0)]
+        assert cause == "without free disk space: range servers 3 (h:3); free some"
+
+    async def ranges_by_primary(cluster):
+        listed = [(await cluster.list_one(by_stream(each))).ranges[0] for each in (1, 2, 3)]
+        return {each.stream_id: each.servers[0].server.server_id for each in listed}
+
+    async def drained(cluster, server_id):
+        await cluster.client.ask(Opcode.DRAIN_SERVERS, DrainServersRequest(server_ids=(server_id,)))
+        cancelled = DrainServersRequest(server_ids=(server_id,), is_cancelled=True)
+        servers = (await described(cluster)).servers
+        await cluster.client.ask(Opcode.DRAIN_SERVERS, cancelled)
+        return [each for each in servers if each.server.server_id == server_id]
+
+    run(tmp_path, test)
+
+
+def test_replicas_that_sealed_ranges_lack_are_counted(tmp_path):
+    async def test(cluster):
+        for number in (1, 2, 3):
+            await cluster.add_server(f"h:{number}")
+        await cluster.create(Stream(replica_nums=3, ack_count=2), Stream(replica_nums=1))
+        ends = [
+            SealedRange(1, 0, 7)._replace(end_seq=1, end_digest=b"a" * 16),
+            SealedRange(2, 0, 7),
+        ]
+        await cluster.driver._store.run(lambda store: store.seal_ranges(ends))
+        assert (await described(cluster)).missing_sealed_replica_cnt == 0
+        await cluster.driver._store.run(
+            lambda store: store.change_replicas(1, 0, added=[], removed=[2])
+        )
+        assert (await described(cluster)).missing_sealed_replica_cnt == 1
+        cluster.clock.advance(15_000)
+        await cluster.beat(3, "h:3")
+        assert (await described(cluster)).missing_sealed_replica_cnt == 2
 
     run(tmp_path, test)
 

@@ -376,7 +376,15 @@ def describe_cluster(context: Context) -> Program[ClusterInfo]:
         if each.server is not None
     ]
     last = answers[-1]
-    return ClusterInfo(servers, last.lacking_range_cnt, last.missing_replica_cnt)
+    return ClusterInfo(
+        servers,
+        last.lacking_range_cnt,
+        last.missing_replica_cnt,
+        last.missing_sealed_replica_cnt,
+        last.halted_range_cnt,
+        tuple((each.stream_id, each.range_index) for each in last.halted_ranges),
+        last.halt_cause,
+    )
 
 
 def explain_missing(context: Context, replica_count: int) -> Program[str | None]:

@@ -128,7 +128,7 @@ _OPEN_RANGE_COUNTS: Final = (
     .where(_IS_OPEN)
     .group_by(replicas.c.server_id)
 )
-_OPEN_ON_SERVER: Final = (
+_OPEN_ON_SERVER: Final = _ranges_of(
     select(replicas.c.stream_id, replicas.c.range_index)
     .join(ranges, _IN_RANGE)
     .where(_ON_SERVER, _IS_OPEN)
@@ -192,6 +192,18 @@ _WRONG_COPIES: Final = (
         ),
     )
     .order_by(streams.c.stream_id)
+)
+_SEALED_COPIES: Final = (
+    select(streams.c.replica_count.label("wanted"), _PLACED_COUNT.label("placed"))
+    .join(ranges, ranges.c.stream_id == streams.c.stream_id)
+    .join(replicas, _IN_RANGE)
+    .where(ranges.c.end_seq.is_not(None))
+    .group_by(streams.c.replica_count, ranges.c.stream_id, ranges.c.range_index)
+    .having(streams.c.replica_count > _PLACED_COUNT)
+    .subquery()
+)
+_MISSING_SEALED: Final = select(
+    func.coalesce(func.sum(_SEALED_COPIES.c.wanted - _SEALED_COPIES.c.placed), 0)
 )
 _ADD_RANGE: Final = insert(ranges)
 _ADD_REPLICA: Final = insert(replicas)
@@ -260,10 +272,13 @@ class RangeTables:
         )
         return [RangeId(*row) for row in rows]
 
-    def open_ranges_on(self, server_id: int, count_max: int) -> list[RangeId]:
+    def open_ranges_on(self, server_id: int, count_max: int) -> list[RangeRecord]:
         """Return up to `count_max` open ranges of which a server has a replica."""
-        rows = self._query(_OPEN_ON_SERVER, server_id=server_id, count_max=count_max)
-        return [RangeId(*row) for row in rows]
+        return self._ranges(_OPEN_ON_SERVER, server_id=server_id, count_max=count_max)
+
+    def missing_sealed_count(self) -> int:
+        """Return how many replicas the sealed ranges with several have less than they are to."""
+        return int(self._query(_MISSING_SEALED)[0][0])
 
     def wrong_copies(self) -> list[Copies]:
         """Return the streams whose open range does not have the replicas that it is to have.

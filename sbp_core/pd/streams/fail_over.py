@@ -21,7 +21,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import SbpError, StatusError, ThrottledError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import Copies, ServerLoad
+from sbp_core.pd.model import Copies, RangeRecord, ServerLoad
 from sbp_core.pd.range_servers import Membership, Placement
 from sbp_core.pd.streams.sealing import Sealer
 from sbp_core.server.runtime import Clock, cancel_all
@@ -88,12 +88,18 @@ class FailOver:
                 for server_id in self._membership.draining
             }
         )
-        return {
-            server_id: self._failures[each.stream_id][1]
-            for server_id, ranges in drained.items()
-            for each in ranges
-            if each.stream_id in self._failures
-        }
+        live = self._membership.live_server_ids()
+        found: dict[int, str] = {}
+        for server_id, ranges in drained.items():
+            alone = [each for each in ranges if len(each.server_ids) == 1]
+            if alone and server_id not in live:
+                found[server_id] = lost_alone(alone)
+                continue
+            failed = (self._failures.get(each.stream_id) for each in ranges)
+            reason = next((each for each in failed if each is not None), None)
+            if reason is not None:
+                found[server_id] = reason[1]
+        return found
 
     async def _run(self) -> None:
         renewed = self._clock.monotonic()
@@ -270,10 +276,20 @@ def find_drained(
 ) -> dict[int, RangeId]:
     """Return open ranges of servers that are to have none, by stream."""
     return {
-        each.stream_id: each
+        each.stream_id: RangeId(each.stream_id, each.range_index)
         for server_id in draining
         for each in store.open_ranges_on(server_id, max(0, count_max))
     }
+
+
+def lost_alone(ranges: Sequence[RangeRecord]) -> str:
+    """Return why open ranges with one replica stay on a server that is down, and the remedy."""
+    first = ranges[0]
+    return (
+        f"{len(ranges)} open ranges have their only replica on this server, which is down; the"
+        f" first is range {first.range_index} of stream {first.stream_id}. Start it with its data"
+        " directory; if that is lost permanently, so are their records: delete the streams"
+    )
 
 
 def in_turn(first: Sequence[RangeId], second: Sequence[RangeId]) -> list[RangeId]:
