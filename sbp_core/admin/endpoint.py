@@ -71,7 +71,8 @@ class AdminEndpoint:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event
         self._state = ServerState()
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting: dict[asyncio.Task[None], float] = {}
+        """The connections whose handshake is not over, and since when."""
 
     async def start(self) -> str:
         """Listen; return the endpoint, "host:port".
@@ -122,7 +123,7 @@ class AdminEndpoint:
         acceptor.close()
         for connection in self._connections:
             connection.end()
-        for task in self._connecting:
+        for task in list(self._connecting):
             task.cancel()
 
     @property
@@ -135,21 +136,32 @@ class AdminEndpoint:
             _LOG.debug("admin connection refused address=%s: too many are open", address)
             accepted.close()
             return
-        task = asyncio.get_running_loop().create_task(self._connect(accepted))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._connect(accepted))
+        self._connecting[task] = loop.time()
+
+        def on_done(task: asyncio.Task[None]) -> None:
+            self._connecting.pop(task, None)
+            if task.cancelled():
+                accepted.close()
+
+        task.add_done_callback(on_done)
 
     def _has_room(self) -> bool:
-        """Whether there is room for a connection; one that is idle is closed for it."""
-        if len(self._connections) + len(self._connecting) < CONNECTIONS_MAX:
+        """Whether there is room for a connection; the one that is idle for longest makes it."""
+        connections = self._connections
+        if len(connections) + len(self._connecting) < CONNECTIONS_MAX:
             return True
-        idle = [each for each in self._connections if each.is_idle]
-        if not idle:
-            return False
-        longest = min(idle, key=lambda each: each.idle_since)
-        self._state.connections.discard(longest)
-        longest.end()
-        return True
+        idle = min((each for each in connections if each.is_idle), key=_idle_since, default=None)
+        task = next(iter(self._connecting), None)
+        if task is not None and (idle is None or self._connecting[task] < idle.idle_since):
+            del self._connecting[task]
+            task.cancel()
+            return True
+        if idle is not None:
+            self._state.connections.discard(idle)
+            idle.end()
+        return idle is not None
 
     async def _connect(self, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -165,3 +177,7 @@ class AdminEndpoint:
         except (OSError, TimeoutError) as error:  # also what is no TLS
             _LOG.debug("admin connection lost at once: %s", error)
             accepted.close()
+
+
+def _idle_since(connection: Connection) -> float:
+    return connection.idle_since
