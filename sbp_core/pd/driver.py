@@ -266,6 +266,8 @@ class PlacementDriver:
         handlers = self._handlers
         term = handlers.term if isinstance(handlers, Election) else 1
         found = [*self._listener.read_metrics(), LEADER.of(term > 0), TERM.of(term)]
+        if self._audit is not None:
+            found += self._audit.read_metrics("placement_driver")
         if handlers.observation is not None:
             with contextlib.suppress(SbpError):  # the term is over, or the store fails: not ready
                 found += [each async for each in handlers.observation.read()]

@@ -367,7 +367,8 @@ class RangeServer:
         """Return its metrics as they are now; none while it does not serve."""
         if self._observation is None:
             return []
-        return [each async for each in self._observation.read()]
+        audit = () if self._audit is None else self._audit.read_metrics("range_server")
+        return [*audit, *[each async for each in self._observation.read()]]
 
     def _on_failure(self, future: asyncio.Future[SbpError]) -> None:
         if not future.cancelled() and not self.failed.done():

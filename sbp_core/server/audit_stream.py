@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
@@ -30,6 +30,7 @@ from sbp_core.errors import (
     WriterUnknownError,
 )
 from sbp_core.records import ROWS_SCHEMA, encode_rows
+from sbp_core.server.metrics import COMMON, Reading
 from sbp_core.server.runtime import cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
@@ -48,6 +49,14 @@ _FLUSH_MS: Final = 2_000
 """How long a server that stops waits for its last events to be stored."""
 _OTHER_WRITER: Final = (NotFoundError, WriterGapError, WriterRepeatError, WriterUnknownError)
 """The stream is another one by now, or it does not know the writer any more."""
+
+
+_WAITING: Final = COMMON.gauge(
+    "sbp_audit_events_waiting", "Audit events that are not in the stream _audit yet.", "role"
+)
+_LOST: Final = COMMON.counter(
+    "sbp_audit_events_lost_total", "Audit events that are not there, as too many waited.", "role"
+)
 
 
 class _Record(NamedTuple):
@@ -69,6 +78,7 @@ class AuditStream:
         self._waiting_bytes = 0
         self._lost_count = 0
         """Events that were lost since the last one that was accepted."""
+        self._lost_total = 0
         self._arrived = asyncio.Event()
         self._stored = asyncio.Event()
         self._stored.set()
@@ -100,6 +110,7 @@ class AuditStream:
                     *(AUDIT_STREAM, len(self._waiting)),
                 )
             self._lost_count += 1
+            self._lost_total += 1
             return
         if self._lost_count:
             _LOG.warning("audit events accepted again lost=%d", self._lost_count)
@@ -108,6 +119,11 @@ class AuditStream:
         self._waiting_bytes += len(value)
         self._stored.clear()
         self._arrived.set()
+
+    def read_metrics(self, role: str) -> Iterator[Reading]:
+        """Yield the metrics of the events of a server of this role."""
+        yield _WAITING.of(len(self._waiting), role)
+        yield _LOST.of(self._lost_total, role)
 
     async def flush(self) -> None:
         """Wait until all events are stored, FLUSH_MS at most in all calls together."""

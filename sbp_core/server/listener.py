@@ -58,6 +58,9 @@ _MEMORY_MAX: Final = COMMON.gauge(
 _WAITING: Final = COMMON.gauge(
     "sbp_requests_waiting", "Requests and frames that wait for this memory.", "role"
 )
+_OVER_QUOTA: Final = COMMON.gauge(
+    "sbp_identities_over_quota", "Identities that wait, as they are above their quota.", "role"
+)
 
 _OWN_BYTES: Final = limits.CONNECTION_OWN_BYTES * (
     limits.CONNECTIONS_MAX + limits.CONNECTIONS_RESERVED + local_reserve()
@@ -140,6 +143,7 @@ class Listener:
         yield _MEMORY.of(self._budget.taken_bytes, role)
         yield _MEMORY_MAX.of(self._budget.bytes_max, role)
         yield _WAITING.of(self._budget.waiting_count, role)
+        yield _OVER_QUOTA.of(self._quotas.over_count, role)
 
     async def start(self, host: str, port: int, exposure: Exposure = Exposure.NOBODY) -> int:
         """Listen; return the port, which the system picks when `port` is 0.

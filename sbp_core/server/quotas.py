@@ -349,6 +349,12 @@ class Quotas:
             meter.change(rules, now)
         return meter
 
+    @property
+    def over_count(self) -> int:
+        """How many identities are above their quota now."""
+        now = self.monotonic()
+        return sum(each.wait_seconds(now) > 0 for each in self._meters.values())
+
 
 def _milliseconds(seconds: float) -> int:
     return math.ceil(1000 * seconds)

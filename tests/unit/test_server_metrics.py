@@ -1,11 +1,16 @@
 """Metrics as servers declare and count them, and as Prometheus reads them."""
 
+from itertools import count
+
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from sbp_core.admin.exposition import Exposition
+from sbp_core.server.audit_stream import AuditStream
 from sbp_core.server.metrics import SECONDS, Catalog, Histogram, RequestTimes
+from sbp_core.server.quota_rules import rules_of
+from sbp_core.server.quotas import Quotas
 from sbp_core.wire.opcodes import Opcode
 
 CATALOG = Catalog()
@@ -27,8 +32,8 @@ def test_a_histogram_counts_each_value_up_to_all_bounds_above_it(values):
     samples = parsed([TIMES.of(histogram, "a")])["x_seconds"].samples
     buckets = {each.labels["le"]: each.value for each in samples if each.name.endswith("_bucket")}
     assert len(buckets) == len(SECONDS) + 1
-    for bound, count in buckets.items():
-        assert count == sum(each <= float(bound) for each in values)
+    for bound, counted in buckets.items():
+        assert counted == sum(each <= float(bound) for each in values)
     totals = {each.name: each.value for each in samples if "le" not in each.labels}
     assert totals == {"x_seconds_count": len(values), "x_seconds_sum": histogram.total}
 
@@ -65,3 +70,33 @@ def test_operations_that_nobody_asked_for_are_left_out():
     }
     assert found["sbp_request_failures_total", ("r", "append")] == 1
     assert found["sbp_request_seconds", ("r", "append")].count == 2
+
+
+def test_identities_above_their_quota_are_counted_until_they_may_go_on():
+    now = [0.0]
+    rules = rules_of({"etl": {"requests_per_s": 10}})
+    quotas = Quotas(lambda: now[0], lambda: rules)
+    quotas.meter_of("other").charge_request(1, now[0])
+    meter = quotas.meter_of("etl")
+    while not meter.wait_seconds(now[0]):
+        assert quotas.over_count == 0
+        meter.charge_request(1, now[0])
+    assert quotas.over_count == 1
+    now[0] += 10
+    assert quotas.over_count == 0
+
+
+def test_audit_events_are_counted_that_wait_and_that_are_lost():
+    stream = AuditStream()
+
+    def counted():
+        return {each.metric.name: each.value for each in stream.read_metrics("r")}
+
+    sent = 0
+    for sent in count(1):
+        stream.add({"operation": "CREATE_STREAMS", "text": "x" * 100_000}, 0)
+        found = counted()
+        if found["sbp_audit_events_lost_total"]:
+            break
+        assert found["sbp_audit_events_waiting"] == sent
+    assert found == {"sbp_audit_events_waiting": sent - 1, "sbp_audit_events_lost_total": 1}
