@@ -174,8 +174,9 @@ def test_bytes_count_in_requests_and_in_answers(benched):
         value = bytes(limits.KIB)
         async with bench.client("etl") as writer, bench.client("dashboard") as reader:
             assert await bench.append(writer, value) == 0
-            assert await bench.append(writer, bytes(40 * limits.KIB)) > 0
-            assert await bench.fetch(writer) == 0, "it has no quota of answers"
+            wait_ms = await bench.append(writer, bytes(40 * limits.KIB))
+            assert wait_ms > 0
+            assert await bench.fetch(writer) < wait_ms / 2, "it has no quota of answers"
             assert await bench.append(reader, bytes(40 * limits.KIB)) == 0
             assert await bench.fetch(reader) > 0
 

@@ -164,7 +164,7 @@ def test_a_dialect_of_one_frame_is_refused_as_a_whole():
     call = SimpleNamespace(
         opcode=Opcode.FETCH,
         is_one_frame=True,
-        peer=SimpleNamespace(standing=Standing(Identity("me"))),
+        peer=SimpleNamespace(standing=Standing(Identity("me")), name="me"),
         decode=lambda _: request,
         narrow=lambda _: None,
     )
