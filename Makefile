@@ -72,6 +72,7 @@ bench-full: $(READY) ## measure everything with all shapes, the servers alone to
 	@$(BIN)/python -m benchmarks.core.encryption
 	@$(BIN)/python -m benchmarks.core.servers
 	@$(BIN)/python -m benchmarks.core.rights
+	@$(BIN)/python -m benchmarks.core.metrics
 	@$(BIN)/python -m benchmarks.core.overload
 	@$(BIN)/python -m benchmarks.core.attackers
 	@$(BIN)/python -m benchmarks.core.log

@@ -91,7 +91,8 @@ class AdminEndpoint:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._stopping.set)
-        await asyncio.to_thread(self._thread.join)
+        if self._thread.ident is not None:  # it was started
+            await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
         try:

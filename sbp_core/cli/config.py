@@ -301,9 +301,9 @@ def _shown_value(value: object) -> object:
     if not isinstance(value, str) or "://" not in value:
         return value
     scheme, _, rest = value.partition("://")
-    rest = f"{rest.partition('?')[0]}?..." if "?" in rest else rest
-    user, at, place = rest.rpartition("@")
-    user = f"{user.partition(':')[0]}:..." if ":" in user else user
+    user, at, place = rest.rpartition("@")  # a password may have any of : ? @
+    user = f"{user.partition(':')[0].partition('?')[0]}:..." if {":", "?"} & {*user} else user
+    place = f"{place.partition('?')[0]}?..." if "?" in place else place
     return f"{scheme}://{user}{at}{place}"
 
 

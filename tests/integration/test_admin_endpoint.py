@@ -226,6 +226,16 @@ def test_the_port_is_closed_when_the_server_has_ended(tmp_path):
             ask(admin, "/healthz")
 
 
+def test_an_admin_port_that_is_taken_is_refused(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        driver = Server(tmp_path, "pd", "--admin-port", str(port))
+        errors = driver.process.communicate(timeout=TIMEOUT_SECONDS)[1]
+    assert driver.process.returncode == 2
+    (line,) = errors.splitlines()
+    assert f"the admin endpoint cannot listen on 127.0.0.1:{port}: Address already in use" in line
+
+
 def test_a_range_server_is_ready_while_its_placement_driver_answers(tmp_path):
     config = tmp_path / "range-server.toml"
     config.write_text("[range_server]\nheartbeat_interval_ms = 100\n")

@@ -1,6 +1,7 @@
 """Settings of `sbp serve`: command line over file over defaults, and every fault named."""
 
 import argparse
+import json
 import os
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.cli import main as command
-from sbp_core.cli.config import SERVE, ServeSettings
+from sbp_core.cli.config import PD, SERVE, ServeSettings
 from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError
 
@@ -191,3 +192,24 @@ def test_heartbeats_must_fit_into_their_timeout():
     with pytest.raises(ConfigurationError, match="9000"):
         ClusterSettings(heartbeat_timeout_ms=8_999, heartbeat_interval_ms=3_000)
     ClusterSettings(heartbeat_timeout_ms=9_000, heartbeat_interval_ms=3_000)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://sbp:secret@db:5432/sbp", "postgresql://sbp:...@db:5432/sbp"),
+        ("postgresql://sbp:a@secret@db/sbp", "postgresql://sbp:...@db/sbp"),
+        ("postgresql://sbp:se?cret@db/sbp", "postgresql://sbp:...@db/sbp"),
+        ("postgresql://db/sbp?password=secret@x", "postgresql://db/sbp:...@x"),
+        ("postgresql://db/sbp?user=a&password=secret", "postgresql://db/sbp?..."),
+        ("sqlite:////var/lib/metadata.sqlite", "sqlite:////var/lib/metadata.sqlite"),
+    ],
+)
+def test_settings_are_shown_without_passwords(tmp_path, url, shown):
+    words = ["pd", "--data-dir", str(tmp_path), "--store", url, "--admin-port", "9464"]
+    settings = PD.load(command.parse(words))
+    found = PD.shown(settings)
+    assert found["placement_driver"]["store"] == shown
+    assert found["placement_driver"]["admin_port"] == settings.admin_port == 9464
+    assert found["placement_driver"]["data_dir"] == str(tmp_path)
+    assert "secret" not in json.dumps(found)
