@@ -139,7 +139,7 @@ def _maybe_audit_file(path: Path | None) -> LineFile | None:
     from sbp_core.server.audit import EVENTS
 
     file = open_lines(path, "audit file")
-    EVENTS.setLevel(logging.INFO)
+    EVENTS.setLevel(logging.DEBUG)
     EVENTS.propagate = False
     EVENTS.addHandler(file)
     return file

@@ -22,6 +22,7 @@ from msgspec import Struct
 from sbp_core.errors import HeaderError, Outcome, SbpError, StatusCode
 from sbp_core.server.trust import Standing
 from sbp_core.wire.checksum import Buffer
+from sbp_core.wire.dialect import ServerRole
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
     RESULT_FIELDS,
@@ -105,11 +106,15 @@ class AuditTrail:
         return self._sink is not None or EVENTS.isEnabledFor(logging.INFO)
 
     def write(self, event: Mapping[str, object], time_ms: int) -> None:
-        """Write an event of that time, in ms since the epoch."""
+        """Write an event of that time, in ms since the epoch.
+
+        Operations of servers are of level debug: trims by retention would fill a log.
+        """
         time = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
         event = {"time": time, "server": self._server, **event}
-        if EVENTS.isEnabledFor(logging.INFO):
-            EVENTS.info("%s", json.dumps(event))
+        level = logging.DEBUG if event.get("role") in set(ServerRole) else logging.INFO
+        if EVENTS.isEnabledFor(level):
+            EVENTS.log(level, "%s", json.dumps(event))
         if self._sink is not None:
             self._sink.add(event, time_ms)
 
@@ -205,8 +210,8 @@ def _is_of_server(standing: Standing) -> bool:
 
 def _role_of(standing: Standing) -> str:
     if standing.is_placement_driver:
-        return "placement driver"
-    return "range server" if standing.server_ids else "client"
+        return ServerRole.PLACEMENT_DRIVER
+    return ServerRole.RANGE_SERVER if standing.server_ids else "client"
 
 
 def _name_of(code: int) -> str:

@@ -21,7 +21,7 @@ from sbp_core.client import AppendItem, Client, StreamSpec, StreamUpdate
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import ConfigurationError, NotFoundError
 from sbp_core.server import line_file
-from sbp_core.server.audit import EVENTS, MANAGEMENT
+from sbp_core.server.audit import EVENTS, MANAGEMENT, AuditTrail
 from sbp_core.server.line_file import LineFile
 from sbp_core.wire.headers import (
     CreateStreamsRequest,
@@ -48,7 +48,7 @@ def test_each_operation_is_a_management_operation_or_declared_not_to_be():
 
 
 def events_of(folder, caplog, body, **options) -> list[dict]:
-    caplog.set_level(logging.INFO, EVENTS.name)
+    caplog.set_level(logging.DEBUG, EVENTS.name)
 
     async def main():
         async with core_cluster(folder, **options) as cluster:
@@ -276,3 +276,12 @@ def test_a_path_that_is_no_file_is_refused_at_the_start(tmp_path, kind):
     with pytest.raises(ConfigurationError, match="audit"):
         _maybe_audit_file(path)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_operations_of_servers_fill_no_log_at_level_info(caplog):
+    """A range server reports each trim by retention to the placement driver."""
+    caplog.set_level(logging.DEBUG, EVENTS.name)
+    trail = AuditTrail("placement driver")
+    for role in ("client", "range server", "placement driver"):
+        trail.write({"operation": "TRIM_STREAMS", "role": role}, 0)
+    assert [each.levelname for each in caplog.records] == ["INFO", "DEBUG", "DEBUG"]

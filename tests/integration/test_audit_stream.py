@@ -49,7 +49,7 @@ def by_server(lines: list[str]) -> dict[str, list[str]]:
 
 
 def test_events_are_those_of_the_file_in_their_order_and_have_no_secret(tmp_path, caplog):
-    caplog.set_level(logging.INFO, EVENTS.name)
+    caplog.set_level(logging.DEBUG, EVENTS.name)
 
     async def body():
         async with identified(tmp_path) as (cluster, clients, tokens):

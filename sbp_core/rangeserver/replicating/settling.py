@@ -137,7 +137,8 @@ class Settler:
             left = len(primary.led()) + primary.unsettled_count
             _LOG.warning("ranges not handed over ranges=%d: %s", left, error or "timeout")
         else:
-            _LOG.info("ranges handed over ranges=%d", len(led) - len(refused))
+            if count := len(led) - len(refused):
+                _LOG.info("ranges handed over ranges=%d", count)
 
     async def _complete_others(self, led: Sequence[RangeKey]) -> None:
         """Accept nothing more in ranges led here, and let the other servers get all of them.
