@@ -65,6 +65,8 @@ MANAGEMENT: Final[Mapping[Opcode, Managed]] = {
     Opcode.REGISTER_SCHEMAS: Managed("schemas"),
     Opcode.DRAIN_SERVERS: Managed("server_ids"),
     Opcode.CHANGE_GRANTS: Managed("grants"),
+    Opcode.TAKE_CUT: Managed(),
+    Opcode.RESTORE_METADATA: Managed(),
     Opcode.COMMIT_CURSORS: Managed("cursors", only_if=("next_offset", -1)),
     Opcode.COMMIT_TXN: Managed(only_if=("give_up", True)),
 }

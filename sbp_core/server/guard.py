@@ -119,6 +119,8 @@ RULES: Final[Mapping[Opcode, Rule | Caller]] = {
     Opcode.LIST_GRANTS: Caller.ADMIN,
     Opcode.CHANGE_GRANTS: Caller.ADMIN,
     Opcode.CHECK_RIGHTS: Caller.SERVER,
+    Opcode.TAKE_CUT: Caller.ADMIN,
+    Opcode.RESTORE_METADATA: Caller.ADMIN,
     Opcode.COMMIT_TXN: Rule(_APPEND, ("parts",), is_whole=True),
     Opcode.DESCRIBE_TXNS: Caller.ADMIN,
 }

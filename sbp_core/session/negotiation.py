@@ -18,6 +18,7 @@ first frame after that arrived.
     replication       versions, a byte each       the highest of them that it knows
     identity          the token                   u64, big-endian: when the identity
                                                   ends, in ms since the epoch
+    restore           id of the backup            the same
     record-bytes      u32, big-endian: the        u32, big-endian: the largest
                       largest record it reads     record that it accepts
 """
@@ -48,6 +49,7 @@ REPLICATE and READ_ENTRIES. A change that the release before would misread or re
 one, and is used only in ranges whose replicas all agreed on it. The version before stays."""
 _FIRST_VERSION: Final = b"\x01"
 """Stands for no data: those of releases that know no versions."""
+_BACKUP_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _ISOLATION_CLASS: Final = re.compile(
     rb"[A-Za-z0-9._-]{1,%d}" % limits.ISOLATION_CLASS_LENGTH_MAX, re.ASCII
 )
@@ -67,6 +69,7 @@ class FeatureName(enum.StrEnum):
     SCHEMAS = "schemas"
     REPLICATION = "replication"
     IDENTITY = "identity"
+    RESTORE = "restore"
     RECORD_BYTES = "record-bytes"
 
 
@@ -81,7 +84,8 @@ class Agreement:
     are of whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
     `has_transactions`: batches may be staged, and are appended or dropped together. `has_schemas`:
     streams may have schemas. `replication_version`: that of what goes between copies of ranges, one
-    of REPLICATION_VERSIONS; 0 if nothing may. `sizes` are what the peer accepts, or reads where
+    of REPLICATION_VERSIONS; 0 if nothing may. `restoring` is the id of the backup that the client
+    restores, empty if it restores none. `sizes` are what the peer accepts, or reads where
     that is the client.
     """
 
@@ -95,6 +99,7 @@ class Agreement:
     has_transactions: bool = False
     has_schemas: bool = False
     replication_version: int = 0
+    restoring: str = ""
     sizes: RecordSizes = DEFAULT
 
     def has(self, feature: FeatureName) -> bool:
@@ -124,12 +129,15 @@ class Wishes:
     ways; saves network, costs CPU. `isolation`: the name of the class in which range servers
     schedule the reads of this client, apart from those of other classes: 1 to
     ISOLATION_CLASS_LENGTH_MAX letters, digits, `.`, `_` and `-`. `handler_duration`: answers report
-    how long the server worked. Raises ConfigurationError for another name of a class.
+    how long the server worked. `restoring`: the id of the backup that the client restores, for a
+    cluster that refuses other clients until that is done. Raises ConfigurationError for another
+    name of a class.
     """
 
     compression: bool = False
     isolation: str = ""
     handler_duration: bool = False
+    restoring: str = ""
 
     def __post_init__(self) -> None:
         if self.isolation and not _ISOLATION_CLASS.fullmatch(self.isolation.encode()):
@@ -189,6 +197,8 @@ def offer(wishes: Wishes) -> tuple[Feature, ...]:
         offered.append(Feature(FeatureName.HANDLER_DURATION))
     if wishes.isolation:
         offered.append(Feature(FeatureName.ISOLATION, wishes.isolation.encode()))
+    if wishes.restoring:
+        offered.append(Feature(FeatureName.RESTORE, wishes.restoring.encode()))
     return tuple(offered)
 
 
@@ -233,6 +243,8 @@ def _maybe_accept(feature: Feature, connection_id: int, sizes: RecordSizes) -> F
             return Feature(feature.name, _CODEC)
         case FeatureName.ISOLATION if _ISOLATION_CLASS.fullmatch(feature.data):
             return feature
+        case FeatureName.RESTORE if _BACKUP_ID.fullmatch(feature.data):
+            return feature
         case _:
             return None
 
@@ -246,6 +258,7 @@ def _agreement(features: Iterable[Feature]) -> Agreement:
         connection_id=int.from_bytes(number, "big") if len(number) == 8 else None,
         isolation=isolation.decode("ascii", "replace"),
         replication_version=_agreed_version(data.get(FeatureName.REPLICATION)),
+        restoring=data.get(FeatureName.RESTORE, b"").decode("ascii", "replace"),
         sizes=_sizes(data.get(FeatureName.RECORD_BYTES, b"")),
         **{field: name in data for name, field in _FLAGS.items()},
     )

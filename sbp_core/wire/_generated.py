@@ -197,6 +197,10 @@ class Stream(Struct, frozen=True, gc=False):
     retention_bytes: int = -1
 
 
+class TakeCutRequest(Struct, frozen=True, gc=False):
+    timeout_ms: int = 0
+
+
 class TrimmedStream(Struct, frozen=True, gc=False):
     stream_id: int = -1
     trim_offset: int = 0
@@ -460,6 +464,12 @@ class ReportMetricsResponse(Struct, frozen=True, gc=False):
     status: Status | None = None
 
 
+class RestoreMetadataResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    status: Status | None = None
+    is_complete: bool = False
+
+
 class SchemaEntry(Struct, frozen=True, gc=False):
     """REGISTER_SCHEMAS / DESCRIBE_SCHEMAS: a version of a stream's schema, an Arrow IPC schema message. Version 0: the stream has none."""
 
@@ -493,6 +503,15 @@ class ServerDescription(Struct, frozen=True, gc=False):
     drain_obstacle: str | None = None
 
 
+class StreamExtent(Struct, frozen=True, gc=False):
+    """TAKE_CUT / RESTORE_METADATA: a part of the metadata of a cluster, and where its streams begin and end."""
+
+    stream: Stream | None = None
+    start_offset: int = 0
+    end_offset: int = 0
+    last_range_index: int = -1
+
+
 class StreamRights(Struct, frozen=True, gc=False):
     stream_id: int = -1
     rights: tuple[str, ...] = ()
@@ -521,6 +540,7 @@ class TxnDescription(Struct, frozen=True, gc=False):
     decided_at_ms: int = -1
     staged_at_ms: int = -1
     lost: tuple[TxnPart, ...] = ()
+    subject: str | None = None
 
 
 class UpdateStreamResult(Struct, frozen=True, gc=False):
@@ -544,6 +564,14 @@ class CheckRightsResponse(Struct, frozen=True, gc=False):
     streams: tuple[StreamRights, ...] = ()
     status: Status | None = None
     lease_ms: int = 0
+
+
+class ClusterMetadata(Struct, frozen=True, gc=False):
+    streams: tuple[StreamExtent, ...] = ()
+    schemas: tuple[SchemaEntry, ...] = ()
+    cursors: tuple[Cursor, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    txns: tuple[TxnDescription, ...] = ()
 
 
 class CommitCursorsRequest(Struct, frozen=True, gc=False):
@@ -731,6 +759,17 @@ class ListRangesResult(Struct, frozen=True, gc=False):
     writers: bytes = b""
 
 
+class RestoreMetadataRequest(Struct, frozen=True, gc=False):
+    """The first request begins a restore, and the one that `is_complete` ends it; all may be repeated."""
+
+    timeout_ms: int = 0
+    backup_id: str | None = None
+    metadata: ClusterMetadata | None = None
+    last_stream_id: int = -1
+    revision: int = -1
+    is_complete: bool = False
+
+
 class SealRangesResult(Struct, frozen=True, gc=False):
     stream_range: StreamRange | None = None
     status: Status | None = None
@@ -750,6 +789,19 @@ class SyncRangesResult(Struct, frozen=True, gc=False):
     stream_id: int = -1
     ranges: tuple[StreamRange, ...] = ()
     status: Status | None = None
+
+
+class TakeCutResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    status: Status | None = None
+    metadata: ClusterMetadata | None = None
+    cluster_id: str | None = None
+    last_stream_id: int = -1
+    revision: int = -1
+    taken_at_ms: int = -1
+    held_us: int = -1
+    store_commit: int = -1
+    store_life: str | None = None
 
 
 class TrimStreamResult(Struct, frozen=True, gc=False):
@@ -851,6 +903,8 @@ class Opcode(enum.IntEnum):
     LIST_GRANTS = 0x4005
     CHANGE_GRANTS = 0x4006
     CHECK_RIGHTS = 0x4007
+    TAKE_CUT = 0x6001
+    RESTORE_METADATA = 0x6002
     COMMIT_TXN = 0x7001
     DESCRIBE_TXNS = 0x7002
 
@@ -870,6 +924,8 @@ EXTENSIONS: Final = frozenset(
         Opcode.LIST_GRANTS,
         Opcode.CHANGE_GRANTS,
         Opcode.CHECK_RIGHTS,
+        Opcode.TAKE_CUT,
+        Opcode.RESTORE_METADATA,
         Opcode.COMMIT_TXN,
         Opcode.DESCRIBE_TXNS,
     }
@@ -910,6 +966,8 @@ OPERATIONS: Final[Mapping[Opcode, tuple[type[Struct], type[Struct]]]] = {
     Opcode.LIST_GRANTS: (ListGrantsRequest, ListGrantsResponse),
     Opcode.CHANGE_GRANTS: (ChangeGrantsRequest, ChangeGrantsResponse),
     Opcode.CHECK_RIGHTS: (CheckRightsRequest, CheckRightsResponse),
+    Opcode.TAKE_CUT: (TakeCutRequest, TakeCutResponse),
+    Opcode.RESTORE_METADATA: (RestoreMetadataRequest, RestoreMetadataResponse),
     Opcode.COMMIT_TXN: (CommitTxnRequest, CommitTxnResponse),
     Opcode.DESCRIBE_TXNS: (DescribeTxnsRequest, DescribeTxnsResponse),
 }
@@ -961,6 +1019,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     ReplicatedRange: (I64, I32, I64, BYTES, I32, I64, I64),
     Status: (I16, TEXT, BYTES, I64),
     Stream: (I64, I8, I64, I8, TEXT, I64, I64),
+    TakeCutRequest: (I32,),
     TrimmedStream: (I64, I64),
     TxnPart: (TEXT, I64, I64, I32, I64),
     AppendResult: (I64, I32, I64, I64, Table("Status")),
@@ -1037,9 +1096,11 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         I16,
     ),
     ReportMetricsResponse: (Table("RangeServer"), Table("Status")),
+    RestoreMetadataResponse: (I32, Table("Status"), BOOL),
     SchemaEntry: (I64, I32, TEXT, BYTES, I64, Table("Status")),
     SealRangesRequest: (I32, Vector(Table("RangeId")), I8),
     ServerDescription: (Table("RangeServer"), BOOL, I64, I32, I32, I32, I32, I32, BOOL, BOOL, TEXT),
+    StreamExtent: (Table("Stream"), I64, I64, I32),
     StreamRights: (I64, Vector(TEXT), Table("Status"), TEXT),
     SystemErrorResponse: (Table("Status"),),
     TrimStreamsRequest: (I32, Vector(Table("TrimmedStream"))),
@@ -1053,11 +1114,19 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         I64,
         I64,
         Vector(Table("TxnPart")),
+        TEXT,
     ),
     UpdateStreamResult: (Table("Stream"), Table("Status")),
     UpdateStreamsRequest: (I32, Vector(Table("Stream"))),
     AppendResponse: (I32, Vector(Table("AppendResult")), Table("Status")),
     CheckRightsResponse: (I32, Vector(Table("StreamRights")), Table("Status"), I32),
+    ClusterMetadata: (
+        Vector(Table("StreamExtent")),
+        Vector(Table("SchemaEntry")),
+        Vector(Table("Cursor")),
+        Vector(Table("Grant")),
+        Vector(Table("TxnDescription")),
+    ),
     CommitCursorsRequest: (I32, TEXT, Vector(Table("Cursor"))),
     CommitCursorsResponse: (I32, Vector(Table("Cursor")), Table("Status")),
     DeleteStreamsResponse: (I32, Vector(Table("DeleteStreamResult")), Table("Status")),
@@ -1112,9 +1181,22 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         I64,
         BYTES,
     ),
+    RestoreMetadataRequest: (I32, TEXT, Table("ClusterMetadata"), I64, I64, BOOL),
     SealRangesResult: (Table("StreamRange"), Table("Status"), I64, BYTES, I64, BYTES, BOOL),
     StreamRanges: (I64, Vector(Table("StreamRange"))),
     SyncRangesResult: (I64, Vector(Table("StreamRange")), Table("Status")),
+    TakeCutResponse: (
+        I32,
+        Table("Status"),
+        Table("ClusterMetadata"),
+        TEXT,
+        I64,
+        I64,
+        I64,
+        I64,
+        I64,
+        TEXT,
+    ),
     TrimStreamResult: (Table("Stream"), Table("StreamRange"), Table("Status")),
     AppendRequest: (I32, Vector(Table("AppendInfo"))),
     CreateStreamsResponse: (I32, Vector(Table("CreateStreamResult")), Table("Status")),

@@ -79,6 +79,8 @@ AT_DRIVER = {
     Opcode.LIST_GRANTS: (ADMIN, lambda _: h.ListGrantsRequest(MS)),
     Opcode.CHANGE_GRANTS: (ADMIN, lambda _: h.ChangeGrantsRequest(MS)),
     Opcode.CHECK_RIGHTS: (SERVER, lambda i: h.CheckRightsRequest(MS, "reader", (i,))),
+    Opcode.TAKE_CUT: (ADMIN, lambda _: h.TakeCutRequest(MS)),
+    Opcode.RESTORE_METADATA: (ADMIN, lambda _: h.RestoreMetadataRequest(MS, "b")),
     Opcode.COMMIT_TXN: (
         APPEND,
         lambda i: h.CommitTxnRequest(MS, parts=(h.TxnPart("p.1.x", i, -1),)),

@@ -24,6 +24,7 @@ SINCE = {
     10: ("ALTER TABLE ranges DROP COLUMN end_seq", "ALTER TABLE ranges DROP COLUMN end_digest"),
     11: ("DROP TABLE draining",),
     12: ("DROP TABLE grants", "ALTER TABLE txns DROP COLUMN subject"),
+    13: ("DROP TABLE restores",),
 }
 """The statements that take away what each version added."""
 

@@ -120,7 +120,7 @@ def test_a_postgresql_database_of_a_version_before_is_brought_up_to_date(postgre
     url = postgresql.new_database()
     open_store(url).close()
     with psycopg.connect(url, autocommit=True) as connection:
-        later = (each for version in (10, 11, 12) for each in SINCE[version])
+        later = (each for version in range(10, SCHEMA_VERSION + 1) for each in SINCE[version])
         for statement in (*later, "UPDATE alembic_version SET version_num = '9'"):
             connection.execute(statement)
     store = open_store(url)

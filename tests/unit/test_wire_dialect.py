@@ -87,6 +87,8 @@ ABSENT = (
     Opcode.LIST_GRANTS,
     Opcode.CHANGE_GRANTS,
     Opcode.CHECK_RIGHTS,
+    Opcode.TAKE_CUT,
+    Opcode.RESTORE_METADATA,
     Opcode.COMMIT_TXN,
     Opcode.DESCRIBE_TXNS,
 )

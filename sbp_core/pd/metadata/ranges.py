@@ -451,6 +451,19 @@ class RangeTables:
                 writers=writers or before,
             )
 
+    def _begin_without_writers(self, first: RangeRecord) -> None:
+        """Note that no writer numbered batches before the first range of a stream, if it is not 0.
+
+        Else its server would wait for the writers of the range before.
+        """
+        if first.range_index:
+            self._database.put(
+                _PUT_WRITERS,
+                stream_id=first.stream_id,
+                range_index=first.range_index - 1,
+                writers=NO_WRITERS,
+            )
+
     def _writers_before(self, stream_id: int, range_index: int) -> bytes:
         rows = self._query(_WRITERS, stream_id=stream_id, range_index=range_index - 1)
         return bytes(rows[0][0]) if rows else b""

@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import bindparam, insert, select
+from sqlalchemy import BigInteger, bindparam, insert, select, tuple_
 
 from sbp_core.pd.metadata.database import Database
-from sbp_core.pd.metadata.tables import ONE, schemas
+from sbp_core.pd.metadata.tables import COUNT_MAX, ONE, schemas
 from sbp_core.pd.model import SchemaRecord
 
 _SCHEMAS: Final = select(*schemas.columns).where(schemas.c.stream_id == bindparam("stream_id"))
 _NEWEST_SCHEMA: Final = _SCHEMAS.order_by(schemas.c.version.desc()).limit(ONE)
 _NEXT_SCHEMA: Final = (
     _SCHEMAS.where(schemas.c.version > bindparam("after")).order_by(schemas.c.version).limit(ONE)
+)
+_ALL_AFTER: Final = (
+    select(*schemas.columns)
+    .where(
+        tuple_(schemas.c.stream_id, schemas.c.version)
+        > tuple_(
+            bindparam("after_stream", type_=BigInteger()),
+            bindparam("after_version", type_=BigInteger()),
+        )
+    )
+    .order_by(schemas.c.stream_id, schemas.c.version)
+    .limit(COUNT_MAX)
 )
 _ADD_SCHEMA: Final = insert(schemas)
 
@@ -50,3 +62,11 @@ class SchemaTable:
         with self._database.reading_blobs():
             rows = self._query(_NEXT_SCHEMA, stream_id=stream_id, after=version)
         return SchemaRecord(*rows[0]) if rows else None
+
+    def after(self, stream_id: int, version: int, count_max: int) -> list[SchemaRecord]:
+        """Return up to `count_max` versions of all streams beyond one, by stream and version."""
+        with self._database.reading_blobs():
+            rows = self._query(
+                _ALL_AFTER, after_stream=stream_id, after_version=version, count_max=count_max
+            )
+        return [SchemaRecord(*row) for row in rows]

@@ -105,6 +105,15 @@ class StreamTables(RangeTables):
                 self._servers.bump_revision()
             return created
 
+    def restore_streams(self, news: Sequence[tuple[StreamRecord, RangeRecord]]) -> None:
+        """Add streams of a backup, each with its first range; those that are there are kept."""
+        with self._transaction():
+            for stream, first in news:
+                if self._maybe_stream(stream.stream_id) is None:
+                    self._add_stream(stream, first)
+                    self._begin_without_writers(first)
+            self._servers.bump_revision()
+
     def delete_streams(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
         """Delete streams with their ranges and cursors; None where there is none."""
         with self._transaction():
@@ -168,6 +177,13 @@ class StreamTables(RangeTables):
             created_at_ms,
             new.retention_bytes,
         )
+        first = RangeRecord(
+            stream.stream_id, 0, 0, None, new.ack_count, new.server_ids, created_at_ms
+        )
+        self._add_stream(stream, first)
+        return stream, first
+
+    def _add_stream(self, stream: StreamRecord, first: RangeRecord) -> None:
         self._change(
             _ADD_STREAM,
             stream_id=stream.stream_id,
@@ -178,11 +194,7 @@ class StreamTables(RangeTables):
             created_at_ms=stream.created_at_ms,
             retention_bytes=stream.retention_bytes,
         )
-        first = RangeRecord(
-            stream.stream_id, 0, 0, None, new.ack_count, new.server_ids, created_at_ms
-        )
         self._insert_range(first)
-        return stream, first
 
     def _update_stream(self, change: StreamChange) -> StreamRecord | ChangeRefusal:
         if self._maybe_stream(change.stream_id) is None:

@@ -32,7 +32,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION: Final = 12
+SCHEMA_VERSION: Final = 13
 """The newest version, which is the revision of the newest migration."""
 SCHEMA_VERSION_MIN: Final = 2
 """The oldest version that is migrated."""
@@ -266,6 +266,15 @@ lives: Final = Table(
     _integer("first_commit"),
 )
 """Each opening of the store to be changed: see `history`."""
+
+restores: Final = Table(
+    "restores",
+    COMMON,
+    _text("backup_id", is_key=True),
+    _integer("began_at_ms"),
+    Column("completed_at_ms", _INTEGER),
+)
+"""At most one row: the backup that the cluster was restored from, NULL while it is not complete."""
 
 content: Final = Table(
     "content",

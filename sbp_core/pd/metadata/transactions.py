@@ -34,6 +34,7 @@ from sbp_core.pd.metadata.tables import (
 )
 from sbp_core.pd.txns.transactions import (
     AbortedTxn,
+    Decided,
     Decision,
     Manifest,
     Part,
@@ -85,6 +86,21 @@ _ADD_TXN: Final = (
     .returning(txns.c.txn_number)
 )
 _ADD_PART: Final = insert(txn_parts)
+_DECIDED_AFTER: Final = (
+    select(
+        txns.c.txn_number,
+        txns.c.producer,
+        txns.c.batch_number,
+        txns.c.record_count,
+        txns.c.digest,
+        txns.c.decided_at_ms,
+        txns.c.subject,
+    )
+    .where(txns.c.txn_number > bindparam("after"))
+    .order_by(txns.c.txn_number)
+    .limit(COUNT_MAX)
+)
+_LAST_NUMBER: Final = select(func.coalesce(func.max(txns.c.txn_number), 0))
 
 
 def _parts_in(table: Table) -> Select[Any]:
@@ -292,6 +308,32 @@ class TransactionTables:
                 _ABORTED_OF_PRODUCER_AFTER, producer=producer, after=txn_id, count_max=count_max
             )
         return [AbortedTxn(*row) for row in rows]
+
+    def decided_after(self, txn_number: int, count_max: int) -> list[tuple[int, Decided]]:
+        """Return up to `count_max` decisions beyond one, with their numbers, without parts."""
+        rows = self._query(_DECIDED_AFTER, after=txn_number, count_max=count_max)
+        return [(number, Decided(*columns)) for number, *columns in rows]
+
+    def last_number(self) -> int:
+        """Return the number of the last decision that is kept, 0 if there is none."""
+        return int(self._query(_LAST_NUMBER)[0][0])
+
+    def restore(self, decisions: Sequence[Decided]) -> None:
+        """Add decisions of a backup, which are published; those that are there are kept."""
+        with self._transaction():
+            for each in decisions:
+                known = self._query(_BATCH, producer=each.producer, batch_number=each.batch_number)
+                if not known:
+                    self._query(
+                        _ADD_TXN,
+                        producer=each.producer,
+                        batch_number=each.batch_number,
+                        record_count=each.record_count,
+                        digest=each.digest,
+                        decided_at_ms=each.decided_at_ms,
+                        subject=each.subject,
+                    )
+            self._capacity.check("txns")
 
     def first_needed_range(self, stream_id: int, range_index: int) -> int:
         """Return the first range up to `range_index` that is needed to publish in a stream."""

@@ -21,6 +21,8 @@ from sbp_core.errors import (
     StatusError,
     invalid,
 )
+from sbp_core.pd.backups.cut import CutTaker
+from sbp_core.pd.backups.restore import Restorer
 from sbp_core.pd.grant_handlers import GrantHandlers, StoredRights
 from sbp_core.pd.log_marks import NO_POSITION, LogMarks, maybe_log_mark
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
@@ -148,6 +150,8 @@ class PlacementDriverHandlers:
         )
         self._servers = ServerHandlers(store, membership, self._fail_over, self._repair)
         self.observation = Observation(store, membership, self._publisher, self._peers, clock)
+        self._cuts = CutTaker(store, self._publisher, self._peers, clock)
+        self._restorer = Restorer(store, membership, clock)
         self._endpoint = endpoint
         self._looking: asyncio.Task[None] | None = None
 
@@ -171,11 +175,15 @@ class PlacementDriverHandlers:
             **self._txns.by_opcode(),
             **self._servers.by_opcode(),
             **GrantHandlers(self._store).by_opcode(),
+            Opcode.TAKE_CUT: self._cuts.take,
+            Opcode.RESTORE_METADATA: self._restorer.restore,
         }
-        return Guard(StoredRights(self._store), self._protection).wrap(handlers)
+        guard = Guard(StoredRights(self._store), self._protection)
+        return guard.wrap(self._restorer.wrap(handlers))
 
     async def start(self) -> None:
         """Continue with what was committed and is not published yet; watch the range servers."""
+        await self._restorer.start()
         await self._servers.start()
         await self._store.run(lambda store: store.grants.canonicalise())
         await self._publisher.start()

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +29,7 @@ from sbp_core.errors import (
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.sealing import Sealer
 from sbp_core.pd.txns.ending import Combiner, RangeServers, Route
+from sbp_core.pd.txns.hold import Hold
 from sbp_core.pd.txns.publications import (
     Publication,
     PublicationInput,
@@ -90,10 +91,17 @@ class OpenDecisions:
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self._is_stopped = False
+        self._are_over = asyncio.Event()
+        self._are_over.set()
 
     def add(self, txn: TxnRecord) -> None:
         """Add a decision that is to be published."""
         self._open[txn.txn_number] = _Open(txn)
+        self._are_over.clear()
+
+    async def wait_all(self) -> None:
+        """Wait until all are published, or given up."""
+        await self._are_over.wait()
 
     def count(self) -> tuple[int, int | None]:
         """Return how many there are, and when the oldest was decided, in ms since the epoch."""
@@ -103,6 +111,7 @@ class OpenDecisions:
     def stop(self) -> None:
         """End all calls of `wait`."""
         self._is_stopped = True
+        self._are_over.set()
         for decision in self._open.values():
             decision.is_over.set()
 
@@ -130,6 +139,8 @@ class OpenDecisions:
         if not decision.hidden_in:
             decision.is_over.set()
             del self._open[txn_number]
+            if not self._open:
+                self._are_over.set()
 
 
 @dataclass(slots=True)
@@ -231,6 +242,7 @@ class Publisher:
         self._may_lack_one = True
         """Whether a decision may be in the store that was not passed on: an error hid it."""
         self._catching_up: asyncio.Task[None] | None = None
+        self._hold = Hold()
 
     async def start(self) -> None:
         """Continue with what was not published when the last placement driver ended."""
@@ -261,13 +273,24 @@ class Publisher:
             return decision
 
         try:
-            return await self._store.run(decide)
+            async with self._hold.passing():
+                return await self._store.run(decide)
         except StoreUnavailableError:
             if self._catching_up is None or self._catching_up.done():
                 self._catching_up = asyncio.create_task(self._catch_up_soon())
                 self._tasks.add(self._catching_up)
                 self._catching_up.add_done_callback(self._tasks.discard)
             raise
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Make no decision in the body, and publish before it what was decided.
+
+        A decision that an error hid may still be in the store: look there. Waits without end.
+        """
+        async with self._hold.held():
+            await self._open.wait_all()
+            yield
 
     def _pass_on(self, txn: TxnRecord) -> None:
         """Let a decision be published; for the thread of the store, which makes them in order."""

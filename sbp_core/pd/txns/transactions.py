@@ -69,6 +69,18 @@ class TxnRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """The record of a batch that is published; `subject` is whose it is, None if not known."""
+
+    producer: str
+    batch_number: int
+    record_count: int
+    digest: bytes
+    decided_at_ms: int
+    subject: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The decision that counts for a batch; None if it is published, and no longer kept."""
 

@@ -1,0 +1,265 @@
+"""TAKE_CUT: the metadata of a cluster, and where its streams end, at one moment.
+
+For that moment no decision is made, and all that were made are published. So a decision is in the
+cut if, and only if, all its records are in front of the ends. Appends go on: what is acknowledged
+when the request arrives is in front of the ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from msgspec.structs import replace
+
+from sbp_core import limits
+from sbp_core.errors import NoRangeServerError, RequestTimeoutError, SbpError
+from sbp_core.pd.metadata.history import CommitId
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
+from sbp_core.pd.model import RangeRecord, StreamRecord, range_table, stream_table
+from sbp_core.pd.streams.stream_operations import check_has_features
+from sbp_core.pd.txns.publishing import Publisher
+from sbp_core.server.answers import respond_in_parts
+from sbp_core.server.dispatch import ServerCall
+from sbp_core.server.peers import Peers, server_addresses
+from sbp_core.server.runtime import Clock
+from sbp_core.wire.headers import (
+    ClusterMetadata,
+    Cursor,
+    Grant,
+    SchemaEntry,
+    StreamExtent,
+    StreamRange,
+    TakeCutRequest,
+    TakeCutResponse,
+    TxnDescription,
+)
+from sbp_core.wire.status import SUCCESS
+
+_ROWS: Final = 10_000
+"""Rows that are read at a time."""
+HOLD_MS_MAX: Final = 5_000
+"""Time in which all decisions are published, and the cut is taken; else it fails."""
+_BEFORE: Final = (-1, -1)
+_NAMED_MAX: Final = 3
+"""Decisions that a message names."""
+
+
+@dataclass(slots=True)
+class _Read:
+    """The metadata as they were read; `last` are the last ranges of the streams."""
+
+    commit: CommitId
+    last_stream_id: int
+    revision: int
+    last_decision: int
+    streams: list[tuple[StreamRecord, RangeRecord, RangeRecord]] = field(default_factory=list)
+    open_ranges: list[StreamRange] = field(default_factory=list)
+    schemas: list[SchemaEntry] = field(default_factory=list)
+    cursors: list[Cursor] = field(default_factory=list)
+    grants: list[Grant] = field(default_factory=list)
+    txns: list[TxnDescription] = field(default_factory=list)
+
+
+class CutTaker:
+    """Serves TAKE_CUT."""
+
+    def __init__(
+        self, store: StoreThread, publisher: Publisher, peers: Peers, clock: Clock
+    ) -> None:
+        self._store = store
+        self._publisher = publisher
+        self._peers = peers
+        self._clock = clock
+
+    async def take(self, call: ServerCall) -> None:
+        """SPEC "TAKE_CUT": metadata in frames of about 1 MiB; the first one has the rest, too."""
+        call.decode(TakeCutRequest)
+        check_has_features(call, "backups")
+        try:
+            async with asyncio.timeout(HOLD_MS_MAX / 1000):
+                async with self._publisher.held():
+                    began_at = self._clock.monotonic()
+                    taken_at_ms = self._clock.wall_ms()
+                    found = await self._store.run(_read)
+                    extents = await self._extents(found)
+                    held_us = round(1e6 * (self._clock.monotonic() - began_at))
+        except TimeoutError:
+            raise await self._late() from None
+        head = TakeCutResponse(
+            status=SUCCESS,
+            cluster_id=self._store.cluster_id,
+            last_stream_id=found.last_stream_id,
+            revision=found.revision,
+            taken_at_ms=taken_at_ms,
+            held_us=held_us,
+            store_commit=found.commit.number,
+            store_life=found.commit.life_id,
+        )
+
+        async def parts() -> AsyncIterator[tuple[ClusterMetadata, ...]]:
+            for part in _parts(found, extents):
+                yield (part,)
+
+        await respond_in_parts(
+            call,
+            parts(),
+            lambda part: replace(head, metadata=part[0] if part else ClusterMetadata()),
+        )
+
+    async def _extents(self, found: _Read) -> list[StreamExtent]:
+        """Return where the streams end now; those that were deleted since then are left out.
+
+        Raises NoRangeServerError while the primary of one does not answer.
+        """
+        answers = await self._peers.describe(found.open_ranges)
+        unknown = {stream_id for stream_id, each in answers.items() if isinstance(each, SbpError)}
+        last_decision, known = await self._store.run(
+            lambda store: (
+                store.transactions.last_number(),
+                store.streams_by_id(sorted(unknown)),
+            )
+        )
+        if last_decision != found.last_decision:  # the store leads no longer, or an error hid one
+            raise RequestTimeoutError.of("a batch was decided during the cut: retry")
+        left = {each.stream_id for each in known if each is not None}
+        for each in found.open_ranges:
+            if each.stream_id in left:
+                raise NoRangeServerError.of(
+                    f"where stream {each.stream_id} ends is not known: the server of its open range"
+                    f" at {server_addresses(each)[0] or 'an unknown address'} does not answer as"
+                    f" expected ({answers[each.stream_id]}); retry when it is reachable"
+                )
+        return [
+            StreamExtent(
+                stream_table(stream),
+                first.start_offset,
+                _end(last, answers),
+                last.range_index,
+            )
+            for stream, first, last in found.streams
+            if stream.stream_id not in unknown
+        ]
+
+    async def _late(self) -> SbpError:
+        """Return the error of a cut that took too long."""
+        waiting = await self._store.run(lambda store: store.transactions.unpublished())
+        if not waiting:
+            return RequestTimeoutError.of(
+                f"no cut could be taken within {HOLD_MS_MAX} ms, as the placement driver"
+                " or a range server is too slow now; retry"
+            )
+        named = ", ".join(
+            f"batch {each.batch_number} of {each.producer}" for each in waiting[:_NAMED_MAX]
+        )
+        return NoRangeServerError.of(
+            f"no cut can be taken while decided batches are not published: {named}"
+            f" ({len(waiting)} in all). Start the range servers that they wait for, or give up what"
+            " is lost: see `sbp txns`"
+        )
+
+
+def _end(last: RangeRecord, answers: Mapping[int, object]) -> int:
+    answer = answers.get(last.stream_id)
+    described = getattr(answer, "stream_range", None)
+    if last.end_offset is not None or described is None:
+        return last.start_offset if last.end_offset is None else last.end_offset
+    end: int = described.next_offset
+    return end
+
+
+def _read(store: MetadataStore) -> _Read:
+    """Read everything; on the thread of the store, so nothing changes while it reads."""
+    found = _Read(
+        store.last_commit,
+        store.servers.last_stream_id(),
+        store.revision(),
+        store.transactions.last_number(),
+    )
+    if store.transactions.unpublished():
+        raise RequestTimeoutError.of("a batch is not published yet: retry")
+    _read_streams(store, found)
+    stream_id, version = _BEFORE
+    while schemas := store.schemas.after(stream_id, version, _ROWS):
+        found.schemas += [
+            SchemaEntry(
+                each.stream_id,
+                each.version,
+                each.fingerprint,
+                each.schema,
+                each.registered_at_ms,
+            )
+            for each in schemas
+        ]
+        stream_id, version = schemas[-1].stream_id, schemas[-1].version
+    found.cursors += _cursors(store)
+    found.grants += [Grant(*each) for each in _grants(store)]
+    number = -1
+    while decisions := store.transactions.decided_after(number, _ROWS):
+        number = decisions[-1][0]
+        found.txns += [
+            TxnDescription(
+                producer=each.producer,
+                batch_number=each.batch_number,
+                record_count=each.record_count,
+                digest=each.digest,
+                decided_at_ms=each.decided_at_ms,
+                subject=each.subject,
+            )
+            for _, each in decisions
+        ]
+    return found
+
+
+def _read_streams(store: MetadataStore, found: _Read) -> None:
+    addresses = store.servers.addresses()
+    bounds: dict[int, tuple[RangeRecord, RangeRecord]] = {}
+    after = _BEFORE
+    while ranges := store.ranges_after(after, _ROWS, stream_id=None, server_id=None):
+        for each in ranges:
+            first, _ = bounds.get(each.stream_id, (each, each))
+            bounds[each.stream_id] = (first, each)
+        after = (ranges[-1].stream_id, ranges[-1].range_index)
+    stream_id = -1
+    while streams := store.streams_after(stream_id, _ROWS):
+        for stream in streams:
+            first, last = bounds[stream.stream_id]
+            found.streams.append((stream, first, last))
+            if last.end_offset is None:
+                found.open_ranges.append(range_table(last, addresses))
+        stream_id = streams[-1].stream_id
+
+
+def _cursors(store: MetadataStore) -> Iterator[Cursor]:
+    name = ""
+    while groups := store.cursors.groups_after(name, _ROWS):
+        for group in groups:
+            stream_id = -1
+            while cursors := store.cursors.after(group.name, stream_id, _ROWS):
+                for each in cursors:
+                    yield Cursor(
+                        each.stream_id, each.next_offset, each.committed_at_ms, group=group.name
+                    )
+                stream_id = cursors[-1].stream_id
+        name = groups[-1].name
+
+
+def _grants(store: MetadataStore) -> Iterable[tuple[str, str, str]]:
+    return ((each.subject, each.right.value, each.pattern) for each in store.grants.of())
+
+
+def _parts(found: _Read, extents: list[StreamExtent]) -> Iterator[ClusterMetadata]:
+    """Cut the metadata into parts that fit into a header."""
+    count_max = limits.RESULTS_PER_FRAME
+    for at in range(0, len(extents), count_max):
+        yield ClusterMetadata(streams=tuple(extents[at : at + count_max]))
+    for at in range(0, len(found.schemas), limits.SCHEMAS_PER_TURN):
+        yield ClusterMetadata(schemas=tuple(found.schemas[at : at + limits.SCHEMAS_PER_TURN]))
+    for at in range(0, len(found.cursors), count_max):
+        yield ClusterMetadata(cursors=tuple(found.cursors[at : at + count_max]))
+    for at in range(0, len(found.grants), count_max):
+        yield ClusterMetadata(grants=tuple(found.grants[at : at + count_max]))
+    for at in range(0, len(found.txns), count_max):
+        yield ClusterMetadata(txns=tuple(found.txns[at : at + count_max]))
