@@ -21,6 +21,7 @@ from sbp_core.client import (
     Tls,
 )
 from sbp_core.errors import ConfigurationError
+from sbp_core.session.negotiation import NO_WISHES, Wishes
 
 PROMPT: Final = RetryPolicy(budget_ms=limits.CONNECT_TIMEOUT_MS)
 """For a question of an interactive user: fails after seconds."""
@@ -34,17 +35,23 @@ _TOKEN_VARIABLE: Final = "SBP_TOKEN"  # noqa: S105 - the name of the variable
 
 def connect(options: Namespace, retry: RetryPolicy = PROMPT) -> Client:
     """Return a client of the cluster at --endpoint. Raises SbpError without an answer."""
-    files = (options.tls_ca, options.tls_cert, options.tls_key)
-    connecting = Connecting(
-        tls=Tls(*files) if any(files) else None, credentials=_maybe_credentials(options.token_file)
-    )
-    client = Client(options.endpoint, connecting=connecting, retry=retry)
+    client = Client(options.endpoint, connecting=connecting(options), retry=retry)
     try:
         client.ping()
     except BaseException:
         client.close()
         raise
     return client
+
+
+def connecting(options: Namespace, wishes: Wishes = NO_WISHES) -> Connecting:
+    """Return how the options of a client let it connect."""
+    files = (options.tls_ca, options.tls_cert, options.tls_key)
+    return Connecting(
+        wishes=wishes,
+        tls=Tls(*files) if any(files) else None,
+        credentials=_maybe_credentials(options.token_file),
+    )
 
 
 def _maybe_credentials(token_file: str | None) -> Credentials | None:

@@ -72,6 +72,11 @@ COMMANDS: Final = (
         "move the ranges of a range server to others",
     ),
     Command("acl", "sbp_core.cli.acl:add_acl", "list, grant and revoke the rights of identities"),
+    Command("backup", "sbp_core.cli.backup:add_backup", "take a backup of a running cluster"),
+    Command("backup list", "sbp_core.cli.backup:add_list", "list the backups in a place"),
+    Command("backup check", "sbp_core.cli.backup:add_check", "read all of a backup"),
+    Command("backup prune", "sbp_core.cli.backup:add_prune", "remove old backups"),
+    Command("restore", "sbp_core.cli.backup:add_restore", "restore a backup onto an empty cluster"),
     Command(
         "log",
         "sbp_core.cli.log:add_log",

@@ -86,7 +86,7 @@ def test_a_mistake_in_the_call_is_one_line_and_exit_code_2(capsys, words, named)
     printed = capsys.readouterr()
     assert named in printed.err
     assert (printed.out, printed.err.count("\n")) == ("", 1)
-    assert len(printed.err) < 300
+    assert len(printed.err) < 400
 
 
 def test_versions(capsys):

@@ -1,0 +1,5 @@
+"""Backups of a cluster, taken and restored through the protocol.
+
+Read `format.py` first: what a backup consists of. `place.py` is where it is kept, `taking.py` and
+`restoring.py` are the two ways, `upkeep.py` lists, checks and removes backups.
+"""

@@ -1,0 +1,311 @@
+"""Taking a backup: a cut through the cluster, the records up to it, and then the manifest.
+
+Chunks that an earlier backup of the same cluster left in the place are used again. They are of the
+same history only if the metadata still have the commit of that backup: a cluster that was restored
+gives the same offsets to other records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+from msgspec.structs import replace
+
+from sbp_core.backup.cut import Cut, take_cut
+from sbp_core.backup.format import (
+    CHUNK_BYTES,
+    BackupError,
+    ChunkRef,
+    ChunkWriter,
+    Manifest,
+    StreamEntry,
+    encode_manifest,
+    manifest_path,
+)
+from sbp_core.backup.place import Place
+from sbp_core.backup.upkeep import backup_ids, chunk_sizes, read_manifest, running_path
+from sbp_core.client import AsyncClient, FetchItem, StoreCommit
+from sbp_core.client.types import FetchOutcome
+from sbp_core.errors import NotFoundError, OffsetOutOfRangeError
+from sbp_core.records import Envelope, split_envelopes
+
+T = TypeVar("T")
+
+SMALL_CHUNK_BYTES: Final = 4 << 20
+"""A smaller chunk at the end of a stream is written again with what follows it."""
+_FETCH_BYTES: Final = 4 << 20
+_FETCH_WAIT_MS: Final = 1_000
+_EMPTY_MAX: Final = 30
+"""Answers without a record in a row, for records that are there."""
+_AT_A_TIME: Final = 4
+"""Streams that are copied at the same time; each has one chunk in memory."""
+
+ChunksByStream = Mapping[tuple[int, int], Sequence[ChunkRef]]
+"""By stream id and time of creation."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a backup or a restore is. Bytes are those of chunks."""
+
+    stream_count: int = 0
+    streams_done: int = 0
+    bytes_copied: int = 0
+    bytes_reused: int = 0
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A backup that is complete, and how much of it was copied now."""
+
+    manifest: Manifest
+    progress: Progress
+
+
+class Pace:
+    """Bounds the bytes per second of several tasks together; 0 is no bound."""
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self._rate = bytes_per_second
+        self._free_at = 0.0
+
+    async def spend(self, size: int) -> None:
+        """Wait until bytes that were copied are paid for."""
+        if self._rate:
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now) + size / self._rate
+            await asyncio.sleep(self._free_at - now)
+
+
+async def take_backup(
+    client: AsyncClient,
+    place: Place,
+    *,
+    bytes_per_second: int = 0,
+    on_progress: OnProgress = lambda _: None,
+) -> Taken:
+    """Take a backup. Raises SbpError, and the place is as useful as before then.
+
+    Streams that are deleted while it is taken are left out, and so are records that are trimmed;
+    the manifest names both.
+    """
+    began = datetime.now(UTC).isoformat("T", "milliseconds").partition("+")[0]
+    backup_id = f"{began.replace(':', '').replace('-', '')}-{secrets.token_hex(2)}"
+    async with _running(place, backup_id):
+        cut = await take_cut(client)
+        copier = _Copier(
+            client,
+            place,
+            await _reusable(client, place, cut),
+            pace=Pace(bytes_per_second),
+            progress=Progress(len(cut.streams)),
+            on_progress=on_progress,
+        )
+        copied = await copier.copy_all(cut.streams)
+        head = cut.head
+        manifest = Manifest(
+            backup_id=backup_id,
+            taken_at_ms=head.taken_at_ms,
+            finished_at_ms=time.time_ns() // 1_000_000,
+            held_us=head.held_us,
+            cluster_id=head.cluster_id or "",
+            store_commit=head.store_commit,
+            store_life=head.store_life or "",
+            last_stream_id=head.last_stream_id,
+            revision=head.revision,
+            streams=tuple(each for each in copied if each is not None),
+            schemas=tuple(cut.schemas),
+            cursors=tuple(cut.cursors),
+            grants=tuple(cut.grants),
+            decisions=tuple(cut.decisions),
+            deleted=tuple(
+                f"{entry.name or '(unnamed)'} (id {entry.stream_id})"
+                for entry, each in zip(cut.streams, copied, strict=True)
+                if each is None
+            ),
+        )
+        await place.put(manifest_path(backup_id), encode_manifest(manifest))
+    return Taken(manifest, copier.progress)
+
+
+@asynccontextmanager
+async def _running(place: Place, backup_id: str) -> AsyncIterator[None]:
+    """Mark a backup that is being taken, for those that remove chunks."""
+    await place.put(running_path(backup_id), b"")
+    try:
+        yield
+    finally:
+        await place.delete([running_path(backup_id)])
+
+
+async def _reusable(client: AsyncClient, place: Place, cut: Cut) -> ChunksByStream:
+    """Return the chunks of the newest backup of the same history that are there, by stream."""
+    sizes = await chunk_sizes(place)
+    for backup_id in reversed(await backup_ids(place)):
+        try:
+            manifest = await read_manifest(place, backup_id)
+        except BackupError:
+            continue  # `sbp backup check` reports it
+        if await _is_same_history(client, manifest, cut):
+            return {
+                (each.stream_id, each.created_at_ms): [
+                    chunk for chunk in each.chunks if sizes.get(each.path_of(chunk)) == chunk.size
+                ]
+                for each in manifest.streams
+            }
+    return {}
+
+
+async def _is_same_history(client: AsyncClient, manifest: Manifest, cut: Cut) -> bool:
+    """Whether offsets of a backup stand for the same records now."""
+    life = cut.head.store_life or ""
+    if manifest.cluster_id != cut.head.cluster_id or not life or not manifest.store_life:
+        return False
+    if manifest.store_life.partition("-")[0] != life.partition("-")[0]:
+        return False  # commits were given up in between
+    commit = StoreCommit(manifest.store_commit, manifest.store_life)
+    return await client.has_commit(commit) is True
+
+
+class _Copier:
+    """Copies the records of streams into chunks, some streams at a time."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        place: Place,
+        reusable: ChunksByStream,
+        *,
+        pace: Pace,
+        progress: Progress,
+        on_progress: OnProgress,
+    ) -> None:
+        self._client = client
+        self._place = place
+        self._reusable = reusable
+        self._pace = pace
+        self.progress = progress
+        self._on_progress = on_progress
+
+    async def copy_all(self, streams: Sequence[StreamEntry]) -> list[StreamEntry | None]:
+        """Return the streams with their chunks, None for those that were deleted."""
+        results: list[StreamEntry | None] = [None] * len(streams)
+
+        async def copy(at: int) -> None:
+            results[at] = await self._copy(streams[at])
+            self.progress.streams_done += 1
+            self._on_progress(self.progress)
+
+        await some_at_a_time(copy, range(len(streams)))
+        return results
+
+    async def _copy(self, stream: StreamEntry) -> StreamEntry | None:
+        chunks = self._kept(stream)
+        self.progress.bytes_reused += sum(each.size for each in chunks)
+        position = chunks[-1].end if chunks else stream.start_offset
+        writer, trimmed_to, empty_count = ChunkWriter(), 0, 0
+        while position < stream.end_offset:
+            outcome = await self._fetch(stream, position)
+            error = outcome.error
+            if isinstance(error, NotFoundError):
+                return None
+            if isinstance(error, OffsetOutOfRangeError) and _first(error) > position:
+                trimmed_to = position = min(_first(error), stream.end_offset)
+                chunks, writer = [], ChunkWriter()
+                continue
+            if error is not None:
+                raise error
+            before = position
+            for envelope, batch in _batches(outcome.payload):
+                if envelope.base_offset < stream.end_offset:
+                    writer.add(batch, envelope.base_offset, envelope.end_offset)
+                    position = envelope.end_offset
+            await self._pace.spend(len(outcome.payload))
+            empty_count = empty_count + 1 if position == before else 0
+            if empty_count > _EMPTY_MAX:
+                raise BackupError(
+                    f"records of stream {stream.stream_id} from offset {position} on cannot be"
+                    f" read, and it ends at {stream.end_offset}: see `sbp streams describe`"
+                )
+            if writer.size >= CHUNK_BYTES:
+                chunks.append(await self._store(stream, writer))
+                writer = ChunkWriter()
+        if writer.size:
+            chunks.append(await self._store(stream, writer))
+        return replace(stream, chunks=tuple(chunks), trimmed_to=trimmed_to)
+
+    def _kept(self, stream: StreamEntry) -> list[ChunkRef]:
+        """Return the chunks that need not be written again: a run that begins where it must."""
+        found = self._reusable.get((stream.stream_id, stream.created_at_ms), ())
+        kept: list[ChunkRef] = []
+        for chunk in found:
+            if chunk.end <= stream.start_offset or chunk.end > stream.end_offset:
+                continue
+            follows = chunk.start == kept[-1].end if kept else chunk.start <= stream.start_offset
+            if not follows:
+                break
+            kept.append(chunk)
+        if kept and kept[-1].size < SMALL_CHUNK_BYTES and kept[-1].end < stream.end_offset:
+            kept.pop()
+        return kept
+
+    async def _fetch(self, stream: StreamEntry, position: int) -> FetchOutcome:
+        item = FetchItem(stream.stream_id, position, stream.end_offset, _FETCH_BYTES)
+        (outcome,) = [each async for each in self._client.fetch([item], max_wait_ms=_FETCH_WAIT_MS)]
+        return outcome
+
+    async def _store(self, stream: StreamEntry, writer: ChunkWriter) -> ChunkRef:
+        chunk, data = writer.finish()
+        await self._place.put(stream.path_of(chunk), data)
+        self.progress.bytes_copied += chunk.size
+        self._on_progress(self.progress)
+        return chunk
+
+
+def _batches(payload: memoryview) -> Iterator[tuple[Envelope, bytes]]:
+    position = 0
+    for envelope in split_envelopes(payload):
+        end = position + envelope.length_bytes
+        yield envelope, bytes(payload[position:end])
+        position = end
+
+
+async def some_at_a_time(work: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
+    """Do the work on all items, a few at a time. Raises the first error, and does no more then."""
+    left = iter(items)
+
+    async def take() -> None:
+        for each in left:
+            await work(each)
+
+    tasks = [asyncio.create_task(take()) for _ in range(_AT_A_TIME)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _first(error: OffsetOutOfRangeError) -> int:
+    """Return the first offset of a stream that is shorter than expected at its begin."""
+    bounds = error.bounds
+    return -1 if bounds is None else bounds[0]

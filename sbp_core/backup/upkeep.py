@@ -1,0 +1,136 @@
+"""The backups in a place: listing, checking and removing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core.backup.format import (
+    BackupError,
+    Manifest,
+    batches_of,
+    decode_manifest,
+    manifest_path,
+    maybe_backup_id,
+)
+from sbp_core.backup.place import Place
+from sbp_core.errors import NotFoundError
+
+_RUNNING: Final = "running/"
+_CHUNKS: Final = "chunks/"
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """Removed objects: ids of backups, and chunks that no other one refers to."""
+
+    backup_ids: tuple[str, ...]
+    chunk_count: int
+    size: int
+
+
+def running_path(backup_id: str) -> str:
+    """Return the object that exists while a backup is being taken."""
+    return f"{_RUNNING}{backup_id}"
+
+
+async def backup_ids(place: Place) -> list[str]:
+    """Return the ids of the backups that are complete, the oldest first."""
+    found = (maybe_backup_id(path) for path in await place.sizes("backups/"))
+    return sorted(each for each in found if each is not None)
+
+
+async def chunk_sizes(place: Place) -> dict[str, int]:
+    """Return the size in bytes of each chunk, by path."""
+    return await place.sizes(_CHUNKS)
+
+
+async def read_manifest(place: Place, backup_id: str) -> Manifest:
+    """Return the manifest of a backup. Raises BackupError if it is damaged or cannot be read."""
+    path = manifest_path(backup_id)
+    return decode_manifest(await place.get(path), f"{path} in {place.name}")
+
+
+async def newest_or(place: Place, backup_id: str | None) -> str:
+    """Return the id of a backup, the newest one if it is None. Raises NotFoundError."""
+    known = await backup_ids(place)
+    if not known:
+        raise NotFoundError.of(f"no backup is complete in {place.name}")
+    if backup_id is not None and backup_id not in known:
+        raise NotFoundError.of(
+            f"backup {backup_id!a} is not in {place.name}; see `sbp backup list {place.name}`"
+        )
+    return backup_id or known[-1]
+
+
+async def check_present(place: Place, manifest: Manifest) -> None:
+    """Raise BackupError if a chunk is missing, or has another size."""
+    sizes = await chunk_sizes(place)
+    lacking = [
+        path
+        for stream in manifest.streams
+        for chunk in stream.chunks
+        if sizes.get(path := stream.path_of(chunk)) != chunk.size
+    ]
+    if lacking:
+        raise BackupError(
+            f"{len(lacking)} chunks of backup {manifest.backup_id} are missing in {place.name}, or"
+            f" cut off; the first one is {lacking[0]}. Use another backup, or another copy of this"
+            " one"
+        )
+
+
+async def check_backup(
+    place: Place, manifest: Manifest, on_checked: Callable[[int], None] = lambda _: None
+) -> list[BackupError]:
+    """Read all of a backup; return what is wrong. `on_checked` is called with bytes read so far."""
+    faults: list[BackupError] = []
+    size = 0
+    for stream in manifest.streams:
+        position = stream.first_offset
+        for at, chunk in enumerate(stream.chunks):
+            path = stream.path_of(chunk)
+            if chunk.start != position and not (at == 0 and chunk.start < position):
+                faults.append(BackupError(f"{path} does not begin at offset {position}"))
+            position = chunk.end
+            try:
+                batches_of(await place.get(path), chunk, f"{path} in {place.name}")
+            except BackupError as error:
+                faults.append(error)
+            size += chunk.size
+            on_checked(size)
+        if position != stream.end_offset:
+            faults.append(
+                BackupError(
+                    f"backup {manifest.backup_id} ends at offset {position} of stream"
+                    f" {stream.stream_id}, not at {stream.end_offset}"
+                )
+            )
+    return faults
+
+
+async def prune(place: Place, keep_count: int) -> Pruned:
+    """Remove all backups but the newest ones, and the chunks that only those referred to.
+
+    Raises BackupError while a backup is being taken, and if a manifest that is kept is damaged:
+    its chunks are not known then.
+    """
+    running = await place.sizes(_RUNNING)
+    if running:
+        raise BackupError(
+            f"a backup is being taken: {min(running)} is in {place.name}. Wait for its end; if it"
+            " was killed, remove that object"
+        )
+    known = await backup_ids(place)
+    kept, removed = known[-keep_count:], known[:-keep_count]
+    needed = {
+        stream.path_of(chunk)
+        for backup_id in kept
+        for stream in (await read_manifest(place, backup_id)).streams
+        for chunk in stream.chunks
+    }
+    await place.delete([manifest_path(each) for each in removed])
+    spare = {path: size for path, size in (await chunk_sizes(place)).items() if path not in needed}
+    await place.delete(list(spare))
+    return Pruned(tuple(removed), len(spare), sum(spare.values()))

@@ -1,0 +1,461 @@
+"""A backup of a cluster under load, the loss of all its servers, and the restore onto others."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from core_cluster import rows_batch, values_of
+from replicated_cluster import cluster_of
+
+from sbp_core.backup.format import BackupError, Manifest, manifest_path
+from sbp_core.backup.place import Place
+from sbp_core.backup.restoring import restore_backup
+from sbp_core.backup.taking import take_backup
+from sbp_core.backup.upkeep import backup_ids, check_backup, prune, read_manifest
+from sbp_core.client import (
+    AppendItem,
+    AsyncClient,
+    Connecting,
+    FetchItem,
+    RetryPolicy,
+    StreamSpec,
+    Transaction,
+    Writer,
+)
+from sbp_core.errors import (
+    InvalidRequestError,
+    NoRangeServerError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    ThrottledError,
+    TxnAbortedError,
+)
+from sbp_core.pd.backups import cut
+from sbp_core.server.peers import Peers
+from sbp_core.session.negotiation import Wishes
+from sbp_core.wire.txn_id import txn_id_of
+
+PROMPT = RetryPolicy(budget_ms=200)
+
+
+@asynccontextmanager
+async def client_of(cluster, **options) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(cluster.endpoints.pd, **options) as client:
+        yield client
+
+
+def restorer(cluster, manifest: Manifest):
+    wishes = Wishes(restoring=manifest.backup_id)
+    return client_of(cluster, connecting=Connecting(wishes=wishes))
+
+
+async def restore(cluster, place: Place, manifest: Manifest) -> None:
+    async with restorer(cluster, manifest) as client:
+        await restore_backup(client, place, manifest)
+
+
+async def read_all(client: AsyncClient, stream_id: int) -> dict[int, bytes]:
+    """The values of a stream by offset, from its first record to its end."""
+    (bounds,) = await client.stream_bounds([stream_id])
+    found: dict[int, bytes] = {}
+    position = bounds.start_offset
+    while position < bounds.next_offset:
+        item = FetchItem(stream_id, position, bounds.next_offset, 1 << 20)
+        (outcome,) = [each async for each in client.fetch([item])]
+        if outcome.error is not None:
+            raise outcome.error
+        found |= {at: value for at, value in values_of(outcome.payload) if at >= position}
+        position = outcome.next_offset
+    assert list(found) == list(range(bounds.start_offset, bounds.next_offset))
+    return found
+
+
+async def append(client: AsyncClient, stream_id: int, *values: bytes, writer=None) -> int:
+    item = AppendItem(stream_id, rows_batch(values, stream_id))
+    (outcome,) = await client.append([item], writer=writer)
+    return outcome.base_offset
+
+
+async def create(client: AsyncClient, *names: str, replicas: int = 1) -> list[int]:
+    created = await client.create_streams([StreamSpec(each, replicas) for each in names])
+    return [each.stream_id for each in created]
+
+
+async def commit(client: AsyncClient, number: int, stream_ids, producer: str = "p") -> bool:
+    """Commit a batch with its number as the only value in each stream; whether it is a replay."""
+    transaction = Transaction(txn_id_of(producer, number, uuid.uuid4().hex))
+    value = str(number).encode()
+    items = [AppendItem(each, rows_batch([value], each)) for each in stream_ids]
+    await client.append(items, transaction=transaction)
+    decision = await client.commit_txn(
+        producer,
+        number,
+        transaction.parts(),
+        record_count=len(stream_ids),
+        digest=b"%08d" % number,
+    )
+    assert decision.digest == b"%08d" % number
+    return decision.is_replay
+
+
+async def decided_of(client: AsyncClient, producer: str) -> set[int]:
+    return {each.batch_number for each in await client.describe_txns(producer)}
+
+
+class Load:
+    """Appends, transactions and seals that go on until the cluster is lost."""
+
+    def __init__(self, cluster, plain: int, paid: list[int]) -> None:
+        self._cluster = cluster
+        self._plain = plain
+        self._paid = paid
+        self.acknowledged: dict[int, bytes] = {}
+        self.committed = -1
+        self._has_grown = asyncio.Event()
+
+    async def run(self) -> None:
+        async with client_of(self._cluster) as client:
+            await asyncio.gather(self._append(client), self._commit(client), self._seal(client))
+
+    async def wait_for(self, more: int) -> None:
+        """Wait until as many more records and batches are acknowledged."""
+        records, batches = len(self.acknowledged) + more, self.committed + more
+        while len(self.acknowledged) < records or self.committed < batches:
+            self._has_grown.clear()
+            await self._has_grown.wait()
+
+    async def _append(self, client: AsyncClient) -> None:
+        writer = Writer()
+        for number in range(1_000_000):
+            value = b"plain-%d" % number
+            offset = await append(client, self._plain, value, writer=writer)
+            self.acknowledged[offset] = value
+            self._has_grown.set()
+
+    async def _commit(self, client: AsyncClient) -> None:
+        for number in range(1_000_000):
+            await commit(client, number, self._paid)
+            self.committed = number
+            self._has_grown.set()
+
+    async def _seal(self, client: AsyncClient) -> None:
+        while True:
+            await client.seal_streams([self._plain, *self._paid])
+            await asyncio.sleep(0.3)
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    return Place.open(str(tmp_path / "backups"), is_new=True)
+
+
+def run(main) -> None:
+    asyncio.run(asyncio.wait_for(main, 90))
+
+
+def test_a_backup_under_load_has_all_that_was_committed_before_it(tmp_path, place):
+    async def main():
+        async with cluster_of(tmp_path / "lost") as cluster, client_of(cluster) as client:
+            (plain,) = await create(client, "plain")
+            paid = await create(client, "paid", "booked", replicas=2)
+            trimmed, deleted = await create(client, "trimmed", "deleted")
+            for each in (trimmed, deleted):
+                await append(client, each, b"a", b"b", b"c", b"d")
+                await append(client, each, b"e")
+            await client.trim_streams({trimmed: 2})
+            before = {each.stream_id: each for each in await client.list_streams()}
+            load = Load(cluster, plain, paid)
+            loading = asyncio.create_task(load.run())
+            await load.wait_for(20)
+            await client.commit_cursors("group", {plain: 7, paid[0]: 3})
+            known = dict(load.acknowledged)
+            committed = load.committed
+            taken = await take_backup(client, place)
+            await load.wait_for(20)
+            lost_end = max(load.acknowledged) + 1
+            last_commit = client.last_commit
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+        shutil.rmtree(tmp_path / "lost")
+        manifest = taken.manifest
+        assert manifest.held_us < 5_000_000
+
+        async with cluster_of(tmp_path / "new", range_servers=2) as cluster:
+            await restore(cluster, place, manifest)
+            async with client_of(cluster) as client:
+                streams = {each.stream_id: each for each in await client.list_streams()}
+                assert streams == before
+                found = await read_all(client, plain)
+                ends = {each.stream_id: each.end_offset for each in manifest.streams}
+                assert len(found) == ends[plain] < lost_end
+                assert known.items() <= found.items()
+                assert {at: load.acknowledged.get(at, value) for at, value in found.items()} == (
+                    found
+                )
+                decided = await decided_of(client, "p")
+                for each in paid:
+                    batches = [int(value) for value in (await read_all(client, each)).values()]
+                    assert batches == list(range(max(decided) + 1))
+                assert max(decided) >= committed
+                assert await commit(client, max(decided), paid)
+                assert not await commit(client, max(decided) + 1, paid)
+                assert [
+                    value for _, value in sorted((await read_all(client, trimmed)).items())
+                ] == ([b"c", b"d", b"e"])
+                assert list(await read_all(client, trimmed)) == [2, 3, 4]
+                cursors = await client.describe_cursors("group")
+                assert {each.stream_id: each.next_offset for each in cursors} == (
+                    {plain: 7, paid[0]: 3}
+                )
+                assert await client.has_commit(last_commit) is False
+                item = FetchItem(plain, lost_end, None, 1 << 20)
+                (ahead,) = [each async for each in client.fetch([item])]
+                assert isinstance(ahead.error, OffsetOutOfRangeError)
+                assert ahead.error.bounds == (0, ends[plain])
+                assert await append(client, plain, b"next") == ends[plain]
+                (new,) = await create(client, "new")
+                assert new > manifest.last_stream_id + len(before)
+
+    run(main())
+
+
+def test_a_second_backup_copies_only_what_is_new(tmp_path, place):
+    async def main():
+        async with cluster_of(tmp_path / "data", 1) as cluster, client_of(cluster) as client:
+            a, b, c = await create(client, "a", "b", "c")
+            for each in (a, b, c):
+                await append(client, each, b"x" * 1_000)
+            first = await take_backup(client, place)
+            assert first.progress.bytes_reused == 0
+            await append(client, a, b"y")
+            await client.delete_streams([c])
+            second = await take_backup(client, place)
+            sizes = {each.stream_id: each.size for each in second.manifest.streams}
+            assert sizes.keys() == {a, b}
+            assert second.progress.bytes_copied == sizes[a]
+            assert second.progress.bytes_reused == sizes[b]
+            third = await take_backup(client, place)
+            assert third.progress.bytes_copied == 0
+            pruned = await prune(place, 1)
+            assert len(pruned.backup_ids) == 2
+            assert pruned.chunk_count == 2  # of a before, and of c
+            (left,) = await backup_ids(place)
+            assert await check_backup(place, await read_manifest(place, left)) == []
+
+    run(main())
+
+
+def test_chunks_of_a_lost_history_are_not_reused(tmp_path, place):
+    """The restored cluster gives the offsets behind the first backup to other records."""
+
+    async def main():
+        async with cluster_of(tmp_path / "lost", 1) as cluster, client_of(cluster) as client:
+            (a,) = await create(client, "a")
+            await append(client, a, b"1")
+            first = await take_backup(client, place)
+            await append(client, a, b"lost")
+            await take_backup(client, place)
+        async with cluster_of(tmp_path / "new", 1) as cluster:
+            await restore(cluster, place, first.manifest)
+            async with client_of(cluster) as client:
+                await append(client, a, b"kept")
+                third = await take_backup(client, place)
+        assert third.progress.bytes_reused == 0
+        async with cluster_of(tmp_path / "again", 1) as cluster:
+            await restore(cluster, place, third.manifest)
+            async with client_of(cluster) as client:
+                assert await read_all(client, a) == {0: b"1", 1: b"kept"}
+
+    run(main())
+
+
+def test_an_interrupted_restore_serves_nobody_until_it_is_repeated(tmp_path, place):
+    async def main():
+        async with cluster_of(tmp_path / "lost", 1) as cluster, client_of(cluster) as client:
+            ids = await create(client, "a", "b", "c")
+            for each in ids:
+                await append(client, each, b"1", b"2")
+            manifest = (await take_backup(client, place)).manifest
+        broken = manifest.streams[2]
+        hidden = tmp_path / "backups" / broken.path_of(broken.chunks[0])
+        whole = hidden.read_bytes()
+        hidden.write_bytes(whole[:-40] + bytes(40))
+
+        async with cluster_of(tmp_path / "new", 1) as cluster:
+            with pytest.raises(BackupError, match="records 0 to 1 of its stream"):
+                await restore(cluster, place, manifest)
+            async with client_of(cluster, retry=PROMPT) as client:
+                for ask in (
+                    client.list_streams(),
+                    client.stream_bounds(ids),
+                    append(client, ids[0], b"x"),
+                    client.create_streams([StreamSpec("more")]),
+                    take_backup(client, place),
+                ):
+                    with pytest.raises(ThrottledError, match="is being restored from backup"):
+                        await ask
+            hidden.write_bytes(whole)
+            await restore(cluster, place, manifest)
+            async with client_of(cluster) as client:
+                for each in ids:
+                    assert await read_all(client, each) == {0: b"1", 1: b"2"}
+                await append(client, ids[0], b"3")
+            await restore(cluster, place, manifest)
+            async with client_of(cluster) as client:
+                assert await read_all(client, ids[0]) == {0: b"1", 1: b"2", 2: b"3"}
+
+    run(main())
+
+
+def test_a_backup_is_restored_onto_an_empty_cluster_only(tmp_path, place):
+    async def main():
+        async with cluster_of(tmp_path / "data", 1) as cluster, client_of(cluster) as client:
+            await create(client, "a")
+            manifest = (await take_backup(client, place)).manifest
+            with pytest.raises(InvalidRequestError, match="empty data directories"):
+                await restore(cluster, place, manifest)
+            assert [each.name for each in await client.list_streams()] == ["a"]
+
+    run(main())
+
+
+def test_what_was_staged_in_a_lost_range_is_refused(tmp_path, place):
+    """It would be decided otherwise, and never be published: nothing of it is there."""
+
+    async def main():
+        async with cluster_of(tmp_path / "lost", 1) as cluster, client_of(cluster) as client:
+            (a,) = await create(client, "a")
+            transaction = Transaction(txn_id_of("p", 0, "x"))
+            await client.append([AppendItem(a, rows_batch([b"1"]))], transaction=transaction)
+            manifest = (await take_backup(client, place)).manifest
+        async with cluster_of(tmp_path / "new", 1) as cluster:
+            await restore(cluster, place, manifest)
+            async with client_of(cluster) as client:
+                with pytest.raises(TxnAbortedError, match="stage the batch again"):
+                    await client.commit_txn(
+                        "p", 0, transaction.parts(), record_count=1, digest=b"12345678"
+                    )
+                assert not await commit(client, 0, [a])
+
+    run(main())
+
+
+def test_a_stream_that_changes_while_it_is_copied_is_no_failure(tmp_path, place, monkeypatch):
+    """Trimmed and deleted between the cut and the copy: both are in the manifest."""
+
+    async def main():
+        async with cluster_of(tmp_path / "lost", 1) as cluster, client_of(cluster) as client:
+            trimmed, emptied, deleted = await create(client, "trimmed", "emptied", "deleted")
+            for each in (trimmed, emptied, deleted):
+                for number in range(4):
+                    await append(client, each, b"%d" % number)
+
+            async def change():
+                await append(client, emptied, b"4")
+                await client.trim_streams({trimmed: 2, emptied: 5})
+                await client.delete_streams([deleted])
+
+            tasks = []
+
+            async def fetch(items, **options):
+                tasks[:] = tasks or [asyncio.create_task(change())]
+                await asyncio.wait(tasks)
+                async for each in AsyncClient.fetch(client, items, **options):
+                    yield each
+
+            monkeypatch.setattr(client, "fetch", fetch)
+            manifest = (await take_backup(client, place)).manifest
+        assert manifest.deleted == (f"deleted (id {deleted})",)
+        spans = {each.stream_id: (each.first_offset, each.end_offset) for each in manifest.streams}
+        assert spans == {trimmed: (2, 4), emptied: (4, 4)}
+        async with cluster_of(tmp_path / "new", 1) as cluster:
+            await restore(cluster, place, manifest)
+            async with client_of(cluster) as client:
+                assert await read_all(client, trimmed) == {2: b"2", 3: b"3"}
+                assert await read_all(client, emptied) == {}
+                assert await append(client, emptied, b"x") == 4
+                with pytest.raises(NotFoundError):
+                    await client.describe_streams([deleted])
+
+    run(main())
+
+
+def test_damage_in_a_place_is_found(tmp_path, place):
+    async def main():
+        async with cluster_of(tmp_path / "data", 1) as cluster, client_of(cluster) as client:
+            (a,) = await create(client, "a")
+            await append(client, a, b"1", b"2")
+            manifest = (await take_backup(client, place)).manifest
+        (stream,) = manifest.streams
+        path = tmp_path / "backups" / stream.path_of(stream.chunks[0])
+        whole = bytearray(path.read_bytes())
+        whole[20] ^= 1
+        path.write_bytes(whole)
+        (fault,) = await check_backup(place, manifest)
+        assert "records 0 to 1" in str(fault)
+        path.unlink()
+        (fault,) = await check_backup(place, manifest)
+        assert "cannot be read" in str(fault)
+        path = tmp_path / "backups" / manifest_path(manifest.backup_id)
+        path.write_bytes(path.read_bytes().replace(b'"a"', b'"b"'))
+        with pytest.raises(BackupError, match="checksum"):
+            await read_manifest(place, manifest.backup_id)
+
+    run(main())
+
+
+def test_no_decision_is_made_between_the_metadata_and_the_ends(tmp_path, place, monkeypatch):
+    """Else its records would be in the backup, and be written again by a replay."""
+
+    async def main():
+        async with cluster_of(tmp_path / "data", 1) as cluster, client_of(cluster) as client:
+            (a,) = await create(client, "a")
+            await commit(client, 0, [a])
+            describe = Peers.describe
+            commits = []
+
+            async def describe_late(peers, ranges):
+                commits.append(asyncio.create_task(commit(client, len(commits) + 1, [a])))
+                await asyncio.wait(commits, timeout=0.2)
+                return await describe(peers, ranges)
+
+            monkeypatch.setattr(Peers, "describe", describe_late)
+            manifest = (await take_backup(client, place)).manifest
+            await asyncio.gather(*commits)
+            assert len(manifest.decisions) == manifest.record_count == len(commits)
+
+    run(main())
+
+
+def test_a_decision_that_cannot_be_published_fails_a_backup_and_holds_nothing(
+    tmp_path, place, monkeypatch
+):
+    async def main():
+        async with (
+            cluster_of(tmp_path / "data", 2) as cluster,
+            client_of(cluster, retry=PROMPT) as client,
+        ):
+            a, b = await create(client, "a", "b")
+            stuck = Transaction(txn_id_of("p", 0, "x"))
+            await client.append([AppendItem(a, rows_batch([b"1"]))], transaction=stuck)
+            placed = (await client.list_ranges([a, b])).values()
+            ((of_a,), (of_b,)) = (each[-1].servers for each in placed)
+            assert of_a != of_b
+            (server,) = (each for each in cluster._range_servers if each.endpoint == of_a)
+            await server.stop()
+            decision = await client.commit_txn(
+                "p", 0, stuck.parts(), record_count=1, digest=b"12345678", timeout_ms=200
+            )
+            assert not decision.is_published
+            monkeypatch.setattr(cut, "HOLD_MS_MAX", 200)
+            with pytest.raises(NoRangeServerError, match=r"batch 0 of p \(1 in all\)"):
+                await take_backup(client, place)
+            assert not await commit(client, 0, [b], "q")
+            assert not list((tmp_path / "backups").rglob("running/*"))
+
+    run(main())
