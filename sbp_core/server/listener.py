@@ -49,6 +49,16 @@ _REFUSED: Final = COMMON.counter(
     "Connections that were closed at once: their address, or the server, had too many.",
     "role",
 )
+_THROTTLED: Final = COMMON.counter(
+    "sbp_throttled_answers_total",
+    "Answers that asked for a wait, as the identity of the client is above its quota.",
+    "role",
+)
+_ABOVE_QUOTA: Final = COMMON.counter(
+    "sbp_quota_refusals_total",
+    "Requests that were refused, as their identity has too many connections.",
+    "role",
+)
 _MEMORY: Final = COMMON.gauge(
     "sbp_request_memory_bytes", "Memory that requests and frames on their way take.", "role"
 )
@@ -140,6 +150,8 @@ class Listener:
         yield _CONNECTIONS.of(len(self._peers), role)
         yield _ACCEPTED.of(self._accepted_count, role)
         yield _REFUSED.of(self._refused_before + self._refused_count, role)
+        yield _THROTTLED.of(self._quotas.throttled_count, role)
+        yield _ABOVE_QUOTA.of(self._quotas.refused_count, role)
         yield _MEMORY.of(self._budget.taken_bytes, role)
         yield _MEMORY_MAX.of(self._budget.bytes_max, role)
         yield _WAITING.of(self._budget.waiting_count, role)

@@ -368,7 +368,7 @@ class Peer(asyncio.BufferedProtocol):
         try:
             self._allowance.bind(self._dispatcher.gate.maybe_metered(self), self)
         except ThrottledError as error:
-            _LOG.info("connection refused peer=%s: %s", self.name, error)
+            _LOG.warning("connection refused peer=%s: %s", self.name, error)
             self._refuse(frame, error)
             self.go_away()
             return True

@@ -190,7 +190,9 @@ class Meter:
         if wait_seconds:
             if now - self._throttled_at > _LOG_SECONDS:
                 _LOG.info(
-                    "above quota identity=%s wait_ms=%d", self.subject, _milliseconds(wait_seconds)
+                    "identity throttled identity=%s wait_ms=%d",
+                    self.subject,
+                    _milliseconds(wait_seconds),
                 )
             self._throttled_at = now
         return wait_seconds
@@ -230,7 +232,11 @@ class Allowance:
         if subject is None or self._is_over or not rules.has_any:
             return
         meter = self._quotas.meter_of(subject)
-        meter.enter(connection)
+        try:
+            meter.enter(connection)
+        except ThrottledError:
+            self._quotas.refused_count += 1
+            raise
         self._meter = meter
         meter.hold(self._held_bytes)
 
@@ -315,6 +321,7 @@ class Allowance:
         if asked_ms is None:
             return header
         self._told_until = now + wait_seconds
+        self._quotas.throttled_count += 1
         wait_ms = max(_milliseconds(wait_seconds), asked_ms)
         return replace(header, throttle_time_ms=wait_ms)
 
@@ -333,6 +340,10 @@ class Quotas:
     ) -> None:
         self.monotonic = monotonic
         self.rules = rules
+        self.throttled_count = 0
+        """Answers that asked for a wait."""
+        self.refused_count = 0
+        """Requests of connections beyond the quota of their identity."""
         self._meters: dict[str, Meter] = {}
 
     def meter_of(self, subject: str) -> Meter:

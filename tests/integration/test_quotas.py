@@ -160,6 +160,7 @@ def test_an_identity_above_its_rate_is_asked_to_wait_and_no_other_one_is(benched
         assert max(waits[3::5] + waits[4::5]) == 0
         above = [each for at in range(3) for each in waits[at::5] if each]
         assert len(above) >= RATE
+        assert bench.listener._quotas.throttled_count == len(above)
         assert max(above) <= 1000 * WAIT_SECONDS_MAX
 
     benched(
@@ -253,6 +254,7 @@ def test_too_many_connections_of_an_identity_are_refused(benched, monkeypatch):
             while len(bench.listener._quotas.meter_of("etl").connections) > 1:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             await bench.append(third, b"x")
+            assert bench.listener._quotas.refused_count == 2
 
     benched("[quotas.etl]\nconnections = 2\n", body)
 
