@@ -94,6 +94,27 @@ def test_no_administrator_changes_it_and_the_servers_do(tmp_path):
     run(body())
 
 
+def test_refused_items_are_answered_at_their_places(tmp_path):
+    """Some lack a right, others are protected, whatever rights there are on them."""
+
+    async def body():
+        async with identified(tmp_path) as (cluster, clients, _):
+            (lacking,) = await clients["admin"].create_streams([StreamSpec("a")])
+            stream = await stream_of(clients["admin"])
+            named = Grant("everything", Right.MANAGE, AUDIT_STREAM)
+            await clients["admin"].change_grants([named])
+            ids = (lacking.stream_id, stream.stream_id, lacking.stream_id)
+            request = h.DeleteStreamsRequest(MS, tuple(map(h.Stream, ids)))
+            (frame,) = await clients["everything"].call(
+                cluster.endpoints.pd, Opcode.DELETE_STREAMS, request
+            )
+            answer = h.decode_header(h.DeleteStreamsResponse, frame.header)
+            refusals = [each.status.message for each in answer.delete_responses]
+            assert ["only the servers" in each for each in refusals] == [False, True, False]
+
+    run(body())
+
+
 def test_administrators_change_it_where_the_settings_permit_it(tmp_path):
     async def body():
         async with identified(tmp_path, audit_protected=False) as (_, clients, _):
