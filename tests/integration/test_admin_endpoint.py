@@ -299,20 +299,20 @@ def test_each_range_server_of_several_has_an_endpoint(tmp_path):
 
 @contextmanager
 def secured(folder, authority, issuer):
-    """Run a placement driver that wants identities; yield where its admin endpoint is."""
+    """Run a placement driver that wants identities; yield its admin endpoint and certificate."""
     pair = authority.issue("127.0.0.1", common_name="node1")
     words = ["--tls-cert", pair.cert_file, "--tls-key", pair.key_file]
     words += ["--tls-ca", authority.ca_file, "--auth-admin", "alice", "--auth-monitor", "prom"]
     words += ["--auth-jwks-file", issuer.jwks_file, "--auth-issuer", ISSUER]
     words += ["--auth-audience", AUDIENCE]
     with running(folder, "pd", *ADMIN, *map(str, words)) as driver:
-        yield admin_of(driver)
+        yield admin_of(driver), pair
 
 
 def test_with_identities_details_need_one(tmp_path):
     authority, issuer = Authority(tmp_path / "ca"), Issuer(tmp_path)
     tls = ssl.create_default_context(cafile=authority.ca_file)
-    with secured(tmp_path, authority, issuer) as admin:
+    with secured(tmp_path, authority, issuer) as (admin, pair):
         with pytest.raises((urllib.error.URLError, ConnectionError)):
             ask(admin, "/healthz")
         assert ask(admin, "/healthz", tls=tls)[0] == 200
@@ -337,3 +337,8 @@ def test_with_identities_details_need_one(tmp_path):
         status, body = ask(admin, "/config", tls=shown)
         assert status == 403
         assert "carol" in body
+        host, _, port = admin.rpartition(":")
+        former = ssl.get_server_certificate((host, int(port)))
+        pair.replace_with(authority.issue("127.0.0.1", common_name="node1"))
+        assert ssl.get_server_certificate((host, int(port))) != former
+        assert ask(admin, "/healthz", tls=tls)[0] == 200

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from pd_cluster import Cluster
 from raw_client import RawClient
+from sqlalchemy import make_url
 
 from sbp_core.client import AsyncClient
 from sbp_core.errors import NotLeaderError, StatusError
@@ -44,6 +45,16 @@ class Pair:
 
     async def secret_of(self, server_id):
         return await self.b._store.peek(lambda store: store.servers.maybe_secret(server_id))
+
+    def allow_connections(self, *, allowed):
+        """Let clients connect to the database or not; those that are connected are cut off."""
+        name = make_url(self.url).database
+        elsewhere = make_url(self.url).set(database="postgres").render_as_string(False)
+        with psycopg.connect(elsewhere, autocommit=True) as connection:
+            connection.execute(f"ALTER DATABASE {name} WITH ALLOW_CONNECTIONS {allowed}")
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+            )
 
     def execute(self, statement):
         with psycopg.connect(self.url, autocommit=True) as connection:
@@ -114,6 +125,17 @@ def test_the_one_that_does_not_lead_names_all_and_the_leader(run):
             assert nodes_of(maybe_cluster(caught.value.detail)) == both
             refused.add(opcode)
         assert {Opcode.CREATE_STREAMS, Opcode.COMMIT_TXN, Opcode.LIST_RANGES} < refused
+
+    run(body)
+
+
+def test_neither_is_ready_while_their_database_is_unavailable(run):
+    async def body(pair):
+        for allowed, expected in ((False, ["store_unreachable"]), (True, [])):
+            pair.allow_connections(allowed=allowed)
+            for driver in (pair.a, pair.b):
+                while [each.code for each in driver.unready()] != expected:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
 
     run(body)
 
