@@ -17,8 +17,10 @@ from sbp_core.backup.format import BackupError
 from sbp_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    from obstore.store import ClientConfig, ObjectStore
 
+_TIMEOUT: Final = "10m"
+"""Time for one request to object storage: a chunk is one."""
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
@@ -51,7 +53,9 @@ class Place:
                     f"{name!a} is no place for backups; give a directory, or s3://BUCKET/PREFIX"
                 )
             prefix = parts.path.strip("/")
-            return cls(name, S3Store(parts.netloc, prefix=prefix or None))
+            is_plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"}
+            options: ClientConfig = {"timeout": _TIMEOUT, "allow_http": is_plain}
+            return cls(name, S3Store(parts.netloc, prefix=prefix or None, client_options=options))
         except (BaseError, OSError) as error:
             raise ConfigurationError(
                 f"{name} cannot be used for backups: {_cause(error)}; name a directory that this"
@@ -63,7 +67,7 @@ class Place:
         from obstore.exceptions import BaseError
 
         try:
-            await self._store.put_async(path, data)
+            await self._store.put_async(path, data, use_multipart=False)
             if self._folder is not None:
                 await asyncio.to_thread(_sync, self._folder, self._folder / path)
         except (BaseError, OSError) as error:
