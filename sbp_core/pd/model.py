@@ -34,6 +34,8 @@ class NewStream:
     retention_period_ms: int
     server_ids: tuple[int, ...]
     retention_bytes: int = 0
+    stream_id: int | None = None
+    """Its id; None for the next one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Final
 
 from sbp_core.access.rights import checked_grant
 from sbp_core.errors import ThrottledError, invalid
+from sbp_core.pd.metadata.history import counted_end
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import RangeRecord, SchemaRecord, ServerLoad, StreamRecord
 from sbp_core.pd.range_servers import Membership, Placement
@@ -38,7 +39,6 @@ _BACKUP_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _INDEX_SHIFT: Final = 16
 _GAP: Final = 1 << 24
 """Distance of ids and revisions from those of the backup; a random one below that is added."""
-_ID_BITS: Final = 40
 _OPEN: Final = frozenset(
     {
         *(Opcode.HEARTBEAT, Opcode.ALLOCATE_ID, Opcode.REPORT_METRICS),
@@ -82,7 +82,8 @@ class Restorer:
 
     def _check(self, call: ServerCall) -> None:
         restoring = self._restoring
-        is_server = bool(call.peer.standing.server_ids)
+        standing = call.peer.standing
+        is_server = standing.server_ids or (standing.identity and standing.identity.is_server)
         if restoring is None or is_server or call.agreement.restoring == restoring:
             return
         raise ThrottledError.of(
@@ -223,10 +224,11 @@ def _placed(extent: StreamExtent, placement: Placement) -> tuple[StreamRecord, R
 
 
 def _complete(store: MetadataStore, request: RestoreMetadataRequest, now_ms: int) -> None:
-    block_end = ((request.last_stream_id >> _ID_BITS) + 1) << _ID_BITS
     store.restores.complete(
         now_ms,
-        last_stream_id=min(_far_above(request.last_stream_id), block_end - 1),
+        last_stream_id=min(
+            _far_above(request.last_stream_id), counted_end(request.last_stream_id) - 1
+        ),
         revision=max(_far_above(request.revision), store.revision() + 1),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from sbp_core import limits
@@ -23,6 +23,7 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.pd.capacity import Capacity
+from sbp_core.pd.metadata.history import own_stream_id
 from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import (
     NewStream,
@@ -68,13 +69,16 @@ def create_streams(
 ) -> list[CreateStreamResult]:
     """Create streams with their first ranges (SPEC "CREATE_STREAMS"), all in one transaction.
 
-    Those of the cluster itself, if it `is_own`, may have reserved names.
+    Those of the cluster itself, if it `is_own`, may have reserved names, and get ids of their own.
     """
     placement = Placement(servers, store.primary_counts())
     planned: list[NewStream | SbpError] = []
     new_count = 0
     for asked in streams:
         planned.append(_plan_stream(asked, placement, store.capacity, new_count, is_own=is_own))
+        if is_own and isinstance(planned[-1], NewStream):
+            own_id = own_stream_id(store.servers.last_stream_id())
+            planned[-1] = replace(planned[-1], stream_id=own_id)
         new_count += isinstance(planned[-1], NewStream)
     outcomes = apply_accepted(planned, lambda news: store.create_streams(news, created_at_ms))
     log_missing_replicas(
