@@ -8,10 +8,15 @@ import json
 import pytest
 from core_cluster import rows_batch
 from local_s3 import BUCKET, SECRET, local_s3
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from replicated_cluster import cluster_of, read_all
 
 from sbp_core.cli.main import main as sbp
-from sbp_core.client import AppendItem, AsyncClient, StreamSpec
+from sbp_core.client import AppendItem, AsyncClient, Client, StreamSpec
+from sbp_core.cluster import LocalCluster
+from sbp_spark.reading.offsets import SourceOffset, StreamChangedError
+from sbp_spark.row_schema import source_schema
+from sbp_spark.streaming.stream_reader import SbpStreamReader
 
 
 @pytest.fixture(params=["directory", "s3"])
@@ -91,3 +96,45 @@ def test_a_place_that_cannot_be_used_is_named_without_secrets(tmp_path, monkeypa
     assert sbp(["backup", "list", "s3://key:secret@bucket"]) == 2
     assert sbp(["backup", "check", str(tmp_path)]) == 1
     assert "no backup is complete" in capsys.readouterr().err
+
+
+def test_a_query_that_is_ahead_of_a_backup_is_told(tmp_path, capsys):
+    """Also once the restored cluster has passed it, and after a restart of that."""
+    place = str(tmp_path / "backups")
+
+    def command(*words):
+        assert sbp([*words]) == 0
+        capsys.readouterr()
+
+    with LocalCluster(tmp_path / "lost") as lost:
+        with Client(lost.endpoint) as client:
+            (a,) = (each.stream_id for each in client.create_streams([StreamSpec("a")]))
+            append_all(client, a, b"a0", b"a1")
+            command("backup", place, "--endpoint", lost.endpoint)
+            append_all(client, a, b"a2", b"a3")
+        running = query(lost)
+        end = running.latestOffset(running.initialOffset(), ReadAllAvailable())
+    with LocalCluster(tmp_path / "new") as new:
+        command("restore", place, "--endpoint", new.endpoint)
+        with pytest.raises(StreamChangedError, match="was restored from an older copy"):
+            query(new).latestOffset(end, ReadAllAvailable())
+        with Client(new.endpoint) as client:
+            append_all(client, a, b"b2", b"b3", b"b4")
+        for _ in range(2):
+            with pytest.raises(StreamChangedError, match="was restored from an older copy"):
+                query(new).latestOffset(end, ReadAllAvailable())
+            new.restart()
+        lenient = query(new, failOnDataLoss="false")
+        after = lenient.latestOffset(end, ReadAllAvailable())
+        assert SourceOffset.from_json(after).next_offsets() == {a: 5}
+
+
+def append_all(client, stream_id, *values):
+    for value in values:
+        client.append([AppendItem(stream_id, rows_batch([value]))])
+
+
+def query(cluster, **options):
+    """The driver side of a streaming query that reads stream a."""
+    given = {"endpoint": cluster.endpoint, "streams": "a", "startingOffsets": "earliest"}
+    return SbpStreamReader(given | options, source_schema(include_headers=False))

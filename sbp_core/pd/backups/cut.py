@@ -115,7 +115,11 @@ class CutTaker:
         Raises NoRangeServerError while the primary of one does not answer.
         """
         answers = await self._peers.describe(found.open_ranges)
-        unknown = {stream_id for stream_id, each in answers.items() if isinstance(each, SbpError)}
+        unknown = {
+            stream_id
+            for stream_id, each in answers.items()
+            if isinstance(each, SbpError) or each.stream_range is None
+        }
         last_decision, known = await self._store.run(
             lambda store: (
                 store.transactions.last_number(),
