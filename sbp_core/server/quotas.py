@@ -24,6 +24,7 @@ from sbp_core import limits
 from sbp_core.errors import ThrottledError
 from sbp_core.server.quota_rules import NO_RULES, QuotaRules
 from sbp_core.wire.checksum import Buffer
+from sbp_core.wording import counted
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -144,9 +145,9 @@ class Meter:
             )
             if spare_ms < 0:
                 raise ThrottledError.of(
-                    f"{self.subject} has {len(self.connections)} connections open already, its"
-                    " quota at this server: close some, or raise connections in [quotas] of the"
-                    " server"
+                    f"{self.subject} has {counted(len(self.connections), 'connection')} open"
+                    " already, its quota at this server: close some, or raise connections in"
+                    " [quotas] of the server"
                 )
             self.connections.discard(spare)
             spare.go_away()

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from certificates import Authority
 from core_cluster import core_cluster, rows_batch
 from driver_proof import driver_at
 from raw_client import RawClient
@@ -20,6 +21,7 @@ from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
 from sbp_core.rangeserver.fetching.batch_finder import LATEST_OFFSET
 from sbp_core.records import peek_batch
+from sbp_core.tls import ready
 from sbp_core.wire.frame import FrameDecoder, encode_frame
 from sbp_core.wire.headers import (
     RESPONSE_TABLES,
@@ -146,10 +148,11 @@ def lying_batches():
             yield bytes(batch)
 
 
-async def exchange(endpoint, raw, *, then_close=False):
+async def exchange(endpoint, raw, *, then_close=False, tls=None):
     """Send bytes; return what the server answers until it closes, or after a PING's answer."""
     host, _, port = endpoint.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    context = None if tls is None else ready(tls).current()
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
     decoder, answers = FrameDecoder(), []
     try:
         writer.write(raw)
@@ -169,11 +172,11 @@ async def exchange(endpoint, raw, *, then_close=False):
     return answers
 
 
-async def serve_honestly(cluster, stream_id, attack):
+async def serve_honestly(cluster, stream_id, attack, tls):
     """Append and fetch while `attack` goes on; everything must be answered and right."""
     expected = [(0, FIRST_VALUE)]
     attacking = asyncio.create_task(attack)
-    async with RawClient.at(cluster.server.endpoint) as honest:
+    async with RawClient.at(cluster.server.endpoint, tls=tls) as honest:
         number = 1
         while number < ROUNDS or not attacking.done():
             value = b"honest %d" % number
@@ -187,16 +190,17 @@ async def serve_honestly(cluster, stream_id, attack):
     return await attacking
 
 
-def attack(folder, make_attack):
+def attack(folder, make_attack, files=None):
     """Run an attack on a fresh cluster, and look for leaks."""
+    tls = None if files is None else files.as_client
 
     async def body():
-        async with core_cluster(folder) as cluster:
+        async with core_cluster(folder, tls=files) as cluster:
             (stream,) = await cluster.client.create_streams([StreamSpec("honest")])
             await cluster.client.append([AppendItem(stream.stream_id, rows_batch([FIRST_VALUE]))])
             before = await settled(cluster)
             result = await asyncio.wait_for(
-                serve_honestly(cluster, stream.stream_id, make_attack(cluster)), 60
+                serve_honestly(cluster, stream.stream_id, make_attack(cluster), tls), 60
             )
             async with asyncio.timeout(20):  # a heartbeat may be under way
                 while (after := await settled(cluster))[0] > before[0]:  # noqa: ASYNC110
@@ -244,6 +248,24 @@ def test_a_peer_that_sends_a_bad_request_gets_an_error(tmp_path, name):
     (answer,) = attack(tmp_path, go)
     assert answer.is_system_error
     assert decode_system_error(answer.header).status.code
+
+
+def test_all_of_these_attacks_are_met_with_tls_too(tmp_path):
+    files = Authority(tmp_path / "authority").server()
+    attacks = CLOSING_ATTACKS | REFUSED_ATTACKS
+
+    async def go(cluster):
+        at, tls = cluster.server.endpoint, files.as_client
+        return {name: await exchange(at, raw, tls=tls) for name, raw in attacks.items()}
+
+    answers = attack(tmp_path, go, files)
+    for name in CLOSING_ATTACKS.keys() - {"garbage"}:
+        (last,) = (each for each in answers[name] if each.opcode == Opcode.GOAWAY)
+        assert decode_system_error(last.header).status.message
+    for name in REFUSED_ATTACKS:
+        (answer,) = answers[name]
+        assert answer.is_system_error
+        assert decode_system_error(answer.header).status.code
 
 
 def test_lying_batches_are_refused_one_by_one_and_none_is_stored(tmp_path):

@@ -6,16 +6,18 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from sbp_core.client import AsyncClient, FetchItem
+from sbp_core.client import AsyncClient, Connecting, FetchItem
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.record_sizes import RecordSizes
 from sbp_core.records import ROWS_SCHEMA, decode_batch, encode_rows, split_envelopes
+from sbp_core.tls import ServerTls
 
 TIMESTAMP_MS = 1_700_000_000_000
 
@@ -78,21 +80,34 @@ def allow_small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecordSizes, "segment_bytes_min", 1)
 
 
+def tls_settings(tls: ServerTls) -> dict[str, Any]:
+    """Return the settings of a server with these files."""
+    return {
+        "tls_cert_file": tls.cert_file,
+        "tls_key_file": tls.key_file,
+        "tls_ca_file": tls.ca_file,
+    }
+
+
 @asynccontextmanager
-async def core_cluster(folder: Path, **server_options: object) -> AsyncIterator[CoreCluster]:
+async def core_cluster(
+    folder: Path, *, tls: ServerTls | None = None, **server_options: object
+) -> AsyncIterator[CoreCluster]:
     """Start a cluster on `folder`, on free ports; stop it at the end."""
+    files = {} if tls is None else tls_settings(tls)
     ports = {name: server_options.pop(name, None) for name in ("disk", "probe", "clock")}
-    pd = PlacementDriver(PlacementDriverSettings(data_dir=folder / "pd", port=0))
+    pd = PlacementDriver(PlacementDriverSettings(data_dir=folder / "pd", port=0, **files))
     endpoint = await pd.start()
     server = RangeServer(
         RangeServerSettings(
-            data_dir=folder / "rs", placement_driver=endpoint, port=0, **server_options
+            data_dir=folder / "rs", placement_driver=endpoint, port=0, **files, **server_options
         ),
         **ports,
     )
     try:
         await server.start()
-        async with AsyncClient(endpoint) as client:
+        connecting = Connecting(tls=None if tls is None else tls.as_client)
+        async with AsyncClient(endpoint, connecting=connecting) as client:
             yield CoreCluster(pd, server, client)
     finally:
         await server.stop()
