@@ -238,16 +238,15 @@ class Connection:
         calls, self._calls = self._calls, {}
         self._requests.clear()
         text = f"the connection ended: {reason}" if reason else "the connection ended"
-        return [
-            CallFailed(
-                call_id,
-                reason
-                if isinstance(reason, ThrottledError)
-                else ConnectionLostError(f"{text} (during {_name(call.opcode)})"),
-            )
-            for call_id, call in calls.items()
-            if call.state is not CallState.ABANDONED
-        ]
+        failed = []
+        for call_id, call in calls.items():
+            if call.state is not CallState.ABANDONED:
+                error: SbpError = ConnectionLostError(f"{text} (during {_name(call.opcode)})")
+                error.__cause__ = reason
+                if isinstance(reason, ThrottledError):
+                    error = reason
+                failed.append(CallFailed(call_id, error))
+        return failed
 
     def _encode(
         self, opcode: int, flags: int, call_id: int, header: bytes = b"", payload: Payload = _EMPTY

@@ -123,6 +123,7 @@ def test_plain_and_tls_on_one_port_are_told_apart(ping, authority):
     with ServedListener(authority.server()) as server:
         told = refusal_of(ping, server.endpoint, None, ConnectionLostError)
         assert "speaks TLS only: connect with TLS (ca_file of Tls, --tls-ca" in told
+        assert "is `sbp serve` running" not in told
         ping(server.endpoint, authority.client())
     with ServedListener() as server:
         told = refusal_of(ping, server.endpoint, authority.client())

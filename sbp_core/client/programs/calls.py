@@ -215,7 +215,9 @@ class Attempts:
         remedy = ""
         drivers = self._context.drivers
         is_silent = isinstance(error, TransportError | DeadlineExceededError)
-        if endpoint is not None and is_silent and not isinstance(error, TlsError):
+        if isinstance(error, TlsError) or isinstance(error.__cause__, ProtocolError):
+            is_silent = False  # the peer has said what is wrong
+        if endpoint is not None and is_silent:
             remedy = "; is `sbp serve` running there, and reachable from here?"
             if len(drivers.known) > 1 and endpoint in drivers.known:
                 remedy = (
