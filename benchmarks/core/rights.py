@@ -111,7 +111,7 @@ async def _measure(
             await appender.microseconds(calls)
         rounds = []
         for number in range(_ROUNDS):
-            order = three if number % 2 else three[::-1]
+            order = three[number % 3 :] + three[: number % 3]
             found = {each: await each.microseconds(calls) for each in order}
             rounds.append([found[each] for each in three])
     times, of_rights, of_quotas = zip(

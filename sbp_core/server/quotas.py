@@ -225,12 +225,14 @@ class Allowance:
         Raises ThrottledError if it has as many connections as it may have.
         """
         rules, meter = self._quotas.rules(), self._meter
+        if not rules.has_any:
+            subject = None
         if meter is not None and meter.subject == subject and connection in meter.connections:
             if meter.rules is not rules:
                 meter.change(rules, self._quotas.monotonic())
             return
         self._leave(connection)
-        if subject is None or self._is_over or not rules.has_any:
+        if subject is None or self._is_over:
             return
         meter = self._quotas.meter_of(subject)
         try:
