@@ -390,12 +390,7 @@ def check_auth(settings: Any) -> None:
         if not all(isinstance(each, str) for each in values[name]):
             raise ConfigurationError(f"{name} in [auth]: expected subjects, got {values[name]!r}")
         for each in values[name]:
-            try:
-                canonical_subject(each)
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"{name} in [auth]: {each!a} is not a subject: {error}"
-                ) from error
+            _check_subject(name, each)
     if given and not values["admins"]:
         raise ConfigurationError(
             f"{', '.join(given)} in [auth] without admins: name the administrators (--auth-admin),"
@@ -414,6 +409,18 @@ def check_auth(settings: Any) -> None:
         raise ConfigurationError(
             f"[auth] has {', '.join(of_tokens)}, and tokens need all of jwks_file or jwks_url,"
             " issuer and audience: set the others too, or none of them"
+        )
+
+
+def _check_subject(name: str, text: str) -> None:
+    try:
+        subject = canonical_subject(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{name} in [auth]: {text!a} is not a subject: {error}") from error
+    if name == "servers" and "=" not in subject:
+        raise ConfigurationError(
+            f"servers in [auth]: {text!a} is the subject of a token, and servers have certificates:"
+            " write theirs as in CN=node1"
         )
 
 

@@ -362,6 +362,7 @@ def test_the_subject_of_a_certificate_is_escaped(authority):
         ({"auth_admins": ()}, "without admins"),
         ({"auth_admins": ("",)}, "'' is not a subject"),
         ({"tls_client_certificates": "optional"}, "needs a token: set client_ca_file"),
+        ({"auth_servers": ("node1",)}, "servers have certificates"),
         ({"auth_servers": ("CN=a,b",)}, "'CN=a,b' is not a subject: 'b' in it"),
         ({"auth_issuer": None}, "tokens need all"),
         ({"auth_audience": ""}, "tokens need all"),
