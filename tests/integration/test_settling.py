@@ -201,7 +201,7 @@ def test_a_repeat_in_the_next_range_waits_for_the_range_before(tmp_path, monkeyp
             (placed,) = (await client.list_ranges([stream.stream_id])).values()
         successor = placed[1].servers[0]
         assert successor != lone.primary.endpoint
-        while "repeats wait:" not in caplog.text:
+        while "repeats wait stream=" not in caplog.text:
             assert isinstance(await numbered(lone, successor), WritersNotThereError)
         assert not appended.done()
         lone.may_settle.set()
