@@ -91,7 +91,11 @@ class RangeServerProcess:
                 self._process = process = await self._spawn(config)
                 if self._is_stopping:
                     _close_stdin(process)
-                lines = await self._read_announcement(process)
+                try:
+                    lines = await self._read_announcement(process)
+                except asyncio.CancelledError:  # it needs its file until it is told to stop
+                    await self.stop()
+                    raise
         except OSError as error:
             raise SbpError(
                 f"the range server of {data_dir} cannot be started: {error.strerror}; see whether"
