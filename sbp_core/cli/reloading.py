@@ -55,6 +55,7 @@ class Reloader:
         self._manager = manager
         self._applied = {name: getattr(settings, name) for name in _RELOADED}
         self._lock = threading.Lock()
+        self._is_over = False
 
     def watch(self) -> None:
         """Reload at each SIGHUP, from now on, in a thread. The signal is blocked in all threads."""
@@ -63,9 +64,17 @@ class Reloader:
             while True:
                 if signal.sigtimedwait({signal.SIGHUP}, _REPORT_SECONDS) is not None:
                     self.reload()
-                self._log.report()
+                with self._lock:
+                    if self._is_over:
+                        return
+                    self._log.report()
 
         threading.Thread(target=watch, name="hang-ups", daemon=True).start()
+
+    def stop(self) -> None:
+        """Do nothing at further signals: the log is about to be closed."""
+        with self._lock:
+            self._is_over = True
 
     def reload_line(self, line: bytes) -> None:
         """Reload because of a line of the parent, which has the settings of the log."""
@@ -78,6 +87,8 @@ class Reloader:
     def reload(self, wanted: dict[str, str] | None = None) -> None:
         """Read files again; apply the settings of the log, those of the configuration file."""
         with self._lock:
+            if self._is_over:
+                return
             self._manager.reloads()
             restart_for: list[str] = []
             if wanted is None:

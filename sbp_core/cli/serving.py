@@ -89,6 +89,7 @@ class Service:
             reloader = Reloader(
                 *(configuration, options, settings, log), audit_file=audit_file, manager=manager
             )
+            stack.callback(reloader.stop)
             reloader.watch()
             raise_descriptor_limit()
             try:

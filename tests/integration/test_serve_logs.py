@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from waiting import until
@@ -137,3 +138,11 @@ def test_an_error_that_ends_a_server_is_in_its_log_file(tmp_path):
     assert process.returncode == 2
     (line,) = [each for each in log.read_text().splitlines() if " server ended: " in each]
     assert line.partition("server ended: ")[2] in errors.decode()
+
+
+def test_a_stop_while_range_servers_start_is_no_error(tmp_path):
+    with serve(tmp_path, "--range-servers", "2") as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        until(lambda: len(children.read_text().split()) == 2, TIMEOUT_SECONDS)
+        assert stopped(process) == ""
+    assert [*(tmp_path / "data").glob(".starting-*")] == []
