@@ -9,9 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from certificates import Authority
 from core_cluster import rows_batch, values_of
+from identified_cluster import admin_of, greet, identified_settings, served
+from identities import Issuer
 from replicated_cluster import cluster_of
 
+from sbp_core.access.rights import Grant, Right
 from sbp_core.backup.format import BackupError, Manifest, manifest_path
 from sbp_core.backup.place import Place
 from sbp_core.backup.restoring import restore_backup
@@ -32,6 +36,7 @@ from sbp_core.errors import (
     NoRangeServerError,
     NotFoundError,
     OffsetOutOfRangeError,
+    PermissionDeniedError,
     ThrottledError,
     TxnAbortedError,
 )
@@ -354,6 +359,39 @@ def test_a_backup_is_restored_onto_an_empty_cluster_only(tmp_path, place):
             with pytest.raises(InvalidRequestError, match="empty data directories"):
                 await restore(cluster, place, manifest)
             assert [each.name for each in await client.list_streams()] == ["a"]
+
+    run(main())
+
+
+def test_an_administrator_restores_a_cluster_with_identities_and_its_grants(tmp_path, place):
+    authority, issuer = Authority(tmp_path / "authority"), Issuer(tmp_path)
+    tls = authority.client(admin_of(authority))
+    granted = [Grant("CN=reader", Right.READ, "a")]
+
+    def settings(folder):
+        return identified_settings(authority, issuer, tmp_path / folder)
+
+    async def main():
+        async with (
+            served(settings("old")) as cluster,
+            client_of(cluster, connecting=Connecting(tls=tls)) as admin,
+            client_of(cluster, connecting=Connecting(tls=authority.client())) as other,
+        ):
+            (a,) = await create(admin, "a")
+            await append(admin, a, b"1")
+            await admin.change_grants(granted)
+            await greet(other, cluster.endpoints.pd, issuer.token("everything"))
+            with pytest.raises(PermissionDeniedError, match="TAKE_CUT"):
+                await take_backup(other, place)
+            manifest = (await take_backup(admin, place)).manifest
+        wishes = Wishes(restoring=manifest.backup_id)
+        async with (
+            served(settings("new")) as cluster,
+            client_of(cluster, connecting=Connecting(tls=tls, wishes=wishes)) as admin,
+        ):
+            await restore_backup(admin, place, manifest)
+            assert await read_all(admin, a) == {0: b"1"}
+            assert await admin.list_grants() == granted
 
     run(main())
 
