@@ -39,6 +39,7 @@ from sbp_core.errors import (
     PermissionDeniedError,
     ThrottledError,
     TxnAbortedError,
+    WriterUnknownError,
 )
 from sbp_core.pd.backups import cut
 from sbp_core.server.peers import Peers
@@ -413,6 +414,26 @@ def test_what_was_staged_in_a_lost_range_is_refused(tmp_path, place):
                         "p", 0, transaction.parts(), record_count=1, digest=b"12345678"
                     )
                 assert not await commit(client, 0, [a])
+
+    run(main())
+
+
+def test_a_writer_of_the_lost_cluster_is_unknown_and_appends_nothing(tmp_path, place):
+    """The numbers of its batches are not in the backup, so none can be repeated either."""
+
+    async def main():
+        writer = Writer()
+        async with cluster_of(tmp_path / "lost", 1) as cluster, client_of(cluster) as client:
+            (a,) = await create(client, "a")
+            await append(client, a, b"1", writer=writer)
+            manifest = (await take_backup(client, place)).manifest
+            await append(client, a, b"lost", writer=writer)
+        async with cluster_of(tmp_path / "new", 1) as cluster:
+            await restore(cluster, place, manifest)
+            async with client_of(cluster, retry=PROMPT) as client:
+                with pytest.raises(WriterUnknownError):
+                    await append(client, a, b"2", writer=writer)
+                assert await read_all(client, a) == {0: b"1"}
 
     run(main())
 
