@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
+from backups import append, client_of, commit, create, read_all, restore, run
 from certificates import Authority
-from core_cluster import rows_batch, values_of
+from core_cluster import rows_batch
 from identified_cluster import admin_of, greet, identified_settings, served
 from identities import Issuer
 from replicated_cluster import cluster_of
 
 from sbp_core.access.rights import Grant, Right
-from sbp_core.backup.format import BackupError, Manifest, manifest_path
+from sbp_core.backup.format import BackupError, manifest_path
 from sbp_core.backup.place import Place
 from sbp_core.backup.restoring import restore_backup
 from sbp_core.backup.taking import take_backup
@@ -33,80 +31,16 @@ from sbp_core.client import (
 )
 from sbp_core.errors import (
     InvalidRequestError,
-    NoRangeServerError,
-    NotFoundError,
     OffsetOutOfRangeError,
     PermissionDeniedError,
     ThrottledError,
     TxnAbortedError,
     WriterUnknownError,
 )
-from sbp_core.pd.backups import cut
-from sbp_core.server.peers import Peers
 from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.txn_id import txn_id_of
 
 PROMPT = RetryPolicy(budget_ms=200)
-
-
-@asynccontextmanager
-async def client_of(cluster, **options) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(cluster.endpoints.pd, **options) as client:
-        yield client
-
-
-def restorer(cluster, manifest: Manifest):
-    wishes = Wishes(restoring=manifest.backup_id)
-    return client_of(cluster, connecting=Connecting(wishes=wishes))
-
-
-async def restore(cluster, place: Place, manifest: Manifest) -> None:
-    async with restorer(cluster, manifest) as client:
-        await restore_backup(client, place, manifest)
-
-
-async def read_all(client: AsyncClient, stream_id: int) -> dict[int, bytes]:
-    """The values of a stream by offset, from its first record to its end."""
-    (bounds,) = await client.stream_bounds([stream_id])
-    found: dict[int, bytes] = {}
-    position = bounds.start_offset
-    while position < bounds.next_offset:
-        item = FetchItem(stream_id, position, bounds.next_offset, 1 << 20)
-        (outcome,) = [each async for each in client.fetch([item])]
-        if outcome.error is not None:
-            raise outcome.error
-        found |= {at: value for at, value in values_of(outcome.payload) if at >= position}
-        position = outcome.next_offset
-    assert list(found) == list(range(bounds.start_offset, bounds.next_offset))
-    return found
-
-
-async def append(client: AsyncClient, stream_id: int, *values: bytes, writer=None) -> int:
-    item = AppendItem(stream_id, rows_batch(values, stream_id))
-    (outcome,) = await client.append([item], writer=writer)
-    return outcome.base_offset
-
-
-async def create(client: AsyncClient, *names: str, replicas: int = 1) -> list[int]:
-    created = await client.create_streams([StreamSpec(each, replicas) for each in names])
-    return [each.stream_id for each in created]
-
-
-async def commit(client: AsyncClient, number: int, stream_ids, producer: str = "p") -> bool:
-    """Commit a batch with its number as the only value in each stream; whether it is a replay."""
-    transaction = Transaction(txn_id_of(producer, number, uuid.uuid4().hex))
-    value = str(number).encode()
-    items = [AppendItem(each, rows_batch([value], each)) for each in stream_ids]
-    await client.append(items, transaction=transaction)
-    decision = await client.commit_txn(
-        producer,
-        number,
-        transaction.parts(),
-        record_count=len(stream_ids),
-        digest=b"%08d" % number,
-    )
-    assert decision.digest == b"%08d" % number
-    return decision.is_replay
 
 
 async def decided_of(client: AsyncClient, producer: str) -> set[int]:
@@ -158,10 +92,6 @@ class Load:
 @pytest.fixture
 def place(tmp_path) -> Place:
     return Place.open(str(tmp_path / "backups"), is_new=True)
-
-
-def run(main) -> None:
-    asyncio.run(asyncio.wait_for(main, 90))
 
 
 def test_a_backup_under_load_has_all_that_was_committed_before_it(tmp_path, place):
@@ -438,46 +368,6 @@ def test_a_writer_of_the_lost_cluster_is_unknown_and_appends_nothing(tmp_path, p
     run(main())
 
 
-def test_a_stream_that_changes_while_it_is_copied_is_no_failure(tmp_path, place, monkeypatch):
-    """Trimmed and deleted between the cut and the copy: both are in the manifest."""
-
-    async def main():
-        async with cluster_of(tmp_path / "lost", 1) as cluster, client_of(cluster) as client:
-            trimmed, emptied, deleted = await create(client, "trimmed", "emptied", "deleted")
-            for each in (trimmed, emptied, deleted):
-                for number in range(4):
-                    await append(client, each, b"%d" % number)
-
-            async def change():
-                await append(client, emptied, b"4")
-                await client.trim_streams({trimmed: 2, emptied: 5})
-                await client.delete_streams([deleted])
-
-            tasks = []
-
-            async def fetch(items, **options):
-                tasks[:] = tasks or [asyncio.create_task(change())]
-                await asyncio.wait(tasks)
-                async for each in AsyncClient.fetch(client, items, **options):
-                    yield each
-
-            monkeypatch.setattr(client, "fetch", fetch)
-            manifest = (await take_backup(client, place)).manifest
-        assert manifest.deleted == (f"deleted (id {deleted})",)
-        spans = {each.stream_id: (each.first_offset, each.end_offset) for each in manifest.streams}
-        assert spans == {trimmed: (2, 4), emptied: (4, 4)}
-        async with cluster_of(tmp_path / "new", 1) as cluster:
-            await restore(cluster, place, manifest)
-            async with client_of(cluster) as client:
-                assert await read_all(client, trimmed) == {2: b"2", 3: b"3"}
-                assert await read_all(client, emptied) == {}
-                assert await append(client, emptied, b"x") == 4
-                with pytest.raises(NotFoundError):
-                    await client.describe_streams([deleted])
-
-    run(main())
-
-
 def test_damage_in_a_place_is_found(tmp_path, place):
     async def main():
         async with cluster_of(tmp_path / "data", 1) as cluster, client_of(cluster) as client:
@@ -498,57 +388,5 @@ def test_damage_in_a_place_is_found(tmp_path, place):
         path.write_bytes(path.read_bytes().replace(b'"a"', b'"b"'))
         with pytest.raises(BackupError, match="checksum"):
             await read_manifest(place, manifest.backup_id)
-
-    run(main())
-
-
-def test_no_decision_is_made_between_the_metadata_and_the_ends(tmp_path, place, monkeypatch):
-    """Else its records would be in the backup, and be written again by a replay."""
-
-    async def main():
-        async with cluster_of(tmp_path / "data", 1) as cluster, client_of(cluster) as client:
-            (a,) = await create(client, "a")
-            await commit(client, 0, [a])
-            describe = Peers.describe
-            commits = []
-
-            async def describe_late(peers, ranges):
-                commits.append(asyncio.create_task(commit(client, len(commits) + 1, [a])))
-                await asyncio.wait(commits, timeout=0.2)
-                return await describe(peers, ranges)
-
-            monkeypatch.setattr(Peers, "describe", describe_late)
-            manifest = (await take_backup(client, place)).manifest
-            await asyncio.gather(*commits)
-            assert len(manifest.decisions) == manifest.record_count == len(commits)
-
-    run(main())
-
-
-def test_a_decision_that_cannot_be_published_fails_a_backup_and_holds_nothing(
-    tmp_path, place, monkeypatch
-):
-    async def main():
-        async with (
-            cluster_of(tmp_path / "data", 2) as cluster,
-            client_of(cluster, retry=PROMPT) as client,
-        ):
-            a, b = await create(client, "a", "b")
-            stuck = Transaction(txn_id_of("p", 0, "x"))
-            await client.append([AppendItem(a, rows_batch([b"1"]))], transaction=stuck)
-            placed = (await client.list_ranges([a, b])).values()
-            ((of_a,), (of_b,)) = (each[-1].servers for each in placed)
-            assert of_a != of_b
-            (server,) = (each for each in cluster._range_servers if each.endpoint == of_a)
-            await server.stop()
-            decision = await client.commit_txn(
-                "p", 0, stuck.parts(), record_count=1, digest=b"12345678", timeout_ms=200
-            )
-            assert not decision.is_published
-            monkeypatch.setattr(cut, "HOLD_MS_MAX", 200)
-            with pytest.raises(NoRangeServerError, match=r"batch 0 of p \(1 in all\)"):
-                await take_backup(client, place)
-            assert not await commit(client, 0, [b], "q")
-            assert not list((tmp_path / "backups").rglob("running/*"))
 
     run(main())
