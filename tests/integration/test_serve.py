@@ -21,6 +21,8 @@ from sbp_core import limits, processes
 from sbp_core.cli import serve as serve_command
 from sbp_core.cli import serving
 from sbp_core.cli.config import ServeSettings
+from sbp_core.cli.release_note import ReleaseNote
+from sbp_core.cli.service_manager import ServiceManager
 from sbp_core.client import (
     EARLIEST,
     AppendItem,
@@ -106,6 +108,7 @@ def test_serving_from_the_first_line_to_sigterm(tmp_path):
         "placement-driver",
         "range-server-0",
         "range-server-1",
+        "release",
     }
     assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
 
@@ -143,7 +146,7 @@ def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path):
         assert client.describe_streams(["kept"]) == [info]
         assert bodies(client, info.stream_id) == [*written, b"after"]
     log = cluster.log_path.read_text()
-    assert log.count("cut 4 bytes that were never synced") == 1
+    assert log.count("cut 4 bytes that were never synced") == 2, "one is printed, one is an event"
     assert str(segment) in log
     assert not (tmp_path / "ready.json").exists()
 
@@ -344,7 +347,10 @@ def test_a_signal_while_starting_ends_the_start(tmp_path, monkeypatch):
     settings = ServeSettings(ClusterSettings(tmp_path))
     asyncio.run(
         serving._serve(
-            serve_command.SERVE, settings, serving.ReadyFile(None), until_stdin_closes=False
+            *(serve_command.SERVE, settings, serving.ReadyFile(None), {}),
+            manager=ServiceManager({}),
+            reload=None,
+            note=ReleaseNote(tmp_path),
         )
     )
     assert was_stopped
