@@ -1,6 +1,7 @@
 """A place where backups are kept: a directory, or a bucket with a prefix, by object_store.
 
-Objects are written whole or not at all. Credentials of object storage come from the environment,
+Objects are written whole or not at all. Requests block threads: the event loop of a process must
+not be called by object_store, which may do so still when the process ends, and abort it. Credentials of object storage come from the environment,
 as its own tools read it (AWS_ACCESS_KEY_ID, AWS_ENDPOINT, ...); they are never logged.
 """
 
@@ -67,9 +68,7 @@ class Place:
         from obstore.exceptions import BaseError
 
         try:
-            await self._store.put_async(path, data, use_multipart=False)
-            if self._folder is not None:
-                await asyncio.to_thread(_sync, self._folder, self._folder / path)
+            await asyncio.to_thread(self._put, path, data)
         except (BaseError, OSError) as error:
             raise self._error("written", path, error) from error
 
@@ -78,8 +77,7 @@ class Place:
         from obstore.exceptions import BaseError
 
         try:
-            answer = await self._store.get_async(path)
-            return bytes(await answer.bytes_async())
+            return await asyncio.to_thread(lambda: bytes(self._store.get(path).bytes()))
         except (BaseError, OSError) as error:
             raise self._error("read", path, error) from error
 
@@ -89,7 +87,7 @@ class Place:
 
         try:
             if paths:
-                await self._store.delete_async(paths)
+                await asyncio.to_thread(self._store.delete, paths)
         except (BaseError, OSError) as error:
             raise self._error("removed", paths[0], error) from error
 
@@ -97,13 +95,18 @@ class Place:
         """Return the size in bytes of each object below a prefix, by path."""
         from obstore.exceptions import BaseError
 
-        found: dict[str, int] = {}
         try:
-            async for batch in self._store.list(prefix):
-                found |= {each["path"]: each["size"] for each in batch}
+            return await asyncio.to_thread(self._sizes, prefix)
         except (BaseError, OSError) as error:
             raise self._error("listed", prefix, error) from error
-        return found
+
+    def _put(self, path: str, data: bytes) -> None:
+        self._store.put(path, data, use_multipart=False)
+        if self._folder is not None:
+            _sync(self._folder, self._folder / path)
+
+    def _sizes(self, prefix: str) -> dict[str, int]:
+        return {each["path"]: each["size"] for batch in self._store.list(prefix) for each in batch}
 
     def _error(self, verb: str, path: str, error: Exception) -> BackupError:
         return BackupError(f"{path} in {self.name} cannot be {verb}: {_cause(error)}")

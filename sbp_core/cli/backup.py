@@ -26,6 +26,7 @@ from sbp_core.cli.output import (
 from sbp_core.cli.parsing import add_client_options, parse_positive, parse_size
 from sbp_core.client import AsyncClient
 from sbp_core.session.negotiation import Wishes
+from sbp_core.wording import counted
 
 _PLACE_HELP: Final = (
     "directory, or s3://BUCKET/PREFIX with credentials in the environment (AWS_ACCESS_KEY_ID,"
@@ -289,7 +290,8 @@ def _copied(progress: Progress) -> dict[str, object]:
 
 
 def _extent(manifest: Manifest) -> str:
-    return f"{len(manifest.streams)} streams, {manifest.record_count} records"
+    streams, records = len(manifest.streams), manifest.record_count
+    return f"{counted(streams, 'stream')}, {counted(records, 'record')}"
 
 
 def _left_out(manifest: Manifest) -> list[str]:

@@ -43,7 +43,7 @@ DOCUMENTS = [
     )
 ]
 LANGUAGES = {"python", "sh", "sql"}
-NOT_CODE = {"", "text", "mermaid", "json", "yaml"}
+NOT_CODE = {"", "text", "mermaid", "json", "yaml", "toml"}
 """Drawings, formats and output. Code in any other language would be code that nothing runs."""
 SHELL_SECONDS = 120
 
