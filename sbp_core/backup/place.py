@@ -1,8 +1,9 @@
 """A place where backups are kept: a directory, or a bucket with a prefix, by object_store.
 
-Objects are written whole or not at all. Requests block threads: the event loop of a process must
-not be called by object_store, which may do so still when the process ends, and abort it. Credentials of object storage come from the environment,
-as its own tools read it (AWS_ACCESS_KEY_ID, AWS_ENDPOINT, ...); they are never logged.
+Objects are written whole or not at all. Requests block threads: if object_store called an event
+loop, it could do so while the process ends, which aborts it. Credentials of object storage come
+from the environment, as its own tools read it (AWS_ACCESS_KEY_ID, AWS_ENDPOINT, ...); they are
+never logged.
 """
 
 from __future__ import annotations
