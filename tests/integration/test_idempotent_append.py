@@ -113,7 +113,7 @@ def test_a_repeat_that_is_too_old_or_another_batch_is_refused(tmp_path):
             (answer,) = await client.ask(Opcode.APPEND, AppendRequest(0, (info,)), [batch])
             error = maybe_error(answer.append_responses[0].status)
             assert isinstance(error, InvalidRequestError)
-            assert "had 1 records, this one has 2" in error.message
+            assert "had 1 record, this one has 2" in error.message
 
     run(body())
 
