@@ -23,6 +23,7 @@ from sbp_core.pd.metadata.history import epoch_of
 from sbp_core.pd.metadata.leadership import Leader, Leadership, Node
 from sbp_core.pd.metadata.postgresql_inspection import accept_database, check_database
 from sbp_core.pd.metadata.store import StoreThread, open_store
+from sbp_core.pd.metadata.tables import SCHEMA_VERSION
 from sbp_core.pd.model import NewStream
 
 LONG_LEASE_MS = 600_000
@@ -85,7 +86,11 @@ def test_a_migration_ends_the_term_of_an_older_release(url, opened, claims):
     older, claim = opened(), claims("older")
     older.lead(claim.hold())
     create(older, "before")
-    execute(url, *SINCE[12], "UPDATE alembic_version SET version_num = '11'")
+    execute(
+        url,
+        *SINCE[SCHEMA_VERSION],
+        f"UPDATE alembic_version SET version_num = '{SCHEMA_VERSION - 1}'",
+    )
     newer = opened()
     with pytest.raises(NotLeaderError):
         create(older, "refused")
@@ -317,7 +322,7 @@ def test_a_database_is_not_accepted_while_a_placement_driver_leads(url, claims):
 
 def test_a_database_is_shown(url, opened, claims, capsys):
     assert main(["pd", "check", url]) == 0
-    assert "schema version 12, " in capsys.readouterr().out
+    assert f"schema version {SCHEMA_VERSION}, " in capsys.readouterr().out
     claims("a").hold()
     store = opened()
     store.lead(check_database(url).leader.term)
