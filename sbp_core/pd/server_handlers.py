@@ -20,6 +20,7 @@ from sbp_core.wire.headers import (
     DescribeServersResponse,
     DrainServersRequest,
     DrainServersResponse,
+    HaltedRanges,
     RangeId,
     RangeServer,
     ServerDescription,
@@ -61,7 +62,7 @@ class ServerHandlers:
             for server_id, each in counts.items()
             if server_id not in live
         )
-        halted, cause = await self._halted(live, addresses)
+        halted = await self._halted(live, addresses)
         obstacles = self._repair.obstacles() | await self._fail_over.obstacles()
         servers = [
             self._description(
@@ -78,25 +79,25 @@ class ServerHandlers:
                 missing_replica_cnt=sum(missing.values()),
                 lacking_range_cnt=len(missing),
                 missing_sealed_replica_cnt=missing_sealed,
-                halted_range_cnt=len(halted),
-                halted_ranges=tuple(halted[:_HALTED_MAX]),
-                halt_cause=cause,
+                halted=halted,
             ),
         )
 
     async def _halted(
         self, live: Sequence[int], addresses: Mapping[int, str]
-    ) -> tuple[list[RangeId], str | None]:
-        """Return the ranges in which nothing can be appended, and why.
+    ) -> HaltedRanges | None:
+        """Return the ranges in which nothing can be appended, and why; None if there are none.
 
-        None before every server had the time to be heard.
+        Nor are there any before every server had the time to be heard.
         """
         if not self._membership.has_listened:
-            return [], None
+            return None
         full = [each for each in live if self._membership.load_of(each).disk_free_bytes == 0]
         halted = await self._store.run(find_halted, live, full)
-        cause = halt_cause(halted, live, full, addresses)
-        return [RangeId(each.stream_id, each.range_index) for each in halted], cause
+        if not halted:
+            return None
+        some = tuple(RangeId(each.stream_id, each.range_index) for each in halted[:_HALTED_MAX])
+        return HaltedRanges(len(halted), some, halt_cause(halted, live, full, addresses))
 
     async def drain(self, call: ServerCall) -> None:
         """SPEC "DRAIN_SERVERS": nothing is changed if one of the servers is unknown."""

@@ -331,6 +331,14 @@ class FetchResult(Struct, frozen=True, gc=False):
     places: tuple[BatchPlace, ...] = ()
 
 
+class HaltedRanges(Struct, frozen=True, gc=False):
+    """The open ranges in which nothing can be appended, of which `some` are named."""
+
+    range_cnt: int = 0
+    some: tuple[RangeId, ...] = ()
+    cause: str | None = None
+
+
 class HeartbeatRequest(Struct, frozen=True, gc=False):
     client_id: str | None = None
     client_role: int = 0
@@ -611,7 +619,7 @@ class DescribeSchemasResponse(Struct, frozen=True, gc=False):
 
 
 class DescribeServersResponse(Struct, frozen=True, gc=False):
-    """`lacking_range_cnt` open ranges lack `missing_replica_cnt` replicas, the sealed ones `missing_sealed_replica_cnt`. Nothing can be appended in `halted_range_cnt` open ranges, of which `halted_ranges` are some, for `halt_cause`."""
+    """`lacking_range_cnt` open ranges lack `missing_replica_cnt` replicas, the sealed ones `missing_sealed_replica_cnt`."""
 
     throttle_time_ms: int = 0
     servers: tuple[ServerDescription, ...] = ()
@@ -619,9 +627,7 @@ class DescribeServersResponse(Struct, frozen=True, gc=False):
     missing_replica_cnt: int = 0
     lacking_range_cnt: int = 0
     missing_sealed_replica_cnt: int = 0
-    halted_range_cnt: int = 0
-    halted_ranges: tuple[RangeId, ...] = ()
-    halt_cause: str | None = None
+    halted: HaltedRanges | None = None
 
 
 class DescribeStreamsResponse(Struct, frozen=True, gc=False):
@@ -1038,6 +1044,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     EndTxnRequest: (I32, Vector(Table("EndTxnInfo"))),
     EndTxnResult: (I64, I32, I64, I64, Table("Status")),
     FetchResult: (I64, I32, I32, Table("Status"), I32, I64, Vector(Table("BatchPlace"))),
+    HaltedRanges: (I32, Vector(Table("RangeId")), TEXT),
     HeartbeatRequest: (
         TEXT,
         I8,
@@ -1140,9 +1147,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         I32,
         I32,
         I32,
-        I32,
-        Vector(Table("RangeId")),
-        TEXT,
+        Table("HaltedRanges"),
     ),
     DescribeStreamsResponse: (I32, Vector(Table("DescribeStreamResult")), Table("Status")),
     DescribeTxnsResponse: (I32, Vector(Table("TxnDescription")), Table("Status")),

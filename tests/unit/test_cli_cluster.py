@@ -16,6 +16,7 @@ from sbp_core.wire.headers import (
     DescribePlacementDriverClusterResponse,
     DescribeServersResponse,
     DrainServersResponse,
+    HaltedRanges,
     RangeId,
     RangeServer,
     ServerDescription,
@@ -97,9 +98,7 @@ def test_ranges_in_which_nothing_can_be_appended_are_shown_with_the_cause(shown)
     assert "stand still" not in "".join(shown("cluster"))
     counts = {
         "missing_sealed_replica_cnt": 4,
-        "halted_range_cnt": 3,
-        "halted_ranges": (RangeId(7, 2), RangeId(9, 0)),
-        "halt_cause": "down: start it",
+        "halted": HaltedRanges(3, (RangeId(7, 2), RangeId(9, 0)), "down: start it"),
     }
     lines = shown("cluster", **counts)
     assert lines[-1].startswith("sealed ranges lack 4 replicas: ")

@@ -70,9 +70,11 @@ def test_ranges_in_which_nothing_can_be_appended_are_named_with_the_remedy(tmp_p
     async def test(cluster):
         async def halted():
             answer = await described(cluster)
-            found = [(each.stream_id, each.range_index) for each in answer.halted_ranges]
-            assert answer.halted_range_cnt == len(found)
-            return found, answer.halt_cause
+            if answer.halted is None:
+                return [], None
+            found = [(each.stream_id, each.range_index) for each in answer.halted.some]
+            assert answer.halted.range_cnt == len(found)
+            return found, answer.halted.cause
 
         async def beat(*server_ids):
             cluster.clock.advance(15_000)

@@ -44,6 +44,7 @@ from sbp_core.wire.headers import (
     DrainServersResponse,
     FetchResponse,
     FetchResult,
+    HaltedRanges,
     ListGrantsRequest,
     ListGrantsResponse,
     PlacementDriverCluster,
@@ -378,14 +379,15 @@ def describe_cluster(context: Context) -> Program[ClusterInfo]:
         if each.server is not None
     ]
     last = answers[-1]
+    halted = last.halted or HaltedRanges()
     return ClusterInfo(
         servers,
         last.lacking_range_cnt,
         last.missing_replica_cnt,
         last.missing_sealed_replica_cnt,
-        last.halted_range_cnt,
-        tuple((each.stream_id, each.range_index) for each in last.halted_ranges),
-        last.halt_cause,
+        halted.range_cnt,
+        tuple((each.stream_id, each.range_index) for each in halted.some),
+        halted.cause,
     )
 
 
