@@ -99,8 +99,9 @@ class Reloader:
             tokens = sys.modules.get("sbp_core.access.tokens")  # loaded where tokens are accepted
             if tokens is not None and tokens.reload_all():
                 done.append("keys of tokens read again")
-            if quota_rules.reload_all():
-                done.append("quotas read again")
+            has_quotas = quota_rules.reload_all()
+            if has_quotas is not None:
+                done.append("quotas read again" if has_quotas else "quotas refused, see above")
             if self._log.has_file:
                 self._log.reopen()
                 done.append("log file opened again")

@@ -145,11 +145,8 @@ class QuotaFile:
         return self._rules
 
     def reload(self) -> None:
-        """Read the file again. If it cannot be used, that is logged and the former rules stay."""
-        try:
-            self._rules = self._load()
-        except ConfigurationError as error:
-            _LOG.warning("quotas refused, the former ones stay: %s", error)
+        """Read the file again. Raises ConfigurationError; the former rules stay then."""
+        self._rules = self._load()
 
     def _load(self) -> QuotaRules:
         try:
@@ -184,9 +181,17 @@ def maybe_quota_file(settings: ListenerSettings) -> QuotaFile | None:
 _all_files: Final[WeakSet[QuotaFile]] = WeakSet()
 
 
-def reload_all() -> bool:
-    """Read all files of this process again; return whether there are any."""
-    found = list(_all_files)
+def reload_all() -> bool | None:
+    """Read all files of this process again; return whether they can be used, None without any.
+
+    Why they cannot is logged, once for each reason: several servers may have the same file.
+    """
+    found, faults = list(_all_files), set[str]()
     for each in found:
-        each.reload()
-    return bool(found)
+        try:
+            each.reload()
+        except ConfigurationError as error:
+            faults.add(str(error))
+    for fault in sorted(faults):
+        _LOG.warning("quotas refused, the former ones stay: %s", fault)
+    return not faults if found else None
