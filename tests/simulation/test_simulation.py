@@ -60,10 +60,10 @@ def test_a_primary_that_was_restarted_asks_until_its_range_is_ended(tmp_path):
             workload = Workload(world)
             await workload.create_streams(3, replicas=3)
             await asyncio.sleep(1)
+            primary, *others = sorted(cluster.servers, key=lambda each: not each.copies())
             for server in cluster.servers:
                 server.kill(is_power_lost=True)
             await asyncio.sleep(3)  # they are silent for the placement driver
-            primary, *others = cluster.servers
             primary.power_on()
             primary.start()
             await asyncio.sleep(5)
