@@ -4,32 +4,13 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from test_serve_surroundings import TIMEOUT_SECONDS, serve, stopped
 from waiting import until
 
 from sbp_core.client import Client, StreamSpec
-
-SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
-PORTS = ["--pd-port", "0", "--range-server-port", "0"]
-TIMEOUT_SECONDS = 60
-
-
-def serve(folder, *words: str, prefix=(), **streams) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [*prefix, *SERVE, "--data-dir", str(folder / "data"), *PORTS, *words],
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
-    )
-
-
-def stopped(process: subprocess.Popen[bytes]) -> str:
-    """The log of a server up to its stop by SIGTERM."""
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
-    assert process.returncode == 0
-    return errors.decode()
 
 
 @pytest.mark.parametrize("prefix", [[], ["nohup"]], ids=["plain", "nohup"])

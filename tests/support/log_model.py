@@ -111,7 +111,9 @@ class Model:
         for each in [each for batches in published for each in batches]:
             self.batches[key].append(replace(each, base_offset=self.tail(key)))
         end = (ended.txn_ids, ended.is_commit, key[1], entry.base_offset, entry.count)
-        self.ends.setdefault(key[0], []).append(end)
+        ends = self.ends.setdefault(key[0], [])
+        ends.append(end)
+        ends.sort(key=lambda each: each[2])  # those of earlier ranges may be copied late
 
     def ranges(self) -> list[LoggedRange]:
         return [

@@ -24,6 +24,7 @@ follow its time (u64), the number of ids (u32), base_offset i64, record count u3
 from __future__ import annotations
 
 import struct
+from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
@@ -158,10 +159,7 @@ class _StreamTxns:
             self.lost = [each for each in self.lost if each.born_at.position not in positions]
 
     def add_end(self, end: LoggedTxnEnd) -> None:
-        at = len(self.ends)
-        while at and 0 <= end.range_index < self.ends[at - 1].range_index:
-            at -= 1
-        self.ends.insert(at, end)
+        insort(self.ends, end, key=lambda each: each.range_index)
         same_kind = [each for each in self.ends if each.is_commit == end.is_commit]
         id_count = sum(len(each.txn_ids) for each in same_kind)
         kept_min = 1 if end.is_commit else 0
