@@ -185,10 +185,9 @@ def check_replay(
         if record_count:
             raise LateCommitError(
                 f"{key} comes too late: a batch of {key.producer} with a larger number is"
-                " committed, and the outcome of this one is no longer known. Its"
-                f" {counted(record_count, 'record')} did not get written. Either a checkpoint was"
-                " restored, or batches were not written in the order of their numbers, or another"
-                " writer commits"
+                " committed, and the outcome of this one is no longer known. Nothing was written of"
+                f" its {counted(record_count, 'record')}. Either a checkpoint was restored, or"
+                " batches were not written in the order of their numbers, or another writer commits"
                 f" as {key.producer}: `sbp txns {key.producer}` lists its last batches. Start with"
                 " a new checkpoint, or use a number above the last one"
             )
