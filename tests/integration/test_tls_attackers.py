@@ -290,9 +290,10 @@ def test_peers_that_leave_without_a_word_cost_nothing(authority, caplog):
 def test_a_client_need_not_wait_for_the_end_of_its_handshake(authority):
     """Not even while the server is busy with others: what it sends is not read until its turn."""
     ping = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(2 * limits.MIB)]))
-    with ServedListener(authority.server()) as server, server.connect() as hasty:
+    with ServedListener(authority.server()) as server, contextlib.ExitStack() as stack:
         steps, enter = [], server.listener._turns.enter
-        server.listener._turns.enter = steps.append
+        server.listener._turns.enter = steps.append  # a connection takes it when it is accepted
+        hasty = stack.enter_context(server.connect())
         channel = Contexts(authority.client()).client_channel("127.0.0.1")
         channel.shake_hands()
         hasty.sendall(channel.take())
