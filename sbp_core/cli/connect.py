@@ -88,11 +88,6 @@ def find_reach(client: Client, stream_ids: Sequence[int]) -> dict[int, Reach]:
         time.sleep(_AGAIN_SECONDS)
 
 
-def readable_end(at: Reach) -> int:
-    """Return where a stream ends, or where the range begins whose end is not known."""
-    return at.unavailable[-1].start_offset if at.next_offset is None else at.next_offset
-
-
 def titled(info: StreamInfo) -> str:
     """Return how lines for people name a stream."""
     return f"{info.label} (id {info.stream_id})"

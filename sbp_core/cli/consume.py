@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from sbp_core import limits
-from sbp_core.cli.connect import PATIENT, connect, find_reach, find_stream, readable_end
+from sbp_core.cli.connect import PATIENT, connect, find_reach, find_stream
 from sbp_core.cli.output import flush, write_notice, write_records, write_values
 from sbp_core.cli.parsing import add_client_options, parse_positive, parse_start, parse_timestamp
 from sbp_core.client import Client, FetchItem
@@ -219,7 +219,7 @@ def _resolve(client: Client, stream_id: int, start: str | int | datetime) -> tup
         timestamp_us = (start - _EPOCH) // timedelta(microseconds=1)
         start = client.lookup_offsets({stream_id: timestamp_us})[stream_id]
     at = find_reach(client, [stream_id])[stream_id]
-    first, end, is_complete = at.start_offset, readable_end(at), at.next_offset is not None
+    first, end, is_complete = at.start_offset, at.readable_end, at.next_offset is not None
     is_beyond = start == "latest" or (isinstance(start, int) and start > end)
     if is_beyond and not is_complete:
         (bounds,) = client.stream_bounds([stream_id])

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 
 from sbp_core import limits
-from sbp_core.cli.connect import connect, find_reach, readable_end
+from sbp_core.cli.connect import connect, find_reach
 from sbp_core.cli.output import write_json, write_table
 from sbp_core.cli.parsing import add_client_options
-from sbp_core.client import Client, CursorInfo, GroupInfo, Reach, StreamBounds, StreamInfo
+from sbp_core.client import Client, CursorInfo, GroupInfo
+from sbp_core.client.group_lag import Lag, measure_group, unread_offsets
 from sbp_core.errors import NotFoundError
-from sbp_core.wording import counted
 
 _HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "")
 
@@ -28,38 +28,6 @@ def add_lag(parser: ArgumentParser) -> None:
     add_client_options(parser)
     parser.add_argument("group", nargs="?", metavar="GROUP")
     parser.set_defaults(run=lag)
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """How far a group is behind a stream; only the cursor is known of one that was deleted.
-
-    `tail_offset` and what follows from it is None also if the server of the tail is down.
-
-    `lag_records` are there to be read, `lost_records` were trimmed before they were read. `lag_ms`
-    is the age of the record that is to be read next, 0 at the tail.
-    """
-
-    stream_id: int
-    next_offset: int
-    committed_at_ms: int
-    stream: str | None = None
-    start_offset: int | None = None
-    tail_offset: int | None = None
-    lag_records: int | None = None
-    lost_records: int | None = None
-    lag_ms: int | None = None
-
-    @property
-    def remark(self) -> str:
-        """The problem of the cursor, or nothing."""
-        if self.tail_offset is None:
-            return "deleted" if self.stream is None else "the server of its tail is down"
-        if self.lost_records:
-            return f"{counted(self.lost_records, 'record')} trimmed before the group read them"
-        if self.next_offset > self.tail_offset:
-            return "the cursor is beyond the tail"
-        return ""
 
 
 def lag(options: Namespace) -> int:
@@ -96,54 +64,9 @@ def _find_lags(client: Client, cursors: Sequence[CursorInfo], now_ms: int) -> li
     existing = client.find_streams([cursor.stream_id for cursor in cursors])
     infos = {info.stream_id: info for info in existing}
     reaches = find_reach(client, list(infos))
-    behind = {
-        cursor.stream_id: cursor.next_offset
-        for cursor in cursors
-        if cursor.stream_id in infos
-        and cursor.next_offset < readable_end(reaches[cursor.stream_id])
-    }
-    times = client.append_times(behind, timeout_ms=limits.CONNECT_TIMEOUT_MS)
-
-    def maybe_age_ms(stream_id: int) -> int | None:
-        if stream_id in behind and stream_id not in times:
-            return None
-        return max(now_ms - (times.get(stream_id) or now_ms), 0)
-
-    return [
-        measure(
-            cursor,
-            infos.get(cursor.stream_id),
-            reaches.get(cursor.stream_id),
-            maybe_age_ms(cursor.stream_id),
-        )
-        for cursor in cursors
-    ]
-
-
-def measure(
-    cursor: CursorInfo,
-    info: StreamInfo | None,
-    held: StreamBounds | Reach | None,
-    lag_ms: int | None,
-) -> Lag:
-    """Compare a cursor with its stream; None stands for one that was deleted."""
-    place = cursor.stream_id, cursor.next_offset, cursor.committed_at_ms
-    if info is None or held is None:
-        return Lag(*place)
-    if held.next_offset is None:
-        return Lag(*place, info.label, held.start_offset)
-    first = max(cursor.next_offset, held.start_offset)
-    return Lag(
-        cursor.stream_id,
-        cursor.next_offset,
-        cursor.committed_at_ms,
-        info.label,
-        held.start_offset,
-        held.next_offset,
-        lag_records=max(held.next_offset - first, 0),
-        lost_records=first - cursor.next_offset,
-        lag_ms=lag_ms,
-    )
+    unread = unread_offsets(cursors, reaches)
+    times = client.append_times(unread, timeout_ms=limits.CONNECT_TIMEOUT_MS)
+    return measure_group(cursors, infos, reaches, times, now_ms)
 
 
 def _row(each: Lag, now_ms: int) -> tuple[object, ...]:

@@ -14,7 +14,6 @@ from sbp_core.cli.connect import (
     find_reach,
     find_stream,
     parse_stream,
-    readable_end,
     titled,
 )
 from sbp_core.cli.output import (
@@ -334,7 +333,7 @@ def _write_stream(
     ranges: tuple[RangeInfo, ...],
 ) -> None:
     write_line(titled(info))
-    known_end, is_known = readable_end(at), at.next_offset is not None
+    known_end, is_known = at.readable_end, at.next_offset is not None
     write_line(f"  records    {'' if is_known else 'at least '}{known_end - at.start_offset}")
     beyond = "" if is_known else ", and perhaps more"
     write_line(f"  offsets    {at.start_offset} to {known_end}, exclusive{beyond}")

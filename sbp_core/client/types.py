@@ -174,6 +174,11 @@ class Reach:
     next_offset: int | None
     unavailable: tuple[UnavailableRange, ...] = ()
 
+    @property
+    def readable_end(self) -> int:
+        """Where the stream ends, or where the range begins whose end is not known."""
+        return self.unavailable[-1].start_offset if self.next_offset is None else self.next_offset
+
 
 @dataclass(frozen=True, slots=True)
 class CursorInfo:

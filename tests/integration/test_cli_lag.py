@@ -6,9 +6,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from core_cluster import rows_batch
 
-from sbp_core.cli.group_lag import Lag, measure
 from sbp_core.cli.main import main
-from sbp_core.client import AppendItem, CursorInfo, StreamBounds, StreamInfo
+from sbp_core.client import AppendItem
 
 HEADING = ["STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED"]
 
@@ -83,18 +82,6 @@ def test_groups_are_listed_and_one_without_cursors_is_an_error(run, client, new_
     assert (exit_code, output) == (1, "")
     assert f"group {group} has no cursors" in errors
     assert run("lag", "not a group")[0] == 1
-
-
-def test_a_cursor_that_fits_no_stream_is_remarked_on():
-    cursor = CursorInfo(5, 7, 100)
-    info = StreamInfo(5, "s", 1, 0, 0)
-    assert measure(cursor, None, None, 0) == Lag(5, 7, 100)
-    assert measure(cursor, None, None, 0).remark == "deleted"
-    ahead = measure(cursor, info, StreamBounds(5, 0, 4), 0)
-    assert (ahead.lag_records, ahead.lost_records) == (0, 0)
-    assert ahead.remark == "the cursor is beyond the tail"
-    emptied = measure(cursor, info, StreamBounds(5, 9, 9), 0)
-    assert (emptied.lag_records, emptied.lost_records) == (0, 2)
 
 
 def test_records_are_consumed_from_a_time(run, client, new_streams):
