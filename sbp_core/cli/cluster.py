@@ -15,7 +15,6 @@ from sbp_core.cli.output import write_json, write_line, write_notice, write_tabl
 from sbp_core.cli.parsing import add_client_options, parse_number
 from sbp_core.client import Client, ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.errors import UnsupportedError
-from sbp_core.wording import counted
 
 _DRIVERS: Final = ("PLACEMENT DRIVER", "ROLE", "STATE")
 _SERVERS: Final = (
@@ -94,37 +93,16 @@ def drain(options: Namespace) -> int:
             (server,) = (each for each in client.range_servers() if each.server_id == server_id)
             if options.json:
                 write_json(asdict(server))
-            open_count = server.led_ranges + server.copied_ranges
-            copied_count = server.sealed_ranges - server.unreplicated_ranges
-            if not open_count and not copied_count:
+            if server.is_cleared:
                 break
             if not options.json:
-                write_line(
-                    f"range server {server_id} still has {counted(open_count, 'open range')}, and"
-                    f" {counted(copied_count, 'sealed one')} to be copied"
-                )
+                write_line(server.drain_remark)
                 if server.drain_obstacle:
                     write_line(f"it waits: {server.drain_obstacle}")
             time.sleep(_WATCH_SECONDS)
     if not options.json:
-        write_line(_drained(server))
+        write_line(server.drain_remark)
     return 0
-
-
-def _drained(server: RangeServerInfo) -> str:
-    """Return what is left on a server that is drained."""
-    name = f"range server {server.server_id}"
-    if not server.unreplicated_ranges:
-        return f"{name} is drained: it has no ranges, and can be stopped"
-    left = f"{name} has {server.unreplicated_ranges} sealed ranges left, with one replica"
-    if not server.is_live:
-        return (
-            f"{left}, and it is down: start it with its data directory to read them; if that is"
-            " lost permanently, so are their records"
-        )
-    return (
-        f"{left}: they are not copied. Stop it when their records are trimmed, or no longer needed"
-    )
 
 
 def _describe(client: Client) -> ClusterInfo | None:
@@ -176,31 +154,9 @@ def _show(
         return
     write_line("")
     write_table(_SERVERS, [_row(each) for each in found.range_servers])
-    for each in found.range_servers:
-        if each.drain_obstacle:
-            write_line("")
-            write_line(f"the drain of range server {each.server_id} waits: {each.drain_obstacle}")
-    if found.halted_count:
-        some = ", ".join(f"stream {each[0]} range {each[1]}" for each in found.halted)
-        more = ", ..." if found.halted_count > len(found.halted) else ""
+    for remark in found.remarks:
         write_line("")
-        write_line(
-            f"appends stand still in {found.halted_count} open ranges ({some}{more}):"
-            f" {found.halt_cause}"
-        )
-    if found.missing_sealed_replicas:
-        write_line("")
-        write_line(
-            f"sealed ranges lack {found.missing_sealed_replicas} replicas: they are copied when"
-            " enough range servers are live, and the lost ones were silent for long enough"
-        )
-    if found.lacking_ranges:
-        write_line("")
-        write_line(
-            f"{counted(found.missing_replicas, 'replica')} missing, in"
-            f" {counted(found.lacking_ranges, 'open range')}: made when enough range servers are"
-            " live"
-        )
+        write_line(remark)
 
 
 def _row(each: RangeServerInfo) -> tuple[object, ...]:

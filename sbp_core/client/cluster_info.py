@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sbp_core.wording import counted
+
 
 @dataclass(frozen=True, slots=True)
 class PlacementDriverInfo:
@@ -39,6 +41,43 @@ class RangeServerInfo:
     is_retired: bool = False
     drain_obstacle: str | None = None
 
+    @property
+    def open_ranges(self) -> int:
+        """The open ranges that it has; a drain moves all of them."""
+        return self.led_ranges + self.copied_ranges
+
+    @property
+    def copied_by_drain(self) -> int:
+        """The sealed ranges that a drain copies to others; those with one replica stay."""
+        return self.sealed_ranges - self.unreplicated_ranges
+
+    @property
+    def is_cleared(self) -> bool:
+        """Whether it has no ranges that could be elsewhere."""
+        return not self.open_ranges and not self.copied_by_drain
+
+    @property
+    def drain_remark(self) -> str:
+        """How far the drain is and what is left, in a sentence."""
+        name = f"range server {self.server_id}"
+        if not self.is_cleared:
+            return (
+                f"{name} still has {counted(self.open_ranges, 'open range')}, and"
+                f" {counted(self.copied_by_drain, 'sealed one')} to be copied"
+            )
+        if not self.unreplicated_ranges:
+            return f"{name} is drained: it has no ranges, and can be stopped"
+        left = f"{name} has {self.unreplicated_ranges} sealed ranges left, with one replica"
+        if not self.is_live:
+            return (
+                f"{left}, and it is down: start it with its data directory to read them; if that is"
+                " lost permanently, so are their records"
+            )
+        return (
+            f"{left}: they are not copied. Stop it when their records are trimmed, or no longer"
+            " needed"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
@@ -55,3 +94,31 @@ class ClusterInfo:
     halted_count: int = 0
     halted: tuple[tuple[int, int], ...] = ()
     halt_cause: str | None = None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What stands still or is missing, and the remedy, each in a sentence."""
+        found = [
+            f"the drain of range server {each.server_id} waits: {each.drain_obstacle}"
+            for each in self.range_servers
+            if each.drain_obstacle
+        ]
+        if self.halted_count:
+            some = ", ".join(f"stream {each[0]} range {each[1]}" for each in self.halted)
+            more = ", ..." if self.halted_count > len(self.halted) else ""
+            found.append(
+                f"appends stand still in {self.halted_count} open ranges ({some}{more}):"
+                f" {self.halt_cause}"
+            )
+        if self.missing_sealed_replicas:
+            found.append(
+                f"sealed ranges lack {self.missing_sealed_replicas} replicas: they are copied when"
+                " enough range servers are live, and the lost ones were silent for long enough"
+            )
+        if self.lacking_ranges:
+            found.append(
+                f"{counted(self.missing_replicas, 'replica')} missing, in"
+                f" {counted(self.lacking_ranges, 'open range')}: made when enough range servers are"
+                " live"
+            )
+        return tuple(found)
