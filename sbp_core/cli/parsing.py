@@ -8,17 +8,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from typing import Any, Final, NoReturn
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final, NoReturn, TypeVar
 
+from sbp_core import quantities
 from sbp_core.cli.output import one_line, write_error_line, writing
+from sbp_core.errors import ConfigurationError
+from sbp_core.quantities import is_offset, quoted
 
 EXIT_USAGE = 2
 
-_SHOWN_MAX: Final = 60
-_DIGITS_MAX: Final = 100
-"""Longer texts are not numbers: Python refuses to parse thousands of digits."""
 _TLS_OPTIONS: Final = {
     "--tls-ca": ("SBP_TLS_CA", "connect with TLS, to servers of these authorities"),
     "--tls-cert": ("SBP_TLS_CERT", "certificate to show, for servers that want one"),
@@ -26,8 +26,8 @@ _TLS_OPTIONS: Final = {
     "--token-file": ("SBP_TOKEN_FILE", "token to send, else $SBP_TOKEN"),
 }
 """By option of a client: the variable that it can be set by, and what it is."""
-_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_UNITS_BYTES: Final = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
@@ -109,24 +109,14 @@ def parse_start(text: str) -> str | int:
     """Return an offset, `earliest` or `latest`."""
     if text in {"earliest", "latest"}:
         return text
-    if not _is_offset(text):
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is not earliest, latest or an offset")
+    if not is_offset(text):
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not earliest, latest or an offset")
     return int(text)
 
 
 def parse_timestamp(text: str) -> datetime:
     """Return a time since 1970; one without a zone is UTC."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is not None and moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    if moment is None or moment.timestamp() < 0:
-        raise argparse.ArgumentTypeError(
-            f"{_shown(text)} is not a time since 1970 such as 2025-01-31T09:30:00"
-        )
-    return moment
+    return _as_argument(quantities.parse_timestamp, text)
 
 
 def parse_path(text: str) -> str:
@@ -134,40 +124,28 @@ def parse_path(text: str) -> str:
     if not text:  # it would be the working directory
         raise argparse.ArgumentTypeError("the path is empty; write . for the working directory")
     if "\0" in text:
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a path: it has a NUL character")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a path: it has a NUL character")
     return text
 
 
 def parse_integer(text: str) -> int:
     """Return an integer of at most 64 bits; the setting checks its range."""
     digits = text.removeprefix("-")
-    if not _is_offset(digits):
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is not an integer")
+    if not is_offset(digits):
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not an integer")
     return int(text)
 
 
 def parse_number(text: str, least: int = 0) -> int:
     """Return a number, 0 or more."""
-    if not _is_offset(text) or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a whole number, {least} or more")
+    if not is_offset(text) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a whole number, {least} or more")
     return int(text)
 
 
 def parse_positive(text: str) -> int:
     """Return a number, 1 or more."""
     return parse_number(text, 1)
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}...")
-
-
-def _is_number(text: str) -> bool:
-    return len(text) <= _DIGITS_MAX and text.isascii() and text.isdigit()
-
-
-def _is_offset(text: str) -> bool:
-    return _is_number(text) and int(text) < 2**63
 
 
 def parse_separator(text: str) -> str:
@@ -179,41 +157,17 @@ def parse_separator(text: str) -> str:
 
 def parse_duration_ms(text: str) -> int:
     """Return how many milliseconds a time such as 90s, 30m, 12h or 7d has."""
-    return _scaled(text, _UNITS_MS, "a time such as 90s, 30m, 12h or 7d", "ms")
+    return _as_argument(quantities.parse_duration_ms, text)
 
 
 def parse_size(text: str) -> int:
     """Return how many bytes a size such as 500MiB or 10GiB has."""
-    return _scaled(text, _UNITS_BYTES, "a size such as 500MiB or 10GiB", "bytes")
+    return _as_argument(quantities.parse_size, text)
 
 
-def show_duration(duration_ms: int) -> str:
-    """Return a time as `parse_duration_ms` reads it, such as 7d; ms if it is no whole second."""
-    return _unscaled(duration_ms, _UNITS_MS, "ms")
-
-
-def show_size(size_bytes: int) -> str:
-    """Return a size as `parse_size` reads it, such as 10GiB; bytes if it is no whole KiB."""
-    return _unscaled(size_bytes, _UNITS_BYTES, "B")
-
-
-def _scaled(text: str, units: Mapping[str, int], expected: str, noun: str) -> int:
-    """Return a number times its unit; 0 needs no unit."""
-    unit = next((each for each in units if text.endswith(each)), "")
-    number = text.removesuffix(unit)
-    if not _is_number(number) or (not unit and text != "0"):
-        raise argparse.ArgumentTypeError(f"{_shown(text)} is not 0 or {expected}")
-    value = int(number) * units.get(unit, 1)
-    if value >= 2**63:
-        raise argparse.ArgumentTypeError(
-            f"{_shown(text)} is more {noun} than a 64-bit number can hold"
-        )
-    return value
-
-
-def _unscaled(value: int, units: Mapping[str, int], smallest: str) -> str:
-    """Return a number with the largest unit of which it is a multiple."""
-    unit = max(
-        (each for each in units if value % units[each] == 0), key=units.__getitem__, default=""
-    )
-    return f"{value // units[unit]}{unit}" if unit else f"{value}{smallest}"
+def _as_argument(parse: Callable[[str], T], text: str) -> T:
+    """Return what `parse` reads; argparse shows the messages of its own errors only."""
+    try:
+        return parse(text)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -31,8 +31,6 @@ from sbp_core.cli.parsing import (
     parse_number,
     parse_positive,
     parse_size,
-    show_duration,
-    show_size,
 )
 from sbp_core.client import (
     Client,
@@ -45,6 +43,7 @@ from sbp_core.client import (
     newest_schemas,
 )
 from sbp_core.errors import ConfigurationError, SchemaError
+from sbp_core.quantities import show_duration, show_size
 from sbp_core.records.stream_schema import name_text
 
 

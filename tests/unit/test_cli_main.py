@@ -12,9 +12,9 @@ from sbp_core import __version__
 from sbp_core.cli import connect, output, txns
 from sbp_core.cli import main as command
 from sbp_core.cli.connect import parse_stream
-from sbp_core.cli.parsing import show_duration, show_size
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_MIN
+from sbp_core.quantities import show_duration, show_size
 from sbp_core.segment_format import SEGMENT_VERSION
 from sbp_core.session.negotiation import REPLICATION_VERSIONS, FeatureName
 from sbp_spark.reading.offsets import FORMAT_VERSION
