@@ -1,0 +1,85 @@
+"""Positions in a stream as people write them: earliest, latest, an offset, -N, or a time."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from sbp_core.client.types import Reach
+from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError, SbpError
+from sbp_core.quantities import is_offset, parse_timestamp, quoted
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class PositionKind(enum.Enum):
+    """What a position counts from; `Position.number` is in its unit."""
+
+    EARLIEST = "the first record"
+    LATEST = "the tail"
+    OFFSET = "an offset"
+    BEFORE_LATEST = "a number of records before the tail"
+    TIME = "the first record appended at a time, in us (UTC), or later"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A position in any stream. `find_offset` says where that is in one."""
+
+    kind: PositionKind
+    number: int = 0
+
+
+def parse_position(text: str) -> Position:
+    """Return the position that a text names. Raises ConfigurationError.
+
+    It is `earliest`, `latest`, an offset, -N for the last N records, or a time such as
+    2025-01-31T09:30 (UTC).
+    """
+    match text:
+        case "earliest":
+            return Position(PositionKind.EARLIEST)
+        case "latest":
+            return Position(PositionKind.LATEST)
+    if is_offset(text):
+        return Position(PositionKind.OFFSET, int(text))
+    if is_offset(text.removeprefix("-")):
+        return Position(PositionKind.BEFORE_LATEST, int(text[1:]))
+    try:
+        moment = parse_timestamp(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{quoted(text)} is not earliest, latest, an offset, -N for the last N records, or a"
+            " time since 1970 such as 2025-01-31T09:30:00"
+        ) from error
+    return Position(PositionKind.TIME, (moment - _EPOCH) // timedelta(microseconds=1))
+
+
+def find_offset(position: Position, at: Reach, found_by_time: int | None = None) -> int:
+    """Return the offset of a position in a stream.
+
+    `found_by_time` is what `AsyncClient.lookup_offsets` found for a TIME; None if a server did not
+    answer. Raises OffsetOutOfRangeError for an offset that the stream does not have, SbpError for
+    one that depends on a server that is down.
+    """
+    match position.kind:
+        case PositionKind.EARLIEST:
+            return at.start_offset
+        case PositionKind.TIME if found_by_time is not None:
+            return found_by_time
+        case PositionKind.OFFSET if at.next_offset is not None:
+            if not at.start_offset <= position.number <= at.next_offset:
+                raise OffsetOutOfRangeError.of(
+                    f"offset {position.number}: stream {at.stream_id} has offsets"
+                    f" {at.start_offset} to {at.next_offset}, exclusive"
+                )
+            return position.number
+        case PositionKind.LATEST if at.next_offset is not None:
+            return at.next_offset
+        case PositionKind.BEFORE_LATEST if at.next_offset is not None:
+            return max(at.next_offset - position.number, at.start_offset)
+    if at.unavailable:
+        raise at.unavailable[-1].error
+    raise SbpError(f"a server of stream {at.stream_id} does not answer: retry later")
