@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Final
 
@@ -35,7 +35,7 @@ _LOG: Final = logging.getLogger(__name__)
 class AdminEndpoint:
     """Serves HTTP about `servers` from `start` to `stop`.
 
-    `settings` has the host, TLS and identities.
+    `settings` has the host, TLS and identities; `config` returns what `/config` shows.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class AdminEndpoint:
         servers: Served,
         settings: ListenerSettings,
         port: int,
-        config: Mapping[str, object],
+        config: Callable[[], Mapping[str, object]],
     ) -> None:
         self._settings = settings
         self._port = port

@@ -3,7 +3,7 @@
     /healthz   200 while the server's loop answers
     /readyz    200 while the server does what it is there for, else 503 and why
     /metrics   Prometheus
-    /config    the settings that hold
+    /config    the settings that hold, with the quotas, as they were read last
 
 Where identities are on, `/metrics` and `/config` need one, and the first two show no details
 without one: probes work. Answers of the server are shared by all
@@ -90,8 +90,9 @@ class _State:
 
 
 class Pages:
-    """Answers requests about `servers`, whose loop is `loop`. `config` is what `/config` shows.
+    """Answers requests about `servers`, whose loop is `loop`.
 
+    `config` returns what `/config` shows.
     `host` is the address or name to listen on, if only this machine reaches that.
     """
 
@@ -100,7 +101,7 @@ class Pages:
         servers: Served,
         loop: asyncio.AbstractEventLoop,
         gate: Gate,
-        config: Mapping[str, object],
+        config: Callable[[], Mapping[str, object]],
         now_ms: Callable[[], int],
         *,
         host: str | None = None,
@@ -152,7 +153,7 @@ class Pages:
 
     async def _show_config(self, request: Request) -> Response:
         await self._check(request, "/config", is_monitoring=False)
-        return _json(self._config)
+        return _json(self._config())
 
     async def _check(self, request: Request, what: str, *, is_monitoring: bool) -> None:
         """Raise UnauthenticatedError or PermissionDeniedError if a peer may not see something."""

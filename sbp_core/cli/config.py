@@ -19,7 +19,7 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.regular_files import read_regular
-from sbp_core.server.quota_rules import KEYS, rules_of
+from sbp_core.server.quota_rules import KEYS, QuotaRules, rules_of
 from sbp_core.server.settings import (
     ListenerSettings,
     check_settings,
@@ -147,10 +147,19 @@ class Configuration(Generic[S]):
         servers = self.servers(**{name: values[name] for name in values if name in of_servers})
         return ServeSettings(servers, **{name: values[name] for name in values.keys() - of_servers})
 
-    def shown(self, settings: ServeSettings[S]) -> dict[str, dict[str, object]]:
+    def key_of(self, name: str) -> str:
+        """Return the key that sets a setting, and its section, as messages name them."""
+        for section, keys in self.sections.items():
+            for key, each in keys.items():
+                if section != _QUOTAS and each.name == name:
+                    return f"{key} in [{section}]"
+        return f"[{_QUOTAS}]"  # the only one without a key: the file that has the section
+
+    def shown(self, settings: ServeSettings[S], quotas: QuotaRules) -> dict[str, dict[str, object]]:
         """Return all settings as the file has them, by section and key, without passwords.
 
-        Quotas are left to their file, which servers read again.
+        `quotas` are those that hold, which may be older than their file: all keys of `default`, for
+        each identity, and of each one that has its own.
         """
         of_servers = {each.name for each in fields(self.servers)}
 
@@ -162,7 +171,7 @@ class Configuration(Generic[S]):
             section: {key: value(each.name) for key, each in keys.items()}
             for section, keys in self.sections.items()
             if section != _QUOTAS
-        } | {_QUOTAS: {"file": value("quotas_file")}}
+        } | {_QUOTAS: {"file": value("quotas_file")} | quotas.shown()}
 
     def read_file(self, path: Path) -> dict[str, Any]:
         """Return the values that a configuration file sets, by the name of the setting.

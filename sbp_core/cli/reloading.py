@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from argparse import Namespace
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,6 +56,11 @@ class Reloader:
         self._applied = {name: getattr(settings, name) for name in _RELOADED}
         self._lock = threading.Lock()
         self._is_over = False
+
+    @property
+    def current(self) -> ServeSettings[Any]:
+        """The settings that hold: those of the start, and what was applied since."""
+        return replace(self._settings, **self._applied)
 
     def watch(self) -> None:
         """Reload at each SIGHUP, from now on, in a thread. The signal is blocked in all threads."""
@@ -108,13 +113,13 @@ class Reloader:
             if self._audit_file is not None:
                 self._audit_file.reopen()
                 done.append("audit file opened again")
-            _LOG.warning(
-                "reloaded at SIGHUP: %s; %s",
-                ", ".join(done) or "nothing to read again",
-                f"restart the server to change {', '.join(restart_for)}"
-                if restart_for
-                else "options of the command line hold until a restart",
-            )
+            _LOG.info("reloaded at SIGHUP: %s", ", ".join(done) or "nothing to read again")
+            for name in restart_for:
+                _LOG.warning(
+                    "setting needs a restart key=%s: it has changed in the configuration file, and"
+                    " the former value holds until the server is restarted",
+                    self._configuration.key_of(name),
+                )
             self._manager.reloaded()
 
     def _read_settings(self) -> tuple[dict[str, str], list[str]]:
@@ -130,7 +135,10 @@ class Reloader:
         wanted = {name: getattr(fresh, name) for name in _RELOADED}
         changed = _changed(self._settings.servers, fresh.servers)
         changed += _changed(self._settings, fresh)
-        return wanted, [name for name in changed if name not in {"servers", *_RELOADED}]
+        applied = {"servers", *_RELOADED}
+        if self._settings.servers.quotas_file is not None:
+            applied.add("quotas_file")  # it is read again, also without the section
+        return wanted, [name for name in changed if name not in applied]
 
     def _apply(self, wanted: dict[str, str]) -> list[str]:
         """Apply settings of the log; return what changed."""

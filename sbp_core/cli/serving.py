@@ -109,7 +109,7 @@ class Service:
         options: Namespace,
     ) -> None:
         from sbp_core.cli.release_note import ReleaseNote
-        from sbp_core.server import runtime
+        from sbp_core.server import quota_rules, runtime
 
         data_dir = settings.servers.data_dir
         with _owned(data_dir, configuration.command):
@@ -121,7 +121,10 @@ class Service:
                 *(__version__, note.last, os.getpid(), data_dir.absolute()),
             )
             reload = reloader.reload_line if options.until_stdin_closes else None
-            shown = configuration.shown(settings)
+
+            def shown() -> Mapping[str, object]:
+                return configuration.shown(reloader.current, quota_rules.current())
+
             serving = _serve(
                 *(self, settings, ready, shown), manager=manager, reload=reload, note=note
             )
@@ -249,7 +252,7 @@ async def _serve(
     service: Service,
     settings: ServeSettings[Any],
     ready: ReadyFile,
-    shown: Mapping[str, object],
+    shown: Callable[[], Mapping[str, object]],
     *,
     manager: ServiceManager,
     reload: Callable[[bytes], None] | None,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from sbp_core import limits
@@ -79,6 +79,11 @@ class QuotaRules:
         """Return the quota of an identity."""
         return self.by_subject.get(subject, self.default)
 
+    def shown(self) -> dict[str, object]:
+        """Return all keys of the default, and of each subject with its own, as JSON has them."""
+        by_subject = {subject: asdict(quota) for subject, quota in self.by_subject.items()}
+        return {"default": asdict(self.default), "by_subject": by_subject}
+
 
 NO_RULES: Final = QuotaRules()
 
@@ -127,6 +132,33 @@ def _read(keys: Mapping[str, object], where: str, base: Quota, faults: list[str]
     return replace(base, **values)
 
 
+class Change(NamedTuple):
+    """A key of the quota of a subject, or of EACH, with the former value and the one that holds."""
+
+    identity: str
+    key: str
+    former: int
+    value: int
+
+
+EACH: Final = "*"
+"""Stands for identities without a quota of their own."""
+
+
+def _changes(former: QuotaRules, rules: QuotaRules) -> list[Change]:
+    quotas = [(EACH, former.default, rules.default)]
+    quotas += [
+        (subject, former.of(subject), rules.of(subject))
+        for subject in former.by_subject.keys() | rules.by_subject.keys()
+    ]
+    return [
+        Change(identity, key, getattr(before, key), getattr(after, key))
+        for identity, before, after in quotas
+        for key in KEYS
+        if getattr(before, key) != getattr(after, key)
+    ]
+
+
 class QuotaFile:
     """The rules in a file. Threads may share it."""
 
@@ -144,9 +176,13 @@ class QuotaFile:
         """Return the rules as they were read last."""
         return self._rules
 
-    def reload(self) -> None:
-        """Read the file again. Raises ConfigurationError; the former rules stay then."""
-        self._rules = self._load()
+    def reload(self) -> list[Change]:
+        """Read the file again; return what changed.
+
+        Raises ConfigurationError; the former rules stay then.
+        """
+        former, self._rules = self._rules, self._load()
+        return _changes(former, self._rules)
 
     def _load(self) -> QuotaRules:
         try:
@@ -181,17 +217,25 @@ def maybe_quota_file(settings: ListenerSettings) -> QuotaFile | None:
 _all_files: Final[WeakSet[QuotaFile]] = WeakSet()
 
 
+def current() -> QuotaRules:
+    """Return the rules that hold in this process, whose servers have the same file."""
+    return next((each.rules() for each in list(_all_files)), NO_RULES)
+
+
 def reload_all() -> bool | None:
     """Read all files of this process again; return whether they can be used, None without any.
 
-    Why they cannot is logged, once for each reason: several servers may have the same file.
+    Each change is logged, and each reason why they cannot be used, once: several servers may have
+    the same file.
     """
-    found, faults = list(_all_files), set[str]()
+    found, faults, changes = list(_all_files), set[str](), set[Change]()
     for each in found:
         try:
-            each.reload()
+            changes.update(each.reload())
         except ConfigurationError as error:
             faults.add(str(error))
+    for change in sorted(changes):
+        _LOG.info("quota changed identity=%s key=%s former=%d value=%d", *change)
     for fault in sorted(faults):
         _LOG.warning("quotas refused, the former ones stay: %s", fault)
     return not faults if found else None

@@ -272,7 +272,7 @@ def test_a_loop_that_is_stuck_is_reported(tmp_path, monkeypatch):
         settings = PlacementDriverSettings(data_dir=tmp_path, port=0)
         driver = PlacementDriver(settings)
         await driver.start()
-        endpoint = AdminEndpoint(driver, settings, 0, {})
+        endpoint = AdminEndpoint(driver, settings, 0, dict)
         admin = await endpoint.start()
         try:
             for path in ("/healthz", "/readyz", "/metrics"):

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
+import ssl
+import urllib.request
 from dataclasses import replace
 
 import pytest
@@ -313,10 +316,12 @@ def test_processes_read_the_quotas_again(authority, issuer, tmp_path):
     file = tmp_path / "quotas.toml"
     file.write_text("[quotas.etl]\nconnections = 1\n", encoding="utf-8")
     options = ["--quotas-file", str(file), "--auth-jwks-file", str(issuer.jwks_file)]
+    options += ["--admin-port", "0", "--log-level", "info"]
     options += ["--auth-issuer", settings.auth_issuer, "--auth-audience", settings.auth_audience]
     options += [word for each in settings.auth_admins for word in ("--auth-admin", each)]
+    admin_pair = admin_of(authority)
     files = ServerTls(settings.tls_cert_file, settings.tls_key_file, authority.ca_file)
-    admin = Connecting(tls=authority.client(admin_of(authority)))
+    admin = Connecting(tls=authority.client(admin_pair))
     (tmp_path / "token").write_bytes(issuer.token("etl"))
     etl = Connecting(tls=authority.client(), credentials=Credentials(tmp_path / "token"))
     with contextlib.ExitStack() as opened:
@@ -337,7 +342,16 @@ def test_processes_read_the_quotas_again(authority, issuer, tmp_path):
         file.write_text("[quotas.etl]\nconnections = 2\n", encoding="utf-8")
         os.kill(cluster.pid, signal.SIGHUP)
         until(lambda: cluster.log_path.read_text().count("quotas read again") == 3)
+        changed = "quota changed identity=etl key=connections former=1 value=2"
+        assert cluster.log_path.read_text().count(changed) == 3
         append()
+        endpoint = json.loads((tmp_path / "data" / "ready.json").read_text())["admin"]
+        tls = ssl.create_default_context(cafile=authority.ca_file)
+        tls.load_cert_chain(admin_pair.cert_file, admin_pair.key_file)
+        with urllib.request.urlopen(f"https://{endpoint}/config", context=tls) as answer:
+            quotas = json.load(answer)["quotas"]
+        assert quotas["by_subject"]["etl"]["connections"] == 2
+        assert quotas["default"]["connections"] == 0
         file.write_text("[quotas.etl]\nconnections = true\n", encoding="utf-8")
         os.kill(cluster.pid, signal.SIGHUP)
         until(lambda: cluster.log_path.read_text().count("the former ones stay") == 3)

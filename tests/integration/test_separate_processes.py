@@ -118,7 +118,6 @@ def test_both_from_the_first_line_to_the_last(tmp_path, down):
                 error = refused(command, "--data-dir", data_dir, "--port", "0", *words)
                 assert f"in use by another `sbp {command}`" in error
             server.process.send_signal(signal.SIGHUP)
-            assert server.process.stderr.readline().count("reloaded at SIGHUP: nothing") == 1
             assert server.end() == (0, "")
             assert not server.ready_path.exists()
         assert driver.end(signal.SIGINT) == (0, "")

@@ -12,6 +12,7 @@ from sbp_core.cli import main as command
 from sbp_core.cli.config import PD, SERVE, ServeSettings
 from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError
+from sbp_core.server.quota_rules import NO_RULES, rules_of
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -56,6 +57,17 @@ def test_quotas_are_in_the_configuration_file_or_one_of_their_own(config, tmp_pa
     other = tmp_path / "quotas.toml"
     given = options("--config", str(path), "--quotas-file", str(other))
     assert SERVE.load(given).servers.quotas_file == other
+
+
+def test_quotas_are_shown_as_they_hold_and_not_as_their_file_is(config):
+    path = config("[quotas]\nconnections = 4\n")
+    settings = SERVE.load(options("--config", str(path)))
+    held = rules_of({"connections": 3, "O=Acme , CN=etl": {"requests_per_s": 7}})
+    shown = SERVE.shown(settings, held)["quotas"]
+    assert shown["file"] == str(path)
+    assert shown["default"] == dict.fromkeys(shown["default"], 0) | {"connections": 3}
+    assert shown["by_subject"]["O=Acme,CN=etl"] == shown["default"] | {"requests_per_s": 7}
+    assert json.loads(json.dumps(shown)) == shown
 
 
 def test_all_faults_of_quotas_are_named_at_once(config):
@@ -208,7 +220,7 @@ def test_heartbeats_must_fit_into_their_timeout():
 def test_settings_are_shown_without_passwords(tmp_path, url, shown):
     words = ["pd", "--data-dir", str(tmp_path), "--store", url, "--admin-port", "9464"]
     settings = PD.load(command.parse(words))
-    found = PD.shown(settings)
+    found = PD.shown(settings, NO_RULES)
     assert found["placement_driver"]["store"] == shown
     assert found["placement_driver"]["admin_port"] == settings.admin_port == 9464
     assert found["placement_driver"]["data_dir"] == str(tmp_path)
