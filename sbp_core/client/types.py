@@ -449,6 +449,15 @@ class Connecting:
             )
 
     @property
+    def shown_identity(self) -> str:
+        """The file, or variable, that says who the client is; for the log, so never the token."""
+        if self.credentials is not None:
+            return str(self.credentials)
+        if self.tls is not None and self.tls.cert_file is not None:
+            return f"certificate {self.tls.cert_file}"
+        return "none"
+
+    @property
     def all_wishes(self) -> Wishes:
         """The wishes, with what `on_timing` needs."""
         return replace(self.wishes, handler_duration=self.on_timing is not None)

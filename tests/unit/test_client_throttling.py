@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core import limits
+from sbp_core.access.credentials import Credentials
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
 from sbp_core.client.io.aio_transport import AsyncRunner
 from sbp_core.client.io.answer_limits import Ticket
@@ -22,9 +23,11 @@ from sbp_core.client.programs.appending import AppendKind, append
 from sbp_core.client.programs.calls import Context, exchange
 from sbp_core.client.programs.program import Call
 from sbp_core.client.programs.router import PlacementDrivers, Router
+from sbp_core.client.types import Connecting
 from sbp_core.errors import DeadlineExceededError, Outcome, StatusCode, ThrottledError
 from sbp_core.session.connection import Connection
 from sbp_core.session.negotiation import Wishes
+from sbp_core.tls import Tls
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     RESPONSE_TABLES,
@@ -192,9 +195,9 @@ def test_the_time_that_the_caller_gives_is_kept(attempt):
 class Asker:
     """A client's conversation, greeted, and the server's end of its connection."""
 
-    def __init__(self):
+    def __init__(self, identity="none"):
         self.time = Time()
-        self.client = Conversation("h:1", "me", Wishes(), clock=self.time)
+        self.client = Conversation("h:1", "me", Wishes(), identity=identity, clock=self.time)
         self.server = Connection()
         self.requests = []
         self.answers = []
@@ -285,6 +288,45 @@ def test_a_server_cannot_stop_a_client_for_ever():
     asker.ask()
     asker.throttle(2**31 - 1)
     assert asker.client.throttling.until == limits.IDLE_CONNECTION_MS / 2000
+
+
+def test_long_waits_are_reported_once_a_minute_with_who_and_how_long(caplog):
+    asker = Asker("token file /run/etl.jwt")
+
+    def throttled_until(seconds):
+        while asker.time.now < seconds:
+            asker.ask()
+            asker.throttle(1_000)
+            asker.time.now += 1
+        found = [each for each in caplog.messages if each.startswith("throttled by the server for")]
+        caplog.clear()
+        return found
+
+    assert throttled_until(4) == []
+    (first,) = throttled_until(64)
+    assert "server=h:1 identity=token file /run/etl.jwt waits_ms=5000 in_ms=5000: " in first
+    (second,) = throttled_until(124)
+    assert "waits_ms=65000 in_ms=65000: " in second
+    asker.time.now += 61
+    assert throttled_until(189) == [], "an episode without long waits"
+
+
+@pytest.mark.parametrize(
+    ("connecting", "shown"),
+    [
+        (Connecting(), "none"),
+        (Connecting(tls=Tls("ca.pem")), "none"),
+        (Connecting(tls=Tls("ca.pem", "etl.pem", "etl.key")), "certificate etl.pem"),
+        (
+            Connecting(
+                tls=Tls("ca.pem", "etl.pem", "etl.key"), credentials=Credentials(token_env="T")
+            ),
+            "environment variable T",
+        ),
+    ],
+)
+def test_the_log_names_what_identifies_the_client(connecting, shown):
+    assert connecting.shown_identity == shown
 
 
 @pytest.mark.parametrize("run", [run_asyncio, run_blocking], ids=["asyncio", "blocking"])

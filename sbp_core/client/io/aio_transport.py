@@ -64,6 +64,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             client_id,
             connecting.all_wishes,
             connecting.credentials,
+            identity=connecting.shown_identity,
             clock=self._loop.time,
         )
         self._queued: list[Buffer] = self._conversation.greeting()

@@ -70,7 +70,8 @@ class BlockingConnection:
         """With TLS, once the handshake is over; what is in `_outgoing` is sealed by then."""
         self._encrypted = memoryview(b"" if self._tls is None else bytearray(_ENCRYPTED_BYTES))
         self._conversation = Conversation(
-            endpoint, client_id, connecting.all_wishes, connecting.credentials
+            *(endpoint, client_id, connecting.all_wishes, connecting.credentials),
+            identity=connecting.shown_identity,
         )
         self._lock = threading.Lock()
         self._outgoing: deque[memoryview] = deque(

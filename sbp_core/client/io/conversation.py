@@ -105,6 +105,7 @@ class Conversation:
         wishes: Wishes,
         credentials: Credentials | None = None,
         *,
+        identity: str = "none",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.endpoint = endpoint
@@ -127,7 +128,7 @@ class Conversation:
         self._held: dict[Ticket, Call] = {}
         self._tickets: dict[int, Ticket] = {}
         self._reason: SbpError | None = None
-        self.throttling = Throttling(endpoint, clock)
+        self.throttling = Throttling(endpoint, identity, clock)
 
     @property
     def is_usable(self) -> bool:
