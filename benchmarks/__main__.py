@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -18,21 +16,16 @@ from benchmarks.harness.folders import RESULTS, new_folder
 from benchmarks.harness.model import Outcome, Shape
 from benchmarks.harness.plots import draw
 from benchmarks.harness.results import write_results
+from benchmarks.harness.session import start_spark
 from benchmarks.harness.tables import show
 from benchmarks.scenarios.bench import Bench
 from benchmarks.scenarios.catalogue import SCENARIOS, Scenario
 from benchmarks.systems import sources
 from benchmarks.systems.opening import Peer, open_systems
 from benchmarks.systems.sources import TASKS
-from sbp_spark.java import use_java
 
 DRIVER_MEMORY: Final = "4g"
 """Spark's default of 1g is too little for Kafka's consumers of sixteen partitions."""
-JAVA_OPTIONS: Final = (
-    "-Darrow.enable_unsafe_memory_access=true",
-    "-Darrow.enable_null_check_for_get=false",
-)
-"""As docs/how-to/tune.md advises: Java does not check again what is in Arrow's columns."""
 ARROW: Final = "spark.sql.execution.arrow"
 ARROW_BYTES: Final = 4 * 1024 * 1024
 ARROW_ROWS: Final = 10_000
@@ -96,32 +89,6 @@ def _more_shapes(scenario: Scenario, settings: argparse.Namespace) -> tuple[Shap
     return scenario.full_shapes if settings.full or settings.only else ()
 
 
-def start_spark(folder: Path, jars: Sequence[Path] = ()) -> SparkSession:
-    """Start Spark in this process, with `jars` and `TASKS` task slots."""
-    use_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    inherited = os.environ.get("PYTHONPATH")
-    here = str(Path(__file__).parents[1])
-    os.environ["PYTHONPATH"] = f"{here}{os.pathsep}{inherited}" if inherited else here
-    spark = (
-        SparkSession.builder.master(f"local[{TASKS}]")
-        .appName("benchmarks")
-        .config("spark.driver.memory", DRIVER_MEMORY)
-        .config("spark.driver.extraJavaOptions", " ".join(JAVA_OPTIONS))
-        .config(f"{ARROW}.maxBytesPerBatch", str(2**31 - 1))
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .config("spark.jars", ",".join(map(str, jars)))
-        .getOrCreate()
-    )
-    sources.register(spark)
-    return spark
-
-
 def measure(spark: SparkSession, job: Job, peer: Peer, *, rounds: int, label: str) -> list[Outcome]:
     """Measure one case on servers of its own."""
     scenario, shape = job.scenario, job.shape
@@ -155,7 +122,8 @@ def main(arguments: Sequence[str]) -> int:
     with new_folder() as folder:
         surroundings = environment(folder) | {"kafka": peer.version or peer.absent}
         report(", ".join(f"{name} {value}" for name, value in surroundings.items()))
-        spark = start_spark(folder, peer.connector_jars)
+        spark = start_spark(folder, tasks=TASKS, memory=DRIVER_MEMORY, jars=peer.connector_jars)
+        sources.register(spark)
         outcomes: list[Outcome] = []
         chosen = jobs(settings)
         for number, job in enumerate(chosen, start=1):

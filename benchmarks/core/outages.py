@@ -19,11 +19,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -35,60 +33,21 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from benchmarks.core.server_process import POLL_SECONDS, START_SECONDS, Server
 from benchmarks.core.servers import batch
 from benchmarks.harness.folders import new_folder
 from benchmarks.harness.tables import table
 from sbp_core.client import AppendItem, Client, StreamSpec, Writer
-from sbp_core.processes import COMMAND, reserved_ports
+from sbp_core.processes import reserved_ports
 
 _DRIVERS: Final = 2
 _RANGE_SERVERS: Final = 3
 _STREAMS: Final = 4
 _VALUE_BYTES: Final = 1024
+_QUIET: Final = ("--log-level", "error")
 _TIMES: Final = 20
-_START_SECONDS: Final = 60.0
 _CALM_SECONDS: Final = 2.0
 """How long all clients have to get on before the next outage, and after it."""
-_POLL_SECONDS: Final = 0.01
-
-
-class Server:
-    """One `sbp` command, on a data directory and a port of its own."""
-
-    def __init__(self, folder: Path, command: str, port: int, *words: str) -> None:
-        self.endpoint = f"127.0.0.1:{port}"
-        self._ready_path = folder / f"{command}-{port}.json"
-        self._words = [*COMMAND, command, "--port", str(port), *words]
-        self._words += ["--data-dir", str(folder / str(port))]
-        self._words += ["--ready-file", str(self._ready_path), "--log-level", "error"]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start, and return when it serves."""
-        self._ready_path.unlink(missing_ok=True)
-        self._process = subprocess.Popen(self._words, stdout=subprocess.DEVNULL)
-        give_up_at = time.monotonic() + _START_SECONDS
-        while not self._is_ready():
-            if time.monotonic() > give_up_at or self._process.poll() is not None:
-                raise AssertionError(f"{self.endpoint} does not start")
-            time.sleep(_POLL_SECONDS)
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal."""
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def end(self, number: signal.Signals) -> None:
-        """Send a signal that ends the process, and wait for its end."""
-        assert self._process is not None
-        self.send(number)
-        self._process.wait()
-
-    def _is_ready(self) -> bool:
-        try:
-            return bool(json.loads(self._ready_path.read_text()))
-        except (FileNotFoundError, ValueError):
-            return False
 
 
 class Caller:
@@ -143,12 +102,13 @@ class Cluster:
 
     def __init__(self, folder: Path, store: str, ports: Sequence[int]) -> None:
         self.drivers = [
-            Server(folder, "pd", port, "--store", store, "--name", f"pd-{port}")
+            Server(folder, "pd", port, "--store", store, "--name", f"pd-{port}", *_QUIET)
             for port in ports[:_DRIVERS]
         ]
         self.endpoint = ",".join(each.endpoint for each in self.drivers)
         self.range_servers = [
-            Server(folder, "range-server", port, "--pd", self.endpoint) for port in ports[_DRIVERS:]
+            Server(folder, "range-server", port, "--pd", self.endpoint, *_QUIET)
+            for port in ports[_DRIVERS:]
         ]
         for each in self.servers:
             each.start()
@@ -185,7 +145,7 @@ class Cluster:
                 len(ranges[-1].servers) < _RANGE_SERVERS
                 for ranges in client.list_ranges(self._stream_ids).values()
             ):
-                time.sleep(_POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
         self.wait_until_calm()
 
     def wait_until_calm(self) -> None:
@@ -195,8 +155,8 @@ class Cluster:
         while time.monotonic() < calm_from + _CALM_SECONDS or any(
             each.done_count <= count + 1 for each, count in zip(self.callers, before, strict=True)
         ):
-            assert max(each.worst_seconds for each in self.callers) < _START_SECONDS
-            time.sleep(_POLL_SECONDS)
+            assert max(each.worst_seconds for each in self.callers) < START_SECONDS
+            time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
         """End clients and servers."""
