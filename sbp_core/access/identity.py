@@ -44,6 +44,8 @@ _PART: Final = re.compile(
     r' *+(?!\#)((?:[^\\",+;<>]|\\(?:[\da-fA-F]{2}|[ "#+,;<=>\\]))*)(?:([,+])|$)'
 )
 """A type, its value, and what separates it from the next one."""
+_SLASHES: Final = re.compile(rf"/(?=(?:{'|'.join(_READ_TYPES)}) *=)", re.IGNORECASE)
+"""The slashes between parts, in the form that OpenSSL shows by default."""
 _CHARACTER: Final = re.compile(r"\\[\da-fA-F]{2}|\\.|.")
 
 
@@ -52,16 +54,28 @@ class Identity:
     """A subject, and whether it is an administrator or a server of the cluster.
 
     `expires_at_ms` is when it ends, in ms since the epoch, UTC; None for that of a certificate,
-    which ends with its connection.
+    which ends with its connection. Where a token counts, `unused_certificate` is the subject of the
+    certificate of the same connection, which does not; None if it has none.
     """
 
     subject: str
     is_admin: bool = False
     is_server: bool = False
     expires_at_ms: int | None = None
+    unused_certificate: str | None = None
 
     def __str__(self) -> str:
         return self.subject
+
+    @property
+    def remark(self) -> str:
+        """The end of a refusal: which identity counts, if there are two; else nothing."""
+        if self.unused_certificate is None:
+            return ""
+        return (
+            f"; the token of {self.subject} counts, and the certificate of"
+            f" {self.unused_certificate} is not used beside a token: to use it, connect without one"
+        )
 
     def has_ended(self, now_ms: int) -> bool:
         """Whether it is over at a time in ms since the epoch."""
@@ -93,6 +107,26 @@ def canonical_subject(text: str) -> str:
             f"that of a token has 1 to {SUBJECT_LENGTH_MAX} characters, without spaces around it"
         )
     return text
+
+
+def parse_subject(text: str) -> str:
+    r"""Return the canonical form of a subject that a person wrote.
+
+    Raises ValueError as `canonical_subject` does, and for the form that OpenSSL shows by default,
+    such as `/O=Acme/CN=alice`. From its first `=` on it would be one value, and match nobody. A
+    slash that does belong to a value, before what looks like a type, is written `\2f`.
+    """
+    parts = _SLASHES.split(text)
+    if len(parts) == 1:
+        return canonical_subject(text)
+    instead = ",".join(each.strip() for each in reversed(parts) if each.strip())
+    if any(each in text for each in ',+"\\;<>'):  # they would need escapes
+        instead = "it as in CN=alice,O=Acme"
+    raise ValueError(
+        f"it has the slashes of OpenSSL: write {instead}, the most specific part first, as"
+        " `openssl x509 -noout -subject -nameopt RFC2253` shows it; write \\2f for a slash within"
+        " a value"
+    )
 
 
 def subject_of_certificate(certificate: bytes) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final, TypeVar
 
+from sbp_core.access.identity import parse_subject
 from sbp_core.access.rights import GRANTABLE, Grant, checked_grant, checked_subject
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import one_line, write_json, write_line, write_notice, write_table
@@ -65,6 +66,10 @@ def list_grants(options: Namespace) -> int:
 
 def grant(options: Namespace) -> int:
     """Give a right to a subject; no error if it has it."""
+    try:
+        parse_subject(options.subject)
+    except ValueError as error:
+        raise ConfigurationError(f"{options.subject!a} is not a subject: {error}") from error
     changed = _grant_in(options)
     with connect(options) as client:
         client.change_grants([changed])

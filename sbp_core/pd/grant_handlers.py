@@ -100,7 +100,7 @@ class StoredRights(Authority):
         self, identity: Identity, rights: frozenset[Right], targets: Sequence[Target]
     ) -> Judgement:
         """Return why an identity that has none of these rights may not use a stream, or a group."""
-        return await self._store.run(_judge, identity.subject, rights, targets)
+        return await self._store.run(_judge, identity, rights, targets)
 
 
 def _change(store: MetadataStore, changes: Sequence[GrantRecord], *, is_revoked: bool) -> None:
@@ -122,9 +122,9 @@ def _check(store: MetadataStore, subject: str, stream_ids: Sequence[int]) -> lis
 
 
 def _judge(
-    store: MetadataStore, subject: str, rights: frozenset[Right], targets: Sequence[Target]
+    store: MetadataStore, identity: Identity, rights: frozenset[Right], targets: Sequence[Target]
 ) -> list[PermissionDeniedError | None]:
-    own = SubjectRights(store.grants.of(subject))
+    own = SubjectRights(store.grants.of(identity.subject))
     named = [each.stream_id for each in targets if each.stream_id >= 0]
     names = {
         stream_id: found.name
@@ -132,7 +132,7 @@ def _judge(
         if found is not None
     }
     lacking = (_maybe_lacking(own, rights, each, names) for each in targets)
-    return [None if each is None else lacking_right(subject, rights, each) for each in lacking]
+    return [None if each is None else lacking_right(identity, rights, each) for each in lacking]
 
 
 def _maybe_lacking(

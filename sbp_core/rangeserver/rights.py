@@ -149,7 +149,7 @@ class CachedRights(Authority):
             decision = self._maybe_decision(subject, stream_id, rule.rights, now)
             if decision is None:
                 return None
-            judgement.append(self._judge(subject, rule.rights, stream_id, item, decision))
+            judgement.append(self._judge(identity, rule.rights, stream_id, item, decision))
         return judgement
 
     def _allows_all(
@@ -195,7 +195,7 @@ class CachedRights(Authority):
             if decision is None or decision.end <= now:
                 judgement.append(_not_known(subject, each))
             else:
-                judgement.append(self._judge(subject, rights, each.stream_id, each.item, decision))
+                judgement.append(self._judge(identity, rights, each.stream_id, each.item, decision))
         return judgement
 
     def _maybe_decision(
@@ -219,7 +219,7 @@ class CachedRights(Authority):
 
     def _judge(
         self,
-        subject: str,
+        identity: Identity,
         rights: frozenset[Right],
         stream_id: int,
         item: Any,
@@ -229,17 +229,19 @@ class CachedRights(Authority):
             return decision.error
         if rights.isdisjoint(decision.rights):
             names = (decision.name,) if decision.name is not None and decision.rights else ()
-            return lacking_right(subject, rights, Target(stream_id, names))
+            return lacking_right(identity, rights, Target(stream_id, names))
         txn_id, writer_id = getattr(item, "txn_id", None), getattr(item, "writer_id", None)
         if txn_id is not None and Right.APPEND not in rights:
-            return denied(f"{subject} may not read staged batches: only servers of the cluster may")
+            return denied(
+                f"{identity} may not read staged batches: only servers of the cluster may"
+            )
         for used, noun, known in (
             (txn_id, "transaction", decision.txns),
             (writer_id, "writer", decision.writers),
         ):
             if used is not None:
                 key = (stream_id, noun, original_of(used))
-                if self._owners.claim(key, subject):
+                if self._owners.claim(key, identity.subject):
                     if len(known) < KNOWN_MAX:
                         known.add(used)
                 else:

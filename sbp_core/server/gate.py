@@ -114,7 +114,7 @@ class Gate:
                 remedy = "use a certificate of an authority in ca_file of [tls]"
             raise PermissionDeniedError.of(
                 f"{operation.name} is for the servers of the cluster, and {identity} is none of"
-                f" them: if it should be, {remedy}"
+                f" them: if it should be, {remedy}{identity.remark}"
             )
 
     async def check_reader(
@@ -142,6 +142,7 @@ class Gate:
             raise PermissionDeniedError.of(
                 f"{what} is for {whom}, and {identity} is none of them: name it in"
                 f" {'monitors' if is_monitoring else 'admins'} of [auth] if it should be"
+                f"{identity.remark}"
             )
 
     def greet(
@@ -239,8 +240,13 @@ class Gate:
                 f"the token is that of {claims.subject}, and this connection that of {former}: open"
                 " another connection"
             )
-        is_admin = claims.subject in self._admins
+        unused = None
+        if former is not None:
+            unused = former.unused_certificate if is_renewal else former.subject
         peer.standing.identity = Identity(
-            claims.subject, is_admin, expires_at_ms=claims.expires_at_ms
+            claims.subject,
+            is_admin=claims.subject in self._admins,
+            expires_at_ms=claims.expires_at_ms,
+            unused_certificate=unused,
         )
         return claims.expires_at_ms

@@ -153,21 +153,28 @@ class Target:
         return shlex.quote(self.names[0] or "*") if self.names else "NAME"
 
 
-def lacking_right(subject: str, rights: frozenset[Right], target: Target) -> PermissionDeniedError:
-    """Return the error of a subject that has none of these rights.
+def lacking_right(
+    identity: Identity, rights: frozenset[Right], target: Target
+) -> PermissionDeniedError:
+    """Return the error of an identity that has none of these rights.
 
     The name of a target is shown: it is one that the caller has sent, or of a stream on which it
     has another right.
     """
-    what = f"group {target.names[0]}" if rights == _GROUP else str(target)
-    named = " or ".join(sorted(rights))
-    (right,) = rights if len(rights) == 1 else ("RIGHT",)
-    gives = "gives it" if len(rights) == 1 else "gives one of them"
-    where = f", with the name of stream {target.stream_id}" if target.pattern == "NAME" else ""
+    subject = identity.subject
     subject = subject if len(subject) <= SUBJECT_LENGTH_MAX else shown(subject)
+    if rights == ON_STREAMS:
+        right, hint = "RIGHT", ", where RIGHT is read to consume, append to produce, or manage"
+        lack = f"has no right on {target}, and an administrator gives one"
+    else:
+        (right,) = rights
+        what = f"group {target.names[0]}" if right is Right.GROUP else str(target)
+        lack, hint = f"lacks the right {right} on {what}; an administrator gives it", ""
+    if not target.names:
+        hint += f"; NAME is the name of {'a' if target.stream_id < 0 else 'that'} stream"
     return denied(
-        f"{subject} lacks the right {named} on {what}; an administrator {gives} by `sbp acl grant"
-        f" {shlex.quote(subject)} {right} {target.pattern}`{where}"
+        f"{subject} {lack} by `sbp acl grant {shlex.quote(subject)} {right} {target.pattern}`{hint}"
+        f"{identity.remark}"
     )
 
 
@@ -254,7 +261,7 @@ class Guard:
             key = "servers" if rule is Caller.SERVER else "admins"
             raise denied(
                 f"{call.opcode.name} is for {rule.value}, and {identity} is none: if it should be,"
-                f" name it in {key} of [auth]"
+                f" name it in {key} of [auth]{identity.remark}"
             )
         return True
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from sbp_core import limits
-from sbp_core.access.identity import canonical_subject
+from sbp_core.access.identity import parse_subject
 from sbp_core.errors import ConfigurationError
 from sbp_core.regular_files import read_regular
 from sbp_core.server.settings import ListenerSettings, integer_setting
@@ -111,7 +111,7 @@ def rules_of(section: Mapping[str, Any]) -> QuotaRules:
 def _subject(name: str, faults: list[str]) -> str:
     """Return a subject in the form in which it is compared; add to `faults` why it is none."""
     try:
-        return canonical_subject(name)
+        return parse_subject(name)
     except ValueError as error:
         faults.append(f"{name[:64]!a} in [quotas] is not a subject: {error}")
         return name

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sbp_core import limits
-from sbp_core.access.identity import canonical_subject, subject_of_certificate
+from sbp_core.access.identity import canonical_subject, parse_subject, subject_of_certificate
 from sbp_core.client.types import parse_endpoint
 from sbp_core.errors import ConfigurationError
 from sbp_core.server.gate import Gate
@@ -414,7 +414,7 @@ def check_auth(settings: Any) -> None:
 
 def _check_subject(name: str, text: str) -> None:
     try:
-        subject = canonical_subject(text)
+        subject = parse_subject(text)
     except ValueError as error:
         raise ConfigurationError(f"{name} in [auth]: {text!a} is not a subject: {error}") from error
     if name == "servers" and "=" not in subject:

@@ -376,7 +376,8 @@ def test_rights_are_granted_listed_and_revoked(run):
     assert [json.loads(line)["right"] for line in left] == ["group"]
     for subject, pattern, why in (
         ("CN=b", "*-orders", b"is not a pattern"),
-        ("/O=c/CN=b", "*", b"as in CN=alice,O=Acme"),
+        ("/O=c/CN=b", "*", b"write CN=b,O=c, the most specific part first"),
+        ("O=c/CN=b", "*", b"write CN=b,O=c, the most specific part first"),
     ):
         refused = run("acl", "grant", subject, "read", pattern)
         assert (refused.exit_code, why in refused.errors) == (2, True)

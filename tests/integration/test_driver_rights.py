@@ -114,14 +114,17 @@ def test_a_refusal_names_what_to_grant_but_no_stream_that_is_not_for_the_caller(
             for stream_id in (ids[0], 77):
                 (message,) = await refusals(cluster, address, [stream_id])
                 assert message == (
-                    f"{subject} lacks the right append or manage or read on stream {stream_id}; an"
-                    f" administrator gives one of them by `sbp acl grant '{subject}' RIGHT NAME`,"
-                    f" with the name of stream {stream_id}"
+                    f"{subject} has no right on stream {stream_id}, and an administrator gives one"
+                    f" by `sbp acl grant '{subject}' RIGHT NAME`, where RIGHT is read to consume,"
+                    " append to produce, or manage; NAME is the name of that stream"
                 )
         for name in ("orders-1", "not there"):
             (message,) = await refusals(cluster, stranger, [], [name])
-            assert f"read on stream {name}; an" in message
-            assert message.split("'a stranger'")[1] in {" RIGHT orders-1`", " RIGHT 'not there'`"}
+            assert f"has no right on stream {name}, and an" in message
+            assert message.split("'a stranger'")[1].partition("`")[0] in {
+                " RIGHT orders-1",
+                " RIGHT 'not there'",
+            }
         trims = tuple(headers.TrimmedStream(each, 0) for each in (ids[0], ids[2]))
         async with RawClient.at(cluster.pd.endpoint, from_address=writer) as client:
             request = headers.TrimStreamsRequest(1_000, trims)

@@ -16,6 +16,7 @@ from identified_cluster import (
     ONCE,
     admin_of,
     connected,
+    greet,
     identified_settings,
     identity_of_client,
     run,
@@ -40,6 +41,7 @@ from sbp_core.client import (
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import (
     ConfigurationError,
+    PermissionDeniedError,
     UnauthenticatedError,
 )
 from sbp_core.server.settings import Exposure
@@ -346,6 +348,35 @@ def test_who_may_delete_a_stream_is_refused_by_no_server(
     ]
 
 
+def test_a_refusal_names_the_certificate_that_does_not_count_beside_a_token(
+    settings, authority, issuer, tmp_path
+):
+    """Each time, also after the token was renewed."""
+    (tmp_path / "token").write_bytes(issuer.token("bob"))
+    pair = authority.issue(common_name="robot")
+    subject = subject_of_certificate(pair.cert_file.read_bytes())
+
+    async def body():
+        async with (
+            served(replace(settings, data_dir=tmp_path / "data")) as cluster,
+            connected(
+                cluster.endpoints.pd,
+                authority.client(pair),
+                credentials=Credentials(tmp_path / "token"),
+            ) as client,
+        ):
+            for _ in range(2):
+                with pytest.raises(PermissionDeniedError) as caught:
+                    await client.list_grants()
+                assert caught.value.message.endswith(
+                    f"name it in admins of [auth]; the token of bob counts, and the certificate of"
+                    f" {subject} is not used beside a token: to use it, connect without one"
+                )
+                await greet(client, cluster.endpoints.pd, issuer.token("bob"))
+
+    run(body())
+
+
 def test_the_subject_of_a_certificate_is_escaped(authority):
     pair = authority.issue(common_name="a,b=c+d\\e", organization_name="Acme, Inc.")
     subject = subject_of_certificate(pair.cert_file.read_bytes())
@@ -363,6 +394,7 @@ def test_the_subject_of_a_certificate_is_escaped(authority):
         ({"auth_admins": ("",)}, "'' is not a subject"),
         ({"tls_client_certificates": "optional"}, "needs a token: set client_ca_file"),
         ({"auth_servers": ("node1",)}, "servers have certificates"),
+        ({"auth_admins": ("O=Acme/CN=alice",)}, "write CN=alice,O=Acme, the most specific"),
         ({"auth_servers": ("CN=a,b",)}, "'CN=a,b' is not a subject: 'b' in it"),
         ({"auth_issuer": None}, "tokens need all"),
         ({"auth_audience": ""}, "tokens need all"),

@@ -10,7 +10,7 @@ from cryptography.x509.oid import NameOID, ObjectIdentifier
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.access.identity import canonical_subject, subject_of_certificate
+from sbp_core.access.identity import canonical_subject, parse_subject, subject_of_certificate
 
 KEY = Ed25519PrivateKey.generate()
 NAMED = {NameOID.ORGANIZATION_NAME: "O", NameOID.USER_ID: "UID", NameOID.STREET_ADDRESS: "STREET"}
@@ -84,6 +84,26 @@ def test_any_text_has_a_form_that_stays_or_is_refused(text):
 )
 def test_the_form_of_a_subject(written, subject):
     assert canonical_subject(written) == subject
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        ("O=Acme/CN=alice", "write CN=alice,O=Acme, the most"),
+        ("/C=DE/O=Acme/OU=a b/cn = alice", "write cn = alice,OU=a b,O=Acme,C=DE, the most"),
+        ("O=Acme, Inc./CN=alice", "as in CN=alice,O=Acme"),
+        ("/CN=alice", "write CN=alice, the most"),
+    ],
+)
+def test_the_slashes_of_openssl_are_refused_with_the_form_to_write(written, instead):
+    with pytest.raises(ValueError, match="slashes of OpenSSL") as caught:
+        parse_subject(written)
+    assert instead in str(caught.value)
+
+
+@pytest.mark.parametrize("written", ["CN=http://a/b", "a/b", r"O=Acme\2fCN=alice", "CN=a/nickname"])
+def test_other_slashes_belong_to_a_value(written):
+    assert parse_subject(written) == written.replace(r"\2f", "/")
 
 
 @pytest.mark.parametrize(

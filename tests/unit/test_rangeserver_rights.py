@@ -200,7 +200,7 @@ def test_a_refusal_names_the_stream_to_who_has_another_right_on_it(world):
         assert "read on stream 1 (name-1); an" in append_only
         assert "`sbp acl grant me read name-1`" in append_only
         assert "name-2" not in nothing
-        assert "`sbp acl grant me read NAME`, with the name of stream 2" in nothing
+        assert "`sbp acl grant me read NAME`; NAME is the name of that stream" in nothing
 
     asyncio.run(body())
 

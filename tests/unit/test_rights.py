@@ -19,7 +19,16 @@ from sbp_core.access.rights import (
     is_reserved,
 )
 from sbp_core.errors import InvalidRequestError, PermissionDeniedError
-from sbp_core.server.guard import RULES, Authority, Caller, Guard, Results
+from sbp_core.server.guard import (
+    RULES,
+    Authority,
+    Caller,
+    Guard,
+    Results,
+    Rule,
+    Target,
+    lacking_right,
+)
 from sbp_core.server.refused_items import Merger, narrow
 from sbp_core.server.trust import Standing, denied
 from sbp_core.wire.headers import (
@@ -90,6 +99,36 @@ def test_every_operation_has_a_rule_whose_fields_its_tables_have():
         if not rule.is_whole:
             assert response in RESULT_FIELDS, opcode
         assert not rule.of_group or "group" in request.__struct_fields__
+
+
+@pytest.mark.parametrize("opcode", [each for each in RULES if isinstance(RULES[each], Rule)])
+def test_a_refusal_names_the_right_to_grant_or_which_ones_serve_what(opcode):
+    rights = RULES[opcode].rights
+    message = lacking_right(Identity("alice"), rights, Target(names=("orders",))).message
+    if rights == ON_STREAMS:
+        assert message == (
+            "alice has no right on stream orders, and an administrator gives one by `sbp acl grant"
+            " alice RIGHT orders`, where RIGHT is read to consume, append to produce, or manage"
+        )
+    else:
+        (right,) = rights
+        noun = "group" if right is Right.GROUP else "stream"
+        assert message == (
+            f"alice lacks the right {right} on {noun} orders; an administrator gives it by `sbp acl"
+            f" grant alice {right} orders`"
+        )
+
+
+def test_a_refusal_without_a_name_says_of_which_stream_to_put_it_in():
+    for target, of_what in ((Target(7), "that"), (Target(), "a")):
+        message = lacking_right(Identity("alice"), RULES[Opcode.APPEND].rights, target).message
+        assert message.endswith(f"append NAME`; NAME is the name of {of_what} stream")
+
+
+def test_a_refusal_names_the_certificate_that_does_not_count():
+    identity = Identity("alice", unused_certificate="CN=robot")
+    message = lacking_right(identity, RULES[Opcode.FETCH].rights, Target(names=("s",))).message
+    assert "; the token of alice counts, and the certificate of CN=robot is not used" in message
 
 
 def test_only_servers_may_call_what_servers_ask_each_other():
