@@ -16,9 +16,11 @@ without a gap: the first one begins at START, the last one ends at END.
 
 from __future__ import annotations
 
+import secrets
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Final
 
@@ -37,6 +39,8 @@ _LENGTH: Final = struct.Struct(">I")
 _DIGEST_BYTES: Final = 32
 _MANIFESTS: Final = "backups/"
 _CHUNKS: Final = "chunks/"
+_BEGUN: Final = "%Y%m%dT%H%M%S.%f"
+"""The begin of an id; milliseconds are written."""
 
 
 class BackupError(SbpError):
@@ -166,6 +170,19 @@ class _Head(msgspec.Struct, frozen=True):
 def manifest_path(backup_id: str) -> str:
     """Return where the manifest of a backup is."""
     return f"{_MANIFESTS}{backup_id}/manifest"
+
+
+def new_backup_id(begun_at: datetime) -> str:
+    """Return an id for a backup that begins at a time in UTC; ids sort by that time."""
+    return f"{begun_at.strftime(_BEGUN)[:-3]}-{secrets.token_hex(2)}"
+
+
+def maybe_begun_at(backup_id: str) -> datetime | None:
+    """Return when a backup began, by its id, in UTC; None for another text."""
+    try:
+        return datetime.strptime(backup_id.partition("-")[0], _BEGUN).replace(tzinfo=UTC)
+    except ValueError:
+        return None
 
 
 def maybe_backup_id(path: str) -> str | None:

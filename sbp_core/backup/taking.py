@@ -8,7 +8,6 @@ gives the same offsets to other records.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import (
     AsyncIterator,
@@ -36,6 +35,7 @@ from sbp_core.backup.format import (
     StreamEntry,
     encode_manifest,
     manifest_path,
+    new_backup_id,
 )
 from sbp_core.backup.place import Place
 from sbp_core.backup.upkeep import backup_ids, chunk_sizes, read_manifest, running_path
@@ -107,10 +107,9 @@ async def take_backup(
     Streams that are deleted while it is taken are left out, and so are records that are trimmed;
     the manifest names both.
     """
-    began = datetime.now(UTC).isoformat("T", "milliseconds").partition("+")[0]
-    backup_id = f"{began.replace(':', '').replace('-', '')}-{secrets.token_hex(2)}"
+    backup_id = new_backup_id(datetime.now(UTC))
+    cut = await take_cut(client)  # a refusal leaves nothing in the place
     async with _running(place, backup_id):
-        cut = await take_cut(client)
         copier = _Copier(
             client,
             place,

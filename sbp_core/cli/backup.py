@@ -182,8 +182,8 @@ def run_prune(options: Namespace) -> int:
             )
         else:
             write_line(
-                f"{len(pruned.backup_ids)} backups removed, and {pruned.chunk_count} chunks of"
-                f" {show_bytes(pruned.size)}"
+                f"{counted(len(pruned.backup_ids), 'backup')} removed, and"
+                f" {counted(pruned.chunk_count, 'chunk')} of {show_bytes(pruned.size)}"
             )
         return 0
 

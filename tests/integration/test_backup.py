@@ -314,6 +314,7 @@ def test_an_administrator_restores_a_cluster_with_identities_and_its_grants(tmp_
             await greet(other, cluster.endpoints.pd, issuer.token("everything"))
             with pytest.raises(PermissionDeniedError, match="TAKE_CUT"):
                 await take_backup(other, place)
+            assert [*tmp_path.glob("backups/*")] == [], "a refused backup leaves nothing"
             manifest = (await take_backup(admin, place)).manifest
         wishes = Wishes(restoring=manifest.backup_id)
         async with (

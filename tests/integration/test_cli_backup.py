@@ -65,7 +65,7 @@ def test_a_backup_is_taken_listed_checked_pruned_and_restored(tmp_path, place, c
         assert [json.loads(each)["records"] for each in listed.splitlines()] == [3, 4]
         assert said["backup"] in await called(capsys, "backup", "list", place)
         assert "is undamaged" in await called(capsys, "backup", "check", place)
-        assert "1 backups removed, and 1 chunks" in (
+        assert "1 backup removed, and 1 chunk of" in (
             await called(capsys, "backup", "prune", place, "--keep", "1")
         )
         async with cluster_of(tmp_path / "new", 2) as cluster:

@@ -1,0 +1,36 @@
+"""Removing backups, while the place has the mark of one that is being taken, or was killed."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from sbp_core.backup.format import BackupError, maybe_begun_at, new_backup_id
+from sbp_core.backup.place import Place
+from sbp_core.backup.upkeep import prune, running_path
+
+
+def test_an_id_has_the_time_at_which_the_backup_began():
+    begun_at = datetime(2026, 11, 26, 7, 38, 52, 673_000, UTC)
+    assert new_backup_id(begun_at).startswith("20261126T073852.673-")
+    assert maybe_begun_at(new_backup_id(begun_at)) == begun_at
+    assert maybe_begun_at("another") is None
+
+
+def test_the_mark_of_a_dead_backup_is_named_with_its_age_and_what_to_do(tmp_path):
+    killed = new_backup_id(datetime.now(UTC) - timedelta(minutes=125))
+
+    async def main():
+        place = Place.open(str(tmp_path))
+        for each in (killed, "foreign"):
+            await place.put(running_path(each), b"")
+        with pytest.raises(BackupError) as caught:
+            await prune(place, 1)
+        await place.delete([running_path(killed), running_path("foreign")])
+        assert (await prune(place, 1)).backup_ids == ()
+        return str(caught.value)
+
+    message = asyncio.run(main())
+    assert f"{killed}, begun 2 h 5 min ago; foreign. Wait" in message
+    objects = [f"{tmp_path}/running/{each}" for each in (killed, "foreign")]
+    assert f"remove {' and '.join(objects)}, and try again" in message
