@@ -19,7 +19,7 @@ _INT64_MAX = 2**63 - 1
 
 
 @dataclass(slots=True)
-class Tally:
+class RequestTally:
     """Requests of one operation: an item of a batch is a request. Times are in seconds."""
 
     requests: int = 0
@@ -39,9 +39,9 @@ class Tally:
         self.request_seconds += requests * seconds
         self.records += records
 
-    def since(self, earlier: Tally) -> Tally:
+    def since(self, earlier: RequestTally) -> RequestTally:
         """Return what was added since an earlier copy."""
-        return Tally(
+        return RequestTally(
             self.requests - earlier.requests,
             self.failures - earlier.failures,
             self.byte_count - earlier.byte_count,
@@ -74,12 +74,12 @@ class Metrics:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._began_at = clock.monotonic()
-        self._intervals: deque[tuple[float, Tally, Tally]] = deque()
+        self._intervals: deque[tuple[float, RequestTally, RequestTally]] = deque()
         """(end, appends, fetches) from one report to the next."""
         self._active: dict[tuple[int, int], float] = {}
-        self.appends = Tally()
-        self.fetches = Tally()
-        self._reported = (Tally(), Tally())
+        self.appends = RequestTally()
+        self.fetches = RequestTally()
+        self._reported = (RequestTally(), RequestTally())
         """Appends and fetches up to the last report."""
         self.throttled: Final = dict.fromkeys(("memory", "disk"), 0)
         """Batches that were refused for want of it."""
@@ -131,7 +131,7 @@ class Metrics:
         )
 
 
-def _average_ms(tallies: Iterable[Tally]) -> int:
+def _average_ms(tallies: Iterable[RequestTally]) -> int:
     requests, seconds = 0, 0.0
     for tally in tallies:
         requests += tally.requests

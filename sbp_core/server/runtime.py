@@ -101,7 +101,7 @@ class Turns:
             self._run()
 
 
-class Tally:
+class LogTally:
     """Adds up what may happen often, for a line of the log now and then.
 
     One is due at once, and then every `interval_ms` at most.

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sbp_core.cli.logs import EVENTS_MAX, WINDOW_SECONDS, JsonLines, Sparing, TextLines
-from sbp_core.server.runtime import Tally
+from sbp_core.server.runtime import LogTally
 
 RANGE_SEALED = "range sealed stream=%d range=%d: by %s"
 
@@ -109,7 +109,7 @@ def test_a_tally_is_due_at_once_and_then_now_and_then():
             return 0
 
     clock = Clock()
-    tally = Tally(clock, interval_ms=1000)
+    tally = LogTally(clock, interval_ms=1000)
     assert tally.add(2, 1) == (2, 1)
     assert tally.add(3, 0) is None
     clock.now = 6.0

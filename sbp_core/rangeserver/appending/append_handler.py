@@ -50,7 +50,7 @@ from sbp_core.segment_format import EntryKind
 from sbp_core.server.answers import respond_all
 from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
 from sbp_core.server.later import Later
-from sbp_core.server.runtime import Clock, Tally
+from sbp_core.server.runtime import Clock, LogTally
 from sbp_core.server.trust import Standing
 from sbp_core.wire.headers import (
     AppendRequest,
@@ -120,7 +120,7 @@ class AppendHandler(PromptHandler):
         self._metrics = metrics
         self._check_driver = check_driver
         self._batch_bytes_max = batch_bytes_max
-        self._throttled = Tally(clock, _THROTTLED_LOG_INTERVAL_MS)
+        self._throttled = LogTally(clock, _THROTTLED_LOG_INTERVAL_MS)
 
     def begin(self, call: ServerCall) -> Rest | Later:
         """Accept one APPEND frame; the rest is to wait until its batches are committed."""

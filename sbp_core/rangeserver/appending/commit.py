@@ -56,7 +56,7 @@ from sbp_core.log.states.range_states import LoggedRange, RangeKey
 from sbp_core.rangeserver.metrics import GroupTally
 from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.segment_format import EntryKind
-from sbp_core.server.runtime import Clock, SystemClock, Tally
+from sbp_core.server.runtime import Clock, LogTally, SystemClock
 
 Publish = Callable[[Sequence[LoggedRange]], None]
 """Makes visible how ranges are, now that what changed them is committed."""
@@ -176,7 +176,7 @@ class GroupCommitter:
     ) -> None:
         self._log = log
         self._clock = clock or SystemClock()
-        self._slow = Tally(self._clock, _SLOW_LOG_INTERVAL_MS)
+        self._slow = LogTally(self._clock, _SLOW_LOG_INTERVAL_MS)
         self._copies: Copies = NoCopies()
         self._sizes = sizes
         self._sync_interval_ms = sync_interval_ms

@@ -27,7 +27,7 @@ from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace, SpaceFreer
 from sbp_core.rangeserver.housekeeping.retention import Held, Retention, SteadyTime, expired_below
-from sbp_core.server.runtime import Clock, Tally, cancel_all
+from sbp_core.server.runtime import Clock, LogTally, cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
 _REMOVAL_INTERVAL_MS: Final = 20_000
@@ -68,8 +68,8 @@ class Housekeeping:
         self._interval_ms = interval_ms
         self._cleaned_count = -1
         """How much was removed before the last cleaning, by `RangeHost.removal_count`."""
-        self._trims = Tally(clock, _LOG_INTERVAL_MS)
-        self._cleanings = Tally(clock, _LOG_INTERVAL_MS)
+        self._trims = LogTally(clock, _LOG_INTERVAL_MS)
+        self._cleanings = LogTally(clock, _LOG_INTERVAL_MS)
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-cleaner")
         self._task = asyncio.create_task(self._run())
 
