@@ -3,9 +3,10 @@
 TLS 1.3 is the minimum: it has neither compression nor renegotiation. Sessions are not resumed, so
 that files that were replaced hold for every connection that is made from then on.
 
-`Tls` names the files of a client, `ServerTls` those of a server. `ready` reads them; from then on
-they are read again when they have changed, as the next connection is made, and at SIGHUP. Files
-that cannot be used are reported once, and the former ones stay. `Channel` is one connection.
+`Tls` names the files of a client, `ServerTls` and `PublicTls` those of a server. `ready` reads
+them; from then on they are read again when they have changed, as the next connection is made, and
+at SIGHUP. Files that cannot be used are reported once, and the former ones stay. `Channel` is one
+connection.
 """
 
 from __future__ import annotations
@@ -85,6 +86,18 @@ class ServerTls:
         return Tls(self.ca_file, self.cert_file, self.key_file)
 
 
+@dataclass(frozen=True, slots=True)
+class PublicTls:
+    """The PEM files of a server whose clients show no certificates, such as browsers."""
+
+    cert_file: str | Path
+    key_file: str | Path
+
+
+Files = Tls | ServerTls | PublicTls
+"""The files of one end."""
+
+
 def _check_pair(cert_file: object, key_file: object) -> None:
     if (cert_file is None) != (key_file is None):
         given, missing = ("key", "certificate") if cert_file is None else ("certificate", "key")
@@ -96,7 +109,7 @@ def _check_pair(cert_file: object, key_file: object) -> None:
 class Contexts:
     """The newest context of one end. Threads may share it."""
 
-    def __init__(self, files: Tls | ServerTls) -> None:
+    def __init__(self, files: Files) -> None:
         """Read the files. Raises ConfigurationError if they cannot be used."""
         self.files = files
         self._lock = threading.Lock()
@@ -141,7 +154,7 @@ _all_contexts: Final[WeakSet[Contexts]] = WeakSet()
 
 
 @lru_cache(maxsize=64)
-def ready(files: Tls | ServerTls) -> Contexts:
+def ready(files: Files) -> Contexts:
     """Return the contexts of these files, the same for all that use them in this process.
 
     Raises ConfigurationError if the files cannot be used.
@@ -157,8 +170,10 @@ def reload_all() -> bool:
     return bool(found)
 
 
-def _paths(files: Tls | ServerTls) -> list[Path]:
-    found = [files.cert_file, files.key_file, files.ca_file]
+def _paths(files: Files) -> list[Path]:
+    found = [files.cert_file, files.key_file]
+    if not isinstance(files, PublicTls):
+        found.append(files.ca_file)
     if isinstance(files, ServerTls):
         found.append(files.client_ca_file)
     return [Path(each) for each in found if each is not None]
@@ -172,27 +187,28 @@ def _maybe_stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _make_context(files: Tls | ServerTls) -> ssl.SSLContext:
-    is_server = isinstance(files, ServerTls)
+def _make_context(files: Files) -> ssl.SSLContext:
+    is_server = not isinstance(files, Tls)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    authorities = [files.ca_file]
-    if isinstance(files, ServerTls):
+    if is_server:
         context.num_tickets = 0
+    authorities = [] if isinstance(files, PublicTls) else [files.ca_file]
+    if isinstance(files, ServerTls):
         authorities.append(files.client_ca_file)
         wants_all = files.client_ca_file is not None and not files.is_client_optional
         context.verify_mode = ssl.CERT_REQUIRED if wants_all else ssl.CERT_OPTIONAL
     for each in authorities:
         if each is not None:
             _load_authorities(context, Path(each))
-    if files.ca_file is None:
+    if isinstance(files, Tls) and files.ca_file is None:
         context.load_default_certs()
     if files.cert_file is not None and files.key_file is not None:
         _load_pair(context, Path(files.cert_file), Path(files.key_file))
     return context
 
 
-def _maybe_of_servers(files: Tls | ServerTls) -> frozenset[bytes] | None:
+def _maybe_of_servers(files: Files) -> frozenset[bytes] | None:
     """Return the certificates, in DER, that vouch for servers; None if all that are trusted do."""
     if not isinstance(files, ServerTls) or files.client_ca_file is None:
         return None

@@ -1,8 +1,8 @@
-"""Where the token of a client is: names only, which may be logged, stored and sent elsewhere."""
+"""The token of a client: where it is, names which may be logged and stored; or the token itself."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -34,3 +34,16 @@ class Credentials:
         if self.token_env is not None:
             return f"environment variable {self.token_env}"
         return f"token file {self.token_file}"
+
+
+@dataclass(frozen=True, slots=True)
+class BearerToken:
+    """The token itself, of a process that acts for others; it is never shown.
+
+    A server that wants no identities is refused: it would do everything for any token.
+    """
+
+    value: bytes = field(repr=False)
+
+    def __str__(self) -> str:
+        return "token of the request"

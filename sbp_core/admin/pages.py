@@ -13,7 +13,6 @@ requests that come at the same time.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -26,13 +25,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from sbp_core.admin.connections import CERTIFICATE
 from sbp_core.admin.exposition import CONTENT_TYPE, Exposition
 from sbp_core.errors import PermissionDeniedError, SbpError, UnauthenticatedError
 from sbp_core.server.gate import Gate
 from sbp_core.server.metrics import Catalog
 from sbp_core.server.served import Condition, Served, Unready
 from sbp_core.server.trust import Standing
+from sbp_core.web.connections import CERTIFICATE
+from sbp_core.web.origins import check_host
 
 LOOP_SECONDS_MAX: Final = 5.0
 """A loop that does not answer for this long is stuck."""
@@ -158,7 +158,7 @@ class Pages:
     async def _check(self, request: Request, what: str, *, is_monitoring: bool) -> None:
         """Raise UnauthenticatedError or PermissionDeniedError if a peer may not see something."""
         if not self._gate.is_on:
-            self._check_host(request.url.hostname or "", what)
+            check_host(request, self._host, what)
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         await self._gate.check_reader(
@@ -168,20 +168,6 @@ class Pages:
             self._now_ms(),
             is_monitoring=is_monitoring,
         )
-
-    def _check_host(self, named: str, what: str) -> None:
-        """Refuse a request of a browser on this machine whose page is of another one.
-
-        Such a page gets its own name to lead to this machine, and then reads what that answers.
-        """
-        if self._host is not None and named not in {"localhost", self._host}:
-            try:
-                ipaddress.ip_address(named)
-            except ValueError as error:
-                raise PermissionDeniedError.of(
-                    f"{what} is not for {named!a}, which is no name of this machine: ask for"
-                    f" {self._host}"
-                ) from error
 
     async def _look(self) -> _State:
         asked_at = time.monotonic()

@@ -54,8 +54,8 @@ class Parser(argparse.ArgumentParser):
             print(message, end="", flush=True)
 
 
-def add_client_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every subcommand that asks a placement driver."""
+def add_client_options(parser: argparse.ArgumentParser, *, has_json: bool = True) -> None:
+    """Add the options of every subcommand that asks a placement driver; `--json` if it prints."""
     endpoint = os.environ.get("SBP_ENDPOINT") or "127.0.0.1:12378"
     shown = "not shown" if "@" in endpoint else "%(default)s"  # it may hold a password
     parser.add_argument(
@@ -65,7 +65,8 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
         help=f"placement drivers (default: $SBP_ENDPOINT, now {shown})",
     )
     add_tls_client_options(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
+    if has_json:
+        parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
 
 
 def add_tls_client_options(parser: argparse.ArgumentParser) -> None:

@@ -260,11 +260,11 @@ async def _serve(
 ) -> None:
     """Run the servers until a signal, or the end of standard input with `reload`."""
     stopping = asyncio.get_running_loop().create_future()
-    _watch_signals(stopping)
+    watch_signals(stopping)
     if reload is not None:
         _watch_stdin(stopping, reload)
     beating = asyncio.create_task(manager.beat())
-    servers = service.make(settings, partial(_end, stopping))
+    servers = service.make(settings, partial(end, stopping))
     async with contextlib.AsyncExitStack() as started:
         started.callback(beating.cancel)
         admin = None
@@ -316,7 +316,7 @@ async def _serve_until(
         note.write()
         manager.serves(f"serving {addresses}")
         _LOG.info("server serves addresses=%s", addresses)
-        _announce([*lines, serving_line(settings.servers.data_dir)])
+        announce([*lines, serving_line(settings.servers.data_dir)])
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         _LOG.info("server stops")
@@ -344,7 +344,7 @@ def _settle_garbage() -> None:
     gc.set_threshold(_GARBAGE_OBJECTS)
 
 
-def _watch_signals(stopping: asyncio.Future[None]) -> None:
+def watch_signals(stopping: asyncio.Future[None]) -> None:
     """Let the first signal end `stopping`, and the second one the process."""
     loop = asyncio.get_running_loop()
 
@@ -352,7 +352,7 @@ def _watch_signals(stopping: asyncio.Future[None]) -> None:
         for each in _SIGNALS:
             loop.remove_signal_handler(each)
             signal.signal(each, lambda *_: os._exit(_EXIT_INTERRUPTED))
-        _end(stopping)
+        end(stopping)
 
     for each in _SIGNALS:
         loop.add_signal_handler(each, on_signal)
@@ -371,7 +371,7 @@ def _watch_stdin(stopping: asyncio.Future[None], reload: Callable[[bytes], None]
             loop.run_in_executor(None, reload, line)
         if not data:
             loop.remove_reader(0)
-            _end(stopping)
+            end(stopping)
 
     try:
         is_blocking = os.get_blocking(0)
@@ -385,7 +385,8 @@ def _watch_stdin(stopping: asyncio.Future[None], reload: Callable[[bytes], None]
         ) from error
 
 
-def _end(stopping: asyncio.Future[None]) -> None:
+def end(stopping: asyncio.Future[None]) -> None:
+    """End a process that waits for this."""
     if not stopping.done():
         stopping.set_result(None)
 
@@ -395,6 +396,7 @@ def serving_line(data_dir: Path) -> str:
     return f"serving {data_dir.absolute()}; Ctrl-C or SIGTERM stops"
 
 
-def _announce(lines: list[str]) -> None:
+def announce(lines: list[str]) -> None:
+    """Print where the servers are, if anything reads that."""
     with contextlib.suppress(OutputError, ReaderGoneError):  # the server needs no reader of this
         output.write_lines(lines)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from sbp_core import limits
-from sbp_core.access.credentials import Credentials
+from sbp_core.access.credentials import BearerToken, Credentials
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.session.negotiation import NO_WISHES, Wishes
@@ -439,7 +439,7 @@ class Connecting:
     wishes: Wishes = NO_WISHES
     on_timing: OnTiming | None = None
     tls: Tls | None = None
-    credentials: Credentials | None = None
+    credentials: Credentials | BearerToken | None = None
 
     def __post_init__(self) -> None:
         if self.credentials is not None and self.tls is None:

@@ -21,8 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_separate_processes import TIMEOUT_SECONDS, Server, running
 
 from sbp_core.admin import pages
-from sbp_core.admin.connections import CONNECTIONS_MAX
-from sbp_core.admin.endpoint import AdminEndpoint
+from sbp_core.admin.endpoint import LIMITS, AdminEndpoint
 from sbp_core.client import EARLIEST, AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.cluster import Cluster, LocalCluster
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
@@ -210,7 +209,7 @@ def test_connections_without_a_request_make_room_for_others(served):
     _, admin = served
     host, _, port = admin.rpartition(":")
     with ExitStack() as opened:
-        for _ in range(2 * CONNECTIONS_MAX):
+        for _ in range(2 * LIMITS.connections_max):
             peer = opened.enter_context(socket.create_connection((host, int(port))))
             peer.sendall(b"GET /healthz HTTP/1.1\r\n")
         assert ask(admin, "/healthz")[0] == 200

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.access.credentials import Credentials
+from sbp_core.access.credentials import BearerToken, Credentials
 from sbp_core.client.io.answer_limits import Ticket, Unasked
 from sbp_core.client.io.connection_errors import lost, not_sent
 from sbp_core.client.io.identifying import Identifying
@@ -103,7 +103,7 @@ class Conversation:
         endpoint: str,
         client_id: str,
         wishes: Wishes,
-        credentials: Credentials | None = None,
+        credentials: Credentials | BearerToken | None = None,
         *,
         identity: str = "none",
         clock: Callable[[], float] = time.monotonic,
@@ -401,7 +401,7 @@ class Conversation:
         self.cluster_id = answer.cluster_id or None
         self._session.adopt(settle(self._offer, answer.features), is_client=True)
         if self._identifying is not None:
-            self._identifying.accepted(answer.features)
+            failure = self._identifying.accepted(answer.features) or failure
         if isinstance(failure, UnauthenticatedError):
             self._refuse_calls(failure)
         return self._release()

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from sbp_core.access.credentials import TOKEN_BYTES_MAX, Credentials
-from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.access.credentials import TOKEN_BYTES_MAX, BearerToken, Credentials
+from sbp_core.errors import ConfigurationError, SbpError, UnauthenticatedError
 from sbp_core.regular_files import read_regular
 from sbp_core.session.negotiation import identity_offer, maybe_identity_end
 from sbp_core.wire.headers import Feature
@@ -23,15 +23,21 @@ from sbp_core.wire.headers import Feature
 _LOG: Final = logging.getLogger(__name__)
 
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9_.-]+")
+NO_IDENTITIES: Final = (
+    "a token was sent, and the cluster accepts none, so it would do everything for any token: send"
+    " none"
+)
 _RENEWED_AFTER: Final = 0.8
 """The part of the time of an identity after which it is renewed."""
 _PAUSE_SECONDS: Final = 1.0
 """The shortest pause between renewals."""
 
 
-def read_token(credentials: Credentials) -> bytes:
+def read_token(credentials: Credentials | BearerToken) -> bytes:
     """Return the token. Raises ConfigurationError, which does not show it, without one."""
-    if credentials.token_env is not None:
+    if isinstance(credentials, BearerToken):
+        found = credentials.value
+    elif credentials.token_env is not None:
         found = os.environb.get(os.fsencode(credentials.token_env), b"")
     else:
         try:
@@ -53,7 +59,7 @@ def read_token(credentials: Credentials) -> bytes:
 class Identifying:
     """Offers the token of `credentials`, and knows when the identity ends that it gave."""
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials | BearerToken) -> None:
         self._credentials = credentials
         self._due_at = self._ends_at = math.inf
 
@@ -84,15 +90,21 @@ class Identifying:
             self.postpone(error)
             return None
 
-    def accepted(self, features: Iterable[Feature]) -> None:
-        """Note the answer to an offer; a server that wants no identities declines it."""
+    def accepted(self, features: Iterable[Feature]) -> UnauthenticatedError | None:
+        """Note the answer to an offer; a server that wants no identities declines it.
+
+        Returns why calls have to be refused, if they have to.
+        """
         end_ms = maybe_identity_end(features)
         if end_ms is None:
             self._due_at = self._ends_at = math.inf
-            return
+            if isinstance(self._credentials, BearerToken):
+                return UnauthenticatedError.of(NO_IDENTITIES)
+            return None
         now, left = time.monotonic(), end_ms / 1000 - time.time()
         self._ends_at = now + left
         self._due_at = now + max(_RENEWED_AFTER * left, _PAUSE_SECONDS)
+        return None
 
     def postpone(self, reason: SbpError) -> None:
         """Try a renewal again later."""

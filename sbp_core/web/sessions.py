@@ -1,0 +1,76 @@
+"""Sessions of browsers: a cookie with a random id, for a token that only this process has."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+COOKIE: Final = "sbp_session"
+SESSION_SECONDS: Final = 12 * 3600
+SESSIONS_MAX: Final = 1024
+_ID_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    token: bytes = field(repr=False)
+    ends_at: float
+
+
+class Sessions:
+    """The sessions that are open: SESSIONS_MAX at most, the oldest ends for one more.
+
+    Ids are kept as digests, so that a dump of the memory opens no session that is a cookie.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._sessions: dict[bytes, _Session] = {}
+        """By digest of the id, the oldest first."""
+
+    def open(self, response: Response, token: bytes, *, is_secure: bool) -> None:
+        """Begin a session; the response gives its cookie to the browser.
+
+        `is_secure`: the browser sends the cookie with TLS only.
+        """
+        self._drop_ended()
+        while len(self._sessions) >= SESSIONS_MAX:
+            del self._sessions[next(iter(self._sessions))]
+        session_id = secrets.token_urlsafe(_ID_BYTES)
+        self._sessions[_digest(session_id)] = _Session(token, self._clock() + SESSION_SECONDS)
+        response.set_cookie(
+            COOKIE,
+            session_id,
+            max_age=SESSION_SECONDS,
+            httponly=True,
+            samesite="strict",
+            secure=is_secure,
+        )
+
+    def end(self, request: HTTPConnection, response: Response) -> None:
+        """End the session of a request, if it has one."""
+        self._sessions.pop(_digest(request.cookies.get(COOKIE, "")), None)
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+
+    def maybe_token(self, request: HTTPConnection) -> bytes | None:
+        """Return the token of the session of a request, None without one."""
+        session = self._sessions.get(_digest(request.cookies.get(COOKIE, "")))
+        if session is None or session.ends_at <= self._clock():
+            return None
+        return session.token
+
+    def _drop_ended(self) -> None:
+        now = self._clock()
+        for key in [key for key, each in self._sessions.items() if each.ends_at <= now]:
+            del self._sessions[key]
+
+
+def _digest(session_id: str) -> bytes:
+    return hashlib.sha256(session_id.encode()).digest()
