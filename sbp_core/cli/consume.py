@@ -5,12 +5,9 @@ from __future__ import annotations
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
-from typing import Any, Final
-
-import pyarrow as pa
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.cli.connect import PATIENT, connect, find_reach, find_stream
@@ -23,15 +20,9 @@ from sbp_core.errors import (
     OffsetOutOfRangeError,
     RecordBatchError,
 )
-from sbp_core.records import (
-    Envelope,
-    StreamSchema,
-    decode_batch,
-    decode_columns,
-    encoding_of,
-    split_envelopes,
-)
-from sbp_core.records.json_values import describe_bytes, describe_columns, describe_values
+from sbp_core.records import split_envelopes
+from sbp_core.records.json_values import describe_columns
+from sbp_core.records.stream_decoder import Records, StreamDecoder
 
 _WAIT_MS: Final = 10_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -91,115 +82,45 @@ def consume(options: Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
-    """Records in a row: the columns of a typed stream's schema, or plain ones in ROWS_SCHEMA."""
-
-    base_offset: int
-    rows: pa.RecordBatch
-    is_typed: bool
-
-    def first(self, count: int) -> Records:
-        """Return at most `count` of them."""
-        return replace(self, rows=self.rows.slice(0, count))
-
-
 def read_records(client: Client, stream_id: int, start: int, end: int | None) -> Iterator[Records]:
     """Yield the records from `start` to `end`, exclusive.
 
     Without `end` it waits for more for ever. Raises SbpError; a gap between batches is one.
     """
-    decoder = BatchDecoder(client, stream_id)
-    offset = start
-    while end is None or offset < end:
-        item = FetchItem(stream_id, offset, end, limits.FETCH_BATCH_BYTES_DEFAULT)
+    decoder = StreamDecoder(stream_id, start, end)
+    while not decoder.is_done:
+        item = FetchItem(stream_id, decoder.next_offset, end, limits.FETCH_BATCH_BYTES_DEFAULT)
         (outcome,) = client.fetch([item], max_wait_ms=_WAIT_MS)
         if outcome.error is not None:
             raise outcome.error
         if not outcome.payload and end is not None:
             raise DeadlineExceededError(
-                f"no records at offset {offset} within {_WAIT_MS} ms, although the stream ended at"
-                f" {end}; try again, then run `sbp log check` on its range server"
+                f"no records at offset {decoder.next_offset} within {_WAIT_MS} ms, although the"
+                f" stream ended at {end}; try again, then run `sbp log check` on its range server"
             )
         for envelope in split_envelopes(outcome.payload):
-            batch_end = envelope.base_offset + envelope.record_count
-            if not envelope.base_offset <= offset < batch_end:
-                raise RecordBatchError(
-                    f"expected offset {offset}, found records"
-                    f" {envelope.base_offset} to {batch_end - 1}"
-                )
-            skipped = offset - envelope.base_offset
-            wanted_end = batch_end if end is None else min(batch_end, end)
+            if decoder.lacks_schema(envelope):
+                versions = client.describe_schemas([stream_id])[stream_id]
+                decoder.learn(each.schema for each in versions)
             try:
-                rows = decoder.decode(envelope).slice(skipped, wanted_end - offset)
+                found = decoder.decode(envelope)
             except DamagedBatchError as error:
                 raise RecordBatchError(
-                    f"{error}; --from {batch_end} continues after them"
+                    f"{error}; --from {error.end_offset} continues after them"
                 ) from error
-            yield Records(offset, rows, encoding_of(envelope).is_typed)
-            offset = wanted_end
-            if offset == end:
+            yield found
+            if decoder.is_done:
                 return
-
-
-class BatchDecoder:
-    """Decodes the record batches of a stream, in any version of its schema."""
-
-    def __init__(self, client: Client, stream_id: int) -> None:
-        self._client = client
-        self._stream_id = stream_id
-        self._schemas: dict[str, StreamSchema] = {}
-
-    def decode(self, envelope: Envelope) -> pa.RecordBatch:
-        """Return the columns of a typed batch, the rows of any other. Raises DamagedBatchError."""
-        if not encoding_of(envelope).is_typed:
-            return decode_batch(envelope)
-        fingerprint = envelope.schema_fingerprint or ""
-        if fingerprint not in self._schemas:
-            versions = self._client.describe_schemas([self._stream_id])[self._stream_id]
-            self._schemas = {each.schema.fingerprint: each.schema for each in versions}
-        if fingerprint not in self._schemas:
-            raise envelope.damage(
-                f"it has schema {fingerprint!r}, which the placement driver does not know for"
-                f" stream {self._stream_id}"
-            )
-        return decode_columns(envelope, self._schemas[fingerprint])
-
-
-def describe_rows(
-    stream: str, base_offset: int, rows: pa.RecordBatch
-) -> Iterator[dict[str, object]]:
-    """Yield each plain record as the object that --json prints."""
-    timestamps = describe_values(rows.column("timestamp"))
-    columns = [rows.column(name).to_pylist() for name in ("key", "value", "headers")]
-    records = zip(timestamps, *columns, strict=True)
-    for offset, (timestamp, key, value, headers) in enumerate(records, base_offset):
-        yield {
-            "stream": stream,
-            "offset": offset,
-            "timestamp": timestamp,
-            "key": _maybe_bytes(key),
-            "value": _maybe_bytes(value),
-            "headers": None
-            if headers is None
-            else [[name, _maybe_bytes(content)] for name, content in headers],
-        }
 
 
 def _write(stream: str, records: Records, *, is_json: bool) -> None:
     """Print the columns of typed records, the values of plain ones."""
-    rows, base_offset = records.rows, records.base_offset
-    if not records.is_typed and not is_json:
-        write_values(value or b"" for value in rows.column("value").to_pylist())
-    elif not records.is_typed:
-        write_records(describe_rows(stream, base_offset, rows))
-    elif not is_json:
-        write_records(describe_columns(rows))
+    if is_json:
+        write_records(records.describe(stream))
+    elif records.is_typed:
+        write_records(describe_columns(records.rows))
     else:
-        write_records(
-            {"stream": stream, "offset": offset, "columns": each}
-            for offset, each in enumerate(describe_columns(rows), base_offset)
-        )
+        write_values(value or b"" for value in records.rows.column("value").to_pylist())
 
 
 def _read_rest(client: Client, stream_id: int, start: int) -> Iterator[Records]:
@@ -234,7 +155,3 @@ def _resolve(client: Client, stream_id: int, start: str | int | datetime) -> tup
             f"--from {start}: the stream has offsets {first} to {end}, exclusive"
         )
     return start, end, is_complete
-
-
-def _maybe_bytes(data: bytes | None) -> Any:
-    return None if data is None else describe_bytes(data)

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from sbp_core import limits
 from sbp_core.cli import produce
-from sbp_core.cli.consume import describe_rows, read_records
+from sbp_core.cli.consume import read_records
 from sbp_core.cli.produce import read_lines, rows_of_lines
 from sbp_core.client import FetchOutcome, ReceivedBatches
 from sbp_core.errors import DeadlineExceededError, RecordBatchError, SbpError
 from sbp_core.records import ROWS_SCHEMA, encode_rows
+from sbp_core.records.stream_decoder import describe_rows
 
 
 def lines_of(data: bytes, read_bytes: int = 65_536) -> list[bytes]:

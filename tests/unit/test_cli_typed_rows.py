@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sbp_core.cli.consume import BatchDecoder
+from sbp_core.cli.consume import read_records
 from sbp_core.cli.schema import read_file_schema
-from sbp_core.client import SchemaVersion
+from sbp_core.client import FetchOutcome, ReceivedBatches, SchemaVersion
 from sbp_core.errors import ConfigurationError, RecordBatchError
 from sbp_core.records import StreamSchema, encode_columns, split_envelopes
 from sbp_core.records.json_values import describe_columns, describe_values
+from sbp_core.records.stream_decoder import StreamDecoder
 
 POINT = pa.struct([("x", pa.int8()), ("y", pa.struct([("z", pa.float32())]))])
 UTC = pa.timestamp("us", tz="UTC")
@@ -62,9 +63,10 @@ def test_rows_are_objects():
 
 
 class ScriptedClient:
-    """Has one more version of the schema each time it is asked."""
+    """Serves `batches`, and has one more version of the schema each time it is asked."""
 
-    def __init__(self, *schemas: StreamSchema) -> None:
+    def __init__(self, batches: list[bytes], *schemas: StreamSchema) -> None:
+        self.payload = memoryview(b"".join(batches))
         self.schemas = schemas
         self.asked = 0
 
@@ -73,23 +75,35 @@ class ScriptedClient:
         known = enumerate(self.schemas[: self.asked], 1)
         return {7: tuple(SchemaVersion(7, number, schema, 9) for number, schema in known)}
 
+    def fetch(self, items, *, max_wait_ms):
+        return [FetchOutcome(0, 7, ReceivedBatches(self.payload, 0), None)]
+
+
+def one_column_batches(*schemas: StreamSchema) -> list[bytes]:
+    """Return a batch of one record in each schema."""
+    batches = []
+    for offset, schema in enumerate(schemas):
+        rows = pa.RecordBatch.from_arrays([pa.array([5], pa.int32())], schema=schema.arrow)
+        options = {"stream_id": 7, "timestamp_ms": 1, "base_offset": offset}
+        batches.append(encode_columns(rows, schema, **options))
+    return batches
+
 
 def test_versions_are_asked_for_when_one_is_unknown():
-    schemas = [StreamSchema.of(pa.schema([(name, pa.int32())])) for name in "abc"]
-    batches = []
-    for schema in schemas:
-        rows = pa.RecordBatch.from_arrays([pa.array([5], pa.int32())], schema=schema.arrow)
-        encoded = encode_columns(rows, schema, stream_id=7, timestamp_ms=1)
-        batches += split_envelopes(memoryview(encoded))
-    client = ScriptedClient(*schemas[:2])
-    decoder = BatchDecoder(client, 7)
-    for _ in range(2):
-        assert [decoder.decode(each).schema.names for each in batches[:2]] == [["a"], ["b"]]
+    a, b, c = (StreamSchema.of(pa.schema([(name, pa.int32())])) for name in "abc")
+    client = ScriptedClient(one_column_batches(a, b, a, b), a, b)
+    found = list(read_records(client, 7, 0, 4))
+    assert [each.rows.schema.names for each in found] == [["a"], ["b"], ["a"], ["b"]]
     assert client.asked == 2
     with pytest.raises(RecordBatchError, match="the placement driver does not know"):
-        decoder.decode(batches[2])
+        list(read_records(ScriptedClient(one_column_batches(c), a, b), 7, 0, 1))
+
+
+def test_a_batch_of_columns_that_names_no_schema_is_damaged():
+    schema = StreamSchema.of(pa.schema([("a", pa.int32())]))
+    (envelope,) = split_envelopes(memoryview(one_column_batches(schema)[0]))
     with pytest.raises(RecordBatchError):
-        decoder.decode(replace(batches[0], schema_fingerprint=None))
+        StreamDecoder(7, 0).decode(replace(envelope, schema_fingerprint=None))
 
 
 GIVEN = pa.schema(
