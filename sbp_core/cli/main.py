@@ -71,6 +71,7 @@ COMMANDS: Final = (
         "sbp_core.cli.cluster:add_drain",
         "move the ranges of a range server to others",
     ),
+    Command("console", "sbp_core.cli.console:add_console", "serve the web console of a cluster"),
     Command("acl", "sbp_core.cli.acl:add_acl", "list, grant and revoke the rights of identities"),
     Command("backup", "sbp_core.cli.backup:add_backup", "take a backup of a running cluster"),
     Command("backup list", "sbp_core.cli.backup:add_list", "list the backups in a place"),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from sbp_core.cli.logs import ProcessLog
     from sbp_core.cli.service_manager import ServiceManager
+    from sbp_core.client import AsyncClient, Connecting
     from sbp_core.web.callers import Callers
     from sbp_core.web.settings import WebSettings
 
@@ -95,12 +96,13 @@ class WebService:
 
     `name` is the word of the command, and the key in the ready file. `make` returns the
     application; its answers that have no end of their own end when the event is set. With
-    `has_sessions`, browsers may log in.
+    `has_sessions`, browsers may log in. `make_client` is that of `Callers`.
     """
 
     name: str
     make: Callable[[WebSettings, Callers, asyncio.Event], ASGIApp]
     has_sessions: bool = False
+    make_client: Callable[[str, Connecting], AsyncClient] | None = None
 
     def run(self, options: Namespace) -> int:
         """Serve until a signal; return the exit code.
@@ -143,7 +145,8 @@ class WebService:
         stopping = loop.create_future()
         watch_signals(stopping)
         ready.remove()
-        callers = Callers(settings, Sessions() if self.has_sessions else None)
+        sessions = Sessions() if self.has_sessions else None
+        callers = Callers(settings, sessions, make=self.make_client)
         is_stopping = asyncio.Event()
         app = callers.counting(self.make(settings, callers, is_stopping))
         host = settings.host if settings.is_local else None

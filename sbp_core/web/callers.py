@@ -60,7 +60,7 @@ class Callers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._sessions = sessions
+        self.sessions = sessions
         self._make = make or (lambda endpoint, how: AsyncClient(endpoint, connecting=how))
         self._clock = clock
         self._entries: dict[bytes, _Entry] = {}
@@ -93,7 +93,7 @@ class Callers:
         """
         header = request.headers.get("authorization")
         if header is None:
-            return None if self._sessions is None else self._sessions.maybe_token(request)
+            return None if self.sessions is None else self.sessions.maybe_token(request)
         scheme, _, rest = header.partition(" ")
         token = rest.strip().encode("latin-1")
         if scheme.lower() != "bearer" or not is_token(token):

@@ -1,0 +1,73 @@
+"""Signing in and out: a token becomes a session of the browser."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from sbp_core.web.callers import is_token
+from sbp_core.web.console.site import Site
+from sbp_core.web.sessions import SESSION_SECONDS
+
+_PATH: Final = "/login"
+
+
+def sign_in_first(request: Request) -> Response:
+    """Return the way to the page for signing in, which leads back."""
+    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    query = urlencode({"next": target if request.method == "GET" else "/"})
+    return RedirectResponse(f"{_PATH}?{query}", status_code=303)
+
+
+async def show(request: Request) -> Response:
+    """Show the form for a token."""
+    return _form(request, request.query_params.get("next", "/"))
+
+
+async def sign_in(request: Request) -> Response:
+    """Begin a session, if the token has the form of one; the cluster decides what it is worth."""
+    site = Site.of(request)
+    fields = await site.form(request)
+    token = fields.get("token", "").strip().encode()
+    target = fields.get("next", "/")
+    if not is_token(token):
+        return _form(request, target, "That is no token: a signed JSON Web Token is expected.")
+    response = site.done(_local(target))
+    site.sessions.open(response, token, is_secure=request.url.scheme == "https")
+    return response
+
+
+async def sign_out(request: Request) -> Response:
+    """End the session."""
+    site = Site.of(request)
+    await site.form(request)
+    response = site.done(_PATH)
+    site.sessions.end(request, response)
+    return response
+
+
+def _form(request: Request, target: str, failure: str | None = None) -> Response:
+    return Site.of(request).page(
+        *(request, "login.html", "Sign in"),
+        status=200 if failure is None else 400,
+        next=target,
+        failure=failure,
+        hours=SESSION_SECONDS // 3600,
+    )
+
+
+def _local(target: str) -> str:
+    """Return a path of this site; another one would lead to a site of somebody else."""
+    is_path = target.startswith("/") and not target.startswith(("//", "/\\"))
+    return target if is_path and target.isprintable() else "/"
+
+
+ROUTES: Final = (
+    Route(_PATH, show, methods=["GET"]),
+    Route(_PATH, sign_in, methods=["POST"]),
+    Route("/logout", sign_out, methods=["POST"]),
+)

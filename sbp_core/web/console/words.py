@@ -1,0 +1,59 @@
+"""How values look to people, in pages: the filters of the templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SHORT: Final = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
+UNKNOWN: Final = "unknown"
+
+
+def count_text(value: float | None) -> str:
+    """Return a number with its thousands apart: 1,234,567."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def short_count(value: float) -> str:
+    """Return a number in few characters, for the axis of a chart: 1.2M."""
+    for unit, name in _SHORT:
+        if abs(value) >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.3g}"
+
+
+def rate_text(value: float | None) -> str:
+    """Return records per second; small rates keep a digit."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.0f}/s" if value >= 10 or value == 0 else f"{value:.1f}/s"
+
+
+def size_text(size_bytes: int | None) -> str:
+    """Return a size in the largest unit of which there is one: 12.3 GiB."""
+    if size_bytes is None:
+        return UNKNOWN
+    value, unit = float(size_bytes), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def duration_text(duration_ms: float | None) -> str:
+    """Return a time such as 0:01:30, or in days."""
+    if duration_ms is None:
+        return UNKNOWN
+    try:
+        return str(timedelta(seconds=max(int(duration_ms) // 1000, 0)))
+    except OverflowError:
+        return f"{int(duration_ms) // 1000} s"
+
+
+FILTERS: Final[dict[str, Callable[..., str]]] = {
+    "count": count_text,
+    "rate": rate_text,
+    "size": size_text,
+    "duration": duration_text,
+}
