@@ -1,10 +1,11 @@
-"""Write the blocking client from the asyncio one: sbp_core/client/aio.py is the only source.
+"""Write the blocking clients from those for asyncio, which are the only source.
 
-    python tools/generate_blocking_client.py            write it
-    python tools/generate_blocking_client.py --check    exit 1 when the committed one differs
+    python tools/generate_blocking_client.py            write them
+    python tools/generate_blocking_client.py --check    exit 1 when a committed one differs
 
 The words `async` and `await` are left out, and the names and phrases below are replaced. The
-differences of the two clients are not here: see `Client` in sbp_core/client/blocking.py.
+differences of the two clients are not here: see `Client` in sbp_core/client/blocking.py, and the
+gates in sbp_core/app/gates.py.
 """
 
 from __future__ import annotations
@@ -15,65 +16,145 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-CLIENT: Final = Path(__file__).parents[1] / "sbp_core" / "client"
-SOURCE: Final = CLIENT / "aio.py"
-TARGET: Final = CLIENT / "socket_client.py"
+CORE: Final = Path(__file__).parents[1] / "sbp_core"
 
-NAMES: Final[Mapping[str, str]] = {
-    "AsyncAppender": "Appender",
-    "AsyncClient": "SocketClient",
+
+class Twin(NamedTuple):
+    """A module for asyncio, and the blocking one that is made of it; both relative to sbp_core.
+
+    Each of the `phrases` has to be in the source.
+    """
+
+    source: str
+    target: str
+    names: Mapping[str, str]
+    phrases: Mapping[str, str]
+
+    @property
+    def source_path(self) -> Path:
+        """The module for asyncio."""
+        return CORE / self.source
+
+    @property
+    def target_path(self) -> Path:
+        """The blocking module."""
+        return CORE / self.target
+
+
+CLIENT: Final = Twin(
+    "client/aio.py",
+    "client/socket_client.py",
+    {
+        "AsyncAppender": "Appender",
+        "AsyncClient": "SocketClient",
+        "AsyncGenerator": "Generator",
+        "AsyncPool": "ConnectionPool",
+        "AsyncRunner": "BlockingRunner",
+        "__aenter__": "__enter__",
+        "__aexit__": "__exit__",
+        "aio_transport": "blocking_transport",
+    },
+    {
+        '"""The asyncio client: its methods."""': (
+            '"""The blocking client, over sockets alone. Generated from aio.py: do not edit.\n\n'
+            'Change that one, and run `make client`.\n"""'
+        ),
+        "An asyncio client of the cluster": "A blocking client of the cluster",
+        "The tasks of one loop may share it.": "Threads may share it.",
+    },
+)
+
+_APP_NAMES: Final[Mapping[str, str]] = {
+    "AsyncAssignment": "Assignment",
+    "AsyncClient": "Client",
+    "AsyncConnection": "Connection",
+    "AsyncConsumer": "Consumer",
+    "AsyncGenerator": "Generator",
     "AsyncIterator": "Iterator",
-    "AsyncPool": "ConnectionPool",
-    "AsyncRunner": "BlockingRunner",
+    "AsyncWholeSelection": "WholeSelection",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
-    "aio_transport": "blocking_transport",
+    "__aiter__": "__iter__",
+    "aclosing": "closing",
 }
-PHRASES: Final[Mapping[str, str]] = {
-    '"""The asyncio client: its methods."""': (
-        '"""The blocking client, over sockets alone. Generated from aio.py: do not edit.\n\n'
-        'Change that one, and run `make client`.\n"""'
+
+
+_APP_IMPORTS: Final[Mapping[str, str]] = {"sbp_core.app.aio": "sbp_core.app.blocking"}
+
+
+def _app(name: str, phrases: Mapping[str, str]) -> Twin:
+    header = {
+        ', for asyncio."""': (
+            f".\n\nGenerated from ../aio/{name}: do not edit."
+            ' Change that one, and run `make client`.\n"""'
+        )
+    }
+    return Twin(f"app/aio/{name}", f"app/blocking/{name}", _APP_NAMES, {**header, **phrases})
+
+
+TWINS: Final = (
+    CLIENT,
+    _app("assignment.py", {}),
+    _app(
+        "connection.py",
+        {
+            **_APP_IMPORTS,
+            "`async with`": "`with`",
+            "The tasks of one loop may share it": "Threads may share it",
+            "each consumer is for one task": "each consumer is for one thread",
+        },
     ),
-    "An asyncio client of the cluster": "A blocking client of the cluster",
-    "The tasks of one loop may share it.": "Threads may share it.",
-}
-_LEFT: Final = re.compile(r"\b(?:await|\w*[aA]sync\w*|anext|aiter|aclose|asend|__a[a-z]+__)\b")
+    _app(
+        "consumer.py",
+        {
+            **_APP_IMPORTS,
+            "import asyncio\n": "",
+            "asyncio.sleep": "time.sleep",
+            "For one task.": "For one thread.",
+        },
+    ),
+)
+_LEFT: Final = re.compile(r"\b(?:await|\w*[aA]sync\w*|anext|aiter|aclos\w+|asend|__a[a-z]+__)\b")
 
 
-def blocking(source: str) -> str:
+def blocking(source: str, twin: Twin = CLIENT) -> str:
     """Return the blocking twin of a module. Raises ValueError if a word of asyncio is left."""
     text = source
-    for phrase, other in PHRASES.items():
+    for phrase, other in twin.phrases.items():
         if phrase not in text:
-            raise ValueError(f"{SOURCE.name} no longer says {phrase!r}: change PHRASES with it")
+            raise ValueError(f"{twin.source} no longer says {phrase!r}: change its phrases too")
         text = text.replace(phrase, other)
     text = re.sub(r"\b(?:async|await) +", "", text)
-    text = re.sub(r"\w+", lambda word: NAMES.get(word[0], word[0]), text)
+    text = re.sub(r"\w+", lambda word: twin.names.get(word[0], word[0]), text)
     left = _LEFT.search(text)
     if left is not None:
-        raise ValueError(f"{left[0]!r} of {SOURCE.name} has no blocking counterpart: add it here")
-    return _ruff(_ruff(text, "check", "--fix", "--quiet"), "format")
+        raise ValueError(f"{left[0]!r} of {twin.source} has no blocking counterpart: add it here")
+    return _ruff(_ruff(text, twin, "check", "--fix", "--quiet"), twin, "format")
 
 
-def _ruff(text: str, *arguments: str) -> str:
-    command = [sys.executable, "-m", "ruff", *arguments, "--stdin-filename", str(TARGET), "-"]
+def _ruff(text: str, twin: Twin, *arguments: str) -> str:
+    command = [sys.executable, "-m", "ruff", *arguments, "--stdin-filename"]
+    command += [str(twin.target_path), "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
 def main() -> int:
-    """Write the module, or compare with --check; return the exit status."""
+    """Write the modules, or compare with --check; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare only, write nothing")
     is_check = parser.parse_args().check
-    text = blocking(SOURCE.read_text(encoding="utf-8"))
-    if not is_check:
-        TARGET.write_text(text, encoding="utf-8")
-    elif not TARGET.exists() or TARGET.read_text(encoding="utf-8") != text:
-        print(f"{TARGET.name} differs from {SOURCE.name}; run `make client` and commit the result")
-        return 1
-    return 0
+    status = 0
+    for twin in TWINS:
+        text = blocking(twin.source_path.read_text(encoding="utf-8"), twin)
+        target = twin.target_path
+        if not is_check:
+            target.write_text(text, encoding="utf-8")
+        elif not target.exists() or target.read_text(encoding="utf-8") != text:
+            print(f"{twin.target} differs from {twin.source}; run `make client` and commit it")
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Self, TypeVar
@@ -471,7 +471,7 @@ class AsyncClient:
 
     def fetch(
         self, items: Sequence[FetchItem], *, max_wait_ms: int = 0, min_bytes: int = 1
-    ) -> AsyncIterator[FetchOutcome]:
+    ) -> AsyncGenerator[FetchOutcome]:
         """Yield one outcome per item, as they come. Failures are outcomes with an error."""
         program = fetching.fetch(self._context, items, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
         return AsyncRunner(self._pool).stream(program)

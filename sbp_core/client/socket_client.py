@@ -5,7 +5,7 @@ Change that one, and run `make client`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Self, TypeVar
@@ -470,7 +470,7 @@ class SocketClient:
 
     def fetch(
         self, items: Sequence[FetchItem], *, max_wait_ms: int = 0, min_bytes: int = 1
-    ) -> Iterator[FetchOutcome]:
+    ) -> Generator[FetchOutcome]:
         """Yield one outcome per item, as they come. Failures are outcomes with an error."""
         program = fetching.fetch(self._context, items, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
         return BlockingRunner(self._pool).stream(program)

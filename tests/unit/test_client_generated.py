@@ -1,4 +1,4 @@
-"""The blocking client does what the asyncio client does: it is generated from it."""
+"""The blocking clients do what those for asyncio do: they are generated from them."""
 
 import importlib.util
 import inspect
@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from sbp_core import app
 from sbp_core.client import AsyncClient, Client
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "generate_blocking_client.py"
+TWINS = [
+    (Client, AsyncClient),
+    (app.Connection, app.AsyncConnection),
+    (app.Consumer, app.AsyncConsumer),
+]
 METHODS = [
-    name for name, _ in inspect.getmembers(AsyncClient, inspect.isfunction) if name[0] != "_"
+    (blocking, waiting, name)
+    for blocking, waiting in TWINS
+    for name, _ in inspect.getmembers(waiting, inspect.isfunction)
+    if name[0] != "_"
 ]
 
 
@@ -24,18 +33,28 @@ def generate():
     return module
 
 
-def test_the_committed_client_is_the_generated_one():
+def parameters(method) -> set[str]:
+    """The parameters with their kinds, annotations and defaults, but for the names of twins."""
+    return {
+        str(each).replace("Async", "") for each in inspect.signature(method).parameters.values()
+    }
+
+
+def test_the_committed_clients_are_the_generated_ones():
     result = subprocess.run(
         [sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_methods_of_both_clients_accept_and_document_the_same(name):
-    ours, theirs = getattr(Client, name), getattr(AsyncClient, name)
-    wanted = inspect.signature(theirs).parameters.items()
-    assert wanted <= inspect.signature(ours).parameters.items()
+@pytest.mark.parametrize(
+    ("blocking", "waiting", "name"),
+    METHODS,
+    ids=[f"{blocking.__name__}-{name}" for blocking, _, name in METHODS],
+)
+def test_methods_of_both_clients_accept_and_document_the_same(blocking, waiting, name):
+    ours, theirs = getattr(blocking, name), getattr(waiting, name)
+    assert parameters(theirs) <= parameters(ours)
     assert ours.__doc__.startswith(theirs.__doc__.rstrip())
     assert not inspect.iscoroutinefunction(ours)
 
@@ -44,19 +63,19 @@ def test_methods_of_both_clients_accept_and_document_the_same(name):
     "statement", ["await asyncio.sleep(0)", "item = await anext(items)", "class AsyncThing: pass"]
 )
 def test_a_word_without_a_blocking_counterpart_is_refused(generate, statement):
-    source = generate.SOURCE.read_text(encoding="utf-8") + f"\n{statement}\n"
+    source = generate.CLIENT.source_path.read_text(encoding="utf-8") + f"\n{statement}\n"
     with pytest.raises(ValueError, match="has no blocking counterpart"):
         generate.blocking(source)
 
 
 def test_a_phrase_that_is_no_longer_there_is_refused(generate):
-    source = generate.SOURCE.read_text(encoding="utf-8")
+    source = generate.CLIENT.source_path.read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="no longer says"):
         generate.blocking(source.replace("The tasks of one loop", "Tasks"))
 
 
 def test_a_change_of_the_asyncio_client_is_a_change_of_the_blocking_one(generate):
-    source = generate.SOURCE.read_text(encoding="utf-8")
+    source = generate.CLIENT.source_path.read_text(encoding="utf-8")
     changed = generate.blocking(source.replace("async def ping(", "async def renamed("))
-    committed = generate.TARGET.read_text(encoding="utf-8")
+    committed = generate.CLIENT.target_path.read_text(encoding="utf-8")
     assert changed == committed.replace("def ping(", "def renamed(")

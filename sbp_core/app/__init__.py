@@ -1,0 +1,20 @@
+"""The client for applications: streams by name, records in and out.
+
+`connect` gives a `Connection`, which makes consumers. It is written once, for asyncio, in `aio`;
+`blocking` is generated from that. Both are over `sbp_core.client`, which speaks the protocol; what
+they decide is in the modules beside them, without I/O.
+"""
+
+from sbp_core.app.aio import AsyncConnection, AsyncConsumer
+from sbp_core.app.blocking import Connection, Consumer, connect
+from sbp_core.app.record import Batch, Record
+
+__all__ = [
+    "AsyncConnection",
+    "AsyncConsumer",
+    "Batch",
+    "Connection",
+    "Consumer",
+    "Record",
+    "connect",
+]

@@ -1,0 +1,6 @@
+"""The client for applications, for asyncio. The blocking one is generated from it."""
+
+from sbp_core.app.aio.connection import AsyncConnection, connect
+from sbp_core.app.aio.consumer import AsyncConsumer
+
+__all__ = ["AsyncConnection", "AsyncConsumer", "connect"]

@@ -1,0 +1,61 @@
+"""The streams that are a consumer's own, and where its positions are kept, for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from sbp_core.client import AsyncClient
+
+
+class AsyncAssignment(Protocol):
+    """Which of the selected streams a consumer reads, and where it commits how far it has come.
+
+    Members of a group that share its streams have one that knows of the other members.
+    """
+
+    @property
+    def has_cursors(self) -> bool:
+        """Whether positions are kept."""
+
+    async def own(self, selected: frozenset[int]) -> frozenset[int]:
+        """Return those of the selected streams, by id, that are the consumer's now.
+
+        It is called before each fetch. The consumer commits the positions of those that are no
+        longer its own, and forgets them, before it calls again. Raises SbpError.
+        """
+
+    async def cursors(self, stream_ids: Sequence[int]) -> Mapping[int, int]:
+        """Return the offsets at which to go on, of those streams that have one. Raises SbpError."""
+
+    async def commit(self, offsets: Mapping[int, int]) -> None:
+        """Keep the offsets at which to go on, by stream id. Raises SbpError."""
+
+
+class AsyncWholeSelection:
+    """All selected streams; positions are the cursors of a group, or not kept without one."""
+
+    def __init__(self, client: AsyncClient, group: str | None) -> None:
+        self._client = client
+        self._group = group
+
+    @property
+    def has_cursors(self) -> bool:
+        """Whether there is a group."""
+        return self._group is not None
+
+    async def own(self, selected: frozenset[int]) -> frozenset[int]:
+        """Return all."""
+        return selected
+
+    async def cursors(self, stream_ids: Sequence[int]) -> Mapping[int, int]:
+        """Return the group's cursors. Raises SbpError."""
+        if self._group is None:
+            return {}
+        found = await self._client.describe_cursors(self._group, stream_ids)
+        return {each.stream_id: each.next_offset for each in found}
+
+    async def commit(self, offsets: Mapping[int, int]) -> None:
+        """Set the group's cursors. Raises SbpError."""
+        if self._group is not None:
+            await self._client.commit_cursors(self._group, offsets)

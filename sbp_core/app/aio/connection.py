@@ -1,0 +1,133 @@
+"""A connection to a cluster, by the names of its streams, for asyncio."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import pyarrow as pa
+
+from sbp_core import limits
+from sbp_core.app import defaults
+from sbp_core.app.aio.assignment import AsyncAssignment
+from sbp_core.app.aio.consumer import AsyncConsumer
+from sbp_core.app.positions import Start
+from sbp_core.client import AsyncClient, Connecting, Credentials, StreamInfo, StreamSpec, Tls
+from sbp_core.errors import AlreadyExistsError
+from sbp_core.records import StreamSchema
+
+
+def connect(
+    endpoint: str,
+    *,
+    timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
+    tls: Tls | None = None,
+    credentials: Credentials | None = None,
+) -> AsyncConnection:
+    """Return a connection to the cluster at `endpoint`; use it with `async with`.
+
+    `endpoint` is the "host:port" of the placement driver, or several of one cluster, separated by
+    commas. Nothing is sent before the first call, each of which has `timeout_ms` in which failures
+    are retried. Raises ConfigurationError for what is no endpoint.
+    """
+    connecting = Connecting(tls=tls, credentials=credentials)
+    return AsyncConnection(AsyncClient(endpoint, timeout_ms=timeout_ms, connecting=connecting))
+
+
+class AsyncConnection:
+    """Producers, consumers and transactions over one client. Made by `connect`.
+
+    The tasks of one loop may share it; a producer too, but each consumer is for one task.
+    `client` is the client below it, for everything that is not here.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self.client = client
+        self._open: dict[AsyncConsumer, None] = {}
+
+    async def create_stream(
+        self,
+        name: str,
+        *,
+        schema: pa.Schema | None = None,
+        replicas: int = 1,
+        retention_ms: int = 0,
+        if_missing: bool = False,
+    ) -> StreamInfo:
+        """Create a stream; return it. With a `schema` it is a typed one.
+
+        `retention_ms` 0 keeps records for ever. If it exists already it is returned as it is, if
+        that is allowed by `if_missing`; its schema has to fit then. Raises AlreadyExistsError,
+        SchemaError, SbpError.
+        """
+        spec = StreamSpec(name, replica_count=replicas, retention_period_ms=retention_ms)
+        try:
+            (info,) = await self.client.create_streams([spec])
+        except AlreadyExistsError:
+            if not if_missing:
+                raise
+            (info,) = await self.client.describe_streams([name])
+        if schema is not None:
+            columns = StreamSchema.of(schema)
+            await self.client.evolve_schema(info.stream_id, columns, may_change=False)
+        return info
+
+    async def delete_stream(self, name: str) -> None:
+        """Delete a stream and its records. Raises NotFoundError, SbpError."""
+        await self.client.delete_streams([name])
+
+    async def streams(self) -> list[StreamInfo]:
+        """Return all streams of the cluster, by id. Raises SbpError."""
+        return await self.client.list_streams()
+
+    def consumer(
+        self,
+        *streams: str,
+        group: str | None = None,
+        start: Start = "earliest",
+        follow: bool = False,
+        commit_interval_ms: int | None = defaults.COMMIT_INTERVAL_MS,
+        refresh_interval_ms: int = defaults.REFRESH_INTERVAL_MS,
+        fetch_bytes: int = defaults.FETCH_BYTES,
+        assignment: AsyncAssignment | None = None,
+    ) -> AsyncConsumer:
+        """Return a consumer of streams, given by names and patterns of names such as `audit-*`.
+
+        It begins at the cursors of the `group`, in streams without one, or without a group, at
+        `start`: "earliest", "latest", an offset or a datetime. It ends at what is the end of the
+        streams now, or, to `follow`, waits for more; then new streams that match a pattern are
+        found every `refresh_interval_ms`, and read from their beginning. It commits every
+        `commit_interval_ms`, and at its end; None leaves that to `commit`. `fetch_bytes` are
+        fetched of a stream at a time. An `assignment` says which of the streams are its own, and
+        keeps the positions instead of the group.
+        """
+        made = AsyncConsumer(
+            self.client,
+            streams,
+            group=group,
+            start=start,
+            follow=follow,
+            commit_interval_ms=commit_interval_ms,
+            refresh_interval_ms=refresh_interval_ms,
+            fetch_bytes=fetch_bytes,
+            assignment=assignment,
+            on_close=self._forget,
+        )
+        self._open[made] = None
+        return made
+
+    async def close(self) -> None:
+        """Close what was made here, the newest first, then the connections. Idempotent."""
+        try:
+            while self._open:
+                await next(reversed(self._open)).close()
+        finally:
+            await self.client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _forget(self, closed: AsyncConsumer) -> None:
+        self._open.pop(closed, None)

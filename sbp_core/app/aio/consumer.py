@@ -1,0 +1,279 @@
+"""Reading records, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from datetime import datetime
+from typing import Self
+
+from sbp_core.app import defaults
+from sbp_core.app.aio.assignment import AsyncAssignment, AsyncWholeSelection
+from sbp_core.app.decoding import (
+    Timed,
+    decode_fetched,
+    fingerprints_of,
+    records_of,
+    split_fetched,
+)
+from sbp_core.app.positions import Position, Positions, Start
+from sbp_core.app.record import Batch, Record, timestamp_us_of
+from sbp_core.app.selection import Selection
+from sbp_core.client import AsyncClient, FetchOutcome, StreamInfo
+from sbp_core.errors import ConfigurationError, DeadlineExceededError
+from sbp_core.records import StreamSchema
+
+
+class AsyncConsumer:
+    """Reads streams, record by record or in batches. Made by `AsyncConnection.consumer`.
+
+    For one task. Records of a stream come in the order of their offsets, each once. With a group
+    the consumer begins where the group's cursors are, and commits how far it has come: every
+    `commit_interval_ms` and at the end, or, if that is None, when `commit` is called. Records that
+    were not committed when a process was killed are read again: at least once.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        streams: Sequence[str],
+        *,
+        group: str | None = None,
+        start: Start = "earliest",
+        follow: bool = False,
+        commit_interval_ms: int | None = defaults.COMMIT_INTERVAL_MS,
+        refresh_interval_ms: int = defaults.REFRESH_INTERVAL_MS,
+        fetch_bytes: int = defaults.FETCH_BYTES,
+        assignment: AsyncAssignment | None = None,
+        on_close: Callable[[AsyncConsumer], None] | None = None,
+    ) -> None:
+        self._client = client
+        self._selection = Selection.of(streams)
+        self._assignment = assignment or AsyncWholeSelection(client, group)
+        self._start = start
+        self._is_following = follow
+        self._commit_seconds = commit_interval_ms and commit_interval_ms / 1000
+        self._refresh_seconds = refresh_interval_ms / 1000
+        self._fetch_bytes = fetch_bytes
+        self._on_close = on_close
+        self._positions = Positions()
+        self._selected: dict[int, StreamInfo] = {}
+        self._schemas: dict[int, dict[str, StreamSchema]] = {}
+        self._is_begun = self._is_idle = self._is_closed = False
+        self._refresh_at = self._commit_at = 0.0
+
+    async def __aiter__(self) -> AsyncGenerator[Record]:
+        """Yield records, each done when the next one is asked for. Raises SbpError."""
+        async with aclosing(self._batches()) as batches:
+            async for at, timed in batches:
+                seek_count = at.seek_count
+                for record in records_of(timed):
+                    at.done_offset = record.offset
+                    at.next_offset = record.offset + 1
+                    yield record
+                    if at.seek_count != seek_count:
+                        break
+                    if time.monotonic() >= self._commit_at:
+                        at.done_offset = at.next_offset
+                        await self._commit_when_due()
+
+    async def batches(self) -> AsyncGenerator[Batch]:
+        """Yield Arrow batches, each done when the next one is asked for. Raises SbpError."""
+        async with aclosing(self._batches()) as batches:
+            async for at, timed in batches:
+                at.next_offset = timed.batch.end_offset
+                yield timed.batch
+
+    async def commit(self) -> None:
+        """Commit all records that were handed out, the last one included. Raises SbpError.
+
+        Raises ConfigurationError without a group.
+        """
+        if not self._assignment.has_cursors:
+            raise ConfigurationError("this consumer has no group to commit for; pass group=...")
+        await self._commit(self._positions.to_commit(is_handed_out_enough=True))
+
+    async def positions(self) -> dict[str, int]:
+        """Return the offset of the next record of each stream, by name."""
+        await self._begin()
+        return {each.stream: each.next_offset for each in self._positions.all}
+
+    async def lag(self) -> dict[str, int]:
+        """Return how many records of each stream, by name, are there and not handed out yet."""
+        await self._begin()
+        known = self._positions.all
+        bounds = await self._client.stream_bounds([each.stream_id for each in known])
+        return {
+            at.stream: held.next_offset - max(at.next_offset, held.start_offset)
+            for at, held in zip(known, bounds, strict=True)
+        }
+
+    async def seek(self, stream: str, to: Start) -> None:
+        """Read on elsewhere in a stream; what is committed changes when it is committed next.
+
+        Raises ConfigurationError for a stream that is not being read, SbpError.
+        """
+        await self._begin()
+        at = self._positions.of(stream)
+        offsets = await self._locate([at.stream_id], to)
+        self._positions.seek(at, offsets[at.stream_id])
+
+    async def close(self) -> None:
+        """Commit what is done, unless that is left to the caller. Idempotent. Raises SbpError."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._on_close is not None:
+            self._on_close(self)
+        await self._commit_done()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _batches(self) -> AsyncGenerator[tuple[Position, Timed]]:
+        """Yield what is fetched, with the position that the caller moves while it hands it out."""
+        await self._begin()
+        while not self._is_closed:
+            await self._refresh_when_due()
+            if not self._is_following and self._positions.is_over:
+                await self._commit_done()
+                return
+            for outcome in await self._fetch():
+                at = self._positions.maybe_at(outcome.stream_id)
+                if at is None or not outcome.payload:
+                    continue
+                seek_count = at.seek_count
+                for timed in await self._decode(at, outcome):
+                    if at.seek_count != seek_count:
+                        break
+                    yield at, timed
+                    if at.seek_count == seek_count:
+                        at.done_offset = at.next_offset
+                    await self._commit_when_due()
+
+    async def _fetch(self) -> list[FetchOutcome]:
+        """Return what is there now of all streams, or what comes first."""
+        items = self._positions.next_items(self._fetch_bytes)
+        if not items:
+            await asyncio.sleep(defaults.FETCH_WAIT_MS / 1000)
+            return []
+        wait_ms = defaults.FETCH_WAIT_MS if self._is_idle else 0
+        if not self._is_following:
+            wait_ms = defaults.END_WAIT_MS
+        found = []
+        async with aclosing(self._client.fetch(items, max_wait_ms=wait_ms)) as outcomes:
+            async for outcome in outcomes:
+                if outcome.error is not None:
+                    raise outcome.error
+                found.append(outcome)
+                if outcome.payload and self._is_idle:
+                    break  # the others may have nothing for as long as the fetch waits
+        self._is_idle = self._is_following and not any(each.payload for each in found)
+        if not self._is_following and not any(each.payload for each in found):
+            missing = items[0]
+            raise DeadlineExceededError(
+                f"no records of stream {missing.stream_id} at offset {missing.fetch_offset} within"
+                f" {wait_ms} ms, although it has them up to {missing.end_offset}; try again, then"
+                " run `sbp log check` on its range server"
+            )
+        return found
+
+    async def _decode(self, at: Position, outcome: FetchOutcome) -> list[Timed]:
+        envelopes = split_fetched(outcome.payload)
+        known = self._schemas.setdefault(at.stream_id, {})
+        if fingerprints_of(envelopes) - known.keys():
+            versions = await self._client.describe_schemas([at.stream_id])
+            known.update((each.schema.fingerprint, each.schema) for each in versions[at.stream_id])
+        found = decode_fetched(at.stream, envelopes, at.next_offset, at.end_offset, known)
+        return list(found)
+
+    async def _begin(self) -> None:
+        if self._is_closed:
+            raise ConfigurationError("this consumer is closed; make another one")
+        if not self._is_begun:
+            await self._refresh()
+            self._is_begun = True
+            self._set_commit_time()
+
+    async def _refresh_when_due(self) -> None:
+        """Find new streams that match, and follow changes of the assignment."""
+        if self._is_following and self._selection.patterns and time.monotonic() >= self._refresh_at:
+            await self._refresh()
+            return
+        await self._take_own()
+
+    async def _refresh(self) -> None:
+        streams = self._selection.of_streams(await self._client.list_streams())
+        self._selected = {each.stream_id: each for each in streams}
+        self._refresh_at = time.monotonic() + self._refresh_seconds
+        await self._take_own()
+
+    async def _take_own(self) -> None:
+        """Begin to read the streams that are the consumer's now; give up those that are not."""
+        own = await self._assignment.own(frozenset(self._selected)) & self._selected.keys()
+        lost = self._positions.stream_ids - own
+        if lost:
+            await self._commit_done()
+            self._positions.drop(lost)
+        fresh = sorted(own - self._positions.stream_ids)
+        if fresh:
+            await self._add(fresh)
+
+    async def _add(self, stream_ids: Sequence[int]) -> None:
+        cursors = await self._assignment.cursors(stream_ids)
+        # A stream that is found later is read from its beginning: all of it is new.
+        start = "earliest" if self._is_begun else self._start
+        rest = [each for each in stream_ids if each not in cursors]
+        offsets = {**(await self._locate(rest, start)), **cursors}
+        ends: Mapping[int, int | None] = dict.fromkeys(stream_ids)
+        if not self._is_following:
+            bounds = await self._client.stream_bounds(stream_ids)
+            ends = {each.stream_id: each.next_offset for each in bounds}
+        for stream_id in stream_ids:
+            self._positions.add(
+                stream_id,
+                self._selected[stream_id].label,
+                offsets[stream_id],
+                end_offset=ends[stream_id],
+                committed_offset=cursors.get(stream_id),
+            )
+
+    async def _locate(self, stream_ids: Sequence[int], to: Start) -> dict[int, int]:
+        """Return the offsets of a start in streams."""
+        if isinstance(to, int):
+            return dict.fromkeys(stream_ids, to)
+        if isinstance(to, datetime):
+            return await self._client.lookup_offsets(dict.fromkeys(stream_ids, timestamp_us_of(to)))
+        if to not in {"earliest", "latest"}:
+            raise ConfigurationError(
+                f"start {to!r} is not 'earliest', 'latest', an offset or a datetime"
+            )
+        bounds = await self._client.stream_bounds(stream_ids)
+        return {
+            each.stream_id: each.start_offset if to == "earliest" else each.next_offset
+            for each in bounds
+        }
+
+    async def _commit_when_due(self) -> None:
+        if time.monotonic() >= self._commit_at:
+            await self._commit_done()
+
+    async def _commit_done(self) -> None:
+        if self._commit_seconds is not None and self._assignment.has_cursors:
+            await self._commit(self._positions.to_commit())
+        self._set_commit_time()
+
+    async def _commit(self, offsets: Mapping[int, int]) -> None:
+        if offsets:
+            await self._assignment.commit(offsets)
+            self._positions.on_committed(offsets)
+
+    def _set_commit_time(self) -> None:
+        is_automatic = self._commit_seconds is not None and self._assignment.has_cursors
+        interval = (self._commit_seconds or 0.0) if is_automatic else float("inf")
+        self._commit_at = time.monotonic() + interval

@@ -1,0 +1,6 @@
+"""The blocking client for applications. Its modules are generated from `sbp_core.app.aio`."""
+
+from sbp_core.app.blocking.connection import Connection, connect
+from sbp_core.app.blocking.consumer import Consumer
+
+__all__ = ["Connection", "Consumer", "connect"]

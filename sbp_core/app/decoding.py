@@ -1,0 +1,190 @@
+"""Fetched bytes in, batches of rows and records out.
+
+Records are made column by column: a loop over Arrow's scalars would take most of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise, repeat
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sbp_core import limits
+from sbp_core.app.record import NO_HEADERS, Batch, Record
+from sbp_core.errors import RecordBatchError
+from sbp_core.records import (
+    ROWS_SCHEMA,
+    Envelope,
+    Run,
+    StreamSchema,
+    decode_batch,
+    decode_columns,
+    encoding_of,
+    maybe_columns_together,
+    small_runs,
+    split_envelopes,
+)
+
+_ROWS_MESSAGE: Final = bytes(ROWS_SCHEMA.serialize())
+_TIME: Final = ROWS_SCHEMA.field("timestamp").type
+_ROWS_ENOUGH: Final = 16_384
+"""Rows of small batches that are decoded together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A batch, and the times of its records."""
+
+    batch: Batch
+    times: pa.TimestampArray
+
+
+def split_fetched(payload: memoryview) -> list[Envelope]:
+    """Return the envelopes of the batches of a FETCH. Raises RecordBatchError."""
+    return list(split_envelopes(payload))
+
+
+def fingerprints_of(envelopes: Iterable[Envelope]) -> set[str]:
+    """Return the fingerprints of the schemas that are needed to decode batches."""
+    return {each.schema_fingerprint or "" for each in envelopes if encoding_of(each).is_typed}
+
+
+def decode_fetched(
+    stream: str,
+    envelopes: Iterable[Envelope],
+    start_offset: int,
+    end_offset: int | None,
+    schemas: Mapping[str, StreamSchema],
+) -> Iterator[Timed]:
+    """Yield the records in [start_offset, end_offset) of batches without a gap between them.
+
+    `schemas` has those of typed batches by their fingerprints. Raises RecordBatchError for a gap,
+    and DamagedBatchError for a batch that cannot be decoded.
+    """
+    offset = start_offset
+    for run in small_runs(
+        envelopes, rows_enough=_ROWS_ENOUGH, bytes_enough=limits.BATCH_TARGET_BYTES
+    ):
+        for base_offset, rows, times, is_typed in _decoded(run, schemas):
+            run_end = base_offset + rows.num_rows
+            if not base_offset <= offset < run_end:
+                raise RecordBatchError(
+                    f"stream {stream}: expected offset {offset}, found records {base_offset} to"
+                    f" {run_end - 1}; run `sbp log check` on the range server"
+                )
+            wanted_end = run_end if end_offset is None else min(run_end, end_offset)
+            skipped, count = offset - base_offset, wanted_end - offset
+            if count <= 0:
+                return
+            yield Timed(
+                Batch(stream, offset, rows.slice(skipped, count), is_typed),
+                times.slice(skipped, count),
+            )
+            offset = wanted_end
+
+
+def records_of(timed: Timed) -> Iterator[Record]:
+    """Return the records of a batch one by one."""
+    batch = timed.batch
+    stream, count = repeat(batch.stream), len(batch)
+    offsets = range(batch.base_offset, batch.end_offset)
+    times = timed.times.cast(pa.int64()).to_numpy(zero_copy_only=False).tolist()
+    if batch.is_typed:
+        columns = batch.rows.to_pylist()
+        nothing = repeat(None)
+        return map(Record, stream, offsets, times, nothing, nothing, repeat(NO_HEADERS), columns)
+    key, value, headers, _ = batch.rows.columns
+    keys: Iterable[bytes | None] = _values(key) if key.null_count < count else repeat(None)
+    if headers.null_count == count:
+        return map(Record, stream, offsets, times, keys, _values(value))
+    return map(Record, stream, offsets, times, keys, _values(value), map(_headers, headers))
+
+
+def _decoded(
+    run: Run, schemas: Mapping[str, StreamSchema]
+) -> Iterator[tuple[int, pa.RecordBatch, pa.TimestampArray, bool]]:
+    """Yield the first offset, rows, times and kind of batches: of all together, or of each."""
+    first = run.envelopes[0]
+    is_typed = encoding_of(first).is_typed
+    if is_typed:
+        schema = _schema_of(first, schemas)
+        together = maybe_columns_together(run, schema, schema.arrow.names)
+    else:
+        together = run.maybe_joined(ROWS_SCHEMA, _ROWS_MESSAGE)
+    if together is not None and (times := _maybe_joint_times(run, together)) is not None:
+        yield first.base_offset, together, times, is_typed
+        return
+    for envelope in run.envelopes:
+        if is_typed:
+            rows = decode_columns(envelope, _schema_of(envelope, schemas))
+        else:
+            rows = decode_batch(envelope)
+        yield envelope.base_offset, rows, _times(envelope, rows), is_typed
+
+
+def _schema_of(envelope: Envelope, schemas: Mapping[str, StreamSchema]) -> StreamSchema:
+    schema = schemas.get(envelope.schema_fingerprint or "")
+    if schema is None:
+        raise envelope.damage(
+            f"it has schema {envelope.schema_fingerprint!r}, which the placement driver does not"
+            " know for its stream"
+        )
+    return schema
+
+
+def _maybe_joint_times(run: Run, rows: pa.RecordBatch) -> pa.TimestampArray | None:
+    """Return the times of batches that were decoded together, None if some have their batch's."""
+    name = _time_column(run.envelopes[0])
+    if name is not None and rows.column(name).null_count == 0:
+        return _micros(rows.column(name))
+    parts = [pa.repeat(_base_time(each), each.record_count) for each in run.envelopes]
+    return pa.concat_arrays(parts) if name is None else None
+
+
+def _times(envelope: Envelope, rows: pa.RecordBatch) -> pa.TimestampArray:
+    """Return the time of each record: its own, or else that of the batch."""
+    name = _time_column(envelope)
+    if name is None:
+        return pa.repeat(_base_time(envelope), rows.num_rows)
+    times = _micros(rows.column(name))
+    return pc.fill_null(times, _base_time(envelope)) if times.null_count else times
+
+
+def _time_column(envelope: Envelope) -> str | None:
+    return envelope.timestamp_column if encoding_of(envelope).is_typed else "timestamp"
+
+
+def _base_time(envelope: Envelope) -> pa.Scalar:
+    return pa.scalar(envelope.base_timestamp_ms * 1000, _TIME)
+
+
+def _micros(times: pa.TimestampArray) -> pa.TimestampArray:
+    return times if times.type.equals(_TIME) else times.cast(_TIME, safe=False)
+
+
+def _values(column: pa.BinaryArray) -> list[bytes | None]:
+    """Return the values of a column of bytes."""
+    _, ends, data = column.buffers()
+    count, at = len(column), column.offset
+    if column.null_count == count:
+        return [None] * count
+    bounds = np.frombuffer(ends, np.int32, count + 1, 4 * at).tolist()
+    first = bounds[0]
+    whole = b"" if data is None else data.slice(first, bounds[-1] - first).to_pybytes()
+    if first:
+        bounds = [bound - first for bound in bounds]
+    values: list[bytes | None] = [whole[a:b] for a, b in pairwise(bounds)]
+    if column.null_count:
+        for index in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
+            values[index] = None
+    return values
+
+
+def _headers(pairs: Any) -> Mapping[str, bytes | None]:
+    found = pairs.as_py()
+    return dict(found) if found else NO_HEADERS

@@ -1,0 +1,136 @@
+"""How far a consumer has read its streams. Pure: no I/O, no clock.
+
+A record is *handed out* when the loop of the caller gets it, and *done* when that asks for the next
+one. What is committed automatically is what is done: a record that was being worked on when the
+process was killed is handed out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from sbp_core.app import defaults
+from sbp_core.client import FetchItem
+from sbp_core.errors import ConfigurationError
+
+Start = Literal["earliest", "latest"] | int | datetime
+"""Where to begin: at the first record, behind the last one, at an offset, or at a time."""
+
+
+@dataclass(slots=True)
+class Position:
+    """How far one stream is read.
+
+    The next record to hand out is at `next_offset`, that to commit at `done_offset`. The consumer
+    stops before `end_offset`, which is None if it follows the stream. `seek_count` grows when the
+    position is set: what was fetched before that is not handed out.
+    """
+
+    stream_id: int
+    stream: str
+    next_offset: int
+    done_offset: int
+    end_offset: int | None
+    committed_offset: int | None
+    seek_count: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to read."""
+        return self.end_offset is not None and self.next_offset >= self.end_offset
+
+
+class Positions:
+    """The positions of a consumer in the streams that are its own now."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Position] = {}
+        self._turn = 0
+
+    @property
+    def stream_ids(self) -> frozenset[int]:
+        """The streams."""
+        return frozenset(self._by_id)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all streams are read to their ends."""
+        return all(each.is_over for each in self._by_id.values())
+
+    @property
+    def all(self) -> list[Position]:
+        """The positions."""
+        return list(self._by_id.values())
+
+    def maybe_at(self, stream_id: int) -> Position | None:
+        """Return the position in a stream, None if it is not, or no longer, the consumer's."""
+        return self._by_id.get(stream_id)
+
+    def of(self, stream: str) -> Position:
+        """Return the position in a stream by its name. Raises ConfigurationError."""
+        for each in self._by_id.values():
+            if each.stream == stream:
+                return each
+        raise ConfigurationError(
+            f"the consumer does not read stream {stream!r} now; it reads"
+            f" {', '.join(sorted(each.stream for each in self._by_id.values())) or 'none'}"
+        )
+
+    def add(
+        self,
+        stream_id: int,
+        stream: str,
+        offset: int,
+        *,
+        end_offset: int | None,
+        committed_offset: int | None,
+    ) -> None:
+        """Begin to read a stream."""
+        assert stream_id not in self._by_id
+        self._by_id[stream_id] = Position(
+            stream_id, stream, offset, offset, end_offset, committed_offset
+        )
+
+    def drop(self, stream_ids: Iterable[int]) -> None:
+        """Stop reading streams: nothing of them is handed out from now on."""
+        for each in stream_ids:
+            dropped = self._by_id.pop(each)
+            dropped.seek_count += 1
+
+    def seek(self, position: Position, offset: int) -> None:
+        """Read on at an offset, forward or back."""
+        position.next_offset = position.done_offset = offset
+        position.seek_count += 1
+
+    def next_items(self, bytes_max: int) -> list[FetchItem]:
+        """Return what to fetch next: of all streams in turn that are not read to their ends."""
+        open_ones = [each for each in self._by_id.values() if not each.is_over]
+        if len(open_ones) > defaults.FETCH_STREAMS_MAX:
+            start = self._turn % len(open_ones)
+            open_ones = (open_ones[start:] + open_ones[:start])[: defaults.FETCH_STREAMS_MAX]
+            self._turn = start + defaults.FETCH_STREAMS_MAX
+        return [
+            FetchItem(each.stream_id, each.next_offset, each.end_offset, bytes_max)
+            for each in open_ones
+        ]
+
+    def to_commit(self, *, is_handed_out_enough: bool = False) -> dict[int, int]:
+        """Return the offsets to commit, by stream id, of the streams where they have changed."""
+        offsets = {
+            each.stream_id: each.next_offset if is_handed_out_enough else each.done_offset
+            for each in self._by_id.values()
+        }
+        return {
+            stream_id: offset
+            for stream_id, offset in offsets.items()
+            if offset != self._by_id[stream_id].committed_offset
+        }
+
+    def on_committed(self, offsets: Mapping[int, int]) -> None:
+        """Record that offsets are committed."""
+        for stream_id, offset in offsets.items():
+            if stream_id in self._by_id:
+                self._by_id[stream_id].committed_offset = offset

@@ -1,0 +1,71 @@
+"""Records and batches of records, as a consumer hands them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from sbp_core.records import offsets_array
+
+NO_HEADERS: Final[Mapping[str, bytes | None]] = MappingProxyType({})
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class Record(NamedTuple):
+    """One record of a stream.
+
+    `timestamp_us` is in microseconds since the epoch (UTC). If a name occurs several times in the
+    headers, the last one counts; `batches` has them all. A record of a typed stream has `columns`,
+    and neither key, value nor headers.
+    """
+
+    stream: str
+    offset: int
+    timestamp_us: int
+    key: bytes | None
+    value: bytes | None
+    headers: Mapping[str, bytes | None] = NO_HEADERS
+    columns: Mapping[str, Any] | None = None
+
+    @property
+    def timestamp(self) -> datetime:
+        """When the record was written, by the clock of its producer, in UTC."""
+        return _EPOCH + self.timestamp_us * _MICROSECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive records of one stream, the first of which is at `base_offset`.
+
+    `rows` has the columns of a typed stream, and those of `ROWS_SCHEMA` of any other.
+    """
+
+    stream: str
+    base_offset: int
+    rows: pa.RecordBatch
+    is_typed: bool
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last record."""
+        return self.base_offset + len(self)
+
+    @property
+    def offsets(self) -> pa.Int64Array:
+        """The offset of each row."""
+        return offsets_array(self.base_offset, len(self))
+
+
+def timestamp_us_of(time: datetime) -> int:
+    """Return microseconds since the epoch; a time without a zone is local time."""
+    return (time.astimezone(UTC) - _EPOCH) // _MICROSECOND
