@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from benchmarks.harness.model import BenchmarkError
 from sbp_core.processes import COMMAND
 
 START_SECONDS: Final = 60.0
@@ -27,21 +28,26 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started, and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def pid(self) -> int:
         """Its process id, once it was started."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Start, and return when it serves."""
+        """Start, and return when it serves. Raises BenchmarkError if it does not."""
         self._ready_path.unlink(missing_ok=True)
         self._process = subprocess.Popen(
             self._words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
         give_up_at = time.monotonic() + START_SECONDS
         while not self._is_ready():
-            if time.monotonic() > give_up_at or self._process.poll() is not None:
-                raise AssertionError(f"{self.endpoint} does not start")
+            if time.monotonic() > give_up_at or not self.is_running:
+                raise BenchmarkError(f"{self.endpoint} does not start; its log is above")
             time.sleep(POLL_SECONDS)
 
     def send(self, number: signal.Signals) -> None:

@@ -1,0 +1,1 @@
+"""`python -m benchmarks.core.soak`: a cluster at work for half an hour; see `__main__`."""
