@@ -1,4 +1,4 @@
-"""`sbp pd` or `sbp range-server`, as a user runs it, to be killed and started again."""
+"""An `sbp` command that serves, as a user runs it, to be killed and started again."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ START_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.01
 
 
-class Server:
-    """One `sbp` command, on a data directory and a port of its own. It ends with its parent."""
+class Served:
+    """One `sbp` command that serves on a port of its own, with other `words`."""
 
     def __init__(self, folder: Path, command: str, port: int, *words: str) -> None:
         self.endpoint = f"127.0.0.1:{port}"
         self._ready_path = folder / f"{command}-{port}.json"
         self._words = [*COMMAND, command, "--port", str(port), *words]
-        self._words += ["--data-dir", str(folder / str(port)), "--until-stdin-closes"]
         self._words += ["--ready-file", str(self._ready_path)]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -68,3 +67,11 @@ class Server:
             return bool(json.loads(self._ready_path.read_text()))
         except (FileNotFoundError, ValueError):
             return False
+
+
+class Server(Served):
+    """A placement driver or a range server, on a data directory. It ends with its parent."""
+
+    def __init__(self, folder: Path, command: str, port: int, *words: str) -> None:
+        words += ("--data-dir", str(folder / str(port)), "--until-stdin-closes")
+        super().__init__(folder, command, port, *words)

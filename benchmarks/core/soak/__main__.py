@@ -14,7 +14,6 @@ Nothing may be lost or doubled, and no process may grow by more than 32 MiB or 8
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import sys
@@ -36,7 +35,7 @@ from benchmarks.core.soak.cluster import (
     restart,
 )
 from benchmarks.core.soak.crew import Crew, Post
-from benchmarks.core.soak.records import READ, WRITERS
+from benchmarks.core.soak.records import WRITERS
 from benchmarks.core.soak.report import Result, all_records
 from benchmarks.core.soak.sampling import INTERVAL_SECONDS, SPARK, looker
 from benchmarks.harness.folders import new_folder
@@ -66,7 +65,7 @@ def soak(settings: Settings) -> Result:
         cluster = Cluster(folder, stack.enter_context(reserved_ports(PORTS)))
         stack.callback(cluster.stop)
         stream_ids = cluster.start()
-        counters = _new_board()
+        counters = Board()
         users = Crew(Post(cluster.endpoint, stream_ids, counters, CONTEXT.Event()))
         writers = Crew(Post(cluster.endpoint, stream_ids, counters, CONTEXT.Event()))
         stack.callback(users.stop)
@@ -75,8 +74,7 @@ def soak(settings: Settings) -> Result:
         _wait(users, _QUERIES_SECONDS, "the queries run", lambda: counters[board.QUERIES] > 0)
         users.start("reader", work.read)
         users.start("short-lived", work.make_short_lived)
-        pages = [f"{address}/metrics" for address in cluster.http.values()]
-        users.start("pages", work.look, pages)
+        users.start("pages", work.look, cluster.pages)
         for number in range(len(WRITERS)):
             writers.start(f"writer-{number}", work.write, number, settings.bytes_per_s)
         sampler = Sampler(looker(cluster, (users, writers)), interval_s=INTERVAL_SECONDS)
@@ -137,16 +135,6 @@ def _wait(crew: Crew, seconds: float, what: str, is_so: Callable[[], bool]) -> N
         if time.monotonic() > give_up_at:
             raise BenchmarkError(f"{what} not after {seconds:.0f} s")
         time.sleep(_POLL_SECONDS)
-
-
-def _new_board() -> Board:
-    writers = range(len(WRITERS))
-    names = [board.QUERIES, board.AGGREGATED, board.SHORT_LIVED, board.PAGES, board.FAILED_PAGES]
-    for count in (board.acknowledged, board.acknowledged_bytes, board.repeats):
-        names += map(count, writers)
-    for count_read in (board.read, board.doubled):
-        names += itertools.starmap(count_read, READ)
-    return Board(names)
 
 
 def _counts(counters: Board) -> dict[str, int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
-from collections.abc import Iterable
+from itertools import starmap
 from typing import Final
+
+from benchmarks.core.soak.records import READ, WRITERS
 
 CONTEXT: Final = multiprocessing.get_context("spawn")
 """How the processes are started: none has threads or memory of another one."""
@@ -52,7 +54,12 @@ class Board:
     It is an argument of the processes that share it, when they are started.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self) -> None:
+        names = [QUERIES, AGGREGATED, SHORT_LIVED, PAGES, FAILED_PAGES]
+        for count in (acknowledged, acknowledged_bytes, repeats):
+            names += map(count, range(len(WRITERS)))
+        for count_read in (read, doubled):
+            names += starmap(count_read, READ)
         self._places = {name: place for place, name in enumerate(names)}
         self._numbers = CONTEXT.RawArray(ctypes.c_int64, len(self._places))
 

@@ -1,4 +1,4 @@
-"""The servers of a soak: a placement driver and three range servers; and restarts of them."""
+"""The servers of a soak, with the console; and restarts of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.core.server_process import POLL_SECONDS, Server
+from benchmarks.core.server_process import POLL_SECONDS, Served, Server
 from benchmarks.core.soak import board
 from benchmarks.core.soak.board import Board
 from benchmarks.core.soak.records import (
     CLICKS,
     CLICKS_SCHEMA,
+    ORDERS,
     REPLICATED,
     UNREPLICATED,
     WRITERS,
@@ -23,12 +24,14 @@ from benchmarks.core.soak.records import (
 from benchmarks.harness.model import BenchmarkError
 from benchmarks.harness.sampler import Sampler
 from sbp_core import limits
+from sbp_core.cli.main import COMMANDS
 from sbp_core.client import Client
 
 RANGE_SERVERS: Final = 3
-PORTS: Final = 2 * (1 + RANGE_SERVERS)
-"""Ports of a cluster: two of each server, one for clients and one for HTTP."""
-DRIVER: Final = "pd"
+PORTS: Final = 2 * (1 + RANGE_SERVERS) + 1
+"""Ports of a cluster: two of each server, one for clients and one for HTTP, and the console's."""
+_PAGES: Final = ("/", "/streams", f"/streams/{ORDERS}", "/groups", "/servers")
+"""Pages of the console that are open."""
 NEVER_RESTARTED: Final = f"range-server-{RANGE_SERVERS}"
 
 _SETTINGS: Final = f"""[range_server]
@@ -66,21 +69,27 @@ class Cluster:
         ports = itertools.count(first_port)
         settings = folder / "range-server.toml"
         settings.write_text(_SETTINGS)
-        self.servers: dict[str, Server] = {}
-        self.http: dict[str, str] = {}
-        """Where servers have their metrics, by their names."""
+        self.servers: dict[str, Served] = {}
+        self.metrics: dict[str, str] = {}
+        """The URLs of the metrics of servers, by their names."""
 
-        def add(name: str, command: str, *words: str) -> Server:
+        def add(name: str, command: str, *words: str) -> Served:
             port, http_port = next(ports), next(ports)
             words += ("--admin-port", str(http_port))
-            self.http[name] = f"http://127.0.0.1:{http_port}"
+            self.metrics[name] = f"http://127.0.0.1:{http_port}/metrics"
             self.servers[name] = Server(folder, command, port, *words)
             return self.servers[name]
 
-        self.endpoint = add(DRIVER, "pd").endpoint
+        self.endpoint = add("pd", "pd").endpoint
         for number in range(1, RANGE_SERVERS + 1):
             words = ("--pd", self.endpoint, "--config", str(settings), "--rack", f"rack-{number}")
             add(f"range-server-{number}", "range-server", *words)
+        self.pages = list(self.metrics.values())
+        """URLs of pages that are looked at."""
+        if any(each.name == "console" for each in COMMANDS):
+            console = Served(folder, "console", next(ports), "--endpoint", self.endpoint)
+            self.servers["console"] = console
+            self.pages += [f"http://{console.endpoint}{page}" for page in _PAGES]
 
     @property
     def pids(self) -> dict[str, int]:

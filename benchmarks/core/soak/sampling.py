@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.request import urlopen
@@ -59,7 +60,8 @@ def looker(cluster: Cluster, crews: Sequence[Crew]) -> Callable[[], Look]:
         others = [Process(*each) for crew in crews for each in crew.pids.items()]
         children = [child for each in others if each.name == SPARK for child in _children(each)]
         usages = {each: maybe_usage(each.pid) for each in (*servers, *others, *children)}
-        counters = {each: _scrape(cluster.http[each.name]) for each in servers}
+        urls = cluster.metrics
+        counters = {each: _scrape(urls[each.name]) for each in servers if each.name in urls}
         seen = {each: usage for each, usage in usages.items() if usage is not None}
         return Look(time.monotonic(), seen, counters)
 
@@ -95,12 +97,12 @@ def _children(parent: Process) -> list[Process]:
     return found
 
 
-def _scrape(address: str) -> dict[str, float]:
+def _scrape(url: str) -> dict[str, float]:
     """Return the counters of a server; none while it is down."""
     try:
-        with urlopen(f"{address}/metrics", timeout=_HTTP_SECONDS) as answer:
+        with urlopen(url, timeout=_HTTP_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
-    except OSError:
+    except (OSError, HTTPException):
         return {}
     pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
     return {name: float(value) for name, _, value in pairs if name in _COUNTERS}

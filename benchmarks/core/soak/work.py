@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from http.client import HTTPException
 from typing import Final
-from urllib.error import URLError
 from urllib.request import urlopen
 
 from benchmarks.core.servers import batch
@@ -26,8 +26,10 @@ _BEHIND_SECONDS: Final = 1.0
 _FETCH_BYTES: Final = 4 * limits.MIB
 _FETCH_WAIT_MS: Final = 500
 _COMMIT_SECONDS: Final = 1.0
+_SHORT_LIVED_NAME: Final = "short-lived"
 _SHORT_LIVED_SECONDS: Final = 60.0
 _SHORT_LIVED_BATCHES: Final = 16
+"""Of 1 MiB each."""
 _LOOK_SECONDS: Final = 2.0
 _PAGE_TIMEOUT_SECONDS: Final = 10.0
 
@@ -92,16 +94,26 @@ def read(post: Post) -> None:
 
 
 def make_short_lived(post: Post) -> None:
-    """Create a stream every minute, fill it, read it, and delete it."""
-    data = batch(limits.MIB - limits.KIB)
-    spec = StreamSpec("short-lived", replica_count=3)
+    """Create a stream every minute, fill it, and delete it."""
     with Client(post.endpoint) as client:
         while post.goes_on(_SHORT_LIVED_SECONDS):
-            (info,) = client.create_streams([spec])
-            items = [AppendItem(info.stream_id, data)] * _SHORT_LIVED_BATCHES
-            client.append(items, writer=Writer())
-            client.delete_streams([info.stream_id])
-            post.board.add(board.SHORT_LIVED)
+            try:
+                _make_short_lived(client)
+            except SbpError as error:
+                if not error.retriable:
+                    raise
+            else:
+                post.board.add(board.SHORT_LIVED)
+
+
+def _make_short_lived(client: Client) -> None:
+    left = client.find_streams([_SHORT_LIVED_NAME])  # of a time that a restart interrupted
+    client.delete_streams([each.stream_id for each in left])
+    (info,) = client.create_streams([StreamSpec(_SHORT_LIVED_NAME, replica_count=3)])
+    data = batch(limits.MIB - limits.KIB)
+    items = [AppendItem(info.stream_id, data)] * _SHORT_LIVED_BATCHES
+    client.append(items, writer=Writer())
+    client.delete_streams([info.stream_id])
 
 
 def look(post: Post, urls: Sequence[str]) -> None:
@@ -111,7 +123,7 @@ def look(post: Post, urls: Sequence[str]) -> None:
             try:
                 with urlopen(url, timeout=_PAGE_TIMEOUT_SECONDS) as answer:
                     answer.read()
-            except (URLError, OSError):
+            except (OSError, HTTPException):
                 post.board.add(board.FAILED_PAGES)
             else:
                 post.board.add(board.PAGES)

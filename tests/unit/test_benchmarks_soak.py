@@ -162,6 +162,6 @@ class TestSampling:
         assert maybe_usage(child) is None
 
     def test_counters_begin_with_nothing(self):
-        counters = Board([board.PAGES, board.QUERIES])
+        counters = Board()
         counters.add(board.QUERIES, 2)
         assert (counters[board.PAGES], counters[board.QUERIES]) == (0, 2)
