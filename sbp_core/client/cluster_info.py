@@ -97,7 +97,7 @@ class ClusterInfo:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What stands still or is missing, and the remedy, each in a sentence."""
+        """The obstacles and missing replicas, each in a sentence with its remedy."""
         found = [
             f"the drain of range server {each.server_id} waits: {each.drain_obstacle}"
             for each in self.range_servers

@@ -15,7 +15,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class PositionKind(enum.Enum):
-    """What a position counts from; `Position.number` is in its unit."""
+    """The base of a position; `Position.number` is in its unit."""
 
     EARLIEST = "the first record"
     LATEST = "the tail"
