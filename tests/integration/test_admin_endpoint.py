@@ -3,9 +3,11 @@
 import asyncio
 import json
 import re
+import shutil
 import signal
 import socket
 import ssl
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -115,6 +117,16 @@ def test_what_clients_did_is_in_the_metrics(served):
     assert found["sbp_pd_rows", ("of", "streams")] == 1
     assert found["sbp_pd_leader",] == found["sbp_ready",] == 1
     assert found["process_open_fds",] > 0
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Prometheus")
+def test_prometheus_has_no_objection_to_the_metrics(served):
+    """It looks at their names, units, types and texts."""
+    page = ask(served[1], "/metrics")[1].encode()
+    run = subprocess.run(
+        ["promtool", "check", "metrics"], input=page, capture_output=True, check=False
+    )
+    assert (run.returncode, run.stdout + run.stderr) == (0, b"")
 
 
 def test_health_and_readiness_and_settings_are_json(served):
