@@ -43,22 +43,23 @@ CONF_INTRODUCTION: Final = (
 EXAMPLES: Final = {
     "advertise_host": "log.example.org",
     "rack": "rack-1",
-    "cert_file": "/etc/sbp/server.pem",
-    "key_file": "/etc/sbp/server.key",
-    "ca_file": "/etc/sbp/ca.pem",
-    "client_ca_file": "/etc/sbp/clients.pem",
-    "jwks_file": "/etc/sbp/jwks.json",
-    "jwks_url": "https://id.example.org/jwks.json",
-    "issuer": "https://id.example.org",
-    "audience": "sbp",
+    "tls_cert_file": "/etc/sbp/server.pem",
+    "tls_key_file": "/etc/sbp/server.key",
+    "tls_ca_file": "/etc/sbp/ca.pem",
+    "tls_client_ca_file": "/etc/sbp/clients.pem",
+    "auth_jwks_file": "/etc/sbp/jwks.json",
+    "auth_jwks_url": "https://id.example.org/jwks.json",
+    "auth_issuer": "https://id.example.org",
+    "auth_audience": "sbp",
     "ready_file": "sbp-ready.json",
-    "file": "/var/log/sbp/audit.jsonl",
-    "stream": True,
+    "log_file": "/var/log/sbp/server.log",
+    "audit_file": "/var/log/sbp/audit.jsonl",
+    "audit_stream": True,
     "data_dir": "/var/lib/sbp",
     "store": "postgresql://sbp@db.example.org/sbp",
     "placement_driver": "pd1.example.org:12378,pd2.example.org:12378",
 }
-"""Values of settings that have no default."""
+"""By setting: a value of those that have no default."""
 
 
 REFUSALS: Final[Mapping[str, str]] = {
@@ -319,7 +320,7 @@ def setting_lines(key: str, setting: Field[Any]) -> Iterator[str]:
     if default is MISSING:
         yield f"# Required, here or as {OPTIONS_OF_REQUIRED[key]}."
     if default is MISSING or default is None:
-        yield f"# {key} = {json.dumps(EXAMPLES[key])}"
+        yield f"# {key} = {json.dumps(EXAMPLES[setting.name])}"
     else:
         yield f"{key} = {json.dumps(str(default) if isinstance(default, Path) else default)}"
 

@@ -202,6 +202,8 @@ def test_a_unit_of_systemd_starts_the_command_with_options_that_exist(name):
     assert f"install -D -m 644 conf/{Path(options.config).name} {options.config}" in unit
     assert Path(options.data_dir) == Path("/var/lib", folder)
     assert f"\nStateDirectory={folder}\n" in unit
+    assert set(re.findall('"/var/log/(.+)/', text_of(command))) == {"sbp"}
+    assert "\nLogsDirectory=sbp\n" in unit
 
 
 def test_the_units_of_systemd_differ_in_what_they_run_only():
