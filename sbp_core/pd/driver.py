@@ -243,12 +243,14 @@ class PlacementDriver:
         return len(self._membership.live_server_ids())
 
     def unready(self) -> list[Unready]:
-        """Return why it neither leads nor follows; nothing if it does."""
+        """Return why it neither leads nor follows, or the cluster serves nobody; else nothing."""
         if self._unready is not None:
             return [self._unready]
         if self.failed.done():
             return [Unready("store_failed", f"the metadata cannot be used: {self.failed.result()}")]
-        return list(self._handlers.unready()) if isinstance(self._handlers, Election) else []
+        handlers = self._handlers
+        found = [*handlers.unready()] if isinstance(handlers, Election) else []
+        return found if handlers.observation is None else [*found, *handlers.observation.unready()]
 
     def condition(self) -> Condition:
         """Return its role, and which placement driver leads."""

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Final
 
 from sbp_core.errors import SbpError
+from sbp_core.pd.backups.restore import Restorer
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import range_table
 from sbp_core.pd.range_servers import Membership
@@ -23,6 +24,7 @@ from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.server.metrics import Catalog, Reading
 from sbp_core.server.peers import Peers
 from sbp_core.server.runtime import Clock, cancel_all
+from sbp_core.server.served import Unready
 from sbp_core.wire.headers import StreamRange
 
 _LOG: Final = logging.getLogger(__name__)
@@ -56,6 +58,10 @@ _OPEN_AGE: Final = METRICS.gauge(
 )
 _STUCK: Final = METRICS.gauge(
     "sbp_pd_transactions_stuck", "Those that cannot be published as they were committed, so far."
+)
+_RESTORING: Final = METRICS.gauge(
+    "sbp_pd_restoring",
+    "1 while the cluster is being restored from a backup, and serves nobody; else 0.",
 )
 _LAG: Final = METRICS.gauge(
     "sbp_group_lag_records",
@@ -160,7 +166,7 @@ def _look(store: MetadataStore) -> tuple[list[_Cursor], int, list[StreamRange]]:
 
 
 class Observation:
-    """The metrics of a placement driver that leads, in `term`; see `metadata/leadership.py`."""
+    """A placement driver that leads, in `term` (`metadata/leadership.py`), as others see it."""
 
     def __init__(
         self,
@@ -168,13 +174,26 @@ class Observation:
         membership: Membership,
         publisher: Publisher,
         peers: Peers,
+        *,
         clock: Clock,
+        restorer: Restorer,
     ) -> None:
         self._store = store
         self._membership = membership
         self._publisher = publisher
+        self._restorer = restorer
         self._clock = clock
         self.lags: Final = GroupLags(store, peers)
+
+    def unready(self) -> Iterator[Unready]:
+        """Yield why the cluster serves nobody."""
+        restoring = self._restorer.restoring
+        if restoring is not None:
+            yield Unready(
+                "restoring",
+                f"the cluster is being restored from backup {restoring} and serves nobody until"
+                " that is complete; if it was interrupted, run `sbp restore` again",
+            )
 
     async def read(self) -> AsyncIterator[Reading]:
         """Yield the metrics as they are now. Raises SbpError if the store cannot be read."""
@@ -187,6 +206,7 @@ class Observation:
         yield _OPEN.of(open_count)
         age_ms = 0 if oldest_ms is None else max(0, now_ms - oldest_ms)
         yield _OPEN_AGE.of(age_ms / 1000)
+        yield _RESTORING.of(self._restorer.restoring is not None)
         yield _STUCK.of(len(self._publisher.stuck_numbers()))
         counts = await self._store.peek(lambda store: store.capacity.counts())
         for table, (count, count_max) in counts.items():

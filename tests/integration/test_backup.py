@@ -244,6 +244,12 @@ def test_chunks_of_a_lost_history_are_not_reused(tmp_path, place):
     run(main())
 
 
+async def restoring(cluster) -> list[object]:
+    """The metric that says whether a cluster is being restored."""
+    found = await cluster.read_metrics()
+    return [each.value for each in found if each.metric.name == "sbp_pd_restoring"]
+
+
 def test_an_interrupted_restore_serves_nobody_until_it_is_repeated(tmp_path, place):
     async def main():
         async with cluster_of(tmp_path / "lost", 1) as cluster, client_of(cluster) as client:
@@ -259,6 +265,9 @@ def test_an_interrupted_restore_serves_nobody_until_it_is_repeated(tmp_path, pla
         async with cluster_of(tmp_path / "new", 1) as cluster:
             with pytest.raises(BackupError, match="records 0 to 1 of its stream"):
                 await restore(cluster, place, manifest)
+            (unready,) = cluster.unready()
+            assert (unready.code, manifest.backup_id in unready.reason) == ("restoring", True)
+            assert await restoring(cluster) == [1]
             async with client_of(cluster, retry=PROMPT) as client:
                 for ask in (
                     client.list_streams(),
@@ -271,6 +280,7 @@ def test_an_interrupted_restore_serves_nobody_until_it_is_repeated(tmp_path, pla
                         await ask
             hidden.write_bytes(whole)
             await restore(cluster, place, manifest)
+            assert (cluster.unready(), await restoring(cluster)) == ([], [0])
             async with client_of(cluster) as client:
                 for each in ids:
                     assert await read_all(client, each) == {0: b"1", 1: b"2"}

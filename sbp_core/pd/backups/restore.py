@@ -55,14 +55,14 @@ class Restorer:
         self._store = store
         self._membership = membership
         self._clock = clock
-        self._restoring: str | None = None
+        self.restoring: str | None = None
         """The id of the backup that the cluster is restored from now."""
 
     async def start(self) -> None:
         """Continue with what the last placement driver knew."""
         restore = await self._store.run(lambda store: store.restores.maybe_restore())
         if restore is not None and not restore.is_complete:
-            self._restoring = restore.backup_id
+            self.restoring = restore.backup_id
 
     def wrap(self, handlers: Mapping[Opcode, Handler]) -> dict[Opcode, Handler]:
         """Return handlers that serve range servers, and the client that restores."""
@@ -81,7 +81,7 @@ class Restorer:
         return serve
 
     def _check(self, call: ServerCall) -> None:
-        restoring = self._restoring
+        restoring = self.restoring
         standing = call.peer.standing
         is_server = standing.server_ids or (standing.identity and standing.identity.is_server)
         if restoring is None or is_server or call.agreement.restoring == restoring:
@@ -101,13 +101,13 @@ class Restorer:
         now_ms = self._clock.wall_ms()
         is_complete = await self._store.run(_begin, backup_id, now_ms)
         if not is_complete:
-            self._restoring = backup_id
+            self.restoring = backup_id
             if request.metadata is not None:
                 servers = self._membership.live_servers()
                 await self._store.run(_add, request.metadata, servers)
             if request.is_complete:
                 await self._store.run(_complete, request, now_ms)
-                self._restoring, is_complete = None, True
+                self.restoring, is_complete = None, True
         await call.respond(RestoreMetadataResponse(status=SUCCESS, is_complete=is_complete))
 
 

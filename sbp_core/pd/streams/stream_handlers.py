@@ -149,9 +149,13 @@ class PlacementDriverHandlers:
             store, self._publisher, self._range_servers, clock, batch_number_leap_max
         )
         self._servers = ServerHandlers(store, membership, self._fail_over, self._repair)
-        self.observation = Observation(store, membership, self._publisher, self._peers, clock)
         self._cuts = CutTaker(store, self._publisher, self._peers, clock)
         self._restorer = Restorer(store, membership, clock)
+        self.observation = Observation(
+            *(store, membership, self._publisher, self._peers),
+            clock=clock,
+            restorer=self._restorer,
+        )
         self._endpoint = endpoint
         self._looking: asyncio.Task[None] | None = None
 
