@@ -187,7 +187,9 @@ def test_the_file_of_all_servers_is_opened_again_when_it_was_moved(tmp_path):
     before = os.umask(0)
     try:
         cluster = LocalCluster(
-            tmp_path / "data", range_servers=2, options=["--audit-file", str(path)]
+            tmp_path / "data",
+            range_servers=2,
+            options=["--audit-file", str(path), "--log-level", "info"],
         )
         with cluster, Client(cluster.endpoint) as client:
             (stream,) = client.create_streams([StreamSpec("a")])

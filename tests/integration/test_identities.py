@@ -284,7 +284,7 @@ def test_keys_of_a_url_are_fetched_at_the_start(
 def test_processes_have_the_same_settings_and_read_the_keys_again(
     settings, authority, issuer, tmp_path
 ):
-    auth = ["--auth-jwks-file", str(issuer.jwks_file)]
+    auth = ["--log-level", "info", "--auth-jwks-file", str(issuer.jwks_file)]
     auth += ["--auth-issuer", settings.auth_issuer, "--auth-audience", settings.auth_audience]
     auth += [word for each in ("alice", r"O=\"x\"") for word in ("--auth-admin", each)]
     files = ServerTls(
