@@ -1,6 +1,6 @@
 """The `sbp` command as it is installed: the subcommands of the core, and `sbp checkpoint`.
 
-Everything else is imported by `script`, which has to arrange what Ctrl-C does before that.
+Everything else is imported by `script`, which has to arrange what signals do before that.
 """
 
 from __future__ import annotations
@@ -18,8 +18,17 @@ CHECKPOINT: Final = (
 )
 
 
+_SERVERS: Final = frozenset({"serve", "pd", "range-server"})
+
+
 def script() -> int:
-    """Run the command as a process of its own, which Ctrl-C ends without a trace at any time."""
+    """Run the command as a process of its own, which Ctrl-C ends without a trace at any time.
+
+    SIGHUP waits for a server until that can handle it: the imports take longer than a service
+    manager may.
+    """
+    if not _SERVERS.isdisjoint(sys.argv[1:2]):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return main()  # started in the background by a shell, which has SIGINT ignored
     signal.signal(signal.SIGINT, signal.SIG_DFL)

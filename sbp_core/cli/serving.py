@@ -66,7 +66,7 @@ class Service:
         SbpErrors for what ends a server that was good before.
         """
         # Blocked before the imports start threads, which inherit that: a hang-up never ends a
-        # server.
+        # server. The command `sbp` has done so already, as it began.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         from sbp_core.cli import config
         from sbp_core.cli.logs import ProcessLog
