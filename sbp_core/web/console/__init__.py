@@ -9,8 +9,8 @@ A page goes route -> view model -> template, each in its place:
 
 `streams.py` with `streams_view.py` is the example to copy. A handler lets SbpErrors pass: `app.py`
 makes them a page that says what to do. An element with an id and `data-refresh` is replaced every
-few seconds by the one with that id in a new copy of the page. A page that asks before an action
-extends ask.html; a link to it has `data-ask`, and the handler of its POST reads `Site.form`.
+few seconds by the one with that id in a new copy of the page. An action has a page that asks, a
+`Question` of actions.py, whose link has `data-ask`, and a POST that acts once, by `act`.
 The rules: every page works without its script, no style or script is in a page, state is told by
 words and not by colour alone.
 """

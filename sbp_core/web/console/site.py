@@ -21,6 +21,7 @@ from sbp_core.errors import InvalidRequestError, PermissionDeniedError
 from sbp_core.web.callers import Callers
 from sbp_core.web.console import words
 from sbp_core.web.console.sampling import Sampler, Samples
+from sbp_core.web.console.submissions import Submissions
 from sbp_core.web.origins import check_same_site
 from sbp_core.web.sessions import COOKIE
 
@@ -61,6 +62,7 @@ class Site:
     def __init__(self, callers: Callers, sampler: Sampler, endpoint: str) -> None:
         assert callers.sessions is not None, "browsers sign in"
         self.sessions = callers.sessions
+        self.submissions = Submissions()
         self._callers = callers
         self._sampler = sampler
         self._endpoint = endpoint
@@ -106,6 +108,7 @@ class Site:
             ),
             "now_ms": time.time_ns() // 1_000_000,
             "query": dict(request.query_params),
+            "notice": self.submissions.maybe_notice(request.query_params.get("done", "")),
             **values,
         }
         return HTMLResponse(self._templates.get_template(template).render(shown), status)
