@@ -1,0 +1,172 @@
+"""Resets of a group's cursors: what the preview shows, and what its form carries.
+
+The form has each cursor as it was at the preview. `find_changed` compares them with the cursors of
+the group before anything is committed, so nothing is set that nobody saw.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core.client import NO_CURSOR, CursorInfo, Reach, StreamInfo
+from sbp_core.client.stream_position import Position, PositionKind, find_offset, parse_position
+from sbp_core.errors import ConfigurationError, InvalidRequestError, SbpError
+from sbp_core.wording import counted
+
+FIELDS_MAX: Final = 100
+"""Streams of a group that have a field each; more are moved together."""
+_MOVE: Final = re.compile(r"(\d{1,19}):(\d{1,19}):(-1|\d{1,19})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class CursorMove:
+    """A cursor before and after a reset; `new_offset` is NO_CURSOR if it is to be deleted."""
+
+    stream_id: int
+    old_offset: int
+    new_offset: int
+
+    @property
+    def is_deletion(self) -> bool:
+        """Whether the group forgets the stream."""
+        return self.new_offset == NO_CURSOR
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRow:
+    """A line of the preview. Either `move` is set, or `refusal`: why this cursor cannot move."""
+
+    stream: str
+    stream_id: int
+    old_offset: int
+    move: CursorMove | None = None
+    difference: int | None = None
+    effect: str = ""
+    refusal: str = ""
+
+
+def parse_targets(
+    cursors: Sequence[CursorInfo], together: str, each: Mapping[int, str]
+) -> dict[int, Position]:
+    """Return the positions that the fields of a reset name, by stream id.
+
+    `together` is for all cursors unless it is empty; else each stream has its own text. A stream
+    without text, or with its present offset, stays where it is and is left out. Raises
+    ConfigurationError.
+    """
+    targets: dict[int, Position] = {}
+    for cursor in cursors:
+        text = (together or each.get(cursor.stream_id, "")).strip()
+        if not text or text == str(cursor.next_offset):
+            continue
+        try:
+            targets[cursor.stream_id] = parse_position(text)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"stream {cursor.stream_id}: {error}") from error
+    return targets
+
+
+def lookup_times(targets: Mapping[int, Position]) -> dict[int, int]:
+    """Return the times to look up, in us, by stream id."""
+    return {
+        stream_id: target.number
+        for stream_id, target in targets.items()
+        if target.kind is PositionKind.TIME
+    }
+
+
+def plan_reset(
+    cursors: Sequence[CursorInfo],
+    infos: Mapping[int, StreamInfo],
+    reaches: Mapping[int, Reach],
+    targets: Mapping[int, Position],
+    found_by_time: Mapping[int, int],
+) -> list[MoveRow]:
+    """Return what a reset would do, for the streams that it is for."""
+    rows = []
+    for cursor in cursors:
+        target, stream_id = targets.get(cursor.stream_id), cursor.stream_id
+        if target is None:
+            continue
+        info, reach = infos.get(stream_id), reaches.get(stream_id)
+        place = (info.label if info else "-", stream_id, cursor.next_offset)
+        if info is None or reach is None:
+            rows.append(MoveRow(*place, refusal="the stream is deleted"))
+            continue
+        try:
+            offset = find_offset(target, reach, found_by_time.get(stream_id))
+        except SbpError as error:
+            rows.append(MoveRow(*place, refusal=str(error)))
+            continue
+        move = CursorMove(stream_id, cursor.next_offset, offset)
+        difference = offset - cursor.next_offset
+        rows.append(MoveRow(*place, move, difference, _effect(move, reach)))
+    return rows
+
+
+def plan_deletion(
+    cursors: Sequence[CursorInfo], infos: Mapping[int, StreamInfo], stream_ids: Sequence[int]
+) -> list[MoveRow]:
+    """Return what it means to delete the cursors of these streams; of all if none is named."""
+    return [
+        MoveRow(
+            infos[cursor.stream_id].label if cursor.stream_id in infos else "-",
+            cursor.stream_id,
+            cursor.next_offset,
+            CursorMove(cursor.stream_id, cursor.next_offset, NO_CURSOR),
+            effect="the group no longer knows where it was in the stream",
+        )
+        for cursor in cursors
+        if not stream_ids or cursor.stream_id in stream_ids
+    ]
+
+
+def write_moves(rows: Sequence[MoveRow]) -> str:
+    """Return the moves of a preview as the text that its form carries."""
+    moves = [row.move for row in rows if row.move is not None]
+    return ",".join(f"{each.stream_id}:{each.old_offset}:{each.new_offset}" for each in moves)
+
+
+def read_moves(text: str) -> list[CursorMove]:
+    """Return what `write_moves` has written. Raises InvalidRequestError."""
+    moves = []
+    for part in text.split(","):
+        found = _MOVE.fullmatch(part)
+        if found is None:
+            raise InvalidRequestError.of(
+                f"{part[:60]!a} is not a move of a cursor: use the form of a preview"
+            )
+        moves.append(CursorMove(*map(int, found.groups())))
+    return moves
+
+
+def find_changed(moves: Sequence[CursorMove], cursors: Sequence[CursorInfo]) -> list[str]:
+    """Return what is no longer as at the preview: a sentence for each cursor."""
+    now = {cursor.stream_id: cursor.next_offset for cursor in cursors}
+    changed = []
+    for move in moves:
+        offset = now.get(move.stream_id)
+        if offset is None:
+            changed.append(f"the cursor of stream {move.stream_id} is deleted by now")
+        elif offset != move.old_offset:
+            changed.append(
+                f"the cursor of stream {move.stream_id} went from {move.old_offset} to {offset}"
+            )
+    return changed
+
+
+def _effect(move: CursorMove, reach: Reach) -> str:
+    """Return what a move means for the group."""
+    old_offset, new_offset = move.old_offset, move.new_offset
+    if new_offset == old_offset:
+        return "nothing changes"
+    if new_offset < old_offset:
+        again = min(old_offset, reach.readable_end) - new_offset
+        return f"{counted(again, 'record')} read again" if again > 0 else "it was beyond the tail"
+    skipped = new_offset - max(old_offset, reach.start_offset)
+    if skipped <= 0:
+        return "nothing is skipped: those records were trimmed"
+    return f"{counted(skipped, 'record')} skipped"

@@ -1,0 +1,104 @@
+"""Consumer groups as their pages show them: who is behind, by how much, for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from sbp_core.client import GroupInfo
+from sbp_core.client.group_lag import Lag
+from sbp_core.web.console.charts import LINES_MAX, Chart, Series, draw
+from sbp_core.web.console.sampling import Samples
+from sbp_core.web.console.tables import Column
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group in the list; `lag` and `stream_count` are None if it was not sampled yet."""
+
+    group: str
+    committed_at_ms: int
+    lag: int | None
+    stream_count: int | None
+
+    @property
+    def path(self) -> str:
+        """The page of the group."""
+        return group_path(self.group)
+
+
+COLUMNS: Final[tuple[Column[GroupRow], ...]] = (
+    Column("group", "Group", lambda row: row.group.lower()),
+    Column("lag", "Records behind", lambda row: row.lag, is_number=True),
+    Column("streams", "Streams", lambda row: row.stream_count, is_number=True),
+    Column("committed", "Committed", lambda row: row.committed_at_ms, is_number=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A group: the lag of each stream, and of all; `longest_ms` is None if one is not known."""
+
+    lags: Sequence[Lag]
+    records: int
+    longest_ms: int | None
+    chart: Chart
+
+
+def group_path(group: str) -> str:
+    """Return the path of the page of a group."""
+    return f"/groups/{quote(group, safe='')}"
+
+
+def make_rows(groups: Sequence[GroupInfo], samples: Samples, search: str) -> list[GroupRow]:
+    """Return the groups whose name has the text that is searched for, in any case."""
+    wanted = search.strip().lower()
+    lags: dict[str, list[int]] = {}
+    if samples.lags:
+        for (group, _), count in samples.lags[-1].records.items():
+            lags.setdefault(group, []).append(count)
+    return [
+        GroupRow(
+            info.group,
+            info.committed_at_ms,
+            sum(lags[info.group]) if info.group in lags else None,
+            len(lags[info.group]) if info.group in lags else None,
+        )
+        for info in groups
+        if wanted in info.group.lower()
+    ]
+
+
+def make_group(group: str, lags: Sequence[Lag], samples: Samples, now_ms: float) -> GroupView:
+    """Return what the page of a group shows; its chart has the streams that lag most."""
+    ages_ms = [each.lag_ms for each in lags if each.lag_records]
+    return GroupView(
+        lags,
+        sum(each.lag_records or 0 for each in lags),
+        None if None in ages_ms else max(filter(None, ages_ms), default=0),
+        draw("Records behind", _series(group, lags, samples), now_ms, ""),
+    )
+
+
+def _series(group: str, lags: Sequence[Lag], samples: Samples) -> list[Series]:
+    """Return the lag over time of the streams that lag most, and of all if there are more."""
+    worst = sorted(lags, key=lambda each: each.lag_records or 0, reverse=True)
+    named = worst if len(worst) <= LINES_MAX else worst[: LINES_MAX - 1]
+    series = [
+        Series(
+            each.stream or str(each.stream_id),
+            [
+                (sample.at_ms, sample.records[group, each.stream_id])
+                for sample in samples.lags
+                if (group, each.stream_id) in sample.records
+            ],
+        )
+        for each in named
+    ]
+    if len(worst) > len(named):
+        sums = [(sample.at_ms, sample.by_group()) for sample in samples.lags]
+        points = [(at_ms, by_group[group]) for at_ms, by_group in sums if group in by_group]
+        series.append(Series("all streams", points))
+    return series

@@ -1,0 +1,49 @@
+"""Consumer groups as the console shows them."""
+
+from __future__ import annotations
+
+from sbp_core.client import GroupInfo
+from sbp_core.client.group_lag import Lag
+from sbp_core.web.console.charts import LINES_MAX
+from sbp_core.web.console.groups_view import make_group, make_rows
+from sbp_core.web.console.sampling import Lags, Samples
+
+
+def sampled(*records: dict[tuple[str, int], int]) -> Samples:
+    samples = Samples()
+    samples.lags.extend(Lags(1_000.0 * at, each, {}) for at, each in enumerate(records))
+    return samples
+
+
+def lag(stream_id: int, records: int | None, lag_ms: int | None = 0) -> Lag:
+    return Lag(stream_id, 0, 0, f"s{stream_id}", 0, 9, lag_records=records, lag_ms=lag_ms)
+
+
+def test_groups_are_listed_with_their_lag_once_it_was_sampled():
+    groups = [GroupInfo("billing", 5), GroupInfo("mail", 6)]
+    rows = make_rows(groups, sampled({("billing", 1): 3, ("billing", 2): 4}), "")
+    assert [(each.group, each.lag, each.stream_count) for each in rows] == [
+        ("billing", 7, 2),
+        ("mail", None, None),
+    ]
+    assert [each.group for each in make_rows(groups, Samples(), " MAI ")] == ["mail"]
+    assert rows[0].path == "/groups/billing"
+
+
+def test_the_longest_time_is_not_known_if_that_of_a_stream_is_not():
+    known = make_group("g", [lag(1, 2, 500), lag(2, 0), lag(3, None, None)], Samples(), 0)
+    assert (known.records, known.longest_ms) == (2, 500)
+    assert make_group("g", [lag(1, 2, 500), lag(2, 1, None)], Samples(), 0).longest_ms is None
+    assert make_group("g", [lag(1, 0)], Samples(), 0).longest_ms == 0
+
+
+def test_the_chart_has_the_streams_that_lag_most_and_their_sum():
+    ids = range(1, LINES_MAX + 2)
+    point = {("g", each): each for each in ids} | {("other", 1): 99}
+    lags = [lag(each, each) for each in ids]
+    chart = make_group("g", lags, sampled(point, point), 2_000).chart
+    names = [each.name for each in chart.lines]
+    assert names == ["s6", "s5", "s4", "s3", "all streams"]
+    assert chart.lines[-1].now == "21"
+    few = make_group("g", lags[:2], sampled(point, point), 2_000).chart
+    assert [each.name for each in few.lines] == ["s2", "s1"]
