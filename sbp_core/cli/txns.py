@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -14,7 +13,7 @@ from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
 from sbp_core.cli.parsing import add_client_options, parse_number
 from sbp_core.client import Client, TxnInfo
-from sbp_core.wording import counted
+from sbp_core.client.txn_remarks import loss_lines
 
 _HEADING = ("STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACTION", "SERVER")
 
@@ -69,20 +68,8 @@ def give_up(options: Namespace) -> int:
     if options.json:
         write_json({"producer": producer, "batch_number": batch_number, **asdict(loss)})
         return 0
-    batch = f"batch {batch_number} of {producer}"
-    counts: Counter[int] = Counter()
-    for part in loss.parts:
-        counts[part.stream_id] += part.record_count
-    for stream_id, count in counts.items():
-        write_line(
-            f"lost: {counted(count, 'record')} of {batch}; stream {stream_id} continues without"
-        )
-    if loss.record_count is None:
-        write_line(f"{batch} was decided too long ago: its outcome is no longer known")
-    elif not counts:
-        write_line(f"nothing of {batch} is lost: it is published")
-    if not loss.is_published:
-        write_line(f"the rest of {batch} is not published yet: {loss.waits_for}")
+    for line in loss_lines(producer, batch_number, loss):
+        write_line(line)
     return 0
 
 

@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbp_core.errors import PermissionDeniedError, SbpError, UnauthenticatedError
-from sbp_core.web.console import groups, login, overview, streams
+from sbp_core.web.console import groups, login, overview, streams, transactions
 from sbp_core.web.console.login import sign_in_first
 from sbp_core.web.console.site import Site
 from sbp_core.web.problems import status_of
@@ -35,7 +35,13 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_ROUTES: Final = (*login.ROUTES, *overview.ROUTES, *streams.ROUTES, *groups.ROUTES)
+_ROUTES: Final = (
+    *login.ROUTES,
+    *overview.ROUTES,
+    *streams.ROUTES,
+    *groups.ROUTES,
+    *transactions.ROUTES,
+)
 
 
 def make_app(site: Site) -> ASGIApp:
