@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbp_core.errors import PermissionDeniedError, SbpError, UnauthenticatedError
-from sbp_core.web.console import groups, login, overview, servers, streams, transactions
+from sbp_core.web.console import audit, groups, login, overview, servers, streams, transactions
 from sbp_core.web.console.login import sign_in_first
 from sbp_core.web.console.site import Site
 from sbp_core.web.problems import status_of
@@ -42,6 +42,7 @@ _ROUTES: Final = (
     *groups.ROUTES,
     *transactions.ROUTES,
     *servers.ROUTES,
+    *audit.ROUTES,
 )
 
 
