@@ -18,7 +18,16 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbp_core.errors import PermissionDeniedError, SbpError, UnauthenticatedError
-from sbp_core.web.console import audit, groups, login, overview, servers, streams, transactions
+from sbp_core.web.console import (
+    audit,
+    groups,
+    login,
+    overview,
+    servers,
+    stream_actions,
+    streams,
+    transactions,
+)
 from sbp_core.web.console.login import sign_in_first
 from sbp_core.web.console.site import Site
 from sbp_core.web.problems import status_of
@@ -38,6 +47,7 @@ HEADERS: Final[Mapping[str, str]] = {
 _ROUTES: Final = (
     *login.ROUTES,
     *overview.ROUTES,
+    *stream_actions.ROUTES,
     *streams.ROUTES,
     *groups.ROUTES,
     *transactions.ROUTES,

@@ -1,0 +1,209 @@
+"""Actions on streams: create, change, trim, delete."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sbp_core.client import AsyncClient, Reach, StreamInfo
+from sbp_core.client.stream_position import PositionKind, find_offset, parse_position
+from sbp_core.web.console.actions import Question, act, ask
+from sbp_core.web.console.site import Site
+from sbp_core.web.console.stream_actions_view import (
+    StreamForm,
+    creation_facts,
+    deletion_facts,
+    parse_count,
+    trim_facts,
+    update_facts,
+)
+from sbp_core.web.console.submissions import Done, check_typed
+
+_ANSWER_MS: Final = 3_000
+"""How long range servers are waited for, to show what is known without them."""
+
+
+async def ask_creation(request: Request) -> Response:
+    """Show the form of a new stream; with a name, what it will be."""
+    site, query = Site.of(request), request.query_params
+    client = await site.client(request)
+    form = StreamForm.read(query, StreamForm())
+    if "name" not in query:
+        return _show_form(request, form, "Create a stream", "/streams")
+    spec = form.spec()
+    missing = await client.explain_missing(spec.replica_count)
+    question = Question(
+        title=f"Create stream {spec.name}?",
+        facts=[*creation_facts(spec), *([missing] if missing else [])],
+        button="Create it",
+        back="/streams",
+        carried=form.fields(),
+    )
+    return ask(request, question)
+
+
+async def create(request: Request) -> Response:
+    """Create a stream."""
+    site = Site.of(request)
+    fields = await site.form(request)
+    spec = StreamForm.read(fields, StreamForm()).spec()
+    client = await site.client(request)
+
+    async def action() -> Done:
+        (info,) = await client.create_streams([spec])
+        return Done(_path(info), (f"created {_titled(info)}",))
+
+    return await act(request, fields, action)
+
+
+async def ask_update(request: Request) -> Response:
+    """Show the form with what a stream has; with changes, what they mean."""
+    site, query = Site.of(request), request.query_params
+    client = await site.client(request)
+    info = await _find(client, request)
+    form = StreamForm.read(query, StreamForm.of(info))
+    if "retention" not in query:
+        return _show_form(request, form, f"Change stream {info.label}", _path(info))
+    change = form.update(info)
+    missing = await client.explain_missing(change.replica_count or 1)
+    question = Question(
+        title=f"Change stream {_titled(info)}?",
+        facts=[*update_facts(info, change), *([missing] if missing else [])],
+        button="Change it",
+        back=_path(info),
+        carried=form.fields(),
+    )
+    return ask(request, question)
+
+
+async def update(request: Request) -> Response:
+    """Change a stream as the form says."""
+    site = Site.of(request)
+    fields = await site.form(request)
+    client = await site.client(request)
+
+    async def action() -> Done:
+        info = await _find(client, request)
+        change = StreamForm.read(fields, StreamForm.of(info)).update(info)
+        (changed,) = await client.update_streams([change])
+        return Done(_path(changed), (f"changed {_titled(changed)}",))
+
+    return await act(request, fields, action)
+
+
+async def ask_trim(request: Request) -> Response:
+    """Ask for the new first record; with one, show what that removes."""
+    site, text = Site.of(request), request.query_params.get("position", "").strip()
+    client = await site.client(request)
+    info = await _find(client, request)
+    at = await _reach(client, info)
+    if not text:
+        return site.page(
+            *(request, "stream_trim.html", f"Trim stream {info.label}"),
+            info=info,
+            path=_path(info),
+            at=at,
+        )
+    position, found = parse_position(text), None
+    if position.kind is PositionKind.TIME:
+        found = (await client.lookup_offsets({info.stream_id: position.number}))[info.stream_id]
+    offset = find_offset(position, at, found)
+    question = Question(
+        title=f"Trim stream {_titled(info)}?",
+        facts=trim_facts(at, offset),
+        button="Trim it",
+        back=_path(info),
+        carried={"offset": str(offset)},
+    )
+    return ask(request, question)
+
+
+async def trim(request: Request) -> Response:
+    """Remove the records below an offset."""
+    site = Site.of(request)
+    fields = await site.form(request)
+    offset = parse_count(fields.get("offset", ""))
+    client = await site.client(request)
+
+    async def action() -> Done:
+        info = await _find(client, request)
+        first = (await client.trim_streams({info.stream_id: offset}))[info.stream_id]
+        said = f"trimmed {_titled(info)}: its first record has offset {first.start_offset}"
+        return Done(_path(info), (said,))
+
+    return await act(request, fields, action)
+
+
+async def ask_deletion(request: Request) -> Response:
+    """Show what the deletion of a stream removes."""
+    site = Site.of(request)
+    client = await site.client(request)
+    info = await _find(client, request)
+    samples = await site.samples(request)
+    lags = samples.lags[-1].records if samples.lags else {}
+    groups = sorted(group for group, stream_id in lags if stream_id == info.stream_id)
+    question = Question(
+        title=f"Delete stream {_titled(info)}?",
+        facts=deletion_facts(info, await _reach(client, info), groups),
+        button="Delete it",
+        back=_path(info),
+        typed=info.label,
+    )
+    return ask(request, question)
+
+
+async def delete(request: Request) -> Response:
+    """Delete a stream, whose name was typed."""
+    site = Site.of(request)
+    fields = await site.form(request)
+    client = await site.client(request)
+    stream_id = request.path_params["stream"]
+
+    async def action() -> Done:
+        info = await _find(client, request)
+        check_typed(info.label, fields.get("typed", ""))
+        await client.delete_streams([stream_id])
+        return Done("/streams", (f"deleted {_titled(info)}",))
+
+    return await act(request, fields, action)
+
+
+def _show_form(request: Request, form: StreamForm, title: str, back: str) -> Response:
+    return Site.of(request).page(
+        *(request, "stream_form.html", title), form=form, path=request.url.path, back=back
+    )
+
+
+async def _find(client: AsyncClient, request: Request) -> StreamInfo:
+    """Return the stream of a request. Raises NotFoundError."""
+    return (await client.describe_streams([request.path_params["stream"]]))[0]
+
+
+async def _reach(client: AsyncClient, info: StreamInfo) -> Reach:
+    wanted = {info.stream_id: None}
+    return (await client.reach(wanted, timeout_ms=_ANSWER_MS, spared={}))[info.stream_id]
+
+
+def _path(info: StreamInfo) -> str:
+    return f"/streams/{info.stream_id}"
+
+
+def _titled(info: StreamInfo) -> str:
+    return f"{info.label} (id {info.stream_id})"
+
+
+_CREATION: Final = "/streams/new"
+_STREAM: Final = "/streams/{stream:int}"
+ROUTES: Final = (
+    Route(_CREATION, ask_creation, methods=["GET"]),
+    Route(_CREATION, create, methods=["POST"]),
+    Route(_STREAM + "/change", ask_update, methods=["GET"]),
+    Route(_STREAM + "/change", update, methods=["POST"]),
+    Route(_STREAM + "/trim", ask_trim, methods=["GET"]),
+    Route(_STREAM + "/trim", trim, methods=["POST"]),
+    Route(_STREAM + "/delete", ask_deletion, methods=["GET"]),
+    Route(_STREAM + "/delete", delete, methods=["POST"]),
+)

@@ -1,0 +1,196 @@
+"""Actions on streams: what their forms mean, and what a question says before one is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final, TypeVar
+
+from sbp_core.client import Reach, StreamInfo, StreamSpec, StreamUpdate
+from sbp_core.errors import ConfigurationError
+from sbp_core.quantities import (
+    is_offset,
+    parse_duration_ms,
+    parse_size,
+    quoted,
+    show_duration,
+    show_size,
+)
+from sbp_core.wording import counted
+
+T = TypeVar("T")
+
+FOR_EVER: Final = "for ever"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """The texts of a form about a stream, as they are shown in its fields."""
+
+    name: str = ""
+    replicas: str = "1"
+    ack_count: str = ""
+    retention: str = "0"
+    retention_size: str = "0"
+
+    @classmethod
+    def of(cls, info: StreamInfo) -> StreamForm:
+        """Return the form with what a stream has now."""
+        return cls(
+            info.name or "",
+            str(info.replica_count),
+            str(info.ack_count) if info.ack_count else "",
+            show_duration(info.retention_period_ms) if info.retention_period_ms else "0",
+            show_size(info.retention_bytes) if info.retention_bytes else "0",
+        )
+
+    @classmethod
+    def read(cls, fields: Mapping[str, str], default: StreamForm) -> StreamForm:
+        """Return the form as it was sent; what it lacks is as in `default`."""
+        return cls(*(fields.get(name, text).strip() for name, text in default.fields().items()))
+
+    def fields(self) -> dict[str, str]:
+        """Return the texts by the names of the fields, as `read` gets them."""
+        return asdict(self)
+
+    def spec(self) -> StreamSpec:
+        """Return the stream to create. Raises ConfigurationError with all faults."""
+        return StreamSpec(**self.numbers(), name=self._checked_name())
+
+    def update(self, info: StreamInfo) -> StreamUpdate:
+        """Return the change of a stream. Raises ConfigurationError, also if nothing changes."""
+        values, now = self.numbers(), StreamForm.of(info).numbers()
+        if not values["ack_count"] and info.ack_count:
+            values["ack_count"] = values["replica_count"] // 2 + 1
+        change = StreamUpdate(
+            info.stream_id,
+            name=self._checked_name() if self.name != (info.name or "") else None,
+            **{name: value for name, value in values.items() if value != now[name]},
+        )
+        if change == StreamUpdate(info.stream_id):
+            raise ConfigurationError("nothing to change: the form has what the stream has")
+        return change
+
+    def numbers(self) -> dict[str, int]:
+        """Return what the fields but the name mean, by the names of StreamSpec.
+
+        Raises ConfigurationError with all faults.
+        """
+        faults: list[str] = []
+
+        def read(title: str, text: str, parse: Callable[[str], int]) -> int:
+            try:
+                return parse(text)
+            except ConfigurationError as error:
+                faults.append(f"{title}: {error}")
+                return 0
+
+        values = {
+            "replica_count": read("replicas", self.replicas, _parse_positive),
+            "ack_count": read("acknowledged by", self.ack_count or "0", parse_count),
+            "retention_period_ms": read("retention", self.retention, parse_duration_ms),
+            "retention_bytes": read("retention size", self.retention_size, parse_size),
+        }
+        if faults:
+            raise ConfigurationError("; ".join(faults))
+        return values
+
+    def _checked_name(self) -> str:
+        if not self.name:
+            raise ConfigurationError("the stream needs a name")
+        if self.name.isdigit():
+            raise ConfigurationError(
+                f"stream name {self.name!r} has only digits and would be taken for an id; choose"
+                " another"
+            )
+        return self.name
+
+
+def creation_facts(spec: StreamSpec) -> list[str]:
+    """Return what a stream will be, a sentence each."""
+    acks = f", acknowledged by {spec.ack_count}" if spec.ack_count else ""
+    return [
+        f"Stream {spec.name} is created.",
+        f"Each record has {counted(spec.replica_count, 'replica')}{acks}.",
+        f"Records are kept: {kept_text(spec.retention_period_ms, spec.retention_bytes)}.",
+    ]
+
+
+def update_facts(info: StreamInfo, change: StreamUpdate) -> list[str]:
+    """Return what a change of a stream means, a sentence each."""
+    facts = []
+    if change.name is not None:
+        facts.append(
+            f"Its name is {change.name}: who uses the name {info.label} no longer finds it."
+        )
+    if change.replica_count is not None or change.ack_count is not None:
+        count = change.replica_count or info.replica_count
+        acks = f", acknowledged by {change.ack_count}" if change.ack_count else ""
+        facts.append(
+            f"Records appended from now on have {counted(count, 'replica')}{acks}: the stream goes"
+            " on in a new range."
+        )
+    period_ms, size_bytes = change.retention_period_ms, change.retention_bytes
+    if period_ms is not None or size_bytes is not None:
+        kept_ms = info.retention_period_ms if period_ms is None else period_ms
+        kept_bytes = info.retention_bytes if size_bytes is None else size_bytes
+        facts.append(
+            f"Records are kept: {kept_text(kept_ms, kept_bytes)}; now it is"
+            f" {kept_text(info.retention_period_ms, info.retention_bytes)}."
+        )
+        if _is_less(kept_ms, info.retention_period_ms) or _is_less(
+            kept_bytes, info.retention_bytes
+        ):
+            facts.append("Records that are beyond the new limit are removed permanently.")
+    return facts
+
+
+def trim_facts(at: Reach, offset: int) -> list[str]:
+    """Return what a trim removes, a sentence each. Raises ConfigurationError if it is nothing."""
+    if offset <= at.start_offset:
+        raise ConfigurationError(
+            f"nothing to trim: the first record of the stream has offset {at.start_offset}"
+        )
+    removed = counted(offset - at.start_offset, "record")
+    return [
+        f"{removed} below offset {offset} removed permanently.",
+        "Readers below it get an error with the new start of the stream.",
+    ]
+
+
+def deletion_facts(info: StreamInfo, at: Reach, groups: Sequence[str]) -> list[str]:
+    """Return what a deletion removes, a sentence each; `groups` have cursors in the stream."""
+    held = counted(at.readable_end - at.start_offset, "record")
+    least = "" if at.next_offset is not None else "at least "
+    facts = [f"Stream {info.label} and its records, {least}{held}, removed permanently."]
+    if groups:
+        facts.append(f"Cursors in it are lost: of {', '.join(groups)}.")
+    return facts
+
+
+def kept_text(period_ms: int, size_bytes: int) -> str:
+    """Return how long, and how much of, a stream is kept."""
+    parts = []
+    if period_ms:
+        parts.append(show_duration(period_ms))
+    if size_bytes:
+        parts.append(show_size(size_bytes))
+    return ", ".join(parts) or FOR_EVER
+
+
+def parse_count(text: str) -> int:
+    """Return a whole number, 0 or more. Raises ConfigurationError."""
+    if not is_offset(text):
+        raise ConfigurationError(f"{quoted(text)} is not a whole number, 0 or more")
+    return int(text)
+
+
+def _parse_positive(text: str) -> int:
+    if not is_offset(text) or not int(text):
+        raise ConfigurationError(f"{quoted(text)} is not a whole number, 1 or more")
+    return int(text)
+
+
+def _is_less(limit: int, limit_now: int) -> bool:
+    """Whether a retention keeps less than before; 0 is no limit."""
+    return limit != 0 and (limit_now == 0 or limit < limit_now)
