@@ -12,6 +12,7 @@ most.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -198,7 +199,9 @@ class _Sampling:
         self.samples.note(Ends.of(time.time_ns() / 1_000_000, ends))
         if self._clock() - self._lags_at >= HISTORY_SECONDS:
             self._lags_at = self._clock()
-            await self._find_lags(starts, ends)
+            self._revision = None  # rights may have changed, which it does not count
+            with contextlib.suppress(PermissionDeniedError):
+                await self._find_lags(starts, ends)
             self.samples.stuck_txns = await self._count_stuck()
 
     async def _find_streams(self) -> None:
@@ -218,7 +221,7 @@ class _Sampling:
             starts = {each.stream_id: each.start_offset for each in found}
             return starts, {each.stream_id: each.next_offset for each in found}
         except (SbpError, TimeoutError):  # a server is down, or a stream was just deleted
-            self._view = None
+            self._view = self._revision = None
             infos = await self._client.find_streams(stream_ids)
             positions = dict.fromkeys(each.stream_id for each in infos)
             reach = await self._client.reach(positions, timeout_ms=_REACH_MS, spared={})

@@ -1,0 +1,163 @@
+"""The records of a stream: a table of them, as they come, as a file, and one in full."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sbp_core.client import AsyncClient, Reach, StreamInfo
+from sbp_core.client.stream_position import PositionKind, find_offset, parse_position
+from sbp_core.errors import ConfigurationError, NotFoundError, OffsetOutOfRangeError
+from sbp_core.web.console.records_reading import Found, RecordFilter, Search
+from sbp_core.web.console.records_view import FORMATS, describe_record, make_table
+from sbp_core.web.console.site import Site
+from sbp_core.web.console.stream import REACH_MS, find_reach, find_stream
+from sbp_core.web.console.tables import link_to, parse_count
+
+_COUNT: Final = 50
+_COUNT_MAX: Final = 1_000
+_LIVE_SEARCHED: Final = 5_000
+"""Records that a live page with a filter searches, at the end of the stream."""
+
+
+async def show_records(request: Request) -> Response:
+    """Show records from a position on, or the newest ones as they come."""
+    site = Site.of(request)
+    client = await site.client(request)
+    info = await find_stream(client, request)
+    at = await find_reach(client, info.stream_id)
+    asked = _Asked.of(request.query_params)
+    failure, found, status = "", Found(at.start_offset, at.start_offset), 200
+    try:
+        found = await asked.search(client, info, at)
+    except (ConfigurationError, OffsetOutOfRangeError) as error:
+        failure, status = str(error), 400
+    query, path = request.query_params, request.url.path
+    before = max(found.start - asked.count, at.start_offset)
+    return site.page(
+        *(request, "records.html", f"Records of {info.label}"),
+        status=status,
+        stream=info,
+        asked=asked,
+        at=at,
+        failure=failure,
+        found=found,
+        table=make_table(found, newest_first=asked.is_live),
+        exports=[
+            (each.name, link_to(f"{path}/export.{end}", query, live=None, **_frozen(found)))
+            for end, each in FORMATS.items()
+        ],
+        earlier=link_to(path, query, **{"from": str(before)}, live=None)
+        if found.start > at.start_offset
+        else None,
+        later=link_to(path, query, **{"from": str(found.end)}, live=None)
+        if found.end < at.readable_end
+        else None,
+    )
+
+
+async def export(request: Request) -> Response:
+    """Return the records of a page as a file."""
+    client = await Site.of(request).client(request)
+    info = await find_stream(client, request)
+    end = request.path_params["end"]
+    if end not in FORMATS:
+        raise NotFoundError.of(f"there is no export {end!a}: ask for {', '.join(FORMATS)}")
+    at = await find_reach(client, info.stream_id)
+    found = await _Asked.of(request.query_params).search(client, info, at)
+    try:
+        content = await asyncio.to_thread(FORMATS[end].write, found)
+    except ValueError as error:  # of Arrow
+        raise ConfigurationError(
+            f"the records do not fit into one table: {error}; export them as JSON lines"
+        ) from error
+    name = quote(f"{info.label}-{found.start}-{found.end}.{end}", safe="")
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+    return Response(content, headers=headers, media_type=FORMATS[end].media_type)
+
+
+async def show_record(request: Request) -> Response:
+    """Show one record in full."""
+    site = Site.of(request)
+    client = await site.client(request)
+    info = await find_stream(client, request)
+    offset: int = request.path_params["offset"]
+    at = await find_reach(client, info.stream_id)
+    asked = _Asked(str(offset), 1, RecordFilter(), is_live=False)
+    found = await asked.search(client, info, at)
+    if not found.records:
+        raise NotFoundError.of(
+            f"stream {info.label} has no record at offset {offset}"
+            f"{': ' if found.faults else ''}{'; '.join(found.faults)}"
+        )
+    return site.page(
+        *(request, "record.html", f"Record {offset} of {info.label}"),
+        stream=info,
+        offset=offset,
+        fields=describe_record(found.records[0]),
+        is_typed="columns" in found.records[0],
+        previous=offset - 1 if offset > at.start_offset else None,
+        next=offset + 1 if offset + 1 < at.readable_end else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The records that an address asks for: a position, their number, and a filter."""
+
+    start: str
+    count: int
+    wanted: RecordFilter
+    is_live: bool
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> _Asked:
+        """Read the query of an address; a number that is wrong counts as left out."""
+        count = min(max(parse_count(query.get("count", "")) or _COUNT, 1), _COUNT_MAX)
+        wanted = RecordFilter(
+            *(query.get(each, "").strip() for each in ("text", "key", "header", "column"))
+        )
+        is_live = "live" in query
+        start = query.get("from", "").strip()
+        return cls(start if start and not is_live else f"-{count}", count, wanted, is_live)
+
+    async def search(self, client: AsyncClient, info: StreamInfo, at: Reach) -> Found:
+        """Return the records. Raises ConfigurationError for a position that is none."""
+        end = at.readable_end
+        if self.is_live and not self.wanted.is_empty:
+            start = max(end - _LIVE_SEARCHED, at.start_offset)
+        else:
+            start = await self._find_start(client, at)
+        stop = min(start + self.count, end) if self.wanted.is_empty else end
+        return await Search(info, (start, stop), self.wanted, self.count).run(client)
+
+    async def _find_start(self, client: AsyncClient, at: Reach) -> int:
+        position = parse_position(self.start)
+        by_time = None
+        if position.kind is PositionKind.TIME:
+            found = await client.lookup_offsets(
+                {at.stream_id: position.number}, timeout_ms=REACH_MS
+            )
+            by_time = found.get(at.stream_id)
+        # A stream whose end is not known is shown up to where that is.
+        known = replace(at, next_offset=at.readable_end)
+        return find_offset(position, known, by_time)
+
+
+def _frozen(found: Found) -> dict[str, str]:
+    """Return the part of an address that asks for these records again, also when more follow."""
+    return {"from": str(found.start), "count": str(max(len(found.records), 1))}
+
+
+ROUTES: Final = (
+    Route("/streams/{stream}/records", show_records, methods=["GET"]),
+    Route("/streams/{stream}/records/export.{end}", export, methods=["GET"]),
+    Route("/streams/{stream}/records/{offset:int}", show_record, methods=["GET"]),
+)

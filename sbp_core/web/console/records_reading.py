@@ -1,0 +1,200 @@
+"""Reading the records of a page: from an offset on, those that fit a filter, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from sbp_core import limits
+from sbp_core.client import AsyncClient, FetchItem, StreamInfo
+from sbp_core.errors import DamagedBatchError, SbpError
+from sbp_core.records import split_envelopes
+from sbp_core.records.stream_decoder import Records, StreamDecoder
+
+SEARCH_SECONDS: Final = 5.0
+SEARCH_BYTES_MAX: Final = 64 * limits.MIB
+"""A search ends after this time, or this much of the stream; its page has a link to go on."""
+_WAIT_MS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFilter:
+    """Conditions on a record, all of which have to hold; an empty one holds for every record.
+
+    `text` is anywhere in its values, in any case. `key` is the whole key of a plain record.
+    `header` and `column` are a name, which has to be there and not null, or name=value; the name of
+    a column may be a path such as `address.city`.
+    """
+
+    text: str = ""
+    key: str = ""
+    header: str = ""
+    column: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every record fits."""
+        return not (self.text or self.key or self.header or self.column)
+
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Return whether a record fits, as `Records.describe` yields it."""
+        columns = record.get("columns")
+        if self.key and (columns is not None or _plain(record["key"]) != self.key):
+            return False
+        if self.header and not _has_header(record.get("headers"), self.header):
+            return False
+        if self.column and not _has_column(columns, self.column):
+            return False
+        if not self.text:
+            return True
+        parts = [record[each] for each in ("key", "value", "headers") if each in record]
+        shown = json.dumps(parts if columns is None else columns, ensure_ascii=False)
+        return self.text.lower() in shown.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Records that fit, of one batch: as objects of JSON, and as rows of Arrow."""
+
+    records: tuple[dict[str, Any], ...]
+    rows: pa.RecordBatch
+
+
+@dataclass(slots=True)
+class Found:
+    """The outcome of a search: `pieces` of the offsets [start, end).
+
+    `faults` are batches that cannot be decoded; the search goes on behind them.
+    """
+
+    start: int
+    end: int
+    pieces: list[Piece] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The records that fit, in the order of their offsets."""
+        return [record for piece in self.pieces for record in piece.records]
+
+
+class Search:
+    """A search in the span of offsets [start, end) for records that fit, `count_max` at most."""
+
+    def __init__(
+        self, info: StreamInfo, span: tuple[int, int], wanted: RecordFilter, count_max: int
+    ) -> None:
+        self._info = info
+        self._span = span
+        self._wanted = wanted
+        self._left = count_max
+        self._decoder = StreamDecoder(info.stream_id, *span)
+        self._found = Found(span[0], span[0])
+
+    async def run(self, client: AsyncClient) -> Found:
+        """Return what is found within the bounds of a search.
+
+        Raises SbpError if nothing can be read; where something was, the result has the error.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + SEARCH_SECONDS
+        read_bytes = 0
+        while self._left and not self._decoder.is_done:
+            if read_bytes >= SEARCH_BYTES_MAX or loop.time() > give_up_at:
+                break
+            try:
+                payload = await self._fetch(client)
+            except SbpError as error:
+                if self._found.end == self._span[0]:
+                    raise
+                self._found.faults.append(str(error))
+                break
+            if not payload:
+                break
+            read_bytes += len(payload)
+            await asyncio.to_thread(self._decode, payload)
+        return self._found
+
+    async def _fetch(self, client: AsyncClient) -> memoryview:
+        """Return the next batches, whose schemas the decoder knows."""
+        stream_id, offset = self._info.stream_id, self._decoder.next_offset
+        item = FetchItem(stream_id, offset, self._span[1], limits.FETCH_BATCH_BYTES_DEFAULT)
+        (outcome,) = [each async for each in client.fetch([item], max_wait_ms=_WAIT_MS)]
+        if outcome.error is not None:
+            raise outcome.error
+        if any(map(self._decoder.lacks_schema, split_envelopes(outcome.payload))):
+            versions = await client.describe_schemas([stream_id])
+            self._decoder.learn(each.schema for each in versions[stream_id])
+        return outcome.payload
+
+    def _decode(self, payload: memoryview) -> None:
+        """Add the records of batches that fit."""
+        for envelope in split_envelopes(payload):
+            if self._decoder.is_done or not self._left:
+                break
+            try:
+                decoded = self._decoder.decode(envelope)
+            except DamagedBatchError as error:
+                self._found.faults.append(str(error))
+                self._found.end = self._decoder.next_offset = error.end_offset
+                continue
+            label = self._info.label
+            piece, self._found.end = _choose(decoded, self._wanted, self._left, label)
+            if piece.records:
+                self._found.pieces.append(piece)
+                self._left -= len(piece.records)
+
+
+def _choose(
+    decoded: Records, wanted: RecordFilter, count_max: int, label: str
+) -> tuple[Piece, int]:
+    """Return the first records that fit, and the offset behind the last one that was looked at."""
+    records, indexes = [], []
+    for index, record in enumerate(decoded.describe(label)):
+        if wanted.fits(record):
+            records.append(record)
+            indexes.append(index)
+            if len(records) == count_max:
+                break
+    looked_at = indexes[-1] + 1 if len(records) == count_max else decoded.rows.num_rows
+    rows = decoded.rows.take(pa.array(indexes, pa.int64()))
+    return Piece(tuple(records), rows), decoded.base_offset + looked_at
+
+
+def _has_header(headers: Sequence[tuple[str, Any]] | None, condition: str) -> bool:
+    name, has_value, value = condition.partition("=")
+    return any(
+        each == name and (not has_value or _plain(content) == value)
+        for each, content in headers or ()
+    )
+
+
+def _has_column(columns: Mapping[str, Any] | None, condition: str) -> bool:
+    name, has_value, value = condition.partition("=")
+    return any(
+        _plain(found) == value if has_value else found is not None
+        for found in _columns(columns, name)
+    )
+
+
+def _columns(columns: Any, name: str) -> Iterator[Any]:
+    """Yield the value of a column of this name, or of the part of a struct at this path."""
+    if not isinstance(columns, Mapping):
+        return
+    if name in columns:
+        yield columns[name]
+    outer, dot, rest = name.partition(".")
+    if dot and outer in columns:
+        yield from _columns(columns[outer], rest)
+
+
+def _plain(value: Any) -> str | None:
+    """Return a value as a condition writes it: text as it is, others as JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
