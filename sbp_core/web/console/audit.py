@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sbp_core import limits
 from sbp_core.access.rights import AUDIT_STREAM
-from sbp_core.client import AsyncClient, FetchItem
+from sbp_core.client import AsyncClient, StreamInfo
+from sbp_core.errors import DeadlineExceededError
 from sbp_core.quantities import parse_timestamp
-from sbp_core.records import decode_batch, split_envelopes
-from sbp_core.web.console.audit_view import OUTCOMES, AuditPage, EventFilter, Search
+from sbp_core.web.console.audit_view import OUTCOMES, AuditPage, EventFilter, EventSearch
+from sbp_core.web.console.records_reading import RecordFilter, Search
 from sbp_core.web.console.site import Site
 from sbp_core.web.console.tables import link_to, parse_count
 
@@ -31,22 +31,22 @@ async def show(request: Request) -> Response:
     found = await client.find_streams([AUDIT_STREAM])
     if not found:
         return site.page(request, "audit_off.html", "Audit")
-    stream_id = found[0].stream_id
-    first, end = await _find_bounds(client, stream_id, query.get("from", ""), query.get("to", ""))
-    before = parse_count(query.get("before", ""))
-    wanted = EventFilter(*(query.get(name, "").strip() for name in ("identity", "operation")))
-    outcome = query.get("outcome", "")
-    search = Search(
-        EventFilter(wanted.identity, wanted.operation, outcome if outcome in OUTCOMES else ""),
-        first,
-        end if before is None else min(before, end),
+    info = found[0]
+    first, end = await _find_bounds(
+        client, info.stream_id, query.get("from", ""), query.get("to", "")
     )
-    page = await _search(client, stream_id, search)
+    before = parse_count(query.get("before", ""))
+    wanted = EventFilter(
+        *(query.get(name, "").strip() for name in ("identity", "operation", "outcome"))
+    )
+    search = EventSearch(wanted, first, end if before is None else min(before, end))
+    page, faults = await _read(client, info, search)
     older = None if page.next_end is None else link_to(_PATH, query, before=str(page.next_end))
     newest = link_to(_PATH, query, before=None) if before is not None else None
     return site.page(
         *(request, "audit.html", "Audit"),
         found=page,
+        faults=faults,
         outcomes=OUTCOMES,
         older=older,
         newest=newest,
@@ -54,10 +54,21 @@ async def show(request: Request) -> Response:
     )
 
 
-async def _search(client: AsyncClient, stream_id: int, search: Search) -> AuditPage:
+async def _read(
+    client: AsyncClient, info: StreamInfo, search: EventSearch
+) -> tuple[AuditPage, list[str]]:
+    """Return the page of a search, and which records cannot be decoded. Raises SbpError."""
+    faults: list[str] = []
     while (block := search.maybe_block(_BLOCK_RECORDS)) is not None:
-        search.add(block[0], await _read_values(client, stream_id, *block))
-    return search.page()
+        start, end = block
+        found = await Search(info, block, RecordFilter(), end - start).run(client)
+        if found.end < end:
+            raise DeadlineExceededError(
+                f"the events from offset {found.end} to {end} cannot be read now"
+            )
+        faults += found.faults
+        search.add(start, [(each["offset"], each.get("value")) for each in found.records])
+    return search.page(), faults
 
 
 async def _find_bounds(
@@ -77,24 +88,6 @@ async def _find_bounds(
 
     first = await offset_at(since, reach.start_offset)
     return first, min(await offset_at(until, reach.readable_end), reach.readable_end)
-
-
-async def _read_values(
-    client: AsyncClient, stream_id: int, start: int, end: int
-) -> list[bytes | None]:
-    """Return the values of the records from `start` to `end`, exclusive. Raises SbpError."""
-    values: list[bytes | None] = []
-    at = start
-    while at < end:
-        item = FetchItem(stream_id, at, end, limits.BATCH_TARGET_BYTES)
-        (outcome,) = [each async for each in client.fetch([item], max_wait_ms=_WAIT_MS)]
-        if outcome.error is not None:
-            raise outcome.error
-        for envelope in split_envelopes(outcome.payload):
-            column = decode_batch(envelope).column("value")
-            values += column.slice(at - envelope.base_offset, end - at).to_pylist()
-            at = min(envelope.base_offset + len(column), end)
-    return values
 
 
 ROUTES: Final = (Route(_PATH, show, methods=["GET"]),)

@@ -44,7 +44,7 @@ class AuditEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """What events have to have: parts of the identity and the operation, and the outcome."""
+    """Parts of the identity and of the operation that events have, and their outcome."""
 
     identity: str = ""
     operation: str = ""
@@ -72,7 +72,7 @@ class AuditPage:
     next_end: int | None
 
 
-class Search:
+class EventSearch:
     """Collects the events of a page from records, in blocks from the newest to the oldest.
 
     `first` is the oldest record that may be looked at, `end` the one behind the newest.
@@ -91,14 +91,14 @@ class Search:
             return None
         return max(self._at - record_count, self._first), self._at
 
-    def add(self, start: int, values: Sequence[bytes | None]) -> None:
-        """Look at the records from offset `start` on, which are before those added earlier."""
-        for offset, value in reversed(list(enumerate(values, start))):
+    def add(self, start: int, records: Sequence[tuple[int, object]]) -> None:
+        """Look at the records of a block from offset `start` on, as (offset, value)."""
+        for offset, value in reversed(records):
             event = parse_event(offset, value)
-            self._at = offset
             if self._wanted.accepts(event):
                 self._events.append(event)
                 if len(self._events) >= ROWS_MAX:
+                    self._at = offset
                     return
         self._at = start
 
@@ -108,16 +108,14 @@ class Search:
         return AuditPage(tuple(self._events), self._at, self._end, next_end)
 
 
-def parse_event(offset: int, value: bytes | None) -> AuditEvent:
-    """Return the event of a record; one without an operation if it is no event."""
+def parse_event(offset: int, value: object) -> AuditEvent:
+    """Return the event of a record whose value is JSON; one without an operation if it is none."""
     try:
-        found = json.loads(value or b"")
+        found = json.loads(value) if isinstance(value, str) else None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        text = (value or b"").decode("utf-8", errors="backslashreplace")
-        return AuditEvent(offset, details=(("record", text),))
-
+        return AuditEvent(offset, details=(("record", _shown(value)),))
     texts = {name: _shown(each) for name, each in found.items() if name in _COLUMNS}
     others = [(name, _shown(each)) for name, each in found.items() if name not in _COLUMNS]
     return AuditEvent(offset, details=tuple(others), **texts)
