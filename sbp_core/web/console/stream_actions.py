@@ -8,10 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sbp_core.client import AsyncClient, Reach, StreamInfo
+from sbp_core.client import StreamInfo
 from sbp_core.client.stream_position import PositionKind, find_offset, parse_position
 from sbp_core.web.console.actions import Question, act, ask
 from sbp_core.web.console.site import Site
+from sbp_core.web.console.stream import find_reach, find_stream
 from sbp_core.web.console.stream_actions_view import (
     StreamForm,
     creation_facts,
@@ -21,9 +22,6 @@ from sbp_core.web.console.stream_actions_view import (
     update_facts,
 )
 from sbp_core.web.console.submissions import Done, check_typed
-
-_ANSWER_MS: Final = 3_000
-"""How long range servers are waited for, to show what is known without them."""
 
 
 async def ask_creation(request: Request) -> Response:
@@ -63,7 +61,7 @@ async def ask_update(request: Request) -> Response:
     """Show the form with what a stream has; with changes, what they mean."""
     site, query = Site.of(request), request.query_params
     client = await site.client(request)
-    info = await _find(client, request)
+    info = await find_stream(client, request)
     form = StreamForm.read(query, StreamForm.of(info))
     if "retention" not in query:
         return _show_form(request, form, f"Change stream {info.label}", _path(info))
@@ -86,7 +84,7 @@ async def update(request: Request) -> Response:
     client = await site.client(request)
 
     async def action() -> Done:
-        info = await _find(client, request)
+        info = await find_stream(client, request)
         change = StreamForm.read(fields, StreamForm.of(info)).update(info)
         (changed,) = await client.update_streams([change])
         return Done(_path(changed), (f"changed {_titled(changed)}",))
@@ -98,8 +96,8 @@ async def ask_trim(request: Request) -> Response:
     """Ask for the new first record; with one, show what that removes."""
     site, text = Site.of(request), request.query_params.get("position", "").strip()
     client = await site.client(request)
-    info = await _find(client, request)
-    at = await _reach(client, info)
+    info = await find_stream(client, request)
+    at = await find_reach(client, info.stream_id)
     if not text:
         return site.page(
             *(request, "stream_trim.html", f"Trim stream {info.label}"),
@@ -129,7 +127,7 @@ async def trim(request: Request) -> Response:
     client = await site.client(request)
 
     async def action() -> Done:
-        info = await _find(client, request)
+        info = await find_stream(client, request)
         first = (await client.trim_streams({info.stream_id: offset}))[info.stream_id]
         said = f"trimmed {_titled(info)}: its first record has offset {first.start_offset}"
         return Done(_path(info), (said,))
@@ -141,13 +139,13 @@ async def ask_deletion(request: Request) -> Response:
     """Show what the deletion of a stream removes."""
     site = Site.of(request)
     client = await site.client(request)
-    info = await _find(client, request)
+    info = await find_stream(client, request)
     samples = await site.samples(request)
     lags = samples.lags[-1].records if samples.lags else {}
     groups = sorted(group for group, stream_id in lags if stream_id == info.stream_id)
     question = Question(
         title=f"Delete stream {_titled(info)}?",
-        facts=deletion_facts(info, await _reach(client, info), groups),
+        facts=deletion_facts(info, await find_reach(client, info.stream_id), groups),
         button="Delete it",
         back=_path(info),
         typed=info.label,
@@ -160,12 +158,11 @@ async def delete(request: Request) -> Response:
     site = Site.of(request)
     fields = await site.form(request)
     client = await site.client(request)
-    stream_id = request.path_params["stream"]
 
     async def action() -> Done:
-        info = await _find(client, request)
+        info = await find_stream(client, request)
         check_typed(info.label, fields.get("typed", ""))
-        await client.delete_streams([stream_id])
+        await client.delete_streams([info.stream_id])
         return Done("/streams", (f"deleted {_titled(info)}",))
 
     return await act(request, fields, action)
@@ -177,16 +174,6 @@ def _show_form(request: Request, form: StreamForm, title: str, back: str) -> Res
     )
 
 
-async def _find(client: AsyncClient, request: Request) -> StreamInfo:
-    """Return the stream of a request. Raises NotFoundError."""
-    return (await client.describe_streams([request.path_params["stream"]]))[0]
-
-
-async def _reach(client: AsyncClient, info: StreamInfo) -> Reach:
-    wanted = {info.stream_id: None}
-    return (await client.reach(wanted, timeout_ms=_ANSWER_MS, spared={}))[info.stream_id]
-
-
 def _path(info: StreamInfo) -> str:
     return f"/streams/{info.stream_id}"
 
@@ -196,7 +183,7 @@ def _titled(info: StreamInfo) -> str:
 
 
 _CREATION: Final = "/streams/new"
-_STREAM: Final = "/streams/{stream:int}"
+_STREAM: Final = "/streams/{stream}"
 ROUTES: Final = (
     Route(_CREATION, ask_creation, methods=["GET"]),
     Route(_CREATION, create, methods=["POST"]),
