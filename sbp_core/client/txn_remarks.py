@@ -1,4 +1,4 @@
-"""What the state of a transaction means, what to do about it, and what giving it up has lost."""
+"""Remarks on transactions: what to do about each state, and what giving one up has lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reset of a group's cursors shows before it is done, and what stops it."""
+"""A reset of a group's cursors: its preview, and what stops it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from sbp_core.web.console.tables import link_to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the page before an action says and asks.
+    """The content of the page before an action.
 
     `facts` are what will happen, a sentence each; `button` is the verb, None if nothing can be
     done. `carried` are the values that the POST gets back; it goes to the path of the question.

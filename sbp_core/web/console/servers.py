@@ -56,7 +56,7 @@ async def ask_cancel(request: Request) -> Response:
     server = await _find(client, request)
     question = Question(
         title=f"Cancel the drain of range server {server.server_id} at {server.endpoint}?",
-        facts=["It can be given ranges again.", "What has moved does not come back by itself."],
+        facts=["It can be given ranges again.", "Ranges that have moved do not come back."],
         button="Cancel the drain",
         back=_PATH,
     )
