@@ -71,8 +71,11 @@ _APP_NAMES: Final[Mapping[str, str]] = {
     "AsyncClient": "Client",
     "AsyncConnection": "Connection",
     "AsyncConsumer": "Consumer",
+    "AsyncDelivery": "Delivery",
+    "AsyncGate": "Gate",
     "AsyncGenerator": "Generator",
     "AsyncIterator": "Iterator",
+    "AsyncProducer": "Producer",
     "AsyncWholeSelection": "WholeSelection",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
@@ -101,7 +104,6 @@ TWINS: Final = (
         "connection.py",
         {
             **_APP_IMPORTS,
-            "`async with`": "`with`",
             "The tasks of one loop may share it": "Threads may share it",
             "each consumer is for one task": "each consumer is for one thread",
         },
@@ -115,6 +117,7 @@ TWINS: Final = (
             "For one task.": "For one thread.",
         },
     ),
+    _app("producer.py", {"The tasks of one loop may share it.": "Threads may share it."}),
 )
 _LEFT: Final = re.compile(r"\b(?:await|\w*[aA]sync\w*|anext|aiter|aclos\w+|asend|__a[a-z]+__)\b")
 

@@ -1,20 +1,26 @@
 """The client for applications: streams by name, records in and out.
 
-`connect` gives a `Connection`, which makes consumers. It is written once, for asyncio, in `aio`;
-`blocking` is generated from that. Both are over `sbp_core.client`, which speaks the protocol; what
-they decide is in the modules beside them, without I/O.
+`connect` gives a `Connection`, which makes producers and consumers. They are written once, for
+asyncio, in `aio`; `blocking` is generated from that. Both are over `sbp_core.client`, which speaks
+the protocol; what they decide is in the modules beside them, without I/O.
 """
 
-from sbp_core.app.aio import AsyncConnection, AsyncConsumer
-from sbp_core.app.blocking import Connection, Consumer, connect
+from sbp_core.app.aio import AsyncConnection, AsyncConsumer, AsyncProducer
+from sbp_core.app.blocking import Connection, Consumer, Producer, connect
+from sbp_core.app.delivery import AsyncDelivery, Delivered, Delivery
 from sbp_core.app.record import Batch, Record
 
 __all__ = [
     "AsyncConnection",
     "AsyncConsumer",
+    "AsyncDelivery",
+    "AsyncProducer",
     "Batch",
     "Connection",
     "Consumer",
+    "Delivered",
+    "Delivery",
+    "Producer",
     "Record",
     "connect",
 ]

@@ -18,3 +18,19 @@ FETCH_WAIT_MS: Final = 500
 """How long a consumer waits for new records before it looks after other work."""
 END_WAIT_MS: Final = 10_000
 """How long a consumer waits for records before the end of a stream, which must be there."""
+
+BATCH_BYTES: Final = limits.BATCH_TARGET_BYTES
+"""Bytes of records after which a producer sends a record batch."""
+BATCH_RECORDS_MAX: Final = 65_536
+"""Records after which it does."""
+LINGER_MS: Final = 5
+"""How long a record waits for others at most, while nothing is on its way."""
+BUFFER_BYTES: Final = 32 * limits.MIB
+"""Bytes of records of one producer that are not acknowledged; `send` waits at this bound."""
+RECORD_OVERHEAD_BYTES: Final = 24
+"""Bytes of a record beside key, value and headers: offsets, and its time."""
+TAKE_BYTES: Final = limits.APPENDS_ON_WAY_BYTES
+"""Bytes of records that are encoded and handed to the appender at a time."""
+
+assert BATCH_BYTES <= TAKE_BYTES < BUFFER_BYTES
+assert BATCH_RECORDS_MAX <= limits.BATCH_RECORDS_MAX

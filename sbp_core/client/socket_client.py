@@ -27,7 +27,7 @@ from sbp_core.client.programs import (
 from sbp_core.client.programs import range_placement as placement
 from sbp_core.client.programs import stream_changes as changes
 from sbp_core.client.programs import txn_decisions as txns
-from sbp_core.client.programs.appending import Appender
+from sbp_core.client.programs.appending import Appender, OnAppended
 from sbp_core.client.programs.calls import Context, RetryPolicy
 from sbp_core.client.programs.numbering import Transaction, Writer
 from sbp_core.client.programs.program import Call, Program
@@ -457,15 +457,18 @@ class SocketClient:
         retry_unknown: bool = False,
         writer: Writer | None = None,
         transaction: Transaction | None = None,
+        on_appended: OnAppended | None = None,
     ) -> Appender:
         """Return an appender, which sends batches while earlier ones wait for their answers.
 
-        The keywords are those of `append`. All batches are appended once `finish` returns. With a
+        The keywords are those of `append`, and `on_appended`, which is called within the methods of
+        the appender with the number of a batch, from 0 on in the order in which they were given,
+        and its outcome. All batches are appended once `flush` or `finish` returns. With a
         `writer` or a `transaction`, several frames of one stream are sent at a time, else one. It
         cannot be used elsewhere before the appender is finished or closed.
         """
         kind = appending.AppendKind(retry_unknown, writer, transaction)
-        work = appending.GradualAppend(self._context, kind)
+        work = appending.GradualAppend(self._context, kind, on_appended)
         return Appender(work, BlockingRunner(self._pool).stream(work.program()))
 
     def fetch(

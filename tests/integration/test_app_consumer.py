@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -33,7 +34,7 @@ def sbp(cluster):
 
 @pytest.fixture
 def name(request):
-    return request.node.name.replace("[", "-").replace("]", "")
+    return re.sub(r"[^\w-]", "-", request.node.name)
 
 
 def append(sbp, name, *values, **columns):

@@ -120,6 +120,31 @@ def test_all_that_is_given_is_appended(start, server, numberer) -> None:
         assert not transaction.has_failed
 
 
+@pytest.mark.parametrize("numberer", ["writer", "nothing"])
+def test_each_outcome_is_reported_by_its_number(start, server, numberer) -> None:
+    kind = {"writer": Writer()} if numberer == "writer" else {}
+    found = {}
+    appending = start(server.endpoint, on_appended=found.__setitem__, **kind)
+    appending.do("append", items(b"a", b"b"))
+    appending.do("flush")
+    assert sorted(found) == [0, 1]
+    appending.do("append", items(b"c", stream_id=2))
+    appending.do("finish")
+    assert {number: each.stream_id for number, each in found.items()} == {0: 1, 1: 1, 2: 2}
+
+
+def test_what_was_appended_before_a_failure_is_reported(start, server) -> None:
+    server.script(Opcode.APPEND, append_handler(), append_handler(n0=StatusCode.INVALID_REQUEST))
+    found = {}
+    appending = start(server.endpoint, on_appended=found.__setitem__, writer=Writer())
+    appending.do("append", items(b"a"))
+    appending.do("flush")
+    appending.do("append", items(b"b"))
+    with pytest.raises(InvalidRequestError):
+        appending.do("flush")
+    assert list(found) == [0]
+
+
 def test_one_of_nothing_sends_no_request(start, server) -> None:
     start(server.endpoint, writer=Writer()).do("finish")
     assert server.requests == []

@@ -16,6 +16,7 @@ TWINS = [
     (Client, AsyncClient),
     (app.Connection, app.AsyncConnection),
     (app.Consumer, app.AsyncConsumer),
+    (app.Producer, app.AsyncProducer),
 ]
 METHODS = [
     (blocking, waiting, name)

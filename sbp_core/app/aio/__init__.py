@@ -2,5 +2,6 @@
 
 from sbp_core.app.aio.connection import AsyncConnection, connect
 from sbp_core.app.aio.consumer import AsyncConsumer
+from sbp_core.app.aio.producer import AsyncProducer
 
-__all__ = ["AsyncConnection", "AsyncConsumer", "connect"]
+__all__ = ["AsyncConnection", "AsyncConsumer", "AsyncProducer", "connect"]

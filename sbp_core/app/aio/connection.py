@@ -10,10 +10,12 @@ from sbp_core import limits
 from sbp_core.app import defaults
 from sbp_core.app.aio.assignment import AsyncAssignment
 from sbp_core.app.aio.consumer import AsyncConsumer
+from sbp_core.app.aio.producer import AsyncProducer, OnDelivery
+from sbp_core.app.outbox import Batching
 from sbp_core.app.positions import Start
 from sbp_core.client import AsyncClient, Connecting, Credentials, StreamInfo, StreamSpec, Tls
 from sbp_core.errors import AlreadyExistsError
-from sbp_core.records import StreamSchema
+from sbp_core.records import Compression, StreamSchema
 
 
 def connect(
@@ -23,7 +25,7 @@ def connect(
     tls: Tls | None = None,
     credentials: Credentials | None = None,
 ) -> AsyncConnection:
-    """Return a connection to the cluster at `endpoint`; use it with `async with`.
+    """Return a connection to the cluster at `endpoint`, a context manager that closes it.
 
     `endpoint` is the "host:port" of the placement driver, or several of one cluster, separated by
     commas. Nothing is sent before the first call, each of which has `timeout_ms` in which failures
@@ -34,7 +36,7 @@ def connect(
 
 
 class AsyncConnection:
-    """Producers, consumers and transactions over one client. Made by `connect`.
+    """Producers and consumers over one client. Made by `connect`.
 
     The tasks of one loop may share it; a producer too, but each consumer is for one task.
     `client` is the client below it, for everything that is not here.
@@ -42,7 +44,7 @@ class AsyncConnection:
 
     def __init__(self, client: AsyncClient) -> None:
         self.client = client
-        self._open: dict[AsyncConsumer, None] = {}
+        self._open: dict[AsyncConsumer | AsyncProducer, None] = {}
 
     async def create_stream(
         self,
@@ -115,6 +117,38 @@ class AsyncConnection:
         self._open[made] = None
         return made
 
+    def producer(
+        self,
+        stream: str,
+        *,
+        batch_bytes: int = defaults.BATCH_BYTES,
+        batch_records: int = defaults.BATCH_RECORDS_MAX,
+        linger_ms: float = defaults.LINGER_MS,
+        buffer_bytes: int = defaults.BUFFER_BYTES,
+        compression: Compression = "none",
+        timestamp_column: str | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> AsyncProducer:
+        """Return a producer of records of a stream, a context manager that closes it.
+
+        A record batch is sent with `batch_bytes` of records, or `batch_records` of them, or
+        `linger_ms` after its first record, if nothing is on its way then; 0 does not wait for
+        others. `buffer_bytes` may be unacknowledged before `send` waits. `timestamp_column` of a
+        typed stream has the times of its records. `on_delivery` is called with what became of each
+        batch, by the producer's worker: it must return soon. Raises ConfigurationError.
+        """
+        made = AsyncProducer(
+            self.client,
+            stream,
+            batching=Batching(batch_bytes, batch_records, linger_ms, buffer_bytes),
+            compression=compression,
+            timestamp_column=timestamp_column,
+            on_delivery=on_delivery,
+            on_close=self._forget,
+        )
+        self._open[made] = None
+        return made
+
     async def close(self) -> None:
         """Close what was made here, the newest first, then the connections. Idempotent."""
         try:
@@ -129,5 +163,5 @@ class AsyncConnection:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _forget(self, closed: AsyncConsumer) -> None:
+    def _forget(self, closed: AsyncConsumer | AsyncProducer) -> None:
         self._open.pop(closed, None)

@@ -2,5 +2,6 @@
 
 from sbp_core.app.blocking.connection import Connection, connect
 from sbp_core.app.blocking.consumer import Consumer
+from sbp_core.app.blocking.producer import Producer
 
-__all__ = ["Connection", "Consumer", "connect"]
+__all__ = ["Connection", "Consumer", "Producer", "connect"]

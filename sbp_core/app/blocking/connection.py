@@ -13,10 +13,12 @@ from sbp_core import limits
 from sbp_core.app import defaults
 from sbp_core.app.blocking.assignment import Assignment
 from sbp_core.app.blocking.consumer import Consumer
+from sbp_core.app.blocking.producer import OnDelivery, Producer
+from sbp_core.app.outbox import Batching
 from sbp_core.app.positions import Start
 from sbp_core.client import Client, Connecting, Credentials, StreamInfo, StreamSpec, Tls
 from sbp_core.errors import AlreadyExistsError
-from sbp_core.records import StreamSchema
+from sbp_core.records import Compression, StreamSchema
 
 
 def connect(
@@ -26,7 +28,7 @@ def connect(
     tls: Tls | None = None,
     credentials: Credentials | None = None,
 ) -> Connection:
-    """Return a connection to the cluster at `endpoint`; use it with `with`.
+    """Return a connection to the cluster at `endpoint`, a context manager that closes it.
 
     `endpoint` is the "host:port" of the placement driver, or several of one cluster, separated by
     commas. Nothing is sent before the first call, each of which has `timeout_ms` in which failures
@@ -37,7 +39,7 @@ def connect(
 
 
 class Connection:
-    """Producers, consumers and transactions over one client. Made by `connect`.
+    """Producers and consumers over one client. Made by `connect`.
 
     Threads may share it; a producer too, but each consumer is for one thread.
     `client` is the client below it, for everything that is not here.
@@ -45,7 +47,7 @@ class Connection:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self._open: dict[Consumer, None] = {}
+        self._open: dict[Consumer | Producer, None] = {}
 
     def create_stream(
         self,
@@ -118,6 +120,38 @@ class Connection:
         self._open[made] = None
         return made
 
+    def producer(
+        self,
+        stream: str,
+        *,
+        batch_bytes: int = defaults.BATCH_BYTES,
+        batch_records: int = defaults.BATCH_RECORDS_MAX,
+        linger_ms: float = defaults.LINGER_MS,
+        buffer_bytes: int = defaults.BUFFER_BYTES,
+        compression: Compression = "none",
+        timestamp_column: str | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> Producer:
+        """Return a producer of records of a stream, a context manager that closes it.
+
+        A record batch is sent with `batch_bytes` of records, or `batch_records` of them, or
+        `linger_ms` after its first record, if nothing is on its way then; 0 does not wait for
+        others. `buffer_bytes` may be unacknowledged before `send` waits. `timestamp_column` of a
+        typed stream has the times of its records. `on_delivery` is called with what became of each
+        batch, by the producer's worker: it must return soon. Raises ConfigurationError.
+        """
+        made = Producer(
+            self.client,
+            stream,
+            batching=Batching(batch_bytes, batch_records, linger_ms, buffer_bytes),
+            compression=compression,
+            timestamp_column=timestamp_column,
+            on_delivery=on_delivery,
+            on_close=self._forget,
+        )
+        self._open[made] = None
+        return made
+
     def close(self) -> None:
         """Close what was made here, the newest first, then the connections. Idempotent."""
         try:
@@ -132,5 +166,5 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _forget(self, closed: Consumer) -> None:
+    def _forget(self, closed: Consumer | Producer) -> None:
         self._open.pop(closed, None)

@@ -18,7 +18,7 @@ Read `_Delivery.run` first.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
@@ -104,17 +104,25 @@ def append(
     return [state.outcomes[index] for index in range(len(items))]
 
 
+OnAppended = Callable[[int, AppendOutcome], None]
+"""Is called with the number of a batch, and where it was appended."""
+
+
 class GradualAppend:
     """An append of batches that are given one group after the other, while others are on their way.
 
     The program emits None when it is ready for a group, and is sent that, or None at the end. When
-    it is ready, it has sent the groups before; when it is over, all are appended. Raises what
-    `append` raises.
+    it is ready, it has sent the groups before; after an empty group, and when it is over, all are
+    appended. `on_appended` is called with the outcome of each batch, numbered from 0 in the order
+    in which they were given. Raises what `append` raises.
     """
 
-    def __init__(self, context: Context, kind: AppendKind) -> None:
+    def __init__(
+        self, context: Context, kind: AppendKind, on_appended: OnAppended | None = None
+    ) -> None:
         self._context = context
         self._kind = kind
+        self._on_appended = on_appended
         self._state: AppendState | None = None
         self.is_over = False
         """Whether the appender that drives this accepts nothing more."""
@@ -144,11 +152,20 @@ class GradualAppend:
         with self._kind.begin(self._context) as self._state:
             state, is_repeatable = self._state, self._kind.is_repeatable
             delivery = _Delivery(self._context, state, is_repeatable=is_repeatable)
-            while (items := (yield Emit(None))) is not None:
-                state.add(items)
-                yield from delivery.run(until_answered=False)
-                state.outcomes.clear()
-            yield from delivery.run()
+            try:
+                while (items := (yield Emit(None))) is not None:
+                    state.add(items)
+                    yield from delivery.run(until_answered=not items)
+                    self._report(state.outcomes)
+                yield from delivery.run()
+            finally:
+                self._report(state.outcomes)
+
+    def _report(self, outcomes: dict[int, AppendOutcome]) -> None:
+        if self._on_appended is not None:
+            for index, outcome in outcomes.items():
+                self._on_appended(index, outcome)
+        outcomes.clear()
 
 
 @dataclass(slots=True)
@@ -360,6 +377,11 @@ class Appender(_Appending):
         with self._work.step():
             self._steps.send(items)
 
+    def flush(self) -> None:
+        """Return when everything is appended that was given; more may follow. Raises SbpError."""
+        with self._work.step():
+            self._steps.send(())
+
     def finish(self) -> None:
         """Return when everything is appended; it is over then. Raises SbpError."""
         with self._work.step(is_last=True):
@@ -393,6 +415,12 @@ class AsyncAppender(_Appending):
         with self._work.step():
             await self._begin()
             await self._steps.asend(items)
+
+    async def flush(self) -> None:
+        """Return when everything is appended that was given; more may follow. Raises SbpError."""
+        with self._work.step():
+            await self._begin()
+            await self._steps.asend(())
 
     async def finish(self) -> None:
         """Return when everything is appended; it is over then. Raises SbpError."""

@@ -1,0 +1,151 @@
+"""Futures of records that were sent: one state for all records of a batch, and an index in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sbp_core.errors import DeadlineExceededError, SbpError
+
+_LOG: Final = logging.getLogger("sbp_core.app")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Records of a stream that were sent together, and are appended if there is no `error`.
+
+    They are at `base_offset` and behind it; -1 if the producer has an id.
+    """
+
+    stream: str
+    base_offset: int
+    record_count: int
+    error: SbpError | None = None
+
+
+class Receipt:
+    """The state of records that were sent together: open, then settled, once. Thread-safe."""
+
+    __slots__ = ("_callbacks", "_lock", "base_offset", "error", "is_settled")
+
+    def __init__(self) -> None:
+        self.is_settled = False
+        self.base_offset = -1
+        self.error: SbpError | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def settle(self, base_offset: int, error: SbpError | None = None) -> None:
+        """Record where the first record was appended, or why none was; run the callbacks."""
+        with self._lock:
+            assert not self.is_settled
+            self.base_offset, self.error, self.is_settled = base_offset, error, True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            call_back(callback)
+
+    def on_settled(self, callback: Callable[[], None]) -> None:
+        """Run a callback once it is settled: in the thread that settles it, or now."""
+        with self._lock:
+            if not self.is_settled:
+                self._callbacks.append(callback)
+                return
+        call_back(callback)
+
+
+def _nothing() -> Receipt:
+    receipt = Receipt()
+    receipt.settle(-1)
+    return receipt
+
+
+NOTHING: Final = (_nothing(), 0)
+"""The receipt of no record."""
+
+
+def call_back(callback: Callable[..., object], *arguments: object) -> None:
+    """Call a callback of the caller; an error of it is logged, as others wait for the producer."""
+    try:
+        callback(*arguments)
+    except Exception:  # noqa: BLE001 - whatever it is, it is logged
+        _LOG.exception("callback failed name=%r", callback)
+
+
+class _Delivery:
+    """The common part: a record that was sent."""
+
+    __slots__ = ("_index", "_receipt")
+
+    def __init__(self, receipt: Receipt, index: int) -> None:
+        self._receipt = receipt
+        self._index = index
+
+    def done(self) -> bool:
+        """Return whether it is known what became of the record."""
+        return self._receipt.is_settled
+
+    def _offset(self) -> int:
+        if self._receipt.error is not None:
+            raise self._receipt.error
+        base_offset = self._receipt.base_offset
+        return base_offset if base_offset < 0 else base_offset + self._index
+
+
+class Delivery(_Delivery):
+    """The future of a record that was sent: the offset at which it was appended.
+
+    The offset is -1 if the producer has an id: its records get theirs when they are published.
+    """
+
+    __slots__ = ()
+
+    def result(self, timeout_ms: float | None = None) -> int:
+        """Return the offset once the record is on disk, as its stream demands.
+
+        Raises SbpError if it was not appended, or may not have been, see its `outcome`;
+        DeadlineExceededError if that is not known after `timeout_ms`.
+        """
+        if not self._receipt.is_settled:
+            settled = threading.Event()
+            self._receipt.on_settled(settled.set)
+            if not settled.wait(None if timeout_ms is None else timeout_ms / 1000):
+                raise DeadlineExceededError(
+                    f"the record is not acknowledged after {timeout_ms} ms; the producer goes on"
+                    " with it"
+                )
+        return self._offset()
+
+    def add_done_callback(self, callback: Callable[[Delivery], None]) -> None:
+        """Call `callback` with this, in the producer's thread, or now if it is done already.
+
+        It must return soon: the producer waits for it.
+        """
+        self._receipt.on_settled(lambda: callback(self))
+
+
+class AsyncDelivery(_Delivery):
+    """The future of a record that was sent; awaited, it is the offset at which it was appended.
+
+    Raises SbpError if it was not appended, or may not have been, see its `outcome`. The offset is
+    -1 if the producer has an id: its records get theirs when they are published.
+    """
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, int]:
+        if not self._receipt.is_settled:
+            settled = asyncio.Event()
+            self._receipt.on_settled(settled.set)
+            yield from settled.wait().__await__()
+        return self._offset()
+
+    def add_done_callback(self, callback: Callable[[AsyncDelivery], None]) -> None:
+        """Call `callback` with this on the loop, or now if it is done already.
+
+        It must return soon: the producer waits for it.
+        """
+        self._receipt.on_settled(lambda: callback(self))

@@ -1,0 +1,69 @@
+"""Where a producer's callers and its worker wait for each other: a thread, or a task.
+
+Both have the same methods, so that producers are written once. All but `start` and `join` are
+called within `lock`, which tasks of one loop do not need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, Final
+
+
+class Gate:
+    """For threads."""
+
+    def __init__(self) -> None:
+        self.lock: Final = threading.Lock()
+        self._changed = threading.Condition(self.lock)
+        self._worker: threading.Thread | None = None
+
+    def notify(self) -> None:
+        """Wake all that wait."""
+        self._changed.notify_all()
+
+    def wait(self, seconds: float | None) -> None:
+        """Return when woken, or after some seconds; others have the lock in between."""
+        self._changed.wait(seconds)
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Let a worker do its work. It ends with the process, if it was not ended before."""
+        self._worker = threading.Thread(target=work, name="sbp-producer", daemon=True)
+        self._worker.start()
+
+    def join(self) -> None:
+        """Wait for the end of the worker."""
+        if self._worker is not None:
+            self._worker.join()
+
+
+class AsyncGate:
+    """For the tasks of one event loop."""
+
+    def __init__(self) -> None:
+        self.lock: Final[AbstractContextManager[None]] = nullcontext()
+        self._changed = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+
+    def notify(self) -> None:
+        """Wake all that wait."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait(self, seconds: float | None) -> None:
+        """Return when woken, or after some seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Let a worker do its work, on the running loop."""
+        self._worker = asyncio.get_running_loop().create_task(work(), name="sbp-producer")
+
+    async def join(self) -> None:
+        """Wait for the end of the worker."""
+        if self._worker is not None:
+            await asyncio.wait([self._worker])

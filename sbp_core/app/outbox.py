@@ -1,0 +1,235 @@
+"""The records of a producer from `send` to the acknowledgement. No I/O: the clock is given.
+
+Records are collected in one open batch. That is *sealed* when it is full, when it has lingered, at
+a flush and at the close; sealed batches have numbers from 0 on. They are *taken* in this order to
+be appended, and *settled* when their outcome is known::
+
+    OPEN  --close-->  CLOSING  --all settled-->  CLOSED
+      `------fail-------+-> FAILED
+
+No method may be called by two threads at a time: the producer has a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from sbp_core.app import defaults
+from sbp_core.app.delivery import Receipt
+from sbp_core.errors import ConfigurationError, SbpError
+
+Headers = Mapping[str, bytes | None]
+
+
+class State(Enum):
+    """Whether records are accepted, and whether all of them are settled."""
+
+    OPEN = auto()
+    CLOSING = auto()
+    CLOSED = auto()
+    FAILED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """When a batch is sent, and how much is buffered. Raises ConfigurationError.
+
+    A batch is sent with `batch_bytes` of records, or `batch_records`, or `linger_ms` after its
+    first record; 0 does not wait for others. `buffer_bytes` may be unacknowledged.
+    """
+
+    batch_bytes: int = defaults.BATCH_BYTES
+    batch_records: int = defaults.BATCH_RECORDS_MAX
+    linger_ms: float = defaults.LINGER_MS
+    buffer_bytes: int = defaults.BUFFER_BYTES
+
+    def __post_init__(self) -> None:
+        for name, value, high in (
+            ("batch_bytes", self.batch_bytes, defaults.BATCH_BYTES),
+            ("batch_records", self.batch_records, defaults.BATCH_RECORDS_MAX),
+        ):
+            if not 1 <= value <= high:
+                raise ConfigurationError(f"{name} {value} is not in 1..{high}")
+        if self.linger_ms < 0:
+            raise ConfigurationError(f"linger_ms {self.linger_ms} is negative; 0 does not wait")
+        if self.buffer_bytes < self.batch_bytes:
+            raise ConfigurationError(
+                f"buffer_bytes {self.buffer_bytes} is less than one batch, batch_bytes"
+                f" {self.batch_bytes}"
+            )
+
+
+@dataclass(slots=True, eq=False)
+class Collected:
+    """Plain records of one batch, column by column; `headers` only of those that have some."""
+
+    opened_at: float
+    receipt: Receipt = field(default_factory=Receipt)
+    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    times_us: list[int] = field(default_factory=list)
+    headers: dict[int, Headers] = field(default_factory=dict)
+    size_bytes: int = 0
+
+    @property
+    def record_count(self) -> int:
+        """How many records there are."""
+        return len(self.values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """A record batch that was encoded by the caller."""
+
+    batch: bytes
+    record_count: int
+    receipt: Receipt = field(default_factory=Receipt)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it keeps."""
+        return len(self.batch)
+
+
+Outgoing = Collected | Encoded
+
+
+class Outbox:
+    """The records that were sent and are not settled."""
+
+    def __init__(self, batching: Batching, clock: Callable[[], float]) -> None:
+        self.state = State.OPEN
+        self.error: SbpError | None = None
+        self.room_bytes = batching.buffer_bytes
+        """Bytes that are accepted now: a record is if this is positive, however large it is."""
+        self._clock = clock
+        self._batch_bytes = batching.batch_bytes
+        self._batch_records = batching.batch_records
+        self._linger_seconds = batching.linger_ms / 1000
+        self._open: Collected | None = None
+        self._ready: list[Outgoing] = []
+        self._unsettled: dict[int, Outgoing] = {}
+        self._next_number = 0
+
+    @property
+    def unsettled_bytes(self) -> int:
+        """Bytes of the records that are not settled."""
+        waiting = 0 if self._open is None else self._open.size_bytes
+        return waiting + sum(each.size_bytes for each in self._unsettled.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all records are settled."""
+        return self._open is None and not self._unsettled
+
+    def check_open(self) -> None:
+        """Raise the error that ended the producer, or ConfigurationError if it is closed."""
+        if self.state is State.FAILED:
+            assert self.error is not None
+            raise self.error
+        if self.state is not State.OPEN:
+            raise ConfigurationError("this producer is closed; make another one")
+
+    def add(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers | None,
+        time_us: int,
+        size_bytes: int,
+    ) -> tuple[Collected, bool]:
+        """Add a record; return its batch, of which it is the last, and whether that is a new one.
+
+        The hot path of `send`.
+        """
+        batch, is_new = self._open, False
+        if (
+            batch is None
+            or batch.size_bytes + size_bytes > self._batch_bytes
+            or len(batch.values) >= self._batch_records
+        ):
+            self.seal()
+            batch, is_new = Collected(self._clock()), True
+            self._open = batch
+        if headers:
+            batch.headers[len(batch.values)] = headers
+        batch.values.append(value)
+        batch.keys.append(key)
+        batch.times_us.append(time_us)
+        batch.size_bytes += size_bytes
+        self.room_bytes -= size_bytes
+        return batch, is_new
+
+    def add_encoded(self, batch: Encoded) -> None:
+        """Accept a batch behind all records that were sent before."""
+        self.seal()
+        self.room_bytes -= batch.size_bytes
+        self._number(batch)
+
+    def seal(self) -> int:
+        """Let the open batch be sent; return the number of the next one."""
+        if self._open is not None:
+            self._number(self._open)
+            self._open = None
+        return self._next_number
+
+    def _number(self, batch: Outgoing) -> None:
+        self._ready.append(batch)
+        self._unsettled[self._next_number] = batch
+        self._next_number += 1
+
+    def seconds_until_due(self) -> float | None:
+        """Return when there is something to take, 0 if there is; None if nothing lingers."""
+        if self._ready:
+            return 0.0
+        if self._open is None:
+            return None
+        return max(0.0, self._open.opened_at + self._linger_seconds - self._clock())
+
+    def take(self, bytes_max: int = defaults.TAKE_BYTES) -> list[Outgoing]:
+        """Return the next batches, at least one if any is due, up to `bytes_max` of them."""
+        if not self._ready and self.seconds_until_due() == 0.0:
+            self.seal()
+        size_bytes = count = 0
+        for batch in self._ready:
+            size_bytes += batch.size_bytes
+            if count and size_bytes > bytes_max:
+                break
+            count += 1
+        taken, self._ready = self._ready[:count], self._ready[count:]
+        return taken
+
+    def unsettled(self, number: int) -> Outgoing:
+        """Return a batch that was taken and is not settled."""
+        return self._unsettled[number]
+
+    def settle(self, number: int) -> None:
+        """Forget a batch whose outcome is known."""
+        batch = self._unsettled.pop(number)
+        if self.state is State.OPEN:
+            self.room_bytes += batch.size_bytes
+        elif self.state is State.CLOSING and self.is_empty:
+            self.state = State.CLOSED
+
+    def is_settled_before(self, number: int) -> bool:
+        """Return whether all batches with smaller numbers are settled."""
+        return next(iter(self._unsettled), number) >= number
+
+    def close(self) -> None:
+        """Accept nothing more; what is there is to be sent."""
+        if self.state is State.OPEN:
+            self.seal()
+            self.room_bytes = 0
+            self.state = State.CLOSED if self.is_empty else State.CLOSING
+
+    def fail(self, error: SbpError) -> Sequence[Outgoing]:
+        """Accept nothing more, and give up what is not settled; return it."""
+        self.seal()
+        self.state, self.error = State.FAILED, error
+        lost = list(self._unsettled.values())
+        self._unsettled.clear()
+        self._ready.clear()
+        self.room_bytes = 0
+        return lost

@@ -1,0 +1,181 @@
+"""Tables, data frames and mappings in, encoded record batches of a stream out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sbp_core.app.outbox import Encoded
+from sbp_core.errors import SchemaError
+from sbp_core.records import (
+    ROWS_SCHEMA,
+    BatchBuilder,
+    ColumnsBuilder,
+    Compression,
+    RowsBuilder,
+    StreamSchema,
+    map_columns,
+    peek_batch,
+    schema_text,
+)
+
+_MAPPINGS_PER_BATCH: Final = 8_192
+
+
+class ArrowStream(Protocol):
+    """A table or data frame: it gives an Arrow stream by the Arrow PyCapsule interface."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return the stream."""
+
+
+Rows = ArrowStream | Iterable[Mapping[str, Any]]
+"""Rows to send: a table, a data frame, or mappings with the columns as their keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The stream that rows are encoded for; `schema` is None if it is not typed.
+
+    `timestamp_column` of the schema has the times of the records, if it is named.
+    """
+
+    stream_id: int
+    schema: StreamSchema | None
+    record_bytes_max: int
+    compression: Compression = "none"
+    timestamp_column: str | None = None
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of its batches."""
+        return ROWS_SCHEMA if self.schema is None else self.schema.arrow
+
+    def builder(self) -> BatchBuilder:
+        """Return a builder of its record batches."""
+        if self.schema is None:
+            return RowsBuilder(
+                self.stream_id,
+                record_bytes_max=self.record_bytes_max,
+                compression=self.compression,
+            )
+        return ColumnsBuilder(
+            self.stream_id,
+            self.schema,
+            timestamp_column=self.timestamp_column,
+            record_bytes_max=self.record_bytes_max,
+            compression=self.compression,
+        )
+
+    def mapped(self, batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
+        """Return rows with the columns of the stream. Raises SchemaError for what does not fit."""
+        canonical = batch.cast(StreamSchema.of(pa.schema(map(_without_views, batch.schema))).arrow)
+        if self.schema is None:
+            return _plain(canonical, now_us)
+        return map_columns(canonical, self.schema.arrow, is_loss_allowed=False)
+
+
+def encode_given(rows: Rows, target: Target, now_us: int) -> Iterator[Encoded]:
+    """Yield rows as record batches of about BATCH_TARGET_BYTES, in their order.
+
+    `now_us`, in microseconds since the epoch, is the time of plain records that have none. Raises
+    SchemaError for rows that do not fit, RecordBatchError for a row that is too large.
+    """
+    builder = target.builder()
+    for batch in _batches(rows, target.columns):
+        mapped = target.mapped(batch, now_us)
+        yield from map(_counted, builder.add(mapped, timestamp_ms=now_us // 1000))
+    yield from map(_counted, builder.flush())
+
+
+def _counted(batch: bytes) -> Encoded:
+    return Encoded(batch, peek_batch(batch).record_count)
+
+
+def _without_views(field: pa.Field) -> pa.Field:
+    """Return a field whose text and bytes are no views, which data frames have, and streams not."""
+    kind = field.type
+    if pa.types.is_string_view(kind):
+        kind = pa.string()
+    elif pa.types.is_binary_view(kind):
+        kind = pa.binary()
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = pa.list_(_without_views(kind.value_field))
+    elif pa.types.is_struct(kind):
+        kind = pa.struct([_without_views(kind.field(index)) for index in range(kind.num_fields)])
+    return field.with_type(kind)
+
+
+def _batches(rows: Any, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    if isinstance(rows, pa.RecordBatch):
+        yield rows
+    elif (
+        type(rows).__module__.partition(".")[0] == "pandas"
+    ):  # its stream has the index as a column
+        yield from pa.Table.from_pandas(rows, preserve_index=False).to_batches()
+    elif hasattr(rows, "__arrow_c_stream__"):
+        yield from pa.RecordBatchReader.from_stream(rows)
+    else:
+        yield from _batches_of_mappings(rows, columns)
+
+
+def _batches_of_mappings(
+    rows: Iterable[Mapping[str, Any]], columns: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    names = frozenset(columns.names)
+    remaining = iter(rows)
+    while chunk := [_checked(each, names) for each in islice(remaining, _MAPPINGS_PER_BATCH)]:
+        try:
+            yield pa.RecordBatch.from_pylist(chunk, columns)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise SchemaError(
+                f"rows that do not fit into ({schema_text(columns)}): {error}"
+            ) from error
+
+
+def _checked(row: Any, names: frozenset[str]) -> dict[str, Any]:
+    """Return a row as Arrow accepts it. Raises SchemaError unless it is a mapping with `names`."""
+    if not isinstance(row, Mapping):
+        raise SchemaError(
+            f"a row is a {type(row).__name__}; pass an Arrow table, a data frame of pandas or"
+            " polars, or mappings"
+        )
+    if not row.keys() <= names:
+        raise _unknown(sorted(map(str, row.keys() - names)), names)
+    return {
+        name: list(each.items()) if isinstance(each, Mapping) and name == "headers" else each
+        for name, each in row.items()
+    }
+
+
+def _plain(batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
+    """Return the rows of a stream without a schema: with text as UTF-8, and times."""
+    names = frozenset(ROWS_SCHEMA.names)
+    if not set(batch.schema.names) <= names or "value" not in batch.schema.names:
+        raise _unknown(batch.schema.names, names)
+    columns = []
+    for field in ROWS_SCHEMA:
+        if field.name not in batch.schema.names:
+            column = pa.nulls(batch.num_rows, field.type)
+        else:
+            column = batch.column(field.name)
+        try:
+            column = column.cast(field.type)
+        except pa.ArrowException as error:
+            raise SchemaError(f"column {field.name}: {error}; cast it first") from error
+        if field.name == "timestamp" and column.null_count:
+            column = pc.fill_null(column, pa.scalar(now_us, field.type))
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
+
+
+def _unknown(found: Iterable[str], names: Iterable[str]) -> SchemaError:
+    return SchemaError(
+        f"rows with {', '.join(found) or 'no column'}; the stream has {', '.join(sorted(names))}."
+        " A stream without a schema needs a value; create one with a schema for other columns"
+    )

@@ -1,0 +1,283 @@
+"""Producers of records over a real server: batches, futures, flush, close, errors, tables."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from datetime import UTC, datetime
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from sbp_core import aio, connect
+from sbp_core.app import Delivered
+from sbp_core.cluster import LocalCluster
+from sbp_core.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    NotFoundError,
+    RecordBatchError,
+    SbpError,
+    SchemaError,
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with LocalCluster(tmp_path_factory.mktemp("app") / "data") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def sbp(cluster):
+    with connect(cluster.endpoint) as connection:
+        yield connection
+
+
+@pytest.fixture
+def stream(sbp, request):
+    name = re.sub(r"[^\w-]", "-", request.node.name)
+    sbp.create_stream(name)
+    return name
+
+
+def values(sbp, stream):
+    return [each.value for each in sbp.consumer(stream)]
+
+
+def test_a_record_is_sent_whole_and_its_future_is_its_offset(sbp, stream):
+    with sbp.producer(stream) as producer:
+        first = producer.send(b"one", key=b"", headers={"source": b"web", "none": None})
+        second = producer.send(None, timestamp_us=5)
+        assert (first.result(), second.result()) == (0, 1)
+    one, two = sbp.consumer(stream)
+    assert (one.value, one.key, one.headers) == (b"one", b"", {"source": b"web", "none": None})
+    assert abs((datetime.now(UTC) - one.timestamp).total_seconds()) < 600
+    assert (two.value, two.key, two.headers, two.timestamp_us) == (None, None, {}, 5)
+
+
+def test_many_records_of_several_threads_arrive_once_each_in_the_order_of_its_thread(sbp, stream):
+    def send(producer, thread):
+        for index in range(1_000):
+            producer.send(b"%d %d" % (thread, index))
+
+    with sbp.producer(stream, batch_records=37, buffer_bytes=1 << 20) as producer:
+        threads = [threading.Thread(target=send, args=(producer, each)) for each in range(3)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    found = [tuple(map(int, value.split())) for value in values(sbp, stream)]
+    for thread in range(3):
+        assert [index for at, index in found if at == thread] == list(range(1_000))
+
+
+def test_futures_of_all_batches_have_the_offsets_of_their_records(sbp, stream):
+    with sbp.producer(stream, batch_records=7, linger_ms=0) as producer:
+        deliveries = [producer.send(b"%d" % each) for each in range(100)]
+    assert [each.result() for each in deliveries] == list(range(100))
+    assert values(sbp, stream) == [b"%d" % each for each in range(100)]
+
+
+def test_a_flush_returns_when_all_is_acknowledged(sbp, stream):
+    with sbp.producer(stream, linger_ms=3_600_000) as producer:
+        delivery = producer.send(b"one")
+        assert not delivery.done()
+        producer.flush()
+        assert delivery.done()
+        producer.flush(timeout_ms=10_000)
+
+
+def test_what_became_of_each_batch_is_reported(sbp, stream):
+    reports = []
+    with sbp.producer(stream, on_delivery=reports.append) as producer:
+        producer.send(b"one")
+        producer.flush()
+        producer.send_many([{"value": b"two"}, {"value": b"three"}])
+    assert reports == [Delivered(stream, 0, 1), Delivered(stream, 1, 2)]
+
+
+def test_a_closed_producer_refuses_records(sbp, stream):
+    producer = sbp.producer(stream)
+    producer.send(b"one")
+    producer.close()
+    producer.close()
+    with pytest.raises(ConfigurationError, match="this producer is closed"):
+        producer.send(b"two")
+    assert values(sbp, stream) == [b"one"]
+
+
+def test_a_connection_closes_its_producers(cluster, sbp, stream):
+    with connect(cluster.endpoint) as other:
+        other.producer(stream, linger_ms=3_600_000).send(b"one")
+    assert values(sbp, stream) == [b"one"]
+
+
+def test_an_unknown_stream_and_a_record_that_is_too_large_are_refused_at_once(sbp, stream):
+    with pytest.raises(NotFoundError, match="nowhere"):
+        sbp.producer("nowhere").send(b"")
+    with sbp.producer(stream) as producer:
+        with pytest.raises(RecordBatchError, match="the record has 9000024 bytes; at most"):
+            producer.send(bytes(9_000_000))
+        large = bytes(8_000_000)
+        assert producer.send(large).result() == 0
+    assert values(sbp, stream) == [large]
+
+
+@pytest.mark.parametrize("value", ["text", bytearray(b"x"), 5])
+def test_a_value_that_is_not_bytes_is_refused_at_once(sbp, stream, value):
+    with sbp.producer(stream) as producer, pytest.raises(TypeError, match="value is a"):
+        producer.send(value)
+
+
+def test_the_error_that_ends_a_producer_is_raised_at_the_next_call(sbp, stream):
+    reports = []
+    producer = sbp.producer(stream, linger_ms=3_600_000, on_delivery=reports.append)
+    producer.send(b"one").done()
+    sbp.delete_stream(stream)
+    lost = producer.send(b"two")
+    with pytest.raises(NotFoundError):
+        producer.flush()
+    with pytest.raises(NotFoundError):
+        lost.result()
+    with pytest.raises(NotFoundError):
+        producer.send(b"three")
+    with pytest.raises(NotFoundError):
+        producer.close()
+    assert [(each.record_count, type(each.error)) for each in reports] == [(2, NotFoundError)]
+
+
+def test_a_full_buffer_waits_for_acknowledgements(sbp, stream):
+    value = bytes(10_000)
+    with sbp.producer(stream, batch_bytes=20_000, buffer_bytes=20_000) as producer:
+        deliveries = [producer.send(value) for _ in range(50)]
+        assert all(each.done() for each in deliveries[:-4])
+    assert len(values(sbp, stream)) == 50
+
+
+def test_what_was_sent_survives_a_server_that_is_killed(tmp_path):
+    with LocalCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
+        sbp.create_stream("orders")
+        with sbp.producer("orders", batch_records=10) as producer:
+            for index in range(3_000):
+                producer.send(b"%d" % index)
+                if index in {1_000, 2_000}:
+                    cluster.kill()
+                    cluster.restart()
+        assert values(sbp, "orders") == [b"%d" % each for each in range(3_000)]
+
+
+def test_a_flush_that_takes_too_long_says_so(tmp_path):
+    with LocalCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
+        sbp.create_stream("orders")
+        with sbp.producer("orders") as producer:
+            producer.send(b"one").result()
+            cluster.kill()
+            producer.send(b"two")
+            with pytest.raises(DeadlineExceededError, match="not acknowledged after 50 ms"):
+                producer.flush(timeout_ms=50)
+            cluster.restart()
+        assert values(sbp, "orders") == [b"one", b"two"]
+
+
+PLAIN = [{"value": b"a", "key": b"k"}, {"value": b"b", "key": None}]
+
+
+@pytest.mark.parametrize("kind", ["mappings", "batch", "table", "pandas", "polars"])
+def test_rows_of_any_kind_are_sent(sbp, stream, kind):
+    rows = PLAIN
+    if kind == "batch":
+        rows = pa.RecordBatch.from_pylist(PLAIN)
+    elif kind == "table":
+        rows = pa.Table.from_pylist(PLAIN)
+    elif kind == "pandas":
+        rows = pd.DataFrame(PLAIN, index=["x", "y"])
+    elif kind == "polars":
+        rows = pl.DataFrame(PLAIN)
+    with sbp.producer(stream) as producer:
+        producer.send(b"first")
+        assert producer.send_many(rows).result() == 2
+        producer.send(b"last")
+    records = list(sbp.consumer(stream))
+    found = [(each.key, each.value) for each in records]
+    assert found == [(None, b"first"), (b"k", b"a"), (None, b"b"), (None, b"last")]
+    assert all(each.timestamp_us for each in records)
+
+
+def test_no_rows_are_done_at_once(sbp, stream):
+    with sbp.producer(stream) as producer:
+        assert producer.send_many([]).result() == -1
+
+
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [
+        ([{"value": b"a", "colour": 1}], "rows with colour; the stream has"),
+        ([{"key": b"a"}], None),
+        (pa.table({"key": [b"a"]}), "rows with key; the stream has"),
+        ([{"value": 5}], "rows that do not fit into"),
+        ([5], "a row is a int; pass"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(sbp, stream, rows, fault):
+    with sbp.producer(stream) as producer:
+        if fault is None:
+            assert producer.send_many(rows).result() == 0
+            return
+        with pytest.raises(SchemaError, match=fault):
+            producer.send_many(rows)
+
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+
+
+def test_a_typed_stream_takes_rows_with_its_columns(sbp, request):
+    stream, time = request.node.name, datetime(2026, 1, 2, tzinfo=UTC)
+    sbp.create_stream(stream, schema=SCHEMA)
+    with sbp.producer(stream, timestamp_column="at") as producer:
+        with pytest.raises(SchemaError, match="pass rows to send_many"):
+            producer.send(b"bytes")
+        with pytest.raises(SchemaError, match="colour"):
+            producer.send_many(pa.table({"id": [1], "colour": ["red"]}))
+        producer.send_many([{"id": 1, "name": "a", "at": time}])
+        producer.send_many(pa.table({"id": pa.array([2], pa.int32()), "at": [time]}))
+    found = [(each.columns, each.timestamp) for each in sbp.consumer(stream)]
+    assert found == [
+        ({"id": 1, "name": "a", "at": time}, time),
+        ({"id": 2, "name": None, "at": time}, time),
+    ]
+
+
+def test_asyncio_sends_the_same(cluster, sbp, stream):
+    async def main():
+        async with aio.connect(cluster.endpoint) as sbp:
+            async with sbp.producer(stream, batch_records=3, buffer_bytes=1 << 20) as producer:
+                deliveries = [await producer.send(b"%d" % each) for each in range(10)]
+                last = await producer.send_many([{"value": b"10"}])
+                await producer.flush()
+                assert last.done()
+                assert [await each for each in deliveries] == list(range(10))
+                await producer.send(b"11")
+            with pytest.raises(ConfigurationError):
+                await producer.send(b"12")
+
+    asyncio.run(main())
+    assert values(sbp, stream) == [b"%d" % each for each in range(12)]
+
+
+def test_an_asyncio_producer_of_a_failed_stream_raises(cluster, sbp, stream):
+    async def main():
+        async with aio.connect(cluster.endpoint) as connection:
+            producer = connection.producer(stream)
+            await (await producer.send(b"one"))
+            await connection.delete_stream(stream)
+            delivery = await producer.send(b"two")
+            with pytest.raises(SbpError):
+                await delivery
+            with pytest.raises(SbpError):
+                await producer.close()
+
+    asyncio.run(main())
