@@ -20,7 +20,6 @@ from sbp_core.errors import (
     OffsetOutOfRangeError,
     RecordBatchError,
 )
-from sbp_core.records import split_envelopes
 from sbp_core.records.json_values import describe_columns
 from sbp_core.records.stream_decoder import Records, StreamDecoder
 
@@ -98,7 +97,7 @@ def read_records(client: Client, stream_id: int, start: int, end: int | None) ->
                 f"no records at offset {decoder.next_offset} within {_WAIT_MS} ms, although the"
                 f" stream ended at {end}; try again, then run `sbp log check` on its range server"
             )
-        for envelope in split_envelopes(outcome.payload):
+        for envelope in decoder.wanted(outcome.payload):
             if decoder.lacks_schema(envelope):
                 versions = client.describe_schemas([stream_id])[stream_id]
                 decoder.learn(each.schema for each in versions)
@@ -109,8 +108,6 @@ def read_records(client: Client, stream_id: int, start: int, end: int | None) ->
                     f"{error}; --from {error.end_offset} continues after them"
                 ) from error
             yield found
-            if decoder.is_done:
-                return
 
 
 def _write(stream: str, records: Records, *, is_json: bool) -> None:

@@ -10,9 +10,10 @@ import pyarrow as pa
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.encodings import decode_batch, encoding_of
 from sbp_core.records.encodings.columns import decode_columns
-from sbp_core.records.envelope import Envelope
+from sbp_core.records.envelope import Envelope, split_envelopes
 from sbp_core.records.json_values import describe_bytes, describe_columns, describe_values
 from sbp_core.records.stream_schema import StreamSchema
+from sbp_core.wire.checksum import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,13 @@ class StreamDecoder:
     def is_done(self) -> bool:
         """Whether all records up to `end` were decoded."""
         return self._end is not None and self.next_offset >= self._end
+
+    def wanted(self, payload: Buffer) -> Iterator[Envelope]:
+        """Yield the batches of an answer that have wanted records, while they are decoded."""
+        for envelope in split_envelopes(payload):
+            if self.is_done:
+                return
+            yield envelope
 
     def lacks_schema(self, envelope: Envelope) -> bool:
         """Whether a batch names a schema that is not known yet."""
