@@ -89,6 +89,7 @@ COMMANDS: Final = (
         "run a placement driver, or check the files of a stopped one",
     ),
     Command("range-server", "sbp_core.cli.servers:add_range_server", "run a range server"),
+    Command("http", "sbp_core.cli.http:add_http", "serve records over HTTP"),
     Command(
         "ping",
         "sbp_core.cli.connect:add_ping",

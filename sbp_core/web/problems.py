@@ -38,6 +38,7 @@ STATUS_OF: Final[Mapping[type[SbpError], int]] = {
     errors.SchemaError: 422,
     errors.TransportError: 503,
     errors.TlsError: 502,
+    errors.ConnectionLostError: 502,  # it may have had its effect, and 503 invites to repeat it
     errors.DeadlineExceededError: 504,
     errors.StatusError: 502,
     errors.RefusedError: 409,

@@ -13,7 +13,7 @@ START = r"(?:\A|[.!?:]\s+|\n\s*\n\s*|\n\s*[-*|#>]+\s+)"
 """The place before a sentence."""
 
 NOT_USED = {
-    "byte": r"(?i)octet",
+    "byte": r"(?i)octet(?!-stream)",
     "the client, the server, the caller": rf"(?i:\bwhoever\b)|{START}Who [a-z](?![^.]*\?)",
     "again": r"(?i)\banew\b",
     "(leave it out)": r"(?i)\bmeanwhile\b",

@@ -158,7 +158,7 @@ def test_an_error_is_a_problem_with_its_outcome_and_when_to_retry():
         "code": 1429,
     }
     lost = problem_of(errors.ConnectionLostError("gone"))
-    assert (lost.status, lost.outcome, lost.is_retriable) == (503, Outcome.UNKNOWN, True)
+    assert (lost.status, lost.outcome, lost.is_retriable) == (502, Outcome.UNKNOWN, True)
     assert problem_of(errors.UnauthenticatedError.of("who?")).headers == {
         "WWW-Authenticate": "Bearer"
     }

@@ -1,0 +1,155 @@
+"""POST of records: a request is one record batch, so it is appended as a whole or not at all.
+
+A request with an Idempotency-Key is the first and only batch of a writer whose id follows from the
+key. So the log of the stream recognises a repeat, wherever it comes from: its range servers know
+the last WRITERS_PER_STREAM_MAX writers of a stream, and a digest of what each sent; the next range
+has them from the one before. Nothing else is stored. The batch of a repeat has to have the same
+bytes, so such a record has only the time that it brings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from concurrent.futures import Executor
+from typing import Final
+
+import pyarrow as pa
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sbp_core import limits
+from sbp_core.client.aio import AsyncClient
+from sbp_core.client.programs.numbering import Writer
+from sbp_core.client.types import AppendItem, StreamInfo
+from sbp_core.errors import InvalidRequestError
+from sbp_core.records import StreamSchema, encode_columns, encode_rows
+from sbp_core.web.callers import Callers
+from sbp_core.web.problems import Problem, ProblemError
+from sbp_core.web.records.bodies import Bodies
+from sbp_core.web.records.contents import PARSERS, Target
+from sbp_core.web.records.declaring import bad_request, media_type, refusal
+from sbp_core.web.records.streams import find_stream, maybe_schema
+
+KEY_HEADER: Final = "Idempotency-Key"
+KEY_LENGTH_MAX: Final = 255
+REPLAY_HEADER: Final = "Idempotent-Replay"
+_UNKNOWN_TIME_MS: Final = 2**63 - 1
+"""Time of a batch whose records have no time of their own: no time that readers know."""
+_LOOP_BYTES_MAX: Final = 16 * limits.KIB
+"""Bodies up to here are parsed at once; a thread would take longer to begin."""
+
+
+class Appending:
+    """Appends the records of requests. Bodies are parsed on the threads of `parsing`."""
+
+    def __init__(self, callers: Callers, bodies: Bodies, parsing: Executor) -> None:
+        self._callers = callers
+        self._bodies = bodies
+        self._parsing = parsing
+
+    async def append(self, request: Request) -> Response:
+        """Append the records of a request; answer when the cluster has acknowledged them."""
+        key = _maybe_key(request)
+        parse = PARSERS.get(media_type(request.headers.get("content-type", "")))
+        if parse is None:
+            raise refusal(
+                *(415, "unsupported-content"),
+                f"Content-Type: expected one of {', '.join(PARSERS)}",
+                Accept_Post=", ".join(PARSERS),
+            )
+        client = await self._callers.client(request)
+        info = await find_stream(client, request)
+        schema = await maybe_schema(client, info)
+        now_ms = time.time_ns() // 1_000_000
+        target = Target(schema, None if key is not None else now_ms * 1000)
+        async with self._bodies.received(request) as body:
+
+            def encode() -> tuple[bytes, int]:
+                rows = parse(body, target)
+                time_ms = now_ms if key is None else _UNKNOWN_TIME_MS
+                return _encoded(rows, info, schema, time_ms), rows.num_rows
+
+            if len(body) <= _LOOP_BYTES_MAX:
+                batch, count = encode()
+            else:
+                loop = asyncio.get_running_loop()
+                batch, count = await loop.run_in_executor(self._parsing, encode)
+            if not count:
+                raise bad_request("the body has no records")
+            return await _append(client, info, batch, count, key)
+
+
+async def _append(
+    client: AsyncClient, info: StreamInfo, batch: bytes, count: int, key: str | None
+) -> Response:
+    item = AppendItem(info.stream_id, batch)
+    headers = {}
+    if key is None:
+        (outcome,) = await client.append([item])
+    else:
+        (bounds,) = await client.stream_bounds([info.stream_id])
+        writer = Writer(_writer_id(key))
+        try:
+            (outcome,) = await client.append([item], writer=writer)
+        except InvalidRequestError as error:
+            if writer.writer_id in error.message:  # it is about another batch of this writer
+                raise ProblemError(_OTHER_CONTENT) from error
+            raise
+        if outcome.base_offset < bounds.next_offset:  # it was there before this request
+            headers[REPLAY_HEADER] = "true"
+    answer = {
+        "stream": info.label,
+        "first_offset": outcome.base_offset,
+        "next_offset": outcome.base_offset + count,
+        "record_count": count,
+    }
+    return JSONResponse(answer, headers=headers)
+
+
+def _encoded(
+    rows: pa.RecordBatch, info: StreamInfo, schema: StreamSchema | None, time_ms: int
+) -> bytes:
+    if rows.num_rows > limits.BATCH_RECORDS_MAX:
+        raise refusal(
+            *(413, "too-many-records"),
+            f"{rows.num_rows} records in a request; at most {limits.BATCH_RECORDS_MAX} are allowed:"
+            " send them in several requests",
+        )
+    if not rows.num_rows:
+        return b""
+    if schema is None:
+        batch = encode_rows(rows, stream_id=info.stream_id, timestamp_ms=time_ms)
+    else:
+        batch = encode_columns(rows, schema, stream_id=info.stream_id, timestamp_ms=time_ms)
+    if len(batch) > limits.BATCH_BYTES_MAX:
+        raise refusal(
+            *(413, "batch-too-large"),
+            f"the records have {len(batch)} bytes as one record batch; at most"
+            f" {limits.BATCH_BYTES_MAX} are allowed: send them in several requests",
+        )
+    return batch
+
+
+def _maybe_key(request: Request) -> str | None:
+    key = request.headers.get(KEY_HEADER)
+    if key is None:
+        return None
+    if not 1 <= len(key) <= KEY_LENGTH_MAX or not (key.isascii() and key.isprintable()):
+        raise bad_request(
+            f"{KEY_HEADER}: expected 1 to {KEY_LENGTH_MAX} printable characters of ASCII"
+        )
+    return key
+
+
+def _writer_id(key: str) -> str:
+    return f"http-{hashlib.sha256(key.encode('ascii')).hexdigest()}"
+
+
+_OTHER_CONTENT: Final = Problem(
+    422,
+    "key-used-before",
+    f"the {KEY_HEADER} came before with other records, which were appended then, and these were"
+    " not: use a new key for each request that is no retry",
+)

@@ -1,0 +1,202 @@
+"""Streams, and the cursors of groups."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sbp_core import limits
+from sbp_core.access.rights import is_reserved
+from sbp_core.client.aio import AsyncClient
+from sbp_core.client.types import NO_CURSOR, SchemaVersion, StreamInfo, StreamSpec, StreamUpdate
+from sbp_core.errors import NotFoundError, UnsupportedError
+from sbp_core.quantities import is_offset
+from sbp_core.records import StreamSchema, field_text
+from sbp_core.web.callers import Callers
+from sbp_core.web.records.bodies import Bodies
+from sbp_core.web.records.declaring import bad_request, refusal
+from sbp_core.web.records.fetching import find_reach, tail_of
+
+JSON: Final = "application/json"
+
+T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Copies = Annotated[int, msgspec.Meta(ge=1, le=limits.REPLICAS_MAX)]
+
+
+class StreamChange(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Settings of a stream; those that are left out stay, or have their defaults."""
+
+    replica_count: Copies | None = None
+    ack_count: Copies | None = None
+    retention_period_ms: Count | None = None
+    retention_bytes: Count | None = None
+
+
+class Cursor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The offset that a group reads next in a stream; null forgets it."""
+
+    stream: str
+    next_offset: Count | None
+
+
+class CursorChange(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Cursors to set; others stay."""
+
+    cursors: list[Cursor]
+
+
+class Streams:
+    """Lists, describes, changes and deletes streams; reads and sets cursors."""
+
+    def __init__(self, callers: Callers, bodies: Bodies) -> None:
+        self._callers = callers
+        self._bodies = bodies
+
+    async def list_all(self, request: Request) -> Response:
+        """Answer with all streams but those of the cluster itself."""
+        client = await self._callers.client(request)
+        infos = [each for each in await client.list_streams() if not is_reserved(each.name)]
+        return JSONResponse({"streams": list(map(_described, infos))})
+
+    async def describe(self, request: Request) -> Response:
+        """Answer with a stream, its bounds and its columns."""
+        client = await self._callers.client(request)
+        return await self._answer(client, await find_stream(client, request), 200)
+
+    async def change(self, request: Request) -> Response:
+        """Create a stream, or change it."""
+        wanted = await self._body(request, StreamChange)
+        client = await self._callers.client(request)
+        name = stream_ref(request.path_params["stream"])
+        try:
+            (found,) = await client.describe_streams([name])
+        except NotFoundError:
+            if isinstance(name, int):
+                raise
+            (made,) = await client.create_streams([_spec(name, wanted)])
+            return await self._answer(client, made, 201)
+        if wanted != StreamChange():
+            (found,) = await client.update_streams([_update(found, wanted)])
+        return await self._answer(client, found, 200)
+
+    async def delete(self, request: Request) -> Response:
+        """Delete a stream."""
+        client = await self._callers.client(request)
+        await client.delete_streams([stream_ref(request.path_params["stream"])])
+        return Response(status_code=204)
+
+    async def cursors(self, request: Request) -> Response:
+        """Answer with the cursors of a group."""
+        client = await self._callers.client(request)
+        return await self._cursors(client, request.path_params["group"])
+
+    async def set_cursors(self, request: Request) -> Response:
+        """Set cursors of a group."""
+        wanted = (await self._body(request, CursorChange)).cursors
+        client = await self._callers.client(request)
+        infos = await client.describe_streams([stream_ref(each.stream) for each in wanted])
+        offsets = {
+            info.stream_id: NO_CURSOR if each.next_offset is None else each.next_offset
+            for info, each in zip(infos, wanted, strict=True)
+        }
+        if len(offsets) < len(wanted):
+            raise bad_request("a stream is named twice")
+        await client.commit_cursors(request.path_params["group"], offsets)
+        return await self._cursors(client, request.path_params["group"])
+
+    async def _cursors(self, client: AsyncClient, group: str) -> Response:
+        found = await client.describe_cursors(group)
+        infos = await client.find_streams([each.stream_id for each in found])
+        labels = {each.stream_id: each.label for each in infos}
+        cursors = [
+            {
+                "stream": labels[each.stream_id],
+                "next_offset": each.next_offset,
+                "committed_at_ms": each.committed_at_ms,
+            }
+            for each in found
+            if each.stream_id in labels
+        ]
+        return JSONResponse({"group": group, "cursors": cursors})
+
+    async def _answer(self, client: AsyncClient, info: StreamInfo, status: int) -> Response:
+        version = await _maybe_version(client, info)
+        at = await find_reach(client, info.stream_id)
+        answer = _described(info) | {
+            "first_offset": at.start_offset,
+            "next_offset": tail_of(at),
+            "schema_version": None if version is None else version.version,
+            "columns": None
+            if version is None
+            else [field_text(field) for field in version.schema.arrow],
+        }
+        return JSONResponse(answer, status)
+
+    async def _body(self, request: Request, kind: type[T]) -> T:
+        """Return the object that a request has. Raises ProblemError."""
+        async with self._bodies.received(request) as body:
+            try:
+                return msgspec.json.decode(body or b"{}", type=kind)
+            except (ValueError, RecursionError) as error:
+                raise refusal(422, "wrong-body", f"the body: {error}") from error
+
+
+def stream_ref(text: str) -> int | str:
+    """Return the id that a text of digits is; any other is the name of a stream."""
+    return int(text) if is_offset(text) else text
+
+
+async def find_stream(client: AsyncClient, request: Request) -> StreamInfo:
+    """Return the stream of a request. Raises NotFoundError."""
+    (info,) = await client.describe_streams([stream_ref(request.path_params["stream"])])
+    return info
+
+
+async def maybe_schema(client: AsyncClient, info: StreamInfo) -> StreamSchema | None:
+    """Return the newest schema of a stream, None if it has none."""
+    version = await _maybe_version(client, info)
+    return None if version is None else version.schema
+
+
+async def _maybe_version(client: AsyncClient, info: StreamInfo) -> SchemaVersion | None:
+    try:
+        versions = await client.describe_schemas([info.stream_id], newest_only=True)
+    except UnsupportedError:  # servers of other dialects have none
+        return None
+    return next(iter(versions[info.stream_id][-1:]), None)
+
+
+def _described(info: StreamInfo) -> dict[str, Any]:
+    return {
+        "stream": info.label,
+        "stream_id": info.stream_id,
+        "replica_count": info.replica_count,
+        "ack_count": info.ack_count,
+        "retention_period_ms": info.retention_period_ms,
+        "retention_bytes": info.retention_bytes,
+        "created_at_ms": info.created_at_ms,
+    }
+
+
+def _spec(name: str, wanted: StreamChange) -> StreamSpec:
+    return StreamSpec(
+        name,
+        replica_count=wanted.replica_count or 1,
+        retention_period_ms=wanted.retention_period_ms or 0,
+        retention_bytes=wanted.retention_bytes or 0,
+        ack_count=wanted.ack_count or 0,
+    )
+
+
+def _update(info: StreamInfo, wanted: StreamChange) -> StreamUpdate:
+    return StreamUpdate(
+        info.stream_id,
+        retention_period_ms=wanted.retention_period_ms,
+        retention_bytes=wanted.retention_bytes,
+        replica_count=wanted.replica_count,
+        ack_count=wanted.ack_count,
+    )
