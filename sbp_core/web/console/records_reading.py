@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -52,9 +52,9 @@ class RecordFilter:
             return False
         if not self.text:
             return True
-        parts = [record[each] for each in ("key", "value", "headers") if each in record]
-        shown = json.dumps(parts if columns is None else columns, ensure_ascii=False)
-        return self.text.lower() in shown.lower()
+        text = self.text.lower()
+        values = columns or {each: record.get(each) for each in ("key", "value", "headers")}
+        return any(text in each.lower() for value in values.values() for each in _texts(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,17 @@ def _choose(
     looked_at = indexes[-1] + 1 if len(records) == count_max else decoded.rows.num_rows
     rows = decoded.rows.take(pa.array(indexes, pa.int64()))
     return Piece(tuple(records), rows), decoded.base_offset + looked_at
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield a value as text, and the parts that it has."""
+    text = _plain(value)
+    if text is not None:
+        yield text
+    parts = value.values() if isinstance(value, Mapping) else value
+    if not isinstance(value, str) and isinstance(parts, Iterable):
+        for part in parts:
+            yield from _texts(part)
 
 
 def _has_header(headers: Sequence[tuple[str, Any]] | None, condition: str) -> bool:

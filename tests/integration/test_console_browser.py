@@ -1,0 +1,259 @@
+"""The web console in a real browser, against a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from console_browser import browsing, needs_chromium, serving_console
+from core_cluster import rows_batch
+from playwright.sync_api import expect
+
+from sbp_core.client import AppendItem, Client, StreamSpec
+from sbp_core.cluster import LocalCluster
+from sbp_core.records import StreamSchema, encode_columns
+
+pytestmark = needs_chromium
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+TIMEOUT_MS = 60_000
+expect.set_options(timeout=TIMEOUT_MS)
+
+
+@pytest.fixture(scope="module")
+def own():
+    """A cluster that no other tests have streams in, so that the pages show what is expected."""
+    with LocalCluster() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(own):
+    with Client(own.endpoint) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def streams(client):
+    """The ids of streams with plain records, with typed ones, and with hostile ones."""
+    names = ("plain", "typed", "hostile")
+    found = {info.name: info.stream_id for info in client.create_streams([*map(StreamSpec, names)])}
+    for number in range(3):
+        values = [f'{{"number": {number}, "index": {index}}}'.encode() for index in range(40)]
+        client.append([AppendItem(found["plain"], rows_batch(values))])
+    client.append([AppendItem(found["hostile"], rows_batch([HOSTILE.encode(), b"\xff\xfe\x00"]))])
+    given = StreamSchema.of(pa.schema([pa.field(HOSTILE, pa.string())]))
+    client.evolve_schema(found["hostile"], given, may_change=True)
+    columns = [pa.field("id", pa.int64()), pa.field("city", pa.string())]
+    for count in (1, 2):
+        given = StreamSchema.of(pa.schema(columns[:count]))
+        version = client.evolve_schema(found["typed"], given, may_change=True)
+        data = [pa.array([1, 2, 3]), pa.array(["Oslo", "Bern", None])][:count]
+        rows = pa.record_batch(data, schema=given.arrow)
+        batch = encode_columns(rows, version.schema, stream_id=found["typed"], timestamp_ms=1)
+        client.append([AppendItem(found["typed"], batch)])
+    client.commit_cursors("billing", {found["plain"]: 20})
+    client.seal_streams([found["plain"]])
+    return found
+
+
+@pytest.fixture(scope="module")
+def url(own):
+    with serving_console(own.endpoint) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browsing() as running:
+        yield running
+
+
+@contextlib.contextmanager
+def opened(browser, url, **options):
+    """A page of its own session; it has no errors, which include those of the content policy."""
+    context = browser.new_context(base_url=url, **options)
+    context.set_default_timeout(TIMEOUT_MS)
+    page, faults = context.new_page(), []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("dialog", lambda dialog: faults.append(dialog.message))
+    page.on("console", lambda message: faults.append(message.text))
+    yield page
+    context.close()
+    assert faults == []
+
+
+@pytest.fixture
+def page(browser, url, streams):
+    with opened(browser, url) as shown:
+        yield shown
+
+
+PAGES = (
+    *("/", "/groups", "/groups/billing", "/transactions", "/servers", "/login", "/streams/new"),
+    *("/streams", "/streams?search=nothing", "/streams/plain", "/streams/{plain}/change"),
+    *("/streams/{plain}/trim", "/streams/{plain}/delete", "/streams/plain/records"),
+    *("/streams/plain/records?from=0", "/streams/plain/records/7", "/streams/typed/schema"),
+    *("/streams/typed/records?from=0", "/streams/typed/schema?before=1&after=2"),
+)
+"""Paths, with the ids of streams to fill in."""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_keeps_the_rules_of_accessibility(browser, url, streams, theme):
+    with opened(browser, url, color_scheme=theme) as page:
+        for path in PAGES:
+            assert page.goto(path.format(**streams)).status == 200, path
+            found = Axe().run(page)
+            assert found.violations_count == 0, f"{path}: {found.generate_report()}"
+
+
+def test_a_narrow_page_does_not_scroll_sideways(browser, url, streams):
+    with opened(browser, url, viewport={"width": 360, "height": 640}) as page:
+        for path in PAGES:
+            page.goto(path.format(**streams))
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert width <= 360, path
+
+
+def test_numbers_and_records_move_while_the_page_stays(page, client):
+    (info,) = client.create_streams([StreamSpec("moving")])
+    page.goto("/streams/moving/records?live=1")
+    page.evaluate("window.isSamePage = true")
+    expect(page.locator("main tbody")).to_contain_text("No record here fits")
+    client.append([AppendItem(info.stream_id, rows_batch([b"first of all"]))])
+    expect(page.locator("main tbody")).to_contain_text("first of all")
+    assert page.evaluate("window.isSamePage")
+    page.keyboard.press("p")
+    expect(page.get_by_role("button", name="Pause")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("status")).to_have_text("Paused")
+
+
+def test_records_are_searched_page_by_page(page):
+    page.goto("/streams/plain/records?from=0&count=10")
+    expect(page.locator("main tbody tr")).to_have_count(10)
+    page.get_by_role("link", name="Later").click()
+    expect(page.locator("main tbody th").first).to_have_text("10")
+    page.get_by_label("Text in any value").fill('"index": 39')
+    page.get_by_label("From").fill("earliest")
+    page.get_by_label("Records", exact=True).fill("2")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("main tbody th")).to_have_text(["39", "79"])
+    page.get_by_role("link", name="Search on").click()
+    expect(page.locator("main tbody th")).to_have_text(["119"])
+    page.locator("main tbody a").click()
+    expect(page.locator("main")).to_contain_text('"number": 2')
+
+
+def test_columns_of_typed_records_are_a_table_and_can_be_searched(page):
+    page.goto("/streams/typed/records?from=0")
+    expect(page.locator("main thead th")).to_have_text(["Offset", "id", "city"])
+    page.get_by_label("Column").fill("city=Bern")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("main tbody tr")).to_have_text([re.compile(r"4\s*2\s*Bern")])
+
+
+def test_what_is_shown_can_be_kept(page):
+    page.goto("/streams/plain/records?from=5&count=3")
+    with page.expect_download() as downloading:
+        page.get_by_role("link", name="Save as JSON lines").click()
+    assert downloading.value.suggested_filename == "plain-5-8.jsonl"
+    lines = downloading.value.path().read_text().splitlines()
+    assert [json.loads(line)["offset"] for line in lines] == [5, 6, 7]
+
+
+def test_hostile_names_and_values_are_text(page):
+    page.goto("/streams/hostile/records?from=0")
+    expect(page.locator("main tbody")).to_contain_text(HOSTILE)
+    page.goto("/streams/hostile/records/0")
+    expect(page.locator("pre").last).to_have_text(HOSTILE)
+    page.goto("/streams/hostile/records/1")
+    expect(page.locator("pre").last).to_contain_text("ff fe 00")
+    page.goto("/streams/hostile/schema")
+    expect(page.locator("main tbody")).to_contain_text(HOSTILE)
+    page.goto(f"/streams?search={quote(HOSTILE)}")
+    expect(page.get_by_label("Name or id")).to_have_value(HOSTILE)
+
+
+def test_favourites_are_kept(page):
+    page.goto("/streams")
+    page.get_by_role("button", name="Favourite typed").click()
+    page.goto("/")
+    links = page.get_by_role("navigation", name="Favourite streams")
+    links.get_by_role("link", name="typed").click()
+    star = page.get_by_role("button", name="Favourite typed")
+    expect(star).to_have_attribute("aria-pressed", "true")
+
+
+def test_the_keyboard_is_enough(page):
+    page.goto("/")
+    page.keyboard.press("g")
+    page.keyboard.press("s")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Streams")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Name or id")).to_be_focused()
+    page.keyboard.type("typ")
+    page.keyboard.press("Enter")
+    expect(page.locator("main tbody tr")).to_have_count(1)
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_a_theme_is_kept(browser, url):
+    with opened(browser, url, color_scheme="light") as page:
+        page.goto("/login")
+        ground = "getComputedStyle(document.body).backgroundColor"
+        light = page.evaluate(ground)
+        page.get_by_role("button", name="Theme: system").click()
+        page.get_by_role("button", name="Theme: light").click()
+        assert page.evaluate(ground) != light
+        page.reload()
+        assert page.evaluate(ground) != light
+
+
+def test_an_action_asks_and_is_done_once_confirmed(page, client):
+    client.create_streams([StreamSpec("doomed")])
+    page.goto("/streams/doomed")
+    page.get_by_role("link", name="Delete").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("to confirm").fill("doomed")
+    dialog.get_by_role("link", name="Cancel").click()
+    assert client.find_streams(["doomed"]) != []
+    page.get_by_role("link", name="Delete").click()
+    dialog.get_by_label("to confirm").fill("doomed")
+    dialog.get_by_role("button").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Streams")
+    assert client.find_streams(["doomed"]) == []
+
+
+def test_every_page_works_without_the_script(browser, url, streams, client):
+    with opened(browser, url, java_script_enabled=False) as page:
+        page.goto("/streams?sort=records")
+        expect(page.locator("main tbody th").first).to_contain_text("plain")
+        page.get_by_label("Name or id").fill("typed")
+        page.get_by_role("button", name="Search").click()
+        page.get_by_role("link", name="typed").click()
+        page.get_by_role("link", name="Trim").click()
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        expect(page.get_by_role("heading", level=1)).to_contain_text("typed")
+
+
+def test_a_cluster_that_is_down_is_said_to_be_and_its_pages_come_back(browser, streams):
+    with LocalCluster() as other, serving_console(other.endpoint) as served:
+        context = browser.new_context(base_url=served)
+        context.set_default_timeout(TIMEOUT_MS)
+        page = context.new_page()
+        page.goto("/streams")
+        expect(page.locator("main caption")).to_have_text("0 streams")
+        other.kill()
+        expect(page.get_by_role("alert")).to_contain_text("refused")
+        other.restart()
+        expect(page.locator("main caption")).to_have_text("0 streams")
+        context.close()

@@ -1,0 +1,83 @@
+"""Charts of the console, and the picture of ranges: numbers that a template draws."""
+
+from __future__ import annotations
+
+import re
+
+from sbp_core.client import RangeInfo, Reach, UnavailableRange
+from sbp_core.errors import ConnectError
+from sbp_core.web.console.charts import HEIGHT, LEFT, LINES_MAX, WIDTH, Series, draw
+from sbp_core.web.console.ranges_view import DRAWN_MAX, draw_ranges, make_rows
+from sbp_core.web.console.ranges_view import WIDTH as PICTURE_WIDTH
+
+NOW_MS = 1_790_000_000_000.0
+
+
+def points(path):
+    return [tuple(map(float, each)) for each in re.findall(r"[ML]([\d.]+) ([\d.]+)", path)]
+
+
+def test_a_line_ends_now_and_its_top_is_a_round_number():
+    series = Series("all", [(NOW_MS - 10_000 * (6 - at), 7.0 * at) for at in range(7)])
+    chart = draw("Rate", [series], NOW_MS, "/s")
+    (line,) = chart.lines
+    assert [each.text for each in chart.levels] == ["0", "25", "50"]
+    assert points(line.path)[0] == (LEFT, chart.levels[0].y)
+    assert points(line.path)[-1][0] == WIDTH
+    assert line.now == "42/s"
+    assert "The most: 42/s" in chart.summary
+    assert all(0 <= y <= HEIGHT for _, y in points(line.path))
+
+
+def test_a_line_has_a_gap_where_nobody_looked():
+    seen = [(NOW_MS - 300_000, 1.0), (NOW_MS - 290_000, 1.0), (NOW_MS - 10_000, 1.0), (NOW_MS, 2.0)]
+    (line,) = draw("Rate", [Series("all", seen)], NOW_MS, "").lines
+    assert re.findall("[ML]", line.path) == ["M", "L", "M", "L"]
+
+
+def test_a_chart_needs_two_points_and_has_few_lines():
+    assert draw("Lag", [Series("g", [(NOW_MS, 1.0)])], NOW_MS, "").lines == ()
+    many = [Series(str(each), [(NOW_MS - 1, 0.0), (NOW_MS, 0.0)]) for each in range(9)]
+    assert len(draw("Lag", many, NOW_MS, "").lines) == LINES_MAX
+
+
+def ranges(count, *servers):
+    ends = [*range(100, 100 * count, 100), None]
+    return [
+        RangeInfo(1, index, 100 * index, end, 100 * index, servers)
+        for index, end in enumerate(ends)
+    ]
+
+
+def test_ranges_have_a_lane_for_each_server_and_are_as_wide_as_they_have_records():
+    at = Reach(1, 0, 600)
+    picture = draw_ranges(ranges(3, "a:1", "b:1"), at)
+    assert [each.server for each in picture.lanes] == ["a:1", "b:1"]
+    assert [(each.kind, each.inside) for each in picture.cells[:2]] == [
+        ("primary", "P 0"),
+        ("secondary", "S 0"),
+    ]
+    sealed, longest = picture.cells[0], picture.cells[-1]
+    assert longest.width > sealed.width
+    assert longest.x + longest.width == PICTURE_WIDTH
+    assert longest.title == "range 2, open, 200 to 600: secondary on b:1"
+
+
+def test_a_server_that_does_not_answer_is_marked_by_a_word_too():
+    down = UnavailableRange(100, None, "a:1", ConnectError("refused"))
+    at = Reach(1, 0, None, (down,))
+    picture = draw_ranges(ranges(2, "a:1"), at)
+    assert [(each.kind, each.inside) for each in picture.cells] == [
+        ("primary", "P 0"),
+        ("unavailable", "P 1 down"),
+    ]
+    newest, oldest = make_rows(ranges(2, "a:1"), at)
+    assert (newest.end, newest.fault) == (None, "cannot be read now: refused")
+    assert (oldest.end, oldest.fault) == (100, "")
+
+
+def test_only_the_newest_ranges_are_drawn_and_the_picture_says_so():
+    picture = draw_ranges(ranges(DRAWN_MAX + 5, "a:1"), Reach(1, 0, 9_000))
+    assert len(picture.cells) == DRAWN_MAX
+    assert f"the newest {DRAWN_MAX} drawn" in picture.summary
+    assert draw_ranges([], Reach(1, 0, 0)).cells == ()

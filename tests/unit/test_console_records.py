@@ -1,0 +1,141 @@
+"""Records in the console: which fit a filter, how they look, and what files have of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pyarrow as pa
+import pytest
+
+from sbp_core.records import ROWS_SCHEMA
+from sbp_core.records.stream_decoder import Records
+from sbp_core.web.console.records_reading import Found, Piece, RecordFilter
+from sbp_core.web.console.records_view import (
+    HEX_BYTES_MAX,
+    SHOWN_CHARACTERS,
+    describe_record,
+    make_table,
+    to_arrow,
+    to_csv,
+    to_json_lines,
+)
+
+PLAIN = {
+    "stream": "s",
+    "offset": 7,
+    "timestamp": "2026-01-31T09:30:00.000000+00:00",
+    "key": "user-3",
+    "value": '{"city": "Bern"}',
+    "headers": [["trace", "t1"], ["empty", None]],
+}
+TYPED = {
+    "stream": "s",
+    "offset": 8,
+    "columns": {"id": 3, "place": {"city": "Oslo", "at": None}, "a.b": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fitting"),
+    [
+        (RecordFilter(), [7, 8]),
+        (RecordFilter(text="BERN"), [7]),
+        (RecordFilter(text="oslo"), [8]),
+        (RecordFilter(text="offset"), []),
+        (RecordFilter(text='{"city": "bern"}'), [7]),
+        (RecordFilter(text='"city": "oslo"'), [8]),
+        (RecordFilter(text="t1"), [7]),
+        (RecordFilter(key="user-3"), [7]),
+        (RecordFilter(key="user"), []),
+        (RecordFilter(header="trace"), [7]),
+        (RecordFilter(header="trace=t1"), [7]),
+        (RecordFilter(header="trace=t"), []),
+        (RecordFilter(header="empty"), [7]),
+        (RecordFilter(column="id=3"), [8]),
+        (RecordFilter(column="place.city=Oslo"), [8]),
+        (RecordFilter(column="place.at"), []),
+        (RecordFilter(column="a.b=true"), [8]),
+        (RecordFilter(column="id=3", text="bern"), []),
+    ],
+)
+def test_a_record_fits_if_all_conditions_hold(wanted, fitting):
+    assert [each["offset"] for each in (PLAIN, TYPED) if wanted.fits(each)] == fitting
+
+
+def plain_rows(*values):
+    count = len(values)
+    columns = [
+        pa.nulls(count, pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.nulls(count, ROWS_SCHEMA.field("headers").type),
+        pa.array([0] * count, ROWS_SCHEMA.field("timestamp").type),
+    ]
+    return pa.record_batch(columns, schema=ROWS_SCHEMA)
+
+
+def found_of(*batches):
+    found, offset = Found(0, 0), 0
+    for rows, is_typed in batches:
+        described = tuple(Records(offset, rows, is_typed).describe("s"))
+        found.pieces.append(Piece(described, rows))
+        offset += rows.num_rows
+    found.end = offset
+    return found
+
+
+MIXED = found_of(
+    (plain_rows(b"a,b", None, b"\xff\xfe"), False),
+    (pa.record_batch({"id": [1], "offset": ["x"]}), True),
+)
+
+
+def test_a_table_has_the_fields_of_all_its_records():
+    table = make_table(MIXED)
+    assert table.headings == ("timestamp", "key", "value", "headers", "id", "offset")
+    assert [row.cells[2] for row in table.rows] == ["a,b", None, "0xfffe", None]
+    assert table.rows[-1].cells[4:] == ("1", "x")
+    assert [row.offset for row in make_table(MIXED, newest_first=True).rows] == [3, 2, 1, 0]
+
+
+def test_a_long_value_is_cut_in_the_table_and_whole_on_its_page():
+    value = "x" * (SHOWN_CHARACTERS + 1)
+    found = found_of((plain_rows(value.encode()), False))
+    assert make_table(found).rows[0].cells[2] == f"{'x' * SHOWN_CHARACTERS}..."
+    fields = {each.name: each for each in describe_record(found.records[0])}
+    assert fields["value"].text == value
+
+
+def test_json_is_laid_out_and_bytes_are_shown_in_hexadecimal():
+    fields = {each.name: each for each in describe_record(PLAIN)}
+    assert fields["value"].text == '{\n  "city": "Bern"\n}'
+    data = bytes(range(256)) * 20
+    (record,) = found_of((plain_rows(data), False)).records
+    shown = {each.name: each for each in describe_record(record)}["value"]
+    first, *_, last = shown.hexadecimal.split("\n")
+    assert first.startswith("00000000  00 01 02")
+    assert last == f"... and {len(data) - HEX_BYTES_MAX} more bytes"
+
+
+def test_text_that_only_looks_like_json_stays_as_it_is():
+    deep = "[" * 100_000
+    (field,) = (each for each in describe_record({**PLAIN, "value": deep}) if each.name == "value")
+    assert field.text == deep
+
+
+def test_files_have_what_the_table_shows():
+    lines = [json.loads(line) for line in to_json_lines(MIXED).splitlines()]
+    assert [line["offset"] for line in lines] == [0, 1, 2, 3]
+    heading, *rows = csv.reader(io.StringIO(to_csv(MIXED).decode(), newline=""))
+    assert heading == ["offset", "timestamp", "key", "value", "headers", "id", "offset"]
+    assert [row[3] for row in rows] == ["a,b", "", "0xfffe", ""]
+    table = pa.ipc.open_stream(to_arrow(found_of((plain_rows(b"a", b"b"), False)))).read_all()
+    assert table.column("offset").to_pylist() == [0, 1]
+    assert table.column("value").to_pylist() == [b"a", b"b"]
+
+
+def test_a_column_called_offset_keeps_its_name_in_an_arrow_file():
+    rows = pa.record_batch({"offset": ["x"]})
+    table = pa.ipc.open_stream(to_arrow(found_of((rows, True)))).read_all()
+    assert table.to_pylist() == [{"_offset": 0, "offset": "x"}]
