@@ -14,18 +14,33 @@ from sbp_core.web.console.site import Site
 from sbp_core.web.sessions import SESSION_SECONDS
 
 _PATH: Final = "/login"
+_REFUSED: Final = (
+    "The cluster refused the token of your session: it may have expired, or be of another issuer."
+    " Sign in again."
+)
 
 
 def sign_in_first(request: Request) -> Response:
-    """Return the way to the page for signing in, which leads back."""
+    """Return the way to the page for signing in, which leads back.
+
+    A session whose token the cluster has refused ends.
+    """
+    sessions = Site.of(request).sessions
     target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    query = urlencode({"next": target if request.method == "GET" else "/"})
-    return RedirectResponse(f"{_PATH}?{query}", status_code=303)
+    query = {"next": target if request.method == "GET" else "/"}
+    was_refused = sessions.maybe_token(request) is not None
+    if was_refused:
+        query["refused"] = "1"
+    response = RedirectResponse(f"{_PATH}?{urlencode(query)}", status_code=303)
+    if was_refused:
+        sessions.end(request, response)
+    return response
 
 
 async def show(request: Request) -> Response:
     """Show the form for a token."""
-    return _form(request, request.query_params.get("next", "/"))
+    query = request.query_params
+    return _form(request, query.get("next", "/"), _REFUSED if "refused" in query else None)
 
 
 async def sign_in(request: Request) -> Response:
@@ -53,7 +68,7 @@ async def sign_out(request: Request) -> Response:
 def _form(request: Request, target: str, failure: str | None = None) -> Response:
     return Site.of(request).page(
         *(request, "login.html", "Sign in"),
-        status=200 if failure is None else 400,
+        status=400 if request.method == "POST" else 200,
         next=target,
         failure=failure,
         hours=SESSION_SECONDS // 3600,
