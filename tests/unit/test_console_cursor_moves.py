@@ -50,6 +50,10 @@ def test_a_move_ahead_skips_what_is_there():
     assert rows[3].effect == "it was beyond the tail"
 
 
+def test_a_cursor_that_stays_is_left_out():
+    assert set(planned("20")) == {2, 3}
+
+
 def test_a_time_is_what_the_servers_found():
     targets = parse_targets(CURSORS, "2025-01-31", {})
     assert set(lookup_times(targets)) == {1, 2, 3}

@@ -18,6 +18,8 @@ from sbp_core.wording import counted
 
 FIELDS_MAX: Final = 100
 """Streams of a group that have a field each; more are moved together."""
+MOVES_MAX: Final = 1_000
+"""Cursors that one form moves: more do not fit into it."""
 _MOVE: Final = re.compile(r"(\d{1,19}):(\d{1,19}):(-1|\d{1,19})", re.ASCII)
 
 
@@ -85,7 +87,7 @@ def plan_reset(
     targets: Mapping[int, Position],
     found_by_time: Mapping[int, int],
 ) -> list[MoveRow]:
-    """Return what a reset would do, for the streams that it is for."""
+    """Return what a reset would do to each cursor that it would move, or cannot move."""
     rows = []
     for cursor in cursors:
         target, stream_id = targets.get(cursor.stream_id), cursor.stream_id
@@ -101,9 +103,10 @@ def plan_reset(
         except SbpError as error:
             rows.append(MoveRow(*place, refusal=str(error)))
             continue
-        move = CursorMove(stream_id, cursor.next_offset, offset)
         difference = offset - cursor.next_offset
-        rows.append(MoveRow(*place, move, difference, _effect(move, reach)))
+        if difference:
+            move = CursorMove(stream_id, cursor.next_offset, offset)
+            rows.append(MoveRow(*place, move, difference, _effect(move, reach)))
     return rows
 
 
@@ -161,8 +164,6 @@ def find_changed(moves: Sequence[CursorMove], cursors: Sequence[CursorInfo]) -> 
 def _effect(move: CursorMove, reach: Reach) -> str:
     """Return what a move means for the group."""
     old_offset, new_offset = move.old_offset, move.new_offset
-    if new_offset == old_offset:
-        return "nothing changes"
     if new_offset < old_offset:
         again = min(old_offset, reach.readable_end) - new_offset
         return f"{counted(again, 'record')} read again" if again > 0 else "it was beyond the tail"

@@ -18,6 +18,7 @@ from sbp_core.errors import NotFoundError, RefusedError, StatusCode
 from sbp_core.web.console.actions import Question, act, ask
 from sbp_core.web.console.cursor_moves import (
     FIELDS_MAX,
+    MOVES_MAX,
     MoveRow,
     find_changed,
     lookup_times,
@@ -27,7 +28,7 @@ from sbp_core.web.console.cursor_moves import (
     read_moves,
     write_moves,
 )
-from sbp_core.web.console.groups_view import COLUMNS, group_path, make_group, make_rows
+from sbp_core.web.console.groups_view import COLUMNS, LAG_COLUMNS, group_path, make_group, make_rows
 from sbp_core.web.console.site import Site
 from sbp_core.web.console.submissions import Done, check_typed
 from sbp_core.web.console.tables import make_table, parse_count
@@ -59,9 +60,12 @@ async def show_one(request: Request) -> Response:
     samples = await site.samples(request)
     now_ms = time.time_ns() // 1_000_000
     lags = await _measure(client, await _cursors(client, group), now_ms)
-    view = make_group(group, lags, samples, now_ms)
+    path = group_path(group)
     return site.page(
-        *(request, "group.html", f"Group {group}"), group=group, path=group_path(group), view=view
+        *(request, "group.html", f"Group {group}"),
+        path=path,
+        view=make_group(group, lags, samples, now_ms),
+        table=make_table(lags, LAG_COLUMNS, request.query_params, path),
     )
 
 
@@ -133,12 +137,15 @@ async def delete(request: Request) -> Response:
 
 
 def _ask_moves(request: Request, rows: Sequence[MoveRow], question: Question) -> Response:
-    moves = write_moves(rows)
-    if moves:
-        question = replace(question, carried={"moves": moves})
-    else:
+    shown, rest = rows[:MOVES_MAX], len(rows) - MOVES_MAX
+    moves = write_moves(shown)
+    if not moves:
         question = replace(question, facts=["No cursor would move."], button=None, typed=None)
-    return ask(request, question, "group_moves.html", rows=rows)
+    elif rest > 0:
+        more = f"{counted(rest, 'more cursor')}: confirm these first, then ask again."
+        question = replace(question, facts=[*question.facts, more])
+    question = replace(question, carried={"moves": moves})
+    return ask(request, question, "group_moves.html", rows=shown)
 
 
 async def _move(request: Request, fields: Mapping[str, str], verb: str) -> Response:

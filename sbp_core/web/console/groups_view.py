@@ -37,11 +37,21 @@ COLUMNS: Final[tuple[Column[GroupRow], ...]] = (
 )
 
 
+LAG_COLUMNS: Final[tuple[Column[Lag], ...]] = (
+    Column("stream", "Stream", lambda each: each.stream and each.stream.lower()),
+    Column("next", "Reads next", lambda each: each.next_offset, is_number=True),
+    Column("end", "End", lambda each: each.tail_offset, is_number=True),
+    Column("lag", "Records behind", lambda each: each.lag_records, is_number=True),
+    Column("time", "Time behind", lambda each: each.lag_ms, is_number=True),
+    Column("committed", "Committed", lambda each: each.committed_at_ms, is_number=True),
+    Column("remark", "Remark", lambda each: each.remark or None),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group: the lag of each stream, and of all; `longest_ms` is None if one is not known."""
+    """A group in all its streams; `longest_ms` is None if the time of one is not known."""
 
-    lags: Sequence[Lag]
     records: int
     longest_ms: int | None
     chart: Chart
@@ -75,7 +85,6 @@ def make_group(group: str, lags: Sequence[Lag], samples: Samples, now_ms: float)
     """Return what the page of a group shows; its chart has the streams that lag most."""
     ages_ms = [each.lag_ms for each in lags if each.lag_records]
     return GroupView(
-        lags,
         sum(each.lag_records or 0 for each in lags),
         None if None in ages_ms else max(filter(None, ages_ms), default=0),
         draw("Records behind", _series(group, lags, samples), now_ms, ""),
