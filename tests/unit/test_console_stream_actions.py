@@ -25,6 +25,9 @@ def test_a_form_has_what_the_stream_has():
     assert StreamForm.of(INFO) == FORM
     assert StreamForm.of(StreamInfo(6, None, 1, 0, 0)) == StreamForm()
     assert StreamForm.read({"retention": " 1d "}, FORM) == replace(FORM, retention="1d")
+    sent = StreamForm("other").fields() | FORM.fields(prefix="seen-")
+    assert StreamForm.read(sent, FORM) == StreamForm("other")
+    assert StreamForm.read(sent, StreamForm(), prefix="seen-") == FORM
 
 
 def test_a_stream_is_created_as_the_form_says():
@@ -71,6 +74,13 @@ def test_an_update_has_only_what_differs():
     assert (
         "from now on have 1 replica, acknowledged by 1: the stream goes on in a new range" in said
     )
+
+
+def test_a_retention_that_no_text_can_set_stays():
+    info = StreamInfo(7, "a", 1, 1_500, 0, 1_500)
+    form = StreamForm.of(info)
+    assert (form.retention, form.retention_size) == ("1500ms", "1500B")
+    assert replace(form, replicas="2").update(info) == StreamUpdate(7, replica_count=2)
 
 
 @pytest.mark.parametrize("change", [{"retention": "1d"}, {"retention_size": "1MiB"}])

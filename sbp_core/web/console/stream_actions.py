@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from sbp_core.client import StreamInfo
 from sbp_core.client.stream_position import PositionKind, find_offset, parse_position
+from sbp_core.errors import RefusedError, StatusCode
 from sbp_core.web.console.actions import Question, act, ask
 from sbp_core.web.console.site import Site
 from sbp_core.web.console.stream import find_reach, find_stream
@@ -22,6 +23,9 @@ from sbp_core.web.console.stream_actions_view import (
     update_facts,
 )
 from sbp_core.web.console.submissions import Done, check_typed
+
+_SEEN: Final = "seen-"
+"""Fields with what a stream had when the question was asked begin so."""
 
 
 async def ask_creation(request: Request) -> Response:
@@ -67,25 +71,32 @@ async def ask_update(request: Request) -> Response:
         return _show_form(request, form, f"Change stream {info.label}", _path(info))
     change = form.update(info)
     missing = await client.explain_missing(change.replica_count or 1)
+    now = StreamForm.of(info).fields(prefix=_SEEN)
     question = Question(
         title=f"Change stream {_titled(info)}?",
         facts=[*update_facts(info, change), *([missing] if missing else [])],
         button="Change it",
         back=_path(info),
-        carried=form.fields(),
+        carried=form.fields() | now,
     )
     return ask(request, question)
 
 
 async def update(request: Request) -> Response:
-    """Change a stream as the form says."""
+    """Change a stream as the form says, unless it is no longer as the question showed it."""
     site = Site.of(request)
     fields = await site.form(request)
     client = await site.client(request)
 
     async def action() -> Done:
         info = await find_stream(client, request)
-        change = StreamForm.read(fields, StreamForm.of(info)).update(info)
+        now = StreamForm.of(info)
+        if StreamForm.read(fields, now, prefix=_SEEN) != now:
+            raise RefusedError(
+                StatusCode.CONFLICT,
+                f"nothing was changed: {_titled(info)} has changed since; look at it again",
+            )
+        change = StreamForm.read(fields, now).update(info)
         (changed,) = await client.update_streams([change])
         return Done(_path(changed), (f"changed {_titled(changed)}",))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from sbp_core.client import Reach, StreamInfo, StreamSpec, StreamUpdate
 from sbp_core.errors import ConfigurationError
@@ -18,9 +18,33 @@ from sbp_core.quantities import (
 )
 from sbp_core.wording import counted
 
-T = TypeVar("T")
-
 FOR_EVER: Final = "for ever"
+
+
+def parse_count(text: str) -> int:
+    """Return a whole number, 0 or more. Raises ConfigurationError."""
+    if not is_offset(text):
+        raise ConfigurationError(f"{quoted(text)} is not a whole number, 0 or more")
+    return int(text)
+
+
+def _parse_positive(text: str) -> int:
+    if not is_offset(text) or not int(text):
+        raise ConfigurationError(f"{quoted(text)} is not a whole number, 1 or more")
+    return int(text)
+
+
+def _parse_acks(text: str) -> int:
+    return parse_count(text) if text else 0
+
+
+_NUMBERS: Final[tuple[tuple[str, str, str, Callable[[str], int]], ...]] = (
+    ("replicas", "replica_count", "replicas", _parse_positive),
+    ("ack_count", "ack_count", "acknowledged by", _parse_acks),
+    ("retention", "retention_period_ms", "retention", parse_duration_ms),
+    ("retention_size", "retention_bytes", "retention size", parse_size),
+)
+"""Fields with a number: name, attribute of StreamSpec, title for errors, parser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +69,20 @@ class StreamForm:
         )
 
     @classmethod
-    def read(cls, fields: Mapping[str, str], default: StreamForm) -> StreamForm:
-        """Return the form as it was sent; what it lacks is as in `default`."""
-        return cls(*(fields.get(name, text).strip() for name, text in default.fields().items()))
+    def read(
+        cls, fields: Mapping[str, str], default: StreamForm, *, prefix: str = ""
+    ) -> StreamForm:
+        """Return the form as it was sent, in fields whose names begin so.
 
-    def fields(self) -> dict[str, str]:
+        A field that is missing is as in `default`.
+        """
+        return cls(
+            *(fields.get(prefix + name, text).strip() for name, text in default.fields().items())
+        )
+
+    def fields(self, *, prefix: str = "") -> dict[str, str]:
         """Return the texts by the names of the fields, as `read` gets them."""
-        return asdict(self)
+        return {prefix + name: text for name, text in asdict(self).items()}
 
     def spec(self) -> StreamSpec:
         """Return the stream to create. Raises ConfigurationError with all faults."""
@@ -59,38 +90,30 @@ class StreamForm:
 
     def update(self, info: StreamInfo) -> StreamUpdate:
         """Return the change of a stream. Raises ConfigurationError, also if nothing changes."""
-        values, now = self.numbers(), StreamForm.of(info).numbers()
-        if not values["ack_count"] and info.ack_count:
-            values["ack_count"] = values["replica_count"] // 2 + 1
-        change = StreamUpdate(
-            info.stream_id,
-            name=self._checked_name() if self.name != (info.name or "") else None,
-            **{name: value for name, value in values.items() if value != now[name]},
-        )
-        if change == StreamUpdate(info.stream_id):
+        now = StreamForm.of(info)
+        if self == now:
             raise ConfigurationError("nothing to change: the form has what the stream has")
-        return change
+        values = self.numbers(unlike=now)
+        if values.get("ack_count") == 0:
+            values["ack_count"] = values.get("replica_count", info.replica_count) // 2 + 1
+        name = self._checked_name() if self.name != now.name else None
+        return StreamUpdate(info.stream_id, name=name, **values)
 
-    def numbers(self) -> dict[str, int]:
+    def numbers(self, *, unlike: StreamForm | None = None) -> dict[str, int]:
         """Return what the fields but the name mean, by the names of StreamSpec.
 
-        Raises ConfigurationError with all faults.
+        Those that are as in `unlike` are left out. Raises ConfigurationError with all faults.
         """
-        faults: list[str] = []
-
-        def read(title: str, text: str, parse: Callable[[str], int]) -> int:
+        values: dict[str, int] = {}
+        faults = []
+        for name, attribute, title, parse in _NUMBERS:
+            text = getattr(self, name)
+            if unlike is not None and text == getattr(unlike, name):
+                continue
             try:
-                return parse(text)
+                values[attribute] = parse(text)
             except ConfigurationError as error:
                 faults.append(f"{title}: {error}")
-                return 0
-
-        values = {
-            "replica_count": read("replicas", self.replicas, _parse_positive),
-            "ack_count": read("acknowledged by", self.ack_count or "0", parse_count),
-            "retention_period_ms": read("retention", self.retention, parse_duration_ms),
-            "retention_bytes": read("retention size", self.retention_size, parse_size),
-        }
         if faults:
             raise ConfigurationError("; ".join(faults))
         return values
@@ -176,19 +199,6 @@ def kept_text(period_ms: int, size_bytes: int) -> str:
     if size_bytes:
         parts.append(show_size(size_bytes))
     return ", ".join(parts) or FOR_EVER
-
-
-def parse_count(text: str) -> int:
-    """Return a whole number, 0 or more. Raises ConfigurationError."""
-    if not is_offset(text):
-        raise ConfigurationError(f"{quoted(text)} is not a whole number, 0 or more")
-    return int(text)
-
-
-def _parse_positive(text: str) -> int:
-    if not is_offset(text) or not int(text):
-        raise ConfigurationError(f"{quoted(text)} is not a whole number, 1 or more")
-    return int(text)
 
 
 def _is_less(limit: int, limit_now: int) -> bool:
