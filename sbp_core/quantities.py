@@ -65,6 +65,13 @@ def show_size(size_bytes: int) -> str:
     return _unscaled(size_bytes, _UNITS_BYTES, "B")
 
 
+def show_retention(period_ms: int, size_bytes: int) -> str:
+    """Return how long records are kept, and how much of them; 0 is no limit."""
+    period = [show_duration(period_ms)] if period_ms else []
+    size = [show_size(size_bytes)] if size_bytes else []
+    return ", ".join(period + size) or "for ever"
+
+
 def _scaled(text: str, units: Mapping[str, int], expected: str, noun: str) -> int:
     """Return a number times its unit; 0 needs no unit."""
     unit = next((each for each in units if text.endswith(each)), "")

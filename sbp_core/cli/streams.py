@@ -43,7 +43,7 @@ from sbp_core.client import (
     newest_schemas,
 )
 from sbp_core.errors import ConfigurationError, SchemaError
-from sbp_core.quantities import show_duration, show_size
+from sbp_core.quantities import show_retention
 from sbp_core.records.stream_schema import name_text
 
 
@@ -366,9 +366,4 @@ def _replicas(info: StreamInfo) -> str:
 
 
 def _retention(info: StreamInfo) -> str:
-    limits_set = []
-    if info.retention_period_ms:
-        limits_set.append(show_duration(info.retention_period_ms))
-    if info.retention_bytes:
-        limits_set.append(show_size(info.retention_bytes))
-    return ", ".join(limits_set) or "for ever"
+    return show_retention(info.retention_period_ms, info.retention_bytes)

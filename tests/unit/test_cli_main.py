@@ -14,7 +14,7 @@ from sbp_core.cli import main as command
 from sbp_core.cli.connect import parse_stream
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_MIN
-from sbp_core.quantities import show_duration, show_size
+from sbp_core.quantities import show_duration, show_retention, show_size
 from sbp_core.segment_format import SEGMENT_VERSION
 from sbp_core.session.negotiation import REPLICATION_VERSIONS, FeatureName
 from sbp_spark.reading.offsets import FORMAT_VERSION
@@ -134,6 +134,14 @@ def test_sizes(text, size_bytes):
 
 def test_lengths_without_a_whole_unit():
     assert (show_duration(1_500), show_size(1_500)) == ("1500ms", "1500B")
+
+
+@pytest.mark.parametrize(
+    ("limits_set", "text"),
+    [((0, 0), "for ever"), ((90_000, 0), "90s"), ((0, 7168), "7KiB"), ((1, 1), "1ms, 1B")],
+)
+def test_a_retention_names_its_limits(limits_set, text):
+    assert show_retention(*limits_set) == text
 
 
 @pytest.mark.parametrize(

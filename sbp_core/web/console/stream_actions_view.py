@@ -14,11 +14,10 @@ from sbp_core.quantities import (
     parse_size,
     quoted,
     show_duration,
+    show_retention,
     show_size,
 )
 from sbp_core.wording import counted
-
-FOR_EVER: Final = "for ever"
 
 
 def parse_count(text: str) -> int:
@@ -121,11 +120,6 @@ class StreamForm:
     def _checked_name(self) -> str:
         if not self.name:
             raise ConfigurationError("the stream needs a name")
-        if self.name.isdigit():
-            raise ConfigurationError(
-                f"stream name {self.name!r} has only digits and would be taken for an id; choose"
-                " another"
-            )
         return self.name
 
 
@@ -135,7 +129,7 @@ def creation_facts(spec: StreamSpec) -> list[str]:
     return [
         f"Stream {spec.name} is created.",
         f"Each record has {counted(spec.replica_count, 'replica')}{acks}.",
-        f"Records are kept: {kept_text(spec.retention_period_ms, spec.retention_bytes)}.",
+        f"Records are kept: {show_retention(spec.retention_period_ms, spec.retention_bytes)}.",
     ]
 
 
@@ -158,8 +152,8 @@ def update_facts(info: StreamInfo, change: StreamUpdate) -> list[str]:
         kept_ms = info.retention_period_ms if period_ms is None else period_ms
         kept_bytes = info.retention_bytes if size_bytes is None else size_bytes
         facts.append(
-            f"Records are kept: {kept_text(kept_ms, kept_bytes)}; now it is"
-            f" {kept_text(info.retention_period_ms, info.retention_bytes)}."
+            f"Records are kept: {show_retention(kept_ms, kept_bytes)}; now it is"
+            f" {show_retention(info.retention_period_ms, info.retention_bytes)}."
         )
         if _is_less(kept_ms, info.retention_period_ms) or _is_less(
             kept_bytes, info.retention_bytes
@@ -189,16 +183,6 @@ def deletion_facts(info: StreamInfo, at: Reach, groups: Sequence[str]) -> list[s
     if groups:
         facts.append(f"Cursors in it are lost: of {', '.join(groups)}.")
     return facts
-
-
-def kept_text(period_ms: int, size_bytes: int) -> str:
-    """Return how long, and how much of, a stream is kept."""
-    parts = []
-    if period_ms:
-        parts.append(show_duration(period_ms))
-    if size_bytes:
-        parts.append(show_size(size_bytes))
-    return ", ".join(parts) or FOR_EVER
 
 
 def _is_less(limit: int, limit_now: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 
 from sbp_core.access.rights import is_reserved
 from sbp_core.client import StreamInfo
-from sbp_core.quantities import show_duration, show_size
+from sbp_core.quantities import show_retention
 from sbp_core.web.console.sampling import Samples
 from sbp_core.web.console.tables import Column
 
@@ -66,12 +66,7 @@ def make_rows(
 
 def retention_text(info: StreamInfo) -> str:
     """Return how long, and how much of, a stream is kept."""
-    parts = []
-    if info.retention_period_ms:
-        parts.append(show_duration(info.retention_period_ms))
-    if info.retention_bytes:
-        parts.append(show_size(info.retention_bytes))
-    return ", ".join(parts) or "for ever"
+    return show_retention(info.retention_period_ms, info.retention_bytes)
 
 
 def _retention_order(info: StreamInfo) -> tuple[float, float]:
