@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from sbp_core.client import AsyncClient, TxnInfo
 from sbp_core.client.txn_remarks import ADVICE, loss_lines
-from sbp_core.errors import NotFoundError, PermissionDeniedError
+from sbp_core.errors import NotFoundError
 from sbp_core.web.console.actions import Question, act, ask
 from sbp_core.web.console.site import Site
 from sbp_core.web.console.submissions import Done, check_typed
@@ -50,11 +50,7 @@ async def ask_give_up(request: Request) -> Response:
     streams = {each.stream_id: each for each in await client.find_streams(shown_streams([txn]))}
     question = Question(
         title=f"Give up batch {number} of {producer}?",
-        facts=[
-            ADVICE["stuck"],
-            _EFFECT,
-            *describe_loss(txn, streams),
-        ],
+        facts=[ADVICE["stuck"], _EFFECT, *describe_loss(txn, streams)],
         button="Give it up",
         back=_PATH,
         typed=producer,
@@ -79,10 +75,7 @@ async def give_up(request: Request) -> Response:
 
 async def _find_down(client: AsyncClient) -> set[str]:
     """Return the range servers that do not answer, whose staged batches are not known."""
-    try:
-        servers = await client.range_servers()
-    except PermissionDeniedError:  # the list of transactions is for administrators too
-        return set()
+    servers = await client.range_servers()
     endpoints = [each.endpoint for each in servers if not each.is_retired]
     return set(await client.probe(endpoints, timeout_ms=_PROBE_MS))
 
