@@ -1,10 +1,11 @@
 """`python -m benchmarks.core.soak`: a cluster at work for half an hour, in which nothing grows.
 
-A placement driver and three range servers, an `sbp` command each. Three writers append numbered
-records of mixed sizes at a bounded rate, one to a typed stream, one to a stream without replicas
-too. A reader checks the numbers of all records before retention removes them, and two streaming
-queries in Spark run all the time: a copy to another stream, exactly once, and foreachBatch. A
-stream is created, filled and deleted every minute. Pages of the servers are loaded all the time.
+A placement driver, three range servers and the console run, an `sbp` command each. Three writers
+append numbered records of mixed sizes at a bounded rate, one to a typed stream, one to a stream
+without replicas too. A reader checks the numbers of all records before retention removes them, and
+two streaming queries in Spark run all the time: a copy to another stream, exactly once, and
+foreachBatch. A stream is created, filled and deleted every minute. The pages of the console are
+loaded every two seconds.
 
 Every three minutes a server is restarted, by SIGTERM or SIGKILL in turn; one range server never is.
 Nothing may be lost or doubled, and no process may grow by more than 32 MiB or 8 descriptors

@@ -1,4 +1,4 @@
-"""The servers of a soak, with the console; and restarts of them."""
+"""The servers of a soak and the console; and restarts of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from benchmarks.core.soak.board import Board
 from benchmarks.core.soak.records import (
     CLICKS,
     CLICKS_SCHEMA,
+    GROUP,
     ORDERS,
     REPLICATED,
     UNREPLICATED,
@@ -24,13 +25,16 @@ from benchmarks.core.soak.records import (
 from benchmarks.harness.model import BenchmarkError
 from benchmarks.harness.sampler import Sampler
 from sbp_core import limits
-from sbp_core.cli.main import COMMANDS
 from sbp_core.client import Client
 
 RANGE_SERVERS: Final = 3
 PORTS: Final = 2 * (1 + RANGE_SERVERS) + 1
 """Ports of a cluster: two of each server, one for clients and one for HTTP, and the console's."""
-_PAGES: Final = ("/", "/streams", f"/streams/{ORDERS}", "/groups", "/servers")
+_PAGES: Final = (
+    *("/", "/streams", f"/streams/{ORDERS}", f"/streams/{CLICKS}/schema"),
+    *(f"/streams/{ORDERS}/records", f"/streams/{CLICKS}/records"),
+    *("/groups", f"/groups/{GROUP}", "/transactions", "/servers", "/audit"),
+)
 """Pages of the console that are open."""
 NEVER_RESTARTED: Final = f"range-server-{RANGE_SERVERS}"
 
@@ -86,10 +90,9 @@ class Cluster:
             add(f"range-server-{number}", "range-server", *words)
         self.pages = list(self.metrics.values())
         """URLs of pages that are looked at."""
-        if any(each.name == "console" for each in COMMANDS):
-            console = Served(folder, "console", next(ports), "--endpoint", self.endpoint)
-            self.servers["console"] = console
-            self.pages += [f"http://{console.endpoint}{page}" for page in _PAGES]
+        console = Served(folder, "console", next(ports), "--endpoint", self.endpoint)
+        self.servers["console"] = console
+        self.pages += [f"http://{console.endpoint}{page}" for page in _PAGES]
 
     @property
     def pids(self) -> dict[str, int]:

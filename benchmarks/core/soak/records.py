@@ -33,6 +33,8 @@ ORDERS: Final = "orders"
 CLICKS: Final = "clicks"
 ALONE: Final = "alone"
 COPIES: Final = "copies"
+GROUP: Final = "soak"
+"""The consumer group of the reader."""
 
 REPLICATED: Final = (
     StreamSpec(ORDERS, replica_count=3, retention_bytes=256 * limits.MIB),

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from http.client import HTTPException
 from typing import Final
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from benchmarks.core.servers import batch
 from benchmarks.core.soak import board
 from benchmarks.core.soak.crew import Post
-from benchmarks.core.soak.records import READ, WRITERS, Received, decode, encode, new_values
+from benchmarks.core.soak.records import GROUP, READ, WRITERS, Received, decode, encode, new_values
 from sbp_core import limits
 from sbp_core.client import EARLIEST, AppendItem, Client, FetchItem, StreamSpec, Writer
 from sbp_core.errors import SbpError
 from sbp_core.records import split_envelopes
-
-GROUP: Final = "soak"
-"""The consumer group of the reader."""
 
 _APPEND_BYTES: Final = 100_000
 _BEHIND_SECONDS: Final = 1.0
@@ -123,7 +122,11 @@ def look(post: Post, urls: Sequence[str]) -> None:
             try:
                 with urlopen(url, timeout=_PAGE_TIMEOUT_SECONDS) as answer:
                     answer.read()
-            except (OSError, HTTPException):
+            except HTTPError as error:
+                post.board.add(board.FAILED_PAGES)
+                print(f"{url}: {error.code} {error.reason}", file=sys.stderr, flush=True)
+                error.close()
+            except (OSError, HTTPException):  # it is restarted
                 post.board.add(board.FAILED_PAGES)
             else:
                 post.board.add(board.PAGES)
