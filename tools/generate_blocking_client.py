@@ -69,6 +69,7 @@ CLIENT: Final = Twin(
 _APP_NAMES: Final[Mapping[str, str]] = {
     "AsyncAssignment": "Assignment",
     "AsyncClient": "Client",
+    "AsyncCommitter": "Committer",
     "AsyncConnection": "Connection",
     "AsyncConsumer": "Consumer",
     "AsyncDelivery": "Delivery",
@@ -76,6 +77,7 @@ _APP_NAMES: Final[Mapping[str, str]] = {
     "AsyncGenerator": "Generator",
     "AsyncIterator": "Iterator",
     "AsyncProducer": "Producer",
+    "AsyncTransaction": "Transaction",
     "AsyncWholeSelection": "WholeSelection",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
@@ -117,7 +119,13 @@ TWINS: Final = (
             "For one task.": "For one thread.",
         },
     ),
-    _app("producer.py", {"The tasks of one loop may share it.": "Threads may share it."}),
+    _app("committing.py", {}),
+    _app("targets.py", {}),
+    _app("transaction.py", {**_APP_IMPORTS, "For one task.": "For one thread."}),
+    _app(
+        "producer.py",
+        {**_APP_IMPORTS, "The tasks of one loop may share it.": "Threads may share it."},
+    ),
 )
 _LEFT: Final = re.compile(r"\b(?:await|\w*[aA]sync\w*|anext|aiter|aclos\w+|asend|__a[a-z]+__)\b")
 

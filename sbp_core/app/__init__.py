@@ -1,12 +1,12 @@
 """The client for applications: streams by name, records in and out.
 
-`connect` gives a `Connection`, which makes producers and consumers. They are written once, for
-asyncio, in `aio`; `blocking` is generated from that. Both are over `sbp_core.client`, which speaks
-the protocol; what they decide is in the modules beside them, without I/O.
+`connect` gives a `Connection`, which makes producers, consumers and transactions. They are written
+once, for asyncio, in `aio`; `blocking` is generated from that. Both are over `sbp_core.client`,
+which speaks the protocol; what they decide is in the modules beside them, without I/O.
 """
 
-from sbp_core.app.aio import AsyncConnection, AsyncConsumer, AsyncProducer
-from sbp_core.app.blocking import Connection, Consumer, Producer, connect
+from sbp_core.app.aio import AsyncConnection, AsyncConsumer, AsyncProducer, AsyncTransaction
+from sbp_core.app.blocking import Connection, Consumer, Producer, Transaction, connect
 from sbp_core.app.delivery import AsyncDelivery, Delivered, Delivery
 from sbp_core.app.record import Batch, Record
 
@@ -15,6 +15,7 @@ __all__ = [
     "AsyncConsumer",
     "AsyncDelivery",
     "AsyncProducer",
+    "AsyncTransaction",
     "Batch",
     "Connection",
     "Consumer",
@@ -22,5 +23,6 @@ __all__ = [
     "Delivery",
     "Producer",
     "Record",
+    "Transaction",
     "connect",
 ]

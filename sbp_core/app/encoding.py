@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 
+from sbp_core.app import defaults
 from sbp_core.app.outbox import Collected
 from sbp_core.records import ROWS_SCHEMA, Compression, encode_rows
 
 _KEY, _VALUE, _HEADERS, _TIME = (field.type for field in ROWS_SCHEMA)
+
+
+def record_bytes(
+    value: bytes | None, key: bytes | None, headers: Mapping[str, bytes | None] | None
+) -> int:
+    """Return the bytes of a record. Raises TypeError for parts that are not bytes."""
+    size_bytes = defaults.RECORD_OVERHEAD_BYTES
+    if value is not None:
+        if type(value) is not bytes:
+            raise _no_bytes("value", value)
+        size_bytes += len(value)
+    if key is not None:
+        if type(key) is not bytes:
+            raise _no_bytes("key", key)
+        size_bytes += len(key)
+    if headers:
+        for name, content in headers.items():
+            if content is not None and type(content) is not bytes:
+                raise _no_bytes(f"header {name!r}", content)
+            size_bytes += len(name.encode()) + len(content or b"")
+    return size_bytes
 
 
 def encode_collected(batch: Collected, stream_id: int, compression: Compression) -> bytes:
@@ -34,9 +58,8 @@ def encode_collected(batch: Collected, stream_id: int, compression: Compression)
     )
 
 
-def no_bytes(name: str, found: object) -> TypeError:
-    """Return the error of a part of a record that is not bytes."""
+def _no_bytes(name: str, found: object) -> TypeError:
     return TypeError(
-        f"the {name} is a {type(found).__name__}; pass bytes, as text.encode() and json.dumps(...)"
-        ".encode() give them"
+        f"the {name} is a {type(found).__name__}; pass bytes, as text.encode() and"
+        " json.dumps(...).encode() return them"
     )

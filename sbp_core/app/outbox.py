@@ -78,6 +78,27 @@ class Collected:
         """How many records there are."""
         return len(self.values)
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a record of this size still fits; any fits into an empty batch."""
+        is_small = self.size_bytes + size_bytes <= defaults.BATCH_BYTES
+        return (is_small and len(self.values) < defaults.BATCH_RECORDS_MAX) or not self.values
+
+    def add(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers | None,
+        time_us: int,
+        size_bytes: int,
+    ) -> None:
+        """Add a record."""
+        if headers:
+            self.headers[len(self.values)] = headers
+        self.values.append(value)
+        self.keys.append(key)
+        self.times_us.append(time_us)
+        self.size_bytes += size_bytes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
@@ -153,12 +174,7 @@ class Outbox:
             self.seal()
             batch, is_new = Collected(self._clock()), True
             self._open = batch
-        if headers:
-            batch.headers[len(batch.values)] = headers
-        batch.values.append(value)
-        batch.keys.append(key)
-        batch.times_us.append(time_us)
-        batch.size_bytes += size_bytes
+        batch.add(value, key, headers, time_us, size_bytes)
         self.room_bytes -= size_bytes
         return batch, is_new
 

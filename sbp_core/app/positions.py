@@ -1,7 +1,7 @@
 """How far a consumer has read its streams. Pure: no I/O, no clock.
 
 A record is *handed out* when the loop of the caller gets it, and *done* when that asks for the next
-one. Only records that are done are committed automatically: one that was being worked on when the
+one. Only what is done is committed automatically: a record that was being worked on when the
 process was killed is handed out again.
 """
 

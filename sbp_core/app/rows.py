@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbp_core.app.outbox import Encoded
-from sbp_core.errors import SchemaError
+from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import (
     ROWS_SCHEMA,
     BatchBuilder,
@@ -21,6 +21,7 @@ from sbp_core.records import (
     StreamSchema,
     map_columns,
     peek_batch,
+    record_too_large,
     schema_text,
 )
 
@@ -45,6 +46,7 @@ class Target:
     `timestamp_column` of the schema has the times of the records, if it is named.
     """
 
+    stream: str
     stream_id: int
     schema: StreamSchema | None
     record_bytes_max: int
@@ -55,6 +57,17 @@ class Target:
     def columns(self) -> pa.Schema:
         """The columns of its batches."""
         return ROWS_SCHEMA if self.schema is None else self.schema.arrow
+
+    def check_plain(self, size_bytes: int) -> None:
+        """Raise SchemaError or RecordBatchError unless a plain record of this size is accepted."""
+        if self.schema is not None:
+            raise SchemaError(
+                f"stream {self.stream} has a schema, and a record of bytes has no columns: pass"
+                " rows to send_many"
+            )
+        if size_bytes > self.record_bytes_max:
+            fault = record_too_large(size_bytes, self.record_bytes_max)
+            raise RecordBatchError(f"the record has {fault}")
 
     def builder(self) -> BatchBuilder:
         """Return a builder of its record batches."""

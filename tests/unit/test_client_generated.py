@@ -17,6 +17,7 @@ TWINS = [
     (app.Connection, app.AsyncConnection),
     (app.Consumer, app.AsyncConsumer),
     (app.Producer, app.AsyncProducer),
+    (app.Transaction, app.AsyncTransaction),
 ]
 METHODS = [
     (blocking, waiting, name)

@@ -3,5 +3,6 @@
 from sbp_core.app.aio.connection import AsyncConnection, connect
 from sbp_core.app.aio.consumer import AsyncConsumer
 from sbp_core.app.aio.producer import AsyncProducer
+from sbp_core.app.aio.transaction import AsyncTransaction
 
-__all__ = ["AsyncConnection", "AsyncConsumer", "AsyncProducer", "connect"]
+__all__ = ["AsyncConnection", "AsyncConsumer", "AsyncProducer", "AsyncTransaction", "connect"]

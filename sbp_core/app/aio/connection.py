@@ -11,6 +11,7 @@ from sbp_core.app import defaults
 from sbp_core.app.aio.assignment import AsyncAssignment
 from sbp_core.app.aio.consumer import AsyncConsumer
 from sbp_core.app.aio.producer import AsyncProducer, OnDelivery
+from sbp_core.app.aio.transaction import AsyncTransaction
 from sbp_core.app.outbox import Batching
 from sbp_core.app.positions import Start
 from sbp_core.client import AsyncClient, Connecting, Credentials, StreamInfo, StreamSpec, Tls
@@ -36,7 +37,7 @@ def connect(
 
 
 class AsyncConnection:
-    """Producers and consumers over one client. Made by `connect`.
+    """Producers, consumers and transactions over one client. Made by `connect`.
 
     The tasks of one loop may share it; a producer too, but each consumer is for one task.
     `client` is the client below it, for everything that is not here.
@@ -121,6 +122,7 @@ class AsyncConnection:
         self,
         stream: str,
         *,
+        id: str | None = None,  # noqa: A002 - as a caller says it
         batch_bytes: int = defaults.BATCH_BYTES,
         batch_records: int = defaults.BATCH_RECORDS_MAX,
         linger_ms: float = defaults.LINGER_MS,
@@ -135,11 +137,17 @@ class AsyncConnection:
         `linger_ms` after its first record, if nothing is on its way then; 0 does not wait for
         others. `buffer_bytes` may be unacknowledged before `send` waits. `timestamp_column` of a
         typed stream has the times of its records. `on_delivery` is called with what became of each
-        batch, by the producer's worker: it must return soon. Raises ConfigurationError.
+        batch, by the producer's worker: it must return soon.
+
+        A producer with an `id` counts what it has committed under that: after a restart, skip
+        `position` records of the source, and each is stored once. One at a time may have an id.
+        Its records have no offsets to report, and each batch takes a commit, of milliseconds.
+        Raises ConfigurationError.
         """
         made = AsyncProducer(
             self.client,
             stream,
+            producer_id=id,
             batching=Batching(batch_bytes, batch_records, linger_ms, buffer_bytes),
             compression=compression,
             timestamp_column=timestamp_column,
@@ -148,6 +156,10 @@ class AsyncConnection:
         )
         self._open[made] = None
         return made
+
+    def transaction(self, *streams: str) -> AsyncTransaction:
+        """Return a transaction: records of these streams that become visible together or never."""
+        return AsyncTransaction(self.client, streams)
 
     async def close(self) -> None:
         """Close what was made here, the newest first, then the connections. Idempotent."""

@@ -3,5 +3,6 @@
 from sbp_core.app.blocking.connection import Connection, connect
 from sbp_core.app.blocking.consumer import Consumer
 from sbp_core.app.blocking.producer import Producer
+from sbp_core.app.blocking.transaction import Transaction
 
-__all__ = ["Connection", "Consumer", "Producer", "connect"]
+__all__ = ["Connection", "Consumer", "Producer", "Transaction", "connect"]

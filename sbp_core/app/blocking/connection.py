@@ -14,6 +14,7 @@ from sbp_core.app import defaults
 from sbp_core.app.blocking.assignment import Assignment
 from sbp_core.app.blocking.consumer import Consumer
 from sbp_core.app.blocking.producer import OnDelivery, Producer
+from sbp_core.app.blocking.transaction import Transaction
 from sbp_core.app.outbox import Batching
 from sbp_core.app.positions import Start
 from sbp_core.client import Client, Connecting, Credentials, StreamInfo, StreamSpec, Tls
@@ -39,7 +40,7 @@ def connect(
 
 
 class Connection:
-    """Producers and consumers over one client. Made by `connect`.
+    """Producers, consumers and transactions over one client. Made by `connect`.
 
     Threads may share it; a producer too, but each consumer is for one thread.
     `client` is the client below it, for everything that is not here.
@@ -124,6 +125,7 @@ class Connection:
         self,
         stream: str,
         *,
+        id: str | None = None,  # noqa: A002 - as a caller says it
         batch_bytes: int = defaults.BATCH_BYTES,
         batch_records: int = defaults.BATCH_RECORDS_MAX,
         linger_ms: float = defaults.LINGER_MS,
@@ -138,11 +140,17 @@ class Connection:
         `linger_ms` after its first record, if nothing is on its way then; 0 does not wait for
         others. `buffer_bytes` may be unacknowledged before `send` waits. `timestamp_column` of a
         typed stream has the times of its records. `on_delivery` is called with what became of each
-        batch, by the producer's worker: it must return soon. Raises ConfigurationError.
+        batch, by the producer's worker: it must return soon.
+
+        A producer with an `id` counts what it has committed under that: after a restart, skip
+        `position` records of the source, and each is stored once. One at a time may have an id.
+        Its records have no offsets to report, and each batch takes a commit, of milliseconds.
+        Raises ConfigurationError.
         """
         made = Producer(
             self.client,
             stream,
+            producer_id=id,
             batching=Batching(batch_bytes, batch_records, linger_ms, buffer_bytes),
             compression=compression,
             timestamp_column=timestamp_column,
@@ -151,6 +159,10 @@ class Connection:
         )
         self._open[made] = None
         return made
+
+    def transaction(self, *streams: str) -> Transaction:
+        """Return a transaction: records of these streams that become visible together or never."""
+        return Transaction(self.client, streams)
 
     def close(self) -> None:
         """Close what was made here, the newest first, then the connections. Idempotent."""

@@ -7,25 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
 from typing import Self
 
-from sbp_core.app import defaults
+from sbp_core.app.blocking.committing import Committer
+from sbp_core.app.blocking.targets import find_target
 from sbp_core.app.delivery import NOTHING, Delivered, Delivery, call_back
-from sbp_core.app.encoding import encode_collected, no_bytes
+from sbp_core.app.encoding import encode_collected, record_bytes
 from sbp_core.app.gates import Gate
 from sbp_core.app.outbox import Batching, Encoded, Outbox, Outgoing, State
 from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, AppendOutcome, Client, Writer
-from sbp_core.errors import (
-    DeadlineExceededError,
-    RecordBatchError,
-    SbpError,
-    SchemaError,
-    UnsupportedError,
-)
-from sbp_core.records import Compression, record_too_large
+from sbp_core.errors import ConfigurationError, DeadlineExceededError, SbpError
+from sbp_core.records import Compression
 
 OnDelivery = Callable[[Delivered], None]
 
@@ -37,6 +30,9 @@ class Producer:
     them, and appends each once: what is retried has the number of the first try. An error that
     retries do not cure ends the producer: deliveries that are open get it, and the next `send`,
     `flush` or `close` raises it.
+
+    With a `producer_id` batches are committed one after the other, and counted under the id, so
+    that a producer that is restarted knows how far it had come: see `position`.
     """
 
     def __init__(
@@ -44,6 +40,7 @@ class Producer:
         client: Client,
         stream: str,
         *,
+        producer_id: str | None = None,
         batching: Batching | None = None,
         compression: Compression = "none",
         timestamp_column: str | None = None,
@@ -52,6 +49,9 @@ class Producer:
     ) -> None:
         self._client = client
         self._stream = stream
+        self._compression: Compression = compression
+        self._timestamp_column = timestamp_column
+        self._producer_id = producer_id
         self._on_delivery = on_delivery
         self._on_close = on_close
         self._gate = Gate()
@@ -60,7 +60,8 @@ class Producer:
         self._is_begun = False
         self._plain_bytes_max = 0
         """Bytes of the largest record that `send` accepts: none of a typed stream."""
-        self._target = Target(-1, None, 0, compression, timestamp_column)
+        self._target = Target(stream, -1, None, 0)
+        self._committer: Committer | None = None
 
     def send(
         self,
@@ -79,19 +80,9 @@ class Producer:
         """
         if not self._is_begun:
             self._begin()
-        size_bytes = defaults.RECORD_OVERHEAD_BYTES
-        if value is not None:
-            if type(value) is not bytes:
-                raise no_bytes("value", value)
-            size_bytes += len(value)
-        if key is not None:
-            if type(key) is not bytes:
-                raise no_bytes("key", key)
-            size_bytes += len(key)
-        if headers:
-            size_bytes += sum(len(name) + len(each or b"") for name, each in headers.items())
+        size_bytes = record_bytes(value, key, headers)
         if size_bytes > self._plain_bytes_max:
-            raise self._refusal(size_bytes)
+            self._target.check_plain(size_bytes)
         if timestamp_us is None:
             timestamp_us = time.time_ns() // 1000
         outbox = self._outbox
@@ -121,6 +112,20 @@ class Producer:
                 self._gate.notify()
             last = encoded
         return Delivery(*NOTHING if last is None else (last.receipt, last.record_count - 1))
+
+    @property
+    def position(self) -> int:
+        """How many records are committed under the id of the producer, by all that had it.
+
+        With a source that can be read again, skip that many. Raises ConfigurationError without an
+        id, and before the producer was entered with `with` or has sent something.
+        """
+        if self._committer is None:
+            raise ConfigurationError(
+                "only a producer with an id has a position, once it has begun: pass id=..., and"
+                " enter the producer"
+            )
+        return self._committer.position
 
     def flush(self, timeout_ms: float | None = None) -> None:
         """Return when all that was sent before is on disk, as its stream demands.
@@ -167,20 +172,21 @@ class Producer:
 
     def _begin(self) -> None:
         """Look the stream up, and start the worker."""
-        (info,) = self._client.describe_streams([self._stream])
-        stream_id = info.stream_id
-        bytes_max = (self._client.record_bytes_max([stream_id]))[stream_id]
-        schema = None
-        with suppress(UnsupportedError):  # servers without typed streams
-            versions = self._client.describe_schemas([stream_id], newest_only=True)
-            schema = versions[stream_id][-1].schema if versions[stream_id] else None
+        target = find_target(
+            self._client,
+            self._stream,
+            compression=self._compression,
+            timestamp_column=self._timestamp_column,
+        )
+        committer = None
+        if self._producer_id is not None:
+            committer = Committer(self._client, self._producer_id, target.stream_id)
+            committer.begin()
         with self._lock:
             if self._is_begun:
                 return
-            self._target = replace(
-                self._target, stream_id=stream_id, schema=schema, record_bytes_max=bytes_max
-            )
-            self._plain_bytes_max = bytes_max if schema is None else 0
+            self._target, self._committer = target, committer
+            self._plain_bytes_max = 0 if target.schema is not None else target.record_bytes_max
             self._is_begun = True
             self._outbox.check_open()
             self._gate.start(self._run)
@@ -190,15 +196,6 @@ class Producer:
         while self._outbox.state is State.OPEN and self._outbox.room_bytes <= 0:
             self._gate.wait(None)
         self._outbox.check_open()
-
-    def _refusal(self, size_bytes: int) -> SbpError:
-        if self._target.schema is not None:
-            return SchemaError(
-                f"stream {self._stream} has a schema, and a record of bytes has no columns: pass"
-                " rows to send_many"
-            )
-        fault = record_too_large(size_bytes, self._plain_bytes_max)
-        return RecordBatchError(f"the record has {fault}")
 
     def _run(self) -> None:
         """Append what is sent, until the producer is closed or fails."""
@@ -211,14 +208,29 @@ class Producer:
             raise
 
     def _deliver(self) -> None:
+        if self._committer is not None:
+            self._deliver_committed(self._committer)
+            return
         with self._client.appender(writer=Writer(), on_appended=self._on_appended) as appender:
             is_answered = True
             while (batches := self._next_batches(may_wait=is_answered)) is not None:
                 if batches:
-                    appender.append([self._encode(each) for each in batches])
+                    items = [
+                        AppendItem(self._target.stream_id, self._encode(each)) for each in batches
+                    ]
+                    appender.append(items)
                 else:
                     appender.flush()
                 is_answered = not batches
+
+    def _deliver_committed(self, committer: Committer) -> None:
+        number = 0
+        while (batches := self._next_batches(may_wait=True)) is not None:
+            record_count = sum(each.record_count for each in batches)
+            committer.commit([self._encode(each) for each in batches], record_count)
+            for _ in batches:
+                self._on_stored(number, -1)
+                number += 1
 
     def _next_batches(self, *, may_wait: bool) -> list[Outgoing] | None:
         """Return what is to be sent now; None at the end. It is empty only if it may not wait."""
@@ -231,17 +243,18 @@ class Producer:
                     return None
                 self._gate.wait(self._outbox.seconds_until_due())
 
-    def _encode(self, batch: Outgoing) -> AppendItem:
-        target = self._target
+    def _encode(self, batch: Outgoing) -> bytes:
         if isinstance(batch, Encoded):
-            return AppendItem(target.stream_id, batch.batch)
-        encoded = encode_collected(batch, target.stream_id, target.compression)
-        return AppendItem(target.stream_id, encoded)
+            return batch.batch
+        return encode_collected(batch, self._target.stream_id, self._target.compression)
 
     def _on_appended(self, number: int, outcome: AppendOutcome) -> None:
+        self._on_stored(number, outcome.base_offset)
+
+    def _on_stored(self, number: int, base_offset: int) -> None:
         with self._lock:
             batch = self._outbox.unsettled(number)
-        self._settle(batch, outcome.base_offset)
+        self._settle(batch, base_offset)
         with self._lock:
             self._outbox.settle(number)
             self._gate.notify()

@@ -1,0 +1,169 @@
+"""Records of several streams that become visible together.
+
+Generated from ../aio/transaction.py: do not edit. Change that one, and run `make client`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from hashlib import blake2b
+from types import TracebackType
+from typing import Final, Self
+
+from sbp_core.app.blocking.targets import find_target
+from sbp_core.app.encoding import encode_collected, record_bytes
+from sbp_core.app.outbox import Collected
+from sbp_core.app.rows import Rows, Target, encode_given
+from sbp_core.client import AppendItem, Client, one_shot_producer, txn_id_of
+from sbp_core.client import Transaction as Staging
+from sbp_core.errors import ConfigurationError
+
+
+class _State(Enum):
+    """Committing is entered by the first `commit`; what fails there may be repeated."""
+
+    OPEN = "open"
+    COMMITTING = "being committed"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+class Transaction:
+    """Records of several streams that become visible together, or not at all.
+
+    Made by `Connection.transaction`. As a context manager it commits at the end of the block,
+    and aborts if that raises. Records are staged when they are sent: they are durable, and no
+    consumer reads them before the commit. Readers of two streams may see the records of one a
+    moment before those of the other. For one thread.
+    """
+
+    def __init__(self, client: Client, streams: Iterable[str]) -> None:
+        self._client = client
+        self._names: Final = tuple(streams)
+        self._targets: dict[str, Target] = {}
+        self._open: dict[str, Collected] = {}
+        self._producer = one_shot_producer()
+        self._staging = Staging(txn_id_of(self._producer, 0, uuid.uuid4().hex))
+        self._hash = blake2b(digest_size=16)
+        self._record_count = 0
+        self._state = _State.OPEN
+
+    def send(
+        self,
+        stream: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes | None] | None = None,
+        timestamp_us: int | None = None,
+    ) -> None:
+        """Send a record to one of the streams.
+
+        `timestamp_us` is in microseconds since the epoch (UTC), by default now. Raises
+        ConfigurationError for another stream, or if the transaction is over, RecordBatchError for
+        a record that is too large, SchemaError for a typed stream, SbpError.
+        """
+        target = self._target(stream)
+        size_bytes = record_bytes(value, key, headers)
+        target.check_plain(size_bytes)
+        batch = self._open.get(stream)
+        if batch is not None and not batch.has_room(size_bytes):
+            self._stage_collected(target, batch)
+            batch = None
+        if batch is None:
+            batch = self._open[stream] = Collected(0.0)
+        time_us = time.time_ns() // 1000 if timestamp_us is None else timestamp_us
+        batch.add(value, key, headers, time_us, size_bytes)
+
+    def send_many(self, stream: str, rows: Rows) -> None:
+        """Send rows to one of the streams; `rows` are as for the method of producers.
+
+        Raises what `send` raises, and SchemaError for rows that do not fit.
+        """
+        target = self._target(stream)
+        if stream in self._open:
+            self._stage_collected(target, self._open.pop(stream))
+        for encoded in encode_given(rows, target, time.time_ns() // 1000):
+            self._stage(target, encoded.batch, encoded.record_count)
+
+    def commit(self) -> None:
+        """Let all records become visible. Raises SbpError.
+
+        After an error with the outcome UNKNOWN they may be visible, now or later: call it again.
+        Raises ConfigurationError if the transaction is over, or if something was not staged.
+        """
+        if self._state not in {_State.OPEN, _State.COMMITTING}:
+            raise self._over()
+        for stream in list(self._open):
+            self._stage_collected(self._targets[stream], self._open.pop(stream))
+        if self._staging.has_failed:
+            raise ConfigurationError(
+                "some records were not staged: abort the transaction and begin another one"
+            )
+        self._state = _State.COMMITTING
+        if self._record_count:
+            self._client.commit_txn(
+                self._producer,
+                0,
+                self._staging.parts(),
+                record_count=self._record_count,
+                digest=self._hash.digest(),
+            )
+        self._state = _State.COMMITTED
+
+    def abort(self) -> None:
+        """Drop all records. Raises SbpError; they never become visible in any case.
+
+        Raises ConfigurationError once `commit` was called.
+        """
+        if self._state is not _State.OPEN:
+            raise self._over()
+        self._state = _State.ABORTED
+        self._open.clear()
+        parts = self._staging.parts()
+        if parts:
+            self._client.abort_txns(parts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._state is not _State.OPEN:
+            return
+        if kind is None:
+            self.commit()
+        else:
+            self.abort()
+
+    def _target(self, stream: str) -> Target:
+        if self._state is not _State.OPEN:
+            raise self._over()
+        if stream not in self._names:
+            raise ConfigurationError(
+                f"the transaction is not for stream {stream!r}; it was begun for"
+                f" {', '.join(self._names)}"
+            )
+        if stream not in self._targets:
+            self._targets[stream] = find_target(self._client, stream)
+        return self._targets[stream]
+
+    def _stage_collected(self, target: Target, batch: Collected) -> None:
+        encoded = encode_collected(batch, target.stream_id, target.compression)
+        self._stage(target, encoded, batch.record_count)
+
+    def _stage(self, target: Target, batch: bytes, record_count: int) -> None:
+        items = [AppendItem(target.stream_id, batch)]
+        self._client.append(items, transaction=self._staging)
+        self._hash.update(batch)
+        self._record_count += record_count
+
+    def _over(self) -> ConfigurationError:
+        return ConfigurationError(f"the transaction is {self._state.value}; begin another one")

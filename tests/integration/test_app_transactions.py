@@ -1,0 +1,193 @@
+"""Transactions over several streams, and producers that are restarted with their id."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from itertools import islice
+
+import pyarrow as pa
+import pytest
+
+from sbp_core import aio, connect
+from sbp_core.cluster import LocalCluster
+from sbp_core.errors import ConfigurationError, SchemaError
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with LocalCluster(tmp_path_factory.mktemp("app") / "data") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def sbp(cluster):
+    with connect(cluster.endpoint) as connection:
+        yield connection
+
+
+@pytest.fixture
+def stream(sbp, request):
+    name = re.sub(r"[^\w-]", "-", request.node.name)
+    sbp.create_stream(name)
+    return name
+
+
+@pytest.fixture
+def other(sbp, stream):
+    sbp.create_stream(f"{stream}-other")
+    return f"{stream}-other"
+
+
+def values(sbp, stream):
+    return [each.value for each in sbp.consumer(stream)]
+
+
+def test_records_of_all_streams_become_visible_at_the_commit(sbp, stream, other):
+    with sbp.transaction(stream, other) as txn:
+        txn.send(stream, b"one", key=b"k", headers={"a": b"b"}, timestamp_us=7)
+        txn.send_many(other, [{"value": b"two"}, {"value": b"three"}])
+        txn.send(other, b"four")
+        assert values(sbp, stream) == values(sbp, other) == []
+    (one,) = sbp.consumer(stream)
+    assert (one.value, one.key, one.headers) == (b"one", b"k", {"a": b"b"})
+    assert values(sbp, other) == [b"two", b"three", b"four"]
+
+
+def test_an_error_in_the_block_drops_all_records(sbp, stream, other):
+    txn = sbp.transaction(stream, other)
+
+    def fail():
+        with txn:
+            txn.send_many(stream, [{"value": b"one"}])
+            txn.send(other, b"two")
+            raise KeyError("no such order")
+
+    with pytest.raises(KeyError):
+        fail()
+    assert values(sbp, stream) == values(sbp, other) == []
+    with pytest.raises(ConfigurationError, match="the transaction is aborted; begin another"):
+        txn.send(stream, b"three")
+    with pytest.raises(ConfigurationError, match="is aborted"):
+        txn.commit()
+
+
+def test_a_transaction_that_is_committed_is_over(sbp, stream):
+    with sbp.transaction(stream) as txn:
+        txn.send(stream, b"one")
+        txn.commit()
+        with pytest.raises(ConfigurationError, match="is committed"):
+            txn.abort()
+        with pytest.raises(ConfigurationError, match="is committed"):
+            txn.send(stream, b"two")
+    assert values(sbp, stream) == [b"one"]
+
+
+def test_an_empty_transaction_commits_nothing(sbp, stream):
+    with sbp.transaction(stream):
+        pass
+    assert values(sbp, stream) == []
+
+
+def test_more_than_a_batch_is_staged(sbp, stream):
+    value = bytes(300_000)
+    with sbp.transaction(stream) as txn:
+        for _ in range(10):
+            txn.send(stream, value)
+    assert values(sbp, stream) == [value] * 10
+
+
+def test_another_stream_and_records_for_a_typed_one_are_refused(sbp, stream):
+    sbp.create_stream(f"{stream}-typed", schema=pa.schema([("id", pa.int64())]))
+    with sbp.transaction(f"{stream}-typed") as txn:
+        with pytest.raises(ConfigurationError, match=f"begun for {stream}-typed"):
+            txn.send(stream, b"one")
+        with pytest.raises(SchemaError, match="pass rows to send_many"):
+            txn.send(f"{stream}-typed", b"one")
+        txn.send_many(f"{stream}-typed", [{"id": 1}])
+    assert [each.columns for each in sbp.consumer(f"{stream}-typed")] == [{"id": 1}]
+
+
+def test_asyncio_commits_the_same(cluster, sbp, stream):
+    async def main():
+        async with aio.connect(cluster.endpoint) as connection:
+            async with connection.transaction(stream) as txn:
+                await txn.send(stream, b"one")
+            async with connection.producer(stream, id="loader") as producer:
+                await producer.send(b"two")
+                await producer.flush()
+                assert producer.position == 1
+
+    asyncio.run(main())
+    assert values(sbp, stream) == [b"one", b"two"]
+
+
+def test_a_producer_goes_on_where_the_last_one_with_its_id_was(sbp, stream, other):
+    source = [b"%d" % each for each in range(100)]
+    for end in (30, 60, 100):
+        with sbp.producer(stream, id="loader", batch_records=7) as producer:
+            for value in islice(source, producer.position, end):
+                producer.send(value)
+    assert values(sbp, stream) == source
+    with sbp.producer(other, id="loader") as producer:
+        assert producer.position == 0
+
+
+def test_a_producer_without_an_id_has_no_position(sbp, stream):
+    with sbp.producer(stream) as producer, pytest.raises(ConfigurationError, match="with an id"):
+        _ = producer.position
+
+
+def test_an_id_that_cannot_be_one_is_refused(sbp, stream):
+    with pytest.raises(ConfigurationError, match="cannot be the id of a producer"):
+        sbp.producer(stream, id="a b").send(b"")
+
+
+def test_of_two_producers_with_one_id_the_second_to_commit_ends(sbp, stream):
+    first = sbp.producer(stream, id="loader", linger_ms=0)
+    second = sbp.producer(stream, id="loader", linger_ms=0)
+    for each in (first, second):
+        each.__enter__()
+    first.send(b"of the first").result()
+    lost = second.send(b"of the second")
+    with pytest.raises(ConfigurationError, match="has the same id"):
+        lost.result()
+    with pytest.raises(ConfigurationError, match="has the same id"):
+        second.close()
+    first.send(b"again of the first")
+    first.close()
+    assert values(sbp, stream) == [b"of the first", b"again of the first"]
+
+
+LOADER = """
+    import sys
+    from itertools import count, islice
+
+    from sbp_core import connect
+
+    endpoint, stream, end = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    with connect(endpoint) as sbp, sbp.producer(stream, id="loader", batch_records=50) as producer:
+        print(producer.position, flush=True)
+        for number in islice(count(), producer.position, end):
+            producer.send(b"%d" % number)
+"""
+
+
+def test_a_producer_that_is_killed_loses_and_doubles_nothing(cluster, sbp, stream):
+    """It is killed at three points that depend on its speed; what it committed then, counts."""
+    end = 20_000
+    command = [sys.executable, "-c", textwrap.dedent(LOADER), cluster.endpoint, stream, str(end)]
+    consumer = iter(sbp.consumer(stream, follow=True))
+    for _ in range(3):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as loader:
+            loader.stdout.readline()
+            for _ in range(200):
+                next(consumer)
+            os.kill(loader.pid, signal.SIGKILL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert values(sbp, stream) == [b"%d" % each for each in range(end)]
