@@ -4,31 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Final
 
+from sbp_core.access.rights import is_reserved
 from sbp_core.client import StreamInfo
 from sbp_core.errors import ConfigurationError, NotFoundError, StatusCode
 
-_WILD: Final = frozenset("*?[")
+_ANY: Final = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Streams by name, and patterns of names, in which `*`, `?` and `[...]` are as in a shell."""
+    """Streams by their names, and by how their names begin. The patterns are those of grants.
 
-    names: tuple[str, ...]
-    patterns: tuple[str, ...]
+    The servers' own streams are selected by patterns that begin as their names do, not by `*`.
+    """
+
+    names: frozenset[str]
+    prefixes: frozenset[str]
 
     @staticmethod
-    def of(texts: Sequence[str]) -> Selection:
-        """Return what these names and patterns select. Raises ConfigurationError for none."""
-        if not texts:
-            raise ConfigurationError("a consumer of no stream: pass a name or a pattern such as *")
-        wild = [bool(_WILD & set(text)) for text in texts]
+    def of(patterns: Sequence[str]) -> Selection:
+        """Return what names, and begins of names followed by `*`, select.
+
+        Raises ConfigurationError for other patterns, and for none.
+        """
+        if not patterns:
+            raise ConfigurationError("a consumer of no stream: pass names, or * for all")
+        for each in patterns:
+            if not each or _ANY in each[:-1]:
+                raise ConfigurationError(
+                    f"{each!a} selects no streams: use a name, the begin of names followed by *, or"
+                    " * for all"
+                )
         return Selection(
-            tuple(text for text, is_wild in zip(texts, wild, strict=True) if not is_wild),
-            tuple(text for text, is_wild in zip(texts, wild, strict=True) if is_wild),
+            frozenset(each for each in patterns if not each.endswith(_ANY)),
+            frozenset(each.removesuffix(_ANY) for each in patterns if each.endswith(_ANY)),
         )
 
     def of_streams(self, streams: Iterable[StreamInfo]) -> list[StreamInfo]:
@@ -37,7 +48,7 @@ class Selection:
         A pattern may select none: streams that it matches may be created later.
         """
         found = [each for each in streams if each.name is not None and self._has(each.name)]
-        missing = set(self.names) - {each.name for each in found}
+        missing = self.names - {each.name for each in found}
         if missing:
             raise NotFoundError(
                 StatusCode.NOT_FOUND,
@@ -47,4 +58,6 @@ class Selection:
         return found
 
     def _has(self, name: str) -> bool:
-        return name in self.names or any(fnmatchcase(name, each) for each in self.patterns)
+        return name in self.names or any(
+            name.startswith(each) and (each or not is_reserved(name)) for each in self.prefixes
+        )

@@ -202,7 +202,7 @@ class AsyncConsumer:
 
     async def _refresh_when_due(self) -> None:
         """Find new streams that match, and follow changes of the assignment."""
-        if self._is_following and self._selection.patterns and time.monotonic() >= self._refresh_at:
+        if self._is_following and self._selection.prefixes and time.monotonic() >= self._refresh_at:
             await self._refresh()
             return
         await self._take_own()
