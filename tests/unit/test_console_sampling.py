@@ -91,7 +91,7 @@ class Cluster:
 
 
 async def sampled(cluster):
-    """What is known once the cluster was asked for all there is."""
+    """Return the samples once the cluster was asked for all there is."""
     samples = Sampler(asyncio.Event()).look(cluster)
     await asyncio.wait_for(cluster.was_asked.wait(), 60)
     return samples
