@@ -71,6 +71,10 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.ES_PD_NOT_LEADER: f"{ALSO_ACCEPTED}. Means PD_NOT_LEADER",
     StatusCode.SEAL_NO_SERVER_ANSWERED: "the placement driver: the server of the range to seal does"
     " not answer; nothing is stored, but the range may be sealed there",
+    StatusCode.MEMBER_UNKNOWN: "the placement driver: GROUP_HEARTBEAT, or COMMIT_CURSORS with a"
+    " `member_id`, of a consumer that is not in the group, or was expelled since then",
+    StatusCode.STREAM_NOT_HELD: "the placement driver: COMMIT_CURSORS for a stream that the member"
+    " does not hold, or without a member while the group has some",
     StatusCode.RS_INTERNAL: "a range server that cannot write its log and is about to exit, or"
     " cannot read what a FETCH requests; UNKNOWN in the dialect `elasticstream-2023-04`",
     StatusCode.RS_DATA_CORRUPTED: "a range server: FETCH of a batch that is damaged on disk. The"

@@ -35,6 +35,8 @@ SbpError
 |   |   +-- TxnEndedError
 |   |   +-- TxnIncompleteError
 |   |   +-- TxnAbortedError
+|   |   +-- MemberUnknownError
+|   |   +-- StreamNotHeldError
 |   +-- RequestTimeoutError
 |   +-- SealUnansweredError
 |   +-- StoreUnavailableError
@@ -53,52 +55,7 @@ import struct
 from collections.abc import Iterable
 from typing import ClassVar, Final, Self
 
-
-class StatusCode(enum.IntEnum):
-    """Codes of `status.code`: SPEC "Error Codes Table" first, then others in use."""
-
-    NONE = 0
-    UNKNOWN = 1
-    INVALID_REQUEST = 2
-    UNSUPPORTED_VERSION = 3
-    PD_NOT_LEADER = 5
-    OK = 1200
-    NO_NEW_RECORD = 1204
-    BAD_REQUEST = 1400
-    UNAUTHENTICATED = 1401
-    PERMISSION_DENIED = 1403
-    NOT_FOUND = 1404
-    REQUEST_TIMEOUT = 1408
-    CONFLICT = 1409
-    TOO_MANY_REQUESTS = 1429
-    RANGE_ALREADY_SEALED = 1460
-    OFFSET_OVERFLOW = 1461
-    RANGE_NOT_FOUND = 1462
-    OFFSET_OUT_OF_RANGE = 1463
-    APPEND_TO_COMMITTED_OFFSET = 1464
-    APPEND_TO_PENDING_OFFSET = 1465
-    APPEND_TO_OVERTAKEN_OFFSET = 1466
-    CREATE_RANGE_BEFORE_SEAL = 1470
-    EXPIRED_RANGE_EPOCH = 1471
-    UNSUPPORTED_OPERATION = 1498
-    UNKNOWN_OPERATION = 1499
-    PD_INTERNAL = 1500
-    PD_NO_AVAILABLE_RS = 1502
-    PD_STORE_UNAVAILABLE = 1504
-    ES_PD_NOT_LEADER = 1503
-    SEAL_RANGE_NOT_FOUND = 1510
-    SEAL_NO_SERVER_ANSWERED = 1511
-    RS_INTERNAL = 2500
-    RS_DATA_CORRUPTED = 2502
-    RS_SHUTTING_DOWN = 2503
-    RS_DISK_FULL = 2504
-    WRITER_GAP = 2520
-    WRITER_REPEAT = 2521
-    WRITER_UNKNOWN = 2522
-    WRITERS_NOT_THERE = 2523
-    TXN_ENDED = 2524
-    TXN_INCOMPLETE = 2525
-    TXN_ABORTED = 2526
+from sbp_core.status_code import StatusCode as StatusCode  # noqa: PLC0414 - imported from here
 
 
 class Outcome(enum.Enum):
@@ -476,6 +433,21 @@ class TxnAbortedError(RefusedError):
     """The placement driver has given up one of the transactions that are to be committed."""
 
     codes = (StatusCode.TXN_ABORTED,)
+
+
+class MemberUnknownError(RefusedError):
+    """The consumer is not, or no longer, a member of its group: it was expelled, or never joined.
+
+    It must stop reading for the group at once, as others may read its streams; it may join again.
+    """
+
+    codes = (StatusCode.MEMBER_UNKNOWN,)
+
+
+class StreamNotHeldError(RefusedError):
+    """A member of a group, and nobody else, commits the cursors of the streams that it holds."""
+
+    codes = (StatusCode.STREAM_NOT_HELD,)
 
 
 class LogError(SbpError):

@@ -420,7 +420,7 @@ DECISIONS_MAX: Final = 1_000_000
 ABORTED_TXNS_MAX: Final = 1_000_000
 """Aborted transactions that are kept, for ABORTED_TXNS_KEPT_MS."""
 ROWS_MAX: Final = 100_000_000
-"""Largest value that each of these five can be set to."""
+"""Largest value that each of the six that are settings can be set to."""
 STREAMS_PER_REQUEST_MAX: Final = 20_000
 RESULTS_PER_FRAME: Final = 1_000
 """Results of a batch of requests in one response frame."""

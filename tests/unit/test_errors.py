@@ -21,6 +21,7 @@ from sbp_core.errors import (
     LogCorruptionError,
     LogError,
     LogWriteError,
+    MemberUnknownError,
     NoRangeServerError,
     NotFoundError,
     NotLeaderError,
@@ -42,6 +43,7 @@ from sbp_core.errors import (
     StatusError,
     StorageError,
     StoreUnavailableError,
+    StreamNotHeldError,
     ThrottledError,
     TlsError,
     TransportError,
@@ -102,6 +104,8 @@ CODES = {  # code: exception, retriable, refreshes_placement, outcome
     StatusCode.TXN_ENDED: (TxnEndedError, False, False, NO),
     StatusCode.TXN_INCOMPLETE: (TxnIncompleteError, False, False, NO),
     StatusCode.TXN_ABORTED: (TxnAbortedError, False, False, NO),
+    StatusCode.MEMBER_UNKNOWN: (MemberUnknownError, False, False, NO),
+    StatusCode.STREAM_NOT_HELD: (StreamNotHeldError, False, False, NO),
 }
 
 PLAIN = {
