@@ -90,6 +90,7 @@ class ClusterSettings:
     streams_max: int = _setting_of(PlacementDriverSettings, "streams_max")
     ranges_per_stream_max: int = _setting_of(PlacementDriverSettings, "ranges_per_stream_max")
     cursors_max: int = _setting_of(PlacementDriverSettings, "cursors_max")
+    members_max: int = _setting_of(PlacementDriverSettings, "members_max")
     decisions_max: int = _setting_of(PlacementDriverSettings, "decisions_max")
     aborted_txns_max: int = _setting_of(PlacementDriverSettings, "aborted_txns_max")
     range_server_port: int = _setting_of(RangeServerSettings, "port")

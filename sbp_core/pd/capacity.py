@@ -1,9 +1,10 @@
-"""How many streams, ranges, cursors and decisions the metadata may hold; more are refused.
+"""How many streams, ranges, cursors, members and decisions the metadata may hold.
 
-Everything that clients can create without end has a limit here, or grows with something that has
-one: replicas with ranges, writers and schemas with streams (SCHEMA_VERSIONS_MAX each), parts with
-decisions. Range servers take 100 bytes each, and an id by itself takes none. Each start of the
-placement driver takes 60 bytes.
+More are refused. Everything that clients can create without end has a limit here, or grows with
+something that has one: replicas with ranges, writers and schemas with streams (SCHEMA_VERSIONS_MAX
+each), parts with decisions, streams of a group with members (GROUP_STREAMS_MAX each). Range servers
+take 100 bytes each, and an id by itself takes none. Each start of the placement driver takes 60
+bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from sbp_core import limits
+from sbp_core import group_limits, limits
 from sbp_core.errors import InvalidRequestError, invalid
 from sbp_core.server.settings import integer_setting
 
@@ -42,6 +43,13 @@ class CapacityLimits:
         default=limits.CURSORS_MAX,
         unit="cursors",
     )
+    members_max: int = integer_setting(
+        "Members of all consumer groups together; admitting more is refused.",
+        1,
+        limits.ROWS_MAX,
+        default=group_limits.MEMBERS_MAX,
+        unit="members",
+    )
     decisions_max: int = integer_setting(
         "Committed batches of producers that are kept; committing more is refused.",
         1,
@@ -61,6 +69,7 @@ class CapacityLimits:
 _TABLES: Final = {
     "streams": ("streams_max", "streams", "delete some"),
     "cursors": ("cursors_max", "cursors of consumer groups", "forget some"),
+    "group_members": ("members_max", "members of consumer groups", "let some leave"),
     "txns": (
         "decisions_max",
         "decided batches of transactions that are kept",

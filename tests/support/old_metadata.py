@@ -25,6 +25,7 @@ SINCE = {
     11: ("DROP TABLE draining",),
     12: ("DROP TABLE grants", "ALTER TABLE txns DROP COLUMN subject"),
     13: ("DROP TABLE restores",),
+    14: ("DROP TABLE group_streams", "DROP TABLE group_members", "DROP TABLE consumer_groups"),
 }
 """The statements that take away what each version added."""
 

@@ -1,9 +1,9 @@
 """The metadata of a cluster, by families of tables, and the one thread that uses them.
 
-`streams`, `ranges`, `schemas`, `servers`, `cursors`, `grants`, `restores` and `transactions` have
-the statements of one family of tables each, `tables` declares the tables, and a `Database` has the
-connection and its transactions. The changes of a method are on disk when it returns, all or
-nothing. Every method raises StatusError when the store fails.
+`streams`, `ranges`, `schemas`, `servers`, `cursors`, `groups`, `grants`, `restores` and
+`transactions` have the statements of one family of tables each, `tables` declares the tables, and a
+`Database` has the connection and its transactions. The changes of a method are on disk when it
+returns, all or nothing. Every method raises StatusError when the store fails.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sbp_core.pd.metadata.cursors import CursorTable
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME
 from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.grants import GrantTable
+from sbp_core.pd.metadata.groups import GroupTables
 from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.restores import RestoreTable
 from sbp_core.pd.metadata.schemas import SchemaTable
@@ -51,6 +52,7 @@ class MetadataStore(StreamTables):
         self.transactions: Final = TransactionTables(database, self.capacity)
         self.schemas: Final = SchemaTable(database)
         self.cursors: Final = CursorTable(database)
+        self.groups: Final = GroupTables(database)
         self.grants: Final = GrantTable(database)
         self.restores: Final = RestoreTable(database, self.servers)
         super().__init__(database, self.servers, self.transactions)

@@ -32,7 +32,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION: Final = 13
+SCHEMA_VERSION: Final = 14
 """The newest version, which is the revision of the newest migration."""
 SCHEMA_VERSION_MIN: Final = 2
 """The oldest version that is migrated."""
@@ -51,6 +51,7 @@ _INTEGER: Final = BigInteger().with_variant(Integer, "sqlite")
 _TEXT: Final = Text().with_variant(Text(collation="C"), "postgresql")
 """Compared and sorted by code point in both homes."""
 _STREAM: Final = "streams.stream_id"
+_GROUP: Final = "consumer_groups.group_name"
 
 
 COUNT_MAX: Final = bindparam("count_max", type_=BigInteger())
@@ -70,8 +71,8 @@ def _numbered(name: str) -> Column[int]:
     return Column(name, _INTEGER, primary_key=True, autoincrement=True)
 
 
-def _text(name: str, *, is_key: bool = False) -> Column[str]:
-    return Column(name, _TEXT, nullable=False, primary_key=is_key)
+def _text(name: str, *arguments: ForeignKey, is_key: bool = False) -> Column[str]:
+    return Column(name, _TEXT, *arguments, nullable=False, primary_key=is_key)
 
 
 def _bytes(name: str) -> Column[bytes]:
@@ -174,6 +175,44 @@ cursors: Final = Table(
     Index("cursors_by_stream", "stream_id"),
     sqlite_with_rowid=False,
 )
+
+consumer_groups: Final = Table(
+    "consumer_groups",
+    COMMON,
+    _text("group_name", is_key=True),
+    _integer("generation"),
+    sqlite_with_rowid=False,
+)
+"""The groups that have members."""
+
+group_members: Final = Table(
+    "group_members",
+    COMMON,
+    _text("group_name", _of(_GROUP), is_key=True),
+    _text("member_id", is_key=True),
+    _text("patterns"),
+    _integer("session_timeout_ms"),
+    _integer("handover_timeout_ms"),
+    Column("subject", _TEXT),
+    _integer("joined"),
+    sqlite_with_rowid=False,
+)
+"""The patterns are separated by spaces; `subject` is NULL for a member that may read anything."""
+
+group_streams: Final = Table(
+    "group_streams",
+    COMMON,
+    _text("group_name", _of(_GROUP), is_key=True),
+    _integer("stream_id", _of(_STREAM), is_key=True),
+    _text("member_id"),
+    _integer("since"),
+    Column("revoked", _INTEGER),
+    Column("heir", _TEXT),
+    Index("group_streams_by_member", "group_name", "member_id"),
+    Index("group_streams_by_stream", "stream_id"),
+    sqlite_with_rowid=False,
+)
+"""The streams that members hold: since a generation, and revoked since one, for an heir."""
 
 writers: Final = Table(
     "writers",

@@ -1,0 +1,75 @@
+"""The members of groups in the metadata store."""
+
+import pytest
+
+from sbp_core.pd.groups.group import Group, Member
+from sbp_core.pd.model import NewStream
+
+GROUP = "g"
+
+
+@pytest.fixture
+def store(home):
+    return home.open()
+
+
+def create(store, *names):
+    news = [NewStream(name, 1, 1, 0, (1,)) for name in names]
+    return [stream.stream_id for stream, _ in store.create_streams(news, 5)]
+
+
+def member(member_id, *patterns, subject=None):
+    return Member(member_id, patterns, 1_000, 2_000, subject)
+
+
+def joined(store, stream_ids, *members):
+    for each in members:
+        before = store.groups.maybe_group(GROUP) or Group(100)
+        eligible = dict.fromkeys([*before.members, each.member_id], frozenset(stream_ids))
+        store.groups.change(GROUP, before, before.with_member(each, eligible))
+    return store.groups.maybe_group(GROUP)
+
+
+def test_a_group_is_as_it_was_stored_also_after_a_crash(home):
+    store = home.open()
+    streams = create(store, "a", "b", "c")
+    first, second = member("m", "a", "b*"), member("n", "*", subject="CN=n")
+    before = joined(store, streams, first, second)
+    assert before.members["m"].patterns == ("a", "b*")
+    assert before.members["n"].subject == "CN=n"
+    assert [each.revoked for each in before.holdings.values()] == [None, None, 102]
+    assert home.crash().groups.maybe_group(GROUP) == before
+
+
+def test_a_member_sees_its_part_of_a_group_and_changes_that_of_its_heir(store):
+    streams = create(store, "a", "b")
+    group = joined(store, streams, member("m", "*"), member("n", "*"))
+    part = store.groups.maybe_of_member(GROUP, "m")
+    assert part.members.keys() == {"m"}
+    assert part.holdings == group.holdings
+    after = part.after_heartbeat("m", part.generation, part.assigned("m"))
+    store.groups.change(GROUP, part, after)
+    assert store.groups.maybe_group(GROUP) == Group(103, group.members, after.holdings)
+    assert store.groups.maybe_of_member(GROUP, "n").assigned("n") == [streams[1]]
+    assert store.groups.maybe_of_member(GROUP, "nobody").members == {}
+
+
+def test_a_group_without_members_is_gone(store):
+    streams = create(store, "a")
+    group = joined(store, streams, member("m", "*"))
+    assert store.groups.names() == [GROUP]
+    assert store.groups.has_members(GROUP)
+    store.groups.change(GROUP, group, group.without_members(["m"], {}))
+    assert store.groups.names() == []
+    assert not store.groups.has_members(GROUP)
+    assert store.groups.maybe_group(GROUP) is store.groups.maybe_of_member(GROUP, "m") is None
+    assert store.capacity.counts()["group_members"][0] == 0
+
+
+def test_a_deleted_stream_takes_its_holding_along(store):
+    streams = create(store, "a", "b")
+    group = joined(store, streams, member("m", "*"))
+    store.delete_streams([streams[0]])
+    after = store.groups.maybe_group(GROUP)
+    assert after.assigned("m") == streams[1:]
+    assert after.generation == group.generation
