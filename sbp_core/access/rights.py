@@ -119,13 +119,18 @@ def checked_grant(subject: str, right: str, pattern: str) -> Grant:
             f"{right[:20]!a} cannot be granted: use {', '.join(GRANTABLE[:-1])} or"
             f" {GRANTABLE[-1]}{remedy}"
         )
+    check_pattern(pattern)
+    return Grant(subject, Right(right), pattern)
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise InvalidRequestError unless a text is a pattern of names."""
     longest = limits.STREAM_NAME_LENGTH_MAX + len(_ANY)
     if not 1 <= len(pattern) <= longest or _ANY in pattern[:-1] or not pattern.isprintable():
         raise invalid(
             f"{pattern[:longest]!a} is not a pattern: use a name, the begin of names followed by *,"
             " or * for all"
         )
-    return Grant(subject, Right(right), pattern)
 
 
 class Owners(Generic[K]):

@@ -17,6 +17,7 @@ from typing import Final
 
 from sbp_core.errors import SbpError
 from sbp_core.pd.backups.restore import Restorer
+from sbp_core.pd.groups.group_operations import GroupOperations
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import range_table
 from sbp_core.pd.range_servers import Membership
@@ -47,7 +48,9 @@ _SERVERS: Final = METRICS.gauge(
     "sbp_pd_range_servers", "Range servers that were heard lately (`live`), or drained.", "state"
 )
 _ROWS: Final = METRICS.gauge(
-    "sbp_pd_rows", "Streams, cursors, decided batches and aborted transactions that are kept.", "of"
+    "sbp_pd_rows",
+    "Streams, cursors, members of groups, decided batches and aborted transactions that are kept.",
+    "of",
 )
 _ROWS_MAX: Final = METRICS.gauge("sbp_pd_rows_limit", "The most that the settings allow.", "of")
 _OPEN: Final = METRICS.gauge(
@@ -62,6 +65,13 @@ _STUCK: Final = METRICS.gauge(
 _RESTORING: Final = METRICS.gauge(
     "sbp_pd_restoring",
     "1 while the cluster is being restored from a backup, and serves nobody; else 0.",
+)
+_EXPELLED: Final = METRICS.counter(
+    "sbp_pd_group_members_expelled_total",
+    "Members of groups that were silent, or did not give a stream up.",
+)
+_MOVED: Final = METRICS.counter(
+    "sbp_pd_group_streams_moved_total", "Streams that went from one member of a group to another."
 )
 _LAG: Final = METRICS.gauge(
     "sbp_group_lag_records",
@@ -177,11 +187,13 @@ class Observation:
         *,
         clock: Clock,
         restorer: Restorer,
+        groups: GroupOperations,
     ) -> None:
         self._store = store
         self._membership = membership
         self._publisher = publisher
         self._restorer = restorer
+        self._groups = groups
         self._clock = clock
         self.lags: Final = GroupLags(store, peers)
 
@@ -212,5 +224,7 @@ class Observation:
         for table, (count, count_max) in counts.items():
             yield _ROWS.of(count, table)
             yield _ROWS_MAX.of(count_max, table)
+        yield _EXPELLED.of(self._groups.expelled_count)
+        yield _MOVED.of(self._groups.moved_count)
         for each in await self.lags.read():
             yield each

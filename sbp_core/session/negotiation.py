@@ -15,6 +15,7 @@ first frame after that arrived.
     idempotent-append -                           -
     transactions      -                           -
     schemas           -                           -
+    groups            -                           -
     replication       versions, a byte each       the highest of them that it knows
     identity          the token                   u64, big-endian: when the identity
                                                   ends, in ms since the epoch
@@ -67,6 +68,7 @@ class FeatureName(enum.StrEnum):
     IDEMPOTENT_APPEND = "idempotent-append"
     TRANSACTIONS = "transactions"
     SCHEMAS = "schemas"
+    GROUPS = "groups"
     REPLICATION = "replication"
     IDENTITY = "identity"
     RESTORE = "restore"
@@ -83,10 +85,10 @@ class Agreement:
     class in which the server schedules the connection's reads. `has_header_checksum`: checksums
     are of whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
     `has_transactions`: batches may be staged, and are appended or dropped together. `has_schemas`:
-    streams may have schemas. `replication_version`: that of what goes between copies of ranges, one
-    of REPLICATION_VERSIONS; 0 if nothing may. `restoring` is the id of the backup that the client
-    restores, empty if it restores none. `sizes` are what the peer accepts, or reads where
-    that is the client.
+    streams may have schemas. `has_groups`: consumer groups may have members. `replication_version`:
+    that of what goes between copies of ranges, one of REPLICATION_VERSIONS; 0 if nothing may.
+    `restoring` is the id of the backup that the client restores, empty if it restores none. `sizes`
+    are what the peer accepts, or reads where that is the client.
     """
 
     has_compression: bool = False
@@ -98,6 +100,7 @@ class Agreement:
     has_idempotent_append: bool = False
     has_transactions: bool = False
     has_schemas: bool = False
+    has_groups: bool = False
     replication_version: int = 0
     restoring: str = ""
     sizes: RecordSizes = DEFAULT
@@ -113,6 +116,7 @@ _FLAGS: Final = {
     FeatureName.IDEMPOTENT_APPEND: "has_idempotent_append",
     FeatureName.TRANSACTIONS: "has_transactions",
     FeatureName.SCHEMAS: "has_schemas",
+    FeatureName.GROUPS: "has_groups",
     FeatureName.HANDLER_DURATION: "has_handler_duration",
 }
 """The features without data, and their fields of an Agreement."""
@@ -188,6 +192,7 @@ def offer(wishes: Wishes) -> tuple[Feature, ...]:
         Feature(FeatureName.IDEMPOTENT_APPEND),
         Feature(FeatureName.TRANSACTIONS),
         Feature(FeatureName.SCHEMAS),
+        Feature(FeatureName.GROUPS),
         Feature(FeatureName.REPLICATION, REPLICATION_VERSIONS),
         RECORD_BYTES_OFFER,
     ]

@@ -53,6 +53,11 @@ class DescribeCursorsRequest(Struct, frozen=True, gc=False):
     stream_ids: tuple[int, ...] = ()
 
 
+class DescribeGroupRequest(Struct, frozen=True, gc=False):
+    timeout_ms: int = 0
+    group: str | None = None
+
+
 class DescribeSchemasRequest(Struct, frozen=True, gc=False):
     timeout_ms: int = 0
     stream_ids: tuple[int, ...] = ()
@@ -115,9 +120,46 @@ class Grant(Struct, frozen=True, gc=False):
     pattern: str | None = None
 
 
+class GroupHeartbeatRequest(Struct, frozen=True, gc=False):
+    timeout_ms: int = 0
+    group: str | None = None
+    member_id: str | None = None
+    generation: int = -1
+    stream_ids: tuple[int, ...] = ()
+
+
+class GroupMember(Struct, frozen=True, gc=False):
+    """DESCRIBE_GROUP: the members of a consumer group."""
+
+    member_id: str | None = None
+    patterns: tuple[str, ...] = ()
+    session_timeout_ms: int = 0
+    handover_timeout_ms: int = 0
+    stream_ids: tuple[int, ...] = ()
+    revoked_ids: tuple[int, ...] = ()
+    subject: str | None = None
+
+
 class IdAllocationRequest(Struct, frozen=True, gc=False):
     timeout_ms: int = 0
     host: str | None = None
+
+
+class JoinGroupRequest(Struct, frozen=True, gc=False):
+    """JOIN_GROUP / GROUP_HEARTBEAT / LEAVE_GROUP: a member of a consumer group, and the streams that it is to read, or has."""
+
+    timeout_ms: int = 0
+    group: str | None = None
+    member_id: str | None = None
+    patterns: tuple[str, ...] = ()
+    session_timeout_ms: int = 0
+    handover_timeout_ms: int = 0
+
+
+class LeaveGroupRequest(Struct, frozen=True, gc=False):
+    timeout_ms: int = 0
+    group: str | None = None
+    member_id: str | None = None
 
 
 class ListGrantsRequest(Struct, frozen=True, gc=False):
@@ -281,6 +323,13 @@ class DeleteStreamsRequest(Struct, frozen=True, gc=False):
     streams: tuple[Stream, ...] = ()
 
 
+class DescribeGroupResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    status: Status | None = None
+    generation: int = -1
+    members: tuple[GroupMember, ...] = ()
+
+
 class DescribePlacementDriverClusterRequest(Struct, frozen=True, gc=False):
     range_server: RangeServer | None = None
     timeout_ms: int = 0
@@ -329,6 +378,13 @@ class FetchResult(Struct, frozen=True, gc=False):
     batch_length: int = -1
     next_offset: int = -1
     places: tuple[BatchPlace, ...] = ()
+
+
+class GroupHeartbeatResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    status: Status | None = None
+    generation: int = -1
+    stream_ids: tuple[int, ...] = ()
 
 
 class HaltedRanges(Struct, frozen=True, gc=False):
@@ -380,6 +436,18 @@ class IdAllocationResponse(Struct, frozen=True, gc=False):
     def __repr__(self) -> str:
         """Return the fields, but for secrets."""
         return repr_without(self, ["server_secret"])
+
+
+class JoinGroupResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    status: Status | None = None
+    generation: int = -1
+    stream_ids: tuple[int, ...] = ()
+
+
+class LeaveGroupResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    status: Status | None = None
 
 
 class ListGrantsResponse(Struct, frozen=True, gc=False):
@@ -586,6 +654,8 @@ class CommitCursorsRequest(Struct, frozen=True, gc=False):
     timeout_ms: int = 0
     group: str | None = None
     cursors: tuple[Cursor, ...] = ()
+    member_id: str | None = None
+    generation: int = -1
 
 
 class CommitCursorsResponse(Struct, frozen=True, gc=False):
@@ -902,6 +972,10 @@ class Opcode(enum.IntEnum):
     DESCRIBE_CURSORS = 0x3007
     REGISTER_SCHEMAS = 0x3008
     DESCRIBE_SCHEMAS = 0x3009
+    JOIN_GROUP = 0x300A
+    GROUP_HEARTBEAT = 0x300B
+    LEAVE_GROUP = 0x300C
+    DESCRIBE_GROUP = 0x300D
     REPORT_METRICS = 0x4001
     DESCRIBE_PD_CLUSTER = 0x4002
     DESCRIBE_SERVERS = 0x4003
@@ -925,6 +999,10 @@ EXTENSIONS: Final = frozenset(
         Opcode.DESCRIBE_CURSORS,
         Opcode.REGISTER_SCHEMAS,
         Opcode.DESCRIBE_SCHEMAS,
+        Opcode.JOIN_GROUP,
+        Opcode.GROUP_HEARTBEAT,
+        Opcode.LEAVE_GROUP,
+        Opcode.DESCRIBE_GROUP,
         Opcode.DESCRIBE_SERVERS,
         Opcode.DRAIN_SERVERS,
         Opcode.LIST_GRANTS,
@@ -962,6 +1040,10 @@ OPERATIONS: Final[Mapping[Opcode, tuple[type[Struct], type[Struct]]]] = {
     Opcode.DESCRIBE_CURSORS: (DescribeCursorsRequest, DescribeCursorsResponse),
     Opcode.REGISTER_SCHEMAS: (RegisterSchemasRequest, RegisterSchemasResponse),
     Opcode.DESCRIBE_SCHEMAS: (DescribeSchemasRequest, DescribeSchemasResponse),
+    Opcode.JOIN_GROUP: (JoinGroupRequest, JoinGroupResponse),
+    Opcode.GROUP_HEARTBEAT: (GroupHeartbeatRequest, GroupHeartbeatResponse),
+    Opcode.LEAVE_GROUP: (LeaveGroupRequest, LeaveGroupResponse),
+    Opcode.DESCRIBE_GROUP: (DescribeGroupRequest, DescribeGroupResponse),
     Opcode.REPORT_METRICS: (ReportMetricsRequest, ReportMetricsResponse),
     Opcode.DESCRIBE_PD_CLUSTER: (
         DescribePlacementDriverClusterRequest,
@@ -1007,6 +1089,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     BatchPlace: (I64, I32, I64, I32, I32, I64, I32),
     CheckRightsRequest: (I32, TEXT, Vector(I64)),
     DescribeCursorsRequest: (I32, TEXT, Vector(I64)),
+    DescribeGroupRequest: (I32, TEXT),
     DescribeSchemasRequest: (I32, Vector(I64), BOOL),
     DescribeServersRequest: (I32,),
     DescribeStreamsRequest: (I32, Vector(I64), Vector(TEXT), BOOL),
@@ -1015,7 +1098,11 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     EndTxnInfo: (I64, I32, Vector(TEXT), BOOL, I32, I64),
     Feature: (TEXT, BYTES),
     Grant: (TEXT, TEXT, TEXT),
+    GroupHeartbeatRequest: (I32, TEXT, TEXT, I64, Vector(I64)),
+    GroupMember: (TEXT, Vector(TEXT), I32, I32, Vector(I64), Vector(I64), TEXT),
     IdAllocationRequest: (I32, TEXT),
+    JoinGroupRequest: (I32, TEXT, TEXT, Vector(TEXT), I32, I32),
+    LeaveGroupRequest: (I32, TEXT, TEXT),
     ListGrantsRequest: (I32, TEXT),
     LookupOffsetInfo: (I64, I32, I64, I64),
     PlacementDriverNode: (TEXT, TEXT, BOOL),
@@ -1037,6 +1124,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     Cursor: (I64, I64, I64, Table("Status"), TEXT),
     DeleteStreamResult: (Table("Stream"), Table("Status")),
     DeleteStreamsRequest: (I32, Vector(Table("Stream"))),
+    DescribeGroupResponse: (I32, Table("Status"), I64, Vector(Table("GroupMember"))),
     DescribePlacementDriverClusterRequest: (Table("RangeServer"), I32),
     DescribeRangesRequest: (I32, Vector(Table("RangeId")), I64, I32),
     DescribeStreamResult: (Table("Stream"), Table("Status"), I64),
@@ -1044,6 +1132,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     EndTxnRequest: (I32, Vector(Table("EndTxnInfo"))),
     EndTxnResult: (I64, I32, I64, I64, Table("Status")),
     FetchResult: (I64, I32, I32, Table("Status"), I32, I64, Vector(Table("BatchPlace"))),
+    GroupHeartbeatResponse: (I32, Table("Status"), I64, Vector(I64)),
     HaltedRanges: (I32, Vector(Table("RangeId")), TEXT),
     HeartbeatRequest: (
         TEXT,
@@ -1073,6 +1162,8 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         I32,
     ),
     IdAllocationResponse: (I32, Table("Status"), TEXT),
+    JoinGroupResponse: (I32, Table("Status"), I64, Vector(I64)),
+    LeaveGroupResponse: (I32, Table("Status")),
     ListGrantsResponse: (I32, Vector(Table("Grant")), Table("Status")),
     LookupOffsetResult: (I64, I32, I64, Table("Status"), I64),
     LookupOffsetsRequest: (I32, Vector(Table("LookupOffsetInfo"))),
@@ -1134,7 +1225,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         Vector(Table("Grant")),
         Vector(Table("TxnDescription")),
     ),
-    CommitCursorsRequest: (I32, TEXT, Vector(Table("Cursor"))),
+    CommitCursorsRequest: (I32, TEXT, Vector(Table("Cursor")), TEXT, I64),
     CommitCursorsResponse: (I32, Vector(Table("Cursor")), Table("Status")),
     DeleteStreamsResponse: (I32, Vector(Table("DeleteStreamResult")), Table("Status")),
     DescribeCursorsResponse: (I32, Vector(Table("Cursor")), Table("Status")),

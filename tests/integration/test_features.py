@@ -62,6 +62,7 @@ def test_both_servers_accept_what_they_know(tmp_path):
                     has_idempotent_append=True,
                     has_transactions=True,
                     has_schemas=True,
+                    has_groups=True,
                     replication_version=1,
                 )
                 echo = await client.call(Opcode.PING, b"header", [b"p" * 10_000])

@@ -70,6 +70,16 @@ AT_DRIVER = {
         READ | {"member"},
         lambda i: h.DescribeCursorsRequest(MS, "readers", (i,)),
     ),
+    Opcode.JOIN_GROUP: (
+        READ | {"member"},
+        lambda _: h.JoinGroupRequest(MS, "readers", "m", ("orders-*",)),
+    ),
+    Opcode.GROUP_HEARTBEAT: (
+        READ | {"member"},
+        lambda _: h.GroupHeartbeatRequest(MS, "readers", "m"),
+    ),
+    Opcode.LEAVE_GROUP: (READ | {"member"}, lambda _: h.LeaveGroupRequest(MS, "readers", "m")),
+    Opcode.DESCRIBE_GROUP: (READ | {"member"}, lambda _: h.DescribeGroupRequest(MS, "readers")),
     Opcode.REGISTER_SCHEMAS: (MANAGE, lambda i: h.RegisterSchemasRequest(MS, (h.SchemaEntry(i),))),
     Opcode.DESCRIBE_SCHEMAS: (ANY, lambda i: h.DescribeSchemasRequest(MS, (i,))),
     Opcode.REPORT_METRICS: (SERVER, lambda _: h.ReportMetricsRequest()),

@@ -78,6 +78,7 @@ _WITHOUT: Final = {
     FeatureName.IDEMPOTENT_APPEND: "idempotent appends: upgrade it, or append without a writer",
     FeatureName.TRANSACTIONS: "transactions: upgrade it, or append without one",
     FeatureName.SCHEMAS: "schemas of streams: upgrade it, or write and read without one",
+    FeatureName.GROUPS: "members of consumer groups: upgrade the placement driver",
     FeatureName.REPLICATION: "copies of ranges in a version known here: upgrade the older server",
 }
 """By feature that calls need: what a server without it lacks, and the remedy."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence, Set
 
 from sbp_core import limits
 from sbp_core.errors import SbpError, invalid
+from sbp_core.pd.groups.group_operations import refused_cursors
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import NO_CURSOR, CursorRecord, check_group_name
 from sbp_core.pd.streams.stream_operations import apply_accepted, check_item_count, no_stream
@@ -43,7 +44,12 @@ class CursorHandlers:
         check_item_count(len(request.cursors))
         check_group_name(request.group or "")
         results = await self._store.run(
-            commit_cursors, request.group or "", request.cursors, self._clock.wall_ms()
+            commit_cursors,
+            request.group or "",
+            request.cursors,
+            self._clock.wall_ms(),
+            member_id=request.member_id,
+            generation=request.generation,
         )
         await respond_all(
             call, results, lambda part: CommitCursorsResponse(cursors=part, status=SUCCESS)
@@ -80,11 +86,22 @@ class CursorHandlers:
 
 
 def commit_cursors(
-    store: MetadataStore, group: str, cursors: Sequence[Cursor], committed_at_ms: int
+    store: MetadataStore,
+    group: str,
+    cursors: Sequence[Cursor],
+    committed_at_ms: int,
+    *,
+    member_id: str | None = None,
+    generation: int = -1,
 ) -> list[Cursor]:
-    """Set or forget cursors (SPEC "COMMIT_CURSORS"), all in one transaction, in their order."""
+    """Set or forget cursors (SPEC "COMMIT_CURSORS"), all in one transaction, in their order.
+
+    Raises MemberUnknownError for one that is no member, StreamNotHeldError if a member has to.
+    """
+    stream_ids = [each.stream_id for each in cursors]
+    refused = refused_cursors(store, group, member_id, generation, stream_ids)
     crowded_out = _crowded_out(store, group, cursors)
-    planned = [_plan(store, cursor, crowded_out) for cursor in cursors]
+    planned = [refused.get(each.stream_id) or _plan(store, each, crowded_out) for each in cursors]
     outcomes = apply_accepted(
         planned, lambda wanted: store.cursors.commit(group, wanted, committed_at_ms)
     )

@@ -24,6 +24,7 @@ from sbp_core.errors import (
 from sbp_core.pd.backups.cut import CutTaker
 from sbp_core.pd.backups.restore import Restorer
 from sbp_core.pd.grant_handlers import GrantHandlers, StoredRights
+from sbp_core.pd.groups.group_handlers import GroupHandlers
 from sbp_core.pd.log_marks import NO_POSITION, LogMarks, maybe_log_mark
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
@@ -141,6 +142,7 @@ class PlacementDriverHandlers:
                 self._protection = AuditProtection(store)
         self._trimmer = Trimmer(store, self._peers)
         self._cursors = CursorHandlers(store, clock)
+        self._groups = GroupHandlers(store, clock)
         self._schemas = SchemaHandlers(store, clock)
         self._log_marks = LogMarks(store, clock)
         self._range_servers = RangeServers(store, self._peers)
@@ -155,6 +157,7 @@ class PlacementDriverHandlers:
             *(store, membership, self._publisher, self._peers),
             clock=clock,
             restorer=self._restorer,
+            groups=self._groups.operations,
         )
         self._endpoint = endpoint
         self._looking: asyncio.Task[None] | None = None
@@ -175,6 +178,7 @@ class PlacementDriverHandlers:
             Opcode.REPORT_METRICS: self.report_metrics,
             Opcode.DESCRIBE_PD_CLUSTER: self.describe_cluster,
             **self._cursors.by_opcode(),
+            **self._groups.by_opcode(),
             **self._schemas.by_opcode(),
             **self._txns.by_opcode(),
             **self._servers.by_opcode(),
@@ -192,6 +196,7 @@ class PlacementDriverHandlers:
         await self._store.run(lambda store: store.grants.canonicalise())
         await self._publisher.start()
         self._looking = asyncio.create_task(log_missing_servers(self._store, self._membership))
+        await self._groups.start()
         self._fail_over.start()
         self._repair.start()
         if self._audit is not None:
@@ -278,6 +283,7 @@ class PlacementDriverHandlers:
             await cancel_all([self._looking])
         if self._audit is not None:
             await self._audit.stop()
+        await self._groups.stop()
         await self.observation.lags.stop()
         await self._publisher.stop()
         await self._repair.stop()

@@ -1,0 +1,207 @@
+"""JOIN_GROUP, GROUP_HEARTBEAT, LEAVE_GROUP and DESCRIBE_GROUP: the members of consumer groups."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final
+
+from sbp_core import group_limits as limits
+from sbp_core.access.rights import check_pattern
+from sbp_core.errors import SbpError, invalid
+from sbp_core.pd.groups.group import Group, Member
+from sbp_core.pd.groups.group_operations import GroupOperations
+from sbp_core.pd.metadata.store import MetadataStore, StoreThread
+from sbp_core.pd.model import check_group_name
+from sbp_core.pd.streams.stream_operations import check_has_features, check_item_count
+from sbp_core.server.answers import respond_in_parts
+from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.runtime import Clock, cancel_all
+from sbp_core.wire.headers import (
+    DescribeGroupRequest,
+    DescribeGroupResponse,
+    GroupHeartbeatRequest,
+    GroupHeartbeatResponse,
+    GroupMember,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+)
+from sbp_core.wire.opcodes import Opcode
+from sbp_core.wire.status import SUCCESS, shown
+
+_LOG: Final = logging.getLogger(__name__)
+_MEMBER_ID: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.MEMBER_ID_LENGTH_MAX}}}")
+_NO_MEMBERS: Final = Group(-1)
+_MEMBERS_PER_FRAME: Final = 10
+"""Each has up to GROUP_PATTERNS_MAX patterns."""
+
+
+class GroupHandlers:
+    """Serves the members of groups, and looks for those that are silent."""
+
+    def __init__(self, store: StoreThread, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._looking: asyncio.Task[None] | None = None
+        self.operations: Final = GroupOperations()
+
+    def by_opcode(self) -> Mapping[Opcode, Handler]:
+        """Return the handler of each operation served here."""
+        return {
+            Opcode.JOIN_GROUP: self.join,
+            Opcode.GROUP_HEARTBEAT: self.heartbeat,
+            Opcode.LEAVE_GROUP: self.leave,
+            Opcode.DESCRIBE_GROUP: self.describe,
+        }
+
+    async def start(self) -> None:
+        """Continue with the members that the last leader had; look for silent ones."""
+        await self._store.run(self.operations.resume, self._clock.monotonic())
+        self._looking = asyncio.create_task(self._keep_looking())
+
+    async def stop(self) -> None:
+        """Stop looking."""
+        if self._looking is not None:
+            await cancel_all([self._looking])
+
+    async def join(self, call: ServerCall) -> None:
+        """SPEC "JOIN_GROUP": durable when it is answered; may be repeated."""
+        request = call.decode(JoinGroupRequest)
+        name = _checked_group(call, request.group)
+        member = Member(
+            _checked_member_id(request.member_id),
+            _checked_patterns(request.patterns),
+            _checked_session_ms(request.session_timeout_ms),
+            _checked_handover_ms(request.handover_timeout_ms),
+            _subject_of(call),
+        )
+        now, wall_ms = self._clock.monotonic(), self._clock.wall_ms()
+        group = await self._store.run(self.operations.join, name, member, now, wall_ms)
+        assigned = tuple(group.assigned(member.member_id))
+        await call.respond(
+            JoinGroupResponse(status=SUCCESS, generation=group.generation, stream_ids=assigned)
+        )
+
+    async def heartbeat(self, call: ServerCall) -> None:
+        """SPEC "GROUP_HEARTBEAT": what the member is to read from now on."""
+        request = call.decode(GroupHeartbeatRequest)
+        name = _checked_group(call, request.group)
+        member_id = _checked_member_id(request.member_id)
+        check_item_count(len(request.stream_ids))
+        group = await self._store.run(
+            self.operations.heartbeat,
+            name,
+            member_id,
+            generation=request.generation,
+            held=frozenset(request.stream_ids),
+            now=self._clock.monotonic(),
+        )
+        assigned = tuple(group.assigned(member_id))
+        await call.respond(
+            GroupHeartbeatResponse(status=SUCCESS, generation=group.generation, stream_ids=assigned)
+        )
+
+    async def leave(self, call: ServerCall) -> None:
+        """SPEC "LEAVE_GROUP": others get the streams of the member; may be repeated."""
+        request = call.decode(LeaveGroupRequest)
+        name = _checked_group(call, request.group)
+        member_id = _checked_member_id(request.member_id)
+        await self._store.run(self.operations.leave, name, member_id)
+        await call.respond(LeaveGroupResponse(status=SUCCESS))
+
+    async def describe(self, call: ServerCall) -> None:
+        """SPEC "DESCRIBE_GROUP": the members by id; none for a group without members."""
+        name = _checked_group(call, call.decode(DescribeGroupRequest).group)
+        group = await self._store.run(_find, name)
+        members = [_described(group, each) for _, each in sorted(group.members.items())]
+
+        async def parts() -> AsyncIterator[tuple[GroupMember, ...]]:
+            for at in range(0, len(members), _MEMBERS_PER_FRAME):
+                yield tuple(members[at : at + _MEMBERS_PER_FRAME])
+
+        await respond_in_parts(
+            call,
+            parts(),
+            lambda part: DescribeGroupResponse(
+                status=SUCCESS, generation=group.generation, members=part
+            ),
+        )
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(limits.GROUP_SWEEP_MS / 1000)
+            try:
+                await self._store.run(self.operations.look, self._clock.monotonic())
+            except SbpError as error:  # a store that fails, or does not lead
+                _LOG.debug("group members not looked for: %s", error)
+
+
+def _find(store: MetadataStore, name: str) -> Group:
+    return store.groups.maybe_group(name) or _NO_MEMBERS
+
+
+def _described(group: Group, member: Member) -> GroupMember:
+    held = [each for each in group.holdings.values() if each.member_id == member.member_id]
+    return GroupMember(
+        member_id=member.member_id,
+        patterns=member.patterns,
+        session_timeout_ms=member.session_timeout_ms,
+        handover_timeout_ms=member.handover_timeout_ms,
+        stream_ids=tuple(sorted(each.stream_id for each in held if each.revoked is None)),
+        revoked_ids=tuple(sorted(each.stream_id for each in held if each.revoked is not None)),
+        subject=member.subject,
+    )
+
+
+def _subject_of(call: ServerCall) -> str | None:
+    """Return whose rights decide which streams a member may read; None if it may read all."""
+    identity = call.peer.standing.identity
+    if identity is None or identity.is_server or identity.is_admin:
+        return None
+    return identity.subject
+
+
+def _checked_group(call: ServerCall, name: str | None) -> str:
+    check_has_features(call, "members of groups")
+    check_group_name(name or "")
+    return name or ""
+
+
+def _checked_member_id(member_id: str | None) -> str:
+    if member_id is None or _MEMBER_ID.fullmatch(member_id) is None:
+        raise invalid(
+            f"{shown(member_id or '')} cannot be the id of a member: use 1 to"
+            f" {limits.MEMBER_ID_LENGTH_MAX} of A-Z a-z 0-9 . _ -, at random"
+        )
+    return member_id
+
+
+def _checked_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
+    if not 1 <= len(patterns) <= limits.GROUP_PATTERNS_MAX:
+        raise invalid(
+            f"a member subscribes to 1 to {limits.GROUP_PATTERNS_MAX} names and patterns, got"
+            f" {len(patterns)}"
+        )
+    for each in patterns:
+        check_pattern(each)
+        if " " in each:
+            raise invalid(f"{shown(each)} matches no stream: their names have no spaces")
+    return tuple(dict.fromkeys(patterns))
+
+
+def _checked_session_ms(timeout_ms: int) -> int:
+    least, most = limits.GROUP_SESSION_MS_MIN, limits.GROUP_SESSION_MS_MAX
+    if timeout_ms and not least <= timeout_ms <= most:
+        raise invalid(f"session_timeout_ms must be {least} to {most}, or 0, got {timeout_ms}")
+    return timeout_ms or limits.GROUP_SESSION_MS
+
+
+def _checked_handover_ms(timeout_ms: int) -> int:
+    least, most = limits.GROUP_SESSION_MS_MIN, limits.GROUP_HANDOVER_MS_MAX
+    if timeout_ms and not least <= timeout_ms <= most:
+        raise invalid(f"handover_timeout_ms must be {least} to {most}, or 0, got {timeout_ms}")
+    return timeout_ms or limits.GROUP_HANDOVER_MS

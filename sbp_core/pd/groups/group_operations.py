@@ -1,0 +1,188 @@
+"""The operations on groups with members, on the thread of the store.
+
+A heartbeat and the look for silent members run on the same thread, so no member is expelled while
+its heartbeat is answered. Every operation reads the store, which notices when this placement driver
+leads no longer: so a member that is answered is one that no other placement driver has expelled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from sbp_core.errors import StreamNotHeldError, invalid
+from sbp_core.group_limits import GROUP_MEMBERS_MAX
+from sbp_core.pd.groups.eligibility import eligible_streams
+from sbp_core.pd.groups.group import Group, Member
+from sbp_core.pd.groups.sessions import Key, Sessions
+from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.wire.status import shown
+
+_LOG: Final = logging.getLogger(__name__)
+_REFRESH_SECONDS: Final = 30.0
+"""How often streams are looked for although their revision is the same: rights do not change it."""
+
+
+class GroupOperations:
+    """Changes groups as their members ask, or are silent. `now` is in seconds, and runs evenly."""
+
+    def __init__(self) -> None:
+        self._sessions = Sessions()
+        self._revision = -1
+        self._refreshed_at = 0.0
+        self.expelled_count = 0
+        self.moved_count = 0
+        """Streams that went from one holder to another, since this placement driver leads."""
+
+    def resume(self, store: MetadataStore, now: float) -> None:
+        """Continue with the groups that the last leader had: all members were heard just now."""
+        for name in store.groups.names():
+            group = store.groups.maybe_group(name)
+            for member in () if group is None else group.members.values():
+                self._sessions.hear(name, member, None, now)
+
+    def join(
+        self, store: MetadataStore, name: str, member: Member, now: float, wall_ms: int
+    ) -> Group:
+        """Add a member, or change its subscription. Raises InvalidRequestError for one too many."""
+        before = store.groups.maybe_group(name) or Group(wall_ms)
+        members = {**before.members, member.member_id: member}
+        if member.member_id not in before.members:
+            store.capacity.check("group_members", 1)
+            if len(members) > GROUP_MEMBERS_MAX:
+                raise invalid(
+                    f"group {name} has {GROUP_MEMBERS_MAX} members, the most that a group can have:"
+                    " let some leave, or use another group"
+                )
+        eligible = eligible_streams(store, name, members.values())
+        after = self._change(store, name, before, before.with_member(member, eligible))
+        self._hear(name, after, member.member_id, now)
+        if after.members.keys() != before.members.keys():
+            _LOG.info(
+                "group member joined group=%s member=%s generation=%d members=%d",
+                *(name, shown(member.member_id), after.generation, len(after.members)),
+            )
+        return after
+
+    def heartbeat(
+        self,
+        store: MetadataStore,
+        name: str,
+        member_id: str,
+        *,
+        generation: int,
+        held: Collection[int],
+        now: float,
+    ) -> Group:
+        """Pass on what a member has given up. Raises MemberUnknownError."""
+        before = part_of(store, name, member_id, generation)
+        after = before.after_heartbeat(member_id, generation, held)
+        self._change(store, name, before, after)
+        self._hear(name, after, member_id, now)
+        return after
+
+    def leave(self, store: MetadataStore, name: str, member_id: str) -> None:
+        """Remove a member that reads nothing any more; nothing happens if it is none."""
+        if self._remove(store, name, [member_id]):
+            _LOG.info("group member left group=%s member=%s", name, shown(member_id))
+
+    def look(self, store: MetadataStore, now: float) -> None:
+        """Expel members that are silent, or give nothing up; assign the streams that are new."""
+        overdue = self._sessions.overdue(now)
+        for name, member_ids in _by_group(overdue).items():
+            self.expelled_count += self._remove(store, name, member_ids)
+            for member_id in member_ids:
+                _LOG.warning(
+                    "group member expelled group=%s member=%s: %s",
+                    *(name, shown(member_id), overdue[Key(name, member_id)]),
+                )
+        groups = self._sessions.groups()
+        if not groups:
+            return
+        revision = store.revision()
+        if revision == self._revision and now - self._refreshed_at < _REFRESH_SECONDS:
+            return
+        for name in groups:
+            group = store.groups.maybe_group(name)
+            if group is not None:
+                eligible = eligible_streams(store, name, group.members.values())
+                self._change(store, name, group, group.rebalanced(eligible))
+        self._revision, self._refreshed_at = revision, now
+
+    def _remove(self, store: MetadataStore, name: str, member_ids: Collection[str]) -> int:
+        """Remove members; return how many there were."""
+        before = store.groups.maybe_group(name) or Group(0)
+        others = [each for key, each in before.members.items() if key not in member_ids]
+        count = len(before.members) - len(others)
+        if count:
+            eligible = eligible_streams(store, name, others)
+            self._change(store, name, before, before.without_members(member_ids, eligible))
+        for member_id in member_ids:
+            self._sessions.forget(name, member_id)
+        return count
+
+    def _hear(self, name: str, group: Group, member_id: str, now: float) -> None:
+        self._sessions.hear(name, group.members[member_id], group.asked(member_id), now)
+
+    def _change(self, store: MetadataStore, name: str, before: Group, after: Group) -> Group:
+        if after is before:
+            return after
+        store.groups.change(name, before, after)
+        moved = sum(
+            each.stream_id in before.holdings
+            and before.holdings[each.stream_id].member_id != each.member_id
+            for each in after.holdings.values()
+        )
+        self.moved_count += moved
+        _LOG.info(
+            "group changed group=%s generation=%d: %d streams moved, %d are to be given up",
+            *(name, after.generation, moved),
+            sum(each.revoked is not None for each in after.holdings.values()),
+        )
+        return after
+
+
+def part_of(store: MetadataStore, name: str, member_id: str, generation: int) -> Group:
+    """Return what of a group concerns a member that knows a generation.
+
+    Raises MemberUnknownError.
+    """
+    group = store.groups.maybe_of_member(name, member_id) or Group(generation)
+    group.member(member_id, generation)
+    return group
+
+
+def refused_cursors(
+    store: MetadataStore,
+    name: str,
+    member_id: str | None,
+    generation: int,
+    stream_ids: Iterable[int],
+) -> dict[int, StreamNotHeldError]:
+    """Return why a member, or None, may not commit cursors of a group, by stream.
+
+    Raises MemberUnknownError, and StreamNotHeldError for all if the group has members.
+    """
+    if member_id is None:
+        if store.groups.has_members(name):
+            raise StreamNotHeldError.of(
+                f"group {name} has members, which commit its cursors: to set them otherwise, stop"
+                " the members, and wait until they have left or are expelled"
+            )
+        return {}
+    group = part_of(store, name, member_id, generation)
+    refused = {}
+    for stream_id in stream_ids:
+        try:
+            group.check_holds(member_id, generation, stream_id)
+        except StreamNotHeldError as error:
+            refused[stream_id] = error
+    return refused
+
+
+def _by_group(keys: Iterable[Key]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        found.setdefault(key.group, []).append(key.member_id)
+    return found
