@@ -198,12 +198,10 @@ def _settings(options: Namespace) -> WebSettings:
 def _reload(log: ProcessLog, manager: ServiceManager) -> None:
     """Read the files of TLS again, and open that of the log again."""
     manager.reloads()
-    has_tls = tls.reload_all()
+    done = ["files of TLS read again"] if tls.reload_all() else []
     if log.has_file:
         log.reopen()
+        done.append("log file opened again")
     log.report()
-    _LOG.warning(
-        "reloaded at SIGHUP: %s; other options hold until a restart",
-        "files of TLS read again" if has_tls else "no files of TLS",
-    )
+    _LOG.info("reloaded at SIGHUP: %s", ", ".join(done) or "nothing to read again")
     manager.reloaded()
