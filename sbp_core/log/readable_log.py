@@ -101,7 +101,9 @@ class ReadableLog:
 
     def bytes_from(self, key: RangeKey, offset: int) -> int:
         """Return the bytes that a range's batches from `offset` on take. Raises LogError."""
-        return self.lookup.bytes_from(self.extent, key, offset, self._end_offset(key))
+        return self._looked_up(
+            lambda extent: self.lookup.bytes_from(extent, key, offset, self._end_offset(key))
+        )
 
     def maybe_since(self, key: RangeKey, offset: int, time_ms: int) -> DatedOffset | None:
         """Return a range's first record from `offset` on whose batch is of `time_ms` or later.

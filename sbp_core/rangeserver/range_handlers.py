@@ -130,6 +130,9 @@ class RangeOperations:
             results = [self._describe(*hosted.key) for hosted in changed or ()]
         else:
             results = [self._describe(each.stream_id, each.range_index) for each in request.ranges]
+        if request.with_stored_bytes:
+            loop = asyncio.get_running_loop()
+            results = await loop.run_in_executor(self._readers, _with_sizes, self._log, results)
         await respond_all(
             call, results, lambda part: DescribeRangesResponse(0, part, SUCCESS, revision)
         )
@@ -320,6 +323,21 @@ class RangeOperations:
             replica_count=1,
             ack_count=1,
         )
+
+
+def _with_sizes(log: Log, results: Sequence[DescribeRangeResult]) -> list[DescribeRangeResult]:
+    """Add the bytes that the ranges take in the log; one that cannot be read has none."""
+    return [replace(each, stored_bytes=_stored_bytes(log, each.stream_range)) for each in results]
+
+
+def _stored_bytes(log: Log, described: StreamRange | None) -> int:
+    if described is None:
+        return -1
+    key = described.stream_id, described.range_index
+    try:
+        return log.bytes_from(key, described.start_offset)
+    except LogError:
+        return -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -342,6 +342,7 @@ class DescribeRangesRequest(Struct, frozen=True, gc=False):
     ranges: tuple[RangeId, ...] = ()
     since_revision: int = -1
     changed_max: int = 0
+    with_stored_bytes: bool = False
 
 
 class DescribeStreamResult(Struct, frozen=True, gc=False):
@@ -813,6 +814,7 @@ class DescribeRangeResult(Struct, frozen=True, gc=False):
     stream_id: int = -1
     stream_range: StreamRange | None = None
     status: Status | None = None
+    stored_bytes: int = -1
 
 
 class FetchInfo(Struct, frozen=True, gc=False):
@@ -1126,7 +1128,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     DeleteStreamsRequest: (I32, Vector(Table("Stream"))),
     DescribeGroupResponse: (I32, Table("Status"), I64, Vector(Table("GroupMember"))),
     DescribePlacementDriverClusterRequest: (Table("RangeServer"), I32),
-    DescribeRangesRequest: (I32, Vector(Table("RangeId")), I64, I32),
+    DescribeRangesRequest: (I32, Vector(Table("RangeId")), I64, I32, BOOL),
     DescribeStreamResult: (Table("Stream"), Table("Status"), I64),
     DrainServersResponse: (I32, Table("Status")),
     EndTxnRequest: (I32, Vector(Table("EndTxnInfo"))),
@@ -1268,7 +1270,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     CreateRangeRequest: (I32, Table("StreamRange")),
     CreateRangeResponse: (Table("Status"), Table("StreamRange"), I32),
     CreateStreamResult: (Table("Stream"), Table("StreamRange"), Table("Status")),
-    DescribeRangeResult: (I64, Table("StreamRange"), Table("Status")),
+    DescribeRangeResult: (I64, Table("StreamRange"), Table("Status"), I64),
     FetchInfo: (Table("StreamRange"), I32, I64, I32, I64, I64, TEXT),
     ListRangesResult: (
         Table("RangeCriteria"),

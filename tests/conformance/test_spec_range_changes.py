@@ -10,6 +10,8 @@ from sbp_core.wire.headers import (
     RangeId,
     SealRangesRequest,
     Stream,
+    TrimmedStream,
+    TrimStreamsRequest,
 )
 from sbp_core.wire.opcodes import Opcode
 
@@ -80,5 +82,32 @@ def test_a_range_server_does_not_guess_what_has_changed(at_server):
         await append(client, (placed, batch(4)))
         for since, changed_max in ((revision, 0), (0, 1000), (revision + 2**40, 1000)):
             assert await changes(client, since, changed_max) == (-1, [])
+
+    at_server(test)
+
+
+def test_a_range_server_reports_how_many_bytes_a_range_has(at_server):
+    """`with_stored_bytes` of DESCRIBE_RANGE. Rule: describe-stored."""
+
+    async def test(client, placed):
+        named = (RangeId(placed.stream_id, 0), RangeId(placed.stream_id, 7))
+
+        async def stored():
+            request = DescribeRangesRequest(0, named, with_stored_bytes=True)
+            answers = await client.ask(Opcode.DESCRIBE_RANGE, request)
+            return [each.stored_bytes for answer in answers for each in answer.describe_responses]
+
+        (six, absent) = await stored()
+        assert six >= len(batch(6))
+        assert absent == -1
+        await append(client, (placed, batch(4)))
+        both, _ = await stored()
+        assert both - six >= len(batch(4))
+        (answer,) = await client.ask(Opcode.DESCRIBE_RANGE, DescribeRangesRequest(0, named[:1]))
+        assert [each.stored_bytes for each in answer.describe_responses] == [-1]
+        await client.ask(
+            Opcode.TRIM_STREAMS, TrimStreamsRequest(0, (TrimmedStream(placed.stream_id, 6),))
+        )
+        assert await stored() == [both - six, -1]
 
     at_server(test)

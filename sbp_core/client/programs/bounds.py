@@ -226,11 +226,14 @@ def bounds_between(first: RangeInfo, tail: RangeInfo, next_offset: int) -> Strea
     return StreamBounds(tail.stream_id, start_offset, max(start_offset, next_offset))
 
 
-def describe_call(server: str, pieces: Sequence[RangeInfo], timeout_ms: int) -> Call:
+def describe_call(
+    server: str, pieces: Sequence[RangeInfo], timeout_ms: int, *, with_stored_bytes: bool = False
+) -> Call:
     """Return the call that asks a server about ranges (SPEC "DESCRIBE_RANGES")."""
     header = DescribeRangesRequest(
         timeout_ms=timeout_ms,
         ranges=tuple(RangeId(each.stream_id, each.range_index) for each in pieces),
+        with_stored_bytes=with_stored_bytes,
     )
     return Call(server, Opcode.DESCRIBE_RANGE, header, timeout_ms)
 
