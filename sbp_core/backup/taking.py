@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
@@ -18,7 +17,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TypeVar
@@ -37,8 +35,9 @@ from sbp_core.backup.format import (
     manifest_path,
     new_backup_id,
 )
+from sbp_core.backup.marks import taking
 from sbp_core.backup.place import Place
-from sbp_core.backup.upkeep import backup_ids, chunk_sizes, read_manifest, running_path
+from sbp_core.backup.upkeep import backup_ids, chunk_sizes, read_manifest
 from sbp_core.client import AsyncClient, FetchItem, StoreCommit
 from sbp_core.client.types import FetchOutcome
 from sbp_core.errors import NotFoundError, OffsetOutOfRangeError
@@ -109,7 +108,7 @@ async def take_backup(
     """
     backup_id = new_backup_id(datetime.now(UTC))
     cut = await take_cut(client)  # a refusal leaves nothing in the place
-    async with _running(place, backup_id):
+    async with taking(place, backup_id):
         copier = _Copier(
             client,
             place,
@@ -143,16 +142,6 @@ async def take_backup(
         )
         await place.put(manifest_path(backup_id), encode_manifest(manifest))
     return Taken(manifest, copier.progress)
-
-
-@asynccontextmanager
-async def _running(place: Place, backup_id: str) -> AsyncIterator[None]:
-    """Mark a backup that is being taken, for those that remove chunks."""
-    await place.put(running_path(backup_id), b"")
-    try:
-        yield
-    finally:
-        await place.delete([running_path(backup_id)])
 
 
 async def _reusable(client: AsyncClient, place: Place, cut: Cut) -> ChunksByStream:

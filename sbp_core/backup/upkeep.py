@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 from sbp_core.backup.format import (
@@ -14,12 +13,11 @@ from sbp_core.backup.format import (
     decode_manifest,
     manifest_path,
     maybe_backup_id,
-    maybe_begun_at,
 )
+from sbp_core.backup.marks import removing
 from sbp_core.backup.place import Place
 from sbp_core.errors import NotFoundError
 
-_RUNNING: Final = "running/"
 _CHUNKS: Final = "chunks/"
 
 
@@ -30,11 +28,6 @@ class Pruned:
     backup_ids: tuple[str, ...]
     chunk_count: int
     size: int
-
-
-def running_path(backup_id: str) -> str:
-    """Return the object that exists while a backup is being taken."""
-    return f"{_RUNNING}{backup_id}"
 
 
 async def backup_ids(place: Place) -> list[str]:
@@ -112,41 +105,23 @@ async def check_backup(
     return faults
 
 
-def _running_text(place: Place, paths: Sequence[str], now: datetime) -> str:
-    """Return why chunks cannot be removed: a backup that is being taken may use any of them."""
-    shown = []
-    for path in paths:
-        backup_id = path.removeprefix(_RUNNING)
-        begun_at = maybe_begun_at(backup_id)
-        minutes = 0 if begun_at is None else max(int((now - begun_at).total_seconds()), 0) // 60
-        age = f", begun {minutes // 60} h {minutes % 60} min ago" if begun_at is not None else ""
-        shown.append(f"{backup_id}{age}")
-    objects = " and ".join(f"{place.name.rstrip('/')}/{path}" for path in paths)
-    return (
-        f"nothing was removed, as a backup is being taken to {place.name}: {'; '.join(shown)}. Wait"
-        " for its end. If its `sbp backup` does not run any more, as after a kill, remove"
-        f" {objects}, and try again"
-    )
-
-
 async def prune(place: Place, keep_count: int) -> Pruned:
     """Remove all backups but the newest ones, and the chunks that only those referred to.
 
     Raises BackupError while a backup is being taken, and if a manifest that is kept is damaged:
     its chunks are not known then.
     """
-    running = sorted(await place.sizes(_RUNNING))
-    if running:
-        raise BackupError(_running_text(place, running, datetime.now(UTC)))
-    known = await backup_ids(place)
-    kept, removed = known[-keep_count:], known[:-keep_count]
-    needed = {
-        stream.path_of(chunk)
-        for backup_id in kept
-        for stream in (await read_manifest(place, backup_id)).streams
-        for chunk in stream.chunks
-    }
-    await place.delete([manifest_path(each) for each in removed])
-    spare = {path: size for path, size in (await chunk_sizes(place)).items() if path not in needed}
-    await place.delete(list(spare))
+    async with removing(place):
+        known = await backup_ids(place)
+        kept, removed = known[-keep_count:], known[:-keep_count]
+        needed = {
+            stream.path_of(chunk)
+            for backup_id in kept
+            for stream in (await read_manifest(place, backup_id)).streams
+            for chunk in stream.chunks
+        }
+        await place.delete([manifest_path(each) for each in removed])
+        sizes = await chunk_sizes(place)
+        spare = {path: size for path, size in sizes.items() if path not in needed}
+        await place.delete(list(spare))
     return Pruned(tuple(removed), len(spare), sum(spare.values()))

@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sbp_core.backup.format import BackupError, maybe_begun_at, new_backup_id
+from sbp_core.backup.marks import removing, taking, taking_mark
 from sbp_core.backup.place import Place
-from sbp_core.backup.upkeep import prune, running_path
+from sbp_core.backup.upkeep import prune
 
 
 def test_an_id_has_the_time_at_which_the_backup_began():
@@ -23,10 +24,10 @@ def test_the_mark_of_a_dead_backup_is_named_with_its_age_and_what_to_do(tmp_path
     async def main():
         place = Place.open(str(tmp_path))
         for each in (killed, "foreign"):
-            await place.put(running_path(each), b"")
+            await place.put(taking_mark(each), b"")
         with pytest.raises(BackupError) as caught:
             await prune(place, 1)
-        await place.delete([running_path(killed), running_path("foreign")])
+        await place.delete([taking_mark(killed), taking_mark("foreign")])
         assert (await prune(place, 1)).backup_ids == ()
         return str(caught.value)
 
@@ -34,3 +35,20 @@ def test_the_mark_of_a_dead_backup_is_named_with_its_age_and_what_to_do(tmp_path
     assert f"{killed}, begun 2 h 5 min ago; foreign. Wait" in message
     objects = [f"{tmp_path}/running/{each}" for each in (killed, "foreign")]
     assert f"remove {' and '.join(objects)}, and try again" in message
+
+
+def test_backups_are_not_taken_while_some_are_removed(tmp_path):
+    """A backup may be about to use a chunk again that belongs to those which are removed."""
+
+    async def main():
+        place = Place.open(str(tmp_path))
+        async with removing(place):
+            with pytest.raises(BackupError, match="no backup was taken"):
+                async with taking(place, new_backup_id(datetime.now(UTC))):
+                    pass
+        async with taking(place, new_backup_id(datetime.now(UTC))):
+            with pytest.raises(BackupError, match="nothing was removed"):
+                await prune(place, 1)
+        assert (await prune(place, 1)).backup_ids == ()
+
+    asyncio.run(main())
