@@ -65,7 +65,27 @@ class Faulty:
         with Client(self.endpoint) as client:
             streams = [each.stream_id for each in client.list_streams()]
             ranges = client.list_ranges(streams)
-        endpoint = rng.choice(ranges[rng.choice(streams)][-1].servers)
+        return self.at(rng.choice(ranges[rng.choice(streams)][-1].servers))
+
+    def secondary(self, rng: Random) -> Machine:
+        """Return a server that gets the entries of an open range from another one.
+
+        One that leads all ranges, as the others were down lately, gets none.
+        """
+        with Client(self.endpoint) as client:
+            streams = [each.stream_id for each in client.list_streams()]
+            found: list[str] = []
+
+            def are_found() -> bool:
+                ranges = client.list_ranges(streams).values()
+                found.extend(server for pieces in ranges for server in pieces[-1].servers[1:])
+                return bool(found)
+
+            until(are_found)
+        return self.at(rng.choice(found))
+
+    def at(self, endpoint: str) -> Machine:
+        """Return the server at an address."""
         return next(each for each in self.servers if each.endpoint == endpoint)
 
     def leave_ranges(self) -> None:
@@ -172,15 +192,22 @@ def restart_a_server(cluster: Faulty, rng: Random) -> None:
 @contextmanager
 def disturbed(
     machine: Machine, fault: Fault, *directions: Direction, opcode: Opcode | None = None
-) -> Iterator[None]:
-    """Do harm to frames to and from a machine, to some at least, while the body runs."""
+) -> Iterator[Callable[[], None]]:
+    """Do harm to frames to and from a machine, to some at least, while the body runs.
+
+    It yields a function that returns when the first frame has met the fault.
+    """
     proxy = machine.proxy
     assert proxy is not None
     before = proxy.injected_count
+
+    def wait() -> None:
+        until(lambda: proxy.injected_count > before)
+
     for each in directions:
         proxy.inject(fault, each, opcode)
-    yield
-    until(lambda: proxy.injected_count > before)
+    yield wait
+    wait()
     proxy.heal()
     if isinstance(fault, Swallow):
         proxy.reset_all()
@@ -208,7 +235,7 @@ def cut_off_the_leader(cluster: Faulty, rng: Random) -> None:
 
 
 def lose_replication(cluster: Faulty, rng: Random) -> None:
-    server, direction = rng.choice(cluster.servers), rng.choice([*Direction])
+    server, direction = cluster.secondary(rng), rng.choice([*Direction])
     with disturbed(server, Swallow(), direction, opcode=Opcode.REPLICATE):
         cluster.go_on()
 
@@ -223,8 +250,9 @@ def lose_fences(cluster: Faulty, rng: Random) -> None:
 
 def replicate_late(cluster: Faulty, rng: Random) -> None:
     """Entries arrive when their range has ended."""
-    server = rng.choice(cluster.servers)
-    with disturbed(server, Hold(), Direction.TO_SERVER, opcode=Opcode.REPLICATE):
+    server = cluster.secondary(rng)
+    with disturbed(server, Hold(), Direction.TO_SERVER, opcode=Opcode.REPLICATE) as wait:
+        wait()
         cluster.leave_ranges()
         cluster.go_on()
 
