@@ -43,19 +43,22 @@ class Twin(NamedTuple):
         return CORE / self.target
 
 
+_CLIENT_NAMES: Final[Mapping[str, str]] = {
+    "AsyncAppender": "Appender",
+    "AsyncClient": "SocketClient",
+    "AsyncGenerator": "Generator",
+    "AsyncGroupMethods": "GroupMethods",
+    "AsyncPool": "ConnectionPool",
+    "AsyncRunner": "BlockingRunner",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "aio_groups": "socket_groups",
+    "aio_transport": "blocking_transport",
+}
 CLIENT: Final = Twin(
     "client/aio.py",
     "client/socket_client.py",
-    {
-        "AsyncAppender": "Appender",
-        "AsyncClient": "SocketClient",
-        "AsyncGenerator": "Generator",
-        "AsyncPool": "ConnectionPool",
-        "AsyncRunner": "BlockingRunner",
-        "__aenter__": "__enter__",
-        "__aexit__": "__exit__",
-        "aio_transport": "blocking_transport",
-    },
+    _CLIENT_NAMES,
     {
         '"""The asyncio client: its methods."""': (
             '"""The blocking client, over sockets alone. Generated from aio.py: do not edit.\n\n'
@@ -63,6 +66,18 @@ CLIENT: Final = Twin(
         ),
         "An asyncio client of the cluster": "A blocking client of the cluster",
         "The tasks of one loop may share it.": "Threads may share it.",
+    },
+)
+GROUPS: Final = Twin(
+    "client/aio_groups.py",
+    "client/socket_groups.py",
+    _CLIENT_NAMES,
+    {
+        '"""The methods of the asyncio client for consumer groups: their cursors and members."""': (
+            '"""The methods of the blocking client for consumer groups: their cursors and members.\n\n'
+            "Generated, as socket_client.py is: do not edit. Run `make client`.\n"
+            '"""'
+        ),
     },
 )
 
@@ -101,6 +116,7 @@ def _app(name: str, phrases: Mapping[str, str]) -> Twin:
 
 TWINS: Final = (
     CLIENT,
+    GROUPS,
     _app("assignment.py", {}),
     _app(
         "connection.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 
@@ -14,16 +14,17 @@ from sbp_core.cli.output import write_json, write_table
 from sbp_core.cli.parsing import add_client_options
 from sbp_core.client import Client, CursorInfo, GroupInfo
 from sbp_core.client.group_lag import Lag, measure_group, unread_offsets
-from sbp_core.errors import NotFoundError
+from sbp_core.errors import NotFoundError, UnsupportedError
 
-_HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "")
+_HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "MEMBER", "")
 
 
 def add_lag(parser: ArgumentParser) -> None:
     """Declare `sbp lag`."""
     parser.description = (
         "Compare the cursors of a consumer group with the tails of their streams: in records, and"
-        " by the age of the record that is to be read next. Without a group, list the groups."
+        " by the age of the record that is to be read next. In a group with members, show the one"
+        " that reads each stream. Without a group, list the groups."
     )
     add_client_options(parser)
     parser.add_argument("group", nargs="?", metavar="GROUP")
@@ -43,12 +44,23 @@ def lag(options: Namespace) -> int:
                 f"group {options.group} has no cursors; `sbp lag` lists the groups that have some"
             )
         found = _find_lags(client, cursors, now_ms)
+        members = _find_members(client, options.group)
     if options.json:
         for each in found:
-            write_json({"group": options.group, **asdict(each)})
+            member = members.get(each.stream_id)
+            write_json({"group": options.group, **asdict(each), "member": member})
     else:
-        write_table(_HEADING, [*(_row(each, now_ms) for each in found), _total(found)])
+        rows = [_row(each, members.get(each.stream_id), now_ms) for each in found]
+        write_table(_HEADING, [*rows, _total(found)])
     return 0
+
+
+def _find_members(client: Client, group: str) -> Mapping[int, str]:
+    """Return the member that reads each stream, by id; none if the servers know no members."""
+    try:
+        return client.describe_group(group).holders
+    except UnsupportedError:
+        return {}
 
 
 def _write_groups(groups: Sequence[GroupInfo], now_ms: int, *, is_json: bool) -> None:
@@ -69,19 +81,20 @@ def _find_lags(client: Client, cursors: Sequence[CursorInfo], now_ms: int) -> li
     return measure_group(cursors, infos, reaches, times, now_ms)
 
 
-def _row(each: Lag, now_ms: int) -> tuple[object, ...]:
+def _row(each: Lag, member: str | None, now_ms: int) -> tuple[object, ...]:
     behind = None if each.lag_ms is None else _duration(each.lag_ms)
     cells = (each.tail_offset, each.lag_records, behind)
     known = ("-" if cell is None else cell for cell in cells)
     ago = _ago(each.committed_at_ms, now_ms)
-    return (each.stream or "-", each.stream_id, each.next_offset, *known, ago, each.remark)
+    place = (each.stream or "-", each.stream_id, each.next_offset)
+    return (*place, *known, ago, member or "-", each.remark)
 
 
 def _total(found: Sequence[Lag]) -> tuple[object, ...]:
     """Return the row of the sum, and of the longest time."""
     records = sum(each.lag_records or 0 for each in found)
     longest_ms = max(each.lag_ms or 0 for each in found)
-    return ("total", "", "", "", records, _duration(longest_ms), "", "")
+    return ("total", "", "", "", records, _duration(longest_ms), "", "", "")
 
 
 def _ago(time_ms: int, now_ms: int) -> str:

@@ -5,6 +5,7 @@ from sbp_core.access.rights import Grant, Right
 from sbp_core.client.aio import AsyncClient
 from sbp_core.client.blocking import Client, newest_schemas
 from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
+from sbp_core.client.group_members import GroupDescription, MemberInfo, Membership
 from sbp_core.client.programs.appending import Appender, AsyncAppender
 from sbp_core.client.programs.calls import RetryPolicy
 from sbp_core.client.programs.numbering import Transaction, Writer
@@ -65,7 +66,10 @@ __all__ = [
     "FetchItem",
     "FetchOutcome",
     "Grant",
+    "GroupDescription",
     "GroupInfo",
+    "MemberInfo",
+    "Membership",
     "PlacementDriverInfo",
     "RangeInfo",
     "RangeServerInfo",

@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 
 from sbp_core import limits
 from sbp_core.access.rights import Grant
+from sbp_core.client.aio_groups import AsyncGroupMethods
 from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
 from sbp_core.client.io.running import is_own_endpoint
@@ -27,7 +28,7 @@ from sbp_core.client.programs import txn_decisions as txns
 from sbp_core.client.programs.appending import AsyncAppender, OnAppended
 from sbp_core.client.programs.calls import Context, RetryPolicy
 from sbp_core.client.programs.numbering import Transaction, Writer
-from sbp_core.client.programs.program import Call, Program
+from sbp_core.client.programs.program import Call
 from sbp_core.client.programs.replicas import Replicas
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.client.programs.watching import BoundsView
@@ -35,10 +36,8 @@ from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
     Connecting,
-    CursorInfo,
     FetchItem,
     FetchOutcome,
-    GroupInfo,
     RangeInfo,
     Reach,
     SchemaVersion,
@@ -63,7 +62,7 @@ from sbp_core.wire.opcodes import Opcode
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(AsyncGroupMethods):
     """An asyncio client of the cluster whose placement driver is at `endpoint` ("host:port").
 
     Several placement drivers of one cluster are separated by commas: one that is down is passed
@@ -83,7 +82,7 @@ class AsyncClient:
         random: Random | None = None,
     ) -> None:
         random = random or SystemRandom()
-        self._context = Context(
+        context = Context(
             PlacementDrivers(endpoint),
             Router(),
             retry or RetryPolicy(),
@@ -91,7 +90,7 @@ class AsyncClient:
             timeout_ms,
             replicas=Replicas(random.getrandbits(32), is_own_endpoint),
         )
-        self._pool = AsyncPool(connecting or Connecting())
+        super().__init__(context, AsyncPool(connecting or Connecting()))
 
     @property
     def endpoint(self) -> str:
@@ -333,23 +332,6 @@ class AsyncClient:
         """
         return await self._run(positions.append_times(self._context, offsets, timeout_ms))
 
-    async def commit_cursors(self, group: str, offsets: Mapping[int, int]) -> None:
-        """Remember the offsets that a consumer group reads next, by stream id; durably.
-
-        They may go back. NO_CURSOR forgets one. Raises NotFoundError naming all missing streams.
-        """
-        await self._run(positions.commit_cursors(self._context, group, offsets))
-
-    async def describe_cursors(
-        self, group: str, stream_ids: Sequence[int] = ()
-    ) -> list[CursorInfo]:
-        """Return the cursors that a group has, all of them or those of the streams named."""
-        return await self._run(positions.describe_cursors(self._context, group, stream_ids))
-
-    async def list_groups(self) -> list[GroupInfo]:
-        """Return the consumer groups that have cursors, by name."""
-        return await self._run(positions.list_groups(self._context))
-
     async def describe_schemas(
         self, stream_ids: Sequence[int], *, newest_only: bool = False
     ) -> dict[int, tuple[SchemaVersion, ...]]:
@@ -493,6 +475,3 @@ class AsyncClient:
         return (
             self._context if timeout_ms is None else replace(self._context, timeout_ms=timeout_ms)
         )
-
-    async def _run(self, program: Program[T]) -> T:
-        return await AsyncRunner(self._pool).run(program)

@@ -30,18 +30,17 @@ from sbp_core.client.programs import txn_decisions as txns
 from sbp_core.client.programs.appending import Appender, OnAppended
 from sbp_core.client.programs.calls import Context, RetryPolicy
 from sbp_core.client.programs.numbering import Transaction, Writer
-from sbp_core.client.programs.program import Call, Program
+from sbp_core.client.programs.program import Call
 from sbp_core.client.programs.replicas import Replicas
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.client.programs.watching import BoundsView
+from sbp_core.client.socket_groups import GroupMethods
 from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
     Connecting,
-    CursorInfo,
     FetchItem,
     FetchOutcome,
-    GroupInfo,
     RangeInfo,
     Reach,
     SchemaVersion,
@@ -66,7 +65,7 @@ from sbp_core.wire.opcodes import Opcode
 T = TypeVar("T")
 
 
-class SocketClient:
+class SocketClient(GroupMethods):
     """A blocking client of the cluster whose placement driver is at `endpoint` ("host:port").
 
     Several placement drivers of one cluster are separated by commas: one that is down is passed
@@ -86,7 +85,7 @@ class SocketClient:
         random: Random | None = None,
     ) -> None:
         random = random or SystemRandom()
-        self._context = Context(
+        context = Context(
             PlacementDrivers(endpoint),
             Router(),
             retry or RetryPolicy(),
@@ -94,7 +93,7 @@ class SocketClient:
             timeout_ms,
             replicas=Replicas(random.getrandbits(32), is_own_endpoint),
         )
-        self._pool = ConnectionPool(connecting or Connecting())
+        super().__init__(context, ConnectionPool(connecting or Connecting()))
 
     @property
     def endpoint(self) -> str:
@@ -334,21 +333,6 @@ class SocketClient:
         """
         return self._run(positions.append_times(self._context, offsets, timeout_ms))
 
-    def commit_cursors(self, group: str, offsets: Mapping[int, int]) -> None:
-        """Remember the offsets that a consumer group reads next, by stream id; durably.
-
-        They may go back. NO_CURSOR forgets one. Raises NotFoundError naming all missing streams.
-        """
-        self._run(positions.commit_cursors(self._context, group, offsets))
-
-    def describe_cursors(self, group: str, stream_ids: Sequence[int] = ()) -> list[CursorInfo]:
-        """Return the cursors that a group has, all of them or those of the streams named."""
-        return self._run(positions.describe_cursors(self._context, group, stream_ids))
-
-    def list_groups(self) -> list[GroupInfo]:
-        """Return the consumer groups that have cursors, by name."""
-        return self._run(positions.list_groups(self._context))
-
     def describe_schemas(
         self, stream_ids: Sequence[int], *, newest_only: bool = False
     ) -> dict[int, tuple[SchemaVersion, ...]]:
@@ -492,6 +476,3 @@ class SocketClient:
         return (
             self._context if timeout_ms is None else replace(self._context, timeout_ms=timeout_ms)
         )
-
-    def _run(self, program: Program[T]) -> T:
-        return BlockingRunner(self._pool).run(program)

@@ -9,7 +9,7 @@ from core_cluster import rows_batch
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem
 
-HEADING = ["STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED"]
+HEADING = ["STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "MEMBER"]
 
 
 @pytest.fixture
@@ -67,6 +67,19 @@ def test_lag_of_a_group(run, client, new_streams):
     ]
     assert rows[2].endswith("2 records trimmed before the group read them")
     assert total.split()[:2] == ["total", "3"]
+
+
+def test_the_member_that_reads_a_stream_is_shown(run, client, new_streams):
+    read, alone = client.describe_streams(new_streams(2))
+    group = f"members-{read.stream_id}"
+    client.commit_cursors(group, {read.stream_id: 0, alone.stream_id: 0})
+    membership = client.join_group(group, [read.name])
+    found = objects(run, "lag", group)
+    assert [each["member"] for each in found] == [membership.member_id, None]
+    _, *rows, _ = shown(run, "lag", group)
+    assert [row.split()[-1] for row in rows] == [membership.member_id, "-"]
+    client.leave_group(group, membership.member_id)
+    assert [each["member"] for each in objects(run, "lag", group)] == [None, None]
 
 
 def test_groups_are_listed_and_one_without_cursors_is_an_error(run, client, new_streams):

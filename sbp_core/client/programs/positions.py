@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sbp_core import limits
+from sbp_core.client.group_members import Membership
 from sbp_core.client.programs.calls import (
     Attempts,
     Context,
@@ -31,6 +32,7 @@ from sbp_core.errors import (
     RangeNotFoundError,
     SbpError,
 )
+from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.headers import (
     CommitCursorsRequest,
     CommitCursorsResponse,
@@ -304,11 +306,17 @@ def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, TimedOffset])
     return TimedOffset(max(found.offset, first.start_offset), found.time_ms)
 
 
-def commit_cursors(context: Context, group: str, offsets: Mapping[int, int]) -> Program[None]:
+def commit_cursors(
+    context: Context,
+    group: str,
+    offsets: Mapping[int, int],
+    membership: Membership | None = None,
+) -> Program[None]:
     """Set the offsets that a group reads next, by stream id; NO_CURSOR forgets one.
 
     Raises ConfigurationError for what is no offset, InvalidRequestError for a group's name that is
-    not allowed, NotFoundError naming all missing streams. The others are set nevertheless.
+    not allowed, MemberUnknownError, StreamNotHeldError for a stream that the member does not hold,
+    NotFoundError naming all missing streams. The others are set nevertheless.
     """
     for stream_id, offset in offsets.items():
         if not NO_CURSOR <= offset < 2**63:
@@ -322,8 +330,16 @@ def commit_cursors(context: Context, group: str, offsets: Mapping[int, int]) -> 
             timeout_ms=context.timeout_ms,
             group=group,
             cursors=tuple(Cursor(stream_id, offsets[stream_id]) for stream_id in chunk),
+            member_id=None if membership is None else membership.member_id,
+            generation=-1 if membership is None else membership.generation,
         )
-        answers = yield from ask(context, Opcode.COMMIT_CURSORS, header, CommitCursorsResponse)
+        answers = yield from ask(
+            context,
+            Opcode.COMMIT_CURSORS,
+            header,
+            CommitCursorsResponse,
+            feature=None if membership is None else FeatureName.GROUPS,
+        )
         for stream_id, cursor in _answered(answers, chunk).items():
             error = maybe_error(cursor.status)
             if isinstance(error, NotFoundError):

@@ -1,0 +1,98 @@
+"""The methods of the asyncio client for consumer groups: their cursors and members."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
+
+from sbp_core import group_limits
+from sbp_core.client.group_members import GroupDescription, Membership
+from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
+from sbp_core.client.programs import membership as members
+from sbp_core.client.programs import positions
+from sbp_core.client.programs.calls import Context
+from sbp_core.client.programs.program import Program
+from sbp_core.client.types import CursorInfo, GroupInfo
+
+T = TypeVar("T")
+
+
+class AsyncGroupMethods:
+    """The methods of a client for consumer groups, over its connections."""
+
+    def __init__(self, context: Context, pool: AsyncPool) -> None:
+        self._context = context
+        self._pool = pool
+
+    async def commit_cursors(
+        self, group: str, offsets: Mapping[int, int], *, membership: Membership | None = None
+    ) -> None:
+        """Remember the offsets that a consumer group reads next, by stream id; durably.
+
+        They may go back. NO_CURSOR forgets one. Raises NotFoundError naming all missing streams.
+        While a group has members, one of them has to commit, with its `membership`. It raises
+        MemberUnknownError if it is none any more, StreamNotHeldError for a stream that it does not
+        hold. The cursors of other streams are set nevertheless.
+        """
+        await self._run(positions.commit_cursors(self._context, group, offsets, membership))
+
+    async def describe_cursors(
+        self, group: str, stream_ids: Sequence[int] = ()
+    ) -> list[CursorInfo]:
+        """Return the cursors that a group has, all of them or those of the streams named."""
+        return await self._run(positions.describe_cursors(self._context, group, stream_ids))
+
+    async def list_groups(self) -> list[GroupInfo]:
+        """Return the consumer groups that have cursors, by name."""
+        return await self._run(positions.list_groups(self._context))
+
+    async def join_group(
+        self,
+        group: str,
+        patterns: Sequence[str],
+        *,
+        member_id: str | None = None,
+        session_timeout_ms: int = group_limits.GROUP_SESSION_MS,
+        handover_timeout_ms: int = group_limits.GROUP_HANDOVER_MS,
+    ) -> Membership:
+        """Become a member of a group that reads the streams whose names match, with others.
+
+        `patterns` are names, begins of names followed by `*`, or `*`. A member that is silent for
+        its session timeout is expelled, and one that does not give a stream up within its hand-over
+        timeout. With the `member_id` of a member its patterns and timeouts are changed. Raises
+        UnsupportedError if the placement driver knows no members.
+        """
+        return await self._run(
+            members.join_group(
+                self._context,
+                group,
+                patterns,
+                member_id=member_id,
+                session_timeout_ms=session_timeout_ms,
+                handover_timeout_ms=handover_timeout_ms,
+            )
+        )
+
+    async def group_heartbeat(self, membership: Membership, held: Collection[int]) -> Membership:
+        """Stay a member; return what it is to read from now on.
+
+        `held` are the streams, by id, of which anything is still being read or processed. Streams
+        that are in it and not in the result are to be given up: commit what was processed, and
+        leave them out of the next call, at once. It is retried for one session timeout. Raises
+        MemberUnknownError: others may read the streams already.
+        """
+        return await self._run(members.group_heartbeat(self._context, membership, held))
+
+    async def leave_group(self, group: str, member_id: str) -> None:
+        """Let a member leave, which reads nothing any more; others get its streams at once.
+
+        Nothing happens if it is not a member.
+        """
+        await self._run(members.leave_group(self._context, group, member_id))
+
+    async def describe_group(self, group: str) -> GroupDescription:
+        """Return the members of a group, and the streams of each."""
+        return await self._run(members.describe_group(self._context, group))
+
+    async def _run(self, program: Program[T]) -> T:
+        return await AsyncRunner(self._pool).run(program)

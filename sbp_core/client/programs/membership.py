@@ -1,0 +1,116 @@
+"""Programs for the members of consumer groups: join, stay, leave, describe."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Final
+
+from sbp_core import group_limits
+from sbp_core.client.group_members import GroupDescription, MemberInfo, Membership
+from sbp_core.client.programs.calls import Context, ask
+from sbp_core.client.programs.program import Program
+from sbp_core.session.negotiation import FeatureName
+from sbp_core.wire.headers import (
+    DescribeGroupRequest,
+    DescribeGroupResponse,
+    GroupHeartbeatRequest,
+    GroupHeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+)
+from sbp_core.wire.opcodes import Opcode
+
+_TRIES: Final = 3
+"""Heartbeats that fit into a session."""
+
+
+def join_group(
+    context: Context,
+    group: str,
+    patterns: Sequence[str],
+    *,
+    member_id: str | None = None,
+    session_timeout_ms: int = group_limits.GROUP_SESSION_MS,
+    handover_timeout_ms: int = group_limits.GROUP_HANDOVER_MS,
+) -> Program[Membership]:
+    """Become a member of a group (SPEC "JOIN_GROUP"), with a new id unless one is given.
+
+    Raises InvalidRequestError for names, patterns and timeouts that are not allowed.
+    """
+    member_id = member_id or f"{context.random.getrandbits(128):032x}"
+    header = JoinGroupRequest(
+        context.timeout_ms,
+        group,
+        member_id,
+        tuple(patterns),
+        session_timeout_ms,
+        handover_timeout_ms,
+    )
+    answers = yield from ask(
+        context, Opcode.JOIN_GROUP, header, JoinGroupResponse, feature=FeatureName.GROUPS
+    )
+    answer = answers[-1]
+    return Membership(group, member_id, answer.generation, answer.stream_ids, session_timeout_ms)
+
+
+def group_heartbeat(
+    context: Context, membership: Membership, held: Collection[int]
+) -> Program[Membership]:
+    """Stay a member that holds these streams (SPEC "GROUP_HEARTBEAT"); return what it is to read.
+
+    It is tried for one session timeout. Raises MemberUnknownError.
+    """
+    session_ms = membership.session_timeout_ms
+    budget_ms = min(context.policy.budget_ms, session_ms)
+    context = replace(
+        context,
+        timeout_ms=min(context.timeout_ms, session_ms // _TRIES),
+        policy=replace(context.policy, budget_ms=budget_ms),
+    )
+    header = GroupHeartbeatRequest(
+        context.timeout_ms,
+        membership.group,
+        membership.member_id,
+        membership.generation,
+        tuple(sorted(held)),
+    )
+    answers = yield from ask(
+        context, Opcode.GROUP_HEARTBEAT, header, GroupHeartbeatResponse, feature=FeatureName.GROUPS
+    )
+    answer = answers[-1]
+    if answer.generation < membership.generation:
+        return membership
+    return replace(membership, generation=answer.generation, stream_ids=answer.stream_ids)
+
+
+def leave_group(context: Context, group: str, member_id: str) -> Program[None]:
+    """Let a member leave its group (SPEC "LEAVE_GROUP"); nothing happens if it is none."""
+    header = LeaveGroupRequest(context.timeout_ms, group, member_id)
+    yield from ask(
+        context, Opcode.LEAVE_GROUP, header, LeaveGroupResponse, feature=FeatureName.GROUPS
+    )
+
+
+def describe_group(context: Context, group: str) -> Program[GroupDescription]:
+    """Return the members of a group (SPEC "DESCRIBE_GROUP"), none if it has none."""
+    header = DescribeGroupRequest(context.timeout_ms, group)
+    answers = yield from ask(
+        context, Opcode.DESCRIBE_GROUP, header, DescribeGroupResponse, feature=FeatureName.GROUPS
+    )
+    members = tuple(
+        MemberInfo(
+            each.member_id or "",
+            each.patterns,
+            each.stream_ids,
+            each.revoked_ids,
+            each.session_timeout_ms,
+            each.handover_timeout_ms,
+            each.subject,
+        )
+        for answer in answers
+        for each in answer.members
+    )
+    return GroupDescription(group, answers[-1].generation, members)
