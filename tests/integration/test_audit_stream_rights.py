@@ -31,7 +31,7 @@ def test_only_those_read_it_whom_a_grant_names_it(tmp_path):
             assert await clients["everything"].list_streams() == []
             item = FetchItem(stream.stream_id, 0, None, 1 << 20)
             (outcome,) = [each async for each in clients["everything"].fetch([item])]
-            assert "everything lacks the right" in str(outcome.error)
+            assert "everything has no right on stream" in str(outcome.error)
 
     run(body())
 
