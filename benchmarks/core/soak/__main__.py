@@ -72,7 +72,7 @@ def soak(settings: Settings) -> Result:
         stack.callback(users.stop)
         stack.callback(writers.stop)
         users.start(SPARK, queries.run_queries, folder)
-        _wait(users, _QUERIES_SECONDS, "the queries run", lambda: counters[board.QUERIES] > 0)
+        _wait(users, _QUERIES_SECONDS, "the queries run", lambda: counters[board.QUERIES] == 2)
         users.start("reader", work.read)
         users.start("short-lived", work.make_short_lived)
         users.start("pages", work.look, cluster.pages)

@@ -24,14 +24,14 @@ _LOOK_SECONDS: Final = 1.0
 
 
 def run_queries(post: Post, folder: Path) -> None:
-    """Run both queries. Raises StreamingQueryException if one fails."""
+    """Start both queries, and let them run. Raises StreamingQueryException if one fails."""
     spark = start_spark(folder, tasks=_TASKS, memory=_MEMORY, java_options=_JAVA_OPTIONS)
     spark.conf.set("spark.sql.shuffle.partitions", _TASKS)
-    queries = [
-        _copy(_rows(spark, post, ORDERS), post, folder),
-        _count(_rows(spark, post, CLICKS), post, folder),
-    ]
-    post.board.add(board.QUERIES, len(queries))
+    queries = []
+    for stream, start in ((ORDERS, _copy), (CLICKS, _count)):
+        queries.append(start(_rows(spark, post, stream), post, folder))
+        queries[-1].processAllAvailable()  # of an empty stream: it has started then
+        post.board.add(board.QUERIES)
     while post.goes_on(_LOOK_SECONDS):
         for query in queries:
             if (error := query.exception()) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -84,16 +85,15 @@ def maybe_usage(pid: int) -> Usage | None:
 
 
 def _children(parent: Process) -> list[Process]:
-    """Return Java and the Python workers, each named by what it is."""
+    """Return Java and the Python workers, named by what they are; none of one that has ended."""
     found = []
-    for child in psutil.Process(parent.pid).children(recursive=True):
-        try:
-            words = child.cmdline()
-        except psutil.NoSuchProcess:
-            continue
-        is_module = "-m" in words[:-1]
-        kind = words[words.index("-m") + 1].rpartition(".")[2] if is_module else child.name()
-        found.append(Process(f"{parent.name}: {kind}", child.pid))
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(parent.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                words = child.cmdline()
+                is_module = "-m" in words[:-1]
+                module = words[words.index("-m") + 1] if is_module else child.name()
+                found.append(Process(f"{parent.name}: {module.rpartition('.')[2]}", child.pid))
     return found
 
 
