@@ -5,12 +5,22 @@ once, for asyncio, in `aio`; `blocking` is generated from that. Both are over `s
 which speaks the protocol; what they decide is in the modules beside them, without I/O.
 """
 
-from sbp_core.app.aio import AsyncConnection, AsyncConsumer, AsyncProducer, AsyncTransaction
-from sbp_core.app.blocking import Connection, Consumer, Producer, Transaction, connect
+from sbp_core.app.aio import (
+    AsyncAssignment,
+    AsyncConnection,
+    AsyncConsumer,
+    AsyncProducer,
+    AsyncTransaction,
+)
+from sbp_core.app.blocking import Assignment, Connection, Consumer, Producer, Transaction, connect
 from sbp_core.app.delivery import AsyncDelivery, Delivered, Delivery
+from sbp_core.app.positions import Start
 from sbp_core.app.record import Batch, Record
+from sbp_core.app.rows import Rows
 
 __all__ = [
+    "Assignment",
+    "AsyncAssignment",
     "AsyncConnection",
     "AsyncConsumer",
     "AsyncDelivery",
@@ -23,6 +33,8 @@ __all__ = [
     "Delivery",
     "Producer",
     "Record",
+    "Rows",
+    "Start",
     "Transaction",
     "connect",
 ]

@@ -117,16 +117,17 @@ class Positions:
             for each in open_ones
         ]
 
-    def to_commit(self, *, is_handed_out_enough: bool = False) -> dict[int, int]:
+    def finish(self) -> None:
+        """Let all records that were handed out be done."""
+        for each in self._by_id.values():
+            each.done_offset = each.next_offset
+
+    def to_commit(self) -> dict[int, int]:
         """Return the offsets to commit, by stream id, of the streams where they have changed."""
-        offsets = {
-            each.stream_id: each.next_offset if is_handed_out_enough else each.done_offset
-            for each in self._by_id.values()
-        }
         return {
-            stream_id: offset
-            for stream_id, offset in offsets.items()
-            if offset != self._by_id[stream_id].committed_offset
+            stream_id: each.done_offset
+            for stream_id, each in self._by_id.items()
+            if each.done_offset != each.committed_offset
         }
 
     def on_committed(self, offsets: Mapping[int, int]) -> None:

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
+import sbp_core.app
 import sbp_core.client
 import sbp_core.records
 import sbp_spark
@@ -18,13 +19,25 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PUBLIC = [
     f"{module.__name__}.{name}"
-    for module in (sbp_core.client, sbp_core.records, sbp_spark)
+    for module in (sbp_core.app, sbp_core.client, sbp_core.records, sbp_spark)
     for name in module.__all__
 ]
 PUBLIC += [
     f"sbp_core.client.{client.__name__}.{name}"
     for client in (sbp_core.client.Client, sbp_core.client.AsyncClient)
     for name in dir(client)
+    if not name.startswith("_")
+]
+PUBLIC += [
+    f"sbp_core.app.{made.__name__}.{name}"
+    for made in (
+        sbp_core.app.Connection,
+        sbp_core.app.AsyncConnection,
+        sbp_core.app.Producer,
+        sbp_core.app.Consumer,
+        sbp_core.app.Delivery,
+    )
+    for name in dir(made)
     if not name.startswith("_")
 ]
 CLICKS_MAX = 3
@@ -104,7 +117,8 @@ def test_no_link_inside_the_site_is_dead(site):
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_is_in_the_api_reference(site, name):
-    assert name in site[Path("reference/client.html")].ids
+    page = "records-client" if name.startswith("sbp_core.app.") else "client"
+    assert name in site[Path(f"reference/{page}.html")].ids
 
 
 @pytest.mark.parametrize("what", ["[x](missing.md)", "[x](#missing)", "```{toctree}\nmissing\n```"])

@@ -70,12 +70,17 @@ class OneConsumer(RuleBasedStateMachine):
 
     @rule(is_by_caller=st.booleans())
     def commit(self, is_by_caller):
-        if is_by_caller and self.current is not None:
-            self.finished.add(self.current)
-        offsets = self.positions.to_commit(is_handed_out_enough=is_by_caller)
+        if is_by_caller:
+            if self.current is not None:
+                self.finished.add(self.current)
+            self.positions.finish()
+        offsets = self.positions.to_commit()
         self.positions.on_committed(offsets)
+        assert self.cursor is None or offsets.get(1, self.cursor) >= self.cursor
         self.cursor = offsets.get(1, self.cursor)
-        assert self.positions.to_commit(is_handed_out_enough=is_by_caller) == {}
+        assert self.positions.to_commit() == {}
+        if is_by_caller:
+            assert self.cursor == self.at.next_offset
 
     @rule(offset=st.integers(0, 20))
     def seek(self, offset):

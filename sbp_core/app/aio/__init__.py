@@ -1,8 +1,16 @@
 """The client for applications, for asyncio. The blocking one is generated from it."""
 
+from sbp_core.app.aio.assignment import AsyncAssignment
 from sbp_core.app.aio.connection import AsyncConnection, connect
 from sbp_core.app.aio.consumer import AsyncConsumer
 from sbp_core.app.aio.producer import AsyncProducer
 from sbp_core.app.aio.transaction import AsyncTransaction
 
-__all__ = ["AsyncConnection", "AsyncConsumer", "AsyncProducer", "AsyncTransaction", "connect"]
+__all__ = [
+    "AsyncAssignment",
+    "AsyncConnection",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "AsyncTransaction",
+    "connect",
+]

@@ -93,7 +93,8 @@ class AsyncConsumer:
         """
         if not self._assignment.has_cursors:
             raise ConfigurationError("this consumer has no group to commit for; pass group=...")
-        await self._commit(self._positions.to_commit(is_handed_out_enough=True))
+        self._positions.finish()
+        await self._commit(self._positions.to_commit())
 
     async def positions(self) -> dict[str, int]:
         """Return the offset of the next record of each stream, by name."""

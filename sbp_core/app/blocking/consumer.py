@@ -95,7 +95,8 @@ class Consumer:
         """
         if not self._assignment.has_cursors:
             raise ConfigurationError("this consumer has no group to commit for; pass group=...")
-        self._commit(self._positions.to_commit(is_handed_out_enough=True))
+        self._positions.finish()
+        self._commit(self._positions.to_commit())
 
     def positions(self) -> dict[str, int]:
         """Return the offset of the next record of each stream, by name."""
