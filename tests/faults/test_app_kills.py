@@ -1,0 +1,52 @@
+"""kill -9 of producer, consumer and server: each record is stored once, and read at least once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from waiting import until
+
+from sbp_core import connect
+from sbp_core.cluster import LocalCluster
+
+SUPPORT = Path(__file__).parents[1] / "support"
+END = 30_000
+
+
+def test_all_killed_at_any_time(tmp_path, rng, rounds):
+    notes = tmp_path / "notes"
+    notes.touch()
+    with LocalCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
+        sbp.create_stream("numbers")
+        commands = {
+            "loader": ["app_loader.py", cluster.endpoint, "numbers", str(END)],
+            "reader": ["app_reader.py", cluster.endpoint, "numbers", str(END), str(notes)],
+        }
+        running = {name: start(command) for name, command in commands.items()}
+        for _ in range(rounds(6)):
+            wait_for_notes(notes, notes.stat().st_size + rng.randrange(20_000), running["reader"])
+            victim = rng.choice(["loader", "reader", "server"])
+            if victim == "server":
+                cluster.kill()
+                cluster.restart()
+            else:
+                end(running[victim])
+                running[victim] = start(commands[victim])
+        assert [each.wait() for each in running.values()] == [0, 0]
+        stored = [(each.offset, each.value) for each in sbp.consumer("numbers")]
+    assert stored == [(number, b"%d" % number) for number in range(END)]
+    lines = set(notes.read_bytes().split(b"\n"))
+    assert {b"%d %d" % (number, number) for number in range(END)} <= lines
+
+
+def start(command):
+    return subprocess.Popen([sys.executable, str(SUPPORT / command[0]), *command[1:]])
+
+
+def end(process):
+    process.kill()
+    process.wait()
+
+
+def wait_for_notes(notes, size_bytes, reader):
+    until(lambda: notes.stat().st_size >= size_bytes or reader.poll() is not None)
