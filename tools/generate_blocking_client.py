@@ -74,8 +74,8 @@ GROUPS: Final = Twin(
     _CLIENT_NAMES,
     {
         '"""The methods of the asyncio client for consumer groups: their cursors and members."""': (
-            '"""The methods of the blocking client for consumer groups: their cursors and members.\n\n'
-            "Generated, as socket_client.py is: do not edit. Run `make client`.\n"
+            '"""The methods of the blocking client for consumer groups: their cursors and'
+            " members.\n\nGenerated, as socket_client.py is: do not edit. Run `make client`.\n"
             '"""'
         ),
     },

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a member of a group knows: the streams that it is to read, by id, as of a generation.
+    """A member of a group, and the streams that it is to read, by id, as of a generation.
 
     The rules for members are in the protocol, "Consumer groups". In short: read `stream_ids` only,
     each from its cursor; send heartbeats, every third of `session_timeout_ms`; stop if that time
