@@ -163,7 +163,7 @@ class Outbox:
     ) -> tuple[Collected, bool]:
         """Add a record; return its batch, of which it is the last, and whether that is a new one.
 
-        The hot path of `send`.
+        The hot path of `send`: it does itself what `Collected.add` does.
         """
         batch, is_new = self._open, False
         if (
@@ -174,7 +174,12 @@ class Outbox:
             self.seal()
             batch, is_new = Collected(self._clock()), True
             self._open = batch
-        batch.add(value, key, headers, time_us, size_bytes)
+        if headers:
+            batch.headers[len(batch.values)] = headers
+        batch.values.append(value)
+        batch.keys.append(key)
+        batch.times_us.append(time_us)
+        batch.size_bytes += size_bytes
         self.room_bytes -= size_bytes
         return batch, is_new
 

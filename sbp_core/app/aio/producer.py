@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Self
 
+from sbp_core.app import defaults
 from sbp_core.app.aio.committing import AsyncCommitter
 from sbp_core.app.aio.targets import find_target
 from sbp_core.app.delivery import NOTHING, AsyncDelivery, Delivered, call_back
@@ -77,7 +78,10 @@ class AsyncProducer:
         """
         if not self._is_begun:
             await self._begin()
-        size_bytes = record_bytes(value, key, headers)
+        if type(value) is bytes and key is None and not headers:  # without a call
+            size_bytes = defaults.RECORD_OVERHEAD_BYTES + len(value)
+        else:
+            size_bytes = record_bytes(value, key, headers)
         if size_bytes > self._plain_bytes_max:
             self._target.check_plain(size_bytes)
         if timestamp_us is None:
