@@ -65,11 +65,13 @@ bench: $(READY) ## measure, beside Apache Kafka too, in some minutes; BENCH="--o
 	@$(SPARK) $(BIN)/python -m benchmarks $(BENCH)
 	@$(BIN)/python -m benchmarks.core.replicas
 	@$(BIN)/python -m benchmarks.core.encryption
+	@$(BIN)/python -m benchmarks.core.clients
 
 bench-full: $(READY) ## measure everything with all shapes, the servers alone too: three quarters of an hour
 	@$(SPARK) $(BIN)/python -m benchmarks --full $(BENCH)
 	@$(BIN)/python -m benchmarks.core.replicas
 	@$(BIN)/python -m benchmarks.core.encryption
+	@$(BIN)/python -m benchmarks.core.clients
 	@$(BIN)/python -m benchmarks.core.servers
 	@$(BIN)/python -m benchmarks.core.rights
 	@$(BIN)/python -m benchmarks.core.metrics
