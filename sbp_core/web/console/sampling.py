@@ -17,7 +17,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -154,6 +154,9 @@ class Samples:
 
     def note(self, ends: Ends) -> None:
         """Add ends, which are kept for long if the last ones that are were long ago."""
+        before = self.newest
+        if before is not None and np.array_equal(before.stream_ids, ends.stream_ids):
+            ends = replace(ends, stream_ids=before.stream_ids)  # one array for all
         self.recent.append(ends)
         if not self.history or ends.at_ms - self.history[-1].at_ms >= HISTORY_SECONDS * 1000:
             self.history.append(ends)

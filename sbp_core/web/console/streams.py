@@ -12,6 +12,9 @@ from sbp_core.web.console.site import Site
 from sbp_core.web.console.streams_view import COLUMNS, make_rows
 from sbp_core.web.console.tables import make_table
 
+_SAMPLED_MIN: Final = 1_000
+"""From this many streams on, a page shows those of the last sample, which is seconds old."""
+
 
 async def show(request: Request) -> Response:
     """Show the streams that the caller sees."""
@@ -19,8 +22,11 @@ async def show(request: Request) -> Response:
     client = await site.client(request)
     samples = await site.samples(request)
     query = request.query_params
+    streams = samples.streams
+    if len(streams) < _SAMPLED_MIN:
+        streams = await client.list_streams()
     rows = make_rows(
-        await client.list_streams(),
+        streams,
         samples,
         query.get("search", ""),
         with_reserved="all" in query,
