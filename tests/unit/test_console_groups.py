@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from sbp_core.client import GroupInfo
 from sbp_core.client.group_lag import Lag
+from sbp_core.client.group_members import MemberInfo
 from sbp_core.web.console.charts import LINES_MAX
-from sbp_core.web.console.groups_view import make_group, make_rows
+from sbp_core.web.console.groups_view import MemberRow, make_group, make_members, make_rows
 from sbp_core.web.console.sampling import Lags, Samples
 
 
@@ -47,3 +48,12 @@ def test_the_chart_has_the_streams_that_lag_most_and_their_sum():
     assert chart.lines[-1].now == "21"
     few = make_group("g", lags[:2], sampled(point, point), 2_000).chart
     assert [each.name for each in few.lines] == ["s2", "s1"]
+
+
+def test_members_have_the_names_of_their_streams():
+    one = MemberInfo("m1", ("a*", "b"), (1, 2), (3,), 10_000, 60_000, "etl")
+    many = MemberInfo("m2", ("*",), tuple(range(4, 16)), (), 10_000, 60_000, None)
+    first, second = make_members([one, many], {1: "a1", 3: "b", 4: None})
+    assert first == MemberRow("m1", "etl", "a*, b", "a1, 2", "b")
+    assert (second.subject, second.gives_up) == ("", "")
+    assert second.reads == "4, 5, 6, 7, 8, 9, 10, 11, 12, 13 and 2 more"

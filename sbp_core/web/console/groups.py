@@ -14,7 +14,8 @@ from starlette.routing import Route
 from sbp_core import limits
 from sbp_core.client import AsyncClient, CursorInfo, Reach, StreamInfo
 from sbp_core.client.group_lag import Lag, measure_group, unread_offsets
-from sbp_core.errors import NotFoundError, RefusedError, StatusCode
+from sbp_core.client.group_members import GroupDescription
+from sbp_core.errors import NotFoundError, RefusedError, StatusCode, UnsupportedError
 from sbp_core.web.console.actions import Question, act, ask
 from sbp_core.web.console.cursor_moves import (
     FIELDS_MAX,
@@ -28,7 +29,14 @@ from sbp_core.web.console.cursor_moves import (
     read_moves,
     write_moves,
 )
-from sbp_core.web.console.groups_view import COLUMNS, LAG_COLUMNS, group_path, make_group, make_rows
+from sbp_core.web.console.groups_view import (
+    COLUMNS,
+    LAG_COLUMNS,
+    group_path,
+    make_group,
+    make_members,
+    make_rows,
+)
 from sbp_core.web.console.site import Site
 from sbp_core.web.console.submissions import Done, check_typed
 from sbp_core.web.console.tables import make_table, parse_count
@@ -61,9 +69,14 @@ async def show_one(request: Request) -> Response:
     now_ms = time.time_ns() // 1_000_000
     lags = await _measure(client, await _cursors(client, group), now_ms)
     path = group_path(group)
+    described = await _maybe_described(client, group)
+    names = {each.stream_id: each.stream for each in lags}
     return site.page(
         *(request, "group.html", f"Group {group}"),
         path=path,
+        state=None if described is None else described.state,
+        members=make_members(described.members if described else (), names),
+        holders=described.holders if described else {},
         view=make_group(group, lags, samples, now_ms),
         table=make_table(lags, LAG_COLUMNS, request.query_params, path),
     )
@@ -175,6 +188,14 @@ async def _cursors(client: AsyncClient, group: str) -> list[CursorInfo]:
     if not cursors:
         raise NotFoundError.of(f"group {group} has no cursors")
     return cursors
+
+
+async def _maybe_described(client: AsyncClient, group: str) -> GroupDescription | None:
+    """Return the members of a group; None if the servers know no members."""
+    try:
+        return await client.describe_group(group)
+    except UnsupportedError:
+        return None
 
 
 async def _find_streams(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
 from sbp_core.client import GroupInfo
 from sbp_core.client.group_lag import Lag
+from sbp_core.client.group_members import MemberInfo
 from sbp_core.web.console.charts import LINES_MAX, Chart, Series, draw
 from sbp_core.web.console.sampling import Samples
 from sbp_core.web.console.tables import Column
+
+_NAMED_MAX: Final = 10
+"""Streams of a member that are named; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,17 @@ class GroupView:
     chart: Chart
 
 
+@dataclass(frozen=True, slots=True)
+class MemberRow:
+    """A member of a group: the streams that it reads, and those that it is to give up."""
+
+    member_id: str
+    subject: str
+    patterns: str
+    reads: str
+    gives_up: str
+
+
 def group_path(group: str) -> str:
     """Return the path of the page of a group."""
     return f"/groups/{quote(group, safe='')}"
@@ -79,6 +94,28 @@ def make_rows(groups: Sequence[GroupInfo], samples: Samples, search: str) -> lis
         for info in groups
         if wanted in info.group.lower()
     ]
+
+
+def make_members(
+    members: Sequence[MemberInfo], names: Mapping[int, str | None]
+) -> tuple[MemberRow, ...]:
+    """Return the members of a group; `names` are those of streams, by id, as far as known."""
+
+    def named(stream_ids: Sequence[int]) -> str:
+        shown = [names.get(each) or str(each) for each in stream_ids[:_NAMED_MAX]]
+        rest = len(stream_ids) - len(shown)
+        return ", ".join(shown) + (f" and {rest} more" if rest else "")
+
+    return tuple(
+        MemberRow(
+            each.member_id,
+            each.subject or "",
+            ", ".join(each.patterns),
+            named(each.stream_ids),
+            named(each.revoked_ids),
+        )
+        for each in members
+    )
 
 
 def make_group(group: str, lags: Sequence[Lag], samples: Samples, now_ms: float) -> GroupView:
