@@ -23,8 +23,9 @@ SPARK: Final = "spark"
 APPENDED_BYTES: Final = "sbp_append_bytes_total"
 FREED_BYTES: Final = "sbp_cleaner_freed_bytes_total"
 REMOVED_SEGMENTS: Final = 'sbp_cleaner_segments_total{result="removed"}'
+REWRITTEN_SEGMENTS: Final = 'sbp_cleaner_segments_total{result="rewritten"}'
 TRIMS: Final = "sbp_retention_trims_total"
-_COUNTERS: Final = (APPENDED_BYTES, FREED_BYTES, REMOVED_SEGMENTS, TRIMS)
+_COUNTERS: Final = (APPENDED_BYTES, FREED_BYTES, REMOVED_SEGMENTS, REWRITTEN_SEGMENTS, TRIMS)
 _HTTP_SECONDS: Final = 2.0
 
 
