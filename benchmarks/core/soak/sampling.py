@@ -92,9 +92,9 @@ def _children(parent: Process) -> list[Process]:
         for child in psutil.Process(parent.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 words = child.cmdline()
-                is_module = "-m" in words[:-1]
-                module = words[words.index("-m") + 1] if is_module else child.name()
-                found.append(Process(f"{parent.name}: {module.rpartition('.')[2]}", child.pid))
+                # Python workers are "python -m pyspark.daemon pyspark.worker" and the like
+                name = words[-1].rpartition(".")[2] if "-m" in words else child.name()
+                found.append(Process(f"{parent.name}: {name}", child.pid))
     return found
 
 
