@@ -72,6 +72,15 @@ def show_retention(period_ms: int, size_bytes: int) -> str:
     return ", ".join(period + size) or "for ever"
 
 
+def round_size(size_bytes: int) -> str:
+    """Return about a size, in the largest unit of which there is one: 12.3 GiB."""
+    value, units = float(size_bytes), iter(("KiB", "MiB", "GiB", "TiB", "PiB"))
+    unit = "B"
+    while value >= 1024 and (larger := next(units, None)) is not None:
+        value, unit = value / 1024, larger
+    return f"{size_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
 def _scaled(text: str, units: Mapping[str, int], expected: str, noun: str) -> int:
     """Return a number times its unit; 0 needs no unit."""
     unit = next((each for each in units if text.endswith(each)), "")

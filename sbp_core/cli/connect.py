@@ -88,6 +88,11 @@ def find_reach(client: Client, stream_ids: Sequence[int]) -> dict[int, Reach]:
         time.sleep(_AGAIN_SECONDS)
 
 
+def find_sizes(client: Client, stream_ids: Sequence[int]) -> dict[int, int]:
+    """Return the bytes that streams, by id, take in one replica, where servers tell them soon."""
+    return client.stored_bytes(stream_ids, timeout_ms=_ANSWER_MS)
+
+
 def titled(info: StreamInfo) -> str:
     """Return how lines for people name a stream."""
     return f"{info.label} (id {info.stream_id})"

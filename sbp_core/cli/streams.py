@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -12,6 +12,7 @@ from sbp_core.access.rights import is_reserved
 from sbp_core.cli.connect import (
     connect,
     find_reach,
+    find_sizes,
     find_stream,
     parse_stream,
     titled,
@@ -42,8 +43,8 @@ from sbp_core.client import (
     StreamUpdate,
     newest_schemas,
 )
-from sbp_core.errors import ConfigurationError, SchemaError
-from sbp_core.quantities import show_retention
+from sbp_core.errors import ConfigurationError, NotFoundError, SchemaError
+from sbp_core.quantities import round_size, show_retention
 from sbp_core.records.stream_schema import name_text
 
 
@@ -170,25 +171,39 @@ def _warn_of_missing(client: Client, replica_count: int) -> None:
 def list_all(options: Namespace) -> int:
     """List all streams, by id; those of the cluster itself only if they are wanted."""
     with connect(options) as client:
-        infos = client.list_streams()
-    if not options.all:
-        infos = [each for each in infos if not is_reserved(each.name)]
+        infos, reaches, sizes = _find_all(client, with_reserved=options.all)
     if options.json:
         for info in infos:
-            write_json(asdict(info))
+            write_json(_described(info, reaches[info.stream_id], sizes))
         return 0
     rows = [
         (
             info.stream_id,
             info.name or "-",
+            _maybe_count(reaches[info.stream_id]),
+            _size(sizes.get(info.stream_id)),
             info.replica_count,
             _retention(info),
             show_time(info.created_at_ms),
         )
         for info in infos
     ]
-    write_table(("ID", "NAME", "REPLICAS", "RETENTION", "CREATED"), rows)
+    write_table(("ID", "NAME", "RECORDS", "SIZE", "REPLICAS", "RETENTION", "CREATED"), rows)
     return 0
+
+
+def _find_all(
+    client: Client, *, with_reserved: bool
+) -> tuple[list[StreamInfo], dict[int, Reach], dict[int, int]]:
+    """Return all streams, and how far they can be read and their bytes, both by id."""
+    while True:
+        listed = client.list_streams()
+        infos = [each for each in listed if with_reserved or not is_reserved(each.name)]
+        stream_ids = [each.stream_id for each in infos]
+        try:
+            return infos, find_reach(client, stream_ids), find_sizes(client, stream_ids)
+        except NotFoundError:
+            continue  # one was deleted in between
 
 
 def describe(options: Namespace) -> int:
@@ -197,29 +212,43 @@ def describe(options: Namespace) -> int:
         infos = client.describe_streams([parse_stream(text) for text in options.streams])
         stream_ids = [info.stream_id for info in infos]
         reaches = find_reach(client, stream_ids)
+        sizes = find_sizes(client, stream_ids)
         ranges = client.list_ranges(stream_ids)
         schemas = _newest_schemas(client, stream_ids)
     for info in infos:
         at, schema = reaches[info.stream_id], schemas.get(info.stream_id)
         if options.json:
-            _write_described(info, at, schema, ranges[info.stream_id])
+            _write_described(_described(info, at, sizes), at, schema, ranges[info.stream_id])
         else:
-            _write_stream(info, at, schema, ranges[info.stream_id])
+            _write_stream(info, at, sizes.get(info.stream_id), schema, ranges[info.stream_id])
     return 0
 
 
+def _described(info: StreamInfo, at: Reach, sizes: Mapping[int, int]) -> dict[str, object]:
+    """Return a stream as an object; what is not known is null."""
+    held = {"start_offset": at.start_offset, "next_offset": at.next_offset}
+    return {**asdict(info), **held, "stored_bytes": sizes.get(info.stream_id)}
+
+
+def _maybe_count(at: Reach) -> str:
+    held = at.readable_end - at.start_offset
+    return str(held) if at.next_offset is not None else f">={held}"
+
+
+def _size(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else round_size(size_bytes)
+
+
 def _write_described(
-    info: StreamInfo,
+    described: Mapping[str, object],
     at: Reach,
     schema: SchemaVersion | SchemaError | None,
     ranges: tuple[RangeInfo, ...],
 ) -> None:
-    """Write a stream as an object; an offset that is not known is null."""
-    held = {"start_offset": at.start_offset, "next_offset": at.next_offset}
+    """Write a stream as an object, with its schema and its ranges."""
     missing = [{**asdict(each), "error": str(each.error)} for each in at.unavailable]
     shown = [{**asdict(each), "next_offset": _maybe_end(each, at)} for each in ranges]
-    described = {**asdict(info), **held, **_described_schema(schema)}
-    write_json({**described, "ranges": shown, "unavailable": missing})
+    write_json({**described, **_described_schema(schema), "ranges": shown, "unavailable": missing})
 
 
 def delete(options: Namespace) -> int:
@@ -328,6 +357,7 @@ def _described_schema(schema: SchemaVersion | SchemaError | None) -> dict[str, o
 def _write_stream(
     info: StreamInfo,
     at: Reach,
+    size_bytes: int | None,
     schema: SchemaVersion | SchemaError | None,
     ranges: tuple[RangeInfo, ...],
 ) -> None:
@@ -343,6 +373,7 @@ def _write_stream(
             f"  down       {server}: records from {each.start_offset} {upto} cannot be read now"
             f" ({one_line(str(each.error))})"
         )
+    write_line(f"  size       {_size(size_bytes)}")
     write_line(f"  replicas   {_replicas(info)}")
     write_line(f"  retention  {_retention(info)}")
     write_line(f"  created    {show_time(info.created_at_ms)}")

@@ -25,6 +25,7 @@ from sbp_core.client.programs import (
     watching,
 )
 from sbp_core.client.programs import range_placement as placement
+from sbp_core.client.programs import stored_bytes as sizes
 from sbp_core.client.programs import stream_changes as changes
 from sbp_core.client.programs import txn_decisions as txns
 from sbp_core.client.programs.appending import Appender, OnAppended
@@ -296,6 +297,14 @@ class SocketClient(GroupMethods):
         missing streams.
         """
         return self._run(watching.reach(self._context, positions, timeout_ms, spared))
+
+    def stored_bytes(self, stream_ids: Sequence[int], *, timeout_ms: int) -> dict[int, int]:
+        """Return the bytes that each stream, by id, takes in the log of one replica.
+
+        Streams with a range whose servers do not answer within `timeout_ms`, or do not know, are
+        left out. Raises NotFoundError naming all missing streams.
+        """
+        return self._run(sizes.stored_bytes(self._context, stream_ids, timeout_ms))
 
     def probe(self, endpoints: Collection[str], *, timeout_ms: int) -> dict[str, SbpError]:
         """Send a PING to each server; return the errors of those that fail within `timeout_ms`.

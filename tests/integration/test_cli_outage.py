@@ -55,6 +55,11 @@ def test_commands_show_what_is_known_of_a_stream_whose_primary_is_down(tmp_path,
         assert (missing["start_offset"], missing["end_offset"]) == (2, None)
         assert missing["server"] == primary
         assert "cannot connect" in missing["error"]
+        assert described["stored_bytes"] is None
+
+        exit_code, output, errors = await sbp("streams", "list")
+        assert (exit_code, errors) == (0, "")
+        assert output.splitlines()[1].split()[1:4] == ["copied", ">=2", "-"]
 
         exit_code, output, errors = await sbp("consume", "copied")
         assert (exit_code, output) == (1, "one\ntwo\n")
@@ -65,5 +70,39 @@ def test_commands_show_what_is_known_of_a_stream_whose_primary_is_down(tmp_path,
         exit_code, output, errors = await sbp("lag", "readers")
         assert (exit_code, errors) == (0, "")
         assert "the server of its tail is down" in output
+
+    run(tmp_path, body, **NO_FALSE_ALARM)
+
+
+def test_the_bytes_of_a_stream_are_asked_of_a_secondary_if_the_primary_is_down(tmp_path):
+    async def body(cluster, client):
+        names = ["copied", "a", "b", "c", "d", "e"]
+        stream_ids = [
+            each.stream_id
+            for each in await client.create_streams(
+                [StreamSpec(name, replica_count=3) for name in names]
+            )
+        ]
+        stream_id = stream_ids[0]
+        primaries = {
+            each: pieces[0].servers[0]
+            for each, pieces in (await client.list_ranges(stream_ids)).items()
+        }
+        await append(client, stream_id, b"one", b"two")
+        # Only its own primary leads others then, so the stream goes on at another one.
+        await client.delete_streams(
+            [each for each in stream_ids if primaries[each] != primaries[stream_id]]
+        )
+        await client.seal_streams([stream_id])
+        await append(client, stream_id, b"three")
+        sizes = await client.stored_bytes([stream_id], timeout_ms=5_000)
+        assert sizes[stream_id] > len("onetwothree")
+        sealed, opened = (await client.list_ranges([stream_id]))[stream_id]
+        assert sealed.servers[0] != opened.servers[0]
+        for server in list(cluster._range_servers):
+            if server.endpoint == sealed.servers[0]:
+                await server.stop()
+                cluster._range_servers.remove(server)
+        assert await client.stored_bytes([stream_id], timeout_ms=5_000) == sizes
 
     run(tmp_path, body, **NO_FALSE_ALARM)

@@ -1,7 +1,8 @@
 """Rates and lags over time: the console asks the cluster while somebody looks, and remembers.
 
 Each client that a page was shown with in the last LOOKED_SECONDS is sampled every PERIOD_SECONDS:
-where the streams that its identity sees end, and every HISTORY_SECONDS how far groups are behind.
+where the streams that its identity sees end, every HISTORY_SECONDS how far groups are behind, and
+every SIZES_SECONDS how many bytes streams take, which servers have to add up.
 While all servers answer, that costs a short call to each (`watch_bounds`), however many streams
 there are; else `reach` reports what can be known without those that are down.
 
@@ -31,6 +32,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 2.0
 HISTORY_SECONDS: Final = 10.0
+SIZES_SECONDS: Final = 60.0
 SPAN_SECONDS: Final = 900.0
 LOOKED_SECONDS: Final = 30.0
 SAMPLED_MAX: Final = 16
@@ -108,12 +110,14 @@ class Lags:
 class Samples:
     """All that was seen with one client; read it, do not change it.
 
-    `streams` and `starts` are of the newest sample. `error` is why that is old, None if it is not.
+    `streams` and `starts` are of the newest sample; `sizes` are the bytes that streams take in one
+    replica, of those that are known. `error` is why that is old, None if it is not.
     `unsampled_groups` are those beyond GROUPS_MAX. `stuck_txns` is None if the caller may not know.
     """
 
     streams: Sequence[StreamInfo] = ()
     starts: Mapping[int, int] = field(default_factory=dict)
+    sizes: Mapping[int, int] = field(default_factory=dict)
     recent: deque[Ends] = field(
         default_factory=lambda: deque(maxlen=int(HISTORY_SECONDS / PERIOD_SECONDS) + 1)
     )
@@ -172,7 +176,7 @@ class _Sampling:
         self._clock = clock
         self._revision: int | None = None
         self._view: BoundsView | None = None
-        self._lags_at = -float("inf")
+        self._lags_at = self._sizes_at = -float("inf")
         self.task: asyncio.Task[None] | None = None
 
     def look(self) -> Samples:
@@ -206,6 +210,9 @@ class _Sampling:
             with contextlib.suppress(PermissionDeniedError):
                 await self._find_lags(starts, ends)
             self.samples.stuck_txns = await self._count_stuck()
+        if self._clock() - self._sizes_at >= SIZES_SECONDS:
+            self._sizes_at = self._clock()
+            self.samples.sizes = await self._client.stored_bytes([*starts], timeout_ms=_REACH_MS)
 
     async def _find_streams(self) -> None:
         """List the streams again if something changed."""

@@ -37,11 +37,13 @@ async def show(request: Request) -> Response:
     stream_id = info.stream_id
     at = await find_reach(client, stream_id)
     ranges = (await client.list_ranges([stream_id]))[stream_id]
+    sizes = await client.stored_bytes([stream_id], timeout_ms=REACH_MS)
     rates = [Series(info.label, samples.rates_over_time(stream_id))]
     return site.page(
         *(request, "stream.html", info.label),
         stream=info,
         facts=make_facts(info, at, samples),
+        size_bytes=sizes.get(stream_id),
         unavailable=at.unavailable,
         picture=draw_ranges(ranges, at),
         ranges=make_range_rows(ranges, at),

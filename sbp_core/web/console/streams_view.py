@@ -20,6 +20,7 @@ class StreamRow:
     info: StreamInfo
     record_count: int | None
     end_offset: int | None
+    size_bytes: int | None
     rate: float | None
     lag: int | None
     retention: str
@@ -35,6 +36,7 @@ COLUMNS: Final[tuple[Column[StreamRow], ...]] = (
     Column("id", "Id", lambda row: -row.info.stream_id, is_number=True),
     Column("records", "Records", lambda row: row.record_count, is_number=True),
     Column("end", "End", lambda row: row.end_offset, is_number=True),
+    Column("size", "Size", lambda row: row.size_bytes, is_number=True),
     Column("rate", "Records per second", lambda row: row.rate, is_number=True),
     Column("lag", "Largest lag", lambda row: row.lag, is_number=True),
     Column("replicas", "Replicas", lambda row: row.info.replica_count, is_number=True),
@@ -59,8 +61,8 @@ def make_rows(
         end = None if ends is None else ends.maybe_end(stream_id)
         start = samples.starts.get(stream_id)
         held = None if end is None or start is None else end - start
-        rate, lag = rates.get(stream_id), lags.get(stream_id)
-        rows.append(StreamRow(info, held, end, rate, lag, retention_text(info)))
+        size, rate, lag = samples.sizes.get(stream_id), rates.get(stream_id), lags.get(stream_id)
+        rows.append(StreamRow(info, held, end, size, rate, lag, retention_text(info)))
     return rows
 
 

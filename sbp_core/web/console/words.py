@@ -6,7 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+from sbp_core.quantities import round_size
+
 _SHORT: Final = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 UNKNOWN: Final = "unknown"
 
@@ -33,12 +34,7 @@ def rate_text(value: float | None) -> str:
 
 def size_text(size_bytes: int | None) -> str:
     """Return a size in the largest unit of which there is one: 12.3 GiB."""
-    if size_bytes is None:
-        return UNKNOWN
-    value, unit = float(size_bytes), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.0f} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+    return UNKNOWN if size_bytes is None else round_size(size_bytes)
 
 
 def duration_text(duration_ms: float | None) -> str:
