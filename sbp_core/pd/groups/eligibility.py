@@ -7,10 +7,10 @@ takes the same short time whatever a client sends.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sbp_core import group_limits, limits
+from sbp_core import group_limits
 from sbp_core.access.rights import Grant, Right, SubjectRights
 from sbp_core.pd.groups.assigning import Eligible
 from sbp_core.pd.groups.group import Member
@@ -18,16 +18,27 @@ from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import StreamRecord
 
 _LOG: Final = logging.getLogger(__name__)
+_ROWS: Final = 10_000
+"""Streams that are read at a time."""
 
 
-def eligible_streams(store: MetadataStore, name: str, members: Iterable[Member]) -> Eligible:
-    """Return the streams of each member of a group, GROUP_STREAMS_MAX of all together.
+def all_streams(store: MetadataStore) -> list[StreamRecord]:
+    """Return the streams of the cluster, by id."""
+    found: list[StreamRecord] = []
+    while part := store.streams_after(found[-1].stream_id if found else -1, _ROWS):
+        found += part
+    return found
 
-    Those with the lowest ids count.
+
+def eligible_streams(
+    store: MetadataStore, name: str, members: Iterable[Member], streams: Sequence[StreamRecord]
+) -> Eligible:
+    """Return which of all streams each member of a group may have.
+
+    Those with the lowest ids count, GROUP_STREAMS_MAX of all members together.
     """
     members = tuple(members)
     wanted = {(each.patterns, each.subject) for each in members}
-    streams = list(_all_streams(store)) if wanted else []
     readable = {each: _readable(store, *each, streams) for each in wanted}
     found = sorted(frozenset().union(*readable.values()))
     if len(found) > group_limits.GROUP_STREAMS_MAX:
@@ -39,13 +50,6 @@ def eligible_streams(store: MetadataStore, name: str, members: Iterable[Member])
         kept = frozenset(found[: group_limits.GROUP_STREAMS_MAX])
         readable = {key: each & kept for key, each in readable.items()}
     return {each.member_id: readable[each.patterns, each.subject] for each in members}
-
-
-def _all_streams(store: MetadataStore) -> Iterator[StreamRecord]:
-    stream_id = -1
-    while found := store.streams_after(stream_id, limits.RESULTS_PER_FRAME):
-        yield from found
-        stream_id = found[-1].stream_id
 
 
 def _readable(

@@ -13,7 +13,7 @@ from typing import Final
 
 from sbp_core.errors import StreamNotHeldError, invalid
 from sbp_core.group_limits import GROUP_MEMBERS_MAX
-from sbp_core.pd.groups.eligibility import eligible_streams
+from sbp_core.pd.groups.eligibility import all_streams, eligible_streams
 from sbp_core.pd.groups.group import Group, Member
 from sbp_core.pd.groups.sessions import Key, Sessions
 from sbp_core.pd.metadata.store import MetadataStore
@@ -55,7 +55,7 @@ class GroupOperations:
                     f"group {name} has {GROUP_MEMBERS_MAX} members, the most that a group can have:"
                     " let some leave, or use another group"
                 )
-        eligible = eligible_streams(store, name, members.values())
+        eligible = eligible_streams(store, name, members.values(), all_streams(store))
         after = self._change(store, name, before, before.with_member(member, eligible))
         self._hear(name, after, member.member_id, now)
         if after.members.keys() != before.members.keys():
@@ -103,10 +103,11 @@ class GroupOperations:
         revision = store.revision()
         if revision == self._revision and now - self._refreshed_at < _REFRESH_SECONDS:
             return
+        streams = all_streams(store)
         for name in groups:
             group = store.groups.maybe_group(name)
             if group is not None:
-                eligible = eligible_streams(store, name, group.members.values())
+                eligible = eligible_streams(store, name, group.members.values(), streams)
                 self._change(store, name, group, group.rebalanced(eligible))
         self._revision, self._refreshed_at = revision, now
 
@@ -116,7 +117,7 @@ class GroupOperations:
         others = [each for key, each in before.members.items() if key not in member_ids]
         count = len(before.members) - len(others)
         if count:
-            eligible = eligible_streams(store, name, others)
+            eligible = eligible_streams(store, name, others, all_streams(store))
             self._change(store, name, before, before.without_members(member_ids, eligible))
         for member_id in member_ids:
             self._sessions.forget(name, member_id)
