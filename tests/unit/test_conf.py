@@ -215,8 +215,20 @@ def test_the_units_of_systemd_differ_in_what_they_run_only():
     assert rest("sbp-pd.service") == rest("sbp-range-server.service") == rest("sbp.service")
 
 
+def test_the_unit_of_http_differs_from_those_of_servers_by_its_data_only():
+    def rest(name: str) -> list[str]:
+        text = (CONF / name).read_text(encoding="utf-8").partition("[Unit]\n")[2]
+        own = ("Description=", "ExecStart=", "StateDirectory", "#")
+        return [line for line in text.splitlines() if not line.startswith(own)]
+
+    assert rest("sbp-http.service") == rest("sbp-pd.service")
+    unit = (CONF / "sbp-http.service").read_text(encoding="utf-8")
+    words = re.search(r"^ExecStart=/usr/local/lib/sbp/bin/sbp (.+)$", unit, re.MULTILINE)[1].split()
+    assert command_line.parse(words).run == command_line.parse(["http"]).run
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("name", [*UNITS, "sbp-http.service"])
 def test_systemd_accepts_the_units_and_finds_little_exposed(name, tmp_path):
     unit = tmp_path / name
     text = (CONF / name).read_text(encoding="utf-8")
