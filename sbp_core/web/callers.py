@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sbp_core.access.credentials import TOKEN_BYTES_MAX, BearerToken
 from sbp_core.client.aio import AsyncClient
 from sbp_core.client.io.identifying import NO_IDENTITIES
+from sbp_core.client.programs.calls import RetryPolicy
 from sbp_core.client.types import Connecting
 from sbp_core.errors import ThrottledError, UnauthenticatedError
 from sbp_core.web.sessions import Sessions
@@ -28,6 +29,8 @@ from sbp_core.web.settings import WebSettings
 CLIENTS_MAX: Final = 256
 IDLE_SECONDS: Final = 600.0
 
+_RETRY_MS: Final = 20_000
+"""How long a request is retried: a fail-over takes less, and callers do not wait for ever."""
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9_.-]+")
 _USED: Final = "sbp.clients"
 """Where the scope of a request has the clients that it uses."""
@@ -61,7 +64,7 @@ class Callers:
     ) -> None:
         self._settings = settings
         self.sessions = sessions
-        self._make = make or (lambda endpoint, how: AsyncClient(endpoint, connecting=how))
+        self._make = make or _client
         self._clock = clock
         self._entries: dict[bytes, _Entry] = {}
         """By digest of the token."""
@@ -183,6 +186,10 @@ class Callers:
         task = asyncio.get_running_loop().create_task(client.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _client(endpoint: str, how: Connecting) -> AsyncClient:
+    return AsyncClient(endpoint, connecting=how, retry=RetryPolicy(budget_ms=_RETRY_MS))
 
 
 def is_token(token: bytes) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,7 +19,7 @@ from sbp_core.web.origins import is_foreign
 from sbp_core.web.problems import HANDLERS, problem_of
 from sbp_core.web.records.appending import Appending
 from sbp_core.web.records.bodies import Bodies
-from sbp_core.web.records.declaring import Operation
+from sbp_core.web.records.declaring import Operation, json_answer
 from sbp_core.web.records.openapi import describe
 from sbp_core.web.records.operations import operations
 from sbp_core.web.records.reading import Reading
@@ -39,7 +39,7 @@ def records_app(callers: Callers, bodies: Bodies, tails: Tails) -> ASGIApp:
 
     async def describe_api(request: Request) -> Response:
         del request
-        return JSONResponse(description)
+        return json_answer(description)
 
     by_path: dict[str, dict[str, Operation]] = {}
     for each in declared:

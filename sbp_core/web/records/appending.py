@@ -17,7 +17,7 @@ from typing import Final
 
 import pyarrow as pa
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from sbp_core import limits
 from sbp_core.client.aio import AsyncClient
@@ -29,7 +29,7 @@ from sbp_core.web.callers import Callers
 from sbp_core.web.problems import Problem, ProblemError
 from sbp_core.web.records.bodies import Bodies
 from sbp_core.web.records.contents import PARSERS, Target
-from sbp_core.web.records.declaring import bad_request, media_type, refusal
+from sbp_core.web.records.declaring import bad_request, json_answer, media_type, refusal
 from sbp_core.web.records.streams import find_stream, maybe_schema
 
 KEY_HEADER: Final = "Idempotency-Key"
@@ -105,7 +105,7 @@ async def _append(
         "next_offset": outcome.base_offset + count,
         "record_count": count,
     }
-    return JSONResponse(answer, headers=headers)
+    return json_answer(answer, headers=headers)
 
 
 def _encoded(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +18,7 @@ Schema = Mapping[str, Any]
 """A JSON schema."""
 Handler = Callable[[Request], Awaitable[Response]]
 
+JSON: Final = "application/json"
 TEXT: Final[Schema] = {"type": "string"}
 COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 
@@ -98,6 +100,14 @@ def refusal(status: int, name: str, detail: str, **headers: str) -> ProblemError
             *(status, name, detail, Outcome.NOT_APPLIED), is_retriable=is_retriable, headers=shown
         )
     )
+
+
+def json_answer(
+    content: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return an answer that is one line of JSON."""
+    body = msgspec.json.encode(content) + b"\n"
+    return Response(body, status, headers, media_type=JSON)
 
 
 def parse_count(request: Request, name: str, default: int, high: int) -> int:

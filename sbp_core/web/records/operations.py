@@ -9,7 +9,7 @@ import msgspec
 
 from sbp_core.web.records.appending import KEY_HEADER, KEY_LENGTH_MAX, REPLAY_HEADER, Appending
 from sbp_core.web.records.contents import ARROW, BYTES, NDJSON, TEXT
-from sbp_core.web.records.declaring import COUNT, Answer, Operation, Parameter, Place, Schema
+from sbp_core.web.records.declaring import COUNT, JSON, Answer, Operation, Parameter, Place, Schema
 from sbp_core.web.records.declaring import TEXT as TEXT_SCHEMA
 from sbp_core.web.records.reading import (
     FIRST_HEADER,
@@ -18,7 +18,7 @@ from sbp_core.web.records.reading import (
     WAIT_MS_MAX,
     Reading,
 )
-from sbp_core.web.records.streams import JSON, CursorChange, StreamChange, Streams
+from sbp_core.web.records.streams import CursorChange, StreamChange, Streams
 from sbp_core.web.records.tailing import EVENTS
 
 _STREAM: Final = Parameter("stream", Place.PATH, "Name of the stream, or its id.")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from sbp_core import limits
 from sbp_core.access.rights import is_reserved
@@ -17,10 +17,8 @@ from sbp_core.quantities import is_offset
 from sbp_core.records import StreamSchema, field_text
 from sbp_core.web.callers import Callers
 from sbp_core.web.records.bodies import Bodies
-from sbp_core.web.records.declaring import bad_request, refusal
+from sbp_core.web.records.declaring import bad_request, json_answer, refusal
 from sbp_core.web.records.fetching import find_reach, tail_of
-
-JSON: Final = "application/json"
 
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -60,7 +58,7 @@ class Streams:
         """Answer with all streams but those of the cluster itself."""
         client = await self._callers.client(request)
         infos = [each for each in await client.list_streams() if not is_reserved(each.name)]
-        return JSONResponse({"streams": list(map(_described, infos))})
+        return json_answer({"streams": list(map(_described, infos))})
 
     async def describe(self, request: Request) -> Response:
         """Answer with a stream, its bounds and its columns."""
@@ -121,7 +119,7 @@ class Streams:
             for each in found
             if each.stream_id in labels
         ]
-        return JSONResponse({"group": group, "cursors": cursors})
+        return json_answer({"group": group, "cursors": cursors})
 
     async def _answer(self, client: AsyncClient, info: StreamInfo, status: int) -> Response:
         version = await _maybe_version(client, info)
@@ -134,7 +132,7 @@ class Streams:
             if version is None
             else [field_text(field) for field in version.schema.arrow],
         }
-        return JSONResponse(answer, status)
+        return json_answer(answer, status)
 
     async def _body(self, request: Request, kind: type[T]) -> T:
         """Return the object that a request has. Raises ProblemError."""
