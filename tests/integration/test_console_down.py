@@ -37,6 +37,7 @@ def test_what_is_known_is_shown_without_the_server(tmp_path):
             transport = httpx.ASGITransport(callers.counting(app))
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as web:
                 assert "2 records" in text_of(await web.get("/streams/orders/records?from=0"))
+                await cluster.client.seal_streams([info.stream_id])
                 await cluster.server.stop()
                 pages = {
                     path: await web.get(path)
@@ -45,10 +46,10 @@ def test_what_is_known_is_shown_without_the_server(tmp_path):
             assert {each.status_code for each in pages.values()} == {200}
             words = {path: text_of(each) for path, each in pages.items()}
             assert "orders" in words["/streams"]
-            assert "is down: records from 0 on cannot be read now" in words["/streams/orders"]
-            assert "Records at least 0" in words["/streams/orders"]
-            assert "P 0 down" in words["/streams/orders"]
-            assert "cannot be read now" in words["/streams/orders/records"]
+            assert "is down: records from 2 on cannot be read now" in words["/streams/orders"]
+            assert "Records at least 2" in words["/streams/orders"]
+            assert "P 1 down" in words["/streams/orders"]
+            assert "offsets 0 to 2, exclusive, were passed over" in words["/streams/orders/records"]
             stopping.set()
             await callers.close()
 

@@ -6,6 +6,7 @@ import asyncio
 
 from sbp_core.client import BoundsView, CursorInfo, GroupInfo, Reach, StreamBounds, StreamInfo
 from sbp_core.errors import ConnectError, PermissionDeniedError
+from sbp_core.web.console.overview_view import make_overview
 from sbp_core.web.console.sampling import (
     HISTORY_SECONDS,
     LOOKED_SECONDS,
@@ -111,6 +112,7 @@ def test_a_server_that_is_down_leaves_the_other_streams_known():
     assert cluster.asked == ["watch_bounds", "reach"]
     assert (samples.newest.maybe_end(1), samples.newest.maybe_end(2)) == (120, None)
     assert samples.error is None
+    assert not make_overview(samples, 0).is_complete
 
 
 def test_who_may_not_see_groups_sees_rates():

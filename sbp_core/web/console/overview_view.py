@@ -31,9 +31,13 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All that the overview shows of the streams and groups. None: not known yet."""
+    """All that the overview shows of the streams and groups. None: not known yet.
+
+    `is_complete`: all streams are known; else there may be more records, and more lag.
+    """
 
     stream_count: int
+    is_complete: bool
     record_count: int | None
     rate: float | None
     lag: int | None
@@ -54,6 +58,7 @@ def make_overview(samples: Samples, now_ms: float) -> Overview:
     busiest = sorted(rates.items(), key=lambda each: each[1], reverse=True)[:LINES_MAX]
     return Overview(
         stream_count=sum(not is_reserved(each.name) for each in samples.streams),
+        is_complete=ends is None or bool((ends.offsets >= 0).all()),
         record_count=held,
         rate=sum(rates.values()) if rates else None,
         lag=sum(samples.lags[-1].records.values()) if samples.lags else None,

@@ -15,7 +15,8 @@ LANE: Final = 30
 _LEFT: Final = 190
 _TOP: Final = 22
 _MARGIN: Final = 5
-_WIDTH_MIN: Final = 26
+_WIDTH_MIN: Final = 72
+"""The width of a range with few records, if all have room: its text has."""
 DRAWN_MAX: Final = 24
 """Ranges in the picture, the newest ones; all are in the table."""
 
@@ -160,11 +161,13 @@ def _boxes(drawn: Sequence[RangeInfo], at: Reach) -> list[_Box]:
     counts = [
         0 if end is None else end - each.start_offset for each, end in zip(drawn, ends, strict=True)
     ]
-    spare, total = WIDTH - _LEFT - _WIDTH_MIN * len(drawn), sum(counts)
+    total, room = sum(counts), float(WIDTH - _LEFT)
+    least = min(_WIDTH_MIN, room / max(len(drawn), 1))
+    spare = room - least * len(drawn)
     boxes, x = [], float(_LEFT)
     for each, end, count in zip(drawn, ends, counts, strict=True):
         share = count / total if total else 1 / len(drawn)
-        width = _WIDTH_MIN + spare * share
+        width = least + spare * share
         boxes.append(_Box(each, end, round(x, 1), round(width, 1)))
         x += width
     return boxes

@@ -14,12 +14,13 @@ from starlette.routing import Route
 
 from sbp_core.client import AsyncClient, Reach, StreamInfo
 from sbp_core.client.stream_position import PositionKind, find_offset, parse_position
-from sbp_core.errors import ConfigurationError, NotFoundError, OffsetOutOfRangeError
+from sbp_core.errors import ConfigurationError, NotFoundError, OffsetOutOfRangeError, SbpError
 from sbp_core.web.console.records_reading import Found, RecordFilter, Search
 from sbp_core.web.console.records_view import FORMATS, describe_record, make_table
 from sbp_core.web.console.site import Site
 from sbp_core.web.console.stream import REACH_MS, find_reach, find_stream
 from sbp_core.web.console.tables import link_to, parse_count
+from sbp_core.web.problems import status_of
 
 _COUNT: Final = 50
 _COUNT_MAX: Final = 1_000
@@ -37,8 +38,11 @@ async def show_records(request: Request) -> Response:
     failure, found, status = "", Found(at.start_offset, at.start_offset), 200
     try:
         found = await asked.search(client, info, at)
-    except (ConfigurationError, OffsetOutOfRangeError) as error:
-        failure, status = str(error), 400
+    except SbpError as error:
+        is_shown = isinstance(error, ConfigurationError | OffsetOutOfRangeError) or error.retriable
+        if not is_shown:
+            raise
+        failure, status = str(error), status_of(error)
     query, path = request.query_params, request.url.path
     before = max(found.start - asked.count, at.start_offset)
     return site.page(
@@ -136,6 +140,13 @@ class _Asked:
         else:
             start = await self._find_start(client, at)
         stop = min(start + self.count, end) if self.wanted.is_empty else end
+        for each in at.unavailable:
+            behind = end if each.end_offset is None else each.end_offset
+            if each.start_offset <= start < behind:
+                fault = f"offsets {start} to {behind}, exclusive, were passed over: {each.error}"
+                return Found(start, behind, faults=[fault])
+            if start < each.start_offset:
+                stop = min(stop, each.start_offset)
         return await Search(info, (start, stop), self.wanted, self.count).run(client)
 
     async def _find_start(self, client: AsyncClient, at: Reach) -> int:
