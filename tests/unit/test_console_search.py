@@ -92,3 +92,13 @@ def test_a_search_without_end_ends_by_its_bytes(monkeypatch):
     fetches = Fetches(*batches)
     found = search(fetches, RecordFilter(text="nothing"))
     assert (found.records, found.end, fetches.fetched) == ([], 3, [0, 1, 2])
+
+
+def test_the_newest_records_are_those_at_the_end():
+    batches = [(rows_batch([b"a", b"b", b"c"]), 3), (rows_batch([b"d", b"e"]), 2)]
+    found = search(Fetches(*batches))
+    for count, expected in ((1, [4]), (2, [3, 4]), (4, [1, 2, 3, 4]), (9, [0, 1, 2, 3, 4])):
+        newest = found.newest(count)
+        assert (offsets(newest), newest.end) == (expected, 5)
+        assert sum(piece.rows.num_rows for piece in newest.pieces) == len(expected)
+    assert [found.newest(count).start for count in (2, 4, 5)] == [3, 1, 0]

@@ -55,7 +55,7 @@ async def show_records(request: Request) -> Response:
         found=found,
         table=make_table(found, newest_first=asked.is_live),
         exports=[
-            (each.name, link_to(f"{path}/export.{end}", query, live=None, **_frozen(found)))
+            (each.name, link_to(f"{path}/export.{end}", query, live=None, **asked.frozen(found)))
             for end, each in FORMATS.items()
         ],
         earlier=link_to(path, query, **{"from": str(before)}, live=None)
@@ -106,7 +106,6 @@ async def show_record(request: Request) -> Response:
         stream=info,
         offset=offset,
         fields=describe_record(found.records[0]),
-        is_typed="columns" in found.records[0],
         previous=offset - 1 if offset > at.start_offset else None,
         next=offset + 1 if offset + 1 < at.readable_end else None,
     )
@@ -147,7 +146,14 @@ class _Asked:
                 return Found(start, behind, faults=[fault])
             if start < each.start_offset:
                 stop = min(stop, each.start_offset)
-        return await Search(info, (start, stop), self.wanted, self.count).run(client)
+        count_max = _LIVE_SEARCHED if self.is_live else self.count
+        found = await Search(info, (start, stop), self.wanted, count_max).run(client)
+        return found.newest(self.count) if self.is_live else found
+
+    def frozen(self, found: Found) -> dict[str, str]:
+        """Return the part of an address that asks for these again, whatever is appended then."""
+        count = found.end - found.start if self.wanted.is_empty else len(found.records)
+        return {"from": str(found.start), "count": str(max(count, 1))}
 
     async def _find_start(self, client: AsyncClient, at: Reach) -> int:
         position = parse_position(self.start)
@@ -160,11 +166,6 @@ class _Asked:
         # A stream whose end is not known is shown up to where that is.
         known = replace(at, next_offset=at.readable_end)
         return find_offset(position, known, by_time)
-
-
-def _frozen(found: Found) -> dict[str, str]:
-    """Return the part of an address that asks for these records again, also when more follow."""
-    return {"from": str(found.start), "count": str(max(len(found.records), 1))}
 
 
 ROUTES: Final = (

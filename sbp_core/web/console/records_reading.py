@@ -64,6 +64,11 @@ class Piece:
     records: tuple[dict[str, Any], ...]
     rows: pa.RecordBatch
 
+    def last(self, count: int) -> Piece:
+        """Return the last records, `count` at most."""
+        first = max(len(self.records) - count, 0)
+        return Piece(self.records[first:], self.rows.slice(first))
+
 
 @dataclass(slots=True)
 class Found:
@@ -81,6 +86,18 @@ class Found:
     def records(self) -> list[dict[str, Any]]:
         """The records that fit, in the order of their offsets."""
         return [record for piece in self.pieces for record in piece.records]
+
+    def newest(self, count: int) -> Found:
+        """Return the last records, `count` at most, and the part of the stream that has them."""
+        if len(self.records) <= count:
+            return self
+        kept: list[Piece] = []
+        left = count
+        for piece in reversed(self.pieces):
+            if left:
+                kept.insert(0, piece.last(left))
+                left -= len(kept[0].records)
+        return Found(kept[0].records[0]["offset"], self.end, kept, self.faults)
 
 
 class Search:
