@@ -46,6 +46,7 @@ class Side(ABC):
     """A client and its server. Each method works on the records from an offset on."""
 
     name: str
+    first_offset = 0
 
     @abstractmethod
     def send(self, count: int) -> None:
@@ -87,6 +88,8 @@ class Confluent(Side):
     """confluent-kafka."""
 
     name = "confluent-kafka"
+    first_offset = 1
+    """`create_topic` appends a record."""
 
     def __init__(self, address: str) -> None:
         import confluent_kafka
@@ -103,15 +106,15 @@ class Confluent(Side):
             "batch.size": _BATCH_BYTES,
         }
         producer = self._library.Producer(settings)
-        produce, poll = producer.produce, producer.poll
+        produce, poll, topic = producer.produce, producer.poll, self.name
         for _ in range(count):
             try:
-                produce(_NAME, _VALUE)
+                produce(topic, _VALUE)
             except BufferError:
                 while True:
                     poll(0.01)
                     try:
-                        produce(_NAME, _VALUE)
+                        produce(topic, _VALUE)
                     except BufferError:
                         continue
                     break
@@ -139,7 +142,7 @@ class Confluent(Side):
             "enable.auto.commit": False,
         }
         consumer = self._library.Consumer(settings)
-        consumer.assign([self._library.TopicPartition(_NAME, 0, start)])
+        consumer.assign([self._library.TopicPartition(self.name, 0, start)])
         return consumer
 
 
@@ -147,6 +150,7 @@ class KafkaPython(Side):
     """kafka-python."""
 
     name = "kafka-python"
+    first_offset = 1
 
     def __init__(self, address: str) -> None:
         import kafka
@@ -162,9 +166,9 @@ class KafkaPython(Side):
             linger_ms=_LINGER_MS,
             batch_size=_BATCH_BYTES,
         )
-        send = producer.send
+        send, topic = producer.send, self.name
         for _ in range(count):
-            send(_NAME, _VALUE)
+            send(topic, _VALUE)
         producer.flush()
         producer.close()
 
@@ -185,7 +189,7 @@ class KafkaPython(Side):
 
     def _consumer(self, start: int) -> Any:
         consumer = self._library.KafkaConsumer(bootstrap_servers=self._address, group_id=None)
-        partition = self._library.TopicPartition(_NAME, 0)
+        partition = self._library.TopicPartition(self.name, 0)
         consumer.assign([partition])
         consumer.seek(partition, start)
         return consumer
@@ -197,8 +201,12 @@ def _round(sides: Sequence[Side], start: int, count: int) -> dict[tuple[str, str
     for side in sides:
         works: dict[str, tuple[Callable[..., int | None], tuple[int, ...], int | None]] = {
             _SEND: (side.send, (count,), None),
-            _BATCHES: (side.read_batches, (start, count), count),
-            _RECORD: (side.read_records, (start, count), count * len(_VALUE)),
+            _BATCHES: (side.read_batches, (side.first_offset + start, count), count),
+            _RECORD: (
+                side.read_records,
+                (side.first_offset + start, count),
+                count * len(_VALUE),
+            ),
         }
         for name, (work, arguments, expected) in works.items():
             os.sync()
@@ -235,8 +243,9 @@ def measure(*, rounds: int, count: int, with_kafka: bool, report: Callable[[str]
                 use_java()
                 jars = ensure_jars(Pinned.load().broker, report=report)
                 (broker,) = stack.enter_context(open_brokers(folder / "kafka", jars))
-                create_topic(broker.address, _NAME, [1], {"flush.messages": "1"})
-                sides += [Confluent(broker.address), KafkaPython(broker.address)]
+                for side in (Confluent(broker.address), KafkaPython(broker.address)):
+                    create_topic(broker.address, side.name, [1], {"flush.messages": "1"})
+                    sides.append(side)
             except (PeerAbsentError, ImportError) as error:
                 report(f"kafka is absent: {error}")
         found = []
