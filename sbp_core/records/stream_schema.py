@@ -29,7 +29,7 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _LOGICAL_TYPE: Final = re.compile(rf"[ !#-\[\]-~]{{1,{limits.LOGICAL_TYPE_LENGTH_MAX}}}", re.ASCII)
 _KEY: Final = LOGICAL_TYPE_KEY.encode()
 
-_NAMES: Final[dict[pa.DataType, str]] = {
+PLAIN_TYPES: Final[dict[pa.DataType, str]] = {
     pa.bool_(): "bool",
     pa.int8(): "int8",
     pa.int16(): "int16",
@@ -150,8 +150,8 @@ def field_text(field: pa.Field) -> str:
 
 def type_text(kind: pa.DataType) -> str:
     """Return a type as a message shows it; Arrow's name for a type that no stream has."""
-    if kind in _NAMES:
-        return _NAMES[kind]
+    if kind in PLAIN_TYPES:
+        return PLAIN_TYPES[kind]
     if pa.types.is_decimal128(kind):
         return f"decimal({kind.precision}, {kind.scale})"
     if pa.types.is_list(kind):
@@ -250,7 +250,7 @@ def _maybe_canonical(
     kind: pa.DataType, place: str, depth: int, faults: list[str]
 ) -> pa.DataType | None:
     """Return the type with canonical children; None if there is a fault, which is added."""
-    if kind in _NAMES:
+    if kind in PLAIN_TYPES:
         return kind
     if pa.types.is_decimal128(kind):
         if not 0 <= kind.scale <= kind.precision:
@@ -297,7 +297,7 @@ def _remedy(kind: pa.DataType) -> str:
         return "but streams keep microseconds, in UTC or without a zone; cast it"
     return (
         "which a stream cannot have; cast it to one of"
-        f" {', '.join(_NAMES.values())}, decimal(p, s), list, map, struct"
+        f" {', '.join(PLAIN_TYPES.values())}, decimal(p, s), list, map, struct"
     )
 
 

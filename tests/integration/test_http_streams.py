@@ -1,6 +1,6 @@
 """Streams, cursors and the description of the API over HTTP."""
 
-from http_streams import names, problem
+from http_streams import lines, names, post, problem
 from openapi_spec_validator import validate
 
 pytest_plugins = ["http_fixtures"]
@@ -26,6 +26,19 @@ def test_streams(http):
     problem(http.delete(path), 404, "not-found")
     problem(http.put("/v1/streams/999999"), 404, "not-found")
     assert http.put("/v1/streams/a%20b").status_code == 400
+
+
+def test_a_schema_is_made_and_grows(http):
+    path, columns = f"/v1/streams/{next(names)}", ["id int64 not null", "tags list<string>"]
+    made = http.put(path, json={"columns": columns})
+    assert (made.status_code, made.json()["columns"]) == (201, columns)
+    wider = [*columns, "price decimal(10, 2)"]
+    changed = http.put(path, json={"columns": wider})
+    assert (changed.json()["columns"], changed.json()["schema_version"]) == (wider, 2)
+    assert post(http, path, lines({"id": 1, "price": "1.50"}))[0] == 200
+    problem(http.put(path, json={"columns": ["id string"]}), 422, "schema")
+    problem(http.put(path, json={"columns": ["id"]}), 422, "schema")
+    assert http.get(path).json()["columns"] == wider
 
 
 def test_cursors(http, stream):

@@ -15,6 +15,7 @@ from sbp_core.client.types import NO_CURSOR, SchemaVersion, StreamInfo, StreamSp
 from sbp_core.errors import NotFoundError, UnsupportedError
 from sbp_core.quantities import is_offset
 from sbp_core.records import StreamSchema, field_text
+from sbp_core.records.column_text import parse_columns
 from sbp_core.web.callers import Callers
 from sbp_core.web.records.bodies import Bodies
 from sbp_core.web.records.declaring import bad_request, json_answer, refusal
@@ -32,6 +33,8 @@ class StreamChange(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     ack_count: Copies | None = None
     retention_period_ms: Count | None = None
     retention_bytes: Count | None = None
+    columns: list[str] | None = None
+    """Columns of the records, such as "id int64 not null"; a schema that there is only grows."""
 
 
 class Cursor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -68,18 +71,23 @@ class Streams:
     async def change(self, request: Request) -> Response:
         """Create a stream, or change it."""
         wanted = await self._body(request, StreamChange)
+        schema = None if wanted.columns is None else parse_columns(wanted.columns)
         client = await self._callers.client(request)
         name = stream_ref(request.path_params["stream"])
+        status = 200
         try:
-            (found,) = await client.describe_streams([name])
+            (info,) = await client.describe_streams([name])
         except NotFoundError:
             if isinstance(name, int):
                 raise
-            (made,) = await client.create_streams([_spec(name, wanted)])
-            return await self._answer(client, made, 201)
-        if wanted != StreamChange():
-            (found,) = await client.update_streams([_update(found, wanted)])
-        return await self._answer(client, found, 200)
+            (info,) = await client.create_streams([_spec(name, wanted)])
+            status = 201
+        else:
+            if msgspec.structs.replace(wanted, columns=None) != StreamChange():
+                (info,) = await client.update_streams([_update(info, wanted)])
+        if schema is not None:
+            await client.evolve_schema(info.stream_id, schema, may_change=True)
+        return await self._answer(client, info, status)
 
     async def delete(self, request: Request) -> Response:
         """Delete a stream."""
