@@ -91,6 +91,7 @@ _APP_NAMES: Final[Mapping[str, str]] = {
     "AsyncGate": "Gate",
     "AsyncGenerator": "Generator",
     "AsyncIterator": "Iterator",
+    "AsyncMember": "Member",
     "AsyncProducer": "Producer",
     "AsyncTransaction": "Transaction",
     "AsyncWholeSelection": "WholeSelection",
@@ -118,6 +119,7 @@ TWINS: Final = (
     CLIENT,
     GROUPS,
     _app("assignment.py", {}),
+    _app("member.py", {}),
     _app(
         "connection.py",
         {

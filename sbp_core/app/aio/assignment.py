@@ -9,10 +9,11 @@ from sbp_core.client import AsyncClient
 
 
 class AsyncAssignment(Protocol):
-    """Which of the selected streams a consumer reads, and where it commits how far it has come.
+    """Which of the selected streams a consumer reads, and where it commits how far it has come."""
 
-    Members of a group that share its streams have one that knows of the other members.
-    """
+    @property
+    def own_interval_ms(self) -> int | None:
+        """How often `own` has to be called at least; None if before each fetch is enough."""
 
     @property
     def has_cursors(self) -> bool:
@@ -31,6 +32,9 @@ class AsyncAssignment(Protocol):
     async def commit(self, offsets: Mapping[int, int]) -> None:
         """Keep the offsets at which to go on, by stream id. Raises SbpError."""
 
+    async def close(self) -> None:
+        """Give all streams up; the consumer has committed. Raises SbpError."""
+
 
 class AsyncWholeSelection:
     """All selected streams; positions are the cursors of a group, or not kept without one."""
@@ -38,6 +42,11 @@ class AsyncWholeSelection:
     def __init__(self, client: AsyncClient, group: str | None) -> None:
         self._client = client
         self._group = group
+
+    @property
+    def own_interval_ms(self) -> int | None:
+        """None: nothing changes."""
+        return None
 
     @property
     def has_cursors(self) -> bool:
@@ -59,3 +68,6 @@ class AsyncWholeSelection:
         """Set the group's cursors. Raises SbpError."""
         if self._group is not None:
             await self._client.commit_cursors(self._group, offsets)
+
+    async def close(self) -> None:
+        """Do nothing."""

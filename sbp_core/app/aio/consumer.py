@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -10,7 +11,7 @@ from datetime import datetime
 from typing import Self
 
 from sbp_core.app import defaults
-from sbp_core.app.aio.assignment import AsyncAssignment, AsyncWholeSelection
+from sbp_core.app.aio.assignment import AsyncAssignment
 from sbp_core.app.decoding import (
     Timed,
     decode_fetched,
@@ -33,6 +34,9 @@ class AsyncConsumer:
     the consumer begins where the group's cursors are, and commits how far it has come: every
     `commit_interval_ms` and at the end, or, if that is None, when `commit` is called. Records that
     were not committed when a process was killed are read again: at least once.
+
+    Consumers that share a group divide its streams: each stream is read by one of them at a time.
+    One that hands out no record for the session timeout of the group loses its streams to others.
     """
 
     def __init__(
@@ -40,18 +44,17 @@ class AsyncConsumer:
         client: AsyncClient,
         streams: Sequence[str],
         *,
-        group: str | None = None,
         start: Start = "earliest",
         follow: bool = False,
         commit_interval_ms: int | None = defaults.COMMIT_INTERVAL_MS,
         refresh_interval_ms: int = defaults.REFRESH_INTERVAL_MS,
         fetch_bytes: int = defaults.FETCH_BYTES,
-        assignment: AsyncAssignment | None = None,
+        assignment: AsyncAssignment,
         on_close: Callable[[AsyncConsumer], None] | None = None,
     ) -> None:
         self._client = client
         self._selection = Selection.of(streams)
-        self._assignment = assignment or AsyncWholeSelection(client, group)
+        self._assignment = assignment
         self._start = start
         self._is_following = follow
         self._commit_seconds = commit_interval_ms and commit_interval_ms / 1000
@@ -60,9 +63,12 @@ class AsyncConsumer:
         self._on_close = on_close
         self._positions = Positions()
         self._selected: dict[int, StreamInfo] = {}
+        self._found_first: frozenset[int] = frozenset()
         self._schemas: dict[int, dict[str, StreamSchema]] = {}
         self._is_begun = self._is_idle = self._is_closed = False
-        self._refresh_at = self._commit_at = 0.0
+        self._refresh_at = 0.0
+        self._commit_at = self._own_at = self._duty_at = math.inf
+        """When to commit, when to ask for the consumer's streams, and the earlier of both."""
 
     async def __aiter__(self) -> AsyncGenerator[Record]:
         """Yield records, each done when the next one is asked for. Raises SbpError."""
@@ -73,11 +79,11 @@ class AsyncConsumer:
                     at.done_offset = record.offset
                     at.next_offset = record.offset + 1
                     yield record
+                    if time.monotonic() >= self._duty_at:
+                        at.done_offset = at.next_offset
+                        await self._do_duties()
                     if at.seek_count != seek_count:
                         break
-                    if time.monotonic() >= self._commit_at:
-                        at.done_offset = at.next_offset
-                        await self._commit_when_due()
 
     async def batches(self) -> AsyncGenerator[Batch]:
         """Yield Arrow batches, each done when the next one is asked for. Raises SbpError."""
@@ -128,7 +134,10 @@ class AsyncConsumer:
         self._is_closed = True
         if self._on_close is not None:
             self._on_close(self)
-        await self._commit_done()
+        try:
+            await self._commit_done()
+        finally:
+            await self._assignment.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -155,7 +164,8 @@ class AsyncConsumer:
                     yield at, timed
                     if at.seek_count == seek_count:
                         at.done_offset = at.next_offset
-                    await self._commit_when_due()
+                    if time.monotonic() >= self._duty_at:
+                        await self._do_duties()
 
     async def _fetch(self) -> list[FetchOutcome]:
         """Return what is there now of all streams, or what comes first."""
@@ -199,7 +209,7 @@ class AsyncConsumer:
         if not self._is_begun:
             await self._refresh()
             self._is_begun = True
-            self._set_commit_time()
+            await self._commit_done()
 
     async def _refresh_when_due(self) -> None:
         """Find new streams that match, and follow changes of the assignment."""
@@ -211,12 +221,18 @@ class AsyncConsumer:
     async def _refresh(self) -> None:
         streams = self._selection.of_streams(await self._client.list_streams())
         self._selected = {each.stream_id: each for each in streams}
+        if not self._is_begun:
+            self._found_first = frozenset(self._selected)
         self._refresh_at = time.monotonic() + self._refresh_seconds
         await self._take_own()
 
     async def _take_own(self) -> None:
         """Begin to read the streams that are the consumer's now; give up those that are not."""
         own = await self._assignment.own(frozenset(self._selected)) & self._selected.keys()
+        interval_ms = self._assignment.own_interval_ms
+        if interval_ms is not None:
+            self._own_at = time.monotonic() + interval_ms / 1000
+            self._duty_at = min(self._commit_at, self._own_at)
         lost = self._positions.stream_ids - own
         if lost:
             await self._commit_done()
@@ -227,10 +243,15 @@ class AsyncConsumer:
 
     async def _add(self, stream_ids: Sequence[int]) -> None:
         cursors = await self._assignment.cursors(stream_ids)
-        # A stream that is found later is read from its beginning: all of it is new.
-        start = "earliest" if self._is_begun else self._start
         rest = [each for each in stream_ids if each not in cursors]
-        offsets = {**(await self._locate(rest, start)), **cursors}
+        old = [each for each in rest if each in self._found_first]
+        new = [each for each in rest if each not in self._found_first]
+        # A stream that is found later is read from its beginning: all of it is new.
+        offsets = {
+            **(await self._locate(old, self._start)),
+            **(await self._locate(new, "earliest")),
+            **cursors,
+        }
         ends: Mapping[int, int | None] = dict.fromkeys(stream_ids)
         if not self._is_following:
             bounds = await self._client.stream_bounds(stream_ids)
@@ -246,6 +267,8 @@ class AsyncConsumer:
 
     async def _locate(self, stream_ids: Sequence[int], to: Start) -> dict[int, int]:
         """Return the offsets of a start in streams."""
+        if not stream_ids:
+            return {}
         if isinstance(to, int):
             return dict.fromkeys(stream_ids, to)
         if isinstance(to, datetime):
@@ -260,21 +283,21 @@ class AsyncConsumer:
             for each in bounds
         }
 
-    async def _commit_when_due(self) -> None:
-        if time.monotonic() >= self._commit_at:
+    async def _do_duties(self) -> None:
+        """Commit, and look which streams are the consumer's, if either is due."""
+        now = time.monotonic()
+        if now >= self._commit_at:
             await self._commit_done()
+        if now >= self._own_at:
+            await self._take_own()
 
     async def _commit_done(self) -> None:
         if self._commit_seconds is not None and self._assignment.has_cursors:
             await self._commit(self._positions.to_commit())
-        self._set_commit_time()
+            self._commit_at = time.monotonic() + self._commit_seconds
+            self._duty_at = min(self._commit_at, self._own_at)
 
     async def _commit(self, offsets: Mapping[int, int]) -> None:
         if offsets:
             await self._assignment.commit(offsets)
             self._positions.on_committed(offsets)
-
-    def _set_commit_time(self) -> None:
-        is_automatic = self._commit_seconds is not None and self._assignment.has_cursors
-        interval = (self._commit_seconds or 0.0) if is_automatic else float("inf")
-        self._commit_at = time.monotonic() + interval

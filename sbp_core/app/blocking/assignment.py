@@ -12,10 +12,11 @@ from sbp_core.client import Client
 
 
 class Assignment(Protocol):
-    """Which of the selected streams a consumer reads, and where it commits how far it has come.
+    """Which of the selected streams a consumer reads, and where it commits how far it has come."""
 
-    Members of a group that share its streams have one that knows of the other members.
-    """
+    @property
+    def own_interval_ms(self) -> int | None:
+        """How often `own` has to be called at least; None if before each fetch is enough."""
 
     @property
     def has_cursors(self) -> bool:
@@ -34,6 +35,9 @@ class Assignment(Protocol):
     def commit(self, offsets: Mapping[int, int]) -> None:
         """Keep the offsets at which to go on, by stream id. Raises SbpError."""
 
+    def close(self) -> None:
+        """Give all streams up; the consumer has committed. Raises SbpError."""
+
 
 class WholeSelection:
     """All selected streams; positions are the cursors of a group, or not kept without one."""
@@ -41,6 +45,11 @@ class WholeSelection:
     def __init__(self, client: Client, group: str | None) -> None:
         self._client = client
         self._group = group
+
+    @property
+    def own_interval_ms(self) -> int | None:
+        """None: nothing changes."""
+        return None
 
     @property
     def has_cursors(self) -> bool:
@@ -62,3 +71,6 @@ class WholeSelection:
         """Set the group's cursors. Raises SbpError."""
         if self._group is not None:
             self._client.commit_cursors(self._group, offsets)
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -11,14 +11,15 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.app import defaults
-from sbp_core.app.blocking.assignment import Assignment
+from sbp_core.app.blocking.assignment import Assignment, WholeSelection
 from sbp_core.app.blocking.consumer import Consumer
+from sbp_core.app.blocking.member import Member
 from sbp_core.app.blocking.producer import OnDelivery, Producer
 from sbp_core.app.blocking.transaction import Transaction
 from sbp_core.app.outbox import Batching
 from sbp_core.app.positions import Start
 from sbp_core.client import Client, Connecting, Credentials, StreamInfo, StreamSpec, Tls
-from sbp_core.errors import AlreadyExistsError
+from sbp_core.errors import AlreadyExistsError, ConfigurationError
 from sbp_core.records import Compression, StreamSchema
 
 
@@ -89,6 +90,7 @@ class Connection:
         self,
         *streams: str,
         group: str | None = None,
+        shared: bool = False,
         start: Start = "earliest",
         follow: bool = False,
         commit_interval_ms: int | None = defaults.COMMIT_INTERVAL_MS,
@@ -103,19 +105,29 @@ class Connection:
         streams now, or, to `follow`, waits for more; then new streams that match a pattern are
         found every `refresh_interval_ms`, and read from their beginning. It commits every
         `commit_interval_ms`, and at its end; None leaves that to `commit`. `fetch_bytes` are
-        fetched of a stream at a time. An `assignment` says which of the streams are its own, and
-        keeps the positions instead of the group.
+        fetched of a stream at a time.
+
+        Consumers that are `shared` divide the streams of their group: each stream is read by one of
+        them at a time, and those of one that ends, or is silent for 10 s, go to others. They have a
+        group and `follow`. Another `assignment` may say which of the streams are its own, and keep
+        the positions instead of the group. Raises ConfigurationError.
         """
+        if shared and (group is None or not follow or assignment is not None):
+            raise ConfigurationError(
+                "consumers share the streams of a group as long as they read: shared=True goes with"
+                " group=... and follow=True, and without an assignment"
+            )
+        if shared and group is not None:
+            assignment = Member(self.client, group, streams)
         made = Consumer(
             self.client,
             streams,
-            group=group,
             start=start,
             follow=follow,
             commit_interval_ms=commit_interval_ms,
             refresh_interval_ms=refresh_interval_ms,
             fetch_bytes=fetch_bytes,
-            assignment=assignment,
+            assignment=assignment or WholeSelection(self.client, group),
             on_close=self._forget,
         )
         self._open[made] = None

@@ -5,6 +5,7 @@ Generated from ../aio/consumer.py: do not edit. Change that one, and run `make c
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -12,7 +13,7 @@ from datetime import datetime
 from typing import Self
 
 from sbp_core.app import defaults
-from sbp_core.app.blocking.assignment import Assignment, WholeSelection
+from sbp_core.app.blocking.assignment import Assignment
 from sbp_core.app.decoding import (
     Timed,
     decode_fetched,
@@ -35,6 +36,9 @@ class Consumer:
     the consumer begins where the group's cursors are, and commits how far it has come: every
     `commit_interval_ms` and at the end, or, if that is None, when `commit` is called. Records that
     were not committed when a process was killed are read again: at least once.
+
+    Consumers that share a group divide its streams: each stream is read by one of them at a time.
+    One that hands out no record for the session timeout of the group loses its streams to others.
     """
 
     def __init__(
@@ -42,18 +46,17 @@ class Consumer:
         client: Client,
         streams: Sequence[str],
         *,
-        group: str | None = None,
         start: Start = "earliest",
         follow: bool = False,
         commit_interval_ms: int | None = defaults.COMMIT_INTERVAL_MS,
         refresh_interval_ms: int = defaults.REFRESH_INTERVAL_MS,
         fetch_bytes: int = defaults.FETCH_BYTES,
-        assignment: Assignment | None = None,
+        assignment: Assignment,
         on_close: Callable[[Consumer], None] | None = None,
     ) -> None:
         self._client = client
         self._selection = Selection.of(streams)
-        self._assignment = assignment or WholeSelection(client, group)
+        self._assignment = assignment
         self._start = start
         self._is_following = follow
         self._commit_seconds = commit_interval_ms and commit_interval_ms / 1000
@@ -62,9 +65,12 @@ class Consumer:
         self._on_close = on_close
         self._positions = Positions()
         self._selected: dict[int, StreamInfo] = {}
+        self._found_first: frozenset[int] = frozenset()
         self._schemas: dict[int, dict[str, StreamSchema]] = {}
         self._is_begun = self._is_idle = self._is_closed = False
-        self._refresh_at = self._commit_at = 0.0
+        self._refresh_at = 0.0
+        self._commit_at = self._own_at = self._duty_at = math.inf
+        """When to commit, when to ask for the consumer's streams, and the earlier of both."""
 
     def __iter__(self) -> Generator[Record]:
         """Yield records, each done when the next one is asked for. Raises SbpError."""
@@ -75,11 +81,11 @@ class Consumer:
                     at.done_offset = record.offset
                     at.next_offset = record.offset + 1
                     yield record
+                    if time.monotonic() >= self._duty_at:
+                        at.done_offset = at.next_offset
+                        self._do_duties()
                     if at.seek_count != seek_count:
                         break
-                    if time.monotonic() >= self._commit_at:
-                        at.done_offset = at.next_offset
-                        self._commit_when_due()
 
     def batches(self) -> Generator[Batch]:
         """Yield Arrow batches, each done when the next one is asked for. Raises SbpError."""
@@ -130,7 +136,10 @@ class Consumer:
         self._is_closed = True
         if self._on_close is not None:
             self._on_close(self)
-        self._commit_done()
+        try:
+            self._commit_done()
+        finally:
+            self._assignment.close()
 
     def __enter__(self) -> Self:
         return self
@@ -157,7 +166,8 @@ class Consumer:
                     yield at, timed
                     if at.seek_count == seek_count:
                         at.done_offset = at.next_offset
-                    self._commit_when_due()
+                    if time.monotonic() >= self._duty_at:
+                        self._do_duties()
 
     def _fetch(self) -> list[FetchOutcome]:
         """Return what is there now of all streams, or what comes first."""
@@ -201,7 +211,7 @@ class Consumer:
         if not self._is_begun:
             self._refresh()
             self._is_begun = True
-            self._set_commit_time()
+            self._commit_done()
 
     def _refresh_when_due(self) -> None:
         """Find new streams that match, and follow changes of the assignment."""
@@ -213,12 +223,18 @@ class Consumer:
     def _refresh(self) -> None:
         streams = self._selection.of_streams(self._client.list_streams())
         self._selected = {each.stream_id: each for each in streams}
+        if not self._is_begun:
+            self._found_first = frozenset(self._selected)
         self._refresh_at = time.monotonic() + self._refresh_seconds
         self._take_own()
 
     def _take_own(self) -> None:
         """Begin to read the streams that are the consumer's now; give up those that are not."""
         own = self._assignment.own(frozenset(self._selected)) & self._selected.keys()
+        interval_ms = self._assignment.own_interval_ms
+        if interval_ms is not None:
+            self._own_at = time.monotonic() + interval_ms / 1000
+            self._duty_at = min(self._commit_at, self._own_at)
         lost = self._positions.stream_ids - own
         if lost:
             self._commit_done()
@@ -229,10 +245,15 @@ class Consumer:
 
     def _add(self, stream_ids: Sequence[int]) -> None:
         cursors = self._assignment.cursors(stream_ids)
-        # A stream that is found later is read from its beginning: all of it is new.
-        start = "earliest" if self._is_begun else self._start
         rest = [each for each in stream_ids if each not in cursors]
-        offsets = {**(self._locate(rest, start)), **cursors}
+        old = [each for each in rest if each in self._found_first]
+        new = [each for each in rest if each not in self._found_first]
+        # A stream that is found later is read from its beginning: all of it is new.
+        offsets = {
+            **(self._locate(old, self._start)),
+            **(self._locate(new, "earliest")),
+            **cursors,
+        }
         ends: Mapping[int, int | None] = dict.fromkeys(stream_ids)
         if not self._is_following:
             bounds = self._client.stream_bounds(stream_ids)
@@ -248,6 +269,8 @@ class Consumer:
 
     def _locate(self, stream_ids: Sequence[int], to: Start) -> dict[int, int]:
         """Return the offsets of a start in streams."""
+        if not stream_ids:
+            return {}
         if isinstance(to, int):
             return dict.fromkeys(stream_ids, to)
         if isinstance(to, datetime):
@@ -262,21 +285,21 @@ class Consumer:
             for each in bounds
         }
 
-    def _commit_when_due(self) -> None:
-        if time.monotonic() >= self._commit_at:
+    def _do_duties(self) -> None:
+        """Commit, and look which streams are the consumer's, if either is due."""
+        now = time.monotonic()
+        if now >= self._commit_at:
             self._commit_done()
+        if now >= self._own_at:
+            self._take_own()
 
     def _commit_done(self) -> None:
         if self._commit_seconds is not None and self._assignment.has_cursors:
             self._commit(self._positions.to_commit())
-        self._set_commit_time()
+            self._commit_at = time.monotonic() + self._commit_seconds
+            self._duty_at = min(self._commit_at, self._own_at)
 
     def _commit(self, offsets: Mapping[int, int]) -> None:
         if offsets:
             self._assignment.commit(offsets)
             self._positions.on_committed(offsets)
-
-    def _set_commit_time(self) -> None:
-        is_automatic = self._commit_seconds is not None and self._assignment.has_cursors
-        interval = (self._commit_seconds or 0.0) if is_automatic else float("inf")
-        self._commit_at = time.monotonic() + interval

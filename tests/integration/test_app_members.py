@@ -1,0 +1,156 @@
+"""Consumers that share the streams of a group."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+
+import pytest
+from waiting import until
+
+from sbp_core import connect
+from sbp_core.app.blocking.member import Member
+from sbp_core.cluster import LocalCluster
+from sbp_core.errors import ConfigurationError
+
+STREAMS = [f"part-{index}" for index in range(4)]
+SESSION_MS = 4_000
+
+
+@pytest.fixture
+def sbp(tmp_path):
+    with LocalCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as connection:
+        for each in STREAMS:
+            connection.create_stream(each)
+        yield connection
+
+
+class Reader:
+    """A thread with a consumer of its own, which notes what it reads until it is stopped."""
+
+    def __init__(self, sbp) -> None:
+        self.found = []
+        self._sbp = sbp
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self):
+        member = Member(self._sbp.client, "readers", ["part-*"], SESSION_MS)
+        consumer = self._sbp.consumer("part-*", follow=True, assignment=member)
+        with consumer:
+            for record in consumer:
+                self.found.append((record.stream, record.offset))
+                if self._is_stopping:
+                    consumer.commit()
+                    return
+
+    @property
+    def streams(self):
+        return {stream for stream, _ in self.found}
+
+    def stop(self, write):
+        """Let it leave, with the next record that it gets."""
+        self._is_stopping = True
+        until(lambda: write() or not self._thread.is_alive())
+        self._thread.join()
+
+
+class Writing:
+    """Sends one record to each stream at a time."""
+
+    def __init__(self, sbp) -> None:
+        self.counts = Counter()
+        self._producers = {each: sbp.producer(each, linger_ms=0) for each in STREAMS}
+
+    def __call__(self):
+        for stream, producer in self._producers.items():
+            producer.send(b"").result()
+            self.counts[stream] += 1
+
+    @property
+    def sent(self):
+        return {
+            (stream, offset) for stream, count in self.counts.items() for offset in range(count)
+        }
+
+
+def test_members_divide_the_streams_and_take_over_those_of_one_that_leaves(sbp):
+    write = Writing(sbp)
+    first = Reader(sbp)
+    until(lambda: write() or first.streams == set(STREAMS))
+    second = Reader(sbp)
+    until(lambda: write() or len(second.streams) == 2)
+    first.stop(write)
+    until(lambda: write() or second.streams == set(STREAMS))
+    until(lambda: set(first.found) | set(second.found) == write.sent)
+    second.stop(write)
+    counts = Counter(first.found + second.found)
+    assert set(counts.values()) == {1}, "each record is read by one member, once"
+
+
+KILLED = """
+    import sys
+    from sbp_core import connect
+    from sbp_core.app.blocking.member import Member
+
+    with connect(sys.argv[1]) as sbp:
+        member = Member(sbp.client, "readers", ["part-*"], int(sys.argv[2]))
+        for record in sbp.consumer("part-*", follow=True, assignment=member):
+            print(record.stream, record.offset, flush=True)
+"""
+
+
+def test_the_streams_of_a_member_that_is_killed_go_to_others(sbp):
+    write = Writing(sbp)
+    write()
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), sbp.client.endpoint, str(SESSION_MS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as member:
+        assert len({member.stdout.readline() for _ in STREAMS}) == len(STREAMS)
+        member.kill()
+    reader = Reader(sbp)
+    write()
+    until(lambda: set(reader.found) >= {(each, 1) for each in STREAMS})
+    reader.stop(write)
+
+
+def test_a_member_that_is_expelled_joins_again_and_misses_nothing(sbp):
+    write, found = Writing(sbp), set()
+    member = Member(sbp.client, "readers", ["part-*"], SESSION_MS)
+    with sbp.consumer("part-*", follow=True, assignment=member) as consumer:
+        records = iter(consumer)
+
+        def read():
+            write()
+            record = next(records)
+            found.add((record.stream, record.offset))
+
+        read()
+        (info,) = sbp.client.describe_group("readers").members
+        sbp.client.leave_group("readers", info.member_id)
+        until(lambda: read() or is_other(sbp.client.describe_group("readers").members, info))
+        sent = write.sent
+        until(lambda: read() or found >= sent)
+    assert sbp.client.describe_group("readers").members == ()
+
+
+def is_other(members, info):
+    return bool(members) and members[0].member_id != info.member_id
+
+
+@pytest.mark.parametrize("wrong", [{"group": "g"}, {"follow": True}])
+def test_sharing_needs_a_group_and_goes_on_for_ever(sbp, wrong):
+    with pytest.raises(ConfigurationError, match="shared=True goes with"):
+        sbp.consumer("part-0", shared=True, **wrong)
+
+
+def test_a_shared_consumer_is_a_member(sbp):
+    write = Writing(sbp)
+    write()
+    with sbp.consumer("part-*", group="g", shared=True, follow=True) as consumer:
+        assert consumer.positions() == dict.fromkeys(STREAMS, 0)
+        next(iter(consumer))
+        assert len(sbp.client.describe_group("g").members) == 1
