@@ -68,6 +68,9 @@ class Service:
         # Blocked before the imports start threads, which inherit that: a hang-up never ends a
         # server. The command `sbp` has done so already, as it began.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        from sbp_core.server.allocator import use_one_arena
+
+        use_one_arena()  # before the imports, too: the first thread decides how many there may be
         from sbp_core.cli import config
         from sbp_core.cli.logs import ProcessLog
         from sbp_core.cli.reloading import Reloader
