@@ -154,6 +154,15 @@ class TestSampling:
         assert now.resident_kib >= now.anonymous_kib > 0
         assert now.threads >= 1
 
+    def test_files_of_the_log_are_not_among_the_descriptors_until_they_are_removed(self, tmp_path):
+        path = tmp_path / "000001.log"
+        path.touch()
+        before = maybe_usage(os.getpid())
+        with path.open():
+            assert maybe_usage(os.getpid()).descriptors == before.descriptors
+            path.unlink()
+            assert maybe_usage(os.getpid()).descriptors == before.descriptors + 1
+
     def test_one_that_has_ended_has_none(self):
         child = os.posix_spawn("/bin/true", ["true"], {})
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)

@@ -26,6 +26,7 @@ REMOVED_SEGMENTS: Final = 'sbp_cleaner_segments_total{result="removed"}'
 REWRITTEN_SEGMENTS: Final = 'sbp_cleaner_segments_total{result="rewritten"}'
 TRIMS: Final = "sbp_retention_trims_total"
 _COUNTERS: Final = (APPENDED_BYTES, FREED_BYTES, REMOVED_SEGMENTS, REWRITTEN_SEGMENTS, TRIMS)
+_SEGMENT_END: Final = ".log"
 _HTTP_SECONDS: Final = 2.0
 
 
@@ -37,7 +38,11 @@ class Process(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Memory, descriptors and threads of a process. Anonymous memory has no pages of files."""
+    """Memory, descriptors and threads of a process. Anonymous memory has no pages of files.
+
+    Files of the log that exist are not among the descriptors: a server holds up to
+    SEGMENT_FILES_OPEN_MAX of them open, as many as its log has. Removed ones count.
+    """
 
     resident_kib: int
     anonymous_kib: int
@@ -74,7 +79,7 @@ def maybe_usage(pid: int) -> Usage | None:
     """Return the usage of a process; None if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
-        descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        descriptors = [_maybe_target(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = dict(line.split(":", 1) for line in status.splitlines())
@@ -82,7 +87,16 @@ def maybe_usage(pid: int) -> Usage | None:
         return None
     numbers = (int(fields[name].split()[0]) for name in ("VmRSS", "RssAnon", "Threads"))
     resident_kib, anonymous_kib, threads = numbers
-    return Usage(resident_kib, anonymous_kib, descriptors, threads)
+    count = sum(each is not None and not each.endswith(_SEGMENT_END) for each in descriptors)
+    return Usage(resident_kib, anonymous_kib, count, threads)
+
+
+def _maybe_target(descriptor: Path) -> str | None:
+    """Return what a descriptor is of; None if it was closed."""
+    try:
+        return str(descriptor.readlink())
+    except FileNotFoundError:
+        return None
 
 
 def _children(parent: Process) -> list[Process]:
