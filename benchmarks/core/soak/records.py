@@ -36,12 +36,14 @@ COPIES: Final = "copies"
 GROUP: Final = "soak"
 """The consumer group of the reader."""
 
+_KEPT_BYTES: Final = 256 * limits.MIB
 REPLICATED: Final = (
-    StreamSpec(ORDERS, replica_count=3, retention_bytes=256 * limits.MIB),
-    StreamSpec(CLICKS, replica_count=3, retention_period_ms=120_000),
-    StreamSpec(COPIES, replica_count=3, retention_bytes=256 * limits.MIB),
+    StreamSpec(ORDERS, replica_count=3, retention_bytes=_KEPT_BYTES),
+    StreamSpec(CLICKS, replica_count=3, retention_period_ms=120_000, retention_bytes=_KEPT_BYTES),
+    StreamSpec(COPIES, replica_count=3, retention_bytes=_KEPT_BYTES),
 )
-UNREPLICATED: Final = StreamSpec(ALONE, retention_bytes=256 * limits.MIB)
+"""A server believes its clock, and keeps to a period, ten minutes after its start only."""
+UNREPLICATED: Final = StreamSpec(ALONE, retention_bytes=_KEPT_BYTES)
 
 WRITERS: Final[Sequence[tuple[str, ...]]] = ((ORDERS,), (CLICKS,), (ORDERS, ALONE))
 """The streams of each writer; it appends the same records to all of its streams."""
