@@ -1,8 +1,8 @@
 """kill -9 and pauses of members of a group, and of the servers, at random.
 
-Each record is processed by one member at a time, and each at least once. A member that stands still
-within a record, until its session is over, cannot know it: such a record may overlap with another
-one, and its commit is refused.
+One member at a time works on a stream, and each record is processed at least once. A member that
+stands still while it works, until its session is over, cannot know it: such work may overlap with
+that of the next one, and its commit is refused.
 """
 
 import json
@@ -32,12 +32,11 @@ TURN_SECONDS = 0.5
 
 
 class Turn(NamedTuple):
-    """The work of a member on a record."""
+    """The work of a member on a stream, from the look at its cursor to the commit."""
 
     begin: int
     end: int
     member: str
-    offset: int
     deadline: int
 
 
@@ -70,21 +69,22 @@ class Members:
         victim.wait()
         self.running.remove(victim)
 
-    def turns(self):
-        """By stream: what all members did that they came to the end of."""
-        found = defaultdict(list)
+    def journals(self):
+        """By stream: the turns that members came to the end of, and the offsets processed."""
+        turns, offsets = defaultdict(list), defaultdict(set)
         for path in self._folder.glob("member-*"):
             begun = {}
             for line in path.read_text().splitlines():
-                what, stream_id, offset, at, *rest = line.split()
-                key = int(stream_id), int(offset)
+                what, stream_id, *numbers = line.split()
+                numbers = [int(each) for each in numbers]
                 if what == "begin":
-                    begun[key] = int(at), int(*rest)
+                    begun[stream_id] = numbers
+                elif what == "record":
+                    offsets[int(stream_id)].add(*numbers)
                 else:
-                    begin, deadline = begun.pop(key)
-                    turn = Turn(begin, int(at), path.name, key[1], deadline)
-                    found[key[0]].append(turn)
-        return found
+                    begin, deadline = begun.pop(stream_id)
+                    turns[int(stream_id)].append(Turn(begin, *numbers, path.name, deadline))
+        return turns, offsets
 
 
 @pytest.fixture
@@ -132,9 +132,9 @@ def test_members_are_killed_and_stand_still(tmp_path, rng, rounds, members):
 
         until(is_done)
         assert set(client.describe_group(GROUP).holders) == set(stream_ids)
-    turns = group.turns()
+    turns, offsets = group.journals()
     for stream_id, tail in tails.items():
-        assert {each.offset for each in turns[stream_id]} == set(range(tail))
+        assert offsets[stream_id] == set(range(tail))
         assert overlapping(turns[stream_id]) == []
 
 
@@ -152,7 +152,7 @@ def overlapping(turns):
 
 
 def test_an_overlap_is_found():
-    first = Turn(10, 20, "a", 0, 100)
-    assert overlapping([first, Turn(20, 30, "b", 1, 100)]) == []
-    assert overlapping([Turn(15, 30, "b", 1, 100), first]) == [(first, Turn(15, 30, "b", 1, 100))]
-    assert overlapping([first._replace(deadline=15), Turn(17, 30, "b", 1, 100)]) == []
+    first = Turn(10, 20, "a", 100)
+    assert overlapping([first, Turn(20, 30, "b", 100)]) == []
+    assert overlapping([Turn(15, 30, "b", 100), first]) == [(first, Turn(15, 30, "b", 100))]
+    assert overlapping([first._replace(deadline=15), Turn(17, 30, "b", 100)]) == []

@@ -2,10 +2,11 @@
 
 It follows the rules for members in docs/reference/protocol.md, on one thread: so everything that it
 holds and is to give up is given up when it sends the next heartbeat. Its journal has a line when it
-begins with a record, and one at the end:
+begins to work on a stream, with the end of its session, one for each record, and one at the end:
 
-    begin STREAM OFFSET TIME DEADLINE
-    end STREAM OFFSET TIME
+    begin STREAM TIME DEADLINE
+    record STREAM OFFSET
+    end STREAM TIME
 
 Times are in ns of the clock that the processes of a machine share.
 """
@@ -60,12 +61,25 @@ class Member:
         self.deadline_ns = sent_ns + self.session_ms * 1_000_000
 
     def read(self) -> None:
-        """Read what comes next of each stream, and commit it."""
+        """Work on the streams that are assigned, unless the session is over."""
         membership = self.membership
         assert membership is not None
         if not membership.stream_ids:
             time.sleep(FETCH_WAIT_MS / 1_000)
             return
+        now_ns = time.monotonic_ns()
+        if now_ns >= self.deadline_ns:
+            return
+        for each in membership.stream_ids:
+            self.note("begin", each, now_ns, self.deadline_ns)
+        try:
+            self.work(membership)
+        finally:
+            for each in membership.stream_ids:
+                self.note("end", each, time.monotonic_ns())
+
+    def work(self, membership: Membership) -> None:
+        """Process what comes next of each stream, and commit it."""
         cursors = self.client.describe_cursors(self.group, membership.stream_ids)
         starts = dict.fromkeys(membership.stream_ids, 0)
         starts |= {each.stream_id: each.next_offset for each in cursors}
@@ -86,11 +100,9 @@ class Member:
             for offset in range(envelope.base_offset, envelope.base_offset + envelope.record_count):
                 if offset < start:
                     continue
-                now_ns = time.monotonic_ns()
-                if now_ns >= self.deadline_ns:
+                if time.monotonic_ns() >= self.deadline_ns:
                     return offset
-                self.note("begin", stream_id, offset, now_ns, self.deadline_ns)
-                self.note("end", stream_id, offset, time.monotonic_ns())
+                self.note("record", stream_id, offset)
             offset += 1
         return offset
 
