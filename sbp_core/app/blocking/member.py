@@ -105,7 +105,7 @@ class Member:
     def _on_expelled(self, error: MemberUnknownError) -> None:
         self._membership = None
         _LOG.warning(
-            "member expelled group=%s streams=%d: it joins again, and what it did not commit is"
-            " read again, perhaps by others; cause=%s",
+            "member expelled group=%s streams=%d: %s; it joins again, and records that it did not"
+            " commit are read again, perhaps by others",
             *(self._group, len(self._own), error),
         )
