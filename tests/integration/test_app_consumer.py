@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
+from waiting import until
 
 from sbp_core import aio, connect
 from sbp_core.app import Record
@@ -136,6 +137,22 @@ def test_a_start_at_the_end_sees_what_comes(sbp, name):
     assert consumer.positions() == {name: 1}
     append(sbp, name, b"new")
     assert next(iter(consumer)).value == b"new"
+
+
+def test_what_is_done_is_committed_while_nothing_comes(sbp, name):
+    info = sbp.create_stream(name)
+    append(sbp, name, b"a", b"b")
+    consumer = sbp.consumer(name, group=name, follow=True, commit_interval_ms=1)
+    reading = threading.Thread(target=lambda: values(consumer))
+    reading.start()
+
+    def is_committed():
+        (cursor,) = sbp.client.describe_cursors(name, [info.stream_id]) or [None]
+        return cursor is not None and cursor.next_offset == 2
+
+    until(is_committed)
+    consumer.close()
+    reading.join()
 
 
 def test_a_stream_is_followed_while_another_one_is_silent(sbp, name):

@@ -36,7 +36,7 @@ class AsyncConsumer:
     were not committed when a process was killed are read again: at least once.
 
     Consumers that share a group divide its streams: each stream is read by one of them at a time.
-    One that hands out no record for the session timeout of the group loses its streams to others.
+    One that works on a record for longer than the session timeout of the group loses its streams.
     """
 
     def __init__(
@@ -150,6 +150,8 @@ class AsyncConsumer:
         await self._begin()
         while not self._is_closed:
             await self._refresh_when_due()
+            if time.monotonic() >= self._duty_at:  # also while no record comes
+                await self._do_duties()
             if not self._is_following and self._positions.is_over:
                 await self._commit_done()
                 return

@@ -38,7 +38,7 @@ class Consumer:
     were not committed when a process was killed are read again: at least once.
 
     Consumers that share a group divide its streams: each stream is read by one of them at a time.
-    One that hands out no record for the session timeout of the group loses its streams to others.
+    One that works on a record for longer than the session timeout of the group loses its streams.
     """
 
     def __init__(
@@ -152,6 +152,8 @@ class Consumer:
         self._begin()
         while not self._is_closed:
             self._refresh_when_due()
+            if time.monotonic() >= self._duty_at:  # also while no record comes
+                self._do_duties()
             if not self._is_following and self._positions.is_over:
                 self._commit_done()
                 return
