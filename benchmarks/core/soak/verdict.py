@@ -1,8 +1,8 @@
 """Whether a process stayed flat.
 
-Each life of a process is judged alone. Its warm-up is its first minute, and never ends before the
-fifth minute of the soak. Growth is the median of its last minute minus the median of the minute
-after the warm-up. A life that has fewer than two minutes after that is shown, and not judged.
+Each life of a process is judged alone. Its warm-up is its first five minutes, in which caches fill.
+Growth is the median of its last minute minus the median of the minute after the warm-up. A life that
+has fewer than two minutes after that is shown, and not judged.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from benchmarks.core.soak.sampling import Look, Process, Usage
 
 MEMORY_MIB_MAX: Final = 32.0
 DESCRIPTORS_MAX: Final = 8
-"""How much a process may grow; of descriptors, shrink too."""
+"""How much a process may grow."""
 WARM_UP_SECONDS: Final = 300.0
-_OWN_WARM_UP_SECONDS: Final = 60.0
 _WINDOW_SECONDS: Final = 60.0
 _HOUR_SECONDS: Final = 3600.0
 _KIB_PER_MIB: Final = 1024.0
@@ -59,7 +58,7 @@ class Finding:
         memory_mib = self.courses.anonymous.growth
         descriptors = self.courses.descriptors.growth
         found = [f"memory {memory_mib:+.0f} MiB"] if memory_mib > MEMORY_MIB_MAX else []
-        found += [f"descriptors {descriptors:+.0f}"] if abs(descriptors) > DESCRIPTORS_MAX else []
+        found += [f"descriptors {descriptors:+.0f}"] if descriptors > DESCRIPTORS_MAX else []
         return found
 
 
@@ -69,14 +68,13 @@ def judge(looks: Sequence[Look]) -> list[Finding]:
     for look in looks:
         for process, usage in look.usages.items():
             lives.setdefault(process, []).append((look.at_s, usage))
-    began_s = looks[0].at_s
-    found = [_finding(process, life, began_s) for process, life in lives.items()]
+    found = [_finding(process, life) for process, life in lives.items()]
     return sorted(found, key=lambda each: (each.process.name, lives[each.process][0][0]))
 
 
-def _finding(process: Process, life: Sequence[tuple[float, Usage]], began_s: float) -> Finding:
+def _finding(process: Process, life: Sequence[tuple[float, Usage]]) -> Finding:
     first_s, last_s = life[0][0], life[-1][0]
-    warm_s = max(first_s + _OWN_WARM_UP_SECONDS, began_s + WARM_UP_SECONDS)
+    warm_s = first_s + WARM_UP_SECONDS
     if last_s - warm_s < 2 * _WINDOW_SECONDS:
         return Finding(process, last_s - first_s)
     warm = [(at_s, usage) for at_s, usage in life if at_s >= warm_s]
