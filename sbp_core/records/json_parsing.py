@@ -1,9 +1,12 @@
 """Values of JSON as rows: the inverse of json_values.
 
 What `describe_columns` returns is accepted again, with the same types and forms: ISO 8601 for
-times (or microseconds, for those that no calendar has), text for decimals, text or base64 for
-bytes, an object or a list of pairs for a map. Numbers have to fit: nothing is rounded or cut.
-Beside them a float column accepts integers, and a decimal one too.
+times (or microseconds, for those of columns that no calendar has), text for decimals, text or
+base64 for bytes, an object or a list of pairs for a map. Numbers have to fit: nothing is rounded or
+cut. Beside them a float column accepts integers, and a decimal one too.
+
+The timestamp of a plain record is never a number: many programs have seconds or milliseconds, which
+would be years of another century as microseconds. So a time that no calendar has is not accepted.
 """
 
 from __future__ import annotations
@@ -29,8 +32,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DATE: Final = date(1970, 1, 1)
 _US: Final = timedelta(microseconds=1)
 _TIME: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:\.(\d{1,9}))?", re.ASCII)
+_UTC_TIME: Final = "a time such as 2025-01-31T09:30:00Z"
 _FLOATS: Final = {text: float(text) for text in ("nan", "inf", "-inf")}
 _SHOWN_MAX: Final = 40
+_JSON_WORDS: Final = {None: "null", True: "true", False: "false"}
 _INT64: Final = range(-(2**63), 2**63)
 _PLAIN_KEYS: Final = frozenset({"key", "value", "headers", "timestamp"})
 _PLACE_KEYS: Final = frozenset({"stream", "offset"})
@@ -94,7 +99,7 @@ def _plain_row(value: object, default_timestamp_us: int | None) -> tuple[object,
     key, content, headers = (value.get(name) for name in ("key", "value", "headers"))
     timestamp_us = default_timestamp_us
     if "timestamp" in value:
-        timestamp_us = _at("timestamp", _maybe(_utc_time), value["timestamp"])
+        timestamp_us = _at("timestamp", _maybe(_text_time), value["timestamp"])
     return (
         _at("key", _maybe(parse_bytes), key),
         _at("value", _maybe(parse_bytes), content),
@@ -278,7 +283,14 @@ def _text(value: Any) -> str:
 
 def _utc_time(value: Any) -> int:
     """Return microseconds since the epoch; a time without a zone is UTC."""
-    return _time(value, "a time such as 2025-01-31T09:30:00Z", has_zone=True)
+    return _time(value, _UTC_TIME, has_zone=True)
+
+
+def _text_time(value: Any) -> int:
+    """Return microseconds since the epoch of a time in a text: a number has no certain unit."""
+    if not isinstance(value, str):
+        raise _wrong(_UTC_TIME, value)
+    return _utc_time(value)
 
 
 def _local_time(value: Any) -> int:
@@ -346,5 +358,5 @@ def _shown(value: object) -> str:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
-    text = ascii(value)
+    text = _JSON_WORDS[value] if value is None or isinstance(value, bool) else ascii(value)
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."

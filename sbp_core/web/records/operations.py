@@ -49,10 +49,26 @@ _LINE: Final[Schema] = {
         "value": _TEXT_OR_BYTES,
         "key": _TEXT_OR_BYTES,
         "headers": _maybe({"type": "array", "items": {"type": "array"}}),
-        "timestamp": _maybe({"type": ["string", "integer"]}),
+        "timestamp": _maybe(
+            {
+                "type": "string",
+                "description": "A time such as 2025-01-31T09:30:00Z, which is UTC without a zone; a"
+                " number is refused.",
+            }
+        ),
         "columns": {"type": "object"},
         "stream": TEXT_SCHEMA,
         "offset": COUNT,
+    },
+}
+_LINE_READ: Final[Schema] = {
+    **_LINE,
+    "properties": {
+        **_LINE["properties"],
+        "timestamp": {
+            "type": ["string", "integer", "null"],
+            "description": "ISO 8601; microseconds since 1970 for a time that no calendar has.",
+        },
     },
 }
 _APPENDED: Final = _object(
@@ -136,7 +152,7 @@ def _of_records(appending: Appending, reading: Reading) -> tuple[Operation, ...]
             answers={
                 200: Answer(
                     "The records; an answer that was cut off has no end.",
-                    {NDJSON: _LINE, ARROW: _BINARY, EVENTS: TEXT_SCHEMA},
+                    {NDJSON: _LINE_READ, ARROW: _BINARY, EVENTS: TEXT_SCHEMA},
                     {
                         FIRST_HEADER: "offset of the first record",
                         NEXT_HEADER: "where to read on, once the whole answer has arrived",
