@@ -239,10 +239,29 @@ def test_a_body_that_is_too_large_is_refused_however_it_comes(http, stream):
     bomb = gzip.compress(b"a" * (10 * limit))
     bombs = kind | {"Content-Encoding": "gzip"}
     problem(http.post(path, content=bomb, headers=bombs), 413, "body-too-large")
-    problem(http.post(path, content=b"a" * (11 << 20), headers=kind), 413, "batch-too-large")
     many = {"Content-Type": "text/plain"}
+    pieces = b"\n".join([b"a" * (4 << 20)] * 3)
+    problem(http.post(path, content=pieces, headers=many), 413, "batch-too-large")
     problem(http.post(path, content=b"\n" * 1_000_001, headers=many), 413, "too-many-records")
     assert read(http, stream) == []
+
+
+def test_a_record_that_is_larger_than_its_server_accepts_is_named(http, stream):
+    limit = 8 << 20
+    kind = {"Content-Type": "text/plain"}
+    answer = http.post(f"{stream}/records", content=b"a\n" + b"b" * (limit + 1), headers=kind)
+    detail = problem(answer, 413, "record-too-large")["detail"]
+    assert detail.startswith("record 2 of 2 has ")
+    assert f" bytes; at most {limit} are allowed: " in detail
+    assert read(http, stream) == []
+    fitting = b"a" * (limit - 1024)  # a record is more than its value
+    assert post(http, stream, fitting, "application/octet-stream")[0] == 200
+
+
+def test_a_row_that_is_larger_than_its_server_accepts_is_refused(http, typed):
+    row = lines({"id": 1, "tags": ["a" * (8 << 20)]})
+    problem(http.post(f"{typed}/records", content=row, headers=NDJSON), 413, "record-too-large")
+    assert read(http, typed) == []
 
 
 def test_gzip_may_have_several_members(http, stream):

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import time
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -24,7 +25,13 @@ from sbp_core.client.aio import AsyncClient
 from sbp_core.client.programs.numbering import Writer
 from sbp_core.client.types import AppendItem, StreamInfo
 from sbp_core.errors import InvalidRequestError
-from sbp_core.records import StreamSchema, encode_columns, encode_rows
+from sbp_core.records import (
+    StreamSchema,
+    encode_columns,
+    encode_rows,
+    record_sizes,
+    record_too_large,
+)
 from sbp_core.web.callers import Callers
 from sbp_core.web.problems import Problem, ProblemError
 from sbp_core.web.records.bodies import Bodies
@@ -66,25 +73,33 @@ class Appending:
         target = Target(schema, None if key is not None else now_ms * 1000)
         async with self._bodies.received(request) as body:
 
-            def encode() -> tuple[bytes, int]:
-                rows = parse(body, target)
+            def encode() -> _Encoded:
                 time_ms = now_ms if key is None else _UNKNOWN_TIME_MS
-                return _encoded(rows, info, schema, time_ms), rows.num_rows
+                return _encoded(parse(body, target), info, schema, time_ms)
 
             if len(body) <= _LOOP_BYTES_MAX:
-                batch, count = encode()
+                encoded = encode()
             else:
                 loop = asyncio.get_running_loop()
-                batch, count = await loop.run_in_executor(self._parsing, encode)
-            if not count:
-                raise bad_request("the body has no records")
-            return await _append(client, info, batch, count, key)
+                encoded = await loop.run_in_executor(self._parsing, encode)
+            await _check_sizes(client, info, encoded)
+            return await _append(client, info, encoded, key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """The records of a request as one record batch, and the largest of them by its index."""
+
+    batch: bytes
+    count: int
+    largest_index: int
+    largest_bytes: int
 
 
 async def _append(
-    client: AsyncClient, info: StreamInfo, batch: bytes, count: int, key: str | None
+    client: AsyncClient, info: StreamInfo, encoded: _Encoded, key: str | None
 ) -> Response:
-    item = AppendItem(info.stream_id, batch)
+    item = AppendItem(info.stream_id, encoded.batch)
     headers = {}
     if key is None:
         (outcome,) = await client.append([item])
@@ -102,15 +117,15 @@ async def _append(
     answer = {
         "stream": info.label,
         "first_offset": outcome.base_offset,
-        "next_offset": outcome.base_offset + count,
-        "record_count": count,
+        "next_offset": outcome.base_offset + encoded.count,
+        "record_count": encoded.count,
     }
     return json_answer(answer, headers=headers)
 
 
 def _encoded(
     rows: pa.RecordBatch, info: StreamInfo, schema: StreamSchema | None, time_ms: int
-) -> bytes:
+) -> _Encoded:
     if rows.num_rows > limits.BATCH_RECORDS_MAX:
         raise refusal(
             *(413, "too-many-records"),
@@ -118,18 +133,36 @@ def _encoded(
             " send them in several requests",
         )
     if not rows.num_rows:
-        return b""
+        raise bad_request("the body has no records")
     if schema is None:
         batch = encode_rows(rows, stream_id=info.stream_id, timestamp_ms=time_ms)
     else:
         batch = encode_columns(rows, schema, stream_id=info.stream_id, timestamp_ms=time_ms)
-    if len(batch) > limits.BATCH_BYTES_MAX:
+    sizes = record_sizes(rows)
+    largest = int(sizes.argmax())
+    return _Encoded(batch, rows.num_rows, largest, int(sizes[largest]))
+
+
+async def _check_sizes(client: AsyncClient, info: StreamInfo, encoded: _Encoded) -> None:
+    """Raise ProblemError for a record, or a batch, that is too large: 413.
+
+    The servers of the stream are asked only about a record that not all of them accept.
+    """
+    size_bytes = encoded.largest_bytes
+    if size_bytes > limits.RECORD_BYTES_MAX:
+        bytes_max = (await client.record_bytes_max([info.stream_id]))[info.stream_id]
+        if size_bytes > bytes_max:
+            raise refusal(
+                *(413, "record-too-large"),
+                f"record {encoded.largest_index + 1} of {encoded.count} has"
+                f" {record_too_large(size_bytes, bytes_max)}",
+            )
+    if len(encoded.batch) > limits.BATCH_BYTES_MAX:
         raise refusal(
             *(413, "batch-too-large"),
-            f"the records have {len(batch)} bytes as one record batch; at most"
+            f"the records have {len(encoded.batch)} bytes as one record batch; at most"
             f" {limits.BATCH_BYTES_MAX} are allowed: send them in several requests",
         )
-    return batch
 
 
 def _maybe_key(request: Request) -> str | None:
