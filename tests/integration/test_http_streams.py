@@ -44,12 +44,16 @@ def test_a_schema_is_made_and_grows(http):
 def test_cursors(http, stream):
     name, path = stream.rpartition("/")[2], f"/v1/groups/{next(names)}/cursors"
     assert http.get(path).json()["cursors"] == []
+    assert post(http, stream, lines(*[{}] * 7))[0] == 200
     body = {"cursors": [{"stream": name, "next_offset": 7}]}
     assert http.put(path, json=body).status_code == 200
     (cursor,) = http.get(path).json()["cursors"]
     assert (cursor["stream"], cursor["next_offset"]) == (name, 7)
     body = {"cursors": [{"stream": name, "next_offset": None}]}
     assert http.put(path, json=body).json()["cursors"] == []
+    beyond = http.put(path, json={"cursors": [{"stream": name, "next_offset": 8}]})
+    assert "0 to 7, exclusive" in problem(beyond, 422, "cursor-beyond-tail")["detail"]
+    assert http.get(path).json()["cursors"] == []
     twice = {"cursors": [{"stream": name, "next_offset": 1}] * 2}
     assert http.put(path, json=twice).status_code == 400
     unknown = {"cursors": [{"stream": "nope", "next_offset": 1}]}

@@ -14,7 +14,7 @@ from sbp_core.errors import DeadlineExceededError, RecordBatchError
 from sbp_core.records.stream_decoder import Records, StreamDecoder
 
 FETCH_WAIT_MS: Final = 10_000
-_REACH_MS: Final = 3_000
+REACH_MS: Final = 3_000
 """How long range servers are waited for that do not answer."""
 
 
@@ -28,7 +28,7 @@ class Span:
 
 async def find_reach(client: AsyncClient, stream_id: int) -> Reach:
     """Return how far a stream can be read. Raises SbpError if its tail is not known."""
-    at = (await client.reach({stream_id: None}, timeout_ms=_REACH_MS, spared={}))[stream_id]
+    at = (await client.reach({stream_id: None}, timeout_ms=REACH_MS, spared={}))[stream_id]
     if at.next_offset is None:
         raise at.unavailable[-1].error
     return at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -19,7 +20,7 @@ from sbp_core.records.column_text import parse_columns
 from sbp_core.web.callers import Callers
 from sbp_core.web.records.bodies import Bodies
 from sbp_core.web.records.declaring import bad_request, json_answer, refusal
-from sbp_core.web.records.fetching import find_reach, tail_of
+from sbp_core.web.records.fetching import REACH_MS, find_reach, tail_of
 
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -111,6 +112,7 @@ class Streams:
         }
         if len(offsets) < len(wanted):
             raise bad_request("a stream is named twice")
+        await _check_cursors(client, infos, offsets)
         await client.commit_cursors(request.path_params["group"], offsets)
         return await self._cursors(client, request.path_params["group"])
 
@@ -160,6 +162,28 @@ async def find_stream(client: AsyncClient, request: Request) -> StreamInfo:
     """Return the stream of a request. Raises NotFoundError."""
     (info,) = await client.describe_streams([stream_ref(request.path_params["stream"])])
     return info
+
+
+async def _check_cursors(
+    client: AsyncClient, infos: Sequence[StreamInfo], offsets: Mapping[int, int]
+) -> None:
+    """Raise ProblemError, 422, for a cursor beyond the tail of its stream: records would be missed.
+
+    A tail that is not known now refuses nothing, so that programs may keep their positions. A
+    cursor before the first record is one whose records were trimmed.
+    """
+    positions = {each: offset for each, offset in offsets.items() if offset != NO_CURSOR}
+    found = await client.reach(positions, timeout_ms=REACH_MS, spared={}) if positions else {}
+    for info in infos:
+        at = found.get(info.stream_id)
+        if at is None or at.next_offset is None or offsets[info.stream_id] <= at.next_offset:
+            continue
+        raise refusal(
+            *(422, "cursor-beyond-tail"),
+            f"{info.label}: next_offset {offsets[info.stream_id]} is beyond its tail. It has"
+            f" offsets {at.start_offset} to {at.next_offset}, exclusive: set one up to"
+            f" {at.next_offset}, or null to forget the cursor; no cursor was changed",
+        )
 
 
 async def maybe_schema(client: AsyncClient, info: StreamInfo) -> StreamSchema | None:
