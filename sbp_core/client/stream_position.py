@@ -73,7 +73,8 @@ def find_offset(position: Position, at: Reach, found_by_time: int | None = None)
             if not at.start_offset <= position.number <= at.next_offset:
                 raise OffsetOutOfRangeError.of(
                     f"offset {position.number}: stream {at.stream_id} has offsets"
-                    f" {at.start_offset} to {at.next_offset}, exclusive"
+                    f" {at.start_offset} to {at.next_offset}, exclusive; name one from"
+                    f" {at.start_offset} to {at.next_offset}, or earliest or latest"
                 )
             return position.number
         case PositionKind.LATEST if at.next_offset is not None:

@@ -14,6 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from sbp_core.client.aio import AsyncClient
+from sbp_core.client.stream_position import PositionKind, parse_position
 from sbp_core.client.types import StreamInfo
 from sbp_core.errors import SbpError
 from sbp_core.records import ROWS_SCHEMA
@@ -84,15 +85,32 @@ class _Whole(StreamingResponse):
 async def _find_span(request: Request, client: AsyncClient, info: StreamInfo) -> Span:
     wait_ms = parse_count(request, "wait_ms", 0, WAIT_MS_MAX)
     count_max = parse_count(request, "max", COUNT_MAX, COUNT_MAX)
+    first = request.query_params.get("from", "earliest")
+    last = request.query_params.get("to")
+    if last is not None:
+        _check_order(first, last)
     at = await find_reach(client, info.stream_id)
-    start = await resolve(client, at, request.query_params.get("from", "earliest"))
+    start = await resolve(client, at, first)
     if start == tail_of(at) and wait_ms:
         await wait_for_records(client, info.stream_id, start, wait_ms)
         at = await find_reach(client, info.stream_id)
     end = tail_of(at)
-    if "to" in request.query_params:
-        end = min(end, await resolve(client, at, request.query_params["to"], is_end=True))
+    if last is not None:
+        end = min(end, await resolve(client, at, last, is_end=True))
     return Span(start, max(start, min(end, start + count_max)))
+
+
+def _check_order(first: str, last: str) -> None:
+    """Raise ProblemError for two offsets, or two times, in the wrong order.
+
+    Other positions depend on the stream as it is now: between them there may be nothing.
+    """
+    start, end = parse_position(first), parse_position(last)
+    is_fixed = start.kind in {PositionKind.OFFSET, PositionKind.TIME}
+    if is_fixed and start.kind is end.kind and start.number > end.number:
+        raise bad_request(
+            f"from={first} is behind to={last}, which is the end, exclusive: exchange them"
+        )
 
 
 async def _find_start(request: Request, client: AsyncClient, info: StreamInfo) -> int:
