@@ -5,6 +5,7 @@ All work off the loop, and none raises anything but ProblemError and SbpError.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -27,6 +28,13 @@ BYTES: Final = "application/octet-stream"
 _LINES_AT_ONCE: Final = 4096
 """Lines whose values are objects of Python at a time, which take several times their bytes."""
 _ARROW_BATCHES_MAX: Final = 10_000
+_HALF_PAIR: Final = re.compile(
+    rb"(?:[^\\]+|\\[^u]|\\u(?![dD][89a-fA-F])"
+    rb"|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2})*+"
+    rb"(\\u[dD][89a-fA-F][\da-fA-F]{2})",
+    re.DOTALL,
+)
+"""A line up to the first escape that is half of a surrogate pair, which is no character."""
 
 T = TypeVar("T")
 
@@ -115,6 +123,10 @@ def _rows_of_lines(lines: list[tuple[int, bytes]], target: Target) -> pa.RecordB
         except RecursionError as error:
             raise _wrong_line(number, "it is nested too deeply") from error
         except ValueError as error:  # also UnicodeDecodeError
+            half = _HALF_PAIR.match(line)
+            if half is not None:
+                reason = f"{half[1].decode('ascii')} is half of a surrogate pair"
+                raise _wrong_line(number, reason) from error
             raise _wrong_line(number, f"it is no JSON: {error}") from error
     try:
         if target.schema is None:
