@@ -60,8 +60,9 @@ def produce(options: Namespace) -> int:
         info = find_stream(client, options.stream)
         if newest_schemas(client, [info.stream_id]):
             raise ConfigurationError(
-                f"{info.label} has a schema, and lines have no columns; write to it with Spark and"
-                " encoding=columns, or produce to another stream"
+                f"{info.label} has a schema, and lines have no columns; write to it with"
+                " sbp_core.connect, over HTTP, or with Spark and encoding=columns, or produce to"
+                " another stream"
             )
         writer = _LineAppender(client, info)
         try:
