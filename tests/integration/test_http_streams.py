@@ -63,6 +63,8 @@ def test_cursors(http, stream):
 def test_the_description_is_valid_and_names_what_the_routes_accept(http, stream):
     description = http.get("/v1/openapi.json").json()
     validate(description)
+    for path in ("/", "/v1/nothing"):
+        assert "GET /v1/openapi.json" in problem(http.get(path), 404, "not-found")["detail"]
     for path, methods in description["paths"].items():
         filled = path.format(stream=stream.rpartition("/")[2], group="g")
         answer = http.request("PATCH", filled)

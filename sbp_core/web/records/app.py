@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sbp_core.errors import PermissionDeniedError
 from sbp_core.web.callers import Callers
 from sbp_core.web.origins import is_foreign
-from sbp_core.web.problems import HANDLERS, problem_of
+from sbp_core.web.problems import HANDLERS, Problem, problem_of
 from sbp_core.web.records.appending import Appending
 from sbp_core.web.records.bodies import Bodies
 from sbp_core.web.records.declaring import Operation, json_answer
@@ -27,6 +27,7 @@ from sbp_core.web.records.streams import Streams
 from sbp_core.web.records.tailing import Tails
 
 PARSING_THREADS: Final = 2
+DESCRIPTION_PATH: Final = "/v1/openapi.json"
 
 
 def records_app(callers: Callers, bodies: Bodies, tails: Tails) -> ASGIApp:
@@ -45,8 +46,19 @@ def records_app(callers: Callers, bodies: Bodies, tails: Tails) -> ASGIApp:
     for each in declared:
         by_path.setdefault(each.path, {})[each.method] = each
     routes = [Route(path, _Path(found)) for path, found in by_path.items()]
-    routes.append(Route("/v1/openapi.json", describe_api, methods=["GET"]))
-    return _of_no_page(Starlette(routes=routes, exception_handlers=dict(HANDLERS)))
+    routes.append(Route(DESCRIPTION_PATH, describe_api, methods=["GET"]))
+    handlers = {**HANDLERS, 404: _no_path}
+    return _of_no_page(Starlette(routes=routes, exception_handlers=handlers))
+
+
+def _no_path(request: Request, error: Exception) -> Response:
+    """Answer a request whose path is of no operation."""
+    del error
+    detail = (
+        f"{request.method} {request.url.path}: no such path; GET {DESCRIPTION_PATH} describes all"
+        " requests that there are"
+    )
+    return Problem(404, "not-found", detail).response()
 
 
 class _Path:
