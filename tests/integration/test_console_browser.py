@@ -158,6 +158,25 @@ def test_columns_of_typed_records_are_a_table_and_can_be_searched(page):
     expect(page.locator("main tbody tr")).to_have_text([re.compile(r"4\s*2\s*Bern")])
 
 
+@pytest.mark.parametrize(
+    ("query", "fault"),
+    [
+        ("from=abc", "'abc' is no"),
+        ("from=99999", "99999"),
+        ("from=0&count=abc", "'abc' is not a number from 1 to 1000"),
+        ("from=0&count=100000000", "'100000000' is not a number from 1 to 1000"),
+        ("from=0&column=price", "no column 'price': the stream has id, city"),
+    ],
+)
+def test_what_cannot_be_shown_is_an_error_and_no_empty_table(browser, url, streams, query, fault):
+    context = browser.new_context(base_url=url)
+    page = context.new_page()
+    page.goto(f"/streams/typed/records?{query}")
+    expect(page.locator("#records [role=alert]")).to_contain_text(fault)
+    expect(page.locator("#records table, #records nav")).to_have_count(0)
+    context.close()
+
+
 def test_what_is_shown_can_be_kept(page):
     page.goto("/streams/plain/records?from=5&count=3")
     with page.expect_download() as downloading:

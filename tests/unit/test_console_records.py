@@ -9,9 +9,11 @@ import json
 import pyarrow as pa
 import pytest
 
-from sbp_core.records import ROWS_SCHEMA
+from sbp_core.client import SchemaVersion
+from sbp_core.errors import ConfigurationError
+from sbp_core.records import ROWS_SCHEMA, StreamSchema
 from sbp_core.records.stream_decoder import Records
-from sbp_core.web.console.records_reading import Found, Piece, RecordFilter
+from sbp_core.web.console.records_reading import Found, Piece, RecordFilter, check_column
 from sbp_core.web.console.records_view import (
     HEX_BYTES_MAX,
     SHOWN_CHARACTERS,
@@ -62,6 +64,22 @@ TYPED = {
 )
 def test_a_record_fits_if_all_conditions_hold(wanted, fitting):
     assert [each["offset"] for each in (PLAIN, TYPED) if wanted.fits(each)] == fitting
+
+
+def test_a_column_that_no_version_has_is_named_with_those_that_there_are():
+    def version(*names):
+        schema = pa.schema([(name, pa.int64()) for name in names])
+        return SchemaVersion(1, 1, StreamSchema.of(schema), 0)
+
+    versions = [version("id"), version("id", "at")]
+    for condition in ("id", "at=3", "at.year=2026"):
+        check_column(condition, versions)
+    with pytest.raises(ConfigurationError, match=r"no column 'price': the stream has id, at$"):
+        check_column("price=3", versions)
+    with pytest.raises(ConfigurationError, match=r"c19 and 5 more$"):
+        check_column("price", [version(*(f"c{each}" for each in range(25)))])
+    with pytest.raises(ConfigurationError, match="the records of the stream have none"):
+        check_column("price", [])
 
 
 def plain_rows(*values):

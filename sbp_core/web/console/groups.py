@@ -40,7 +40,7 @@ from sbp_core.web.console.groups_view import (
 from sbp_core.web.console.site import Site
 from sbp_core.web.console.submissions import Done, check_typed
 from sbp_core.web.console.tables import make_table, parse_count
-from sbp_core.wording import counted
+from sbp_core.web.console.words import counted
 
 _ANSWER_MS: Final = 3_000
 """How long range servers are waited for, to show what is known without them."""

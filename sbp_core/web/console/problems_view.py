@@ -11,8 +11,7 @@ from urllib.parse import quote
 from sbp_core import limits
 from sbp_core.client import ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.web.console.sampling import STALE_SECONDS, Lags, Samples
-from sbp_core.web.console.words import size_text
-from sbp_core.wording import counted
+from sbp_core.web.console.words import counted, size_text
 
 _SHOWN_MAX: Final = 5
 """Groups that lost records, each a problem of its own; the others are counted."""

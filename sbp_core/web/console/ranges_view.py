@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core.client import RangeInfo, Reach
-from sbp_core.web.console.words import count_text
-from sbp_core.wording import counted
+from sbp_core.web.console.words import count_text, counted
 
 WIDTH: Final = 1000
 LANE: Final = 30

@@ -15,7 +15,8 @@ from starlette.routing import Route
 from sbp_core.client import AsyncClient, Reach, StreamInfo
 from sbp_core.client.stream_position import PositionKind, find_offset, parse_position
 from sbp_core.errors import ConfigurationError, NotFoundError, OffsetOutOfRangeError, SbpError
-from sbp_core.web.console.records_reading import Found, RecordFilter, Search
+from sbp_core.quantities import quoted
+from sbp_core.web.console.records_reading import Found, RecordFilter, Search, check_column
 from sbp_core.web.console.records_view import FORMATS, describe_record, make_table
 from sbp_core.web.console.site import Site
 from sbp_core.web.console.stream import REACH_MS, find_reach, find_stream
@@ -119,20 +120,34 @@ class _Asked:
     count: int
     wanted: RecordFilter
     is_live: bool
+    fault: str = ""
+    """Why `count` is not the number that the address has."""
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> _Asked:
-        """Read the query of an address; a number that is wrong counts as left out."""
-        count = min(max(parse_count(query.get("count", "")) or _COUNT, 1), _COUNT_MAX)
+        """Read the query of an address."""
+        text, fault = query.get("count", "").strip(), ""
+        count = parse_count(text) if text else _COUNT
+        if count is None or not 1 <= count <= _COUNT_MAX:
+            fault = f"records: {quoted(text)} is not a number from 1 to {_COUNT_MAX}"
+            count = _COUNT
         wanted = RecordFilter(
             *(query.get(each, "").strip() for each in ("text", "key", "header", "column"))
         )
         is_live = "live" in query
         start = query.get("from", "").strip()
-        return cls(start if start and not is_live else f"-{count}", count, wanted, is_live)
+        return cls(start if start and not is_live else f"-{count}", count, wanted, is_live, fault)
 
     async def search(self, client: AsyncClient, info: StreamInfo, at: Reach) -> Found:
-        """Return the records. Raises ConfigurationError for a position that is none."""
+        """Return the records.
+
+        Raises ConfigurationError for a position, number or column that cannot be.
+        """
+        if self.fault:
+            raise ConfigurationError(self.fault)
+        if self.wanted.column:
+            versions = await client.describe_schemas([info.stream_id])
+            check_column(self.wanted.column, versions[info.stream_id])
         end = at.readable_end
         if self.is_live and not self.wanted.is_empty:
             start = max(end - _LIVE_SEARCHED, at.start_offset)
@@ -153,7 +168,7 @@ class _Asked:
     def frozen(self, found: Found) -> dict[str, str]:
         """Return the part of an address that asks for these again, whatever is appended then."""
         count = found.end - found.start if self.wanted.is_empty else len(found.records)
-        return {"from": str(found.start), "count": str(max(count, 1))}
+        return {"from": str(found.start), "count": str(min(max(count, 1), _COUNT_MAX))}
 
     async def _find_start(self, client: AsyncClient, at: Reach) -> int:
         position = parse_position(self.start)

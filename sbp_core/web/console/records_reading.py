@@ -11,8 +11,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from sbp_core import limits
-from sbp_core.client import AsyncClient, FetchItem, StreamInfo
-from sbp_core.errors import DamagedBatchError, SbpError
+from sbp_core.client import AsyncClient, FetchItem, SchemaVersion, StreamInfo
+from sbp_core.errors import ConfigurationError, DamagedBatchError, SbpError
+from sbp_core.quantities import quoted
 from sbp_core.records import split_envelopes
 from sbp_core.records.stream_decoder import Records, StreamDecoder
 
@@ -20,6 +21,8 @@ SEARCH_SECONDS: Final = 5.0
 SEARCH_BYTES_MAX: Final = 64 * limits.MIB
 """A search ends after this time, or this much of the stream; its page has a link to go on."""
 _WAIT_MS: Final = 1_000
+_COLUMNS_NAMED: Final = 20
+"""Columns that an error names; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,21 @@ class RecordFilter:
         text = self.text.lower()
         values = columns or {each: record.get(each) for each in ("key", "value", "headers")}
         return any(text in each.lower() for value in values.values() for each in _texts(value))
+
+
+def check_column(condition: str, versions: Sequence[SchemaVersion]) -> None:
+    """Raise ConfigurationError if a condition on a column fits no record of any of these schemas.
+
+    A path such as `address.city` is checked up to the first dot.
+    """
+    name = condition.partition("=")[0]
+    columns = dict.fromkeys(each for version in versions for each in version.schema.arrow.names)
+    if name in columns or name.partition(".")[0] in columns:
+        return
+    shown = ", ".join([*columns][:_COLUMNS_NAMED])
+    rest = f" and {len(columns) - _COLUMNS_NAMED} more" if len(columns) > _COLUMNS_NAMED else ""
+    known = f"the stream has {shown}{rest}" if columns else "the records of the stream have none"
+    raise ConfigurationError(f"no column {quoted(name)}: {known}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sbp_core.client import ClusterInfo, PlacementDriverInfo, RangeServerInfo
-from sbp_core.wording import counted
+from sbp_core.web.console.words import counted
 
 
 @dataclass(frozen=True, slots=True)

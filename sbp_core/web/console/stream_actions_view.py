@@ -17,7 +17,7 @@ from sbp_core.quantities import (
     show_retention,
     show_size,
 )
-from sbp_core.wording import counted
+from sbp_core.web.console.words import count_text, counted
 
 
 def parse_count(text: str) -> int:
@@ -166,11 +166,12 @@ def trim_facts(at: Reach, offset: int) -> list[str]:
     """Return what a trim removes, a sentence each. Raises ConfigurationError if it is nothing."""
     if offset <= at.start_offset:
         raise ConfigurationError(
-            f"nothing to trim: the first record of the stream has offset {at.start_offset}"
+            "nothing to trim: the first record of the stream has offset"
+            f" {count_text(at.start_offset)}"
         )
     removed = counted(offset - at.start_offset, "record")
     return [
-        f"{removed} below offset {offset} removed permanently.",
+        f"{removed} below offset {count_text(offset)} removed permanently.",
         "Readers below it get an error with the new start of the stream.",
     ]
 

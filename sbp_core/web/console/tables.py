@@ -80,7 +80,7 @@ def make_table(
         tuple(map(heading, columns)),
         shown,
         len(ordered),
-        f"{first + 1 if shown else 0} to {first + len(shown)} of {len(ordered):,}",
+        f"{first + 1 if shown else 0:,} to {first + len(shown):,} of {len(ordered):,}",
         link_to(path, query, page=str(page - 1)) if page > 1 else None,
         link_to(path, query, page=str(page + 1)) if page < page_count else None,
     )

@@ -9,7 +9,7 @@ from typing import Final
 
 from sbp_core.client import StreamInfo, TxnInfo, TxnPart
 from sbp_core.client.txn_remarks import ADVICE
-from sbp_core.wording import counted
+from sbp_core.web.console.words import counted
 
 STATES: Final = ("stuck", "lost", "publishing", "staged", "aborted", "published")
 """In the order of the page: what needs somebody is first."""

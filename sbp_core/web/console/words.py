@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
+from sbp_core import wording
 from sbp_core.quantities import round_size
 
 _SHORT: Final = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
@@ -15,6 +16,11 @@ UNKNOWN: Final = "unknown"
 def count_text(value: float | None) -> str:
     """Return a number with its thousands apart: 1,234,567."""
     return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, its thousands apart: 1 record, 2,000 records."""
+    return f"{count:,} {wording.counted(count, noun).partition(' ')[2]}"
 
 
 def short_count(value: float) -> str:
@@ -49,6 +55,7 @@ def duration_text(duration_ms: float | None) -> str:
 
 FILTERS: Final[dict[str, Callable[..., str]]] = {
     "count": count_text,
+    "counted": counted,
     "rate": rate_text,
     "size": size_text,
     "duration": duration_text,
