@@ -30,11 +30,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from sbp_core.cli.output import escape, one_line, to_json
+from sbp_core.cli.output import one_line, to_json
 from sbp_core.errors import ConfigurationError
 from sbp_core.server.audit import EVENTS
 from sbp_core.server.line_file import LineFile
 from sbp_core.server.line_file import __name__ as line_file_logger
+from sbp_core.wording import escape
 
 RESERVED_KEYS: Final = ("time", "level", "event", "server", "detail", "trace")
 

@@ -13,12 +13,12 @@ import io
 import json
 import os
 import sys
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TextIO
 
 from sbp_core.errors import SbpError
+from sbp_core.wording import escape, is_unsafe
 
 _WRONG_WAY: Final = (os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)
 """Modes of /dev/null in place of standard input, output and error: using them fails, as before."""
@@ -88,22 +88,6 @@ def discard(stream: TextIO) -> None:
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_UNSAFE_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Controls (C0, DEL, C1), invisible format characters, lone surrogates, line separators."""
-_JOINERS: Final = frozenset("\u200c\u200d")
-"""Format characters that words of some languages, and emoji, are written with."""
-
-
-def escape(text: str, *, spared: str = "") -> str:
-    r"""Return the text with each unsafe character as \n, \x1b, \u202e and the like.
-
-    Those in `spared` stay. The result is one line, unless "\n" is spared.
-    """
-    if text.isprintable():  # almost always, and quick to check
-        return text
-    return "".join(
-        _shown(char) if _is_unsafe(char) and char not in spared else char for char in text
-    )
 
 
 def one_line(text: str) -> str:
@@ -119,7 +103,7 @@ def to_json(value: Any, *, is_ascii: bool = False) -> str:
     text = json.dumps(value, ensure_ascii=is_ascii)
     if text.isprintable():
         return text
-    return "".join(_json_shown(char) if _is_unsafe(char) else char for char in text)
+    return "".join(_json_shown(char) if is_unsafe(char) else char for char in text)
 
 
 def value_text(data: bytes) -> str:
@@ -199,14 +183,6 @@ def _write_bytes(lines: Iterable[bytes]) -> None:
     with writing():
         sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
         sys.stdout.buffer.flush()
-
-
-def _is_unsafe(char: str) -> bool:
-    return unicodedata.category(char) in _UNSAFE_CATEGORIES and char not in _JOINERS
-
-
-def _shown(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
 
 
 def _json_shown(char: str) -> str:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.cli import output
-from sbp_core.cli.output import escape, one_line, to_json, value_text
+from sbp_core.cli.output import one_line, to_json, value_text
+from sbp_core.wording import escape
 
 HARMFUL = {
     "an escape sequence": ("\x1b[31mred", r"\x1b[31mred"),

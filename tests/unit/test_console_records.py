@@ -125,6 +125,16 @@ def test_a_long_value_is_cut_in_the_table_and_whole_on_its_page():
     assert fields["value"].text == value
 
 
+def test_characters_that_are_not_seen_are_shown_as_escapes():
+    value = "\0a\r\n\tb\u202e"
+    found = found_of((plain_rows(value.encode()), False))
+    assert make_table(found).rows[0].cells[2] == r"\x00a\r\n\tb\u202e"
+    (record,) = found.records
+    shown = {each.name: each.text for each in describe_record(record)}
+    assert shown["value"] == "\\x00a\\r\n\tb\\u202e"
+    assert value in to_csv(found).decode()
+
+
 def test_json_is_laid_out_and_bytes_are_shown_in_hexadecimal():
     fields = {each.name: each for each in describe_record(PLAIN)}
     assert fields["value"].text == '{\n  "city": "Bern"\n}'

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from sbp_core.web.console.records_reading import Found
+from sbp_core.wording import escape
 
 SHOWN_CHARACTERS: Final = 300
 """Characters of a value in the table; its own page has all."""
@@ -85,9 +86,10 @@ def _maybe_text(value: Any) -> str | None:
 
 def _maybe_short(value: Any) -> str | None:
     text = _maybe_text(value)
-    if text is None or len(text) <= SHOWN_CHARACTERS:
-        return text
-    return f"{text[:SHOWN_CHARACTERS]}..."
+    if text is None:
+        return None
+    rest = "..." if len(text) > SHOWN_CHARACTERS else ""
+    return f"{escape(text[:SHOWN_CHARACTERS])}{rest}"
 
 
 def _full(name: str, value: Any) -> FieldText:
@@ -97,14 +99,18 @@ def _full(name: str, value: Any) -> FieldText:
     if value is None:
         return FieldText(name, "null", "")
     if not isinstance(value, str):
-        return FieldText(name, "JSON", json.dumps(value, ensure_ascii=False, indent=2))
+        return FieldText(name, "JSON", _laid_out(value))
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError):
         parsed = None
     if isinstance(parsed, dict | list):
-        return FieldText(name, "text, JSON", json.dumps(parsed, ensure_ascii=False, indent=2))
-    return FieldText(name, f"text, {len(value.encode())} bytes", value)
+        return FieldText(name, "text, JSON", _laid_out(parsed))
+    return FieldText(name, f"text, {len(value.encode())} bytes", escape(value, spared="\t\n"))
+
+
+def _laid_out(value: Any) -> str:
+    return escape(json.dumps(value, ensure_ascii=False, indent=2), spared="\n")
 
 
 def _maybe_bytes(value: Any) -> bytes | None:
