@@ -9,6 +9,7 @@ Administrators may do everything; the settings of the servers name them, and no 
 from __future__ import annotations
 
 import enum
+import re
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -30,11 +31,18 @@ _ANY: Final = "*"
 AUDIT_STREAM: Final = "_audit"
 """The stream of the audit events."""
 _RESERVED_PREFIX: Final = "_"
+_STREAM_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
 
 
 def is_reserved(name: str | None) -> bool:
     """Whether only the cluster itself may create a stream of this name."""
     return name is not None and name.startswith(_RESERVED_PREFIX)
+
+
+def is_stream_name(name: str) -> bool:
+    """Whether a text can name a stream: one of digits only would be mistaken for an id."""
+    is_fit = _STREAM_NAME.fullmatch(name) is not None
+    return is_fit and name not in {".", ".."} and not name.isdigit()
 
 
 class Right(enum.StrEnum):

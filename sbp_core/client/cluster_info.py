@@ -42,6 +42,11 @@ class RangeServerInfo:
     drain_obstacle: str | None = None
 
     @property
+    def is_usable(self) -> bool:
+        """Whether it can be given ranges now."""
+        return self.is_live and not self.is_draining and self.disk_free_bytes != 0
+
+    @property
     def open_ranges(self) -> int:
         """The open ranges that it has; a drain moves all of them."""
         return self.led_ranges + self.copied_ranges

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sbp_core import limits
+from sbp_core.access.rights import is_stream_name
 from sbp_core.errors import invalid
 from sbp_core.wire.headers import RangeServer, ReplicaServer, Stream, StreamRange
 from sbp_core.wire.status import shown
 
-_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
 _GROUP: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.GROUP_NAME_LENGTH_MAX}}}")
 
 _FIRST_EPOCH: Final = 0
@@ -192,11 +192,8 @@ class HostedCounts:
 
 
 def check_stream_name(name: str) -> None:
-    """Raise InvalidRequestError unless `name` can name a stream.
-
-    Names of digits only are refused so that a name is never mistaken for an id.
-    """
-    if _NAME.fullmatch(name) and name not in {".", ".."} and not name.isdigit():
+    """Raise InvalidRequestError unless `name` can name a stream."""
+    if is_stream_name(name):
         return
     raise invalid(
         f"{shown(name)} cannot name a stream: use 1 to {limits.STREAM_NAME_LENGTH_MAX} of"

@@ -46,8 +46,18 @@ def test_a_drain_is_followed_to_its_end():
 
 
 def test_what_a_drain_will_do_is_counted_before():
-    said = " ".join(drain_consequences(LIVE))
+    said = " ".join(drain_consequences(LIVE, 1))
     assert "3 open ranges there: sealed" in said
     assert "3 sealed ranges with other replicas: copied" in said
     assert "2 sealed ranges with one replica: not copied" in said
-    assert "one replica" not in " ".join(drain_consequences(replace(LIVE, unreplicated_ranges=0)))
+    assert "one replica" not in " ".join(
+        drain_consequences(replace(LIVE, unreplicated_ranges=0), 1)
+    )
+
+
+def test_the_drain_of_the_only_server_is_warned_of():
+    warning = "No other server can be given ranges now"
+    assert warning in " ".join(drain_consequences(LIVE, 0))
+    assert warning not in " ".join(drain_consequences(LIVE, 1))
+    draining, full = replace(LIVE, is_draining=True), replace(LIVE, disk_free_bytes=0)
+    assert [each.is_usable for each in (LIVE, SILENT, draining, full)] == [True, *[False] * 3]

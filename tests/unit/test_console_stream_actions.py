@@ -6,12 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from sbp_core.client import Reach, StreamInfo, StreamSpec, StreamUpdate, UnavailableRange
+from sbp_core.client import (
+    RangeServerInfo,
+    Reach,
+    StreamInfo,
+    StreamSpec,
+    StreamUpdate,
+    UnavailableRange,
+)
 from sbp_core.errors import ConfigurationError, ConnectError
 from sbp_core.web.console.stream_actions_view import (
     StreamForm,
+    check_is_new,
     creation_facts,
     deletion_facts,
+    maybe_refusal,
     trim_facts,
     update_facts,
 )
@@ -45,7 +54,11 @@ def test_a_stream_is_created_as_the_form_says():
     ("form", "fault"),
     [
         (StreamForm(), "the stream needs a name"),
-        (StreamForm("a", replicas="0"), "replicas: '0' is not a whole number, 1 or more"),
+        (StreamForm("a", replicas="0"), "replicas: '0' is not a number from 1 to 7"),
+        (StreamForm("a b"), "'a b' cannot name a stream"),
+        (StreamForm("17"), "'17' cannot name a stream"),
+        (StreamForm("_audit"), "'_audit' is reserved"),
+        (StreamForm("a", ack_count="2"), "acknowledged by: 2 is more than 1 replica"),
         (StreamForm("a", retention="soon"), "retention: 'soon' is not 0 or a time such as"),
         (StreamForm("a", replicas="x", retention_size="1GB"), "retention size: '1GB' is not 0"),
     ],
@@ -53,6 +66,24 @@ def test_a_stream_is_created_as_the_form_says():
 def test_what_cannot_be_is_named(form, fault):
     with pytest.raises(ConfigurationError, match=fault):
         form.spec()
+
+
+def test_a_stream_that_no_server_can_have_now_is_refused_before():
+    server = RangeServerInfo(1, "a:1", None, True, 10, 0, 0, 0, 0, 0)
+    one = StreamForm("a").spec()
+    assert maybe_refusal(one, [server]) is None
+    assert maybe_refusal(one, []) is not None
+    assert maybe_refusal(one, [replace(server, is_draining=True)]) is not None
+    three = replace(one, replica_count=3)
+    assert "2 range servers would have to store" in (maybe_refusal(three, [server]) or "")
+    assert maybe_refusal(three, [server, server]) is None
+    assert maybe_refusal(replace(three, ack_count=1), [server]) is None
+
+
+def test_a_name_that_a_stream_has_is_refused_before():
+    check_is_new("orders", [])
+    with pytest.raises(ConfigurationError, match=r"there is a stream orders \(id 5\) already"):
+        check_is_new("orders", [INFO])
 
 
 def test_all_faults_are_named_at_once():

@@ -403,10 +403,7 @@ def explain_missing(context: Context, replica_count: int) -> Program[str | None]
     except SbpError as error:
         _LOG.debug("range servers not counted: %s", error)
         return None
-    usable_count = sum(
-        each.is_live and not each.is_draining and each.disk_free_bytes != 0
-        for each in found.range_servers
-    )
+    usable_count = sum(each.is_usable for each in found.range_servers)
     if usable_count >= replica_count:
         return None
     return (

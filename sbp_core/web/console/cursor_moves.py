@@ -146,6 +146,14 @@ def read_moves(text: str) -> list[CursorMove]:
     return moves
 
 
+def member_obstacle(group: str, member_count: int) -> str:
+    """Return why the cursors of a group with members cannot be moved, and the remedy."""
+    return (
+        f"Group {group} has {counted(member_count, 'member')}, and only members commit its cursors"
+        " now: stop them, wait until they have left or are expelled, and look at a new preview."
+    )
+
+
 def find_changed(moves: Sequence[CursorMove], cursors: Sequence[CursorInfo]) -> list[str]:
     """Return what is no longer as at the preview: a sentence for each cursor."""
     now = {cursor.stream_id: cursor.next_offset for cursor in cursors}

@@ -23,6 +23,7 @@ from sbp_core.web.console.cursor_moves import (
     MoveRow,
     find_changed,
     lookup_times,
+    member_obstacle,
     parse_targets,
     plan_deletion,
     plan_reset,
@@ -109,13 +110,13 @@ async def ask_reset(request: Request) -> Response:
     question = Question(
         title=f"Move the cursors of group {group}?",
         facts=[
-            "Consumers of the group that run now may commit over it: stop them before.",
+            "Consumers without membership that run now may commit over it: stop them before.",
             "If a cursor moves before this is confirmed, none is moved.",
         ],
         button="Move the cursors",
         back=f"{group_path(group)}/reset",
     )
-    return _ask_moves(request, rows, question)
+    return await _ask_moves(request, rows, question)
 
 
 async def ask_deletion(request: Request) -> Response:
@@ -133,7 +134,7 @@ async def ask_deletion(request: Request) -> Response:
         back=group_path(group),
         typed=group,
     )
-    return _ask_moves(request, rows, question)
+    return await _ask_moves(request, rows, question)
 
 
 async def reset(request: Request) -> Response:
@@ -149,11 +150,16 @@ async def delete(request: Request) -> Response:
     return await _move(request, fields, "deleted")
 
 
-def _ask_moves(request: Request, rows: Sequence[MoveRow], question: Question) -> Response:
+async def _ask_moves(request: Request, rows: Sequence[MoveRow], question: Question) -> Response:
+    group = request.path_params["group"]
+    described = await _maybe_described(await Site.of(request).client(request), group)
     shown, rest = rows[:MOVES_MAX], len(rows) - MOVES_MAX
     moves = write_moves(shown)
     if not moves:
         question = replace(question, facts=["No cursor would move."], button=None, typed=None)
+    elif described is not None and described.members:
+        obstacle = member_obstacle(group, len(described.members))
+        question = replace(question, facts=[obstacle], button=None, typed=None)
     elif rest > 0:
         more = f"{counted(rest, 'more cursor')}: confirm these first, then ask again."
         question = replace(question, facts=[*question.facts, more])

@@ -41,9 +41,10 @@ async def ask_drain(request: Request) -> Response:
     """Show what a drain will do."""
     client = await Site.of(request).client(request)
     server = await _find(client, request)
+    others = [each for each in await client.range_servers() if each.server_id != server.server_id]
     question = Question(
         title=f"Drain range server {server.server_id} at {server.endpoint}?",
-        facts=drain_consequences(server),
+        facts=drain_consequences(server, sum(each.is_usable for each in others)),
         button="Drain it",
         back=_PATH,
     )

@@ -51,8 +51,8 @@ def server_rows(found: ClusterInfo, *, shows_retired: bool) -> tuple[ServerRow, 
     )
 
 
-def drain_consequences(server: RangeServerInfo) -> list[str]:
-    """Return what a drain will do, a sentence each."""
+def drain_consequences(server: RangeServerInfo, other_count: int) -> list[str]:
+    """Return what a drain will do, a sentence each; ranges can go to `other_count` servers."""
     moved = counted(server.open_ranges, "open range")
     copied = counted(server.copied_by_drain, "sealed range")
     said = [
@@ -64,6 +64,11 @@ def drain_consequences(server: RangeServerInfo) -> list[str]:
         single = counted(server.unreplicated_ranges, "sealed range")
         said.append(
             f"{single} with one replica: not copied. Keep the server until they are trimmed."
+        )
+    if not other_count:
+        said.append(
+            "No other server can be given ranges now: until there is one, the drain waits, and no"
+            " stream can be created. Start another range server first."
         )
     return [*said, "The drain goes on by itself until it is done or cancelled."]
 

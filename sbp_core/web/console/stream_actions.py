@@ -8,16 +8,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sbp_core.client import StreamInfo
+from sbp_core.client import AsyncClient, StreamInfo, StreamSpec
 from sbp_core.client.stream_position import PositionKind, find_offset, parse_position
-from sbp_core.errors import RefusedError, StatusCode
+from sbp_core.errors import PermissionDeniedError, RefusedError, StatusCode, UnsupportedError
 from sbp_core.web.console.actions import Question, act, ask
 from sbp_core.web.console.site import Site
 from sbp_core.web.console.stream import find_reach, find_stream
 from sbp_core.web.console.stream_actions_view import (
     StreamForm,
+    check_is_new,
     creation_facts,
     deletion_facts,
+    maybe_refusal,
     parse_count,
     trim_facts,
     update_facts,
@@ -36,11 +38,13 @@ async def ask_creation(request: Request) -> Response:
     if "name" not in query:
         return _show_form(request, form, "Create a stream", "/streams")
     spec = form.spec()
+    check_is_new(form.name, await client.find_streams([form.name]))
     missing = await client.explain_missing(spec.replica_count)
+    refusal = await _maybe_refusal(client, spec)
     question = Question(
         title=f"Create stream {spec.name}?",
-        facts=[*creation_facts(spec), *([missing] if missing else [])],
-        button="Create it",
+        facts=[refusal] if refusal else [*creation_facts(spec), *([missing] if missing else [])],
+        button=None if refusal else "Create it",
         back="/streams",
         carried=form.fields(),
     )
@@ -70,6 +74,8 @@ async def ask_update(request: Request) -> Response:
     if "retention" not in query:
         return _show_form(request, form, f"Change stream {info.label}", _path(info))
     change = form.update(info)
+    if change.name is not None:
+        check_is_new(change.name, await client.find_streams([change.name]))
     missing = await client.explain_missing(change.replica_count or 1)
     now = StreamForm.of(info).fields(prefix=_SEEN)
     question = Question(
@@ -177,6 +183,15 @@ async def delete(request: Request) -> Response:
         return Done("/streams", (f"deleted {_titled(info)}",))
 
     return await act(request, fields, action)
+
+
+async def _maybe_refusal(client: AsyncClient, spec: StreamSpec) -> str | None:
+    """Return why a stream cannot be created now, as far as the caller may know."""
+    try:
+        cluster = await client.describe_cluster()
+    except (PermissionDeniedError, UnsupportedError):
+        return None
+    return maybe_refusal(spec, cluster.range_servers)
 
 
 def _show_form(request: Request, form: StreamForm, title: str, back: str) -> Response:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from sbp_core.client import Reach, StreamInfo, StreamSpec, StreamUpdate
+from sbp_core import limits
+from sbp_core.access.rights import is_reserved, is_stream_name
+from sbp_core.client import RangeServerInfo, Reach, StreamInfo, StreamSpec, StreamUpdate
 from sbp_core.errors import ConfigurationError
 from sbp_core.quantities import (
     is_offset,
@@ -27,9 +29,9 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
-def _parse_positive(text: str) -> int:
-    if not is_offset(text) or not int(text):
-        raise ConfigurationError(f"{quoted(text)} is not a whole number, 1 or more")
+def _parse_replicas(text: str) -> int:
+    if not is_offset(text) or not 1 <= int(text) <= limits.REPLICAS_MAX:
+        raise ConfigurationError(f"{quoted(text)} is not a number from 1 to {limits.REPLICAS_MAX}")
     return int(text)
 
 
@@ -38,7 +40,7 @@ def _parse_acks(text: str) -> int:
 
 
 _NUMBERS: Final[tuple[tuple[str, str, str, Callable[[str], int]], ...]] = (
-    ("replicas", "replica_count", "replicas", _parse_positive),
+    ("replicas", "replica_count", "replicas", _parse_replicas),
     ("ack_count", "ack_count", "acknowledged by", _parse_acks),
     ("retention", "retention_period_ms", "retention", parse_duration_ms),
     ("retention_size", "retention_bytes", "retention size", parse_size),
@@ -85,7 +87,11 @@ class StreamForm:
 
     def spec(self) -> StreamSpec:
         """Return the stream to create. Raises ConfigurationError with all faults."""
-        return StreamSpec(**self.numbers(), name=self._checked_name())
+        spec = StreamSpec(**self.numbers(), name=self._checked_name())
+        if spec.ack_count > spec.replica_count:
+            replicas = counted(spec.replica_count, "replica")
+            raise ConfigurationError(f"acknowledged by: {spec.ack_count} is more than {replicas}")
+        return spec
 
     def update(self, info: StreamInfo) -> StreamUpdate:
         """Return the change of a stream. Raises ConfigurationError, also if nothing changes."""
@@ -120,6 +126,15 @@ class StreamForm:
     def _checked_name(self) -> str:
         if not self.name:
             raise ConfigurationError("the stream needs a name")
+        if not is_stream_name(self.name):
+            raise ConfigurationError(
+                f"{quoted(self.name)} cannot name a stream: use 1 to"
+                f" {limits.STREAM_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -, and not digits only"
+            )
+        if is_reserved(self.name):
+            raise ConfigurationError(
+                f"{quoted(self.name)} is reserved: names of the cluster's own streams begin with _"
+            )
         return self.name
 
 
@@ -131,6 +146,25 @@ def creation_facts(spec: StreamSpec) -> list[str]:
         f"Each record has {counted(spec.replica_count, 'replica')}{acks}.",
         f"Records are kept: {show_retention(spec.retention_period_ms, spec.retention_bytes)}.",
     ]
+
+
+def maybe_refusal(spec: StreamSpec, servers: Sequence[RangeServerInfo]) -> str | None:
+    """Return why too few range servers can have ranges now for a stream to be created."""
+    needed = spec.ack_count or spec.replica_count // 2 + 1
+    usable = sum(each.is_usable for each in servers)
+    if usable >= needed:
+        return None
+    return (
+        f"It cannot be created now: {counted(needed, 'range server')} would have to store each"
+        f" record, and {counted(usable, 'range server')} can have new ranges. Start more, or ask"
+        " for fewer replicas."
+    )
+
+
+def check_is_new(name: str, found: Sequence[StreamInfo]) -> None:
+    """Raise ConfigurationError if there is a stream of this name; `found` are those looked up."""
+    if found:
+        raise ConfigurationError(f"there is a stream {name} (id {found[0].stream_id}) already")
 
 
 def update_facts(info: StreamInfo, change: StreamUpdate) -> list[str]:
