@@ -29,6 +29,11 @@ def test_a_line_ends_now_and_its_top_is_a_round_number():
     assert all(0 <= y <= HEIGHT for _, y in points(line.path))
 
 
+def test_a_chart_of_zeros_has_no_halves():
+    zeros = Series("all", [(NOW_MS - 1, 0.0), (NOW_MS, 0.0)])
+    assert [each.text for each in draw("Lag", [zeros], NOW_MS, "").levels] == ["0", "1"]
+
+
 def test_a_line_has_a_gap_where_nobody_looked():
     seen = [(NOW_MS - 300_000, 1.0), (NOW_MS - 290_000, 1.0), (NOW_MS - 10_000, 1.0), (NOW_MS, 2.0)]
     (line,) = draw("Rate", [Series("all", seen)], NOW_MS, "").lines

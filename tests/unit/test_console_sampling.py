@@ -115,6 +115,11 @@ def test_a_server_that_is_down_leaves_the_other_streams_known():
     assert not make_overview(samples, 0).is_complete
 
 
+def test_nothing_is_said_to_be_none_before_it_was_asked_for():
+    found = make_overview(Samples(), 0)
+    assert (found.stream_count, found.record_count, found.rate, found.lag) == (None,) * 4
+
+
 def test_who_may_not_see_groups_sees_rates():
     cluster = Cluster()
     cluster.may_list_groups = False

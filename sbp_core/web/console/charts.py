@@ -98,8 +98,9 @@ def draw(title: str, series: Sequence[Series], now_ms: float, unit: str) -> Char
     lines = tuple(
         Line(each.name, path(each), f"{count_text(each.points[-1][1])}{unit}") for each in drawn
     )
+    parts = (0, 0.5, 1) if top > 1 else (0, 1)
     levels = tuple(
-        Level(round(_TOP + depth * (1 - part), 1), short_count(top * part)) for part in (0, 0.5, 1)
+        Level(round(_TOP + depth * (1 - part), 1), short_count(top * part)) for part in parts
     )
     newest = "; ".join(f"{each.name} {each.now}" for each in lines)
     summary = f"{title} over the last {span_ms / 60_000:.0f} min. Now: {newest}"

@@ -36,7 +36,7 @@ class Overview:
     `is_complete`: all streams are known; else there may be more records, and more lag.
     """
 
-    stream_count: int
+    stream_count: int | None
     is_complete: bool
     record_count: int | None
     rate: float | None
@@ -56,8 +56,9 @@ def make_overview(samples: Samples, now_ms: float) -> Overview:
         held = sum(end - samples.starts.get(each, end) for each, end in known if end >= 0)
     labels = {each.stream_id: each.label for each in samples.streams}
     busiest = sorted(rates.items(), key=lambda each: each[1], reverse=True)[:LINES_MAX]
+    named = sum(not is_reserved(each.name) for each in samples.streams)
     return Overview(
-        stream_count=sum(not is_reserved(each.name) for each in samples.streams),
+        stream_count=None if ends is None and not samples.streams else named,
         is_complete=ends is None or bool((ends.offsets >= 0).all()),
         record_count=held,
         rate=sum(rates.values()) if rates else None,
