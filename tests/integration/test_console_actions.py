@@ -118,6 +118,15 @@ def test_a_trim_counts_the_records_that_go(page, client, stream):
     assert bounds.start_offset == 6
 
 
+def test_a_trim_of_all_records_asks_for_the_name(page, client, stream):
+    page.goto(f"/streams/{stream.stream_id}/trim?position=latest")
+    confirm(page, "Trim it", "other")
+    expect(page.get_by_role("alert")).to_contain_text(f"nothing was done: type {stream.name}")
+    page.go_back()
+    confirm(page, "Trim it", stream.name)
+    expect(notice(page)).to_contain_text("its first record has offset 10")
+
+
 def test_another_name_than_that_of_the_stream_deletes_nothing(page, client, stream):
     page.goto(f"/streams/{stream.stream_id}/delete")
     expect(facts(page)).to_contain_text("10 records, removed permanently")

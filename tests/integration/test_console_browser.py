@@ -273,6 +273,8 @@ def test_a_cluster_that_is_down_is_said_to_be_and_its_pages_come_back(browser, s
         expect(page.locator("main caption")).to_have_text("0 streams")
         other.kill()
         expect(page.get_by_role("alert")).to_contain_text("refused")
+        expect(page.locator("#live-state")).to_contain_text("Not live")
         other.restart()
         expect(page.locator("main caption")).to_have_text("0 streams")
+        expect(page.locator("#live-state")).to_have_text("Live")
         context.close()

@@ -128,6 +128,7 @@ def test_the_audit_trail_names_who_was_refused(signed_in, places, stream):
     page.goto("/audit")
     expect(page.get_by_role("alert")).to_contain_text("has no right on stream _audit")
     page.goto(f"/streams/{stream.stream_id}/trim?position=latest")
+    page.get_by_label("to confirm").fill("orders")
     page.get_by_role("button", name="Trim it").click()
     expect(page.get_by_role("alert")).to_contain_text("PERMISSION_DENIED")
     until(lambda: client.find_streams([AUDIT_STREAM]))

@@ -23,7 +23,8 @@ class Question:
 
     `facts` are what will happen, a sentence each; `button` is the verb, None if nothing can be
     done. `carried` are the values that the POST gets back; it goes to the path of the question.
-    `typed` is a name to be typed, if there is one. Cancel leads to `back`.
+    `typed` is a name to be typed, if there is one. Cancel leads to `back`. What `is_destructive`
+    cannot be undone.
     """
 
     title: str
@@ -32,6 +33,7 @@ class Question:
     back: str
     carried: Mapping[str, str] = field(default_factory=dict)
     typed: str | None = None
+    is_destructive: bool = False
 
 
 def ask(

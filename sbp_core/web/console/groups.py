@@ -133,6 +133,7 @@ async def ask_deletion(request: Request) -> Response:
         button="Delete",
         back=group_path(group),
         typed=group,
+        is_destructive=True,
     )
     return await _ask_moves(request, rows, question)
 

@@ -132,12 +132,14 @@ async def ask_trim(request: Request) -> Response:
         button="Trim it",
         back=_path(info),
         carried={"offset": str(offset)},
+        typed=info.label if offset >= at.readable_end else None,
+        is_destructive=True,
     )
     return ask(request, question)
 
 
 async def trim(request: Request) -> Response:
-    """Remove the records below an offset."""
+    """Remove the records below an offset; the name has to be typed if these are all."""
     site = Site.of(request)
     fields = await site.form(request)
     offset = parse_count(fields.get("offset", ""))
@@ -145,6 +147,8 @@ async def trim(request: Request) -> Response:
 
     async def action() -> Done:
         info = await find_stream(client, request)
+        if offset >= (await find_reach(client, info.stream_id)).readable_end:
+            check_typed(info.label, fields.get("typed", ""))
         first = (await client.trim_streams({info.stream_id: offset}))[info.stream_id]
         said = f"trimmed {_titled(info)}: its first record has offset {first.start_offset}"
         return Done(_path(info), (said,))
@@ -166,6 +170,7 @@ async def ask_deletion(request: Request) -> Response:
         button="Delete it",
         back=_path(info),
         typed=info.label,
+        is_destructive=True,
     )
     return ask(request, question)
 

@@ -54,6 +54,7 @@ async def ask_give_up(request: Request) -> Response:
         button="Give it up",
         back=_PATH,
         typed=producer,
+        is_destructive=True,
     )
     return ask(request, question)
 

@@ -2,6 +2,7 @@
 "use strict";
 
 const REFRESH_MS = 3000;
+const LIVE = "Live";
 const FAVOURITES = "sbp-favourites";
 const THEMES = { "": "Theme: system", light: "Theme: light", dark: "Theme: dark" };
 const find = (selector, from = document) => from.querySelector(selector);
@@ -71,10 +72,10 @@ async function refresh() {
     }
     showFavourites();
     failures = 0;
-    say(find("#live-state", fresh)?.dataset.live ?? "Live");
+    say(answer.ok ? LIVE : "Not live: the cluster does not answer as asked");
   } catch {
     failures += 1;
-    say("The console does not answer; it is asked again");
+    say("Not live: the console does not answer; it is asked again");
   }
 }
 
@@ -87,7 +88,7 @@ function pause() {
   paused = !paused;
   const button = find("#pause");
   button.setAttribute("aria-pressed", String(paused));
-  say(paused ? "Paused" : "Live");
+  say(paused ? "Paused" : LIVE);
   if (!paused) refresh();
 }
 
