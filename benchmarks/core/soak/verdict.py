@@ -1,8 +1,8 @@
 """Whether a process stayed flat.
 
 Each life of a process is judged alone. Its warm-up is its first five minutes, in which caches fill.
-Growth is the median of its last minute minus the median of the minute after the warm-up. A life that
-has fewer than two minutes after that is shown, and not judged.
+Growth is the median of its last minute minus the median of the minute after the warm-up. A life
+that has fewer than two minutes after that is shown, and not judged.
 """
 
 from __future__ import annotations
