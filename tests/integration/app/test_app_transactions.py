@@ -14,21 +14,8 @@ from itertools import islice
 import pyarrow as pa
 import pytest
 
-from sbp_core import aio, connect
-from sbp_core.cluster import LocalCluster
+from sbp_core import aio
 from sbp_core.errors import ConfigurationError, SchemaError
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    with LocalCluster(tmp_path_factory.mktemp("app") / "data") as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def sbp(cluster):
-    with connect(cluster.endpoint) as connection:
-        yield connection
 
 
 @pytest.fixture

@@ -14,23 +14,10 @@ from waiting import until
 from sbp_core import aio, connect
 from sbp_core.app import Record
 from sbp_core.client import AppendItem, Writer
-from sbp_core.cluster import LocalCluster
 from sbp_core.errors import AlreadyExistsError, ConfigurationError, NotFoundError
 from sbp_core.records import ROWS_SCHEMA, RowsBuilder, StreamSchema, encode_columns
 
 TIME_MS = 1_700_000_000_000
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    with LocalCluster(tmp_path_factory.mktemp("app") / "data") as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def sbp(cluster):
-    with connect(cluster.endpoint) as connection:
-        yield connection
 
 
 @pytest.fixture

@@ -25,18 +25,6 @@ from sbp_core.errors import (
 )
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    with LocalCluster(tmp_path_factory.mktemp("app") / "data") as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def sbp(cluster):
-    with connect(cluster.endpoint) as connection:
-        yield connection
-
-
 @pytest.fixture
 def stream(sbp, request):
     name = re.sub(r"[^\w-]", "-", request.node.name)
