@@ -1,4 +1,4 @@
-"""Consumer groups as their pages show them: who is behind, by how much, for how long."""
+"""Consumer groups as their pages show them: which ones are behind, by how much, for how long."""
 
 from __future__ import annotations
 

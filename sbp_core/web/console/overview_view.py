@@ -1,4 +1,4 @@
-"""The overview as values: how much there is, how fast it grows, who is behind."""
+"""The overview as values: how much there is, how fast it grows, which groups are behind."""
 
 from __future__ import annotations
 
