@@ -1,13 +1,17 @@
 """A server applies what it can when SIGHUP asks for it, and logs what it did."""
 
 import logging
+from weakref import WeakSet
 
 import pytest
 
+from sbp_core import tls
+from sbp_core.access import tokens
 from sbp_core.cli import main as command
 from sbp_core.cli.config import SERVE
 from sbp_core.cli.reloading import Reloader
 from sbp_core.cli.service_manager import ServiceManager
+from sbp_core.server import quota_rules
 from sbp_core.server.quota_rules import QuotaFile
 
 
@@ -18,6 +22,14 @@ class Log:
 
     def apply(self, level, form):
         self.applied = level, form
+
+
+@pytest.fixture(autouse=True)
+def nothing_else_to_read(monkeypatch):
+    """Other tests of this process leave files that would be read again, too."""
+    monkeypatch.setattr(tls, "_all_contexts", WeakSet())
+    monkeypatch.setattr(tokens, "_all_tokens", WeakSet())
+    monkeypatch.setattr(quota_rules, "_all_files", WeakSet())
 
 
 @pytest.fixture
