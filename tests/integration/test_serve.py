@@ -249,10 +249,10 @@ def test_ports_of_a_configuration_file(tmp_path):
 def test_a_second_signal_ends_the_process_at_once():
     program = (
         "import asyncio\n"
-        "from sbp_core.cli.serving import _watch_signals\n"
+        "from sbp_core.cli.serving import watch_signals\n"
         "async def run():\n"
         "    stopping = asyncio.get_running_loop().create_future()\n"
-        "    _watch_signals(stopping)\n"
+        "    watch_signals(stopping)\n"
         "    print('serving', flush=True)\n"
         "    await stopping\n"
         "    print('draining', flush=True)\n"
@@ -343,7 +343,7 @@ def test_a_signal_while_starting_ends_the_start(tmp_path, monkeypatch):
             was_stopped.append(True)
 
     monkeypatch.setattr(Cluster, "start", start_for_ever)
-    monkeypatch.setattr(serving, "_watch_signals", lambda stopping: stopping.set_result(None))
+    monkeypatch.setattr(serving, "watch_signals", lambda stopping: stopping.set_result(None))
     settings = ServeSettings(ClusterSettings(tmp_path))
     asyncio.run(
         serving._serve(
