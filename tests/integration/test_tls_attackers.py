@@ -306,6 +306,7 @@ def test_a_client_need_not_wait_for_the_end_of_its_handshake(authority):
         with contextlib.suppress(TimeoutError):
             while sent < len(sealed):
                 sent += hasty.send(sealed[sent : sent + 65_536])
+        until(lambda: steps)  # the rest of its handshake waits for the next turn
         assert len(steps) == 1
         server.listener._turns.enter = enter
         server._loop.call_soon_threadsafe(steps.pop())
