@@ -11,6 +11,7 @@ SbpError
 +-- TransportError
 |   +-- ConnectError            no connection: nothing was sent
 |   |   +-- TlsError            the server, or this end, is not trusted, or one speaks no TLS
+|   |   +-- ClientClosedError   this end was closed before the call
 |   +-- ConnectionLostError     the connection broke while a call was open
 +-- DeadlineExceededError       no answer in time
 +-- StatusError                 the peer answered with an error status
@@ -149,6 +150,13 @@ class TlsError(ConnectError):
 
     It is retriable, as another server of the cluster may be all right.
     """
+
+
+class ClientClosedError(ConnectError):
+    """The client was closed before the call; nothing was sent."""
+
+    retriable = False
+    refreshes_placement = False
 
 
 class ConnectionLostError(TransportError):

@@ -31,6 +31,7 @@ from sbp_core.client.io.blocking_transport import BlockingConnection
 from sbp_core.client.programs.program import Call
 from sbp_core.client.types import Connecting
 from sbp_core.errors import (
+    ClientClosedError,
     ConfigurationError,
     ConnectError,
     ConnectionLostError,
@@ -180,8 +181,10 @@ def test_calls_after_close_are_refused(make, peer) -> None:
     driver = make(peer.endpoint, retry=NO_RETRY)
     driver.do("ping")
     driver.do("close")
-    with pytest.raises(ConnectError, match="closed"):
+    with pytest.raises(ClientClosedError, match="the client is closed") as raised:
         driver.do("ping")
+    assert "sbp serve" not in str(raised.value), "the server may be all right"
+    assert not raised.value.retriable
     assert peer.links[0].is_over.wait(5)
 
 

@@ -17,7 +17,7 @@ from sbp_core import limits
 from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.programs.program import Arrival, Inbox, Receive
 from sbp_core.client.types import parse_endpoint
-from sbp_core.errors import ConnectError, SbpError
+from sbp_core.errors import ClientClosedError, SbpError
 from sbp_core.sockets import is_own_address
 from sbp_core.wire.opcodes import Opcode
 
@@ -90,9 +90,9 @@ class Connections(Generic[C]):
         return self._by_endpoint.get(endpoint)
 
     def acquire(self, endpoint: str) -> C:
-        """Return a connection that accepts calls. Raises ConnectError after `close`."""
+        """Return a connection that accepts calls. Raises ClientClosedError after `close`."""
         if self._is_closed:
-            raise ConnectError(f"the client is closed; nothing was sent to {endpoint}")
+            raise ClientClosedError(f"the client is closed; nothing was sent to {endpoint}")
         now = self._clock()
         known = self._by_endpoint.get(endpoint)
         idle_seconds = now - self._used_at.get(endpoint, now)

@@ -18,6 +18,7 @@ from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, 
 from sbp_core.client.programs.replicas import Replicas
 from sbp_core.client.programs.router import PlacementDrivers, Router, reachable_nodes
 from sbp_core.errors import (
+    ClientClosedError,
     ConfigurationError,
     DeadlineExceededError,
     NotLeaderError,
@@ -216,7 +217,9 @@ class Attempts:
         remedy = ""
         drivers = self._context.drivers
         is_silent = isinstance(error, TransportError | DeadlineExceededError)
-        if isinstance(error, TlsError) or isinstance(error.__cause__, ProtocolError):
+        if isinstance(error, ClientClosedError | TlsError):
+            is_silent = False
+        elif isinstance(error.__cause__, ProtocolError):
             is_silent = False  # the peer has said what is wrong
         if endpoint is not None and is_silent:
             remedy = "; is `sbp serve` running there, and reachable from here?"
