@@ -9,7 +9,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from sbp_core import limits
+from sbp_core import group_limits, limits
 from sbp_core.app import defaults
 from sbp_core.app.blocking.assignment import Assignment, WholeSelection
 from sbp_core.app.blocking.consumer import Consumer
@@ -91,6 +91,7 @@ class Connection:
         *streams: str,
         group: str | None = None,
         shared: bool = False,
+        session_timeout_ms: int = group_limits.GROUP_SESSION_MS,
         start: Start = "earliest",
         follow: bool = False,
         commit_interval_ms: int | None = defaults.COMMIT_INTERVAL_MS,
@@ -108,7 +109,8 @@ class Connection:
         fetched of a stream at a time.
 
         Consumers that are `shared` divide the streams of their group: each stream is read by one of
-        them at a time, and those of one that ends, or is silent for 10 s, go to others. They have a
+        them at a time, and those of one that ends, or is silent for `session_timeout_ms` (1 s to
+        30 min), go to others. A consumer is silent while its loop works on a record. They have a
         group and `follow`. Another `assignment` may say which of the streams are its own, and keep
         the positions instead of the group. Raises ConfigurationError.
         """
@@ -118,7 +120,7 @@ class Connection:
                 " group=... and follow=True, and without an assignment"
             )
         if shared and group is not None:
-            assignment = Member(self.client, group, streams)
+            assignment = Member(self.client, group, streams, session_timeout_ms)
         made = Consumer(
             self.client,
             streams,

@@ -12,12 +12,12 @@ import pytest
 from waiting import until
 
 from sbp_core import connect
-from sbp_core.app.blocking.member import Member
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import ConfigurationError
 
 STREAMS = [f"part-{index}" for index in range(4)]
 SESSION_MS = 4_000
+SHARING = {"group": "readers", "shared": True, "session_timeout_ms": SESSION_MS}
 
 
 @pytest.fixture
@@ -39,8 +39,7 @@ class Reader:
         self._thread.start()
 
     def _read(self):
-        member = Member(self._sbp.client, "readers", ["part-*"], SESSION_MS)
-        consumer = self._sbp.consumer("part-*", follow=True, assignment=member)
+        consumer = self._sbp.consumer("part-*", follow=True, **SHARING)
         with consumer:
             for record in consumer:
                 self.found.append((record.stream, record.offset))
@@ -95,11 +94,10 @@ def test_members_divide_the_streams_and_take_over_those_of_one_that_leaves(sbp):
 KILLED = """
     import sys
     from sbp_core import connect
-    from sbp_core.app.blocking.member import Member
 
     with connect(sys.argv[1]) as sbp:
-        member = Member(sbp.client, "readers", ["part-*"], int(sys.argv[2]))
-        for record in sbp.consumer("part-*", follow=True, assignment=member):
+        sharing = {"group": "readers", "shared": True, "session_timeout_ms": int(sys.argv[2])}
+        for record in sbp.consumer("part-*", follow=True, **sharing):
             print(record.stream, record.offset, flush=True)
 """
 
@@ -119,8 +117,7 @@ def test_the_streams_of_a_member_that_is_killed_go_to_others(sbp):
 
 def test_a_member_that_is_expelled_joins_again_and_misses_nothing(sbp):
     write, found = Writing(sbp), set()
-    member = Member(sbp.client, "readers", ["part-*"], SESSION_MS)
-    with sbp.consumer("part-*", follow=True, assignment=member) as consumer:
+    with sbp.consumer("part-*", follow=True, **SHARING) as consumer:
         records = iter(consumer)
 
         def read():
