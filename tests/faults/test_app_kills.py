@@ -10,17 +10,18 @@ from sbp_core import connect
 from sbp_core.cluster import LocalCluster
 
 SUPPORT = Path(__file__).parents[1] / "support"
-END = 30_000
+RECORDS_PER_ROUND = 5_000
 
 
 def test_all_killed_at_any_time(tmp_path, rng, rounds):
     notes = tmp_path / "notes"
     notes.touch()
+    end_offset = RECORDS_PER_ROUND * rounds(6)
     with LocalCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
         sbp.create_stream("numbers")
         commands = {
-            "loader": ["app_loader.py", cluster.endpoint, "numbers", str(END)],
-            "reader": ["app_reader.py", cluster.endpoint, "numbers", str(END), str(notes)],
+            "loader": ["app_loader.py", cluster.endpoint, "numbers", str(end_offset)],
+            "reader": ["app_reader.py", cluster.endpoint, "numbers", str(end_offset), str(notes)],
         }
         running = {name: start(command) for name, command in commands.items()}
         for _ in range(rounds(6)):
@@ -34,9 +35,9 @@ def test_all_killed_at_any_time(tmp_path, rng, rounds):
                 running[victim] = start(commands[victim])
         assert [each.wait() for each in running.values()] == [0, 0]
         stored = [(each.offset, each.value) for each in sbp.consumer("numbers")]
-    assert stored == [(number, b"%d" % number) for number in range(END)]
+    assert stored == [(number, b"%d" % number) for number in range(end_offset)]
     lines = set(notes.read_bytes().split(b"\n"))
-    assert {b"%d %d" % (number, number) for number in range(END)} <= lines
+    assert {b"%d %d" % (number, number) for number in range(end_offset)} <= lines
 
 
 def start(command):
