@@ -7,8 +7,8 @@ python docs/generate.py --check    exit 1 when the committed ones differ
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
-import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,14 +16,17 @@ from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import metrics_page
 import status_codes
 from status_codes import NOTICE, table
 
 from sbp_core import limits
+from sbp_core.cli import main as command_line
+from sbp_core.cli.client_options import ClientOptions, client_options
+from sbp_core.cli.commands import CommandWithActions, Listed, ParsedByArgparse
 from sbp_core.cli.config import OPTIONS_OF_REQUIRED, PD, RANGE_SERVER, SERVE, Configuration
-from sbp_core.cli.main import COMMANDS, Command
-from sbp_core.cli.parsing import Parser, add_client_options
+from sbp_core.cli.parsing import Parser
 from sbp_core.pd.txns.publications import PUBLICATION
 from sbp_core.rangeserver.hosted_ranges import RANGE
 from sbp_core.session.states import CALL, CONNECTION, REFUSED, Machine
@@ -132,20 +135,13 @@ CLI_INTRODUCTION: Final = """\
 | 2 | the command was called or configured wrongly |
 | 130 | interrupted by Ctrl-C |
 
-A failure is one line on standard error.
+A failure is one line on standard error; with `--json` it is an object there: `error` is its kind,
+`message` the line, and `status` the status code if a server sent one.
 
 ## Options of clients
 
 Commands that ask a placement driver have these:
 
-| argument | meaning |
-|---|---|
-| `--endpoint HOST:PORT[,...]` | placement drivers (default: $SBP_ENDPOINT, or 127.0.0.1:12378) |
-| `--tls-ca PATH` | connect with TLS, to servers of these authorities (default: $SBP_TLS_CA) |
-| `--tls-cert PATH` | certificate to show, for servers that want one (default: $SBP_TLS_CERT) |
-| `--tls-key PATH` | key of the certificate (default: $SBP_TLS_KEY) |
-| `--token-file PATH` | token to send, else $SBP_TOKEN (default: $SBP_TOKEN_FILE) |
-| `--json` | print JSON, one object per line |
 """
 
 CONFIGURATION_INTRODUCTION: Final = """\
@@ -225,35 +221,19 @@ def options_document() -> str:
     return "\n".join(lines)
 
 
-def actions_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield the actions of a subcommand, each with its line of help; none if it has none."""
-    for group in parser._actions:
-        if isinstance(group, argparse._SubParsersAction):
-            for listed, each in zip(group._choices_actions, group.choices.values(), strict=True):
-                yield listed.help or "", each
+def arguments_of(command: click.Command) -> dict[str, str]:
+    """Return the options and arguments of a command, with what they mean."""
+    context = click.Context(command, max_content_width=10_000)
+    records = (each.get_help_record(context) for each in command.params)
+    return dict(each for each in records if each is not None)
 
 
-def arguments_of(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Return the options and arguments of a parser, with what they mean."""
-    found = {}
-    for each in parser._actions:
-        if each.dest == "help" or isinstance(each, argparse._SubParsersAction):
-            continue
-        value = each.metavar if each.nargs != 0 else ""
-        if value is None:
-            value = "|".join(map(str, each.choices)) if each.choices else each.dest.upper()
-        text = " ".join(filter(None, [", ".join(each.option_strings), str(value)]))
-        found[text] = (each.help or "") % {"default": each.default}
-    return found
-
-
-def parser_section(about: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield what a command does, and its arguments."""
-    clients = argparse.ArgumentParser()
-    add_client_options(clients)
-    common = arguments_of(clients).items()
-    own = arguments_of(parser).items()
-    yield from [parser.description or f"{about[0].upper()}{about[1:]}.", ""]
+def command_section(path: str, command: click.Command) -> Iterator[str]:
+    """Yield what a command does, its arguments, and those of its actions."""
+    common = arguments_of(_CLIENT).items()
+    own = arguments_of(command).items()
+    yield from [f"{'###' if path.count(' ') > 1 else '##'} {path}", ""]
+    yield from [inspect.cleandoc(command.help or ""), ""]
     if is_client := common <= own:
         yield from ["Takes the [options of clients](#options-of-clients).", ""]
     rows = [
@@ -263,25 +243,54 @@ def parser_section(about: str, parser: argparse.ArgumentParser) -> Iterator[str]
     ]
     if rows:
         yield from [*table(["argument", "meaning"], rows), ""]
+    for name, action in actions_of(command).items():
+        yield from command_section(f"{path} {name}", action)
 
 
-def command_section(command: Command) -> Iterator[str]:
-    """Yield a subcommand, and its actions."""
-    declared = Parser(prog=f"sbp {command.name}")
-    command.declare(declared)
-    yield from [f"## sbp {command.name}", "", *parser_section(command.help, declared)]
-    for about, parser in actions_of(declared):
-        yield from [f"### {parser.prog}", "", *parser_section(about, parser)]
+def actions_of(command: click.Command) -> Mapping[str, click.Command]:
+    """Return the actions of a command, by name; none if it has none."""
+    if isinstance(command, CommandWithActions):
+        return command.actions
+    return command.commands if isinstance(command, click.Group) else {}
+
+
+@click.command()
+@client_options
+def _CLIENT(options: ClientOptions) -> int:  # noqa: N802 - a constant
+    """Have the options of clients, and no others."""
+    return 0
 
 
 def cli_document() -> str:
     """Return the page of the command line."""
-    for name in ("SBP_ENDPOINT", "SBP_TLS_CA", "SBP_TLS_CERT", "SBP_TLS_KEY", "SBP_TOKEN_FILE"):
-        os.environ.pop(name, None)  # the page shows what is used without them
     lines = [NOTICE, CLI_INTRODUCTION]
-    for command in (*COMMANDS, Command(*CHECKPOINT)):
-        lines += command_section(command)
+    lines += table(
+        ["argument", "meaning"],
+        [[f"`{name}`", meaning] for name, meaning in arguments_of(_CLIENT).items()],
+    )
+    lines.append("")
+    sbp = command_line.command([Listed(*CHECKPOINT)])
+    context = click.Context(sbp)
+    for name in sbp.list_commands(context):
+        command = sbp.get_command(context, name)
+        assert command is not None
+        if isinstance(command, ParsedByArgparse):
+            lines += parsed_by_argparse(f"sbp {name}", command)
+        else:
+            lines += command_section(f"sbp {name}", command)
     return "\n".join(lines)
+
+
+def parsed_by_argparse(path: str, command: ParsedByArgparse) -> Iterator[str]:
+    """Yield the help of a command whose options argparse reads still, and of its actions."""
+    parser = Parser(prog=path, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=100))
+    command.declare(parser)
+    yield from [f"## {path}", "", "```text", parser.format_help(), "```", ""]
+    for group in parser._actions:
+        if isinstance(group, argparse._SubParsersAction):
+            for name, each in group.choices.items():
+                each.formatter_class = parser.formatter_class
+                yield from [f"### {path} {name}", "", "```text", each.format_help(), "```", ""]
 
 
 def configuration_document() -> str:

@@ -14,7 +14,7 @@ from typing import Final
 CHECKPOINT: Final = (
     "checkpoint",
     "sbp_spark.checkpoint.commands:add_checkpoint",
-    "show the checkpoint of a Spark query, or rewind it",
+    "Show the checkpoint of a Spark query, or rewind it.",
 )
 
 
@@ -44,10 +44,10 @@ def script() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code, as that of the core does."""
-    from sbp_core.cli.main import Command
+    from sbp_core.cli.commands import Listed
     from sbp_core.cli.main import main as main_of_core
 
-    return main_of_core(arguments, more=[Command(*CHECKPOINT)])
+    return main_of_core(arguments, more=[Listed(*CHECKPOINT)])
 
 
 if __name__ == "__main__":

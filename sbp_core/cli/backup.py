@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from argparse import ArgumentParser, Namespace
 from typing import Final
 
-from sbp_core.backup.format import Manifest
+import click
+
+from sbp_core.backup.format import BackupError, Manifest
 from sbp_core.backup.place import Place
-from sbp_core.backup.restoring import restore_backup
-from sbp_core.backup.taking import OnProgress, Progress, take_backup
-from sbp_core.backup.upkeep import backup_ids, check_backup, newest_or, prune, read_manifest
+from sbp_core.backup.restoring import Restored, restore_backup
+from sbp_core.backup.taking import OnProgress, Progress, Taken, take_backup
+from sbp_core.backup.upkeep import (
+    Pruned,
+    backup_ids,
+    check_backup,
+    newest_or,
+    prune,
+    read_manifest,
+)
+from sbp_core.cli.client_options import ClientOptions, client_options, json_option
+from sbp_core.cli.commands import CommandWithActions
 from sbp_core.cli.connect import PATIENT, connect, connecting
 from sbp_core.cli.output import (
     one_line,
@@ -21,207 +31,173 @@ from sbp_core.cli.output import (
     write_json,
     write_line,
     write_notice,
+    write_result,
     write_table,
 )
-from sbp_core.cli.parsing import add_client_options, parse_positive, parse_size
+from sbp_core.cli.values import POSITIVE, SIZE
 from sbp_core.client import AsyncClient
 from sbp_core.session.negotiation import Wishes
 from sbp_core.wording import counted
 
 _PLACE_HELP: Final = (
-    "directory, or s3://BUCKET/PREFIX with credentials in the environment (AWS_ACCESS_KEY_ID,"
-    " AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT)"
+    "Directory, or s3://BUCKET/PREFIX with credentials in the environment (AWS_ACCESS_KEY_ID,"
+    " AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT)."
 )
 _HEADING: Final = ("BACKUP", "TAKEN", "STREAMS", "RECORDS", "SIZE")
 _PROGRESS_SECONDS: Final = 1.0
 
 
-def add_backup(parser: ArgumentParser) -> None:
-    """Declare `sbp backup`."""
-    parser.description = (
-        "Take a backup of a running cluster: its metadata and records at one moment. Chunks that"
-        " an earlier backup left in the same place are used again. For administrators, where"
-        " servers ask for identities. A backup is as sensitive as the records."
-    )
-    _add_place(parser)
-    add_client_options(parser)
-    parser.add_argument(
-        "--bytes-per-second",
-        type=parse_size,
-        default=0,
-        metavar="SIZE",
-        help="read no more than this from the range servers, such as 20MiB; no limit by default",
-    )
-    parser.set_defaults(run=run_backup)
+_place: Final = click.argument("place", help=_PLACE_HELP)
+_backup_id: Final = click.option(
+    "--backup", "backup_id", metavar="ID", help="Which one; the newest by default."
+)
 
 
-def add_list(parser: ArgumentParser) -> None:
-    """Declare `sbp backup list`."""
-    _add_offline(parser)
-    parser.set_defaults(run=run_list)
+@click.command(cls=CommandWithActions)
+@_place
+@click.option(
+    "--bytes-per-second",
+    type=SIZE,
+    default=0,
+    help="Read no more than this from the range servers, such as 20MiB; no limit by default.",
+)
+@client_options
+def backup(options: ClientOptions, place: str, bytes_per_second: int) -> int:
+    """Take a backup of a running cluster: its metadata and records at one moment.
 
+    Chunks that an earlier backup left in the same place are used again. For administrators, where
+    servers ask for identities. A backup is as sensitive as the records. Write -- before a directory
+    that has the name of an action.
+    """
 
-def add_check(parser: ArgumentParser) -> None:
-    """Declare `sbp backup check`."""
-    parser.description = "Read all of a backup, and compare the checksums. Exit code 1 for damage."
-    _add_offline(parser)
-    _add_backup_id(parser)
-    parser.set_defaults(run=run_check)
-
-
-def add_prune(parser: ArgumentParser) -> None:
-    """Declare `sbp backup prune`."""
-    parser.description = "Remove all backups but the newest ones, and what only they refer to."
-    _add_offline(parser)
-    parser.add_argument(
-        "--keep", type=parse_positive, required=True, metavar="N", help="backups to keep, 1 or more"
-    )
-    parser.set_defaults(run=run_prune)
-
-
-def add_restore(parser: ArgumentParser) -> None:
-    """Declare `sbp restore`."""
-    parser.description = (
-        "Restore a backup onto an empty cluster: a placement driver and range servers with empty"
-        " data directories, in any number. The cluster serves nobody until that is complete. If"
-        " it is interrupted, run it again."
-    )
-    _add_place(parser)
-    _add_backup_id(parser)
-    add_client_options(parser)
-    parser.set_defaults(run=run_restore)
-
-
-def run_backup(options: Namespace) -> int:
-    """Take a backup."""
-
-    async def work() -> int:
-        place = Place.open(options.place, is_new=True)
+    async def take() -> Taken:
+        opened = Place.open(place, is_new=True)
         async with _client(options) as client:
-            taken = await take_backup(
+            return await take_backup(
                 client,
-                place,
-                bytes_per_second=options.bytes_per_second,
+                opened,
+                bytes_per_second=bytes_per_second,
                 on_progress=_shower("copied", is_json=options.json),
             )
-        manifest, progress = taken.manifest, taken.progress
-        if options.json:
-            write_json(_summary(manifest) | _copied(progress) | {"held_us": manifest.held_us})
-        else:
-            write_line(
-                f"backup {manifest.backup_id}: {_extent(manifest)},"
-                f" {show_bytes(progress.bytes_copied)} copied,"
-                f" {show_bytes(progress.bytes_reused)} reused; commits were held for"
-                f" {manifest.held_us / 1000:.1f} ms"
-            )
-        for text in _left_out(manifest):
-            write_notice(text)
-        return 0
 
     connect(options).close()
-    return asyncio.run(work())
+    taken = asyncio.run(take())
+    manifest, progress = taken.manifest, taken.progress
+    write_result(
+        _summary(manifest) | _copied(progress) | {"held_us": manifest.held_us},
+        f"backup {manifest.backup_id}: {_extent(manifest)}, {show_bytes(progress.bytes_copied)}"
+        f" copied, {show_bytes(progress.bytes_reused)} reused; commits were held for"
+        f" {manifest.held_us / 1000:.1f} ms",
+        is_json=options.json,
+    )
+    for text in _left_out(manifest):
+        write_notice(text)
+    return 0
 
 
-def run_list(options: Namespace) -> int:
+@backup.action("list")
+@_place
+@json_option
+def list_backups(place: str, *, json: bool) -> int:
     """List the backups in a place, the oldest first."""
 
-    async def work() -> int:
-        place = Place.open(options.place)
-        rows = []
-        for backup_id in await backup_ids(place):
-            manifest = await read_manifest(place, backup_id)
-            if options.json:
-                write_json(_summary(manifest))
-            rows.append(
-                (
-                    manifest.backup_id,
-                    show_time(manifest.taken_at_ms),
-                    str(len(manifest.streams)),
-                    str(manifest.record_count),
-                    show_bytes(manifest.size),
-                )
-            )
-        if not options.json:
-            write_table(_HEADING, rows)
-        return 0
+    async def read() -> list[Manifest]:
+        opened = Place.open(place)
+        return [await read_manifest(opened, each) for each in await backup_ids(opened)]
 
-    return asyncio.run(work())
+    found = asyncio.run(read())
+    if json:
+        for each in found:
+            write_json(_summary(each))
+    else:
+        write_table(_HEADING, [_row(each) for each in found])
+    return 0
 
 
-def run_check(options: Namespace) -> int:
-    """Check a backup."""
+@backup.action("check")
+@_place
+@_backup_id
+@json_option
+def check(place: str, backup_id: str | None, *, json: bool) -> int:
+    """Read all of a backup, and compare the checksums. Exit code 1 for damage."""
 
-    async def work() -> int:
-        place = Place.open(options.place)
-        manifest = await read_manifest(place, await newest_or(place, options.backup))
-        faults = await check_backup(place, manifest)
-        if options.json:
-            write_json(_summary(manifest) | {"faults": [str(each) for each in faults]})
-            return 1 if faults else 0
-        for each in faults:
-            write_line(str(each))
-        if not faults:
-            write_line(f"backup {manifest.backup_id} is undamaged: {_extent(manifest)}")
+    async def read() -> tuple[Manifest, list[BackupError]]:
+        opened = Place.open(place)
+        manifest = await read_manifest(opened, await newest_or(opened, backup_id))
+        return manifest, await check_backup(opened, manifest)
+
+    manifest, faults = asyncio.run(read())
+    if json:
+        write_json(_summary(manifest) | {"faults": [str(each) for each in faults]})
         return 1 if faults else 0
-
-    return asyncio.run(work())
-
-
-def run_prune(options: Namespace) -> int:
-    """Remove backups."""
-
-    async def work() -> int:
-        pruned = await prune(Place.open(options.place), options.keep)
-        if options.json:
-            write_json(
-                {
-                    "removed": list(pruned.backup_ids),
-                    "chunks": pruned.chunk_count,
-                    "bytes": pruned.size,
-                }
-            )
-        else:
-            write_line(
-                f"{counted(len(pruned.backup_ids), 'backup')} removed, and"
-                f" {counted(pruned.chunk_count, 'chunk')} of {show_bytes(pruned.size)}"
-            )
-        return 0
-
-    return asyncio.run(work())
+    for each in faults:
+        write_line(str(each))
+    if not faults:
+        write_line(f"backup {manifest.backup_id} is undamaged: {_extent(manifest)}")
+    return 1 if faults else 0
 
 
-def run_restore(options: Namespace) -> int:
-    """Restore a backup."""
+@backup.action("prune")
+@_place
+@click.option("--keep", type=POSITIVE, required=True, help="Backups to keep, 1 or more.")
+@json_option
+def prune_backups(place: str, keep: int, *, json: bool) -> int:
+    """Remove all backups but the newest ones, and what only they refer to."""
 
-    async def work() -> int:
-        place = Place.open(options.place)
-        manifest = await read_manifest(place, await newest_or(place, options.backup))
+    async def remove() -> Pruned:
+        return await prune(Place.open(place), keep)
+
+    pruned = asyncio.run(remove())
+    write_result(
+        {
+            "removed": list(pruned.backup_ids),
+            "chunks": pruned.chunk_count,
+            "bytes": pruned.size,
+        },
+        f"{counted(len(pruned.backup_ids), 'backup')} removed, and"
+        f" {counted(pruned.chunk_count, 'chunk')} of {show_bytes(pruned.size)}",
+        is_json=json,
+    )
+    return 0
+
+
+@click.command()
+@_place
+@_backup_id
+@client_options
+def restore(options: ClientOptions, place: str, backup_id: str | None) -> int:
+    """Restore a backup onto an empty cluster.
+
+    That is a placement driver and range servers with empty data directories, in any number. The
+    cluster serves nobody until the restore is complete. If it is interrupted, run it again.
+    """
+
+    async def copy() -> tuple[Manifest, Restored]:
+        opened = Place.open(place)
+        manifest = await read_manifest(opened, await newest_or(opened, backup_id))
         async with _client(options, manifest.backup_id) as client:
-            restored = await restore_backup(
+            return manifest, await restore_backup(
                 client,
-                place,
+                opened,
                 manifest,
                 on_progress=_shower("restored", is_json=options.json),
             )
-        if options.json:
-            write_json(
-                _summary(manifest)
-                | _copied(restored.progress)
-                | {"was_complete": restored.was_complete}
-            )
-        elif restored.was_complete:
-            write_notice(f"backup {manifest.backup_id} was restored before: nothing was changed")
-        else:
-            write_line(
-                f"backup {manifest.backup_id} is restored as of {show_time(manifest.taken_at_ms)}:"
-                f" {_extent(manifest)}"
-            )
-        for text in _left_out(manifest):
-            write_notice(text)
-        return 0
 
     connect(options).close()
-    return asyncio.run(work())
+    manifest, restored = asyncio.run(copy())
+    if options.json:
+        complete = {"was_complete": restored.was_complete}
+        write_json(_summary(manifest) | _copied(restored.progress) | complete)
+    elif restored.was_complete:
+        write_notice(f"backup {manifest.backup_id} was restored before: nothing was changed")
+    else:
+        write_line(
+            f"backup {manifest.backup_id} is restored as of {show_time(manifest.taken_at_ms)}:"
+            f" {_extent(manifest)}"
+        )
+    for text in _left_out(manifest):
+        write_notice(text)
+    return 0
 
 
 def show_bytes(size: int) -> str:
@@ -234,20 +210,7 @@ def show_bytes(size: int) -> str:
     return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def _add_place(parser: ArgumentParser) -> None:
-    parser.add_argument("place", metavar="PLACE", help=_PLACE_HELP)
-
-
-def _add_backup_id(parser: ArgumentParser) -> None:
-    parser.add_argument("--backup", metavar="ID", help="which one; the newest by default")
-
-
-def _add_offline(parser: ArgumentParser) -> None:
-    _add_place(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
-
-
-def _client(options: Namespace, restoring: str = "") -> AsyncClient:
+def _client(options: ClientOptions, restoring: str = "") -> AsyncClient:
     return AsyncClient(
         options.endpoint,
         connecting=connecting(options, Wishes(restoring=restoring)),
@@ -271,6 +234,16 @@ def _shower(verb: str, *, is_json: bool) -> OnProgress:
         )
 
     return show if sys.stderr.isatty() and not is_json else lambda _: None
+
+
+def _row(manifest: Manifest) -> tuple[object, ...]:
+    return (
+        manifest.backup_id,
+        show_time(manifest.taken_at_ms),
+        len(manifest.streams),
+        manifest.record_count,
+        show_bytes(manifest.size),
+    )
 
 
 def _summary(manifest: Manifest) -> dict[str, object]:

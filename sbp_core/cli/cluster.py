@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
-from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from typing import Final
 
+import click
+
 from sbp_core import limits
+from sbp_core.cli.client_options import ClientOptions, client_options
+from sbp_core.cli.commands import CommandWithActions
 from sbp_core.cli.connect import connect
-from sbp_core.cli.output import write_json, write_line, write_notice, write_table
-from sbp_core.cli.parsing import add_client_options, parse_number
+from sbp_core.cli.output import (
+    flush,
+    write_json,
+    write_line,
+    write_notice,
+    write_result,
+    write_table,
+)
+from sbp_core.cli.values import NUMBER
 from sbp_core.client import Client, ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.errors import UnsupportedError
 
@@ -25,84 +35,75 @@ _WATCH_SECONDS: Final = 2
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
 
-def add_cluster(parser: ArgumentParser) -> None:
-    """Declare `sbp cluster`."""
-    parser.description = (
-        "List the placement drivers, and whether they answer; the range servers: whether they are"
-        " live, their free space, the open ranges that they lead or copy, the sealed ones, those"
-        " of these that have one replica only, and the led ranges of which a replica is behind;"
-        " how many replicas the open and the sealed ranges lack; and in which open ranges nothing"
-        " can be appended, with the cause and the remedy."
-    )
-    add_client_options(parser)
-    parser.add_argument(
-        "--watch", action="store_true", help=f"list them again every {_WATCH_SECONDS} s"
-    )
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="also list range servers that were replaced or drained, and have no ranges any more",
-    )
-    parser.set_defaults(run=cluster)
+@click.command(cls=CommandWithActions)
+@click.option("--watch", is_flag=True, help=f"List them again every {_WATCH_SECONDS} s.")
+@click.option(
+    "--all",
+    "is_all",
+    is_flag=True,
+    help="Also list range servers that were replaced or drained, and have no ranges any more.",
+)
+@client_options
+def cluster(options: ClientOptions, *, watch: bool, is_all: bool) -> int:
+    """List the placement drivers and the range servers.
 
-
-def add_drain(parser: ArgumentParser) -> None:
-    """Declare `sbp cluster drain`."""
-    parser.description = (
-        "Let a range server get no new ranges: its open ranges are sealed and continue on others,"
-        " its sealed ranges with several replicas are copied to others. Returns when that is done;"
-        " an interrupt does not cancel it."
-    )
-    add_client_options(parser)
-    parser.add_argument("server", type=parse_number, metavar="SERVER", help="id of the server")
-    parser.add_argument("--cancel", action="store_true", help="let it be given ranges again")
-    parser.set_defaults(run=drain)
-
-
-def cluster(options: Namespace) -> int:
-    """List the servers of the cluster, again and again with --watch."""
+    For placement drivers: whether they answer. For range servers: whether they are live, their free
+    space, the open ranges that they lead or copy, the sealed ones, those of these that have one
+    replica only, and the led ranges of which a replica is behind. Then how many replicas the open
+    and the sealed ranges lack, and in which open ranges nothing can be appended, with the cause and
+    the remedy.
+    """
     with connect(options) as client:
         while True:
             drivers, found = client.placement_drivers(), _describe(client)
             endpoints = [each.endpoint for each in drivers]
             down = client.probe(endpoints, timeout_ms=limits.CONNECT_TIMEOUT_MS)
-            if found is not None and not options.all:
+            if found is not None and not is_all:
                 kept = [each for each in found.range_servers if not each.is_retired]
                 found = replace(found, range_servers=kept)
             if options.json:
                 _write(drivers, down, found)
             else:
-                if options.watch and sys.stdout.isatty():
+                if watch and sys.stdout.isatty():
                     sys.stdout.write(_CLEAR)
                 _show(drivers, down, found)
-            if not options.watch:
+            if not watch:
                 return 0
-            sys.stdout.flush()
+            flush()
             time.sleep(_WATCH_SECONDS)
 
 
-def drain(options: Namespace) -> int:
-    """Drain a range server, and wait until it has no ranges that could be elsewhere."""
-    server_id = options.server
+@cluster.action("drain")
+@click.argument("server", type=NUMBER, metavar="SERVER", help="Id of the range server.")
+@click.option("--cancel", is_flag=True, help="Let it be given ranges again.")
+@client_options
+def drain(options: ClientOptions, server: int, *, cancel: bool) -> int:
+    """Move the ranges of a range server to others, and let it get no new ones.
+
+    Its open ranges are sealed and continue on others; its sealed ranges with several replicas are
+    copied to others. Returns when that is done; an interrupt does not cancel it.
+    """
     with connect(options) as client:
-        client.drain_servers([server_id], is_cancelled=options.cancel)
-        if options.cancel:
-            write_line(f"range server {server_id} can be given ranges again")
+        client.drain_servers([server], is_cancelled=cancel)
+        if cancel:
+            write_result(
+                {"server_id": server, "is_draining": False},
+                f"range server {server} can be given ranges again",
+                is_json=options.json,
+            )
             return 0
         while True:
-            (server,) = (each for each in client.range_servers() if each.server_id == server_id)
+            (found,) = (each for each in client.range_servers() if each.server_id == server)
             if options.json:
-                write_json(asdict(server))
-            if server.is_cleared:
-                break
-            if not options.json:
-                write_line(server.drain_remark)
-                if server.drain_obstacle:
-                    write_line(f"it waits: {server.drain_obstacle}")
+                write_json(asdict(found))
+                flush()
+            else:
+                write_line(found.drain_remark)
+            if found.is_cleared:
+                return 0
+            if found.drain_obstacle and not options.json:
+                write_line(f"it waits: {found.drain_obstacle}")
             time.sleep(_WATCH_SECONDS)
-    if not options.json:
-        write_line(server.drain_remark)
-    return 0
 
 
 def _describe(client: Client) -> ClusterInfo | None:

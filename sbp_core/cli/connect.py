@@ -1,16 +1,15 @@
-"""Connecting to a cluster, for all subcommands of a client; `sbp ping`."""
+"""Connecting to a cluster, for all subcommands of a client."""
 
 from __future__ import annotations
 
 import os
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.cli.output import write_result
-from sbp_core.cli.parsing import add_client_options
+from sbp_core.cli.client_options import ClientOptions, TlsOptions
 from sbp_core.client import (
     Client,
     Connecting,
@@ -33,7 +32,7 @@ _AGAIN_SECONDS: Final = 0.1
 _TOKEN_VARIABLE: Final = "SBP_TOKEN"  # noqa: S105 - the name of the variable
 
 
-def connect(options: Namespace, retry: RetryPolicy = PROMPT) -> Client:
+def connect(options: ClientOptions | Namespace, retry: RetryPolicy = PROMPT) -> Client:
     """Return a client of the cluster at --endpoint. Raises SbpError without an answer."""
     client = Client(options.endpoint, connecting=connecting(options), retry=retry)
     try:
@@ -44,7 +43,7 @@ def connect(options: Namespace, retry: RetryPolicy = PROMPT) -> Client:
     return client
 
 
-def connecting(options: Namespace, wishes: Wishes = NO_WISHES) -> Connecting:
+def connecting(options: TlsOptions | Namespace, wishes: Wishes = NO_WISHES) -> Connecting:
     """Return how the options of a client let it connect."""
     files = (options.tls_ca, options.tls_cert, options.tls_key)
     return Connecting(
@@ -96,19 +95,3 @@ def find_sizes(client: Client, stream_ids: Sequence[int]) -> dict[int, int]:
 def titled(info: StreamInfo) -> str:
     """Return how lines for people name a stream."""
     return f"{info.label} (id {info.stream_id})"
-
-
-def add_ping(parser: ArgumentParser) -> None:
-    """Declare `sbp ping`."""
-    add_client_options(parser)
-    parser.set_defaults(run=ping)
-
-
-def ping(options: Namespace) -> int:
-    """Measure a round trip to the placement driver, on a connection that is there already."""
-    with connect(options) as client:
-        round_trip_ms, endpoint = client.ping(), client.endpoint
-    value = {"endpoint": endpoint, "round_trip_ms": round_trip_ms}
-    text = f"{endpoint} answers in {round_trip_ms:.2f} ms"
-    write_result(value, text, is_json=options.json)
-    return 0

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 
+import click
+
 from sbp_core import limits
+from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.connect import connect, find_reach
 from sbp_core.cli.output import write_json, write_table
-from sbp_core.cli.parsing import add_client_options
 from sbp_core.client import Client, CursorInfo, GroupInfo
 from sbp_core.client.group_lag import Lag, measure_group, unread_offsets
 from sbp_core.errors import NotFoundError, UnsupportedError
@@ -19,36 +20,31 @@ from sbp_core.errors import NotFoundError, UnsupportedError
 _HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "MEMBER", "")
 
 
-def add_lag(parser: ArgumentParser) -> None:
-    """Declare `sbp lag`."""
-    parser.description = (
-        "Compare the cursors of a consumer group with the tails of their streams: in records, and"
-        " by the age of the record that is to be read next. In a group with members, show the one"
-        " that reads each stream. Without a group, list the groups."
-    )
-    add_client_options(parser)
-    parser.add_argument("group", nargs="?", metavar="GROUP")
-    parser.set_defaults(run=lag)
+@click.command()
+@click.argument("group", required=False)
+@client_options
+def lag(options: ClientOptions, group: str | None) -> int:
+    """Compare the cursors of a consumer group with the tails of their streams.
 
-
-def lag(options: Namespace) -> int:
-    """Compare a group's cursors with the tails of their streams; without a group, list those."""
+    Lag is shown in records, and by the age of the record that is to be read next. In a group with
+    members, each stream shows the member that reads it. Without GROUP, list the groups.
+    """
     with connect(options) as client:
         now_ms = time.time_ns() // 1_000_000
-        if options.group is None:
+        if group is None:
             _write_groups(client.list_groups(), now_ms, is_json=options.json)
             return 0
-        cursors = client.describe_cursors(options.group)
+        cursors = client.describe_cursors(group)
         if not cursors:
             raise NotFoundError.of(
-                f"group {options.group} has no cursors; `sbp lag` lists the groups that have some"
+                f"group {group} has no cursors; `sbp lag` lists the groups that have some"
             )
         found = _find_lags(client, cursors, now_ms)
-        members = _find_members(client, options.group)
+        members = _find_members(client, group)
     if options.json:
         for each in found:
             member = members.get(each.stream_id)
-            write_json({"group": options.group, **asdict(each), "member": member})
+            write_json({"group": group, **asdict(each), "member": member})
     else:
         rows = [_row(each, members.get(each.stream_id), now_ms) for each in found]
         write_table(_HEADING, [*rows, _total(found)])

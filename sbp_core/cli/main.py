@@ -6,106 +6,74 @@ is called, so that `sbp --help` answers at once.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Final, NamedTuple
+from typing import Final
+
+import click
 
 from sbp_core.cli import output
-from sbp_core.cli.parsing import EXIT_USAGE, Parser
+from sbp_core.cli.commands import LateCommands, Listed
 from sbp_core.errors import ConfigurationError, SbpError
 
-_EXIT_OK = 0
-_EXIT_FAILURE = 1
-_EXIT_INTERRUPTED = 130
-
-
-class Command(NamedTuple):
-    """A subcommand: its words, one line of help, and the "module:function" that declares the rest.
-
-    The function adds description, options and actions to a parser; `run` is among its defaults.
-    """
-
-    name: str
-    declared_in: str
-    help: str
-
-    def is_called_by(self, arguments: Sequence[str]) -> bool:
-        """Whether a command line begins with the words of this subcommand."""
-        words = self.name.split()
-        return [*arguments[: len(words)]] == words
-
-    def declare(self, parser: ArgumentParser) -> None:
-        """Import the subcommand, and let it add what it has to its parser."""
-        module, _, function = self.declared_in.partition(":")
-        getattr(import_module(module), function)(parser)
-
+_EXIT_OK: Final = 0
+_EXIT_FAILURE: Final = 1
+_EXIT_USAGE: Final = 2
+_EXIT_INTERRUPTED: Final = 130
+_COMPLETE_VARIABLE: Final = "_SBP_COMPLETE"
 
 COMMANDS: Final = (
-    Command("serve", "sbp_core.cli.serve:add_serve", "run a placement driver and range servers"),
-    Command(
+    Listed("serve", "sbp_core.cli.serve:add_serve", "Run a placement driver and range servers."),
+    Listed(
         "streams",
         "sbp_core.cli.streams:add_streams",
-        "create, list, describe, change and delete streams",
+        "Create, list, describe, change and delete streams.",
     ),
-    Command("schema", "sbp_core.cli.schema:add_schema", "look at the schemas of typed streams"),
-    Command(
+    Listed("schema", "sbp_core.cli.schema:add_schema", "Look at the schemas of typed streams."),
+    Listed(
         "produce",
         "sbp_core.cli.produce:add_produce",
-        "append the lines of standard input to a stream",
+        "Append the lines of standard input to a stream.",
     ),
-    Command("consume", "sbp_core.cli.consume:add_consume", "print the records of a stream"),
-    Command("lag", "sbp_core.cli.group_lag:add_lag", "show how far a consumer group is behind"),
-    Command("txns", "sbp_core.cli.txns:add_txns", "list transactions"),
-    Command(
-        "txns give-up", "sbp_core.cli.txns:add_give_up", "give up the lost parts of a stuck batch"
-    ),
-    Command(
+    Listed("consume", "sbp_core.cli.consume:add_consume", "Print the records of a stream."),
+    Listed("lag", "sbp_core.cli.group_lag:lag", "Show how far a consumer group is behind."),
+    Listed("txns", "sbp_core.cli.txns:txns", "List transactions, and give up stuck ones."),
+    Listed(
         "cluster",
-        "sbp_core.cli.cluster:add_cluster",
-        "list the placement drivers and the range servers",
+        "sbp_core.cli.cluster:cluster",
+        "List the placement drivers and the range servers, and drain one.",
     ),
-    Command(
-        "cluster drain",
-        "sbp_core.cli.cluster:add_drain",
-        "move the ranges of a range server to others",
-    ),
-    Command("console", "sbp_core.cli.console:add_console", "serve the web console of a cluster"),
-    Command("acl", "sbp_core.cli.acl:add_acl", "list, grant and revoke the rights of identities"),
-    Command("backup", "sbp_core.cli.backup:add_backup", "take a backup of a running cluster"),
-    Command("backup list", "sbp_core.cli.backup:add_list", "list the backups in a place"),
-    Command("backup check", "sbp_core.cli.backup:add_check", "read all of a backup"),
-    Command("backup prune", "sbp_core.cli.backup:add_prune", "remove old backups"),
-    Command("restore", "sbp_core.cli.backup:add_restore", "restore a backup onto an empty cluster"),
-    Command(
+    Listed("console", "sbp_core.cli.console:add_console", "Serve the web console of a cluster."),
+    Listed("acl", "sbp_core.cli.acl:add_acl", "List, grant and revoke the rights of identities."),
+    Listed("backup", "sbp_core.cli.backup:backup", "Take, list, check and remove backups."),
+    Listed("restore", "sbp_core.cli.backup:restore", "Restore a backup onto an empty cluster."),
+    Listed(
         "log",
         "sbp_core.cli.log:add_log",
-        "check, show and repair the files of a stopped range server",
+        "Check, show and repair the files of a stopped range server.",
     ),
-    Command(
+    Listed(
         "pd",
         "sbp_core.cli.servers:add_pd",
-        "run a placement driver, or check the files of a stopped one",
+        "Run a placement driver, or check the files of a stopped one.",
     ),
-    Command("range-server", "sbp_core.cli.servers:add_range_server", "run a range server"),
-    Command("http", "sbp_core.cli.http:add_http", "serve records over HTTP"),
-    Command(
-        "ping",
-        "sbp_core.cli.connect:add_ping",
-        "measure a round trip to the placement driver",
-    ),
-    Command("token", "sbp_core.cli.token:add_token", "make keys and tokens of clients"),
-    Command("version", "sbp_core.cli.version:add_version", "print the version"),
+    Listed("range-server", "sbp_core.cli.servers:add_range_server", "Run a range server."),
+    Listed("http", "sbp_core.cli.http:add_http", "Serve records over HTTP."),
+    Listed("ping", "sbp_core.cli.ping:ping", "Measure a round trip to the placement driver."),
+    Listed("token", "sbp_core.cli.token:add_token", "Make keys and tokens of clients."),
+    Listed("version", "sbp_core.cli.version:version", "Print the version."),
 )
 
 
-def main(arguments: Sequence[str] | None = None, *, more: Sequence[Command] = ()) -> int:
+def main(arguments: Sequence[str] | None = None, *, more: Sequence[Listed] = ()) -> int:
     """Run the command; return its exit code. `more` are subcommands beside COMMANDS.
 
     0 is success, 1 a failure of a server or the network, 2 a mistake in how the command was called
-    or configured, 130 an interrupt. A failure is one line on standard error. It is no failure that
-    nothing reads standard output any longer, as after `head`; that it is full or closed is one.
+    or configured, 130 an interrupt. A failure is one line on standard error, or an object there if
+    `--json` is given. It is no failure that nothing reads standard output any longer, as after
+    `head`; that it is full or closed is one.
     """
     output.settle()
     exit_code = _run(sys.argv[1:] if arguments is None else arguments, more)
@@ -119,47 +87,59 @@ def main(arguments: Sequence[str] | None = None, *, more: Sequence[Command] = ()
     return exit_code
 
 
-def _run(arguments: Sequence[str], more: Sequence[Command]) -> int:
+def command(more: Sequence[Listed] = ()) -> LateCommands:
+    """Return `sbp`, with all of its subcommands."""
+    version = click.Option(
+        ["--version"],
+        is_flag=True,
+        expose_value=False,
+        help="Print the version, as `sbp version` does.",
+    )
+    return LateCommands(
+        (*COMMANDS, *more),
+        name="sbp",
+        params=[version],
+        help="Run and use streams of the Streaming Batch Protocol.",
+    )
+
+
+def _run(arguments: Sequence[str], more: Sequence[Listed]) -> int:
+    group = command(more)
+    if arguments[:1] == ["--version"]:
+        arguments = ["version", *arguments[1:]]
+    instruction = os.environ.get(_COMPLETE_VARIABLE)
+    if instruction:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(group, {}, "sbp", _COMPLETE_VARIABLE, instruction)
+    context = click.Context(group, info_name="sbp", obj=False)  # obj: whether --json is given
     try:
-        options = parse(arguments, more)
-        exit_code: int = options.run(options)
-        return exit_code
+        with context, _printing_help(arguments):
+            group.parse_args(context, [*arguments])
+            exit_code: int = group.invoke(context)
+            return exit_code
+    except click.exceptions.Exit as ended:  # help was printed
+        return ended.exit_code
+    except click.UsageError as error:
+        path = "sbp" if error.ctx is None else error.ctx.command_path
+        text = f"{path}: {error.format_message().rstrip('.')} (see `{path} --help`)"
+        output.write_error_line(output.one_line(text))
+        return _EXIT_USAGE
     except output.ReaderGoneError:
         return _EXIT_OK
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):
         return _EXIT_INTERRUPTED
     except ConfigurationError as error:
-        output.write_error(error)
-        return EXIT_USAGE
+        output.write_error(error, is_json=context.obj)
+        return _EXIT_USAGE
     except SbpError as error:
-        output.write_error(error)
+        output.write_error(error, is_json=context.obj)
         return _EXIT_FAILURE
 
 
-def parse(arguments: Sequence[str], more: Sequence[Command] = ()) -> Namespace:
-    """Return what a command line asks for; `run` of it does that.
-
-    A mistake in it ends the process with EXIT_USAGE, and a call for help with 0.
-    """
-    if arguments[:1] == ["--"]:
-        arguments = arguments[1:]
-    if arguments[:1] == ["--version"]:
-        arguments = ["version", *arguments[1:]]
-    parser = Parser(prog="sbp", description="Run and use streams of the Streaming Batch Protocol.")
-    added = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    commands = (*COMMANDS, *more)
-    called = max(
-        (each for each in commands if each.is_called_by(arguments)),
-        key=lambda each: len(each.name),
-        default=None,
-    )
-    for each in commands:
-        own = added.add_parser(each.name, help=each.help)
-        if each is called:
-            each.declare(own)
-    if called is not None:  # `txns give-up` is one word to argparse
-        arguments = [called.name, *arguments[len(called.name.split()) :]]
-    return parser.parse_args(arguments)
+def _printing_help(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Guard standard output where click itself writes to it."""
+    return output.writing() if "--help" in arguments else contextlib.nullcontext()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TextIO
 
-from sbp_core.errors import SbpError
+from sbp_core.errors import SbpError, StatusError
 from sbp_core.wording import escape, is_unsafe
 
 _WRONG_WAY: Final = (os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)
@@ -168,10 +168,20 @@ def show_time(time_ms: int) -> str:
         return f"{time_ms} ms"
 
 
-def write_error(error: Exception) -> None:
-    """Write an error and its notes as one line to standard error."""
+def write_error(error: Exception, *, is_json: bool = False) -> None:
+    """Write an error and its notes as one line to standard error; as an object for programs.
+
+    The object has the class of the error, its text, and the status code if a server sent one.
+    """
     notes: list[str] = getattr(error, "__notes__", [])
-    write_notice("; ".join([str(error), *notes]))
+    text = "; ".join([str(error), *notes])
+    if not is_json:
+        write_notice(text)
+        return
+    found: dict[str, object] = {"error": type(error).__name__, "message": text}
+    if isinstance(error, StatusError):
+        found["status"] = error.code
+    write_error_line(to_json(found, is_ascii=True))
 
 
 def write_notice(text: str) -> None:

@@ -3,52 +3,36 @@
 from __future__ import annotations
 
 import time
-from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 
+import click
+
 from sbp_core import limits
+from sbp_core.cli.client_options import ClientOptions, client_options
+from sbp_core.cli.commands import CommandWithActions
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
-from sbp_core.cli.parsing import add_client_options, parse_number
+from sbp_core.cli.values import NUMBER
 from sbp_core.client import Client, TxnInfo
 from sbp_core.client.txn_remarks import loss_lines
 
 _HEADING = ("STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACTION", "SERVER")
 
 
-def add_txns(parser: ArgumentParser) -> None:
-    """Declare `sbp txns`."""
-    parser.description = (
-        "List the transactions of a producer, or all of them: staged, publishing, published,"
-        " stuck, lost, aborted. Write -- before a producer that is called give-up."
-    )
-    add_client_options(parser)
-    parser.add_argument(
-        "producer", nargs="?", metavar="PRODUCER", help="list only its transactions"
-    )
-    parser.set_defaults(run=txns)
+@click.command(cls=CommandWithActions)
+@click.argument("producer", required=False, help="List only its transactions.")
+@client_options
+def txns(options: ClientOptions, producer: str | None) -> int:
+    """List the transactions of a producer, or all of them.
 
-
-def add_give_up(parser: ArgumentParser) -> None:
-    """Declare `sbp txns give-up`."""
-    parser.description = (
-        "Unblock streams behind a stuck batch: the parts that are incomplete at their range"
-        " servers are dropped, and lost permanently; the others are published. Try first to bring"
-        " the server or its disk back, or see `sbp log check`."
-    )
-    add_client_options(parser)
-    parser.add_argument("producer", metavar="PRODUCER", help="producer that committed the batch")
-    parser.add_argument("batch", type=parse_number, metavar="BATCH", help="the number of the batch")
-    parser.set_defaults(run=give_up)
-
-
-def txns(options: Namespace) -> int:
-    """List the transactions of a producer, or all; range servers that are down are left out."""
+    They are staged, publishing, published, stuck, lost or aborted. The staged batches of range
+    servers that are down are left out. Write -- before a producer that is called give-up.
+    """
     with connect(options) as client:
         down = client.probe(_range_servers(client), timeout_ms=limits.CONNECT_TIMEOUT_MS)
-        found = client.describe_txns(options.producer, spared=down)
+        found = client.describe_txns(producer, spared=down)
     for server in down:
         write_notice(f"range server {server} does not answer: its staged batches are left out")
     if options.json:
@@ -60,15 +44,22 @@ def txns(options: Namespace) -> int:
     return 0
 
 
-def give_up(options: Namespace) -> int:
-    """Give up the lost parts of a batch, and print them."""
-    producer, batch_number = options.producer, options.batch
+@txns.action("give-up")
+@click.argument("producer", help="Producer that committed the batch.")
+@click.argument("batch", type=NUMBER, metavar="BATCH", help="The number of the batch.")
+@client_options
+def give_up(options: ClientOptions, producer: str, batch: int) -> int:
+    """Unblock streams behind a stuck batch.
+
+    The parts that are incomplete at their range servers are dropped, and lost permanently; the
+    others are published. Try first to bring the server or its disk back, or see `sbp log check`.
+    """
     with connect(options) as client:
-        loss = client.give_up_txn(producer, batch_number)
+        loss = client.give_up_txn(producer, batch)
     if options.json:
-        write_json({"producer": producer, "batch_number": batch_number, **asdict(loss)})
+        write_json({"producer": producer, "batch_number": batch, **asdict(loss)})
         return 0
-    for line in loss_lines(producer, batch_number, loss):
+    for line in loss_lines(producer, batch, loss):
         write_line(line)
     return 0
 

@@ -3,44 +3,43 @@
 from __future__ import annotations
 
 import platform
-from argparse import ArgumentParser, Namespace
 from importlib import import_module, metadata
 
+import click
+
 from sbp_core import __version__
-from sbp_core.cli.output import write_lines
+from sbp_core.cli.client_options import json_option
+from sbp_core.cli.output import write_json, write_lines
 
 
-def add_version(parser: ArgumentParser) -> None:
-    """Declare `sbp version`."""
-    parser.description = (
-        "Print the version that is installed here; `sbp --version` does the same. A server runs the"
-        " version that was installed when it was started."
-    )
-    parser.add_argument(
-        "--verbose",
-        action="store_true",
-        help="print the versions of the files, of the protocol and of what it runs on, too",
-    )
-    parser.set_defaults(run=version)
+@click.command()
+@click.option(
+    "--verbose",
+    is_flag=True,
+    help="Print the versions of the files, of the protocol and of what it runs on, too.",
+)
+@json_option
+def version(*, verbose: bool, json: bool) -> int:
+    """Print the version that is installed here; `sbp --version` does the same.
 
-
-def version(options: Namespace) -> int:
-    """Print the versions."""
-    lines = [f"sbp {__version__}"]
-    if options.verbose:
-        lines += _formats()
-    write_lines(lines)
+    A server runs the version that was installed when it was started.
+    """
+    found = _formats() if verbose else {}
+    if json:
+        write_json({"sbp": __version__} | found)
+    else:
+        write_lines([f"sbp {__version__}", *(f"{name:12} {each}" for name, each in found.items())])
     return 0
 
 
-def _formats() -> list[str]:
-    """Return the versions on which two releases have to agree, one per line."""
+def _formats() -> dict[str, str]:
+    """Return the versions on which two releases have to agree."""
     from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_MIN
     from sbp_core.segment_format import SEGMENT_VERSION
     from sbp_core.session.negotiation import REPLICATION_VERSIONS, FeatureName
     from sbp_core.wire.dialect import Dialect
 
-    found = {
+    return {
         "log": str(SEGMENT_VERSION),
         "metadata": f"{SCHEMA_VERSION}, upgraded from {SCHEMA_VERSION_MIN} on",
         "checkpoint": _checkpoint_versions(),
@@ -53,7 +52,6 @@ def _formats() -> list[str]:
         "pyspark": _installed("pyspark"),
         "platform": platform.platform(),
     }
-    return [f"{name:12} {value}" for name, value in found.items()]
 
 
 def _checkpoint_versions() -> str:

@@ -1,22 +1,22 @@
 """Settings of `sbp serve`: command line over file over defaults, and every fault named."""
 
-import argparse
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sbp_core import limits
-from sbp_core.cli import main as command
 from sbp_core.cli.config import PD, SERVE, ServeSettings
 from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError
 from sbp_core.server.quota_rules import NO_RULES, rules_of
+from tests.support.command_line import parsed
 
 
-def options(*words: str) -> argparse.Namespace:
-    return command.parse(["serve", *words])
+def options(*words: str) -> Any:
+    return parsed("serve", *words)
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_heartbeats_must_fit_into_their_timeout():
 )
 def test_settings_are_shown_without_passwords(tmp_path, url, shown):
     words = ["pd", "--data-dir", str(tmp_path), "--store", url, "--admin-port", "9464"]
-    settings = PD.load(command.parse(words))
+    settings = PD.load(parsed(*words))
     found = PD.shown(settings, NO_RULES)
     assert found["placement_driver"]["store"] == shown
     assert found["placement_driver"]["admin_port"] == settings.admin_port == 9464

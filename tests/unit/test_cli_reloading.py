@@ -7,12 +7,12 @@ import pytest
 
 from sbp_core import tls
 from sbp_core.access import tokens
-from sbp_core.cli import main as command
 from sbp_core.cli.config import SERVE
 from sbp_core.cli.reloading import Reloader
 from sbp_core.cli.service_manager import ServiceManager
 from sbp_core.server import quota_rules
 from sbp_core.server.quota_rules import QuotaFile
+from tests.support.command_line import parsed
 
 
 class Log:
@@ -41,7 +41,7 @@ def reloading(tmp_path, caplog, request):
     caplog.set_level(logging.INFO, "sbp_core")
     path = tmp_path / "server.toml"
     path.write_text(getattr(request, "param", ""), encoding="utf-8")
-    options = command.parse(["serve", "--config", str(path)])
+    options = parsed("serve", "--config", str(path))
     reloader = Reloader(
         *(SERVE, options, SERVE.load(options), Log()),
         audit_file=None,

@@ -1,0 +1,123 @@
+"""Groups of commands: such that import a command when it is called, and commands with actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+
+class Listed(NamedTuple):
+    """A command in a list: its name, the "module:attribute" that it is, and a line of help."""
+
+    name: str
+    declared_in: str
+    help: str
+
+
+class LateCommands(click.Group):
+    """A group that imports a command when it is called, so that `sbp --help` answers at once."""
+
+    def __init__(self, listed: Sequence[Listed], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.no_args_is_help = False
+        self._listed = {each.name: each for each in listed}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, in the order of the list."""
+        return [*self._listed]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command, and return it."""
+        listed = self._listed.get(cmd_name)
+        if listed is None:
+            return None
+        module, _, attribute = listed.declared_in.partition(":")
+        command = getattr(import_module(module), attribute)
+        return command if isinstance(command, click.Command) else ParsedByArgparse(command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that a line calls: an action of a command, if it names one."""
+        if args[0] not in self._listed and not ctx.resilient_parsing:
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=self._listed, ctx=ctx)
+        name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(command, CommandWithActions) and rest[:1] and rest[0] in command.actions:
+            command = Actions(command.name, command.actions)
+        return name, command, rest
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the lines of help, without an import."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(each.name, each.help) for each in self._listed.values()])
+
+
+class Actions(click.Group):
+    """A command that does nothing without an action, such as `create` of `sbp streams`."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.no_args_is_help = False
+        self.subcommand_metavar = "ACTION [ARGS]..."
+
+
+class ParsedByArgparse(click.Command):
+    """A command whose options argparse reads still."""
+
+    def __init__(self, declare: Callable[[Any], None]) -> None:
+        super().__init__(declare.__name__, add_help_option=False)
+        self.declare = declare
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Let argparse read the options."""
+        from sbp_core.cli.parsing import Parser
+
+        parser = Parser(prog=ctx.command_path)
+        self.declare(parser)
+        try:
+            ctx.params = {"options": parser.parse_args(args)}
+        except SystemExit as ended:
+            raise click.exceptions.Exit(int(ended.code or 0)) from ended
+        return []
+
+    def invoke(self, ctx: click.Context) -> int:
+        """Run the command."""
+        options = ctx.params["options"]
+        exit_code: int = options.run(options)
+        return exit_code
+
+
+class CommandWithActions(click.Command):
+    """A command that does something by itself, and has actions: `sbp txns`, `sbp txns give-up`.
+
+    A first argument that is the name of an action calls that. `sbp txns -- give-up` is the command.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.actions: dict[str, click.Command] = {}
+
+    def action(self, name: str) -> Callable[[Callable[..., int]], click.Command]:
+        """Declare an action, as `click.Group.command` does."""
+
+        def declare(run: Callable[..., int]) -> click.Command:
+            declared = click.command(name)(run)
+            self.actions[name] = declared
+            return declared
+
+        return declare
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the actions."""
+        with formatter.section("Actions"):
+            shown = [(name, each.get_short_help_str()) for name, each in self.actions.items()]
+            formatter.write_dl(shown)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return what may follow: options, and actions."""
+        names = [each for each in self.actions if each.startswith(incomplete)]
+        return [*map(CompletionItem, names), *super().shell_complete(ctx, incomplete)]
