@@ -6,7 +6,6 @@ Records are made column by column: a loop over Arrow's scalars would take most o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise, repeat
 from typing import Any, Final
 
@@ -36,14 +35,6 @@ _ROWS_ENOUGH: Final = 16_384
 """Rows of small batches that are decoded together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """A batch, and the times of its records."""
-
-    batch: Batch
-    times: pa.TimestampArray
-
-
 def split_fetched(payload: memoryview) -> list[Envelope]:
     """Return the envelopes of the batches of a FETCH. Raises RecordBatchError."""
     return list(split_envelopes(payload))
@@ -60,7 +51,7 @@ def decode_fetched(
     start_offset: int,
     end_offset: int | None,
     schemas: Mapping[str, StreamSchema],
-) -> Iterator[Timed]:
+) -> Iterator[Batch]:
     """Yield the records in [start_offset, end_offset) of batches without a gap between them.
 
     `schemas` has those of typed batches by their fingerprints. Raises RecordBatchError for a gap,
@@ -81,19 +72,16 @@ def decode_fetched(
             skipped, count = offset - base_offset, wanted_end - offset
             if count <= 0:
                 return
-            yield Timed(
-                Batch(stream, offset, rows.slice(skipped, count), is_typed),
-                times.slice(skipped, count),
-            )
+            wanted = slice(skipped, skipped + count)
+            yield Batch(stream, offset, rows[wanted], times[wanted], is_typed)
             offset = wanted_end
 
 
-def records_of(timed: Timed) -> Iterator[Record]:
+def records_of(batch: Batch) -> Iterator[Record]:
     """Return the records of a batch one by one."""
-    batch = timed.batch
     stream, count = repeat(batch.stream), len(batch)
     offsets = range(batch.base_offset, batch.end_offset)
-    times = timed.times.cast(pa.int64()).to_numpy(zero_copy_only=False).tolist()
+    times = batch.times.cast(pa.int64()).to_numpy(zero_copy_only=False).tolist()
     if batch.is_typed:
         columns = batch.rows.to_pylist()
         nothing = repeat(None)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
 
 from sbp_core.app import defaults
 from sbp_core.client import FetchItem
@@ -18,6 +19,17 @@ from sbp_core.errors import ConfigurationError
 
 Start = Literal["earliest", "latest"] | int | datetime
 """Where to begin: at the first record, behind the last one, at an offset, or at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The part of a stream to read: up to `end_offset`, exclusive, or, if None, its end."""
+
+    start_offset: int
+    end_offset: int | None = None
+
+
+NO_SPANS: Final[Mapping[int, Span]] = MappingProxyType({})
 
 
 @dataclass(slots=True)

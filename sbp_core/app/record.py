@@ -44,12 +44,14 @@ class Record(NamedTuple):
 class Batch:
     """Consecutive records of one stream, the first of which is at `base_offset`.
 
-    `rows` has the columns of a typed stream, and those of `ROWS_SCHEMA` of any other.
+    `rows` has the columns of a typed stream, and those of `ROWS_SCHEMA` of any other. `times` are
+    when the records were written: the time of a record, or else that of its record batch.
     """
 
     stream: str
     base_offset: int
     rows: pa.RecordBatch
+    times: pa.TimestampArray
     is_typed: bool
 
     def __len__(self) -> int:

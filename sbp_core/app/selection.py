@@ -15,13 +15,19 @@ _ANY: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Streams by their names, and by how their names begin. The patterns are those of grants.
+    """Streams by names, by how their names begin, and by ids. The patterns are those of grants.
 
     The servers' own streams are selected by patterns that begin as their names do, not by `*`.
     """
 
     names: frozenset[str]
     prefixes: frozenset[str]
+    ids: frozenset[int] = frozenset()
+
+    @property
+    def has_ids_only(self) -> bool:
+        """Whether the streams can be found without a list of all."""
+        return not self.names and not self.prefixes
 
     @staticmethod
     def of(patterns: Sequence[str]) -> Selection:
@@ -47,7 +53,7 @@ class Selection:
 
         A pattern may select none: streams that it matches may be created later.
         """
-        found = [each for each in streams if each.name is not None and self._has(each.name)]
+        found = [each for each in streams if self._has(each)]
         missing = self.names - {each.name for each in found}
         if missing:
             raise NotFoundError(
@@ -57,7 +63,14 @@ class Selection:
             )
         return found
 
-    def _has(self, name: str) -> bool:
-        return name in self.names or any(
-            name.startswith(each) and (each or not is_reserved(name)) for each in self.prefixes
+    def _has(self, stream: StreamInfo) -> bool:
+        name = stream.name
+        if name is None:
+            return stream.stream_id in self.ids
+        return (
+            stream.stream_id in self.ids
+            or name in self.names
+            or any(
+                name.startswith(each) and (each or not is_reserved(name)) for each in self.prefixes
+            )
         )

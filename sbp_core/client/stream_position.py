@@ -1,15 +1,16 @@
-"""Positions in a stream as people write them: earliest, latest, an offset, -N, or a time."""
+"""Positions in a stream as people write them: earliest, latest, an offset, -N, a time, -10m."""
 
 from __future__ import annotations
 
 import enum
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from sbp_core.client.types import Reach
 from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError, SbpError
-from sbp_core.quantities import is_offset, parse_timestamp, quoted
+from sbp_core.quantities import is_offset, parse_duration_ms, parse_timestamp, quoted
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -35,8 +36,8 @@ class Position:
 def parse_position(text: str) -> Position:
     """Return the position that a text names. Raises ConfigurationError.
 
-    It is `earliest`, `latest`, an offset, -N for the last N records, or a time such as
-    2025-01-31T09:30 (UTC).
+    It is `earliest`, `latest`, an offset, -N for the last N records, a time such as
+    2025-01-31T09:30 (UTC), or one before now such as -90s, -10m, -12h or -7d.
     """
     match text:
         case "earliest":
@@ -48,12 +49,19 @@ def parse_position(text: str) -> Position:
     if is_offset(text.removeprefix("-")):
         return Position(PositionKind.BEFORE_LATEST, int(text[1:]))
     try:
-        moment = parse_timestamp(text)
+        if text.startswith("-"):
+            before_us = parse_duration_ms(text[1:]) * 1000
+            return Position(PositionKind.TIME, max(time.time_ns() // 1000 - before_us, 0))
+        return position_at(parse_timestamp(text))
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"{quoted(text)} is not earliest, latest, an offset, -N for the last N records, or a"
-            " time since 1970 such as 2025-01-31T09:30:00"
+            f"{quoted(text)} is not earliest, latest, an offset, -N for the last N records, a time"
+            " since 1970 such as 2025-01-31T09:30:00, or one before now such as -10m"
         ) from error
+
+
+def position_at(moment: datetime) -> Position:
+    """Return the position of a time."""
     return Position(PositionKind.TIME, (moment - _EPOCH) // timedelta(microseconds=1))
 
 

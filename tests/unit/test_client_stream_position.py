@@ -30,6 +30,12 @@ def test_a_position_is_an_offset_of_the_stream(text, offset):
     assert find_offset(parse_position(text), HELD) == offset
 
 
+def test_a_time_before_now(monkeypatch):
+    monkeypatch.setattr("time.time_ns", lambda: 600_001_000_000_000)
+    assert parse_position("-10m") == Position(PositionKind.TIME, 599_401_000_000)
+    assert parse_position("-600001s") == parse_position("-7d") == Position(PositionKind.TIME, 0)
+
+
 def test_a_time_is_where_the_servers_found_it():
     at_second = parse_position("1970-01-01T00:00:01")
     assert at_second == Position(PositionKind.TIME, 1_000_000)
@@ -56,7 +62,22 @@ def test_the_begin_does_not_depend_on_the_tail():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-", "--1", "+1", "1.5", "tail", "1" * 5_000, str(2**63), "1969-12-31", "²"]
+    "text",
+    [
+        "",
+        "-",
+        "--1",
+        "+1",
+        "1.5",
+        "tail",
+        "10m",
+        "-1.5h",
+        "-m",
+        "1" * 5_000,
+        str(2**63),
+        "1969-12-31",
+        "²",
+    ],
 )
 def test_other_texts_are_refused(text):
     with pytest.raises(ConfigurationError, match="is not earliest, latest, an offset, -N"):

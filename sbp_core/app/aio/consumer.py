@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from typing import Self
@@ -13,13 +13,12 @@ from typing import Self
 from sbp_core.app import defaults
 from sbp_core.app.aio.assignment import AsyncAssignment
 from sbp_core.app.decoding import (
-    Timed,
     decode_fetched,
     fingerprints_of,
     records_of,
     split_fetched,
 )
-from sbp_core.app.positions import Position, Positions, Start
+from sbp_core.app.positions import NO_SPANS, Position, Positions, Span, Start
 from sbp_core.app.record import Batch, Record, timestamp_us_of
 from sbp_core.app.selection import Selection
 from sbp_core.client import AsyncClient, FetchOutcome, StreamInfo
@@ -35,6 +34,8 @@ class AsyncConsumer:
     `commit_interval_ms` and at the end, or, if that is None, when `commit` is called. Records that
     were not committed when a process was killed are read again: at least once.
 
+    In a stream of `spans`, by id, it reads that part only, wherever the cursor of a group is.
+
     Consumers that share a group divide its streams: each stream is read by one of them at a time.
     One that works on a record for longer than the session timeout of the group loses its streams.
     """
@@ -42,9 +43,10 @@ class AsyncConsumer:
     def __init__(
         self,
         client: AsyncClient,
-        streams: Sequence[str],
+        streams: Sequence[str] | Selection,
         *,
         start: Start = "earliest",
+        spans: Mapping[int, Span] = NO_SPANS,
         follow: bool = False,
         commit_interval_ms: int | None = defaults.COMMIT_INTERVAL_MS,
         refresh_interval_ms: int = defaults.REFRESH_INTERVAL_MS,
@@ -53,9 +55,10 @@ class AsyncConsumer:
         on_close: Callable[[AsyncConsumer], None] | None = None,
     ) -> None:
         self._client = client
-        self._selection = Selection.of(streams)
+        self._selection = streams if isinstance(streams, Selection) else Selection.of(streams)
         self._assignment = assignment
         self._start = start
+        self._spans = spans
         self._is_following = follow
         self._commit_seconds = commit_interval_ms and commit_interval_ms / 1000
         self._refresh_seconds = refresh_interval_ms / 1000
@@ -73,9 +76,9 @@ class AsyncConsumer:
     async def __aiter__(self) -> AsyncGenerator[Record]:
         """Yield records, each done when the next one is asked for. Raises SbpError."""
         async with aclosing(self._batches()) as batches:
-            async for at, timed in batches:
+            async for at, batch in batches:
                 seek_count = at.seek_count
-                for record in records_of(timed):
+                for record in records_of(batch):
                     at.done_offset = record.offset
                     at.next_offset = record.offset + 1
                     yield record
@@ -88,9 +91,9 @@ class AsyncConsumer:
     async def batches(self) -> AsyncGenerator[Batch]:
         """Yield Arrow batches, each done when the next one is asked for. Raises SbpError."""
         async with aclosing(self._batches()) as batches:
-            async for at, timed in batches:
-                at.next_offset = timed.batch.end_offset
-                yield timed.batch
+            async for at, batch in batches:
+                at.next_offset = batch.end_offset
+                yield batch
 
     async def commit(self) -> None:
         """Commit all records that were handed out, the last one included. Raises SbpError.
@@ -145,7 +148,7 @@ class AsyncConsumer:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _batches(self) -> AsyncGenerator[tuple[Position, Timed]]:
+    async def _batches(self) -> AsyncGenerator[tuple[Position, Batch]]:
         """Yield what is fetched, with the position that the caller moves while it hands it out."""
         await self._begin()
         while not self._is_closed:
@@ -160,10 +163,10 @@ class AsyncConsumer:
                 if at is None or not outcome.payload:
                     continue
                 seek_count = at.seek_count
-                for timed in await self._decode(at, outcome):
+                for batch in await self._decode(at, outcome):
                     if at.seek_count != seek_count:
                         break
-                    yield at, timed
+                    yield at, batch
                     if at.seek_count == seek_count:
                         at.done_offset = at.next_offset
                     if time.monotonic() >= self._duty_at:
@@ -196,14 +199,14 @@ class AsyncConsumer:
             )
         return found
 
-    async def _decode(self, at: Position, outcome: FetchOutcome) -> list[Timed]:
+    async def _decode(self, at: Position, outcome: FetchOutcome) -> Iterator[Batch]:
+        """Return the batches, each decoded when it is asked for, up to a damaged one."""
         envelopes = split_fetched(outcome.payload)
         known = self._schemas.setdefault(at.stream_id, {})
         if fingerprints_of(envelopes) - known.keys():
             versions = await self._client.describe_schemas([at.stream_id])
             known.update((each.schema.fingerprint, each.schema) for each in versions[at.stream_id])
-        found = decode_fetched(at.stream, envelopes, at.next_offset, at.end_offset, known)
-        return list(found)
+        return decode_fetched(at.stream, envelopes, at.next_offset, at.end_offset, known)
 
     async def _begin(self) -> None:
         if self._is_closed:
@@ -221,8 +224,12 @@ class AsyncConsumer:
         await self._take_own()
 
     async def _refresh(self) -> None:
-        streams = self._selection.of_streams(await self._client.list_streams())
-        self._selected = {each.stream_id: each for each in streams}
+        selection = self._selection
+        if selection.has_ids_only:
+            there = await self._client.describe_streams([*selection.ids])
+        else:
+            there = await self._client.list_streams()
+        self._selected = {each.stream_id: each for each in selection.of_streams(there)}
         if not self._is_begun:
             self._found_first = frozenset(self._selected)
         self._refresh_at = time.monotonic() + self._refresh_seconds
@@ -245,7 +252,8 @@ class AsyncConsumer:
 
     async def _add(self, stream_ids: Sequence[int]) -> None:
         cursors = await self._assignment.cursors(stream_ids)
-        rest = [each for each in stream_ids if each not in cursors]
+        spans = {each: self._spans[each] for each in stream_ids if each in self._spans}
+        rest = [each for each in stream_ids if each not in cursors and each not in spans]
         old = [each for each in rest if each in self._found_first]
         new = [each for each in rest if each not in self._found_first]
         # A stream that is found later is read from its beginning: all of it is new.
@@ -253,11 +261,14 @@ class AsyncConsumer:
             **(await self._locate(old, self._start)),
             **(await self._locate(new, "earliest")),
             **cursors,
+            **{stream_id: span.start_offset for stream_id, span in spans.items()},
         }
-        ends: Mapping[int, int | None] = dict.fromkeys(stream_ids)
+        ends: dict[int, int | None] = dict.fromkeys(stream_ids)
         if not self._is_following:
-            bounds = await self._client.stream_bounds(stream_ids)
-            ends = {each.stream_id: each.next_offset for each in bounds}
+            ends.update((stream_id, span.end_offset) for stream_id, span in spans.items())
+            endless = [stream_id for stream_id, end in ends.items() if end is None]
+            bounds = await self._client.stream_bounds(endless) if endless else []
+            ends.update((each.stream_id, each.next_offset) for each in bounds)
         for stream_id in stream_ids:
             self._positions.add(
                 stream_id,

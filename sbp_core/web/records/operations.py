@@ -24,8 +24,9 @@ from sbp_core.web.records.tailing import EVENTS
 _STREAM: Final = Parameter("stream", Place.PATH, "Name of the stream, or its id.")
 _GROUP: Final = Parameter("group", Place.PATH, "Name of the consumer group.")
 _POSITION_DOC: Final = (
-    "earliest, latest, an offset, -N for N records before the tail, or a time such as"
-    " 2025-01-31T09:30 (UTC) for the first record that was appended then or later."
+    "earliest, latest, an offset, -N for N records before the tail, a time such as"
+    " 2025-01-31T09:30 (UTC), or one before now such as -10m: the first record that was"
+    " appended then or later."
 )
 _BINARY: Final[Schema] = {"type": "string", "format": "binary"}
 
