@@ -1,4 +1,4 @@
-"""`sbp lag`: how far consumer groups are behind their streams."""
+"""`sbp lag`: how far consumer groups are behind their streams; `sbp groups` shows the same."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from sbp_core import limits
 from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.connect import connect, find_reach
 from sbp_core.cli.output import write_json, write_table
-from sbp_core.client import Client, CursorInfo, GroupInfo
+from sbp_core.client import Client, CursorInfo
 from sbp_core.client.group_lag import Lag, measure_group, unread_offsets
+from sbp_core.client.group_members import GroupDescription
 from sbp_core.errors import NotFoundError, UnsupportedError
 
 _HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "MEMBER", "")
@@ -30,58 +31,81 @@ def lag(options: ClientOptions, group: str | None) -> int:
     members, each stream shows the member that reads it. Without GROUP, list the groups.
     """
     with connect(options) as client:
-        now_ms = time.time_ns() // 1_000_000
         if group is None:
-            _write_groups(client.list_groups(), now_ms, is_json=options.json)
+            write_groups(client, is_json=options.json)
             return 0
-        cursors = client.describe_cursors(group)
-        if not cursors:
-            raise NotFoundError.of(
-                f"group {group} has no cursors; `sbp lag` lists the groups that have some"
-            )
-        found = _find_lags(client, cursors, now_ms)
-        members = _find_members(client, group)
+        found = find_lags(client, find_cursors(client, group))
+        described = describe_members(client, group)
     if options.json:
-        for each in found:
-            member = members.get(each.stream_id)
-            write_json({"group": group, **asdict(each), "member": member})
+        for each in lag_objects(found, described):
+            write_json({"group": group, **each})
     else:
-        rows = [_row(each, members.get(each.stream_id), now_ms) for each in found]
-        write_table(_HEADING, [*rows, _total(found)])
+        write_lags(found, described)
     return 0
 
 
-def _find_members(client: Client, group: str) -> Mapping[int, str]:
-    """Return the member that reads each stream, by id; none if the servers know no members."""
-    try:
-        return client.describe_group(group).holders
-    except UnsupportedError:
-        return {}
-
-
-def _write_groups(groups: Sequence[GroupInfo], now_ms: int, *, is_json: bool) -> None:
+def write_groups(client: Client, *, is_json: bool) -> None:
+    """Write the groups, and when each committed."""
+    groups, now_ms = client.list_groups(), _now_ms()
     if is_json:
         for each in groups:
             write_json(asdict(each))
     else:
-        rows = [(each.group, _ago(each.committed_at_ms, now_ms)) for each in groups]
+        rows = [(each.group, show_age(each.committed_at_ms, now_ms)) for each in groups]
         write_table(("GROUP", "COMMITTED"), rows)
 
 
-def _find_lags(client: Client, cursors: Sequence[CursorInfo], now_ms: int) -> list[Lag]:
+def find_cursors(client: Client, group: str) -> list[CursorInfo]:
+    """Return the cursors of a group. Raises NotFoundError if it has none."""
+    cursors = client.describe_cursors(group)
+    if not cursors:
+        raise NotFoundError.of(
+            f"group {group} has no cursors; `sbp groups list` shows the groups that there are"
+        )
+    return cursors
+
+
+def describe_members(client: Client, group: str) -> GroupDescription:
+    """Return the members of a group; none if the servers know no members."""
+    try:
+        return client.describe_group(group)
+    except UnsupportedError:
+        return GroupDescription(group, -1, ())
+
+
+def find_lags(client: Client, cursors: Sequence[CursorInfo]) -> list[Lag]:
+    """Return how far behind each cursor is, within seconds."""
     existing = client.find_streams([cursor.stream_id for cursor in cursors])
     infos = {info.stream_id: info for info in existing}
     reaches = find_reach(client, list(infos))
     unread = unread_offsets(cursors, reaches)
     times = client.append_times(unread, timeout_ms=limits.CONNECT_TIMEOUT_MS)
-    return measure_group(cursors, infos, reaches, times, now_ms)
+    return measure_group(cursors, infos, reaches, times, _now_ms())
+
+
+def lag_objects(found: Sequence[Lag], described: GroupDescription) -> list[Mapping[str, object]]:
+    """Return the lags as objects, each with the member that reads the stream."""
+    holders = described.holders
+    return [{**asdict(each), "member": holders.get(each.stream_id)} for each in found]
+
+
+def write_lags(found: Sequence[Lag], described: GroupDescription) -> None:
+    """Write a table of the lags, and their sum."""
+    holders, now_ms = described.holders, _now_ms()
+    rows = [_row(each, holders.get(each.stream_id), now_ms) for each in found]
+    write_table(_HEADING, [*rows, _total(found)])
+
+
+def show_age(time_ms: int | None, now_ms: int) -> str:
+    """Return how long ago a time was, both in ms since 1970; never, without one."""
+    return "never" if time_ms is None else f"{_duration(max(now_ms - time_ms, 0))} ago"
 
 
 def _row(each: Lag, member: str | None, now_ms: int) -> tuple[object, ...]:
     behind = None if each.lag_ms is None else _duration(each.lag_ms)
     cells = (each.tail_offset, each.lag_records, behind)
     known = ("-" if cell is None else cell for cell in cells)
-    ago = _ago(each.committed_at_ms, now_ms)
+    ago = show_age(each.committed_at_ms, now_ms)
     place = (each.stream or "-", each.stream_id, each.next_offset)
     return (*place, *known, ago, member or "-", each.remark)
 
@@ -93,8 +117,8 @@ def _total(found: Sequence[Lag]) -> tuple[object, ...]:
     return ("total", "", "", "", records, _duration(longest_ms), "", "", "")
 
 
-def _ago(time_ms: int, now_ms: int) -> str:
-    return f"{_duration(max(now_ms - time_ms, 0))} ago"
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _duration(duration_ms: int) -> str:

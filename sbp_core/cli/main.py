@@ -38,6 +38,7 @@ COMMANDS: Final = (
         "Append the lines of standard input to a stream.",
     ),
     Listed("consume", "sbp_core.cli.consume:add_consume", "Print the records of a stream."),
+    Listed("groups", "sbp_core.cli.groups:groups", "Show, move and delete consumer groups."),
     Listed("lag", "sbp_core.cli.group_lag:lag", "Show how far a consumer group is behind."),
     Listed("txns", "sbp_core.cli.txns:txns", "List transactions, and give up stuck ones."),
     Listed(

@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from sbp_core import quantities
+from sbp_core.client.stream_position import parse_position
 from sbp_core.errors import ConfigurationError
 from sbp_core.quantities import is_offset, quoted
 
@@ -81,5 +82,7 @@ DURATION_MS: Final = Value("TIME", quantities.parse_duration_ms)
 """A time such as 90s, 30m, 12h or 7d; the value is in ms."""
 SIZE: Final = Value("SIZE", quantities.parse_size)
 """A size such as 500MiB or 10GiB; the value is in bytes."""
+POSITION: Final = Value("WHERE", parse_position)
+"""A position in a stream: earliest, latest, an offset, -N, or a time."""
 TIMESTAMP: Final = Value("TIME", quantities.parse_timestamp)
 """A time since 1970, as a `datetime`; one without a zone is UTC."""

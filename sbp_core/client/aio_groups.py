@@ -43,7 +43,7 @@ class AsyncGroupMethods:
         return await self._run(positions.describe_cursors(self._context, group, stream_ids))
 
     async def list_groups(self) -> list[GroupInfo]:
-        """Return the consumer groups that have cursors, by name."""
+        """Return the consumer groups that have cursors or members, by name."""
         return await self._run(positions.list_groups(self._context))
 
     async def join_group(

@@ -44,7 +44,7 @@ class GroupMethods:
         return self._run(positions.describe_cursors(self._context, group, stream_ids))
 
     def list_groups(self) -> list[GroupInfo]:
-        """Return the consumer groups that have cursors, by name."""
+        """Return the consumer groups that have cursors or members, by name."""
         return self._run(positions.list_groups(self._context))
 
     def join_group(

@@ -191,10 +191,13 @@ class CursorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A consumer group that has cursors, and when it committed the latest, in ms (UTC)."""
+    """A consumer group, and when it committed the latest of its cursors, in ms (UTC).
+
+    The time is None if it has members and no cursors.
+    """
 
     group: str
-    committed_at_ms: int
+    committed_at_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)

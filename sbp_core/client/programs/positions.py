@@ -376,11 +376,11 @@ def describe_cursors(
 
 
 def list_groups(context: Context) -> Program[list[GroupInfo]]:
-    """Return the consumer groups that have cursors, by name."""
+    """Return the consumer groups that have cursors or members, by name."""
     header = DescribeCursorsRequest(timeout_ms=context.timeout_ms)
     answers = yield from ask(context, Opcode.DESCRIBE_CURSORS, header, DescribeCursorsResponse)
     return [
-        GroupInfo(cursor.group, cursor.committed_at_ms)
+        GroupInfo(cursor.group, cursor.committed_at_ms if cursor.committed_at_ms >= 0 else None)
         for answer in answers
         for cursor in answer.cursors
         if cursor.group is not None

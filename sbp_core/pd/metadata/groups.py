@@ -8,9 +8,12 @@ from sqlalchemy import bindparam, delete, select
 
 from sbp_core.pd.groups.group import Group, Holding, Member
 from sbp_core.pd.metadata.database import Database, Put
-from sbp_core.pd.metadata.tables import consumer_groups, group_members, group_streams
+from sbp_core.pd.metadata.tables import COUNT_MAX, consumer_groups, group_members, group_streams
 
 _NAMES: Final = select(consumer_groups.c.group_name).order_by(consumer_groups.c.group_name)
+_NAMES_AFTER: Final = _NAMES.where(consumer_groups.c.group_name > bindparam("after")).limit(
+    COUNT_MAX
+)
 _GENERATION: Final = select(consumer_groups.c.generation).where(
     consumer_groups.c.group_name == bindparam("group_name")
 )
@@ -57,6 +60,11 @@ class GroupTables:
     def names(self) -> list[str]:
         """Return the names of the groups that have members."""
         return [name for (name,) in self._query(_NAMES)]
+
+    def names_after(self, name: str, count_max: int) -> list[str]:
+        """Return up to `count_max` names of groups with members that come after `name`."""
+        rows = self._query(_NAMES_AFTER, after=name, count_max=count_max)
+        return [found for (found,) in rows]
 
     def has_members(self, name: str) -> bool:
         """Whether a group has members."""

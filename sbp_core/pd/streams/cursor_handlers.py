@@ -160,10 +160,17 @@ def describe_after(store: MetadataStore, group: str, stream_id: int) -> list[Cur
 
 
 def list_groups_after(store: MetadataStore, group: str) -> list[Cursor]:
-    """Return the groups whose names come after `group`, one frame's worth of them."""
+    """Return the groups whose names come after `group`, one frame's worth of them.
+
+    Those that have members and no cursors yet have no time.
+    """
+    count_max = limits.RESULTS_PER_FRAME
+    times = dict.fromkeys(store.groups.names_after(group, count_max), -1)
+    for each in store.cursors.groups_after(group, count_max):
+        times[each.name] = each.committed_at_ms
     return [
-        Cursor(group=each.name, committed_at_ms=each.committed_at_ms, status=SUCCESS)
-        for each in store.cursors.groups_after(group, limits.RESULTS_PER_FRAME)
+        Cursor(group=name, committed_at_ms=times[name], status=SUCCESS)
+        for name in sorted(times)[:count_max]
     ]
 
 

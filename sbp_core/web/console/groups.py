@@ -16,8 +16,7 @@ from sbp_core.client import AsyncClient, CursorInfo, Reach, StreamInfo
 from sbp_core.client.group_lag import Lag, measure_group, unread_offsets
 from sbp_core.client.group_members import GroupDescription
 from sbp_core.errors import NotFoundError, RefusedError, StatusCode, UnsupportedError
-from sbp_core.web.console.actions import Question, act, ask
-from sbp_core.web.console.cursor_moves import (
+from sbp_core.operating.cursor_moves import (
     FIELDS_MAX,
     MOVES_MAX,
     MoveRow,
@@ -30,6 +29,7 @@ from sbp_core.web.console.cursor_moves import (
     read_moves,
     write_moves,
 )
+from sbp_core.web.console.actions import Question, act, ask
 from sbp_core.web.console.groups_view import (
     COLUMNS,
     LAG_COLUMNS,
@@ -68,9 +68,12 @@ async def show_one(request: Request) -> Response:
     client = await site.client(request)
     samples = await site.samples(request)
     now_ms = time.time_ns() // 1_000_000
-    lags = await _measure(client, await _cursors(client, group), now_ms)
-    path = group_path(group)
     described = await _maybe_described(client, group)
+    cursors = await client.describe_cursors(group)
+    if not cursors and (described is None or not described.members):
+        raise _no_cursors(group)
+    lags = await _measure(client, cursors, now_ms)
+    path = group_path(group)
     names = {each.stream_id: each.stream for each in lags}
     return site.page(
         *(request, "group.html", f"Group {group}"),
@@ -193,8 +196,12 @@ async def _cursors(client: AsyncClient, group: str) -> list[CursorInfo]:
     """Return the cursors of a group. Raises NotFoundError if it has none."""
     cursors = await client.describe_cursors(group)
     if not cursors:
-        raise NotFoundError.of(f"group {group} has no cursors")
+        raise _no_cursors(group)
     return cursors
+
+
+def _no_cursors(group: str) -> NotFoundError:
+    return NotFoundError.of(f"group {group} has no cursors")
 
 
 async def _maybe_described(client: AsyncClient, group: str) -> GroupDescription | None:

@@ -10,8 +10,8 @@ from urllib.parse import quote
 from sbp_core.client import GroupInfo
 from sbp_core.client.group_lag import Lag
 from sbp_core.client.group_members import MemberInfo
+from sbp_core.operating.samples import Samples
 from sbp_core.web.console.charts import LINES_MAX, Chart, Series, draw
-from sbp_core.web.console.sampling import Samples
 from sbp_core.web.console.tables import Column
 
 _NAMED_MAX: Final = 10
@@ -23,7 +23,7 @@ class GroupRow:
     """A group in the list; `lag` and `stream_count` are None if it was not sampled yet."""
 
     group: str
-    committed_at_ms: int
+    committed_at_ms: int | None
     lag: int | None
     stream_count: int | None
 

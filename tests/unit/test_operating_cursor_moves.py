@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sbp_core.client import CursorInfo, Reach, StreamInfo, UnavailableRange
 from sbp_core.client.stream_position import Position, PositionKind
 from sbp_core.errors import ConfigurationError, ConnectError, InvalidRequestError
-from sbp_core.web.console.cursor_moves import (
+from sbp_core.operating.cursor_moves import (
     CursorMove,
     MoveRow,
     find_changed,
