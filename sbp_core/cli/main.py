@@ -46,6 +46,7 @@ COMMANDS: Final = (
         "sbp_core.cli.cluster:cluster",
         "List the placement drivers and the range servers, and drain one.",
     ),
+    Listed("top", "sbp_core.cli.top:top", "Watch rates, lag and disks of a cluster."),
     Listed("console", "sbp_core.cli.console:add_console", "Serve the web console of a cluster."),
     Listed("acl", "sbp_core.cli.acl:add_acl", "List, grant and revoke the rights of identities."),
     Listed("backup", "sbp_core.cli.backup:backup", "Take, list, check and remove backups."),

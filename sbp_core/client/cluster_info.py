@@ -42,6 +42,13 @@ class RangeServerInfo:
     drain_obstacle: str | None = None
 
     @property
+    def state(self) -> str:
+        """Whether it is live, silent or retired, and whether it is drained, in words."""
+        if self.is_retired:
+            return "retired"
+        return ("live" if self.is_live else "silent") + (" draining" if self.is_draining else "")
+
+    @property
     def is_usable(self) -> bool:
         """Whether it can be given ranges now."""
         return self.is_live and not self.is_draining and self.disk_free_bytes != 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sbp_core.client import GroupInfo
 from sbp_core.client.group_lag import Lag
 from sbp_core.client.group_members import MemberInfo
+from sbp_core.operating.samples import Lags, Samples
 from sbp_core.web.console.charts import LINES_MAX
 from sbp_core.web.console.groups_view import MemberRow, make_group, make_members, make_rows
-from sbp_core.web.console.sampling import Lags, Samples
 
 
 def sampled(*records: dict[tuple[str, int], int]) -> Samples:

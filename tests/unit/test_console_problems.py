@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sbp_core import limits
 from sbp_core.client import ClusterInfo, PlacementDriverInfo, RangeServerInfo
+from sbp_core.operating.samples import Ends, Lags, Samples
 from sbp_core.web.console.problems_view import (
     Severity,
     cluster_problems,
@@ -12,7 +13,7 @@ from sbp_core.web.console.problems_view import (
     sampling_problems,
     txn_problems,
 )
-from sbp_core.web.console.sampling import STALE_SECONDS, Ends, Lags, Samples
+from sbp_core.web.console.sampling import STALE_SECONDS
 
 
 def server(server_id=1, *, free=None, is_live=True, **options):

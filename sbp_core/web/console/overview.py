@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from sbp_core.client import AsyncClient, ClusterInfo
 from sbp_core.errors import PermissionDeniedError, UnsupportedError
+from sbp_core.operating.samples import Samples
 from sbp_core.web.console.overview_view import make_disks, make_overview
 from sbp_core.web.console.problems_view import (
     Problem,
@@ -20,7 +21,6 @@ from sbp_core.web.console.problems_view import (
     sampling_problems,
     txn_problems,
 )
-from sbp_core.web.console.sampling import Samples
 from sbp_core.web.console.site import Site
 
 _PROBE_MS: Final = 1_000

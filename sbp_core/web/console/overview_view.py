@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sbp_core.access.rights import is_reserved
 from sbp_core.client import RangeServerInfo
+from sbp_core.operating.samples import Samples
 from sbp_core.web.console.charts import LINES_MAX, Chart, Series, draw
-from sbp_core.web.console.sampling import Samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 from sbp_core import limits
 from sbp_core.client import ClusterInfo, PlacementDriverInfo, RangeServerInfo
-from sbp_core.web.console.sampling import STALE_SECONDS, Lags, Samples
+from sbp_core.operating.samples import Lags, Samples
+from sbp_core.web.console.sampling import STALE_SECONDS
 from sbp_core.web.console.words import counted, size_text
 
 _SHOWN_MAX: Final = 5

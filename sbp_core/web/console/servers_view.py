@@ -46,8 +46,7 @@ def server_rows(found: ClusterInfo, *, shows_retired: bool) -> tuple[ServerRow, 
     """Return the range servers; those that were replaced or drained and stopped on demand."""
     kept = (each for each in found.range_servers if shows_retired or not each.is_retired)
     return tuple(
-        ServerRow(each, _state(each), each.drain_remark if each.is_draining else "")
-        for each in kept
+        ServerRow(each, each.state, each.drain_remark if each.is_draining else "") for each in kept
     )
 
 
@@ -71,10 +70,3 @@ def drain_consequences(server: RangeServerInfo, other_count: int) -> list[str]:
             " stream can be created. Start another range server first."
         )
     return [*said, "The drain goes on by itself until it is done or cancelled."]
-
-
-def _state(server: RangeServerInfo) -> str:
-    """Return the state in the words of `sbp cluster`."""
-    if server.is_retired:
-        return "retired"
-    return ("live" if server.is_live else "silent") + (" draining" if server.is_draining else "")

@@ -18,9 +18,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from sbp_core import limits
 from sbp_core.client import AsyncClient, Connecting, RetryPolicy
 from sbp_core.errors import InvalidRequestError, PermissionDeniedError
+from sbp_core.operating.samples import Samples
 from sbp_core.web.callers import Callers
 from sbp_core.web.console import words
-from sbp_core.web.console.sampling import Sampler, Samples
+from sbp_core.web.console.sampling import Sampler
 from sbp_core.web.console.submissions import Submissions
 from sbp_core.web.origins import check_same_site
 from sbp_core.web.sessions import COOKIE

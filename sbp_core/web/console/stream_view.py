@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from sbp_core.client import Reach, SchemaVersion, StreamInfo
+from sbp_core.operating.samples import Samples
 from sbp_core.records import Change, compare_schemas, field_text
 from sbp_core.records.stream_schema import type_text
-from sbp_core.web.console.sampling import Samples
 from sbp_core.web.console.streams_view import retention_text
 
 _STYLES: Final = {Change.ADDED: "good", Change.WIDENED: "warn", Change.RELAXED: "warn"}

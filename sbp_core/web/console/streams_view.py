@@ -8,8 +8,8 @@ from typing import Final
 
 from sbp_core.access.rights import is_reserved
 from sbp_core.client import StreamInfo
+from sbp_core.operating.samples import Samples
 from sbp_core.quantities import show_retention
-from sbp_core.web.console.sampling import Samples
 from sbp_core.web.console.tables import Column
 
 

@@ -6,17 +6,9 @@ import asyncio
 
 from sbp_core.client import BoundsView, CursorInfo, GroupInfo, Reach, StreamBounds, StreamInfo
 from sbp_core.errors import ConnectError, PermissionDeniedError
+from sbp_core.operating.samples import HISTORY_SECONDS, SPAN_SECONDS, Ends, Lags, Samples
 from sbp_core.web.console.overview_view import make_overview
-from sbp_core.web.console.sampling import (
-    HISTORY_SECONDS,
-    LOOKED_SECONDS,
-    SAMPLED_MAX,
-    SPAN_SECONDS,
-    Ends,
-    Lags,
-    Sampler,
-    Samples,
-)
+from sbp_core.web.console.sampling import LOOKED_SECONDS, SAMPLED_MAX, Sampler
 
 
 def test_a_rate_is_of_streams_known_at_both_times_and_never_negative():
@@ -35,6 +27,14 @@ def test_history_is_coarse_and_bounded():
     rates = samples.rates_over_time(1)
     assert {rate for _, rate in rates} == {10.0}
     assert rates[-1][0] - rates[0][0] <= SPAN_SECONDS * 1000
+
+
+def test_streams_grow_by_bytes_between_two_sizes():
+    samples = Samples()
+    samples.note_sizes(1_000, {1: 100, 2: 900})
+    assert samples.byte_rates() == {}
+    samples.note_sizes(3_000, {1: 300, 2: 100, 3: 5})  # records of stream 2 were removed
+    assert (samples.sizes[1], samples.byte_rates()) == (300, {1: 100.0, 2: 0.0})
 
 
 def test_a_restored_cluster_does_not_look_like_appends():
