@@ -241,6 +241,10 @@ FETCH_ITEMS_PER_TURN: Final = 128
 """Requests of a FETCH that are looked at before other connections have their turn."""
 FETCH_JOIN_BYTES: Final = 64 * KIB
 """Batches of an answer that are smaller on average are sent in one piece."""
+CUT_BATCH_BYTES_MIN: Final = 32 * KIB
+"""Smaller batches are sent whole where some columns are asked for: cutting takes more time."""
+PROJECTIONS_PER_ITEM_MAX: Final = 16
+"""Versions of a schema for which a FETCH names the columns of a stream; a server heeds no more."""
 LOCAL_READ_BATCH_BYTES_MIN: Final = 128 * KIB
 """Batches that are smaller on average are worth no look into the file for each."""
 LOCAL_READ_PLACES_BYTES_MAX: Final = 64 * MIB

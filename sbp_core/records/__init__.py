@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from sbp_core.records.arrow_body import Compression, record_sizes
 from sbp_core.records.builder import BatchBuilder, ColumnsBuilder, RowsBuilder, record_too_large
+from sbp_core.records.cutting import Cut, front_bytes, maybe_cut
 from sbp_core.records.encodings import accept_batch, decode_batch, encoding_of
 from sbp_core.records.encodings.columns import decode_columns, encode_columns
-from sbp_core.records.encodings.rows import ROWS_SCHEMA, encode_rows, offsets_array
+from sbp_core.records.encodings.rows import (
+    ROWS_SCHEMA,
+    encode_rows,
+    maybe_kept_rows,
+    offsets_array,
+)
 from sbp_core.records.encodings.sequence import (
     TEXTS_BYTES_SAFE,
     encode_sequences,
@@ -35,6 +41,7 @@ from sbp_core.records.evolution import (
     merge_schemas,
     union_schemas,
 )
+from sbp_core.records.projection import KeptColumns, maybe_kept_columns
 from sbp_core.records.small_batches import (
     Run,
     decode_batches,
@@ -58,8 +65,10 @@ __all__ = [
     "ColumnsBuilder",
     "Comparison",
     "Compression",
+    "Cut",
     "Difference",
     "Envelope",
+    "KeptColumns",
     "RowsBuilder",
     "Run",
     "StreamSchema",
@@ -80,9 +89,13 @@ __all__ = [
     "encoding_of",
     "field_text",
     "find_unfit",
+    "front_bytes",
     "map_columns",
     "maybe_columns_together",
+    "maybe_cut",
     "maybe_encoding",
+    "maybe_kept_columns",
+    "maybe_kept_rows",
     "maybe_logical_type",
     "merge_schemas",
     "offsets_array",

@@ -26,6 +26,12 @@ _OFFSET_BITS: Final = 32
 _STRINGS: Final = (pa.string().id, pa.binary().id)
 _LISTS: Final = (pa.list_(pa.int8()).id, pa.map_(pa.int8(), pa.int8()).id)
 _STRUCT: Final = pa.struct([]).id
+_WITH_TWO_BUFFERS: Final = (
+    pa.types.is_primitive,
+    pa.types.is_decimal,
+    pa.types.is_list,
+    pa.types.is_map,
+)
 
 
 def encode_body(batch: pa.RecordBatch, compression: Compression) -> memoryview:
@@ -95,6 +101,20 @@ def check_values(batch: pa.RecordBatch) -> None:
         batch.validate(full=True)
     except pa.ArrowException as error:
         raise RecordBatchError(f"rows that cannot be encoded: {error}") from error
+
+
+def maybe_buffer_count(kind: pa.DataType) -> int | None:
+    """Return how many buffers a column has, without those of the columns within.
+
+    None for a type that no stream has.
+    """
+    if pa.types.is_null(kind):
+        return 0
+    if pa.types.is_struct(kind):
+        return 1
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        return 3
+    return 2 if any(is_kind(kind) for is_kind in _WITH_TWO_BUFFERS) else None
 
 
 def record_sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:

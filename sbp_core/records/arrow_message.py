@@ -135,8 +135,16 @@ def check_record_batch_message(data: memoryview, *, record_count: int) -> Messag
     return check_outline(read_outline(data, record_count=record_count), data)
 
 
-def read_outline(data: memoryview, *, record_count: int, is_for_arrow: bool = True) -> Outline:
+def read_outline(
+    data: memoryview,
+    *,
+    record_count: int,
+    is_for_arrow: bool = True,
+    message_bytes: int | None = None,
+) -> Outline:
     """Return the outline of `data` if that is one record batch message of `record_count` rows.
+
+    Without `is_for_arrow` the metadata are enough; then `message_bytes` are those of the message.
 
     It is not safe to hand to Arrow before `check_outline`. A server passes `is_for_arrow=False`: it
     stores bodies unread, so a hostile one must not even reach Arrow's check of the metadata. Raises
@@ -147,10 +155,11 @@ def read_outline(data: memoryview, *, record_count: int, is_for_arrow: bool = Tr
     encoded = bytes(data[PREFIX_BYTES:buffers_start])
     found = schema.maybe_recognise(Message, encoded)
     compression, length, nodes, buffers, body_length = found or _decode_header(schema, encoded)
-    if body_length != len(data) - buffers_start:
+    buffers_bytes = (len(data) if message_bytes is None else message_bytes) - buffers_start
+    if body_length != buffers_bytes:
         raise RecordBatchError(
-            f"Arrow message announces {body_length} bytes of buffers, but"
-            f" {len(data) - buffers_start} follow its metadata"
+            f"Arrow message announces {body_length} bytes of buffers, but {buffers_bytes} follow"
+            " its metadata"
         )
     if length != record_count:
         raise RecordBatchError(
@@ -189,6 +198,17 @@ def check_sizes(outline: Outline, sizes: Sequence[int]) -> MessageSize:
             f" {limits.DECODED_BATCH_BYTES_MAX} allowed; write smaller batches"
         )
     return MessageSize(decoded_bytes, outline.compression is not None)
+
+
+def encode_metadata(outline: Outline) -> bytes:
+    """Return a message up to its buffers; `outline` says how many bytes these have, and where."""
+    pairs = (zip(*split_pairs(each), strict=True) for each in (outline.nodes, outline.buffers))
+    nodes, buffers = map(tuple, pairs)
+    header = RecordBatchHeader(outline.row_count, nodes, buffers, outline.compression)
+    message = Message(VERSION_5, _HEADER_RECORD_BATCH, header, outline.buffers_bytes)
+    encoded = MESSAGE_SCHEMA.encode(message)
+    encoded += bytes(-(PREFIX_BYTES + len(encoded)) % BUFFER_ALIGNMENT_BYTES)
+    return _PREFIX.pack(_CONTINUATION, len(encoded)) + encoded
 
 
 def are_sound(outlines: Sequence[Outline]) -> bool:

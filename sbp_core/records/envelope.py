@@ -51,6 +51,7 @@ _ENCODING: Final = "encoding"
 _BODY_BYTES: Final = "body_bytes"
 _SCHEMA_FINGERPRINT: Final = "schema"
 _TIMESTAMP_COLUMN: Final = "timestamp_column"
+_PROJECTION: Final = "projection"
 _DIGEST_BYTES: Final = 16
 _BODY_BYTES_DIGITS_MAX: Final = len(str(LARGEST.batch_bytes))
 
@@ -58,10 +59,10 @@ _SCHEMA: Final = Schema(LAYOUTS, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
 
 
 _NUMBERS: Final = ("stream_id", "last_offset_delta", "base_timestamp")
-_PROPERTIES: Final = (_ENCODING, _BODY_BYTES, _SCHEMA_FINGERPRINT, _TIMESTAMP_COLUMN)
+_PROPERTIES: Final = (_ENCODING, _BODY_BYTES, _SCHEMA_FINGERPRINT, _TIMESTAMP_COLUMN, _PROJECTION)
 
 
-class _Meta(NamedTuple):
+class BatchMeta(NamedTuple):
     """The metadata of a batch."""
 
     stream_id: int
@@ -71,6 +72,7 @@ class _Meta(NamedTuple):
     body_bytes: str | None
     schema_fingerprint: str | None
     timestamp_column: str | None
+    projection: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class Envelope:
     `base_timestamp_ms` in ms (UTC). `encoding` is "rows" or "columns", None for a record sequence;
     `decode_batch` and `decode_columns` decode the body. A batch of columns names its schema by
     `schema_fingerprint`, and may name a `timestamp_column` with the times of the records. For a
-    record sequence `record_count` was counted, and may differ from the `declared_count`.
+    record sequence `record_count` was counted, and may differ from the `declared_count`. A batch
+    from which columns were left out names those that it has by `projection` (projection.py).
     """
 
     stream_id: int
@@ -94,6 +97,12 @@ class Envelope:
     schema_fingerprint: str | None = None
     timestamp_column: str | None = None
     declared_count: int = 0
+    projection: str | None = None
+
+    @property
+    def columns_fingerprint(self) -> str | None:
+        """The fingerprint of the columns that the body has: all of its schema, or some."""
+        return self.projection or self.schema_fingerprint
 
     @property
     def place(self) -> str:
@@ -125,24 +134,46 @@ def encode_envelope(
 
     Raises RecordBatchError when the batch would break a limit.
     """
-    _check_record_count(record_count)
-    check_offsets(base_offset, record_count)
-    body_bytes = sum(len(part) for part in body)
-    properties = {
-        _ENCODING: encoding,
-        _BODY_BYTES: str(body_bytes),
-        _SCHEMA_FINGERPRINT: schema_fingerprint,
-        _TIMESTAMP_COLUMN: timestamp_column,
-    }
-    meta = RecordBatchMeta(
-        stream_id=stream_id,
-        last_offset_delta=record_count,
-        base_timestamp=base_timestamp_ms,
-        properties=tuple(KeyValue(*item) for item in properties.items() if item[1] is not None),
+    meta = BatchMeta(
+        stream_id,
+        record_count,
+        base_timestamp_ms,
+        encoding,
+        str(sum(len(part) for part in body)),
+        schema_fingerprint,
+        timestamp_column,
+        None,
     )
-    encoded_meta = _SCHEMA.encode(meta)
+    head = encode_head(meta, base_offset)
+    length_bytes = len(head) + sum(map(len, body))
+    _check_length(length_bytes, record_count)
+    return b"".join((head, *body))
+
+
+def encode_head(meta: BatchMeta, base_offset: int) -> bytes:
+    """Return what is in front of the body of a record batch; not of a record sequence.
+
+    Raises RecordBatchError when the batch would break a limit.
+    """
+    _check_record_count(meta.record_count)
+    check_offsets(base_offset, meta.record_count)
+    properties = {
+        _ENCODING: meta.encoding,
+        _BODY_BYTES: meta.body_bytes,
+        _SCHEMA_FINGERPRINT: meta.schema_fingerprint,
+        _TIMESTAMP_COLUMN: meta.timestamp_column,
+        _PROJECTION: meta.projection,
+    }
+    encoded_meta = _SCHEMA.encode(
+        RecordBatchMeta(
+            stream_id=meta.stream_id,
+            last_offset_delta=meta.record_count,
+            base_timestamp=meta.base_timestamp_ms,
+            properties=tuple(KeyValue(*item) for item in properties.items() if item[1] is not None),
+        )
+    )
     encoded_meta += bytes(-(_FIXED.size + len(encoded_meta)) % BODY_ALIGNMENT_BYTES)
-    return _joined(encoded_meta, body, record_count=record_count, base_offset=base_offset)
+    return _FIXED.pack(MAGIC, base_offset, len(encoded_meta)) + encoded_meta
 
 
 def encode_sequence_envelope(
@@ -162,19 +193,18 @@ def encode_sequence_envelope(
     meta = RecordBatchMeta(
         stream_id=stream_id, last_offset_delta=count - 1, base_timestamp=base_timestamp_ms
     )
-    return _joined(_SCHEMA.encode(meta), records, record_count=count, base_offset=0)
+    encoded_meta = _SCHEMA.encode(meta)
+    length_bytes = _FIXED.size + len(encoded_meta) + sum(map(len, records))
+    _check_length(length_bytes, count)
+    return b"".join((_FIXED.pack(MAGIC, 0, len(encoded_meta)), encoded_meta, *records))
 
 
-def _joined(
-    encoded_meta: bytes, body: Sequence[Buffer], *, record_count: int, base_offset: int
-) -> bytes:
-    length_bytes = _FIXED.size + len(encoded_meta) + sum(map(len, body))
+def _check_length(length_bytes: int, record_count: int) -> None:
     if length_bytes > LARGEST.batch_bytes:
         raise RecordBatchError(
             f"{record_count} records make a batch of {length_bytes} bytes, more than the"
             f" {LARGEST.batch_bytes} that one may have; spread them over several batches"
         )
-    return b"".join((_FIXED.pack(MAGIC, base_offset, len(encoded_meta)), encoded_meta, *body))
 
 
 def decode_envelope(data: Buffer, position: int = 0) -> Envelope:
@@ -224,7 +254,7 @@ def maybe_encoding(data: Buffer) -> str | None:
 
     Only its metadata is read. Raises RecordBatchError when that cannot be.
     """
-    return _read_head(memoryview(data).cast("B"), 0)[0].encoding
+    return read_head(memoryview(data).cast("B"), 0)[0].encoding
 
 
 def sequence_places(view: memoryview, position: int) -> Iterator[tuple[int, int, int]]:
@@ -310,7 +340,7 @@ def _check_record_count(record_count: int) -> None:
         )
 
 
-def _read_head(view: memoryview, position: int) -> tuple[_Meta, int, int]:
+def read_head(view: memoryview, position: int) -> tuple[BatchMeta, int, int]:
     """Return the metadata of the batch at `position`, its base offset, and where its body starts.
 
     Raises RecordBatchError.
@@ -343,7 +373,7 @@ def _read_head(view: memoryview, position: int) -> tuple[_Meta, int, int]:
 
 
 def _read_envelope(view: memoryview, position: int, bytes_max: int) -> Envelope:
-    meta, base_offset, body_start = _read_head(view, position)
+    meta, base_offset, body_start = read_head(view, position)
     record_count, body_bytes = meta.record_count, len(view) - body_start
     if meta.body_bytes is not None:
         body_bytes = _parse_body_bytes(meta.body_bytes, body_bytes_max=body_bytes)
@@ -367,6 +397,7 @@ def _read_envelope(view: memoryview, position: int, bytes_max: int) -> Envelope:
         meta.schema_fingerprint,
         meta.timestamp_column,
         meta.record_count,
+        meta.projection,
     )
 
 
@@ -386,12 +417,12 @@ def _measure_sequence(view: memoryview, position: int) -> tuple[int, int]:
     return count, end
 
 
-def _read_meta(encoded: bytes) -> _Meta:
+def _read_meta(encoded: bytes) -> BatchMeta:
     """Return the metadata of a batch. Raises HeaderError."""
     found = _SCHEMA.maybe_recognise(RecordBatchMeta, encoded)
     if found is not None:
         pick = found[0]
-        return _Meta(*pick((*found, 0, None)))
+        return BatchMeta(*pick((*found, 0, None)))
     meta = _SCHEMA.decode(RecordBatchMeta, encoded)
     numbers = [name for name in _NUMBERS if getattr(meta, name)]  # zeros are not written
     values = [f"properties.{at}.value" for at in range(len(meta.properties))]
@@ -403,7 +434,7 @@ def _read_meta(encoded: bytes) -> _Meta:
     )
     _SCHEMA.remember(RecordBatchMeta, encoded, pick, [*numbers, *values])
     properties = {item.key: item.value for item in meta.properties}
-    return _Meta(
+    return BatchMeta(
         meta.stream_id,
         meta.last_offset_delta,
         meta.base_timestamp,

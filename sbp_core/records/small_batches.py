@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError, SchemaError
-from sbp_core.records.arrow_body import decode_joined
+from sbp_core.records.arrow_body import decode_joined, maybe_buffer_count
 from sbp_core.records.arrow_message import (
     BUFFER_ALIGNMENT_BYTES,
     Outline,
@@ -45,12 +45,6 @@ _Ints = npt.NDArray[np.int64]
 
 _OFFSET: Final = np.dtype("<i4")
 _BITS: Final = 8
-_WITH_TWO_BUFFERS: Final = (
-    pa.types.is_primitive,
-    pa.types.is_decimal,
-    pa.types.is_list,
-    pa.types.is_map,
-)
 
 
 class _Small(NamedTuple):
@@ -133,8 +127,9 @@ def decode_batches(
     Any other is decoded alone, as by `decode_batch`. Raises RecordBatchError.
     """
     for run in small_runs(envelopes, rows_enough=rows_enough, bytes_enough=bytes_enough):
-        is_typed = encoding_of(run.envelopes[0]).is_typed
-        together = None if is_typed else run.maybe_joined(ROWS_SCHEMA, _ROWS_MESSAGE)
+        first = run.envelopes[0]
+        is_whole_rows = not encoding_of(first).is_typed and first.projection is None
+        together = run.maybe_joined(ROWS_SCHEMA, _ROWS_MESSAGE) if is_whole_rows else None
         if together is None:
             yield from map(decode_batch, run.envelopes)
         else:
@@ -177,7 +172,12 @@ def _maybe_small(envelope: Envelope) -> _Small | None:
 
 
 def _kind(envelope: Envelope) -> tuple[str | None, ...]:
-    return envelope.encoding, envelope.schema_fingerprint, envelope.timestamp_column
+    return (
+        envelope.encoding,
+        envelope.schema_fingerprint,
+        envelope.projection,
+        envelope.timestamp_column,
+    )
 
 
 class _MisfitError(Exception):
@@ -379,13 +379,7 @@ def _children(kind: pa.DataType) -> list[pa.DataType]:
 
 
 def _buffer_count(kind: pa.DataType) -> int:
-    """Return how many buffers a column has, without those of the columns within."""
-    if pa.types.is_null(kind):
-        return 0
-    if pa.types.is_struct(kind):
-        return 1
-    if pa.types.is_binary(kind) or pa.types.is_string(kind):
-        return 3
-    if not any(is_kind(kind) for is_kind in _WITH_TWO_BUFFERS):
+    count = maybe_buffer_count(kind)
+    if count is None:
         raise _MisfitError
-    return 2
+    return count

@@ -182,6 +182,15 @@ class PlacementDriverNode(Struct, frozen=True, gc=False):
     is_leader: bool = False
 
 
+class Projection(Struct, frozen=True, gc=False):
+    """The parts of an Arrow message that are wanted: a bit for each, from the lowest of the first byte on."""
+
+    schema: str | None = None
+    nodes: bytes = b""
+    buffers: bytes = b""
+    kept: str | None = None
+
+
 class RangeId(Struct, frozen=True, gc=False):
     stream_id: int = -1
     range_index: int = -1
@@ -827,6 +836,7 @@ class FetchInfo(Struct, frozen=True, gc=False):
     stream_id: int = -1
     end_offset: int = -1
     txn_id: str | None = None
+    projections: tuple[Projection, ...] = ()
 
 
 class ListRangesResult(Struct, frozen=True, gc=False):
@@ -1108,6 +1118,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     ListGrantsRequest: (I32, TEXT),
     LookupOffsetInfo: (I64, I32, I64, I64),
     PlacementDriverNode: (TEXT, TEXT, BOOL),
+    Projection: (TEXT, BYTES, BYTES, TEXT),
     RangeId: (I64, I32, I64),
     RangeServer: (I32, TEXT, TEXT),
     ReadEntriesRequest: (I32, I64, I32, I64, I64, I32, I64),
@@ -1271,7 +1282,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     CreateRangeResponse: (Table("Status"), Table("StreamRange"), I32),
     CreateStreamResult: (Table("Stream"), Table("StreamRange"), Table("Status")),
     DescribeRangeResult: (I64, Table("StreamRange"), Table("Status"), I64),
-    FetchInfo: (Table("StreamRange"), I32, I64, I32, I64, I64, TEXT),
+    FetchInfo: (Table("StreamRange"), I32, I64, I32, I64, I64, TEXT, Vector(Table("Projection"))),
     ListRangesResult: (
         Table("RangeCriteria"),
         Vector(Table("StreamRange")),
@@ -1553,6 +1564,7 @@ def _write_fetch_info(writer: Writer, value: Any) -> int:
             and (batch_max_bytes := value.batch_max_bytes) != 0
             and (stream_id := value.stream_id) != -1
             and value.txn_id is None
+            and value.projections == ()
         ):
             request_index = value.request_index
             end_offset = value.end_offset

@@ -92,6 +92,11 @@ def accept_batch(data: Buffer, bytes_max: int = LARGEST.batch_bytes) -> Envelope
     batch of more than `bytes_max`.
     """
     envelope = peek_batch(data, bytes_max)
+    if envelope.projection is not None:
+        raise RecordBatchError(
+            f"a record batch of which only some columns are there ({envelope.projection}), as a"
+            " FETCH returns it: nothing of it was stored; append whole batches"
+        )
     try:
         encoding_of(envelope).check_count(envelope)
     except RecordBatchError as error:

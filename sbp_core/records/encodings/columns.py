@@ -129,13 +129,14 @@ def decode_columns(
 ) -> pa.RecordBatch:
     """Return the rows of a record batch, in the order of its schema, fully validated.
 
-    `schema` is the one that the batch names; with `names` only those columns of it are decoded.
+    `schema` is the one that the batch names, or what was kept of that if columns were left out;
+    with `names` only those columns of it are decoded.
     Raises DamagedBatchError, and RecordBatchError for a batch of another encoding or schema.
     """
-    found = (envelope.encoding, envelope.schema_fingerprint)
+    found = (envelope.encoding, envelope.columns_fingerprint)
     if found != (COLUMNS_ENCODING, schema.fingerprint):
         raise RecordBatchError(
-            f"{envelope.place} has encoding {found[0]!r}, schema {found[1]!r}; expected"
+            f"{envelope.place} has encoding {found[0]!r}, columns {found[1]!r}; expected"
             f" {COLUMNS_ENCODING!r}, {schema.fingerprint!r}"
         )
     batch = decode_body(envelope, schema.arrow, names, schema_message=schema.encode())

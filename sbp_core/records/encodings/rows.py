@@ -6,6 +6,8 @@ offset of the envelope (`offsets_array`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import combinations
 from typing import Final
 
 import numpy as np
@@ -26,6 +28,7 @@ from sbp_core.records.arrow_message import (
 )
 from sbp_core.records.encodings import PlainEncoding, register
 from sbp_core.records.envelope import Envelope, check_offsets, encode_envelope
+from sbp_core.records.projection import KeptColumns, maybe_kept_plain
 
 ROWS_ENCODING: Final = "rows"
 ROWS_SCHEMA: Final = pa.schema(
@@ -112,8 +115,26 @@ class RowsEncoding(PlainEncoding):
         """Return: all rows of ROWS_SCHEMA fit."""
 
     def decode(self, envelope: Envelope) -> pa.RecordBatch:
-        """Return the rows of a record batch; see `decode_body` for what is copied."""
-        return decode_body(envelope, ROWS_SCHEMA)
+        """Return the rows of a record batch; see `decode_body` for what is copied.
+
+        Columns that were left out are null.
+        """
+        if envelope.projection is None:
+            return decode_body(envelope, ROWS_SCHEMA)
+        kept = _KEPT.get(envelope.projection)
+        if kept is None:
+            raise envelope.damage(
+                f"it has the columns {envelope.projection!r}, which are not some of"
+                f" ({_describe(ROWS_SCHEMA)})"
+            )
+        rows = decode_body(envelope, kept.schema.arrow)
+        columns = [
+            rows.column(field.name)
+            if field.name in rows.schema.names
+            else pa.nulls(rows.num_rows, field.type)
+            for field in ROWS_SCHEMA
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
 
     def encode(
         self, rows: pa.RecordBatch, *, stream_id: int, timestamp_ms: int, compression: Compression
@@ -165,5 +186,18 @@ def _describe(schema: pa.Schema) -> str:
         f"{field.name} {field.type}{'' if field.nullable else ' not null'}" for field in schema
     )
 
+
+def maybe_kept_rows(names: Collection[str]) -> KeptColumns | None:
+    """Return the columns of plain records with these names; None if all four have to be read."""
+    return _KEPT_BY_NAMES.get(frozenset(names).intersection(ROWS_SCHEMA.names))
+
+
+_KEPT_BY_NAMES: Final = {
+    frozenset(names): kept
+    for count in range(len(ROWS_SCHEMA))
+    for names in combinations(ROWS_SCHEMA.names, count)
+    if (kept := maybe_kept_plain(ROWS_SCHEMA, names)) is not None
+}
+_KEPT: Final = {each.projection.kept: each for each in _KEPT_BY_NAMES.values()}
 
 register(RowsEncoding())
