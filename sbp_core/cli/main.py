@@ -37,7 +37,7 @@ COMMANDS: Final = (
         "sbp_core.cli.produce:add_produce",
         "Append the lines of standard input to a stream.",
     ),
-    Listed("consume", "sbp_core.cli.consume:add_consume", "Print the records of a stream."),
+    Listed("consume", "sbp_core.cli.consume.command:consume", "Print the records of streams."),
     Listed("groups", "sbp_core.cli.groups:groups", "Show, move and delete consumer groups."),
     Listed("lag", "sbp_core.cli.group_lag:lag", "Show how far a consumer group is behind."),
     Listed("txns", "sbp_core.cli.txns:txns", "List transactions, and give up stuck ones."),

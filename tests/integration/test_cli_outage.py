@@ -16,7 +16,7 @@ from sbp_core.client import RetryPolicy, StreamSpec
 def impatient(monkeypatch):
     """Nothing comes back in this test."""
     monkeypatch.setattr(connect, "_ANSWER_MS", 200)
-    monkeypatch.setattr("sbp_core.cli.consume.PATIENT", RetryPolicy(budget_ms=200))
+    monkeypatch.setattr("sbp_core.cli.consume.command.PATIENT", RetryPolicy(budget_ms=200))
     monkeypatch.setattr(limits, "CONNECT_TIMEOUT_MS", 1_000)
 
 

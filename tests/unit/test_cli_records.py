@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from sbp_core import limits
 from sbp_core.cli import produce
-from sbp_core.cli.consume import read_records
 from sbp_core.cli.produce import read_lines, rows_of_lines
-from sbp_core.client import FetchOutcome, ReceivedBatches
-from sbp_core.errors import DeadlineExceededError, RecordBatchError, SbpError
-from sbp_core.records import ROWS_SCHEMA, encode_rows
+from sbp_core.errors import RecordBatchError
+from sbp_core.records import ROWS_SCHEMA
 from sbp_core.records.stream_decoder import describe_rows
 
 
@@ -144,64 +142,3 @@ def test_json_objects():
         **dict.fromkeys(["timestamp", "key", "value", "headers"]),
     }
     assert (third["offset"], third["timestamp"], third["headers"]) == (9, 2**62, [])
-
-
-class ScriptedClient:
-    """Answers fetches with prepared payloads, and remembers what was asked."""
-
-    def __init__(self, *answers: bytes | SbpError):
-        self.answers = list(answers)
-        self.asked = []
-
-    def fetch(self, items, *, max_wait_ms):
-        (item,) = items
-        self.asked.append((item.fetch_offset, item.end_offset))
-        answer = self.answers.pop(0)
-        error = answer if isinstance(answer, SbpError) else None
-        batches = ReceivedBatches(memoryview(b"" if error else answer), 0)
-        yield FetchOutcome(0, item.stream_id, batches, error)
-
-
-def batch(base_offset: int, count: int) -> bytes:
-    records = [(None, b"%d" % (base_offset + index), None, 0) for index in range(count)]
-    return encode_rows(rows_of(*records), stream_id=1, timestamp_ms=0, base_offset=base_offset)
-
-
-def values(rows) -> list[tuple[int, list[int]]]:
-    return [
-        (each.base_offset, [int(v) for v in each.rows.column("value").to_pylist()]) for each in rows
-    ]
-
-
-def test_rows_are_cut_to_what_was_asked_for():
-    client = ScriptedClient(batch(0, 4) + batch(4, 2), batch(6, 4))
-    assert values(read_records(client, 1, 3, 8)) == [(3, [3]), (4, [4, 5]), (6, [6, 7])]
-    assert client.asked == [(3, 8), (6, 8)]
-
-
-def test_nothing_is_asked_when_nothing_is_wanted():
-    assert values(read_records(ScriptedClient(), 1, 5, 5)) == []
-
-
-def test_following_goes_on_after_silence():
-    client = ScriptedClient(b"", batch(0, 1), b"", batch(1, 1), SbpError("enough"))
-    rows = read_records(client, 1, 0, None)
-    assert values([next(rows), next(rows)]) == [(0, [0]), (1, [1])]
-    with pytest.raises(SbpError, match="enough"):
-        next(rows)
-
-
-@pytest.mark.parametrize("answer", [batch(1, 1), batch(0, 1)[:-1], b"x"])
-def test_gaps_and_damage_are_errors(answer):
-    with pytest.raises(RecordBatchError):
-        list(read_records(ScriptedClient(answer), 1, 0, 2))
-
-
-def test_records_before_the_offset_are_no_answer():
-    with pytest.raises(RecordBatchError, match="expected offset 3, found records 0 to 1"):
-        list(read_records(ScriptedClient(batch(0, 2)), 1, 3, 5))
-
-
-def test_silence_before_the_tail_is_an_error():
-    with pytest.raises(DeadlineExceededError, match="offset 2"):
-        list(read_records(ScriptedClient(batch(0, 2), b""), 1, 0, 4))

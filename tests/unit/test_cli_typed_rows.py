@@ -10,9 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sbp_core.cli.consume import read_records
 from sbp_core.cli.schema import read_file_schema
-from sbp_core.client import FetchOutcome, ReceivedBatches, SchemaVersion
 from sbp_core.errors import ConfigurationError, RecordBatchError
 from sbp_core.records import StreamSchema, encode_columns, split_envelopes
 from sbp_core.records.json_values import describe_columns, describe_values
@@ -62,23 +60,6 @@ def test_rows_are_objects():
     assert list(describe_columns(rows)) == [{"a": 1, "b c": "x"}, {"a": 2, "b c": None}]
 
 
-class ScriptedClient:
-    """Serves `batches`, and has one more version of the schema each time it is asked."""
-
-    def __init__(self, batches: list[bytes], *schemas: StreamSchema) -> None:
-        self.payload = memoryview(b"".join(batches))
-        self.schemas = schemas
-        self.asked = 0
-
-    def describe_schemas(self, stream_ids):
-        self.asked += 1
-        known = enumerate(self.schemas[: self.asked], 1)
-        return {7: tuple(SchemaVersion(7, number, schema, 9) for number, schema in known)}
-
-    def fetch(self, items, *, max_wait_ms):
-        return [FetchOutcome(0, 7, ReceivedBatches(self.payload, 0), None)]
-
-
 def one_column_batches(*schemas: StreamSchema) -> list[bytes]:
     """Return a batch of one record in each schema."""
     batches = []
@@ -87,16 +68,6 @@ def one_column_batches(*schemas: StreamSchema) -> list[bytes]:
         options = {"stream_id": 7, "timestamp_ms": 1, "base_offset": offset}
         batches.append(encode_columns(rows, schema, **options))
     return batches
-
-
-def test_versions_are_asked_for_when_one_is_unknown():
-    a, b, c = (StreamSchema.of(pa.schema([(name, pa.int32())])) for name in "abc")
-    client = ScriptedClient(one_column_batches(a, b, a, b), a, b)
-    found = list(read_records(client, 7, 0, 4))
-    assert [each.rows.schema.names for each in found] == [["a"], ["b"], ["a"], ["b"]]
-    assert client.asked == 2
-    with pytest.raises(RecordBatchError, match="the placement driver does not know"):
-        list(read_records(ScriptedClient(one_column_batches(c), a, b), 7, 0, 1))
 
 
 def test_a_batch_of_columns_that_names_no_schema_is_damaged():

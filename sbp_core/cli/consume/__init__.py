@@ -1,0 +1,1 @@
+"""`sbp consume`: records of streams as text, JSON, CSV, Parquet or Arrow."""

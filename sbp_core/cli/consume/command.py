@@ -1,0 +1,223 @@
+"""`sbp consume`: the command, its options, and the loop over batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import PurePath
+from typing import Final
+
+import click
+
+from sbp_core.cli.client_options import ClientOptions, client_options
+from sbp_core.cli.connect import PATIENT, connect
+from sbp_core.cli.consume.interrupts import Interrupts
+from sbp_core.cli.consume.reading import Reading, check_group
+from sbp_core.cli.consume.rendering import (
+    Render,
+    column_lines,
+    csv_lines,
+    json_lines,
+    value_lines,
+)
+from sbp_core.cli.consume.rows import Choice, Filter, Rows, parse_pattern
+from sbp_core.cli.consume.spans import Wanted
+from sbp_core.cli.consume.target import Target, file_target, standard_output
+from sbp_core.cli.consume.template import Template, fill, parse_template
+from sbp_core.cli.consume.writers import TableWriter, TextWriter, Writer
+from sbp_core.cli.output import write_notice
+from sbp_core.cli.values import PATH, POSITIVE, TIMESTAMP, Value
+from sbp_core.client import Client
+from sbp_core.client.stream_position import (
+    Position,
+    PositionKind,
+    parse_position,
+    position_at,
+)
+from sbp_core.errors import ConfigurationError
+from sbp_core.wording import counted
+
+_EXIT_INTERRUPTED: Final = 130
+_EARLIEST: Final = Position(PositionKind.EARLIEST)
+_TABLES: Final = frozenset({"parquet", "arrow"})
+_FORMS: Final = ("text", "json", "csv", *sorted(_TABLES))
+_SUFFIXES: Final = {
+    ".txt": "text",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+_POSITION: Final = Value("POSITION", parse_position)
+_TEMPLATE: Final = Value("TEMPLATE", parse_template)
+_PATTERN: Final = Value("REGEX", parse_pattern)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(each.strip() for each in text.split(",")))
+    if not all(names):
+        raise ConfigurationError(f"{text!a} is not a list of columns such as key,value")
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How records are written: the form, a template in place of it, the columns, the file."""
+
+    form: str
+    template: Template | None
+    columns: tuple[str, ...] | None
+    path: str | None
+
+
+@click.command()
+@click.argument("streams", metavar="STREAM...", nargs=-1, required=True)
+@click.option("--from", "start", type=_POSITION, help="Where to start. [default: earliest]")
+@click.option("--from-timestamp", type=TIMESTAMP, help="Start at this time, as --from TIME does.")
+@click.option("--to", "end", type=_POSITION, help="Where to end, exclusive. [default: latest]")
+@click.option("--last", type=POSITIVE, help="The last N records of each stream.")
+@click.option("--max", "count_max", type=POSITIVE, help="End after N records.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for more records at the end.")
+@click.option("--group", metavar="NAME", help="Start where this group is; commit for it.")
+@click.option("--key", metavar="TEXT", help="Only records with this key.")
+@click.option("--grep", type=_PATTERN, help="Only records with this in the value, or a column.")
+@click.option("--columns", type=Value("NAME[,...]", _names), help="Only these columns.")
+@click.option("--format", "template", type=_TEMPLATE, help=r"Print this for each record.")
+@click.option("--output", type=click.Choice(_FORMS), help="How records are written.")
+@click.option("-o", "--to-file", type=PATH, help="Write a file, in the form of its suffix.")
+@client_options
+def consume(
+    options: ClientOptions,
+    streams: tuple[str, ...],
+    *,
+    start: Position | None,
+    from_timestamp: datetime | None,
+    end: Position | None,
+    last: int | None,
+    count_max: int | None,
+    follow: bool,
+    group: str | None,
+    key: str | None,
+    grep: str | None,
+    columns: tuple[str, ...] | None,
+    template: Template | None,
+    output: str | None,
+    to_file: str | None,
+) -> int:
+    r"""Print the records of streams, up to their current ends.
+
+    STREAM is a name, an id, or the begin of names and a star, in quotes: 'orders-*'. Records of
+    one stream come in order; those of several streams are mixed.
+
+    A POSITION is earliest, latest, an offset, -N (N records before the tail), a time of append
+    such as 2025-01-31T09:30 (UTC), or one before now: -90s, -10m, -12h, -7d.
+
+    Text is the value of each record and a newline; of a stream with a schema, the columns as an
+    object of JSON. A terminal shows control characters as escapes such as \x1b; a pipe or a file
+    gets values as they were written. --json prints an object for each record, with its offset;
+    bytes that are not UTF-8 are {"base64": ...} there. Parquet and Arrow are for a file or a pipe.
+
+    A TEMPLATE has %t stream, %o offset, %T time in ms, %k key, %K its length, %v value, %S its
+    length, %h headers, %% percent sign, and \n \t \r \\ \xHH. REGEX is in the syntax of RE2.
+
+    A file gets its name when it is complete, also after Ctrl-C; if something fails, there is none.
+    """
+    _check_together(
+        {"--from": start, "--from-timestamp": from_timestamp, "--last": last},
+        {"--format": template, "--output": output, "--json": options.json or None},
+        {"--format": template, "--columns": columns},
+        {"--follow": follow or None, "--to": end},
+    )
+    if from_timestamp is not None:
+        start = position_at(from_timestamp)
+    wanted = Wanted(streams, start or _EARLIEST, end, last, group, is_following=follow)
+    check_group(wanted)
+    form = "json" if options.json else output or _form_of(to_file, template)
+    records = Filter(None if key is None else key.encode(errors="surrogateescape"), grep)
+    written = Output(form, template, columns, to_file)
+    with connect(options, PATIENT) as client:
+        reading = Reading(client, wanted, commits_at_end=to_file is not None)
+        with _opened(to_file) as target, Interrupts(is_deferring=to_file is not None) as interrupts:
+            writer = _writer(client, written, target)
+            count = _copy(reading, records, count_max or sys.maxsize, writer, interrupts)
+            writer.close()
+        if to_file is not None:
+            reading.commit()
+    if interrupts.has_come:
+        write_notice(f"interrupted: {to_file} has {counted(count, 'record')}")
+        return _EXIT_INTERRUPTED
+    return 0
+
+
+def _check_together(*groups: Mapping[str, object]) -> None:
+    """Refuse options of which one is allowed, given by name, if two are not None."""
+    for each in groups:
+        given = [name for name, value in each.items() if value is not None]
+        if len(given) > 1:
+            raise click.UsageError(f"{given[0]} is not allowed with {given[1]}")
+
+
+def _form_of(path: str | None, template: Template | None) -> str:
+    if template is not None or path is None:
+        return "text"
+    form = _SUFFIXES.get(PurePath(path).suffix.lower())
+    if form is None:
+        raise ConfigurationError(
+            f"the form of {path!a} does not follow from its name: it ends with none of"
+            f" {', '.join(_SUFFIXES)}; add --output"
+        )
+    return form
+
+
+def _opened(path: str | None) -> AbstractContextManager[Target]:
+    return nullcontext(standard_output()) if path is None else file_target(path)
+
+
+def _writer(client: Client, output: Output, target: Target) -> Writer:
+    """Return what writes records in a form. Raises ConfigurationError for bytes on a terminal."""
+    choice = Choice(client, output.columns)
+    if output.form in _TABLES:
+        if target.is_terminal:
+            raise ConfigurationError(
+                f"--output {output.form} is nothing for a terminal: write it to a pipe, or to a"
+                " file with --to-file"
+            )
+        is_file = output.path is not None
+        return TableWriter(target, choice, is_parquet=output.form == "parquet", is_file=is_file)
+    return TextWriter(target, _render(output, choice, is_terminal=target.is_terminal))
+
+
+def _render(output: Output, choice: Choice, *, is_terminal: bool) -> Render:
+    template = output.template
+    if template is not None:
+        return lambda rows: fill(template, rows, is_terminal=is_terminal)
+    match output.form:
+        case "csv":
+            return csv_lines(choice, is_terminal=is_terminal)
+        case "json":
+            return json_lines(choice if output.columns else None)
+    return column_lines(choice) if output.columns else value_lines(is_terminal=is_terminal)
+
+
+def _copy(
+    reading: Reading, records: Filter, count_max: int, writer: Writer, interrupts: Interrupts
+) -> int:
+    """Write the records that are wanted, at most `count_max`; return how many. Raises SbpError."""
+    left = count_max
+    with closing(reading.batches()) as batches:
+        while left and (batch := interrupts.maybe_next(batches)) is not None:
+            rows = records.apply(Rows.of(batch)).first(left)
+            if len(rows):
+                writer.write(rows)
+                left -= len(rows)
+            if left:
+                reading.on_written(batch.stream, batch.end_offset)
+            else:
+                reading.on_written(batch.stream, rows.end_offset)
+                reading.stop_at(batch.stream, rows.end_offset)
+    return count_max - left
