@@ -138,7 +138,7 @@ def _pressed_q(is_over: asyncio.Event) -> Iterator[None]:
 
 
 def drawn(view: TopView, title: str, height: int) -> RenderableType:
-    """Return the view for a terminal of `height` lines: all servers, then the first streams."""
+    """Return the view for a terminal with `height` lines: all servers, then the first streams."""
     from rich.console import Group
     from rich.text import Text
 

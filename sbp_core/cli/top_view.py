@@ -1,4 +1,4 @@
-"""What `sbp top` shows, as values: the cluster, its servers and its streams."""
+"""The values that `sbp top` shows: the cluster, its servers and its streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster over time: where streams end, their sizes, and how far groups are behind.
+"""Samples of a cluster over time: where streams end, their sizes, how far groups are behind.
 
 Ends are kept for SPAN_SECONDS, for 10 000 streams about 8 MB.
 """

@@ -1,4 +1,4 @@
-"""What `sbp top` shows of samples."""
+"""The view of `sbp top`."""
 
 from __future__ import annotations
 
