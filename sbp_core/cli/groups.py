@@ -95,8 +95,8 @@ def describe(options: ClientOptions, group: str) -> int:
     "position",
     type=POSITION,
     required=True,
-    help="earliest, latest, an offset, -N for the last N records, a time such as 2025-01-31T09:30"
-    " (UTC), or one before now such as -10m.",
+    help="earliest, latest, an offset, -N (N records before the tail), a time of append such as"
+    " 2025-01-31T09:30 (UTC), or one before now such as -10m.",
 )
 @_yes
 @client_options

@@ -82,7 +82,7 @@ DURATION_MS: Final = Value("TIME", quantities.parse_duration_ms)
 """A time such as 90s, 30m, 12h or 7d; the value is in ms."""
 SIZE: Final = Value("SIZE", quantities.parse_size)
 """A size such as 500MiB or 10GiB; the value is in bytes."""
-POSITION: Final = Value("WHERE", parse_position)
+POSITION: Final = Value("POSITION", parse_position)
 """A position in a stream: earliest, latest, an offset, -N, or a time."""
 TIMESTAMP: Final = Value("TIME", quantities.parse_timestamp)
 """A time since 1970, as a `datetime`; one without a zone is UTC."""

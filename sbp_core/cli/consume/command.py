@@ -29,12 +29,11 @@ from sbp_core.cli.consume.target import Target, file_target, standard_output
 from sbp_core.cli.consume.template import Template, fill, parse_template
 from sbp_core.cli.consume.writers import TableWriter, TextWriter, Writer
 from sbp_core.cli.output import write_notice
-from sbp_core.cli.values import PATH, POSITIVE, TIMESTAMP, Value
+from sbp_core.cli.values import PATH, POSITION, POSITIVE, TIMESTAMP, Value
 from sbp_core.client import Client
 from sbp_core.client.stream_position import (
     Position,
     PositionKind,
-    parse_position,
     position_at,
 )
 from sbp_core.errors import ConfigurationError
@@ -53,7 +52,6 @@ _SUFFIXES: Final = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-_POSITION: Final = Value("POSITION", parse_position)
 _TEMPLATE: Final = Value("TEMPLATE", parse_template)
 _PATTERN: Final = Value("REGEX", parse_pattern)
 
@@ -77,9 +75,9 @@ class Output:
 
 @click.command()
 @click.argument("streams", metavar="STREAM...", nargs=-1, required=True)
-@click.option("--from", "start", type=_POSITION, help="Where to start. [default: earliest]")
+@click.option("--from", "start", type=POSITION, help="Where to start. [default: earliest]")
 @click.option("--from-timestamp", type=TIMESTAMP, help="Start at this time, as --from TIME does.")
-@click.option("--to", "end", type=_POSITION, help="Where to end, exclusive. [default: latest]")
+@click.option("--to", "end", type=POSITION, help="Where to end, exclusive. [default: latest]")
 @click.option("--last", type=POSITIVE, help="The last N records of each stream.")
 @click.option("--max", "count_max", type=POSITIVE, help="End after N records.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for more records at the end.")
