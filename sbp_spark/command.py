@@ -13,7 +13,7 @@ from typing import Final
 
 CHECKPOINT: Final = (
     "checkpoint",
-    "sbp_spark.checkpoint.commands:add_checkpoint",
+    "sbp_spark.checkpoint.commands:checkpoint",
     "Show the checkpoint of a Spark query, or rewind it.",
 )
 

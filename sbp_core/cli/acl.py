@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final, TypeVar
 
+import click
+
 from sbp_core.access.identity import parse_subject
 from sbp_core.access.rights import GRANTABLE, Grant, checked_grant, checked_subject
+from sbp_core.cli.client_options import ClientOptions, client_options
+from sbp_core.cli.commands import Actions
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import one_line, write_json, write_line, write_notice, write_table
-from sbp_core.cli.parsing import Actions
 from sbp_core.errors import ConfigurationError, InvalidRequestError
 
 T = TypeVar("T")
@@ -19,41 +21,44 @@ T = TypeVar("T")
 _HEADING: Final = ("SUBJECT", "RIGHT", "PATTERN")
 
 
-def add_acl(parser: ArgumentParser) -> None:
-    """Declare `sbp acl` and its actions."""
-    parser.description = (
-        "Manage the rights of identities, where servers ask for them. This is for administrators:"
-        " they have all rights, and the settings of the servers name them."
-    )
-    actions = Actions(parser)
-    list_parser = actions.add("list", list_grants, is_client=True, help="list who may do what")
-    list_parser.add_argument("--subject", metavar="SUBJECT", help="only what this one may do")
-    for name, run, shown in (
-        ("grant", grant, "give a right to a subject"),
-        ("revoke", revoke, "take a right away, as it was granted"),
-    ):
-        action = actions.add(name, run, is_client=True, help=shown)
-        action.add_argument(
-            "subject",
-            metavar="SUBJECT",
-            help="subject of a certificate, such as CN=etl,O=Acme, or of a token",
-        )
-        action.add_argument(
-            "right", metavar="RIGHT", choices=[*map(str, GRANTABLE)], help=", ".join(GRANTABLE)
-        )
-        action.add_argument(
+acl: Final = Actions(
+    "acl",
+    help="Manage the rights of identities, where servers ask for them."
+    "\n\n"
+    "This is for administrators: they have all rights, and the settings of the servers name them.",
+)
+
+
+def _grant_arguments(run: Callable[..., int]) -> Callable[..., int]:
+    for argument in (
+        click.argument(
             "pattern",
-            metavar="PATTERN",
-            help="name of a stream, or of a group for the right group; the begin of names and *; or"
-            " * for all",
-        )
+            help="Name of a stream, or of a group for the right group; the begin of names and *; or"
+            " * for all.",
+        ),
+        click.argument(
+            "right",
+            type=click.Choice([*map(str, GRANTABLE)]),
+            metavar="RIGHT",
+            help=f"{', '.join(GRANTABLE)}.",
+        ),
+        click.argument(
+            "subject",
+            help="Subject of a certificate, such as CN=etl,O=Acme, or of a token.",
+        ),
+    ):
+        run = argument(run)
+    return run
 
 
-def list_grants(options: Namespace) -> int:
-    """List the grants of a subject, or all."""
-    subject = None if options.subject is None else _checked(checked_subject, options.subject)
+@acl.command("list")
+@click.option("--subject", metavar="SUBJECT", help="Only what this one may do.")
+@client_options
+def list_grants(options: ClientOptions, subject: str | None) -> int:
+    """List who may do what: the grants of a subject, or all."""
+    checked = None if subject is None else _checked(checked_subject, subject)
     with connect(options) as client:
-        found = client.list_grants(subject)
+        found = client.list_grants(checked)
     if options.json:
         for each in found:
             write_json(asdict(each))
@@ -64,13 +69,16 @@ def list_grants(options: Namespace) -> int:
     return 0
 
 
-def grant(options: Namespace) -> int:
+@acl.command("grant")
+@_grant_arguments
+@client_options
+def grant(options: ClientOptions, subject: str, right: str, pattern: str) -> int:
     """Give a right to a subject; no error if it has it."""
     try:
-        parse_subject(options.subject)
+        parse_subject(subject)
     except ValueError as error:
-        raise ConfigurationError(f"{options.subject!a} is not a subject: {error}") from error
-    changed = _grant_in(options)
+        raise ConfigurationError(f"{subject!a} is not a subject: {error}") from error
+    changed = _checked(checked_grant, subject, right, pattern)
     with connect(options) as client:
         client.change_grants([changed])
     if options.json:
@@ -86,9 +94,12 @@ def grant(options: Namespace) -> int:
     return 0
 
 
-def revoke(options: Namespace) -> int:
-    """Take a grant away; say if there is none, and which others give the subject the same right."""
-    changed = _grant_in(options)
+@acl.command("revoke")
+@_grant_arguments
+@client_options
+def revoke(options: ClientOptions, subject: str, right: str, pattern: str) -> int:
+    """Take a right away, as it was granted; show which other grants give the subject the same."""
+    changed = _checked(checked_grant, subject, right, pattern)
     with connect(options) as client:
         before = client.list_grants(changed.subject)
         client.change_grants([changed], is_revoked=True)
@@ -106,10 +117,6 @@ def revoke(options: Namespace) -> int:
         patterns = ", ".join(each.pattern for each in left)
         write_line(f"{changed.subject} still has the right {changed.right} on {patterns}")
     return 0
-
-
-def _grant_in(options: Namespace) -> Grant:
-    return _checked(checked_grant, options.subject, options.right, options.pattern)
 
 
 def _checked(check: Callable[..., T], *values: str) -> T:

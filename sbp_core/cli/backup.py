@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import time
+from collections.abc import Callable
 from typing import Final
 
 import click
@@ -12,7 +11,7 @@ import click
 from sbp_core.backup.format import BackupError, Manifest
 from sbp_core.backup.place import Place
 from sbp_core.backup.restoring import Restored, restore_backup
-from sbp_core.backup.taking import OnProgress, Progress, Taken, take_backup
+from sbp_core.backup.taking import Progress, Taken, take_backup
 from sbp_core.backup.upkeep import (
     Pruned,
     backup_ids,
@@ -22,18 +21,18 @@ from sbp_core.backup.upkeep import (
     read_manifest,
 )
 from sbp_core.cli.client_options import ClientOptions, client_options, json_option
-from sbp_core.cli.commands import CommandWithActions
+from sbp_core.cli.commands import CommandWithActions, complete_action
 from sbp_core.cli.connect import PATIENT, connect, connecting
 from sbp_core.cli.output import (
     one_line,
     show_time,
-    write_error_line,
     write_json,
     write_line,
     write_notice,
     write_result,
     write_table,
 )
+from sbp_core.cli.progress import OnProgress, progress
 from sbp_core.cli.values import POSITIVE, SIZE
 from sbp_core.client import AsyncClient
 from sbp_core.session.negotiation import Wishes
@@ -44,10 +43,9 @@ _PLACE_HELP: Final = (
     " AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT)."
 )
 _HEADING: Final = ("BACKUP", "TAKEN", "STREAMS", "RECORDS", "SIZE")
-_PROGRESS_SECONDS: Final = 1.0
 
 
-_place: Final = click.argument("place", help=_PLACE_HELP)
+_place: Final = click.argument("place", shell_complete=complete_action, help=_PLACE_HELP)
 _backup_id: Final = click.option(
     "--backup", "backup_id", metavar="ID", help="Which one; the newest by default."
 )
@@ -73,20 +71,21 @@ def backup(options: ClientOptions, place: str, bytes_per_second: int) -> int:
     async def take() -> Taken:
         opened = Place.open(place, is_new=True)
         async with _client(options) as client:
-            return await take_backup(
-                client,
-                opened,
-                bytes_per_second=bytes_per_second,
-                on_progress=_shower("copied", is_json=options.json),
-            )
+            with progress("streams") as report:
+                return await take_backup(
+                    client,
+                    opened,
+                    bytes_per_second=bytes_per_second,
+                    on_progress=_shower(report, "copied"),
+                )
 
     connect(options).close()
     taken = asyncio.run(take())
-    manifest, progress = taken.manifest, taken.progress
+    manifest, done = taken.manifest, taken.progress
     write_result(
-        _summary(manifest) | _copied(progress) | {"held_us": manifest.held_us},
-        f"backup {manifest.backup_id}: {_extent(manifest)}, {show_bytes(progress.bytes_copied)}"
-        f" copied, {show_bytes(progress.bytes_reused)} reused; commits were held for"
+        _summary(manifest) | _copied(done) | {"held_us": manifest.held_us},
+        f"backup {manifest.backup_id}: {_extent(manifest)}, {show_bytes(done.bytes_copied)}"
+        f" copied, {show_bytes(done.bytes_reused)} reused; commits were held for"
         f" {manifest.held_us / 1000:.1f} ms",
         is_json=options.json,
     )
@@ -124,7 +123,11 @@ def check(place: str, backup_id: str | None, *, json: bool) -> int:
     async def read() -> tuple[Manifest, list[BackupError]]:
         opened = Place.open(place)
         manifest = await read_manifest(opened, await newest_or(opened, backup_id))
-        return manifest, await check_backup(opened, manifest)
+        with progress("bytes") as report:
+            faults = await check_backup(
+                opened, manifest, lambda size: report(size, manifest.size, "")
+            )
+        return manifest, faults
 
     manifest, faults = asyncio.run(read())
     if json:
@@ -176,12 +179,10 @@ def restore(options: ClientOptions, place: str, backup_id: str | None) -> int:
         opened = Place.open(place)
         manifest = await read_manifest(opened, await newest_or(opened, backup_id))
         async with _client(options, manifest.backup_id) as client:
-            return manifest, await restore_backup(
-                client,
-                opened,
-                manifest,
-                on_progress=_shower("restored", is_json=options.json),
-            )
+            with progress("streams") as report:
+                on_progress = _shower(report, "restored")
+                restored = await restore_backup(client, opened, manifest, on_progress=on_progress)
+        return manifest, restored
 
     connect(options).close()
     manifest, restored = asyncio.run(copy())
@@ -218,22 +219,11 @@ def _client(options: ClientOptions, restoring: str = "") -> AsyncClient:
     )
 
 
-def _shower(verb: str, *, is_json: bool) -> OnProgress:
-    """Return what shows the progress on a terminal, once a second at most."""
-    shown_at = time.monotonic()
+def _shower(report: OnProgress, verb: str) -> Callable[[Progress], None]:
+    def show(at: Progress) -> None:
+        report(at.streams_done, at.stream_count, f"{show_bytes(at.bytes_copied)} {verb}")
 
-    def show(progress: Progress) -> None:
-        nonlocal shown_at
-        now = time.monotonic()
-        if now - shown_at < _PROGRESS_SECONDS:
-            return
-        shown_at = now
-        write_error_line(
-            f"{progress.streams_done} of {progress.stream_count} streams,"
-            f" {show_bytes(progress.bytes_copied)} {verb}"
-        )
-
-    return show if sys.stderr.isatty() and not is_json else lambda _: None
+    return show
 
 
 def _row(manifest: Manifest) -> tuple[object, ...]:
@@ -258,8 +248,8 @@ def _summary(manifest: Manifest) -> dict[str, object]:
     }
 
 
-def _copied(progress: Progress) -> dict[str, object]:
-    return {"bytes_copied": progress.bytes_copied, "bytes_reused": progress.bytes_reused}
+def _copied(done: Progress) -> dict[str, object]:
+    return {"bytes_copied": done.bytes_copied, "bytes_reused": done.bytes_reused}
 
 
 def _extent(manifest: Manifest) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
+
+COMPLETE_VARIABLE: Final = "_SBP_COMPLETE"
+"""Variable of the environment by which a shell asks what could follow."""
 
 
 class Listed(NamedTuple):
@@ -49,6 +52,15 @@ class LateCommands(click.Group):
         if isinstance(command, CommandWithActions) and rest[:1] and rest[0] in command.actions:
             command = Actions(command.name, command.actions)
         return name, command, rest
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands and options that begin so, without an import."""
+        commands = [
+            CompletionItem(each.name, help=each.help)
+            for each in self._listed.values()
+            if each.name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the lines of help, without an import."""
@@ -119,5 +131,13 @@ class CommandWithActions(click.Command):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return what may follow: options, and actions."""
-        names = [each for each in self.actions if each.startswith(incomplete)]
-        return [*map(CompletionItem, names), *super().shell_complete(ctx, incomplete)]
+        actions = complete_action(ctx, None, incomplete)
+        return [*actions, *super().shell_complete(ctx, incomplete)]
+
+
+def complete_action(
+    ctx: click.Context, param: click.Parameter | None, incomplete: str
+) -> list[CompletionItem]:
+    """Return the actions that may stand where the first argument of a command does."""
+    actions = ctx.command.actions if isinstance(ctx.command, CommandWithActions) else {}
+    return [CompletionItem(name) for name in actions if name.startswith(incomplete)]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import reprlib
 import tomllib
-from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from sbp_core import limits
-from sbp_core.cli.parsing import parse_path
+from sbp_core.cli.values import parse_path
 from sbp_core.client import parse_endpoint
 from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError
@@ -114,14 +113,16 @@ class Configuration(Generic[S]):
     servers: type[S]
     sections: Mapping[str, Mapping[str, Field[Any]]]
 
-    def load(self, options: Namespace) -> ServeSettings[S]:
+    def load(self, options: Mapping[str, Any]) -> ServeSettings[S]:
         """Return the settings that the command line and its --config file ask for.
+
+        An option that is not given is None or an empty tuple, or is not there.
 
         Raises ConfigurationError naming everything that the file has wrong at once.
         """
         values: dict[str, Any] = {}
-        if options.config is not None:
-            values = self.read_file(Path(options.config))
+        if options["config"] is not None:
+            values = self.read_file(Path(options["config"]))
         settings = {
             each.name: each
             for section, keys in self.sections.items()
@@ -129,14 +130,14 @@ class Configuration(Generic[S]):
             for each in keys.values()
         }
         for name, known in settings.items():
-            given = getattr(options, name, None)
-            if given is not None:
+            given = options.get(name)
+            if given not in (None, ()):
                 values[name] = _converted(known, given)
-        if getattr(options, "advertise", None) is not None:
-            host, port = parse_endpoint(options.advertise)
+        if options.get("advertise") is not None:
+            host, port = parse_endpoint(options["advertise"])
             values |= {"advertise_host": host, "advertise_port": port}
-        if options.quotas_file is not None:
-            values["quotas_file"] = Path(options.quotas_file)
+        if options["quotas_file"] is not None:
+            values["quotas_file"] = Path(options["quotas_file"])
         for name, known in settings.items():
             if known.default is MISSING and name not in values:
                 raise ConfigurationError(
@@ -284,7 +285,7 @@ def _read_section(
             continue
         try:
             values[known[key].name] = _converted(known[key], value)
-        except ArgumentTypeError as error:
+        except ConfigurationError as error:
             faults.append(f"{key} in [{section}]: {error}")
     return faults
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from argparse import ArgumentParser
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sbp_core.cli.web import CONSOLE_PORT, WebService, add_web_options
+import click
+
+from sbp_core.cli.client_options import ClientOptions
+from sbp_core.cli.web import CONSOLE_PORT, WebService, web_options
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -14,18 +16,6 @@ if TYPE_CHECKING:
     from sbp_core.client import AsyncClient, Connecting
     from sbp_core.web.callers import Callers
     from sbp_core.web.settings import WebSettings
-
-
-def add_console(parser: ArgumentParser) -> None:
-    """Declare `sbp console`."""
-    parser.description = (
-        "Serve pages for a browser, about the cluster: rates, lag, streams and their records,"
-        " groups, transactions, servers. It is a client of the cluster, which decides what each"
-        " user may see and do: by the token that the user signs in with, or else by the token or"
-        " certificate of this command, on an address that only this machine reaches."
-    )
-    add_web_options(parser, CONSOLE_PORT)
-    parser.set_defaults(run=_CONSOLE.run)
 
 
 def _make(settings: WebSettings, callers: Callers, stopping: asyncio.Event) -> ASGIApp:
@@ -43,3 +33,16 @@ def _make_client(endpoint: str, connecting: Connecting) -> AsyncClient:
 
 
 _CONSOLE = WebService("console", _make, has_sessions=True, make_client=_make_client)
+
+
+@click.command()
+@web_options(CONSOLE_PORT)
+def console(client: ClientOptions, **given: Any) -> int:
+    """Serve pages for a browser, about the cluster.
+
+    They show rates, lag, streams and their records, groups, transactions, servers. The console is a
+    client of the cluster, which decides what each user may see and do: by the token that the user
+    signs in with, or else by the token or certificate of this command, on an address that only this
+    machine reaches.
+    """
+    return _CONSOLE.run(client, given)

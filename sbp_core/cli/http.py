@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import click
 
 from sbp_core import limits
-from sbp_core.cli.parsing import parse_integer
-from sbp_core.cli.web import HTTP_PORT, WebService, add_web_options
+from sbp_core.cli.client_options import ClientOptions
+from sbp_core.cli.values import INTEGER
+from sbp_core.cli.web import HTTP_PORT, WebService, web_options
 from sbp_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,30 +24,26 @@ _BODY_BYTES_LARGEST: Final = 64 * limits.MIB
 """The memory for the bodies of all requests."""
 
 
-def add_http(parser: ArgumentParser) -> None:
-    """Declare `sbp http`."""
-    parser.description = (
-        "Serve records over HTTP, so that programs in any language append and read them:"
-        " /v1/streams, described by /v1/openapi.json. Each request is executed with the identity of"
-        " its token. SIGHUP reads the files of TLS again, and opens the file of the log again."
-    )
-    add_web_options(parser, HTTP_PORT)
-    parser.add_argument(
-        "--body-bytes-max",
-        type=parse_integer,
-        default=_BODY_BYTES_MAX,
-        metavar="BYTES",
-        help=f"largest body of a request, decompressed, up to {_BODY_BYTES_LARGEST}"
-        " (default: %(default)s)",
-    )
-    parser.set_defaults(run=run)
+@click.command()
+@web_options(HTTP_PORT)
+@click.option(
+    "--body-bytes-max",
+    type=INTEGER,
+    default=_BODY_BYTES_MAX,
+    metavar="BYTES",
+    help=f"Largest body of a request, decompressed, up to {_BODY_BYTES_LARGEST}. [default:"
+    f" {_BODY_BYTES_MAX}]",
+)
+def http(client: ClientOptions, body_bytes_max: int, **given: Any) -> int:
+    """Serve records over HTTP, so that programs in any language append and read them.
 
-
-def run(options: Namespace) -> int:
-    """Serve until a signal."""
-    if not 1 <= options.body_bytes_max <= _BODY_BYTES_LARGEST:
+    The paths are below /v1/streams, described by /v1/openapi.json. Each request is executed with
+    the identity of its token. SIGHUP reads the files of TLS again, and opens the file of the log
+    again.
+    """
+    if not 1 <= body_bytes_max <= _BODY_BYTES_LARGEST:
         raise ConfigurationError(
-            f"--body-bytes-max {options.body_bytes_max} is not within 1..{_BODY_BYTES_LARGEST}"
+            f"--body-bytes-max {body_bytes_max} is not within 1..{_BODY_BYTES_LARGEST}"
         )
 
     def make(settings: WebSettings, callers: Callers, stopping: asyncio.Event) -> ASGIApp:
@@ -54,6 +52,6 @@ def run(options: Namespace) -> int:
         from sbp_core.web.records.bodies import Bodies
         from sbp_core.web.records.tailing import Tails
 
-        return records_app(callers, Bodies(options.body_bytes_max), Tails(stopping))
+        return records_app(callers, Bodies(body_bytes_max), Tails(stopping))
 
-    return WebService("http", make).run(options)
+    return WebService("http", make).run(client, given)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import time
-from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import click
+
 from sbp_core.cli import output
-from sbp_core.cli.parsing import Actions, parse_number, parse_path, parse_positive
+from sbp_core.cli.client_options import json_option
+from sbp_core.cli.commands import Actions
+from sbp_core.cli.progress import progress
+from sbp_core.cli.values import NUMBER, PATH, POSITIVE
 from sbp_core.errors import ConfigurationError, LogError
 from sbp_core.log.boundaries import START_NAME, read_high_water
 from sbp_core.log.disk import OsDisk, translate_os_error
@@ -37,61 +41,52 @@ _SERVER_PREFIX: Final = "range-server-"
 _SERVER_NAME: Final = re.compile(rf"{_SERVER_PREFIX}(0|[1-9][0-9]{{0,5}})", re.ASCII)
 
 
-def add_log(parser: ArgumentParser) -> None:
-    """Declare `sbp log` and its actions."""
-    actions = Actions(parser)
-    check_parser = actions.add(
-        "check",
-        check,
-        help="find damage",
-        description="Read every byte of a log and list damaged and lost records. The log is also"
-        " compared with what the placement driver of the same `sbp serve` knows of it. Changes"
-        " nothing. Exit code 1 if anything is damaged or lost.",
-    )
-    dump_parser = actions.add("dump", dump, help="print the entries, without the records in them")
-    dump_parser.add_argument(
-        "--from",
-        dest="start",
-        type=parse_number,
-        default=0,
-        metavar="POSITION",
-        help="log position to begin at (default: the first)",
-    )
-    dump_parser.add_argument("--max", type=parse_positive, metavar="N", help="end after N entries")
-    dump_parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
-    repair_parser = actions.add(
-        "repair",
-        repair,
-        help="drop damaged parts, keep the rest",
-        description="Make a damaged log usable again: list lost records, keep the damaged files"
-        " under another name (FILE.damaged-N), and write new files with everything intact. An"
-        " intact log is not changed.",
-    )
-    for action in (check_parser, dump_parser, repair_parser):
-        action.add_argument(
-            "folder",
-            type=parse_path,
-            metavar="DIR",
-            help="data folder of a range server, its log, or the data folder of `sbp serve`",
-        )
+log: Final = Actions("log", help="Check, show and repair the files of a stopped range server.")
+
+_folder: Final = click.argument(
+    "folder",
+    type=PATH,
+    metavar="DIR",
+    help="Data folder of a range server, its log, or the data folder of `sbp serve`.",
+)
 
 
-def check(options: Namespace) -> int:
-    """Read whole logs; return 1 if any of them is damaged. Raises LogError."""
+@log.command("check")
+@_folder
+@json_option
+def check(folder: str, *, json: bool) -> int:
+    """Read every byte of a log, and list damaged and lost records.
+
+    The log is also compared with what the placement driver of the same `sbp serve` knows of it.
+    Changes nothing. Exit code 1 if anything is damaged or lost.
+    """
     is_intact = True
-    for directory in find_logs(Path(options.folder)):
+    for directory in find_logs(Path(folder)):
         with _inspected(directory) as found:
-            _show(directory, found)
+            _show(directory, found, is_json=json)
         is_intact = is_intact and found.is_intact
     return 0 if is_intact else 1
 
 
-def repair(options: Namespace) -> int:
-    """Make damaged logs usable. Raises LogError."""
-    for directory in find_logs(Path(options.folder)):
+@log.command("repair")
+@_folder
+@json_option
+def repair(folder: str, *, json: bool) -> int:
+    """Make a damaged log usable again: drop the damaged parts, and keep the rest.
+
+    Lists lost records, keeps the damaged files under another name (FILE.damaged-N), and writes new
+    files with everything intact. An intact log is not changed.
+    """
+    for directory in find_logs(Path(folder)):
         with _inspected(directory) as found:
-            _show(directory, found)
+            if not json:
+                _show(directory, found, is_json=False)
             kept = repair_log(_DISK, directory, found, time.time_ns() // 1_000_000)
+        if json:
+            output.write_json(
+                _inspection(directory, found) | {"kept": [str(path) for path in kept]}
+            )
+            continue
         if found.faults:
             output.write_line("  repaired; the records above are lost, everything else is served")
         for path in kept:
@@ -99,14 +94,29 @@ def repair(options: Namespace) -> int:
     return 0
 
 
-def dump(options: Namespace) -> int:
-    """Print the entries of a log, also of one that a server has open. Raises LogError."""
-    directories = find_logs(Path(options.folder))
+@log.command("dump")
+@click.option(
+    "--from",
+    "start",
+    type=NUMBER,
+    default=0,
+    metavar="POSITION",
+    help="Log position to begin at. [default: the first]",
+)
+@click.option("--max", "count", type=POSITIVE, help="End after N entries.")
+@_folder
+@json_option
+def dump(folder: str, start: int, count: int | None, *, json: bool) -> int:
+    """Print the entries of a log, without the records in them.
+
+    A server may have the log open.
+    """
+    directories = find_logs(Path(folder))
     if len(directories) > 1:
         names = ", ".join(str(directory) for directory in directories)
-        raise ConfigurationError(f"{options.folder} has several logs; name one of: {names}")
-    show = output.write_json if options.json else _show_item
-    for item in islice(_items(directories[0], options.start), options.max):
+        raise ConfigurationError(f"{folder} has several logs; name one of: {names}")
+    show = output.write_json if json else _show_item
+    for item in islice(_items(directories[0], start), count):
         show(item)
     return 0
 
@@ -155,13 +165,22 @@ def _inspected(directory: Path) -> Iterator[LogInspection]:
     with _locked(directory):
         promise = None if identity is None else _maybe_promise(directory, identity)
         if promise is None:
-            yield inspect_log(_DISK, directory)
+            yield _inspect(directory)
             return
         mark, _ = read_high_water(_DISK, directory)
         other = None if mark is None else maybe_other_log(promise, mark.log_id)
         if other is not None:
             raise LogError(other)
-        yield inspect_log(_DISK, directory, promised=promise.position)
+        yield _inspect(directory, promise.position)
+
+
+def _inspect(directory: Path, promised: int = 0) -> LogInspection:
+    with progress("segments") as report:
+        return inspect_log(
+            *(_DISK, directory),
+            promised=promised,
+            on_segment=lambda done, count: report(done, count, ""),
+        )
 
 
 def _maybe_promise(directory: Path, identity: Identity) -> LogMark | None:
@@ -175,7 +194,7 @@ def _maybe_promise(directory: Path, identity: Identity) -> LogMark | None:
     try:
         return maybe_log_mark_of(driver, identity.cluster_id, identity.server_id)
     except ConfigurationError as error:
-        output.write_line(f"{directory}: not compared with the placement driver: {error}")
+        output.write_notice(f"{directory}: not compared with the placement driver: {error}")
         return None
 
 
@@ -196,7 +215,26 @@ def _locked(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def _show(directory: Path, found: LogInspection) -> None:
+def _inspection(directory: Path, found: LogInspection) -> dict[str, object]:
+    tail = found.torn_tail
+    return {
+        "log": str(directory),
+        "is_intact": found.is_intact,
+        "segments": found.segment_count,
+        "ranges": len(found.ranges),
+        "batches": found.batch_count,
+        "damage": [str(each) for each in found.faults],
+        "lost": [str(each) for each in found.lost],
+        "torn_tail": None
+        if tail is None
+        else {"file": str(tail.path), "position": tail.position, "bytes": tail.cut_bytes},
+    }
+
+
+def _show(directory: Path, found: LogInspection, *, is_json: bool) -> None:
+    if is_json:
+        output.write_json(_inspection(directory, found))
+        return
     verdict = "intact" if found.is_intact else "damaged" if found.faults else "incomplete"
     output.write_line(
         f"{directory}: {verdict}; {counted(found.segment_count, 'segment')},"

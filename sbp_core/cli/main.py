@@ -15,23 +15,22 @@ from typing import Final
 import click
 
 from sbp_core.cli import output
-from sbp_core.cli.commands import LateCommands, Listed
+from sbp_core.cli.commands import COMPLETE_VARIABLE, LateCommands, Listed
 from sbp_core.errors import ConfigurationError, SbpError
 
 _EXIT_OK: Final = 0
 _EXIT_FAILURE: Final = 1
 _EXIT_USAGE: Final = 2
 _EXIT_INTERRUPTED: Final = 130
-_COMPLETE_VARIABLE: Final = "_SBP_COMPLETE"
 
 COMMANDS: Final = (
-    Listed("serve", "sbp_core.cli.serve:add_serve", "Run a placement driver and range servers."),
+    Listed("serve", "sbp_core.cli.serve:serve", "Run a placement driver and range servers."),
     Listed(
         "streams",
-        "sbp_core.cli.streams:add_streams",
+        "sbp_core.cli.streams:streams",
         "Create, list, describe, change and delete streams.",
     ),
-    Listed("schema", "sbp_core.cli.schema:add_schema", "Look at the schemas of typed streams."),
+    Listed("schema", "sbp_core.cli.schema:schema", "Look at the schemas of typed streams."),
     Listed(
         "produce",
         "sbp_core.cli.produce:add_produce",
@@ -47,24 +46,29 @@ COMMANDS: Final = (
         "List the placement drivers and the range servers, and drain one.",
     ),
     Listed("top", "sbp_core.cli.top:top", "Watch rates, lag and disks of a cluster."),
-    Listed("console", "sbp_core.cli.console:add_console", "Serve the web console of a cluster."),
-    Listed("acl", "sbp_core.cli.acl:add_acl", "List, grant and revoke the rights of identities."),
+    Listed("console", "sbp_core.cli.console:console", "Serve the web console of a cluster."),
+    Listed("acl", "sbp_core.cli.acl:acl", "List, grant and revoke the rights of identities."),
     Listed("backup", "sbp_core.cli.backup:backup", "Take, list, check and remove backups."),
     Listed("restore", "sbp_core.cli.backup:restore", "Restore a backup onto an empty cluster."),
     Listed(
         "log",
-        "sbp_core.cli.log:add_log",
+        "sbp_core.cli.log:log",
         "Check, show and repair the files of a stopped range server.",
     ),
     Listed(
         "pd",
-        "sbp_core.cli.servers:add_pd",
+        "sbp_core.cli.servers:pd",
         "Run a placement driver, or check the files of a stopped one.",
     ),
-    Listed("range-server", "sbp_core.cli.servers:add_range_server", "Run a range server."),
-    Listed("http", "sbp_core.cli.http:add_http", "Serve records over HTTP."),
+    Listed("range-server", "sbp_core.cli.servers:range_server", "Run a range server."),
+    Listed("http", "sbp_core.cli.http:http", "Serve records over HTTP."),
     Listed("ping", "sbp_core.cli.ping:ping", "Measure a round trip to the placement driver."),
-    Listed("token", "sbp_core.cli.token:add_token", "Make keys and tokens of clients."),
+    Listed("token", "sbp_core.cli.token:token", "Make keys and tokens of clients."),
+    Listed(
+        "completion",
+        "sbp_core.cli.completion:completion",
+        "Print what lets a shell complete command lines.",
+    ),
     Listed("version", "sbp_core.cli.version:version", "Print the version."),
 )
 
@@ -109,11 +113,11 @@ def _run(arguments: Sequence[str], more: Sequence[Listed]) -> int:
     group = command(more)
     if arguments[:1] == ["--version"]:
         arguments = ["version", *arguments[1:]]
-    instruction = os.environ.get(_COMPLETE_VARIABLE)
+    instruction = os.environ.get(COMPLETE_VARIABLE)
     if instruction:
         from click.shell_completion import shell_complete
 
-        return shell_complete(group, {}, "sbp", _COMPLETE_VARIABLE, instruction)
+        return shell_complete(group, {}, "sbp", COMPLETE_VARIABLE, instruction)
     context = click.Context(group, info_name="sbp", obj=False)  # obj: whether --json is given
     try:
         with context, _printing_help(arguments):

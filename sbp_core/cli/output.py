@@ -137,13 +137,36 @@ def write_result(value: Any, text: str, *, is_json: bool) -> None:
 
 
 def write_table(heading: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Write rows in aligned columns, the heading above them."""
+    """Write rows in aligned columns, the heading above them; it is bold on a terminal."""
     cells = [[escape(str(cell)) for cell in row] for row in (heading, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if sys.stdout.isatty():
+        text = _terminal_table(cells)
+    else:
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        padded = [
+            [cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells
+        ]
+        text = "".join(f"{'  '.join(row).rstrip()}\n" for row in padded)
     with writing():
-        for row in cells:
-            padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            print("  ".join(padded).rstrip())
+        print(text, end="", flush=True)
+
+
+def _terminal_table(cells: Sequence[Sequence[str]]) -> str:
+    """Return a table as wide as its cells, so that what is copied from it is whole."""
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in cells[0]:
+        table.add_column(Text(title), no_wrap=True)
+    for row in cells[1:]:
+        table.add_row(*map(Text, row))
+    console = Console(width=sum(max(map(cell_len, each)) + 2 for each in zip(*cells, strict=True)))
+    with console.capture() as captured:
+        console.print(table)
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def write_values(values: Iterable[bytes]) -> None:

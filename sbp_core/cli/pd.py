@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from argparse import Namespace
 from pathlib import Path
 from typing import Final
 
@@ -25,13 +24,13 @@ from sbp_core.wording import counted
 _SERVERS: Final = "range-server-*"
 
 
-def check(options: Namespace) -> int:
+def check(folder: str, *, is_json: bool) -> int:
     """Read all metadata; return 1 if they are damaged or older than they were."""
-    if is_shared(options.folder):
-        return _check_database(options.folder, is_json=options.json)
-    directory = find_store(data_dir_of(options.folder))
+    if is_shared(folder):
+        return _check_database(folder, is_json=is_json)
+    directory = find_store(data_dir_of(folder))
     report = check_store(directory, _witnesses(directory))
-    if options.json:
+    if is_json:
         _show_json(report)
     else:
         _show(report)
@@ -40,12 +39,15 @@ def check(options: Namespace) -> int:
     return 0 if report.is_intact else 1
 
 
-def accept(options: Namespace) -> int:
+def accept(folder: str, *, is_json: bool) -> int:
     """Let a placement driver start with metadata that are damaged, or older than they were."""
-    if is_shared(options.folder):
-        return _accept_database(options.folder)
-    directory = find_store(data_dir_of(options.folder))
+    if is_shared(folder):
+        return _accept_database(folder, is_json=is_json)
+    directory = find_store(data_dir_of(folder))
     report = accept_store(directory, _witnesses(directory))
+    if is_json:
+        _show_json(report)
+        return 0
     _show(report)
     if report.is_intact:
         output.write_line("  the metadata are intact: nothing was changed")
@@ -85,14 +87,16 @@ def _check_database(url: str, *, is_json: bool) -> int:
     return 0
 
 
-def _accept_database(url: str) -> int:
+def _accept_database(url: str, *, is_json: bool) -> int:
     from sbp_core.pd.metadata.postgresql import shown_url
     from sbp_core.pd.metadata.postgresql_inspection import accept_database
 
     lost_after = accept_database(url)
-    output.write_line(
+    output.write_result(
+        {"store": shown_url(url), "accepted_after": str(lost_after)},
         f"{shown_url(url)}: accepted after {lost_after}: missing commits are lost, and new ids"
-        " start far above the old ones"
+        " start far above the old ones",
+        is_json=is_json,
     )
     return 0
 

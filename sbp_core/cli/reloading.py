@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 import threading
-from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -39,7 +39,7 @@ class Reloader:
     def __init__(
         self,
         configuration: Configuration[Any],
-        options: Namespace,
+        options: Mapping[str, Any],
         settings: ServeSettings[Any],
         log: ProcessLog,
         *,
@@ -124,7 +124,7 @@ class Reloader:
 
     def _read_settings(self) -> tuple[dict[str, str], list[str]]:
         """Return settings of the log, and names of changed settings that need a restart."""
-        path = self._options.config
+        path = self._options["config"]
         if path is None or not Path(path).exists():
             return self._applied, []
         try:

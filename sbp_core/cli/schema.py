@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Final
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sbp_core.cli.client_options import ClientOptions, client_options
+from sbp_core.cli.commands import Actions
 from sbp_core.cli.connect import connect, find_stream, titled
 from sbp_core.cli.output import show_time, write_json, write_line
-from sbp_core.cli.parsing import Actions, parse_path
+from sbp_core.cli.values import PATH, STREAM
 from sbp_core.client import SchemaVersion, StreamInfo, newest_schemas
 from sbp_core.errors import ConfigurationError, NotFoundError
 from sbp_core.records import Change, Difference, StreamSchema, compare_schemas, field_text
@@ -39,42 +42,18 @@ _SPARK_READS: Final[dict[pa.DataType, pa.DataType]] = {
 """The types that Spark reads other types as."""
 
 
-def add_schema(parser: ArgumentParser) -> None:
-    """Declare `sbp schema` and its actions."""
-    actions = Actions(parser)
-    show_parser = actions.add(
-        "show", show, is_client=True, help="show the columns of the newest version"
-    )
-    history_parser = actions.add(
-        "history",
-        history,
-        is_client=True,
-        help="list the versions: when each was registered, and its changes",
-    )
-    check_parser = actions.add(
-        "check",
-        check,
-        is_client=True,
-        help="check whether a file could be written to the stream",
-        description="Compare the columns of a Parquet or Arrow file with the stream's schema, and"
-        " list the differences: + a new column, ~ a wider type, ? a column that may have nulls"
-        " where the stream requires values, ! a column that does not fit. Nothing is written."
-        " Exit code 0 if Spark could write the file, as it is or with mergeSchema; 1 if not.",
-    )
-    for action in (show_parser, history_parser, check_parser):
-        action.add_argument("stream", metavar="NAME_OR_ID")
-    check_parser.add_argument(
-        "file",
-        type=parse_path,
-        metavar="FILE",
-        help="Parquet, or an Arrow IPC file or stream, on this machine",
-    )
+schema: Final = Actions("schema", help="Look at the schemas of typed streams.")
+
+_stream: Final = click.argument("stream", type=STREAM, metavar="NAME_OR_ID")
 
 
-def show(options: Namespace) -> int:
-    """Print the columns of a stream's newest schema."""
+@schema.command("show")
+@_stream
+@client_options
+def show(options: ClientOptions, stream: str) -> int:
+    """Show the columns of the newest version."""
     with connect(options) as client:
-        info = find_stream(client, options.stream)
+        info = find_stream(client, stream)
         newest = newest_schemas(client, [info.stream_id]).get(info.stream_id)
     if newest is None:
         raise _untyped(info)
@@ -87,10 +66,13 @@ def show(options: Namespace) -> int:
     return 0
 
 
-def history(options: Namespace) -> int:
-    """List the versions of a stream's schema, the first one first."""
+@schema.command("history")
+@_stream
+@client_options
+def history(options: ClientOptions, stream: str) -> int:
+    """List the versions, the first one first: when each was registered, and its changes."""
     with connect(options) as client:
-        info = find_stream(client, options.stream)
+        info = find_stream(client, stream)
         versions = client.describe_schemas([info.stream_id])[info.stream_id]
     if not versions:
         raise _untyped(info)
@@ -105,44 +87,55 @@ def history(options: Namespace) -> int:
     return 0
 
 
-def check(options: Namespace) -> int:
-    """Print whether Spark could write a file to a stream; return 1 if not."""
-    given = StreamSchema.of(read_file_schema(Path(options.file)))
+@schema.command("check")
+@_stream
+@click.argument("file", type=PATH, help="Parquet, or an Arrow IPC file or stream, on this machine.")
+@client_options
+def check(options: ClientOptions, stream: str, file: str) -> int:
+    """Check whether a file could be written to the stream. Nothing is written.
+
+    The columns of the Parquet or Arrow file are compared with the stream's schema, and the
+    differences listed: + a new column, ~ a wider type, ? a column that may have nulls where the
+    stream requires values, ! a column that does not fit. Exit code 0 if Spark could write the file,
+    as it is or with mergeSchema; 1 if not.
+    """
+    given = StreamSchema.of(read_file_schema(Path(file)))
+    report = partial(_report, file, is_json=options.json)
     with connect(options) as client:
-        info = find_stream(client, options.stream)
+        info = find_stream(client, stream)
         newest = newest_schemas(client, [info.stream_id]).get(info.stream_id)
         bounds = client.stream_bounds([info.stream_id]) if newest is None else []
     if any(each.next_offset > each.start_offset for each in bounds):
-        return _report(options, info, None, "it has plain records and no schema", [])
+        return report(info, None, "it has plain records and no schema", [])
     if newest is None:
-        return _report(options, info, _AS_IS, "it gets the schema of what is written first", [])
+        return report(info, _AS_IS, "it gets the schema of what is written first", [])
     compared = compare_schemas(newest.schema, given)
     fit: str | None = _AS_IS
     if compared.faults:
         fit = None
     elif any(each.change is not Change.RELAXED for each in compared.differences):
         fit = _WITH_MERGE
-    return _report(
-        options, info, fit, f"version {newest.version} of its schema", compared.differences
-    )
+    return report(info, fit, f"version {newest.version} of its schema", compared.differences)
 
 
 def _report(
-    options: Namespace,
+    file: str,
     info: StreamInfo,
     fit: str | None,
     basis: str,
     differences: Sequence[Difference],
+    *,
+    is_json: bool,
 ) -> int:
     """Print how the file fits, None if it does not; return the exit code."""
-    if options.json:
+    if is_json:
         found = [{"change": each.change.name, "text": each.text} for each in differences]
         write_json({"stream": info.label, "fits": fit, "differences": found})
     else:
         for each in differences:
             write_line(f"  {each}")
         fits = "does not fit" if fit is None else f"fits {fit}"
-        write_line(f"{options.file} {fits} into {titled(info)}: {basis}")
+        write_line(f"{file} {fits} into {titled(info)}: {basis}")
     return 1 if fit is None else 0
 
 

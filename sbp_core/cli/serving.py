@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import stat
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +58,7 @@ class Service:
     make: Callable[[ServeSettings[Any], Callable[[], None]], Served]
     describe: Callable[[Any, Any], tuple[dict[str, Any], list[str]]]
 
-    def run(self, options: Namespace) -> int:
+    def run(self, options: Mapping[str, Any]) -> int:
         """Serve until a signal; return the exit code.
 
         Raises ConfigurationError when settings, addresses or folders cannot be used, and other
@@ -109,7 +108,7 @@ class Service:
         settings: ServeSettings[Any],
         reloader: Reloader,
         manager: ServiceManager,
-        options: Namespace,
+        options: Mapping[str, Any],
     ) -> None:
         from sbp_core.cli.release_note import ReleaseNote
         from sbp_core.server import quota_rules, runtime
@@ -123,7 +122,7 @@ class Service:
                 "server starts version=%s last_version=%s pid=%d data_dir=%s",
                 *(__version__, note.last, os.getpid(), data_dir.absolute()),
             )
-            reload = reloader.reload_line if options.until_stdin_closes else None
+            reload = reloader.reload_line if options["until_stdin_closes"] else None
 
             def shown() -> Mapping[str, object]:
                 return configuration.shown(reloader.current, quota_rules.current())

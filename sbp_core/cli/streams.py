@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
+from typing import Final
+
+import click
 
 from sbp_core import limits
 from sbp_core.access.rights import is_reserved
+from sbp_core.cli.client_options import ClientOptions, client_options
+from sbp_core.cli.commands import Actions
 from sbp_core.cli.connect import (
     connect,
     find_reach,
@@ -26,13 +29,7 @@ from sbp_core.cli.output import (
     write_result,
     write_table,
 )
-from sbp_core.cli.parsing import (
-    Actions,
-    parse_duration_ms,
-    parse_number,
-    parse_positive,
-    parse_size,
-)
+from sbp_core.cli.values import DURATION_MS, NUMBER, POSITIVE, SIZE, STREAM
 from sbp_core.client import (
     Client,
     RangeInfo,
@@ -47,109 +44,73 @@ from sbp_core.errors import ConfigurationError, NotFoundError, SchemaError
 from sbp_core.quantities import round_size, show_retention
 from sbp_core.records.stream_schema import name_text
 
+streams: Final = Actions("streams", help="Create, list, describe, change and delete streams.")
 
-def add_streams(parser: ArgumentParser) -> None:
-    """Declare `sbp streams` and its actions."""
-    actions = Actions(parser)
-    add = partial(actions.add, is_client=True)
-    creating = add("create", create, help="create a stream")
-    creating.add_argument("name")
-    creating.add_argument(
-        "--count",
-        type=parse_positive,
-        metavar="N",
-        help="create N streams: NAME-0 to NAME-(N-1)",
-    )
-    _add_replicas(creating, 1, "copies of its records, each on a range server (default: 1)")
-    _add_retention(creating, 0)
-    listing = add("list", list_all, help="list all streams")
-    listing.add_argument("--all", action="store_true", help="also those whose names begin with _")
-    for action in (
-        add("describe", describe, help="show the metadata, offsets and ranges of streams"),
-        add("delete", delete, help="delete streams"),
-    ):
-        action.add_argument("streams", nargs="+", metavar="NAME_OR_ID")
-    _add_changes(add)
+_NAME_OR_ID: Final = "NAME_OR_ID"
+_ack_count: Final = click.option(
+    "--ack-count",
+    type=POSITIVE,
+    help="Copies that have to be stored before a record is acknowledged. [default: the majority of"
+    " the copies]",
+)
+_retention_option: Final = click.option(
+    "--retention",
+    type=DURATION_MS,
+    help="How long records are kept, such as 90s, 30m, 12h or 7d; 0 is for ever.",
+)
+_retention_size: Final = click.option(
+    "--retention-size",
+    type=SIZE,
+    help="How much of the stream a range server keeps, such as 500MiB or 10GiB; beyond it the"
+    " oldest records are removed; 0 is no limit.",
+)
 
 
-def _add_changes(add: Callable[..., ArgumentParser]) -> None:
-    updating = add("update", update, help="change a stream's replicas, retention or name")
-    trimming = add(
-        "trim",
-        trim,
-        help="remove the records below an offset",
-        description="Remove the records of a stream below OFFSET permanently. Readers below it get"
-        " an error with the new start of the stream. OFFSET may not be beyond the end of the"
-        " stream.",
-    )
-    sealing = add(
-        "seal",
-        seal,
-        help="continue a stream in a new range",
-        description="Seal the open range of a stream and open the next one, on another server where"
-        " that is less loaded. Writers and readers follow by themselves.",
-    )
-    for action in (updating, trimming, sealing):
-        action.add_argument("stream", metavar="NAME_OR_ID")
-    trimming.add_argument("offset", type=parse_number, metavar="OFFSET")
-    _add_replicas(
-        updating,
-        None,
-        "copies of the records that are appended from now on, each on a range server: the stream"
-        " goes on in a new range",
-    )
-    _add_retention(updating, None)
-    updating.add_argument("--rename", metavar="NEW", help="the stream's new name")
+@streams.command("create")
+@click.argument("name")
+@click.option("--count", type=POSITIVE, help="Create N streams: NAME-0 to NAME-(N-1).")
+@click.option(
+    "--replicas",
+    type=POSITIVE,
+    default=1,
+    help="Copies of its records, each on a range server. [default: 1]",
+)
+@_ack_count
+@_retention_option
+@_retention_size
+@client_options
+def create(
+    options: ClientOptions,
+    name: str,
+    *,
+    count: int | None,
+    replicas: int,
+    ack_count: int | None,
+    retention: int | None,
+    retention_size: int | None,
+) -> int:
+    """Create a stream, or several.
 
-
-def _add_replicas(parser: ArgumentParser, default: int | None, text: str) -> None:
-    add = partial(parser.add_argument, type=parse_positive, metavar="N")
-    add("--replicas", default=default, help=text)
-    add(
-        "--ack-count",
-        help="copies that have to be stored before a record is acknowledged (default: the majority"
-        " of the copies)",
-    )
-
-
-def _add_retention(parser: ArgumentParser, default: int | None) -> None:
-    parser.add_argument(
-        "--retention",
-        type=parse_duration_ms,
-        default=default,
-        metavar="TIME",
-        help="how long records are kept, such as 90s, 30m, 12h or 7d; 0 is for ever",
-    )
-    parser.add_argument(
-        "--retention-size",
-        type=parse_size,
-        default=default,
-        metavar="SIZE",
-        help="how much of the stream a range server keeps, such as 500MiB or 10GiB; beyond it the"
-        " oldest records are removed; 0 is no limit",
-    )
-
-
-def create(options: Namespace) -> int:
-    """Create NAME, or NAME-0 to NAME-(count-1); show those that are, also if others are refused."""
-    names: list[str] = [options.name]
-    if options.count is not None:
-        if options.count > limits.STREAMS_PER_REQUEST_MAX:
+    Those that are created are shown, also if others are refused.
+    """
+    names = [name]
+    if count is not None:
+        if count > limits.STREAMS_PER_REQUEST_MAX:
             raise ConfigurationError(
-                f"--count {options.count} is more than {limits.STREAMS_PER_REQUEST_MAX}, the limit"
-                " of a request; create them in several calls"
+                f"--count {count} is more than {limits.STREAMS_PER_REQUEST_MAX}, the limit of a"
+                " request; create them in several calls"
             )
-        names = [f"{options.name}-{index}" for index in range(options.count)]
+        names = [f"{name}-{index}" for index in range(count)]
     _check_name(names[0])
     specs = [
         StreamSpec(
-            name,
-            replica_count=options.replicas,
-            retention_period_ms=options.retention,
-            retention_bytes=options.retention_size,
-            ack_count=options.ack_count or 0,
+            each,
+            replica_count=replicas,
+            retention_period_ms=retention or 0,
+            retention_bytes=retention_size or 0,
+            ack_count=ack_count or 0,
         )
-        for name in names
+        for each in names
     ]
 
     def show(info: StreamInfo) -> None:
@@ -158,7 +119,7 @@ def create(options: Namespace) -> int:
 
     with connect(options) as client:
         client.create_streams(specs, on_created=show)
-        _warn_of_missing(client, options.replicas)
+        _warn_of_missing(client, replicas)
     return 0
 
 
@@ -168,10 +129,13 @@ def _warn_of_missing(client: Client, replica_count: int) -> None:
         write_notice(missing)
 
 
-def list_all(options: Namespace) -> int:
-    """List all streams, by id; those of the cluster itself only if they are wanted."""
+@streams.command("list")
+@click.option("--all", "is_all", is_flag=True, help="Also those whose names begin with _.")
+@client_options
+def list_all(options: ClientOptions, *, is_all: bool) -> int:
+    """List all streams, by id."""
     with connect(options) as client:
-        infos, reaches, sizes = _find_all(client, with_reserved=options.all)
+        infos, reaches, sizes = _find_all(client, with_reserved=is_all)
     if options.json:
         for info in infos:
             write_json(_described(info, reaches[info.stream_id], sizes))
@@ -206,10 +170,13 @@ def _find_all(
             continue  # one was deleted in between
 
 
-def describe(options: Namespace) -> int:
-    """Show each stream's metadata, offsets and ranges."""
+@streams.command("describe")
+@click.argument("refs", type=STREAM, nargs=-1, required=True, metavar=_NAME_OR_ID)
+@client_options
+def describe(options: ClientOptions, refs: Sequence[str]) -> int:
+    """Show the metadata, offsets and ranges of streams."""
     with connect(options) as client:
-        infos = client.describe_streams([parse_stream(text) for text in options.streams])
+        infos = client.describe_streams([parse_stream(text) for text in refs])
         stream_ids = [info.stream_id for info in infos]
         reaches = find_reach(client, stream_ids)
         sizes = find_sizes(client, stream_ids)
@@ -251,11 +218,14 @@ def _write_described(
     write_json({**described, **_described_schema(schema), "ranges": shown, "unavailable": missing})
 
 
-def delete(options: Namespace) -> int:
+@streams.command("delete")
+@click.argument("refs", type=STREAM, nargs=-1, required=True, metavar=_NAME_OR_ID)
+@client_options
+def delete(options: ClientOptions, refs: Sequence[str]) -> int:
     """Delete streams: all of them, or none if one does not exist."""
-    refs = [parse_stream(text) for text in options.streams]
+    parsed = [parse_stream(text) for text in refs]
     with connect(options) as client:
-        infos = list(dict.fromkeys(client.describe_streams(refs)))
+        infos = list(dict.fromkeys(client.describe_streams(parsed)))
         client.delete_streams([info.stream_id for info in infos])
     for info in infos:
         text = f"deleted {titled(info)}"
@@ -263,27 +233,44 @@ def delete(options: Namespace) -> int:
     return 0
 
 
-def update(options: Namespace) -> int:
-    """Change a stream's replicas, its retention, its name, or all of that."""
+@streams.command("update")
+@click.argument("stream", type=STREAM, metavar=_NAME_OR_ID)
+@click.option(
+    "--replicas",
+    type=POSITIVE,
+    help="Copies of the records that are appended from now on, each on a range server: the stream"
+    " goes on in a new range.",
+)
+@_ack_count
+@_retention_option
+@_retention_size
+@click.option("--rename", metavar="NEW", help="The stream's new name.")
+@client_options
+def update(
+    options: ClientOptions,
+    stream: str,
+    *,
+    replicas: int | None,
+    ack_count: int | None,
+    retention: int | None,
+    retention_size: int | None,
+    rename: str | None,
+) -> int:
+    """Change a stream's replicas, retention or name, or all of that."""
     change = StreamUpdate(
-        parse_stream(options.stream),
-        options.rename,
-        options.retention,
-        options.retention_size,
-        options.replicas,
-        options.ack_count,
+        parse_stream(stream), rename, retention, retention_size, replicas, ack_count
     )
     if change == StreamUpdate(change.stream):
         raise ConfigurationError(
             "nothing to change: give --replicas, --ack-count, --retention, --retention-size or"
             " --rename"
         )
-    if options.rename is not None:
-        _check_name(options.rename)
+    if rename is not None:
+        _check_name(rename)
     with connect(options) as client:
         (info,) = client.update_streams([change])
-        if options.replicas is not None:
-            _warn_of_missing(client, options.replicas)
+        if replicas is not None:
+            _warn_of_missing(client, replicas)
     text = f"updated {titled(info)}: retention {_retention(info)}"
     if info.replica_count > 1:
         text += f", replicas {_replicas(info)}"
@@ -291,21 +278,36 @@ def update(options: Namespace) -> int:
     return 0
 
 
-def trim(options: Namespace) -> int:
-    """Remove the records of a stream below an offset."""
+@streams.command("trim")
+@click.argument("stream", type=STREAM, metavar=_NAME_OR_ID)
+@click.argument("offset", type=NUMBER, metavar="OFFSET")
+@client_options
+def trim(options: ClientOptions, stream: str, offset: int) -> int:
+    """Remove the records of a stream below OFFSET permanently.
+
+    Readers below it get an error with the new start of the stream. OFFSET may not be beyond the end
+    of the stream.
+    """
     with connect(options) as client:
-        info = find_stream(client, options.stream)
-        client.trim_streams({info.stream_id: options.offset})
+        info = find_stream(client, stream)
+        client.trim_streams({info.stream_id: offset})
         (held,) = client.stream_bounds([info.stream_id])
     text = f"trimmed {titled(info)}: offsets {held.start_offset} to {held.next_offset}, exclusive"
     write_result({**asdict(info), **asdict(held)}, text, is_json=options.json)
     return 0
 
 
-def seal(options: Namespace) -> int:
-    """Continue a stream in a new range."""
+@streams.command("seal")
+@click.argument("stream", type=STREAM, metavar=_NAME_OR_ID)
+@client_options
+def seal(options: ClientOptions, stream: str) -> int:
+    """Continue a stream in a new range.
+
+    The open range is sealed, and the next one is opened, on another server where that is less
+    loaded. Writers and readers follow by themselves.
+    """
     with connect(options) as client:
-        info = find_stream(client, options.stream)
+        info = find_stream(client, stream)
         opened = client.seal_streams([info.stream_id])[info.stream_id]
     text = (
         f"sealed {titled(info)}: it continues in range {opened.range_index} from"

@@ -2,85 +2,55 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from argparse import ArgumentParser, Namespace
+from json import dumps, loads
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import click
 
 from sbp_core import limits
-from sbp_core.cli.output import write_line
-from sbp_core.cli.parsing import Actions, parse_duration_ms, parse_path
+from sbp_core.cli.client_options import json_option
+from sbp_core.cli.commands import Actions
+from sbp_core.cli.output import write_json, write_line, write_result
+from sbp_core.cli.values import DURATION_MS, PATH
 from sbp_core.errors import ConfigurationError
 from sbp_core.regular_files import open_private, read_regular
 
 _ALGORITHMS = ("EdDSA", "ES256", "RS256")
 
 
-def add_token(parser: ArgumentParser) -> None:
-    """Declare `sbp token` and its actions."""
-    actions = Actions(parser)
-    keys = actions.add(
-        "keys",
-        make_keys,
-        help="make the keys of an issuer",
-        description="Make a private key, with which tokens are signed, and a JSON Web Key Set with"
-        " the public one, for jwks_file in [auth] of the servers. No file is overwritten.",
-    )
-    _add_private_file(keys)
-    keys.add_argument(
-        "--jwks-file",
-        type=parse_path,
-        required=True,
-        metavar="PATH",
-        help="new file for the public key",
-    )
-    keys.add_argument(
-        "--algorithm", choices=_ALGORITHMS, default="EdDSA", help="(default: %(default)s)"
-    )
-    issuing = actions.add(
-        "issue",
-        issue_token,
-        help="make a token",
-        description="Make a token for a client, which is a secret like a password: print it, or"
-        " write it to a file.",
-    )
-    issuing.add_argument("subject", metavar="SUBJECT", help="the name of the client; without =")
-    _add_private_file(issuing)
-    issuing.add_argument("--issuer", required=True, metavar="TEXT", help="issuer in [auth]")
-    issuing.add_argument("--audience", required=True, metavar="TEXT", help="audience in [auth]")
-    issuing.add_argument(
-        "--valid-for",
-        type=parse_duration_ms,
-        required=True,
-        metavar="TIME",
-        help="time such as 12h or 30d; a token cannot be taken back before",
-    )
-    issuing.add_argument(
-        "--out",
-        type=parse_path,
-        metavar="PATH",
-        help="file to write it to, in one step, also over an old one (default: standard output)",
-    )
+token: Final = Actions("token", help="Make keys and tokens of clients.")
+
+_private_file: Final = click.option(
+    "--private-file",
+    type=PATH,
+    required=True,
+    help="File of the private key; keep it where no server and no client is.",
+)
 
 
-def _add_private_file(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--private-file",
-        type=parse_path,
-        required=True,
-        metavar="PATH",
-        help="file of the private key; keep it where no server and no client is",
-    )
+@token.command("keys")
+@_private_file
+@click.option("--jwks-file", type=PATH, required=True, help="New file for the public key.")
+@click.option(
+    "--algorithm",
+    type=click.Choice(_ALGORITHMS),
+    default="EdDSA",
+    help="Kind of the keys. [default: EdDSA]",
+)
+@json_option
+def make_keys(private_file: str, jwks_file: str, algorithm: str, *, json: bool) -> int:
+    """Make the keys of an issuer.
 
-
-def make_keys(options: Namespace) -> int:
-    """Make the keys of an issuer."""
+    One is private: tokens are signed with it. The public one is in a JSON Web Key Set, for
+    jwks_file in [auth] of the servers. No file is overwritten.
+    """
     from sbp_core.access.keys import new_key
 
-    private, public = new_key(options.algorithm)
-    paths = [Path(options.private_file), Path(options.jwks_file)]
+    private, public = new_key(algorithm)
+    paths = [Path(private_file), Path(jwks_file)]
     for path in paths:
         if path.is_symlink() or path.exists():
             raise ConfigurationError(
@@ -88,48 +58,77 @@ def make_keys(options: Namespace) -> int:
                 " end; choose another file"
             )
     for path, content in zip(paths, (private, {"keys": [public]}), strict=True):
-        _write_new(path, json.dumps(content, indent=2))
+        _write_new(path, dumps(content, indent=2))
+    if json:
+        write_json({"private_file": private_file, "jwks_file": jwks_file})
+        return 0
     write_line(f"private key: {paths[0]}")
     write_line(f"public key: {paths[1]}")
     return 0
 
 
-def issue_token(options: Namespace) -> int:
-    """Print a token, or write it to a file."""
+@token.command("issue")
+@click.argument("subject", help="The name of the client; without =.")
+@_private_file
+@click.option("--issuer", required=True, metavar="TEXT", help="Issuer in [auth].")
+@click.option("--audience", required=True, metavar="TEXT", help="Audience in [auth].")
+@click.option(
+    "--valid-for",
+    type=DURATION_MS,
+    required=True,
+    help="Time such as 12h or 30d; a token cannot be taken back before.",
+)
+@click.option(
+    "--out",
+    type=PATH,
+    help="File to write it to, in one step, also over an old one. [default: standard output]",
+)
+@json_option
+def issue_token(
+    subject: str,
+    *,
+    private_file: str,
+    issuer: str,
+    audience: str,
+    valid_for: int,
+    out: str | None,
+    json: bool,
+) -> int:
+    """Make a token for a client, which is a secret like a password: print it, or write a file."""
     from sbp_core.access.identity import SUBJECT_LENGTH_MAX, is_token_subject
     from sbp_core.access.keys import sign
 
-    if not is_token_subject(options.subject):
+    if not is_token_subject(subject):
         raise ConfigurationError(
-            f"subject {options.subject!a}: expected 1 to {SUBJECT_LENGTH_MAX} printable characters"
+            f"subject {subject!a}: expected 1 to {SUBJECT_LENGTH_MAX} printable characters"
             " without ="
         )
     now = int(time.time())
     claims = {
-        "iss": options.issuer,
-        "aud": options.audience,
-        "sub": options.subject,
+        "iss": issuer,
+        "aud": audience,
+        "sub": subject,
         "iat": now,
-        "exp": now + options.valid_for // 1000,
+        "exp": now + valid_for // 1000,
     }
-    private = _read_private(Path(options.private_file))
+    private = _read_private(Path(private_file))
     try:
-        token = sign(private, json.dumps(claims, separators=(",", ":")).encode())
+        signed = sign(private, dumps(claims, separators=(",", ":")).encode())
     except ValueError as error:
-        raise ConfigurationError(f"private file {options.private_file}: {error}") from None
-    if options.out is None:
-        write_line(token)
+        raise ConfigurationError(f"private file {private_file}: {error}") from None
+    if out is None:
+        write_result({"token": signed}, signed, is_json=json)
         return 0
-    target = Path(options.out)
+    target = Path(out)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
-    _write_new(fresh, token)
+    _write_new(fresh, signed)
     fresh.replace(target)
     return 0
 
 
 def _read_private(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_regular(path, limits.SMALL_FILE_BYTES_MAX))
+        found = loads(read_regular(path, limits.SMALL_FILE_BYTES_MAX))
     except OSError as error:
         raise ConfigurationError(f"private file {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError):

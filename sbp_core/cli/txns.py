@@ -11,7 +11,7 @@ import click
 
 from sbp_core import limits
 from sbp_core.cli.client_options import ClientOptions, client_options
-from sbp_core.cli.commands import CommandWithActions
+from sbp_core.cli.commands import CommandWithActions, complete_action
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
 from sbp_core.cli.values import NUMBER
@@ -22,7 +22,12 @@ _HEADING = ("STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACT
 
 
 @click.command(cls=CommandWithActions)
-@click.argument("producer", required=False, help="List only its transactions.")
+@click.argument(
+    "producer",
+    required=False,
+    shell_complete=complete_action,
+    help="List only its transactions.",
+)
 @client_options
 def txns(options: ClientOptions, producer: str | None) -> int:
     """List the transactions of a producer, or all of them.

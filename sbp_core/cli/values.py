@@ -51,7 +51,22 @@ class PathValue(Value):
         return [CompletionItem(incomplete, type="file")]
 
 
-def _parse_path(text: str) -> str:
+class StreamValue(click.ParamType[str]):
+    """The name or id of a stream. Shells complete the names, if a cluster answers at once."""
+
+    name = "STREAM"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the names that begin so, as the options before them reach a cluster; or none."""
+        from sbp_core.cli.stream_names import find_names
+
+        return [CompletionItem(name) for name in find_names(ctx.params, incomplete)]
+
+
+def parse_path(text: str) -> str:
+    """Return the path of a file or folder. Raises ConfigurationError if the text cannot be one."""
     if not text:  # it would be the working directory
         raise ConfigurationError("the path is empty; write . for the working directory")
     if "\0" in text:
@@ -71,7 +86,7 @@ def _parse_number(least: int, text: str) -> int:
     return int(text)
 
 
-PATH: Final = PathValue("PATH", _parse_path)
+PATH: Final = PathValue("PATH", parse_path)
 INTEGER: Final = Value("N", _parse_integer)
 """An integer of at most 64 bits; the setting checks its range."""
 NUMBER: Final = Value("N", partial(_parse_number, 0))
@@ -84,5 +99,6 @@ SIZE: Final = Value("SIZE", quantities.parse_size)
 """A size such as 500MiB or 10GiB; the value is in bytes."""
 POSITION: Final = Value("POSITION", parse_position)
 """A position in a stream: earliest, latest, an offset, -N, or a time."""
+STREAM: Final = StreamValue()
 TIMESTAMP: Final = Value("TIME", quantities.parse_timestamp)
 """A time since 1970, as a `datetime`; one without a zone is UTC."""

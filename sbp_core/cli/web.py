@@ -7,16 +7,19 @@ import contextlib
 import logging
 import os
 import signal
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import click
 
 from sbp_core import __version__, tls
+from sbp_core.cli.client_options import ClientOptions, transfer_options
 from sbp_core.cli.connect import connecting
-from sbp_core.cli.parsing import add_client_options, parse_integer, parse_path
+from sbp_core.cli.server_options import LOG_FILE, Declare, Run, declared, path_option
 from sbp_core.cli.serving import ReadyFile, announce, watch_signals
+from sbp_core.cli.values import INTEGER
 from sbp_core.errors import ConfigurationError, SbpError
 
 if TYPE_CHECKING:
@@ -35,59 +38,59 @@ HTTP_PORT: Final = 12381
 CONSOLE_PORT: Final = 12380
 
 
-def add_web_options(parser: ArgumentParser, default_port: int) -> None:
-    """Declare the options of every command that serves HTTP."""
-    add_client_options(parser, has_json=False)
-    add = parser.add_argument
-    add(
-        "--host",
-        default="127.0.0.1",
-        metavar="HOST",
-        help="interface to listen on (default: %(default)s)",
+def web_options(default_port: int) -> Declare:
+    """Return what declares the options of every command that serves HTTP.
+
+    The command gets them as two arguments: ClientOptions, and the others by name.
+    """
+    own = declared(
+        [
+            click.option(
+                "--host",
+                default="127.0.0.1",
+                metavar="HOST",
+                help="Interface to listen on. [default: 127.0.0.1]",
+            ),
+            click.option(
+                "--port",
+                type=INTEGER,
+                default=default_port,
+                metavar="PORT",
+                help=f"Port to listen on; 0 picks a free one. [default: {default_port}]",
+            ),
+            path_option(
+                "--https-cert",
+                "Speak HTTPS only, with the certificate in this file, and its chain.",
+            ),
+            path_option("--https-key", "Key of that certificate."),
+            click.option(
+                "--insecure",
+                is_flag=True,
+                help="Listen where other machines connect to, though requests need no token.",
+            ),
+            path_option(
+                "--ready-file", "JSON file with the address; it exists while the command serves."
+            ),
+            click.option(
+                "--log-level",
+                type=click.Choice(("debug", "info", "warning", "error")),
+                default="warning",
+                help="Lowest level that is logged. [default: warning]",
+            ),
+            click.option(
+                "--log-format",
+                type=click.Choice(("text", "json")),
+                default="text",
+                help="Lines of text, or an object per line. [default: text]",
+            ),
+            LOG_FILE,
+        ]
     )
-    add(
-        "--port",
-        type=parse_integer,
-        default=default_port,
-        metavar="PORT",
-        help="port to listen on; 0 picks a free one (default: %(default)s)",
-    )
-    add(
-        "--https-cert",
-        type=parse_path,
-        metavar="PATH",
-        help="speak HTTPS only, with the certificate in this file, and its chain",
-    )
-    add("--https-key", type=parse_path, metavar="PATH", help="key of that certificate")
-    add(
-        "--insecure",
-        action="store_true",
-        help="listen where other machines connect to, though requests need no token",
-    )
-    add(
-        "--ready-file",
-        type=parse_path,
-        metavar="PATH",
-        help="JSON file with the address; it exists while the command serves",
-    )
-    add(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        default="warning",
-        help="lowest level that is logged (default: %(default)s)",
-    )
-    add(
-        "--log-format",
-        choices=("text", "json"),
-        default="text",
-        help="lines of text, or an object per line (default: %(default)s)",
-    )
-    add(
-        "--log-file",
-        type=parse_path,
-        metavar="PATH",
-        help="file to append the log to (default: standard error)",
-    )
+
+    def declare(run: Run) -> Run:
+        return transfer_options(own(run))
+
+    return declare
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class WebService:
     has_sessions: bool = False
     make_client: Callable[[str, Connecting], AsyncClient] | None = None
 
-    def run(self, options: Namespace) -> int:
+    def run(self, client: ClientOptions, options: Mapping[str, Any]) -> int:
         """Serve until a signal; return the exit code.
 
         Raises ConfigurationError for what the options have wrong.
@@ -115,11 +118,11 @@ class WebService:
         from sbp_core.server import runtime
         from sbp_core.server.accepting import raise_descriptor_limit
 
-        settings = _settings(options)
-        ready = ReadyFile(None if options.ready_file is None else Path(options.ready_file))
-        log_file = None if options.log_file is None else Path(options.log_file)
+        settings = _settings(client, options)
+        ready = ReadyFile(None if options["ready_file"] is None else Path(options["ready_file"]))
+        log_file = None if options["log_file"] is None else Path(options["log_file"])
         server = f"{self.name} {settings.host}:{settings.port}"
-        log = ProcessLog(options.log_level, options.log_format, log_file, server=server)
+        log = ProcessLog(options["log_level"], options["log_format"], log_file, server=server)
         with contextlib.closing(log):
             manager = ServiceManager(os.environ)
             raise_descriptor_limit()
@@ -177,21 +180,21 @@ class WebService:
             _LOG.info("server stops address=%s", address)
 
 
-def _settings(options: Namespace) -> WebSettings:
+def _settings(client: ClientOptions, options: Mapping[str, Any]) -> WebSettings:
     from sbp_core.web.settings import WebSettings
 
-    files = (options.https_cert, options.https_key)
+    files = (options["https_cert"], options["https_key"])
     if any(files) and not all(files):
         raise ConfigurationError("give --https-cert and --https-key, both or neither")
-    if not 0 <= options.port <= 65_535:
-        raise ConfigurationError(f"--port {options.port} is not within 0..65535")
+    if not 0 <= options["port"] <= 65_535:
+        raise ConfigurationError(f"--port {options['port']} is not within 0..65535")
     return WebSettings(
-        endpoint=options.endpoint,
-        connecting=connecting(options),
-        host=options.host,
-        port=options.port,
+        endpoint=client.endpoint,
+        connecting=connecting(client),
+        host=options["host"],
+        port=options["port"],
         tls=tls.PublicTls(*files) if any(files) else None,
-        is_insecure=options.insecure,
+        is_insecure=options["insecure"],
     )
 
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from argparse import ArgumentParser, Namespace
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from json import dumps
 from typing import Final
 
+import click
+
+from sbp_core.cli.client_options import ClientOptions, TlsOptions, json_option, tls_options
+from sbp_core.cli.commands import Actions
 from sbp_core.cli.connect import connect
-from sbp_core.cli.output import write_json, write_line, write_table
-from sbp_core.cli.parsing import Actions, add_tls_client_options, parse_number, parse_path
+from sbp_core.cli.output import write_json, write_line, write_lines, write_result, write_table
+from sbp_core.cli.values import NUMBER, PATH
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_core.wording import counted
 from sbp_spark.checkpoint.files import (
     Checkpoint,
+    Rewind,
     SbpSource,
     carry_out,
     find_source,
@@ -30,82 +35,59 @@ from sbp_spark.reading.offsets import SourceOffset, StreamPosition, find_gone
 _HEADING: Final = ("ID", "STREAM", "READ TO", "BEGUN TO", "TAIL", "LAG", "")
 
 
-def add_checkpoint(parser: ArgumentParser) -> None:
-    """Declare `sbp checkpoint` and its actions."""
-    actions = Actions(parser)
-    showing = actions.add(
-        "show",
-        show,
-        help="show how far a query has read",
-        description="Show up to where a query has read each stream (committed), and the end of the"
-        " batch that was begun last. With --endpoint also how far it is behind.",
-    )
-    showing.add_argument(
-        "--endpoint", metavar="HOST:PORT[,...]", help="placement drivers to ask for tails"
-    )
-    add_tls_client_options(showing)
-    showing.add_argument("--json", action="store_true", help="print JSON")
-    rewinding = actions.add(
-        "rewind",
-        rewind,
-        help="let a stopped query read the records after a batch again",
-        description="Move the later batches of a checkpoint aside, so that the query"
-        " continues from there. First prints the batches that are repeated and the effect on sinks;"
-        " changes nothing without --yes. The moved files are kept in a folder of the"
-        " checkpoint.",
-    )
-    back = rewinding.add_mutually_exclusive_group(required=True)
-    back.add_argument("--to-batch", type=parse_number, metavar="N", help="the last one to keep")
-    back.add_argument(
-        "--batches", type=parse_number, metavar="K", help="undo the last K committed ones"
-    )
-    rewinding.add_argument("--yes", action="store_true", help="confirm that no query runs on it")
-    starts = actions.add(
-        "to-starting-offsets",
-        to_starting_offsets,
-        help="print where a query with a new checkpoint continues",
-        description="Print, for the option startingOffsets, the position after the last committed"
-        " batch. Give it to a query with a new checkpoint.",
-    )
-    starts.add_argument("--batch", type=parse_number, metavar="N", help="another committed batch")
-    for action in (showing, rewinding, starts):
-        action.add_argument(
-            "folder",
-            type=parse_path,
-            metavar="DIR",
-            help="the query's checkpointLocation, a local folder",
-        )
-    for action in (showing, starts):
-        action.add_argument(
-            "--source",
-            metavar="NAME",
-            help="source of the query, if several read streams: the name given with"
-            " readStream.name(), or the index of an unnamed source, from 0",
-        )
+checkpoint: Final = Actions(
+    "checkpoint", help="Show the checkpoint of a Spark query, or rewind it."
+)
+
+_folder: Final = click.argument(
+    "folder",
+    type=PATH,
+    metavar="DIR",
+    help="The query's checkpointLocation, a local folder.",
+)
+_source: Final = click.option(
+    "--source",
+    metavar="NAME",
+    help="Source of the query, if several read streams: the name given with readStream.name(), or"
+    " the index of an unnamed source, from 0.",
+)
 
 
-def show(options: Namespace) -> int:
-    """Print how far the query of a checkpoint has read."""
-    checkpoint = open_checkpoint(options.folder)
-    source = find_source(checkpoint, options.source)
-    with connect(options) if options.endpoint else nullcontext() as client:
-        found = measure(source, client)
-        put_back = None if client is None else maybe_put_back(source, client)
-    lost = [(batch, loss) for batch in checkpoint.logged for loss in source.offset(batch).lost]
-    if options.json:
+@checkpoint.command("show")
+@_folder
+@click.option("--endpoint", metavar="HOST:PORT[,...]", help="Placement drivers to ask for tails.")
+@_source
+@tls_options
+@json_option
+def show(
+    files: TlsOptions, folder: str, endpoint: str | None, source: str | None, *, json: bool
+) -> int:
+    """Show up to where a query has read each stream (committed).
+
+    Also shown is the end of the batch that was begun last, and with --endpoint how far the query is
+    behind.
+    """
+    opened = open_checkpoint(folder)
+    found_source = find_source(opened, source)
+    with _maybe_connect(endpoint, files) as client:
+        found = measure(found_source, client)
+        put_back = None if client is None else maybe_put_back(found_source, client)
+    lost = [(batch, loss) for batch in opened.logged for loss in found_source.offset(batch).lost]
+    if json:
+        name = found_source.name
         write_json(
             {
-                "query_id": checkpoint.query_id,
-                "logged": checkpoint.logged,
-                "committed": checkpoint.committed,
-                "source": int(source.name) if source.name.isdecimal() else source.name,
+                "query_id": opened.query_id,
+                "logged": opened.logged,
+                "committed": opened.committed,
+                "source": int(name) if name.isdecimal() else name,
                 "streams": [asdict(each) for each in found],
                 "put_back": put_back,
                 "lost": [{"batch": batch, **asdict(loss)} for batch, loss in lost],
             }
         )
         return 0
-    _write_batches(source)
+    _write_batches(found_source)
     write_table(_HEADING, [_row(each) for each in found])
     for batch, loss in lost:
         write_line(f"lost in batch {batch}: {loss.describe({})}")
@@ -117,67 +99,111 @@ def show(options: Namespace) -> int:
     return 0
 
 
-def to_starting_offsets(options: Namespace) -> int:
-    """Print where a new query continues, as a value of the option startingOffsets."""
-    checkpoint = open_checkpoint(options.folder)
-    source = find_source(checkpoint, options.source)
-    batch = checkpoint.last_committed if options.batch is None else options.batch
-    if batch is None:
+def _maybe_connect(
+    endpoint: str | None, files: TlsOptions
+) -> AbstractContextManager[Client | None]:
+    if endpoint is None:
+        return nullcontext()
+    return connect(ClientOptions(**asdict(files), endpoint=endpoint))
+
+
+@checkpoint.command("rewind")
+@_folder
+@click.option("--to-batch", type=NUMBER, help="The last one to keep.")
+@click.option("--batches", type=NUMBER, metavar="K", help="Undo the last K committed ones.")
+@click.option("--yes", is_flag=True, help="Confirm that no query runs on it.")
+@json_option
+def rewind(folder: str, to_batch: int | None, batches: int | None, *, yes: bool, json: bool) -> int:
+    """Let a stopped query read the records after a batch again.
+
+    The later batches of the checkpoint are moved aside, so that the query continues from there.
+    First prints the batches that are repeated and the effect on sinks; changes nothing without
+    --yes. The moved files are kept in a folder of the checkpoint.
+    """
+    if (to_batch is None) == (batches is None):
+        raise click.UsageError("give --to-batch or --batches, one of them")
+    opened = open_checkpoint(folder)
+    plan = plan_rewind(opened, _target(opened, to_batch, batches))
+    if not json:
+        write_lines(_effects(opened, plan))
+    if not yes:
         raise ConfigurationError(
-            f"{checkpoint.folder} has no committed batch: start the new query with the"
-            " starting options of this one"
+            "nothing was changed: Spark does not lock checkpoints, so a running query cannot be"
+            " detected; make sure that none runs on this one, on any machine, and add --yes"
         )
-    checkpoint.check_committed(batch)
-    streams = source.decided_offset(batch).streams
-    write_line(json.dumps({str(each): streams[each].next_offset for each in sorted(streams)}))
+    kept_in = carry_out(plan)
+    write_result(
+        {
+            "query_id": opened.query_id,
+            "continues_after": plan.target,
+            "undone": plan.undone,
+            "kept_in": str(kept_in),
+        },
+        f"done; the files of the undone batches are kept in {kept_in}",
+        is_json=json,
+    )
     return 0
 
 
-def rewind(options: Namespace) -> int:
-    """Rewind a query to the end of a micro-batch."""
-    checkpoint = open_checkpoint(options.folder)
-    sources = find_sources(checkpoint)
-    plan = plan_rewind(checkpoint, _target(checkpoint, options))
-    ways = [ways_back(source, plan) for source in sources]
-    write_line(f"query {checkpoint.query_id} continues after batch {plan.target}:")
-    for source, streams in zip(sources, ways, strict=True):
+@checkpoint.command("to-starting-offsets")
+@_folder
+@click.option("--batch", type=NUMBER, help="Another committed batch.")
+@_source
+def to_starting_offsets(folder: str, batch: int | None, source: str | None) -> int:
+    """Print where a query with a new checkpoint continues.
+
+    That is the position after the last committed batch, for the option startingOffsets.
+    """
+    opened = open_checkpoint(folder)
+    found = find_source(opened, source)
+    chosen = opened.last_committed if batch is None else batch
+    if chosen is None:
+        raise ConfigurationError(
+            f"{opened.folder} has no committed batch: start the new query with the"
+            " starting options of this one"
+        )
+    opened.check_committed(chosen)
+    streams = found.decided_offset(chosen).streams
+    write_line(dumps({str(each): streams[each].next_offset for each in sorted(streams)}))
+    return 0
+
+
+def _target(opened: Checkpoint, to_batch: int | None, batches: int | None) -> int:
+    """Return the batch to go back to: one that is named, or the one before the last `batches`."""
+    if batches is None:
+        assert to_batch is not None
+        return to_batch
+    if opened.last_committed is None:
+        raise ConfigurationError(f"{opened.folder} has no committed batch to go back from")
+    return opened.last_committed - batches
+
+
+def _effects(opened: Checkpoint, plan: Rewind) -> Iterator[str]:
+    """Yield lines that say what a rewind repeats, and what that does to sinks."""
+    sources = find_sources(opened)
+    yield f"query {opened.query_id} continues after batch {plan.target}:"
+    for source in sources:
         where = f" of source {source.name}" if len(sources) > 1 else ""
-        for each in streams:
-            write_line(
+        for each in ways_back(source, plan):
+            yield (
                 f"  stream {each.stream_id}{where} is read again from offset {each.start_offset}"
                 f" (it was at {each.end_offset})"
             )
     undone = ", ".join(map(str, plan.undone))
     subject = f"Batch {undone} is" if len(plan.undone) == 1 else f"Batches {undone} are"
-    write_line(
+    yield (
         f"{subject} repeated under the same numbers. Each may get other records, as the"
         " limits and tails are then."
     )
     others = sources[0].count - len(sources)
     if others:
-        write_line(f"The other sources of the query ({others}) are rewound to the same batch.")
-    write_line("Records that were trimmed (trimOnCommit) are lost: failOnDataLoss applies to them.")
-    write_line(
+        yield f"The other sources of the query ({others}) are rewound to the same batch."
+    yield "Records that were trimmed (trimOnCommit) are lost: failOnDataLoss applies to them."
+    yield (
         "A sink that skips the batch numbers it has written loses these records: the file sinks,"
         " Delta, such code in foreachBatch. For it use a new checkpoint with the offsets that"
         " `sbp checkpoint to-starting-offsets` prints."
     )
-    if not options.yes:
-        raise ConfigurationError(
-            "nothing was changed: Spark does not lock checkpoints, so a running query cannot be"
-            " detected; make sure that none runs on this one, on any machine, and add --yes"
-        )
-    write_line(f"done; the files of the undone batches are kept in {carry_out(plan)}")
-    return 0
-
-
-def _target(checkpoint: Checkpoint, options: Namespace) -> int:
-    if options.to_batch is not None:
-        return int(options.to_batch)
-    last = checkpoint.last_committed
-    if last is None:
-        raise ConfigurationError(f"{checkpoint.folder} has no committed batch to go back from")
-    return last - int(options.batches)
 
 
 def _write_batches(source: SbpSource) -> None:

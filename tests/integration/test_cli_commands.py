@@ -254,6 +254,15 @@ def test_streams_are_created_listed_described_and_deleted(run, cluster):
     assert not {"many-0", "many-1"} & left
 
 
+def test_names_of_streams_are_completed(run, cluster, stream, monkeypatch):
+    monkeypatch.setenv("SBP_ENDPOINT", cluster.endpoint)
+    monkeypatch.setenv("_SBP_COMPLETE", "bash_complete")
+    for words in ("streams trim", "schema show"):
+        monkeypatch.setenv("COMP_WORDS", f"sbp {words} {stream[:-1]}")
+        monkeypatch.setenv("COMP_CWORD", "3")
+        assert f"plain,{stream}" in done(run()).decode().splitlines()
+
+
 def test_ping(run, cluster):
     (answer,) = objects(done(run("ping", "--json")))
     assert answer["endpoint"] == cluster.endpoint

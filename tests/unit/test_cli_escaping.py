@@ -1,6 +1,7 @@
 """Names and data from other parties are printed without control over the terminal."""
 
 import json
+import sys
 import unicodedata
 
 import pytest
@@ -77,3 +78,13 @@ def test_every_way_out_escapes(capsys):
     assert is_harmless(printed.out.replace("\n", "") + printed.err.replace("\n", ""))
     assert printed.out.splitlines()[0] == r"\x1b]0;title\x07\u202e"
     assert printed.err == "sbp: \\x1b]0;title\\x07\\u202e\n"
+
+
+def test_a_table_on_a_terminal_is_bold_above_whole_and_harmless(monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    output.write_table(("NAME", "N"), [("[red]\x1b[2J" + "long" * 50, 1), ("\u4e16", 2)])
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert "\x1b[1mNAME" in heading
+    assert first.split() == ["[red]\\x1b[2J" + "long" * 50, "1"]
+    assert second.split() == ["\u4e16", "2"]

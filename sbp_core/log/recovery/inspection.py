@@ -17,7 +17,7 @@ no harm.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, count, pairwise
@@ -115,13 +115,20 @@ class LogInspection:
         return not self.faults and not self.lost
 
 
-def inspect_log(disk: Disk, directory: Path, *, promised: int = 0) -> LogInspection:
+def inspect_log(
+    disk: Disk,
+    directory: Path,
+    *,
+    promised: int = 0,
+    on_segment: Callable[[int, int], None] = lambda done, count: None,
+) -> LogInspection:
     """Read the log in `directory`, which no process may have open.
 
-    `promised` is a position up to which it was synced, by the word of others than its own. Raises
-    LogError for what cannot be read, and for files of another version or another place.
+    `promised` is a position up to which it was synced, by the word of others than its own.
+    `on_segment` is called with how many segments are read, of how many. Raises LogError for what
+    cannot be read, and for files of another version or another place.
     """
-    return _Inspector(disk, directory, promised).inspect()
+    return _Inspector(disk, directory, promised).inspect(on_segment)
 
 
 class _Inspector:
@@ -141,12 +148,13 @@ class _Inspector:
         self._start: int | None = None
         self._mark: HighWater | None = None
 
-    def inspect(self) -> LogInspection:
+    def inspect(self, on_segment: Callable[[int, int], None]) -> LogInspection:
         self._mark, _ = read_high_water(self._disk, self._directory)
         if self._promised > (0 if self._mark is None else self._mark.position):
             self._mark = HighWater(self._promised)
         bases = self._bases()
-        for base, following in pairwise(bases):
+        for done, (base, following) in enumerate(pairwise(bases)):
+            on_segment(done, len(bases))
             self._inspect_sealed(base, following)
         if bases:
             self._inspect_last(bases[-1])
