@@ -21,7 +21,7 @@ from sbp_core.cli.group_lag import (
     write_lags,
 )
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
-from sbp_core.cli.values import POSITION
+from sbp_core.cli.values import POSITION, STREAM
 from sbp_core.client import Client, CursorInfo
 from sbp_core.client.group_members import GroupDescription
 from sbp_core.client.stream_position import Position
@@ -42,6 +42,7 @@ _MOVES: Final = ("STREAM", "ID", "FROM", "TO", "DIFFERENCE", "EFFECT")
 _streams = click.option(
     "--stream",
     "streams",
+    type=STREAM,
     multiple=True,
     metavar="NAME_OR_ID",
     help="Only in this stream; may be repeated.",

@@ -1,4 +1,4 @@
-"""`sbp streams`: create, list, describe, change and delete streams."""
+"""`sbp streams`: create, describe, change and delete streams; others are beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Final
 import click
 
 from sbp_core import limits
-from sbp_core.access.rights import is_reserved
 from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.commands import Actions
 from sbp_core.cli.connect import (
@@ -27,8 +26,8 @@ from sbp_core.cli.output import (
     write_line,
     write_notice,
     write_result,
-    write_table,
 )
+from sbp_core.cli.stream_list import list_streams
 from sbp_core.cli.values import DURATION_MS, NUMBER, POSITIVE, SIZE, STREAM
 from sbp_core.client import (
     Client,
@@ -40,7 +39,7 @@ from sbp_core.client import (
     StreamUpdate,
     newest_schemas,
 )
-from sbp_core.errors import ConfigurationError, NotFoundError, SchemaError
+from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.quantities import round_size, show_retention
 from sbp_core.records.stream_schema import name_text
 
@@ -129,45 +128,7 @@ def _warn_of_missing(client: Client, replica_count: int) -> None:
         write_notice(missing)
 
 
-@streams.command("list")
-@click.option("--all", "is_all", is_flag=True, help="Also those whose names begin with _.")
-@client_options
-def list_all(options: ClientOptions, *, is_all: bool) -> int:
-    """List all streams, by id."""
-    with connect(options) as client:
-        infos, reaches, sizes = _find_all(client, with_reserved=is_all)
-    if options.json:
-        for info in infos:
-            write_json(_described(info, reaches[info.stream_id], sizes))
-        return 0
-    rows = [
-        (
-            info.stream_id,
-            info.name or "-",
-            _maybe_count(reaches[info.stream_id]),
-            _size(sizes.get(info.stream_id)),
-            info.replica_count,
-            _retention(info),
-            show_time(info.created_at_ms),
-        )
-        for info in infos
-    ]
-    write_table(("ID", "NAME", "RECORDS", "SIZE", "REPLICAS", "RETENTION", "CREATED"), rows)
-    return 0
-
-
-def _find_all(
-    client: Client, *, with_reserved: bool
-) -> tuple[list[StreamInfo], dict[int, Reach], dict[int, int]]:
-    """Return all streams, and how far they can be read and their bytes, both by id."""
-    while True:
-        listed = client.list_streams()
-        infos = [each for each in listed if with_reserved or not is_reserved(each.name)]
-        stream_ids = [each.stream_id for each in infos]
-        try:
-            return infos, find_reach(client, stream_ids), find_sizes(client, stream_ids)
-        except NotFoundError:
-            continue  # one was deleted in between
+streams.add_command(list_streams)
 
 
 @streams.command("describe")
@@ -195,11 +156,6 @@ def _described(info: StreamInfo, at: Reach, sizes: Mapping[int, int]) -> dict[st
     """Return a stream as an object; what is not known is null."""
     held = {"start_offset": at.start_offset, "next_offset": at.next_offset}
     return {**asdict(info), **held, "stored_bytes": sizes.get(info.stream_id)}
-
-
-def _maybe_count(at: Reach) -> str:
-    held = at.readable_end - at.start_offset
-    return str(held) if at.next_offset is not None else f">={held}"
 
 
 def _size(size_bytes: int | None) -> str:

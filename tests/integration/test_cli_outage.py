@@ -59,7 +59,7 @@ def test_commands_show_what_is_known_of_a_stream_whose_primary_is_down(tmp_path,
 
         exit_code, output, errors = await sbp("streams", "list")
         assert (exit_code, errors) == (0, "")
-        assert output.splitlines()[1].split()[1:4] == ["copied", ">=2", "-"]
+        assert output.splitlines()[1].split()[1:5] == ["copied", ">=2", "-", "unknown"]
 
         exit_code, output, errors = await sbp("consume", "copied")
         assert (exit_code, output) == (1, "one\ntwo\n")
