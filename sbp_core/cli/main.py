@@ -28,7 +28,7 @@ COMMANDS: Final = (
     Listed(
         "streams",
         "sbp_core.cli.streams:streams",
-        "Create, list, describe, change and delete streams.",
+        "Create, list, describe, copy, change and delete streams.",
     ),
     Listed("schema", "sbp_core.cli.schema:schema", "Look at the schemas of typed streams."),
     Listed(

@@ -27,6 +27,7 @@ from sbp_core.cli.output import (
     write_notice,
     write_result,
 )
+from sbp_core.cli.stream_copy import copy
 from sbp_core.cli.stream_list import list_streams
 from sbp_core.cli.values import DURATION_MS, NUMBER, POSITIVE, SIZE, STREAM
 from sbp_core.client import (
@@ -43,7 +44,7 @@ from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.quantities import round_size, show_retention
 from sbp_core.records.stream_schema import name_text
 
-streams: Final = Actions("streams", help="Create, list, describe, change and delete streams.")
+streams: Final = Actions("streams", help="Create, list, describe, copy, change and delete streams.")
 
 _NAME_OR_ID: Final = "NAME_OR_ID"
 _ack_count: Final = click.option(
@@ -172,6 +173,9 @@ def _write_described(
     missing = [{**asdict(each), "error": str(each.error)} for each in at.unavailable]
     shown = [{**asdict(each), "next_offset": _maybe_end(each, at)} for each in ranges]
     write_json({**described, **_described_schema(schema), "ranges": shown, "unavailable": missing})
+
+
+streams.add_command(copy)
 
 
 @streams.command("delete")

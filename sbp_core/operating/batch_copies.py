@@ -1,0 +1,87 @@
+"""Record batches of one stream made those of another, their records as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sbp_core.errors import RecordBatchError
+from sbp_core.records import (
+    Envelope,
+    StreamSchema,
+    decode_batch,
+    decode_columns,
+    encode_columns,
+    encode_envelope,
+    encode_rows,
+    encoding_of,
+    split_envelopes,
+)
+from sbp_core.wire.checksum import Buffer
+
+
+def copied_batches(
+    payload: Buffer, stream_id: int, start: int, end: int, schemas: Sequence[StreamSchema]
+) -> tuple[list[bytes], int]:
+    """Return the records from `start` up to `end`, exclusive, as batches of a stream; their number.
+
+    `payload` has batches from the one with `start` on; `schemas` are those that they name. A batch
+    of which all records are wanted is not decoded. Raises RecordBatchError for a gap,
+    DamagedBatchError.
+    """
+    known = {each.fingerprint: each for each in schemas}
+    batches = []
+    offset = start
+    for envelope in split_envelopes(payload):
+        if offset >= end:
+            break
+        if not envelope.base_offset <= offset < envelope.end_offset:
+            raise RecordBatchError(
+                f"expected offset {offset}, found records {envelope.base_offset} to"
+                f" {envelope.end_offset - 1}"
+            )
+        wanted_end = min(envelope.end_offset, end)
+        is_whole = (offset, wanted_end) == (envelope.base_offset, envelope.end_offset)
+        if is_whole and envelope.encoding is not None:
+            batches.append(_readdressed(envelope, stream_id))
+        else:
+            first = offset - envelope.base_offset
+            batches.append(_part(envelope, stream_id, first, wanted_end - offset, known))
+        offset = wanted_end
+    return batches, offset - start
+
+
+def _readdressed(envelope: Envelope, stream_id: int) -> bytes:
+    assert envelope.encoding is not None
+    return encode_envelope(
+        [envelope.body],
+        stream_id=stream_id,
+        record_count=envelope.record_count,
+        base_timestamp_ms=envelope.base_timestamp_ms,
+        encoding=envelope.encoding,
+        schema_fingerprint=envelope.schema_fingerprint,
+        timestamp_column=envelope.timestamp_column,
+    )
+
+
+def _part(
+    envelope: Envelope,
+    stream_id: int,
+    first: int,
+    count: int,
+    schemas: Mapping[str, StreamSchema],
+) -> bytes:
+    """Return some records of a batch, or all of a record sequence, as a batch."""
+    timestamp_ms = envelope.base_timestamp_ms
+    if not encoding_of(envelope).is_typed:
+        rows = decode_batch(envelope).slice(first, count)
+        return encode_rows(rows, stream_id=stream_id, timestamp_ms=timestamp_ms)
+    schema = schemas.get(envelope.schema_fingerprint or "")
+    if schema is None:
+        raise envelope.damage(f"its schema {envelope.schema_fingerprint!r} is not known")
+    return encode_columns(
+        decode_columns(envelope, schema).slice(first, count),
+        schema,
+        stream_id=stream_id,
+        timestamp_ms=timestamp_ms,
+        timestamp_column=envelope.timestamp_column,
+    )
