@@ -204,6 +204,16 @@ def test_a_group_is_not_reset_under_its_members(page, client, stream):
     expect(notice(page)).to_have_text("moved: 1 cursor of group team")
 
 
+def test_a_group_that_committed_nothing_has_members_and_no_cursors_to_move(page, client, stream):
+    membership = client.join_group("early", [stream.name])
+    page.goto("/groups")
+    expect(page.locator("#groups tr", has_text="early")).to_contain_text("never")
+    page.goto("/groups/early")
+    expect(page.locator("#members")).to_contain_text(membership.member_id)
+    expect(page.get_by_role("link", name="Move the cursors")).to_have_count(0)
+    client.leave_group("early", membership.member_id)
+
+
 def test_cursors_are_deleted_by_a_dialog(page, client, stream):
     client.commit_cursors("gone", {stream.stream_id: 4})
     page.goto("/groups/gone")
