@@ -230,9 +230,8 @@ def _check_record_sizes(ends: npt.NDArray[np.int64], bytes_max: int) -> None:
     sizes = np.diff(ends)
     if sizes.size and sizes.max() > bytes_max:
         index = int(sizes.argmax())
-        raise RecordBatchError(
-            f"record {index} of the batch has {record_too_large(int(sizes[index]), bytes_max)}"
-        )
+        which = "the record" if sizes.size == 1 else f"record {index} of the batch"
+        raise RecordBatchError(f"{which} has {record_too_large(int(sizes[index]), bytes_max)}")
 
 
 def record_too_large(size_bytes: int, bytes_max: int) -> str:

@@ -99,7 +99,7 @@ def _plain_row(value: object, default_timestamp_us: int | None) -> tuple[object,
     key, content, headers = (value.get(name) for name in ("key", "value", "headers"))
     timestamp_us = default_timestamp_us
     if "timestamp" in value:
-        timestamp_us = _at("timestamp", _maybe(_text_time), value["timestamp"])
+        timestamp_us = _at("timestamp", _maybe(parse_time), value["timestamp"])
     return (
         _at("key", _maybe(parse_bytes), key),
         _at("value", _maybe(parse_bytes), content),
@@ -286,8 +286,11 @@ def _utc_time(value: Any) -> int:
     return _time(value, _UTC_TIME, has_zone=True)
 
 
-def _text_time(value: Any) -> int:
-    """Return microseconds since the epoch of a time in a text: a number has no certain unit."""
+def parse_time(value: Any) -> int:
+    """Return microseconds since the epoch of a time in a text: a number has no certain unit.
+
+    Raises ValueError.
+    """
     if not isinstance(value, str):
         raise _wrong(_UTC_TIME, value)
     return _utc_time(value)

@@ -94,6 +94,8 @@ class SequenceEncoding(PlainEncoding):
         unfit = find_unfit(rows)
         if unfit:
             indexes, error = unfit[0]
+            if rows.num_rows == 1:
+                raise error
             raise RecordBatchError(f"row {indexes[0]} of {rows.num_rows}: {error}")
 
     def encode(

@@ -5,19 +5,18 @@ All work off the loop, and none raises anything but ProblemError and SbpError.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final
 
-import msgspec
 import pyarrow as pa
 
 from sbp_core.errors import SchemaError
 from sbp_core.records import ROWS_SCHEMA, StreamSchema
 from sbp_core.records.arrow_body import check_values
 from sbp_core.records.evolution import map_columns
-from sbp_core.records.json_parsing import RowFault, parse_plain_rows, parse_typed_rows
+from sbp_core.records.json_lines import parse_json_lines
+from sbp_core.records.json_parsing import RowFault
 from sbp_core.web.problems import Problem, ProblemError
 from sbp_core.web.records.declaring import bad_request, refusal
 
@@ -28,15 +27,6 @@ BYTES: Final = "application/octet-stream"
 _LINES_AT_ONCE: Final = 4096
 """Lines whose values are objects of Python at a time, which take several times their bytes."""
 _ARROW_BATCHES_MAX: Final = 10_000
-_HALF_PAIR: Final = re.compile(
-    rb"(?:[^\\]+|\\[^u]|\\u(?![dD][89a-fA-F])"
-    rb"|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2})*+"
-    rb"(\\u[dD][89a-fA-F][\da-fA-F]{2})",
-    re.DOTALL,
-)
-"""A line up to the first escape that is half of a surrogate pair, which is no character."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,22 +106,10 @@ def _groups(body: bytearray) -> Iterator[list[tuple[int, bytes]]]:
 
 
 def _rows_of_lines(lines: list[tuple[int, bytes]], target: Target) -> pa.RecordBatch:
-    values: list[Any] = []
-    for number, line in lines:
-        try:
-            values.append(msgspec.json.decode(line))
-        except RecursionError as error:
-            raise _wrong_line(number, "it is nested too deeply") from error
-        except ValueError as error:  # also UnicodeDecodeError
-            half = _HALF_PAIR.match(line)
-            if half is not None:
-                reason = f"{half[1].decode('ascii')} is half of a surrogate pair"
-                raise _wrong_line(number, reason) from error
-            raise _wrong_line(number, f"it is no JSON: {error}") from error
     try:
-        if target.schema is None:
-            return parse_plain_rows(values, default_timestamp_us=target.timestamp_us)
-        return parse_typed_rows(values, target.schema)
+        return parse_json_lines(
+            [line for _, line in lines], target.schema, default_timestamp_us=target.timestamp_us
+        )
     except RowFault as fault:
         raise _wrong_line(lines[fault.index][0], fault.reason) from fault
 
