@@ -43,7 +43,8 @@ Rows = ArrowStream | Iterable[Mapping[str, Any]]
 class Target:
     """The stream that rows are encoded for; `schema` is None if it is not typed.
 
-    `timestamp_column` of the schema has the times of the records, if it is named.
+    `timestamp_column` of the schema has the times of the records, if it is named. Plain records are
+    written as record sequences if `is_sequence`: for servers of ElasticStream's dialect.
     """
 
     stream: str
@@ -52,6 +53,7 @@ class Target:
     record_bytes_max: int
     compression: Compression = "none"
     timestamp_column: str | None = None
+    is_sequence: bool = False
 
     @property
     def columns(self) -> pa.Schema:
@@ -76,6 +78,7 @@ class Target:
                 self.stream_id,
                 record_bytes_max=self.record_bytes_max,
                 compression=self.compression,
+                is_sequence=self.is_sequence,
             )
         return ColumnsBuilder(
             self.stream_id,

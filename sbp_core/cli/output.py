@@ -191,7 +191,7 @@ def show_time(time_ms: int) -> str:
         return f"{time_ms} ms"
 
 
-def write_error(error: Exception, *, is_json: bool = False) -> None:
+def write_error(error: BaseException, *, is_json: bool = False) -> None:
     """Write an error and its notes as one line to standard error; as an object for programs.
 
     The object has the class of the error, its text, and the status code if a server sent one.

@@ -149,13 +149,6 @@ def parse_positive(text: str) -> int:
     return parse_number(text, 1)
 
 
-def parse_separator(text: str) -> str:
-    """Return text that is not empty."""
-    if not text:
-        raise argparse.ArgumentTypeError("the separator is empty")
-    return text
-
-
 def parse_duration_ms(text: str) -> int:
     """Return how many milliseconds a time such as 90s, 30m, 12h or 7d has."""
     return _as_argument(quantities.parse_duration_ms, text)

@@ -1,218 +1,234 @@
-"""`sbp produce`: append the lines of standard input as records."""
+"""`sbp produce`: append lines, JSON, CSV, Parquet or Arrow to a stream."""
 
 from __future__ import annotations
 
 import os
-import select
-import sys
-import time
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
-import pyarrow as pa
+import click
 
-from sbp_core import limits
-from sbp_core.cli.connect import PATIENT, connect, find_stream
-from sbp_core.cli.output import write_notice, write_result
-from sbp_core.cli.parsing import add_client_options, parse_separator
-from sbp_core.client import (
-    AppendItem,
-    AppendOutcome,
-    Client,
-    Dialect,
-    StreamInfo,
-    Writer,
-    newest_schemas,
-)
-from sbp_core.errors import ConfigurationError, RecordBatchError, SbpError, UnsupportedError
-from sbp_core.records import ROWS_SCHEMA, RowsBuilder, peek_batch, record_too_large
+from sbp_core.app.blocking.committing import Committer
+from sbp_core.app.rows import Target
+from sbp_core.cli.client_options import ClientOptions, client_options
+from sbp_core.cli.connect import PATIENT, connect, find_stream, parse_stream
+from sbp_core.cli.output import write_error, write_result
+from sbp_core.cli.producing.delivery import Appending, Committing
+from sbp_core.cli.producing.inputs import FORMATS, LINES, format_of, opened, reader_of
+from sbp_core.cli.producing.interrupts import Interrupts
+from sbp_core.cli.producing.lines import Opened
+from sbp_core.cli.producing.parsing import Defaults, Parsing, Piece
+from sbp_core.cli.producing.progress import shown_progress
+from sbp_core.cli.producing.sender import Sender
+from sbp_core.cli.values import PATH, TIMESTAMP, Value
+from sbp_core.client import Client, Dialect, StreamInfo, StreamSpec, newest_schemas
+from sbp_core.errors import AlreadyExistsError, ConfigurationError, NotFoundError, SbpError
+from sbp_core.quantities import quoted
 from sbp_core.wording import counted
 
-_READ_BYTES: Final = limits.MIB
-_LINGER_SECONDS: Final = 0.05
-"""How long the first record of a batch waits for others, unless more input is there already."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def add_produce(parser: ArgumentParser) -> None:
-    """Declare `sbp produce`."""
-    parser.description = (
-        "Append each line of standard input, without its newline, as one record: each line once,"
-        " also if connections break or the server restarts. Lines are duplicated only if the server"
-        " has no idempotent appends, of which the command warns, or if you run it again on the same"
-        " input."
-    )
-    add_client_options(parser)
-    parser.add_argument("stream", metavar="NAME_OR_ID")
-    parser.add_argument(
-        "--key-separator",
-        type=parse_separator,
-        metavar="TEXT",
-        help="the text before it in a line becomes the key; a line without it has no key",
-    )
-    parser.set_defaults(run=produce)
+def _parse_separator(text: str) -> bytes:
+    if not text:
+        raise ConfigurationError("the separator is empty")
+    return os.fsencode(text)
 
 
-def produce(options: Namespace) -> int:
-    """Append each line of standard input to a stream."""
-    separator = None if options.key_separator is None else os.fsencode(options.key_separator)
-    with connect(options, PATIENT) as client:
-        info = find_stream(client, options.stream)
-        if newest_schemas(client, [info.stream_id]):
-            raise ConfigurationError(
-                f"{info.label} has a schema, and lines have no columns; write to it with"
-                " sbp_core.connect, over HTTP, or with Spark and encoding=columns, or produce to"
-                " another stream"
-            )
-        writer = _LineAppender(client, info)
-        try:
-            for lines in read_lines(sys.stdin.fileno(), record_bytes_max=writer.record_bytes_max):
-                writer.add(lines, separator)
-            writer.flush()
-        except SbpError as error:
-            error.add_note(f"acknowledged before: {counted(writer.record_count, 'record')}")
-            raise
-    text = f"{counted(writer.record_count, 'record')} appended to {info.label}"
-    write_result(writer.summary(), text, is_json=options.json)
+def _parse_header(text: str) -> tuple[str, bytes]:
+    name, separator, value = text.partition("=")
+    if not separator or not name.isprintable():
+        raise ConfigurationError(f"{quoted(text)} is not NAME=TEXT")
+    return name, os.fsencode(value)
+
+
+@click.command()
+@click.argument("stream", metavar="NAME_OR_ID")
+@click.argument("file", metavar="[FILE]", type=PATH, required=False)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice([*FORMATS]),
+    help="What is in the input. [default: by the suffix of FILE, else lines]",
+)
+@click.option(
+    "--key-separator",
+    type=Value("TEXT", _parse_separator),
+    help="The text before it in a line becomes the key; a line without it has no key.",
+)
+@click.option(
+    "--key", type=Value("TEXT", os.fsencode), help="The key of plain records that bring none."
+)
+@click.option(
+    "--header",
+    "headers",
+    type=Value("NAME=TEXT", _parse_header),
+    multiple=True,
+    help="A header of plain records that bring none; may be repeated.",
+)
+@click.option(
+    "--timestamp",
+    type=TIMESTAMP,
+    help="The time of plain records that bring none. [default: when they are read]",
+)
+@click.option(
+    "--create", is_flag=True, help="Create the stream, without a schema, if it is missing."
+)
+@click.option(
+    "--id",
+    "producer_id",
+    metavar="NAME",
+    help="Count the records under this name: run again on the same input, the command appends those"
+    " that are missing. Each batch takes a commit, of milliseconds.",
+)
+@client_options
+def produce(  # noqa: PLR0917 - click passes names
+    options: ClientOptions,
+    stream: str,
+    file: str | None,
+    form: str | None,
+    key_separator: bytes | None,
+    key: bytes | None,
+    headers: tuple[tuple[str, bytes], ...],
+    timestamp: datetime | None,
+    create: bool,  # noqa: FBT001 - click calls it by name
+    producer_id: str | None,
+) -> int:
+    """Append the records of FILE, or of standard input, to a stream.
+
+    In the format `lines`, each line without its newline is a value. In `json`, a line is an object,
+    of the columns of a stream with a schema, else of value, key, headers and timestamp, as
+    `sbp consume --json` prints them.
+
+    In `csv`, the first line names the columns: those of the schema, else value, key, timestamp and
+    header.NAME. An empty field is null, and "" is empty text.
+
+    In `parquet` and `arrow`, a stream or file of Arrow IPC, columns are found by their names: those
+    of the schema, else value, key, headers and timestamp.
+
+    Each record is appended once, also if connections break or the server restarts. Records are
+    duplicated only if the server has no idempotent appends, of which the command warns, or if you
+    run it again on the same input without --id.
+
+    A record with a fault ends the command, with its number; those before it are appended. Ctrl-C
+    does the same, and reports what is acknowledged; a second one does not wait for that.
+    """
+    timestamp_us = None if timestamp is None else (timestamp - _EPOCH) // timedelta(microseconds=1)
+    defaults = Defaults(key, headers, timestamp_us)
+    form = form or format_of(file)
+    if key_separator is not None and form != LINES:
+        raise ConfigurationError(f"--key-separator is for lines, and the format is {form}")
+    with opened(None if file == "-" else file) as source, connect(options, PATIENT) as client:
+        info = _found(client, stream, may_create=create)
+        target = _target(client, info)
+        parsing = Parsing(target, defaults, key_separator)
+        _check_fit(parsing, form)
+        sender = _sender(client, target, producer_id)
+        skipped = sender.left_to_skip
+        with _reporting(sender, is_json=options.json):
+            _send(source, reader_of(form)(source, parsing), sender)
+    if sender.left_to_skip:
+        raise ConfigurationError(
+            f"{counted(skipped, 'record')} of {producer_id} are in {info.label}, and the input has"
+            f" {skipped - sender.left_to_skip}: it is not the input of the runs before; use"
+            " another --id for another one"
+        )
+    text = f"{counted(sender.record_count, 'record')} appended to {info.label}"
+    if skipped:
+        text += f", behind {skipped} that are there"
+    write_result(_summary(info, sender, skipped), text, is_json=options.json)
     return 0
 
 
-def read_lines(
-    descriptor: int,
-    read_bytes: int = _READ_BYTES,
-    *,
-    record_bytes_max: int = limits.RECORD_BYTES_MAX,
-) -> Iterator[list[bytes]]:
-    """Yield the lines of a file, as they come, without their newlines.
-
-    An empty list means that the lines since the last one have waited long enough, and that no input
-    is there now. The last line may lack its newline.
-    Raises RecordBatchError for a line that is too long for a record.
-    """
-    rest: list[bytes] = []
-    rest_bytes = line_count = 0
-    due_at: float | None = None
-    while True:
-        seconds = None if due_at is None else max(0.0, due_at - time.monotonic())
-        if not select.select([descriptor], [], [], seconds)[0]:
-            due_at = None
-            yield []
-            continue
-        try:
-            data = os.read(descriptor, read_bytes)
-        except OSError as error:
-            raise ConfigurationError(
-                f"standard input cannot be read: {error.strerror}; pipe lines into it, or use"
-                " </dev/null"
-            ) from error
-        first, *others = data.split(b"\n")
-        rest.append(first)
-        rest_bytes += len(first)
-        lines = [b"".join(rest), *others] if others or not data else []
-        size_bytes = max(rest_bytes, *map(len, lines), 0)
-        if size_bytes > record_bytes_max:
-            raise RecordBatchError(
-                f"one of the lines from {line_count + 1} on has at least"
-                f" {record_too_large(size_bytes, record_bytes_max)}"
-            )
-        if lines:
-            last = lines.pop()
-            rest, rest_bytes = [last], len(last)
-        if not data:
-            if rest_bytes:
-                yield rest
-            return
-        line_count += len(lines)
-        if lines:
-            if due_at is None:
-                due_at = time.monotonic() + _LINGER_SECONDS
-            yield lines
+def _found(client: Client, stream: str, *, may_create: bool) -> StreamInfo:
+    """Return the stream with this name or id; a new one if that is allowed. Raises SbpError."""
+    try:
+        return find_stream(client, stream)
+    except NotFoundError:
+        name = parse_stream(stream)
+        if not may_create or isinstance(name, int):
+            raise
+    with suppress(AlreadyExistsError):  # another one was faster
+        client.create_streams([StreamSpec(name)])
+    return find_stream(client, stream)
 
 
-class _LineAppender:
-    """Turns lines into record batches and appends them, one call at a time, each once."""
+def _target(client: Client, info: StreamInfo) -> Target:
+    stream_id = info.stream_id
+    newest = newest_schemas(client, [stream_id]).get(stream_id)
+    return Target(
+        info.label,
+        stream_id,
+        None if newest is None else newest.schema,
+        client.record_bytes_max([stream_id])[stream_id],
+        is_sequence=client.dialect() is Dialect.ELASTICSTREAM_2023_04,
+    )
 
-    def __init__(self, client: Client, info: StreamInfo) -> None:
-        self._client = client
-        self._info = info
-        is_sequence = client.dialect() is Dialect.ELASTICSTREAM_2023_04
-        self.record_bytes_max = client.record_bytes_max([info.stream_id])[info.stream_id]
-        self._builder = RowsBuilder(
-            info.stream_id, is_sequence=is_sequence, record_bytes_max=self.record_bytes_max
+
+def _check_fit(parsing: Parsing, form: str) -> None:
+    """Raise ConfigurationError for options that a stream with a schema does not have."""
+    if parsing.target.schema is None:
+        return
+    if form == LINES:
+        raise ConfigurationError(
+            f"{parsing.target.stream} has a schema, and lines have no columns; use --format json,"
+            " csv, parquet or arrow, or produce to another stream"
         )
-        self._writer: Writer | None = Writer()
-        self.record_count = 0
-        self._first_offset: int | None = None
-        self._last_offset: int | None = None
+    if parsing.defaults != Defaults():
+        raise ConfigurationError(
+            f"{parsing.target.stream} has a schema: its records have columns, and no --key,"
+            " --header or --timestamp"
+        )
 
-    def add(self, lines: Sequence[bytes], separator: bytes | None) -> None:
-        """Add lines; append the record batches that are full. No lines: append all that wait."""
-        if not lines:
-            self.flush()
-            return
-        now_us = time.time_ns() // 1000
-        rows = rows_of_lines(lines, separator, timestamp_us=now_us)
-        self._append(self._builder.add(rows, timestamp_ms=now_us // 1000))
 
-    def flush(self) -> None:
-        """Append what waits for a fuller record batch."""
-        self._append(self._builder.flush())
+def _sender(client: Client, target: Target, producer_id: str | None) -> Sender:
+    if producer_id is None:
+        return Sender(target, partial(Appending, client, target.stream_id))
+    committer = Committer(client, producer_id, target.stream_id)
+    committer.begin()
+    return Sender(target, partial(Committing, committer), committer.position)
 
-    def summary(self) -> dict[str, str | int | None]:
-        """Return what was acknowledged; offsets are None when nothing was."""
-        return {
-            "stream": self._info.label,
-            "stream_id": self._info.stream_id,
-            "records": self.record_count,
-            "first_offset": self._first_offset,
-            "last_offset": self._last_offset,
-        }
 
-    def _append(self, batches: Sequence[bytes]) -> None:
-        for batch in batches:
-            item = AppendItem(self._info.stream_id, batch)
-            outcome = self._append_one(item)
-            count = peek_batch(batch).record_count
-            self.record_count += count
-            if self._first_offset is None:
-                self._first_offset = outcome.base_offset
-            self._last_offset = outcome.base_offset + count - 1
-
-    def _append_one(self, item: AppendItem) -> AppendOutcome:
+def _send(source: Opened, pieces: Iterator[Piece], sender: Sender) -> None:
+    """Send all rows; after a fault in the input or an interrupt, those that were read."""
+    with Interrupts() as interrupts:
         try:
-            (outcome,) = self._client.append(
-                [item], writer=self._writer, retry_unknown=self._writer is None
-            )
-        except UnsupportedError:
-            if self._writer is None:
-                raise
-            write_notice(
-                "the server has no idempotent appends: records may be duplicated if a connection"
-                " breaks"
-            )
-            self._writer = None
-            return self._append_one(item)
-        return outcome
+            with shown_progress(source, sender) as show:
+                for rows in pieces:
+                    with interrupts.held():
+                        sender.flush() if rows is None else sender.add(rows)
+                    show()
+        finally:
+            with interrupts.held():
+                sender.flush()
 
 
-def rows_of_lines(
-    lines: Sequence[bytes], separator: bytes | None, *, timestamp_us: int
-) -> pa.RecordBatch:
-    """Return one row per line; `timestamp_us` is microseconds since the epoch.
+@contextmanager
+def _reporting(sender: Sender, *, is_json: bool) -> Iterator[None]:
+    """Add to an error, or print at an interrupt, what is acknowledged."""
+    try:
+        yield
+    except SbpError as error:
+        error.add_note(f"acknowledged before: {sender.report()}")
+        raise
+    except KeyboardInterrupt:
+        text = f"interrupted; acknowledged: {sender.report()}"
+        if sender.is_cut_short:
+            text += "; more may be there, as an append was cut short"
+        write_error(KeyboardInterrupt(text), is_json=is_json)
+        raise
 
-    The text before the first `separator` is the key; a line without a separator has a null key.
-    """
-    count = len(lines)
-    keys: Sequence[bytes | None] = [None] * count
-    values = lines
-    if separator is not None:
-        parts = [line.partition(separator) for line in lines]
-        keys = [before if found else None for before, found, _ in parts]
-        values = [after if found else before for before, found, after in parts]
-    columns = {
-        "key": pa.array(keys, pa.binary()),
-        "value": pa.array(values, pa.binary()),
-        "headers": pa.nulls(count, ROWS_SCHEMA.field("headers").type),
-        "timestamp": pa.repeat(pa.scalar(timestamp_us, ROWS_SCHEMA.field("timestamp").type), count),
+
+def _summary(info: StreamInfo, sender: Sender, skipped_count: int) -> dict[str, str | int | None]:
+    """Return what was acknowledged; offsets are None when nothing was, and with --id."""
+    return {
+        "stream": info.label,
+        "stream_id": info.stream_id,
+        "records": sender.record_count,
+        "first_offset": sender.first_offset,
+        "last_offset": sender.last_offset,
+        "skipped": skipped_count,
     }
-    return pa.record_batch([columns[name] for name in ROWS_SCHEMA.names], schema=ROWS_SCHEMA)

@@ -54,9 +54,9 @@ def test_lines_go_to_our_servers_in_that_dialect(produce, foreign_cluster) -> No
     assert records_of(*where) == EXPECTED
 
 
-def test_a_key_that_is_no_text_is_refused_by_name(produce, peers) -> None:
+def test_a_key_that_is_no_text_is_refused_by_its_record(produce, peers) -> None:
     server = ElasticStreamPeer(peers(), peers(), 7)
     code, output = produce(server.endpoint, 7, b"a:b\n\xff:c\n", "--key-separator", ":")
     assert code != 0
-    assert "row 1 of 2: a key that is not UTF-8" in output
-    assert server.next_offset(7) == 0
+    assert "record 2: a key that is not UTF-8" in output
+    assert server.next_offset(7) == 1

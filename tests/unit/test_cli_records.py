@@ -8,12 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core import limits
-from sbp_core.cli import produce
-from sbp_core.cli.produce import read_lines, rows_of_lines
+from sbp_core.cli.producing import lines
+from sbp_core.cli.producing.lines import Opened, read_lines
+from sbp_core.cli.producing.texts import rows_of_lines
 from sbp_core.errors import RecordBatchError
 from sbp_core.records import ROWS_SCHEMA
 from sbp_core.records.stream_decoder import describe_rows
+
+
+def opened(descriptor: int) -> Opened:
+    return Opened(descriptor, "a pipe")
 
 
 def lines_of(data: bytes, read_bytes: int = 65_536) -> list[bytes]:
@@ -27,14 +31,14 @@ def lines_of(data: bytes, read_bytes: int = 65_536) -> list[bytes]:
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        return [line for lines in read_lines(reader, read_bytes) for line in lines]
+        return [line for each in read_lines(opened(reader), read_bytes) for line in each]
     finally:
         os.close(reader)
         thread.join()
 
 
 @pytest.mark.parametrize(
-    ("data", "lines"),
+    ("data", "expected"),
     [
         (b"", []),
         (b"\n", [b""]),
@@ -44,8 +48,8 @@ def lines_of(data: bytes, read_bytes: int = 65_536) -> list[bytes]:
         (b"a\r\n\xff\x00\n", [b"a\r", b"\xff\x00"]),
     ],
 )
-def test_lines_are_bytes_up_to_each_newline(data, lines):
-    assert lines_of(data) == lines
+def test_lines_are_bytes_up_to_each_newline(data, expected):
+    assert lines_of(data) == expected
 
 
 @given(st.binary(max_size=60), st.integers(1, 8))
@@ -60,11 +64,11 @@ def test_lines_do_not_depend_on_how_they_arrive(data, read_bytes):
 def test_lines_that_keep_coming_do_not_hold_up_the_first_one(monkeypatch):
     """The second line comes before the first has waited long enough, and starts no new wait."""
     now = 0.0
-    monkeypatch.setattr(produce, "_LINGER_SECONDS", 3600)
-    monkeypatch.setattr(produce.time, "monotonic", lambda: now)
+    monkeypatch.setattr(lines, "LINGER_SECONDS", 3600)
+    monkeypatch.setattr(lines.time, "monotonic", lambda: now)
     reader, writer = os.pipe()
     with os.fdopen(writer, "wb", buffering=0) as file, os.fdopen(reader, "rb"):
-        arriving = read_lines(reader)
+        arriving = read_lines(opened(reader))
         file.write(b"a\n")
         assert next(arriving) == [b"a"]
         now += 3599
@@ -80,7 +84,7 @@ def test_input_that_pauses_is_reported():
     reader, writer = os.pipe()
     try:
         os.write(writer, b"a\nb")
-        arriving = read_lines(reader)
+        arriving = read_lines(opened(reader))
         assert next(arriving) == [b"a"]
         assert next(arriving) == []
         os.write(writer, b"c\n")
@@ -90,12 +94,15 @@ def test_input_that_pauses_is_reported():
         os.close(writer)
 
 
-@pytest.mark.parametrize("end", [b"", b"\n"])
-def test_a_line_too_long_for_a_record_is_refused_with_its_place(end):
-    with pytest.raises(
-        RecordBatchError, match="lines from 2 on has at least 8388609 bytes; at most"
-    ):
-        lines_of(b"first\n" + b"x" * (limits.RECORD_BYTES_MAX + 1) + end, read_bytes=limits.MIB)
+def test_a_line_that_grows_too_long_is_refused_by_its_number_after_those_before_it():
+    found = []
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as file, os.fdopen(reader, "rb"):
+        file.write(b"first\n" + b"x" * 11)
+        file.flush()
+        with pytest.raises(RecordBatchError, match="line 2 has at least 11 bytes; at most 10 "):
+            found.extend(read_lines(opened(reader), line_bytes_max=10))
+    assert found == [[b"first"]]
 
 
 def test_rows_without_a_separator_have_no_keys():
