@@ -24,9 +24,8 @@ from status_codes import NOTICE, table
 from sbp_core import limits
 from sbp_core.cli import main as command_line
 from sbp_core.cli.client_options import ClientOptions, client_options
-from sbp_core.cli.commands import CommandWithActions, Listed, ParsedByArgparse
+from sbp_core.cli.commands import CommandWithActions, Listed
 from sbp_core.cli.config import OPTIONS_OF_REQUIRED, PD, RANGE_SERVER, SERVE, Configuration
-from sbp_core.cli.parsing import Parser
 from sbp_core.pd.txns.publications import PUBLICATION
 from sbp_core.rangeserver.hosted_ranges import RANGE
 from sbp_core.session.states import CALL, CONNECTION, REFUSED, Machine
@@ -274,23 +273,8 @@ def cli_document() -> str:
     for name in sbp.list_commands(context):
         command = sbp.get_command(context, name)
         assert command is not None
-        if isinstance(command, ParsedByArgparse):
-            lines += parsed_by_argparse(f"sbp {name}", command)
-        else:
-            lines += command_section(f"sbp {name}", command)
+        lines += command_section(f"sbp {name}", command)
     return "\n".join(lines)
-
-
-def parsed_by_argparse(path: str, command: ParsedByArgparse) -> Iterator[str]:
-    """Yield the help of a command whose options argparse reads still, and of its actions."""
-    parser = Parser(prog=path, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=100))
-    command.declare(parser)
-    yield from [f"## {path}", "", "```text", parser.format_help(), "```", ""]
-    for group in parser._actions:
-        if isinstance(group, argparse._SubParsersAction):
-            for name, each in group.choices.items():
-                each.formatter_class = parser.formatter_class
-                yield from [f"### {path} {name}", "", "```text", each.format_help(), "```", ""]
 
 
 def configuration_document() -> str:

@@ -39,8 +39,8 @@ class LateCommands(click.Group):
         if listed is None:
             return None
         module, _, attribute = listed.declared_in.partition(":")
-        command = getattr(import_module(module), attribute)
-        return command if isinstance(command, click.Command) else ParsedByArgparse(command)
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -75,32 +75,6 @@ class Actions(click.Group):
         super().__init__(*arguments, **settings)
         self.no_args_is_help = False
         self.subcommand_metavar = "ACTION [ARGS]..."
-
-
-class ParsedByArgparse(click.Command):
-    """A command whose options argparse reads still."""
-
-    def __init__(self, declare: Callable[[Any], None]) -> None:
-        super().__init__(declare.__name__, add_help_option=False)
-        self.declare = declare
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Let argparse read the options."""
-        from sbp_core.cli.parsing import Parser
-
-        parser = Parser(prog=ctx.command_path)
-        self.declare(parser)
-        try:
-            ctx.params = {"options": parser.parse_args(args)}
-        except SystemExit as ended:
-            raise click.exceptions.Exit(int(ended.code or 0)) from ended
-        return []
-
-    def invoke(self, ctx: click.Context) -> int:
-        """Run the command."""
-        options = ctx.params["options"]
-        exit_code: int = options.run(options)
-        return exit_code
 
 
 class CommandWithActions(click.Command):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import Final
 
@@ -32,7 +31,7 @@ _AGAIN_SECONDS: Final = 0.1
 _TOKEN_VARIABLE: Final = "SBP_TOKEN"  # noqa: S105 - the name of the variable
 
 
-def connect(options: ClientOptions | Namespace, retry: RetryPolicy = PROMPT) -> Client:
+def connect(options: ClientOptions, retry: RetryPolicy = PROMPT) -> Client:
     """Return a client of the cluster at --endpoint. Raises SbpError without an answer."""
     client = Client(options.endpoint, connecting=connecting(options), retry=retry)
     try:
@@ -43,7 +42,7 @@ def connect(options: ClientOptions | Namespace, retry: RetryPolicy = PROMPT) -> 
     return client
 
 
-def connecting(options: TlsOptions | Namespace, wishes: Wishes = NO_WISHES) -> Connecting:
+def connecting(options: TlsOptions, wishes: Wishes = NO_WISHES) -> Connecting:
     """Return how the options of a client let it connect."""
     files = (options.tls_ca, options.tls_cert, options.tls_key)
     return Connecting(

@@ -136,7 +136,7 @@ def accept(folder: str, *, json: bool) -> int:
 @click.option(
     "--rack",
     metavar="NAME",
-    help="What fails together with this server, such as its rack or zone: the replicas of a range"
+    help="The rack or zone that fails together with this server: the replicas of a range"
     " are placed on different ones.",
 )
 @RECORD_BYTES_MAX

@@ -1,4 +1,4 @@
-"""What a consumer makes of the answers of servers: records in a row, or an error."""
+"""A consumer makes records in a row of the answers of servers, or an error."""
 
 from __future__ import annotations
 

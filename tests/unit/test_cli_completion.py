@@ -1,4 +1,4 @@
-"""What shells are told when they complete a command line."""
+"""Shells complete command lines: commands, options, paths and names of streams."""
 
 import pytest
 

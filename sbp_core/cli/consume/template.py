@@ -25,7 +25,7 @@ _ESCAPES: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"\\": b"\\"}
 
 
 class Field(enum.Enum):
-    """What stands behind a percent sign."""
+    """The letter behind a percent sign."""
 
     STREAM = "t"
     OFFSET = "o"
