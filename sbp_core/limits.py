@@ -233,23 +233,19 @@ CONNECTION_UNREAD_OWN_BYTES: Final = 32 * KIB
 UNREAD_LOOK_MS: Final = 20
 """While as many answers wait as may: how often a server looks whether they were read."""
 RESPONSES_RESERVED_MAX: Final = 4
-"""Responses that one connection keeps room for while they are made: this many frames beyond
-WRITE_BUFFER_HIGH_BYTES may wait to be read by the peer."""
+"""Frames beyond WRITE_BUFFER_HIGH_BYTES that one connection keeps room for while they are made."""
 FETCH_FRAME_BYTES: Final = MIB
 """Payload of one FETCH response frame, before the next one is started."""
 FETCH_ITEMS_PER_TURN: Final = 128
 """Requests of a FETCH that are looked at before other connections have their turn."""
 FETCH_JOIN_BYTES: Final = 64 * KIB
 """Batches of an answer that are smaller on average are sent in one piece."""
-CUT_BATCH_BYTES_MIN: Final = 32 * KIB
-"""Smaller batches are sent whole where some columns are asked for: cutting takes more time."""
-PROJECTIONS_PER_ITEM_MAX: Final = 16
-"""Versions of a schema for which a FETCH names the columns of a stream; a server heeds no more."""
+CUT_BATCH_BYTES_MIN: Final = 32 * KIB  # smaller ones are sent whole: cutting takes more time
+PROJECTIONS_PER_ITEM_MAX: Final = 16  # a server heeds no more of a stream
 LOCAL_READ_BATCH_BYTES_MIN: Final = 128 * KIB
 """Batches that are smaller on average are worth no look into the file for each."""
 LOCAL_READ_PLACES_BYTES_MAX: Final = 64 * MIB
-"""Bytes of the batches that one answer has places of: these take little room, and a question for
-a few batches as much time as one for many."""
+"""Bytes of the batches that one answer has places of; asking for a few takes as much time."""
 LOCAL_READ_PAUSE_MS: Final = 60_000
 """Pause after a failed read of the files of a server, before they are read again."""
 FETCH_BATCH_BYTES_DEFAULT: Final = MIB

@@ -15,6 +15,7 @@ from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.session.negotiation import NO_WISHES, Wishes
 from sbp_core.tls import Tls
+from sbp_core.wire.headers import Projection
 
 EARLIEST: Final = -2
 """As a fetch offset: the first offset that the stream still has."""
@@ -305,13 +306,15 @@ class FetchItem:
     """The part of a stream to read: from `fetch_offset` (or EARLIEST, LATEST) up to `end_offset`.
 
     `end_offset` is exclusive, None for no bound. `max_bytes` bounds the answer, but one whole
-    batch is always returned.
+    batch is always returned. With `projections`, those of `KeptColumns`, other columns may be left
+    out of batches of their schemas; batches that have all columns may come, too.
     """
 
     stream_id: int
     fetch_offset: int
     end_offset: int | None
     max_bytes: int
+    projections: tuple[Projection, ...] = ()
 
 
 class Batches(ABC):

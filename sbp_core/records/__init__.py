@@ -41,7 +41,7 @@ from sbp_core.records.evolution import (
     merge_schemas,
     union_schemas,
 )
-from sbp_core.records.projection import KeptColumns, maybe_kept_columns
+from sbp_core.records.projection import KeptColumns, Projection, maybe_kept_columns
 from sbp_core.records.small_batches import (
     Run,
     decode_batches,
@@ -69,6 +69,7 @@ __all__ = [
     "Difference",
     "Envelope",
     "KeptColumns",
+    "Projection",
     "RowsBuilder",
     "Run",
     "StreamSchema",

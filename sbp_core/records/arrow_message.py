@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import chain
@@ -266,10 +266,7 @@ def _decode_header(
     header = message.header
     if header is None:
         raise RecordBatchError("Arrow message of a record batch without one: its header is missing")
-    nodes, buffers = (
-        _numbers(2 * len(pairs)).pack(*chain.from_iterable(pairs))
-        for pairs in (header.nodes, header.buffers)
-    )
+    nodes, buffers = map(join_pairs, (header.nodes, header.buffers))
     return header.compression, header.length, nodes, buffers, message.body_length
 
 
@@ -350,6 +347,11 @@ def split_pairs(pairs: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the first and the second numbers of the nodes or buffers of an `Outline`."""
     numbers = _numbers(len(pairs) // _I64_BYTES).unpack(pairs)
     return numbers[::2], numbers[1::2]
+
+
+def join_pairs(pairs: Collection[tuple[int, int]]) -> bytes:
+    """Return what `split_pairs` would split."""
+    return _numbers(2 * len(pairs)).pack(*chain.from_iterable(pairs))
 
 
 @lru_cache(64)

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from sbp_core import limits
 from sbp_core.records.arrow_message import (
@@ -23,16 +21,24 @@ from sbp_core.records.arrow_message import (
     PREFIX_BYTES,
     Outline,
     encode_metadata,
+    join_pairs,
     read_outline,
+    split_pairs,
 )
 from sbp_core.records.encodings import ENCODINGS
-from sbp_core.records.envelope import BatchMeta, encode_head, read_head
+from sbp_core.records.envelope import (
+    HEAD_BYTES_MIN,
+    BatchMeta,
+    announced_head_bytes,
+    encode_head,
+    read_head,
+)
 from sbp_core.wire._generated import Projection
 
 _METADATA_BYTES: Final = struct.Struct("<4xi")
 _SHARE_MAX: Final = 3 / 4
-"""What is left of a batch, at most, for a cut to be worth it."""
-_Pairs = npt.NDArray[np.int64]
+"""The part of the buffers that may be left for a cut to be worth it."""
+_PAIR_BYTES: Final = 16
 
 
 class Cut(NamedTuple):
@@ -48,13 +54,14 @@ class Cut(NamedTuple):
 
 
 def front_bytes(front: memoryview) -> int:
-    """Return how many of the first bytes of a batch have to be known to cut it.
+    """Return how many of the first bytes of a batch have to be known to cut it, unchecked.
 
-    `front` has some of them; if the result is more, there may be more to know, too. Raises
-    RecordBatchError.
+    `front` has some of them; if the result is more, there may be more to know, too.
     """
-    _, _, body_start = read_head(front, 0)
-    if len(front) < body_start + PREFIX_BYTES:
+    if len(front) < HEAD_BYTES_MIN:
+        return HEAD_BYTES_MIN
+    body_start = announced_head_bytes(front)
+    if body_start < 0 or len(front) < body_start + PREFIX_BYTES:
         return body_start + PREFIX_BYTES
     (metadata_bytes,) = _METADATA_BYTES.unpack_from(front, body_start)
     return body_start + PREFIX_BYTES + int(metadata_bytes)
@@ -104,38 +111,38 @@ def _maybe_runs(
 
     Buffers have to lie one behind the other: so a cut is never larger than the batch.
     """
-    nodes = _maybe_picked(outline.nodes, projection.nodes)
-    buffers = _maybe_picked(outline.buffers, projection.buffers)
+    nodes = _maybe_indexes(projection.nodes, len(outline.nodes) // _PAIR_BYTES)
+    buffers = _maybe_indexes(projection.buffers, len(outline.buffers) // _PAIR_BYTES)
     if nodes is None or buffers is None:
         return None
-    starts, lengths = buffers.T
-    if np.any((starts < 0) | (lengths < 0) | (lengths > outline.buffers_bytes)):
-        return None
-    ends = starts + lengths + -lengths % BUFFER_ALIGNMENT_BYTES
-    gaps = starts - np.concatenate(([0], ends[:-1])) if len(starts) else starts
-    is_apart = np.any(starts % BUFFER_ALIGNMENT_BYTES) or np.any(gaps < 0)
-    if is_apart or (len(ends) and ends[-1] > outline.buffers_bytes):
-        return None
-    moved = np.stack((starts - np.cumsum(gaps), lengths), axis=1)
-    firsts = np.flatnonzero(np.concatenate(([True], gaps[1:] > 0))[: len(gaps)])
-    lasts = np.concatenate((firsts[1:], [len(gaps)]))[: len(firsts)] - 1
-    runs = [
-        (int(begin), int(end))
-        for begin, end in zip(starts[firsts], ends[lasts], strict=True)
-        if begin < end
-    ]
-    size_bytes = sum(end - begin for begin, end in runs)
-    encoded = [each.astype("<i8").tobytes() for each in (nodes, moved)]
-    return outline._replace(nodes=encoded[0], buffers=encoded[1], buffers_bytes=size_bytes), runs
+    starts, lengths = split_pairs(outline.buffers)
+    moved: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
+    size_bytes = behind = 0
+    for index in buffers:
+        start, length = starts[index], lengths[index]
+        end = start + length + -length % BUFFER_ALIGNMENT_BYTES
+        if not behind <= start <= end <= outline.buffers_bytes or start % BUFFER_ALIGNMENT_BYTES:
+            return None
+        moved.append((size_bytes, length))
+        size_bytes += end - start
+        behind = end
+        if runs and runs[-1][1] == start:
+            runs[-1] = (runs[-1][0], end)
+        elif start < end:
+            runs.append((start, end))
+    picked = [outline.nodes[at * _PAIR_BYTES : (at + 1) * _PAIR_BYTES] for at in nodes]
+    return outline._replace(
+        nodes=b"".join(picked), buffers=join_pairs(moved), buffers_bytes=size_bytes
+    ), runs
 
 
-def _maybe_picked(pairs: bytes, bits: bytes) -> _Pairs | None:
-    """Return the pairs whose bits are set; None unless there are as many bits as pairs."""
-    found = np.frombuffer(pairs, "<i8").reshape(-1, 2)
-    if len(bits) != -(-len(found) // 8):
+@lru_cache(64)
+def _maybe_indexes(bits: bytes, count: int) -> tuple[int, ...] | None:
+    """Return the indexes of the bits that are set; None unless there are bits for `count` parts."""
+    if len(bits) != -(-count // 8):
         return None
-    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(found), bitorder="little")
-    return found[flags.astype(np.bool_)]
+    return tuple(at for at in range(count) if bits[at >> 3] >> (at & 7) & 1)
 
 
 def _head(meta: BatchMeta, cut: Outline, projection: Projection, base_offset: int) -> bytes:

@@ -43,6 +43,7 @@ OFFSET_MAX: Final = 2**63 - 1
 BODY_ALIGNMENT_BYTES: Final = 8
 
 _FIXED: Final = struct.Struct(">Bqi")  # magic, base offset, length of the metadata
+HEAD_BYTES_MIN: Final = _FIXED.size
 _BASE_OFFSET: Final = struct.Struct(">q")
 RECORD_LENGTHS: Final = struct.Struct(">ii")
 """The start of a record of a sequence: the lengths of its metadata and of its body."""
@@ -338,6 +339,12 @@ def _check_record_count(record_count: int) -> None:
         raise RecordBatchError(
             f"record batch of {record_count} records; expected 1 to {limits.BATCH_RECORDS_MAX}"
         )
+
+
+def announced_head_bytes(front: memoryview) -> int:
+    """Return where the body of a batch starts, of which `front` has HEAD_BYTES_MIN; not checked."""
+    _, _, meta_bytes = _FIXED.unpack_from(front)
+    return _FIXED.size + int(meta_bytes)
 
 
 def read_head(view: memoryview, position: int) -> tuple[BatchMeta, int, int]:

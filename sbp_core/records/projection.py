@@ -25,6 +25,8 @@ from sbp_core.records.arrow_body import maybe_buffer_count
 from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.wire._generated import Projection
 
+__all__ = ["KeptColumns", "Projection", "maybe_kept_columns", "maybe_kept_plain"]
+
 
 @dataclass(frozen=True, slots=True)
 class KeptColumns:

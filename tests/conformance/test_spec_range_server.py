@@ -3,11 +3,18 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import pyarrow as pa
 import pytest
 from spec_target import Target, append, append_request, batch, code_of, fetch_request
 
 from sbp_core.errors import StatusCode
-from sbp_core.records.envelope import encode_envelope, split_envelopes
+from sbp_core.records import ROWS_SCHEMA, decode_batch, encode_rows, maybe_kept_rows
+from sbp_core.records.envelope import (
+    encode_envelope,
+    encode_head,
+    read_head,
+    split_envelopes,
+)
 from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import (
@@ -212,6 +219,49 @@ def test_places_are_for_clients_that_accept_them(target, takes_places):
                 assert (len(result.places), result.batch_length, len(frame.payload)) == (2, 0, 0)
             else:
                 assert len(frame.payload) > 1_000_000
+
+    target.run(body)
+
+
+def test_columns_that_are_not_wanted_may_be_left_out(target):
+    """An extension. Rule: fetch-projection."""
+    rows = pa.RecordBatch.from_pylist(
+        [{"key": b"k", "value": bytes(500_000)}] * 2, schema=ROWS_SCHEMA
+    )
+    kept = maybe_kept_rows(["key"])
+
+    async def body(target):
+        async with streams_at_one_server(target, 1) as ((placed,), client):
+            stored = encode_rows(rows, stream_id=placed.stream_id, timestamp_ms=0)
+            await append(client, (placed, stored), (placed, stored))
+            info = FetchInfo(
+                StreamRange(stream_id=placed.stream_id),
+                batch_max_bytes=4_000_000,
+                projections=(kept.projection,),
+            )
+            (frame,) = await client.call(Opcode.FETCH, FetchRequest(5_000, 1, (info,)))
+            ((result, found),) = answers_of([frame])
+            assert [each.base_offset for each in found] == [0, 2]
+            assert result.batch_length == len(frame.payload)
+            for each in found:
+                assert each.projection in {None, kept.projection.kept}
+                assert decode_batch(each).column("key").to_pylist() == [b"k", b"k"]
+
+    target.run(body)
+
+
+def test_a_batch_without_all_its_columns_is_refused(target):
+    """An extension. Rule: batch-projection."""
+
+    async def body(target):
+        async with streams_at_one_server(target, 1) as ((placed,), client):
+            rows = pa.RecordBatch.from_pylist([{"key": b"k"}], schema=ROWS_SCHEMA)
+            stored = encode_rows(rows, stream_id=placed.stream_id, timestamp_ms=0)
+            meta, _, body_start = read_head(memoryview(stored), 0)
+            named = encode_head(meta._replace(projection="any"), 0) + stored[body_start:]
+            (answer,) = await client.ask(Opcode.APPEND, *append_request((placed, named)))
+            (result,) = answer.append_responses
+            assert code_of(result.status) == StatusCode.INVALID_REQUEST
 
     target.run(body)
 

@@ -42,16 +42,9 @@ def always_worth_it():
 def cut_batch(stored, projection):
     """The cut of a stored batch, of which no more is looked at than is needed."""
     view = memoryview(stored)
-    known_bytes = 13
-    while True:
-        try:
-            needed = front_bytes(view[:known_bytes])
-        except RecordBatchError:
-            known_bytes += 8
-            continue
-        if needed <= known_bytes:
-            break
-        known_bytes = needed
+    known_bytes = 0
+    while (needed_bytes := front_bytes(view[:known_bytes])) > known_bytes:
+        known_bytes = needed_bytes
     cut = maybe_cut(view[:known_bytes], len(view), [projection], BASE_OFFSET)
     assert cut is not None
     batch = b"".join((cut.head, *(view[start:end] for start, end in cut.runs)))

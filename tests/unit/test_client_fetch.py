@@ -19,12 +19,14 @@ from scripted_peer import (
     status,
 )
 
+from sbp_core import limits
 from sbp_core.client import (
     EARLIEST,
     LATEST,
     FetchItem,
     RetryPolicy,
 )
+from sbp_core.client.programs.fetch_answer import bounded_projections
 from sbp_core.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -37,9 +39,13 @@ from sbp_core.errors import (
 from sbp_core.wire.headers import (
     DescribeRangeResult,
     DescribeRangesResponse,
+    FetchInfo,
+    FetchRequest,
     FetchResponse,
     FetchResult,
+    Projection,
     Status,
+    encode_header,
 )
 from sbp_core.wire.opcodes import Opcode
 
@@ -286,3 +292,13 @@ def test_unusable_fetch_arguments(make, peer, bad, options) -> None:
     with pytest.raises(ConfigurationError):
         make(peer.endpoint).fetch([bad], **options)
     assert not peer.requests
+
+
+def test_projections_are_left_out_where_they_would_be_too_long_together():
+    """A server that does not know them refuses a header most of which it cannot read."""
+    few, many = (Projection("s", bytes(1), bytes(size), "k") for size in (1, 20_000))
+    infos = [FetchInfo(projections=each) for each in ((few,), (many,), (many,), (few,))]
+    sent = [each.projections for each in bounded_projections(infos)]
+    assert sent == [(few,), (many,), (), ()]
+    header = encode_header(FetchRequest(fetch_requests=tuple(bounded_projections(infos))))
+    assert len(header) < limits.HEADER_UNUSED_BYTES_MAX

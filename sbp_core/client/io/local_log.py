@@ -8,7 +8,8 @@ followed, and only regular files of the same owner are opened.
 
 The file `instance` in the folder must name the cluster of the client's placement driver, and the
 address that the client is connected to: otherwise a server could have the client read the log of
-another one. Each batch has a checksum, which covers its position and its stream as well.
+another one. Each batch has checksums, which cover its position and its stream as well
+(local_batches.py).
 
 Files are removed and rewritten at any time. Batches that cannot be read are fetched as bytes, and
 their server is not asked for places for a while. Read first: `LocalLogs`.
@@ -20,7 +21,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,35 +30,33 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import numpy as np
 from msgspec import structs
 
 from sbp_core import limits
+from sbp_core.client.io.local_batches import (
+    batch_bytes,
+    check_segment,
+    checked_place,
+    in_pieces,
+    read_piece,
+)
 from sbp_core.client.programs.program import BatchesElsewhere, Call
 from sbp_core.client.types import Batches, FetchItem, ReceivedBatches
 from sbp_core.errors import (
     ConfigurationError,
-    LogCorruptionError,
     LogError,
     ProtocolError,
     RecordBatchError,
 )
 from sbp_core.local_registry import FOLDERS_VARIABLE, registered_log
-from sbp_core.record_sizes import LARGEST
-from sbp_core.records import write_base_offset
 from sbp_core.segment_format import (
-    ENTRY_HEADER_BYTES,
     INSTANCE_BYTES_MAX,
     INSTANCE_NAME,
-    SEGMENT_HEADER_BYTES,
-    EntryKind,
-    decode_entry_header,
-    decode_segment_header,
     encode_instance,
     segment_name,
 )
 from sbp_core.sockets import wildcard_text
-from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse, FetchResult
+from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse, FetchResult, Projection
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -68,8 +67,6 @@ _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK if CA
 _SEARCH: Final = getattr(os, "O_PATH", os.O_RDONLY)
 """A folder need not be readable for its files to be, where the system has O_PATH."""
 _FOLDER_FLAGS: Final = _SEARCH | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY if CAN_READ else 0
-_PREFIX_BYTES_MAX: Final = 255
-"""A staged batch has its transaction id in front."""
 _FILE_OF: Final = attrgetter("segment", "generation")
 READ_ERRORS: Final = (OSError, LogError, RecordBatchError, ValueError, OverflowError, MemoryError)
 """Errors of the system, of files with other contents, and of places that cannot exist."""
@@ -81,7 +78,7 @@ class PlacedBatches:
 
     The server at `endpoint` named them. The log must be of the cluster `cluster_id`; "" is none.
     Its server must listen on `address`, and it must be below one of `folders`; without any it must
-    be registered.
+    be registered. Columns that `projections` leave out are not read.
     """
 
     endpoint: str
@@ -93,6 +90,7 @@ class PlacedBatches:
     cluster_id: str
     address: str
     folders: tuple[Path, ...] = ()
+    projections: tuple[Projection, ...] = ()
 
 
 class LocalLogs:
@@ -132,7 +130,7 @@ class LocalLogs:
         if is_off or not isinstance(call.header, FetchRequest):
             return call, None
         call = structs.replace(call, header=structs.replace(call.header, takes_places=True))
-        return call, partial(self._batches, call.endpoint, get_address)
+        return call, partial(self._batches, call, get_address)
 
     def on_failure(self, endpoint: str) -> None:
         """Accept no places of a server for a while."""
@@ -140,7 +138,7 @@ class LocalLogs:
 
     def _batches(
         self,
-        endpoint: str,
+        call: Call,
         get_address: Callable[[], str | None],
         response: FetchResponse,
         result: FetchResult,
@@ -159,21 +157,30 @@ class LocalLogs:
                 f" {result.places[0].base_offset}, and goes on at {result.next_offset}"
             )
         placed = PlacedBatches(
-            *(endpoint, directory, instance, stream_id, range_index, result.places),
+            *(call.endpoint, directory, instance, stream_id, range_index, result.places),
             cluster_id=self._get_cluster_id() or "",
             address=get_address() or "",
             folders=self._folders,
+            projections=_projections(call, result.request_index),
         )
         reason = _maybe_refusal(placed)
         if reason is not None:
             _LOG.debug(
                 "local log not opened: server=%s folder=%.200r reason=%s",
-                endpoint,
+                call.endpoint,
                 directory,
                 reason,
             )
-            self.on_failure(endpoint)
+            self.on_failure(call.endpoint)
         return _LocalBatches(self, placed, result.next_offset, is_admitted=reason is None)
+
+
+def _projections(call: Call, request_index: int) -> tuple[Projection, ...]:
+    """Return what a FETCH asked of the batches of one of its requests."""
+    assert isinstance(call.header, FetchRequest)
+    requests = call.header.fetch_requests
+    found = (each.projections for each in requests if each.request_index == request_index)
+    return next(found, ())
 
 
 def _maybe_refusal(placed: PlacedBatches) -> str | None:
@@ -188,7 +195,7 @@ class _LocalBatches(Batches):
     def __init__(
         self, logs: LocalLogs, placed: PlacedBatches, next_offset: int, *, is_admitted: bool
     ) -> None:
-        self.size_bytes = max(1, sum(map(_batch_bytes, placed.places)))
+        self.size_bytes = max(1, sum(map(batch_bytes, placed.places)))
         self.next_offset = next_offset
         self._logs = logs
         self._placed = placed
@@ -208,7 +215,10 @@ class _LocalBatches(Batches):
                 _LOG.debug("local read failed: stream=%d cause=%s", placed.stream_id, error)
                 self._logs.on_failure(placed.endpoint)
         while position < self.next_offset:
-            item = FetchItem(placed.stream_id, position, self.next_offset, piece_bytes)
+            item = FetchItem(
+                *(placed.stream_id, position, self.next_offset, piece_bytes),
+                projections=placed.projections,
+            )
             fetched = self._logs.fetch(item)
             yield fetched
             position = fetched.next_offset
@@ -257,21 +267,12 @@ def _read_in_folder(
     if not {placed.address, wildcard_text(placed.address)} & set(listening):
         raise LogError(f"the server of {placed.directory} is not at {placed.address}")
     range_key = placed.stream_id, placed.range_index
-    for (segment, generation), places in groupby(map(_checked, placed.places), _FILE_OF):
+    for (segment, generation), places in groupby(map(checked_place, placed.places), _FILE_OF):
         with _opened(segment_name(segment), folder) as descriptor:
-            _check_segment(descriptor, segment, generation)
-            for piece in _in_pieces(places, piece_bytes):
-                payload = _read_piece(descriptor, range_key, piece)
+            check_segment(descriptor, segment, generation)
+            for piece in in_pieces(places, piece_bytes):
+                payload = read_piece(descriptor, range_key, piece, placed.projections)
                 yield ReceivedBatches(payload, piece[-1].base_offset + piece[-1].record_count)
-
-
-def _checked(place: BatchPlace) -> BatchPlace:
-    """Return a place when it is its turn. Raises LogError if no batch can be there."""
-    is_inside = 0 <= place.segment <= place.position - SEGMENT_HEADER_BYTES
-    has_length = place.length <= LARGEST.frame_bytes and _batch_bytes(place) > 0
-    if is_inside and has_length and 0 <= place.prefix_length <= _PREFIX_BYTES_MAX:
-        return place
-    raise LogError("the server named places that no batches can be at")
 
 
 class _Folder(NamedTuple):
@@ -337,61 +338,3 @@ def _opened(name: str, folder: _Folder) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _check_segment(descriptor: int, segment: int, generation: int) -> None:
-    """Raise LogError unless a file is this generation of the segment that starts there."""
-    header = decode_segment_header(os.pread(descriptor, SEGMENT_HEADER_BYTES, 0), segment)
-    if header.generation != generation:
-        raise LogError(f"the segment at position {segment} was rewritten since the answer")
-
-
-def _read_piece(
-    descriptor: int, range_key: tuple[int, int], places: Sequence[BatchPlace]
-) -> memoryview:
-    """Read batches of a range one behind the other. Raises OSError, LogError."""
-    payload = np.empty(sum(map(_batch_bytes, places)), np.uint8).data
-    end = 0
-    for place in places:
-        start, end = end, end + _batch_bytes(place)
-        _read_batch(descriptor, range_key, place, payload[start:end])
-    return payload
-
-
-def _read_batch(
-    descriptor: int, range_key: tuple[int, int], place: BatchPlace, batch: memoryview
-) -> None:
-    """Read one batch into `batch`. Raises OSError, LogError."""
-    front = bytearray(ENTRY_HEADER_BYTES + place.prefix_length)
-    read_bytes = os.preadv(descriptor, [front, batch], place.position - place.segment)
-    if read_bytes != place.length:
-        raise LogCorruptionError(f"the file ends within the batch at position {place.position}")
-    header = decode_entry_header(front[:ENTRY_HEADER_BYTES], place.position)
-    kind = EntryKind.STAGED if place.prefix_length else EntryKind.BATCH
-    found = header.kind, header.stream_id, header.range_index, header.record_count, header.length
-    if found != (kind, *range_key, place.record_count, place.length):
-        raise LogCorruptionError(f"another entry is at position {place.position}")
-    header.check_body(front[ENTRY_HEADER_BYTES:], batch)
-    if place.prefix_length:
-        write_base_offset(batch, place.base_offset)
-    elif header.base_offset != place.base_offset:
-        raise LogCorruptionError(f"a batch of other offsets is at position {place.position}")
-
-
-def _in_pieces(places: Iterable[BatchPlace], bytes_max: int) -> Iterator[tuple[BatchPlace, ...]]:
-    """Yield the places of as many batches at a time as have `bytes_max` bytes, at least one."""
-    piece: list[BatchPlace] = []
-    piece_bytes = 0
-    for place in places:
-        piece_bytes += _batch_bytes(place)
-        if piece and piece_bytes > bytes_max:
-            yield tuple(piece)
-            piece, piece_bytes = [], _batch_bytes(place)
-        piece.append(place)
-    if piece:
-        yield tuple(piece)
-
-
-def _batch_bytes(place: BatchPlace) -> int:
-    """Return the bytes of a batch, without what the log writes in front."""
-    return place.length - ENTRY_HEADER_BYTES - place.prefix_length

@@ -5,8 +5,11 @@ Read fetching.py first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+from msgspec import structs
 
 from sbp_core import limits
 from sbp_core.client.programs.calls import Attempts, answered_items, decode_answer
@@ -19,6 +22,10 @@ from sbp_core.records import decode_envelope
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import FetchInfo, FetchResponse, FetchResult, StreamRange
 from sbp_core.wire.status import maybe_error
+
+_PROJECTIONS_BYTES_MAX: Final = limits.HEADER_UNUSED_BYTES_MAX // 2
+_PROJECTION_BYTES: Final = 160
+"""Bytes of a projection beside its bits, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,20 @@ def read_answer(
             error.throttle_time_ms = max(response.throttle_time_ms, 0)
             answers[index] = error
     return answers
+
+
+def bounded_projections(infos: Iterable[FetchInfo]) -> Iterator[FetchInfo]:
+    """Yield the items of a request, some without projections if all together would be too long.
+
+    A server that does not know these refuses a header of which it does not know most. Without them
+    all columns come.
+    """
+    left_bytes = _PROJECTIONS_BYTES_MAX
+    for info in infos:
+        left_bytes -= sum(
+            len(each.nodes) + len(each.buffers) + _PROJECTION_BYTES for each in info.projections
+        )
+        yield info if left_bytes >= 0 else structs.replace(info, projections=())
 
 
 def _check_stream(result: FetchResult, index: int, question: Question) -> None:
@@ -228,6 +249,7 @@ class FetchTask:
             batch_max_bytes=self.item.max_bytes,
             stream_id=self.item.stream_id,
             end_offset=-1 if self.item.end_offset is None else self.item.end_offset,
+            projections=self.item.projections,
         )
 
     def question(self) -> Question:

@@ -15,7 +15,13 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.client.programs.bounds import ended, stream_bounds, unanswered_at_end
 from sbp_core.client.programs.calls import Attempts, Context, RetryPolicy, unanswered
-from sbp_core.client.programs.fetch_answer import FetchTask, Found, batches_since, read_answer
+from sbp_core.client.programs.fetch_answer import (
+    FetchTask,
+    Found,
+    batches_since,
+    bounded_projections,
+    read_answer,
+)
 from sbp_core.client.programs.program import (
     Abandon,
     Arrival,
@@ -202,7 +208,7 @@ class _Fetch:
             max_wait_ms=wait_ms,
             min_bytes=self._min_bytes,
             fetch_requests=tuple(
-                task.info(request_index) for request_index, task in opened.tasks.items()
+                bounded_projections(task.info(index) for index, task in opened.tasks.items())
             ),
             timeout_ms=timeout_ms,
         )

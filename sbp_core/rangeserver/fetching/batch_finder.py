@@ -30,7 +30,7 @@ from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.log.states.staged_states import Staging
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable, first_offset
-from sbp_core.wire.headers import FetchInfo, FetchResponse, FetchResult, Status
+from sbp_core.wire.headers import FetchInfo, FetchResponse, FetchResult, Projection, Status
 from sbp_core.wire.status import SUCCESS, shown, status_for
 from sbp_core.wording import counted
 
@@ -43,7 +43,8 @@ LATEST_OFFSET: Final = -1
 class Item(Struct, frozen=True):
     """One request of a frame: batches of a range from an offset on, `max_bytes` of them.
 
-    With a `txn_id` those that are staged under it; `fetch_offset` counts these then.
+    With a `txn_id` those that are staged under it; `fetch_offset` counts these then. `projections`
+    name the columns that are wanted.
     """
 
     request_index: int
@@ -54,12 +55,14 @@ class Item(Struct, frozen=True):
     max_bytes: int
     txn_id: str | None
     batch_bytes_max: int
+    projections: tuple[Projection, ...] = ()
 
 
 class Answer(Struct, frozen=True):
     """The answer to a request: where its batches are, and where the next ones begin.
 
-    One that is not `is_ready` has less than the request waits for.
+    One that is not `is_ready` has less than the request waits for. `sent_bytes` are those of the
+    batches as they are sent, once they were read: columns may be left out.
     """
 
     item: Item
@@ -68,10 +71,13 @@ class Answer(Struct, frozen=True):
     range_index: int = -1
     status: Status = SUCCESS
     is_ready: bool = True
+    sent_bytes: int | None = None
 
     @property
     def length_bytes(self) -> int:
-        """Bytes of the batches."""
+        """Bytes of the batches: as they are stored, or sent if that is known."""
+        if self.sent_bytes is not None:
+            return self.sent_bytes
         return sum([slot.body_length for slot in self.slots])
 
     def cut_short(self, slot_count: int, error: LogError) -> Answer:
@@ -146,6 +152,7 @@ def item_of(info: FetchInfo, batch_bytes_max: int = limits.BATCH_BYTES_MAX) -> I
         min(max_bytes, limits.BATCH_BYTES_MAX),
         info.txn_id,
         batch_bytes_max,
+        info.projections[: limits.PROJECTIONS_PER_ITEM_MAX],
     )
 
 

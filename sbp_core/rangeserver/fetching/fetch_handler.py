@@ -24,6 +24,7 @@ from functools import partial
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.errors import invalid
@@ -321,12 +322,15 @@ class _Fetch:
                 served.append(answer)
                 continue
             key = (answer.item.stream_id, answer.range_index)
-            bodies = read_slots(self._shared.log, key, answer.slots, may_wait=may_wait)
+            projections = answer.item.projections
+            bodies = read_slots(self._shared.log, key, answer.slots, projections, may_wait=may_wait)
             error = bodies.error
             if error is not None and not may_wait:
                 return None
             parts.append(bodies)
             served.append(answer.cut_short(bodies.slot_count, error) if error else answer)
+            if projections:
+                served[-1] = replace(served[-1], sent_bytes=sum(map(len, bodies.buffers)))
         if parts and not may_wait:
             self._shared.metrics.reads["memory"] += 1
         buffers, crc32 = joined(parts)

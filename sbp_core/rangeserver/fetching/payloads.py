@@ -23,7 +23,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.errors import LogCorruptionError, LogError
+from sbp_core.errors import LogCorruptionError, LogError, RecordBatchError
 from sbp_core.local_registry import FOLDERS_VARIABLE, Registration, registry_path
 from sbp_core.log.bodies import RecentBody, read_bodies
 from sbp_core.log.disk import Disk, describe_os_error, write_file
@@ -31,11 +31,11 @@ from sbp_core.log.durable_log import Log
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.rangeserver.fetching.batch_finder import Answer, response_of
-from sbp_core.records import with_base_offset
+from sbp_core.records import Cut, maybe_cut, with_base_offset
 from sbp_core.segment_format import INSTANCE_NAME, encode_instance
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.wire.checksum import Buffer, crc32_joined
-from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse
+from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse, Projection
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -68,17 +68,27 @@ def joined(parts: Iterable[SlotBodies]) -> tuple[list[Buffer], int | None]:
 
 
 def read_slots(
-    log: Log, key: RangeKey, slots: Sequence[Slot], *, may_wait: bool = True
+    log: Log,
+    key: RangeKey,
+    slots: Sequence[Slot],
+    projections: Sequence[Projection] = (),
+    *,
+    may_wait: bool = True,
 ) -> SlotBodies:
     """Return the bodies of `slots` as they are sent, up to the first that cannot be read.
 
-    Unless it `may_wait` for the disk, that is also the first one that is not in memory.
+    Unless it `may_wait` for the disk, that is also the first one that is not in memory. Columns
+    that `projections` leave out are cut from bodies that were verified as a whole.
     """
     bodies = read_bodies(key, slots, log.recent, may_wait=may_wait)
     recent: Sequence[RecentBody] = bodies.recent
     buffers: list[Buffer] = []
     for slot, body in zip(slots, bodies.data, strict=False):  # fewer if one cannot be read
-        if slot.prefix_bytes and slot.base_offset >= 0:
+        cut = _maybe_cut(slot, body, projections)
+        if cut is not None:
+            buffers += [cut.head, *(body[start:end] for start, end in cut.runs)]
+            recent = ()
+        elif slot.prefix_bytes and slot.base_offset >= 0:
             buffers += with_base_offset(body, slot.base_offset)
             recent = ()
         else:
@@ -86,10 +96,20 @@ def read_slots(
     slot_count = len(bodies.data)
     if isinstance(bodies.error, LogCorruptionError):
         log.suspects.add(slots[slot_count].view.segment.base)
-    if sum(map(len, bodies.data)) < slot_count * limits.FETCH_JOIN_BYTES:
+    if sum(map(len, buffers)) < slot_count * limits.FETCH_JOIN_BYTES:
         buffers = [b"".join(buffers)]
         recent = ()
     return SlotBodies(tuple(buffers), slot_count, bodies.error, _joined_crc32(recent))
+
+
+def _maybe_cut(slot: Slot, body: memoryview, projections: Sequence[Projection]) -> Cut | None:
+    """Return how columns are cut out of a batch; None: it is sent whole."""
+    if not projections or slot.base_offset < 0:
+        return None
+    try:
+        return maybe_cut(body, len(body), projections, slot.base_offset)
+    except RecordBatchError:  # it is as it was appended: its reader says what is wrong with it
+        return None
 
 
 def _joined_crc32(recent: Sequence[RecentBody]) -> int | None:
