@@ -14,12 +14,15 @@ from sbp_spark.options.declaring import (
     DURATION,
     FLAG,
     SIZE,
+    Given,
+    Kind,
     Only,
     OptionReader,
     at_most,
     option,
     options_of,
     reads,
+    shown,
     word,
 )
 from sbp_spark.options.endpoints import CatalogOptions, Servers
@@ -224,6 +227,18 @@ class PartitionLimits:
     )
 
 
+def _parse_columns(given: Given) -> tuple[str, ...] | None:
+    names = tuple(name.strip() for name in given.text.split(","))
+    if all(part for name in names for part in name.split(".")):
+        return names
+    expected = "names of columns with commas between them, such as id,place.city"
+    given.refuse(f"is {shown(given.text)}", expected, "correct it, or leave it out")
+    return None
+
+
+_COLUMNS: Final = Kind(_parse_columns, ",".join)
+
+
 class SourceEncoding(Enum):
     """Values of the option `encoding` of a source; AUTO: columns if a stream has a schema."""
 
@@ -247,6 +262,11 @@ class Contents:
         " new are seen by the next query, or after a restart, and if a type was widened since, the"
         " query fails, and continues when it is loaded and started again."
     )
+    columns: tuple[str, ...] | None = option("columns", _COLUMNS, None, unset="all").field(
+        "Columns to read, such as `id,place.city`; a dot leads into a struct, or into the structs"
+        " of an array. Others are not sent by range servers, nor read from their files. A schema"
+        " given with .schema(...) does the same, also for names with a comma or a dot in them."
+    )
     include_headers: bool = option("includeHeaders", FLAG, False).field(
         "Whether rows have the column `headers`: true, false. A schema given with .schema(...)"
         " names it itself. Not with columns."
@@ -266,6 +286,9 @@ class Contents:
         if self.include_metadata and self.encoding is SourceEncoding.ROWS:
             wrong = "is given with encoding=rows, which have these columns of themselves"
             reader.add_fault("includeMetadata", wrong, "it with columns", "remove one of them")
+        if self.include_headers and self.columns is not None:
+            wrong = "is given beside columns"
+            reader.add_fault("includeHeaders", wrong, "headers among these", "remove it")
         is_auto = self.encoding is SourceEncoding.AUTO
         if is_auto and self.include_headers and self.include_metadata:
             wrong = "is given beside includeHeaders"

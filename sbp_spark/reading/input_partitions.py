@@ -36,7 +36,6 @@ from sbp_spark.reading.layout import (
     Piece,
     RenamedLayout,
     RowsLayout,
-    SchemaVersions,
     is_enough,
 )
 from sbp_spark.reading.locating import check_ends, ending_offsets, starting_offsets
@@ -63,6 +62,7 @@ from sbp_spark.reading.prefetch import (
     fetch_round_bytes,
     read_chunks,
 )
+from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.reading.source_streams import find_columns, select_streams
 from sbp_spark.reporting import plain_errors
 from sbp_spark.spark_internals.task_log import LOG
@@ -165,12 +165,22 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     round_bytes = fetch_round_bytes(partition.buffer_bytes)
     spans, is_loss_fatal = partition.spans, partition.is_loss_fatal
     fetched = fetch_chunks(
-        client, spans, round_bytes=round_bytes, is_loss_fatal=is_loss_fatal, leaves_batches=True
+        client,
+        spans,
+        round_bytes=round_bytes,
+        is_loss_fatal=is_loss_fatal,
+        leaves_batches=True,
+        projections_of=layout.projections,
     )
     queue_bytes = partition.buffer_bytes - round_bytes
     with closing(Prefetcher(fetched, bytes_max=queue_bytes)) as ahead:
         chunks = read_chunks(
-            client, ahead, spans, round_bytes=round_bytes, is_loss_fatal=is_loss_fatal
+            client,
+            ahead,
+            spans,
+            round_bytes=round_bytes,
+            is_loss_fatal=is_loss_fatal,
+            projections_of=layout.projections,
         )
         yield from decode_chunks(chunks, spans, layout, is_loss_fatal=is_loss_fatal)
 

@@ -9,7 +9,7 @@ have to be equal. It does not look at later ones, so all of them are made of one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -21,13 +21,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbp_core import limits
-from sbp_core.client import Client, SchemaVersion
+from sbp_core.client import SchemaVersion
 from sbp_core.errors import DamagedBatchError, SchemaError
 from sbp_core.records import (
     ROWS_SCHEMA,
     Change,
     Difference,
     Envelope,
+    KeptColumns,
+    Projection,
     Run,
     StreamSchema,
     compare_schemas,
@@ -36,13 +38,15 @@ from sbp_core.records import (
     encoding_of,
     map_columns,
     maybe_columns_together,
+    maybe_kept_columns,
+    maybe_kept_rows,
     offsets_array,
     small_runs,
 )
 from sbp_spark.column_schema import METADATA_COLUMN
 from sbp_spark.logical_types import retyped
-from sbp_spark.options.endpoints import Servers
 from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.schema_versions import SchemaVersions
 
 
 class Form(Enum):
@@ -88,6 +92,13 @@ def is_enough(row_count: int, size_bytes: int) -> bool:
 class Layout(Protocol):
     """Makes of record batches the columns that Spark demands of all of them."""
 
+    def projections(self, stream_id: int) -> tuple[Projection, ...]:
+        """Return what to ask of batches of a stream, so that other columns are not sent or read.
+
+        Raises SbpError.
+        """
+        ...
+
     def decode(
         self, envelopes: Sequence[Envelope], span: StreamSpan, start_offset: int, end_offset: int
     ) -> Iterator[Piece]:
@@ -110,6 +121,7 @@ class RenamedLayout:
 
     def __init__(self, layout: Layout, schema: pa.Schema) -> None:
         self.decode = layout.decode
+        self.projections = layout.projections
         self._layout = layout
         self._schema = schema
 
@@ -170,6 +182,12 @@ class RowsLayout:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
+        kept = maybe_kept_rows(schema.names)
+        self._projections = () if kept is None else (kept.projection,)
+
+    def projections(self, stream_id: int) -> tuple[Projection, ...]:
+        """Return the same for all streams."""
+        return self._projections
 
     def decode(
         self, envelopes: Sequence[Envelope], span: StreamSpan, start_offset: int, end_offset: int
@@ -193,45 +211,6 @@ class RowsLayout:
             for field in self._schema
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-
-_STREAMS_KEPT: Final = 1_000
-KnownVersions = dict[tuple[Servers, int], dict[str, SchemaVersion]]
-"""The versions of streams by fingerprint, the oldest first. There may be more; none changes."""
-_KNOWN_HERE: Final[KnownVersions] = {}
-
-
-class SchemaVersions:
-    """The versions of the schemas of streams, as the placement driver of `servers` knows them."""
-
-    def __init__(
-        self,
-        client: Client,
-        servers: Servers,
-        known: KnownVersions = _KNOWN_HERE,
-        streams_max: int = _STREAMS_KEPT,
-    ) -> None:
-        """Keep what is found in `known`, which the tasks of a process share."""
-        self._client = client
-        self._servers = servers
-        self._known = known
-        self._streams_max = streams_max
-
-    def maybe_find(self, stream_id: int, fingerprint: str) -> SchemaVersion | None:
-        """Return the version that a record batch names, None if there is none. Raises SbpError."""
-        key = self._servers, stream_id
-        found = self._known.get(key, {}).get(fingerprint)
-        if found is not None:
-            return found
-        versions = self._client.describe_schemas([stream_id])[stream_id]
-        if key not in self._known and len(self._known) >= self._streams_max:
-            del self._known[next(iter(self._known))]
-        self._known[key] = {version.schema.fingerprint: version for version in versions}
-        return self._known[key].get(fingerprint)
-
-    def known(self, stream_id: int) -> Collection[SchemaVersion]:
-        """Return the versions that were found when the stream was asked for, the oldest first."""
-        return self._known.get((self._servers, stream_id), {}).values()
 
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -264,6 +243,7 @@ class ColumnsLayout:
         self._schema = schema
         self._versions = versions
         self._fitting: set[str] = set()
+        self._kept: dict[str, KeptColumns | None] = {}
         self._data_schema = pa.schema(data)
         self._data_index = {field.name: index for index, field in enumerate(data)}
         self._data_names = frozenset(self._data_index)
@@ -273,6 +253,30 @@ class ColumnsLayout:
             pa.schema([*data, pa.field("", _TIMESTAMP)]) if self._has_times else self._data_schema
         )
         self._row_bytes = _fixed_row_bytes(self._rows_schema)
+
+    def projections(self, stream_id: int) -> tuple[Projection, ...]:
+        """Return one for each of the newest versions that has more columns than are wanted.
+
+        Batches of versions that are not known yet come with all of their columns.
+        """
+        newest = list(self._versions.find(stream_id))[-limits.PROJECTIONS_PER_ITEM_MAX :]
+        kept = map(self._maybe_kept, newest)
+        return tuple(each.projection for each in kept if each is not None)
+
+    def _maybe_kept(self, version: SchemaVersion) -> KeptColumns | None:
+        """Return the columns of a version that are wanted, None if these are all.
+
+        If times are, too, a batch has them in any of its timestamps.
+        """
+        key = version.schema.fingerprint
+        if key not in self._kept:
+            wanted = list(self._data_schema)
+            if self._has_times:
+                wanted += [
+                    each for each in version.schema.arrow if pa.types.is_timestamp(each.type)
+                ]
+            self._kept[key] = maybe_kept_columns(version.schema, pa.schema(wanted))
+        return self._kept[key]
 
     def decode(
         self, envelopes: Sequence[Envelope], span: StreamSpan, start_offset: int, end_offset: int
@@ -293,12 +297,24 @@ class ColumnsLayout:
         names = self._data_names
         if self._has_times and first.timestamp_column is not None:
             names |= {first.timestamp_column}
-        together = maybe_columns_together(run, version.schema, names)
+        schema = self._schema_of(first, version)
+        together = maybe_columns_together(run, schema, names)
         if together is not None:
             yield _Decoded(together, version, run.envelopes)
             return
         for envelope in run.envelopes:
-            yield _Decoded(decode_columns(envelope, version.schema, names), version, [envelope])
+            yield _Decoded(decode_columns(envelope, schema, names), version, [envelope])
+
+    def _schema_of(self, envelope: Envelope, version: SchemaVersion) -> StreamSchema:
+        """Return the columns that a batch of a version has. Raises DamagedBatchError."""
+        if envelope.projection is None:
+            return version.schema
+        kept = self._maybe_kept(version)
+        if kept is None or kept.projection.kept != envelope.projection:
+            raise envelope.damage(
+                f"it has other columns ({envelope.projection}) than were asked for"
+            )
+        return kept.schema
 
     def _pieces(
         self, decoded: _Decoded, span: StreamSpan, start_offset: int, end_offset: int

@@ -18,6 +18,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.client import Batches, Client, FetchItem, FetchOutcome, ReceivedBatches
 from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
+from sbp_core.records import Projection
 from sbp_spark.client_pool import Patience
 from sbp_spark.reading.losses import DataLossError, Loss, log_losses
 from sbp_spark.reading.planning import StreamSpan
@@ -28,6 +29,12 @@ FETCH_ROUND_BYTES_MAX: Final = 8 * limits.MIB
 them, so less would be slower."""
 FETCH_WAIT_MS: Final = 1_000
 _PAUSE_S: Final = 0.05
+Projections = Callable[[int], tuple[Projection, ...]]
+"""Returns what to ask of the batches of a stream, by its id."""
+
+
+def _all_columns(_: int) -> tuple[Projection, ...]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +77,17 @@ def fetch_chunks(
     round_bytes: int = FETCH_ROUND_BYTES_MAX,
     is_loss_fatal: bool = True,
     leaves_batches: bool = False,
+    projections_of: Projections = _all_columns,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[Chunk, None, None]:
     """Yield the bytes of all spans; those of one stream in the order of their offsets.
 
     One FETCH asks for several streams at once, `round_bytes` in all, or more where large batches
-    may be left where they are (`leaves_batches`). Offsets that were trimmed raise DataLossError, or
-    are logged and skipped. Raises DeadlineExceededError when a server holds back offsets that it
-    had announced, and what the client raises; each error has a note that names the span.
+    may be left where they are (`leaves_batches`). Columns that `projections_of` leaves out need not
+    come. Offsets that were trimmed raise DataLossError, or are logged and skipped. Raises
+    DeadlineExceededError when a server holds back offsets that it had announced, and what the
+    client raises; each error has a note that names the span.
     """
     lanes: dict[int, deque[_SpanProgress]] = {}
     for index, span in enumerate(spans):
@@ -93,7 +102,10 @@ def fetch_chunks(
         has_progress = False
         bytes_max = max(1, round_bytes // len(reading))
         items = [
-            FetchItem(at.span.stream_id, at.offset, at.span.end_offset, bytes_max)
+            FetchItem(
+                *(at.span.stream_id, at.offset, at.span.end_offset, bytes_max),
+                projections=projections_of(at.span.stream_id),
+            )
             for at in (lane[0] for lane in reading)
         ]
         fetched = client.fetch(items, max_wait_ms=FETCH_WAIT_MS, leaves_batches=leaves_batches)
@@ -265,6 +277,7 @@ def read_chunks(
     *,
     round_bytes: int,
     is_loss_fatal: bool,
+    projections_of: Projections = _all_columns,
 ) -> Iterator[Chunk]:
     """Yield chunks of `fetch_chunks` with their batches in memory, in the same order.
 
@@ -282,7 +295,11 @@ def read_chunks(
             end_offset = min(span.end_offset, chunk.batches.next_offset)
             rest = replace(span, start_offset=positions[index], end_offset=end_offset)
             for fetched in fetch_chunks(
-                client, [rest], round_bytes=round_bytes, is_loss_fatal=is_loss_fatal
+                client,
+                [rest],
+                round_bytes=round_bytes,
+                is_loss_fatal=is_loss_fatal,
+                projections_of=projections_of,
             ):
                 yield replace(fetched, span_index=index)
             positions[index] = end_offset

@@ -13,6 +13,7 @@ from sbp_core.errors import ConfigurationError, NotFoundError, SchemaError
 from sbp_core.records import StreamSchema, union_schemas
 from sbp_spark.client_pool import describe_refs, first_contact
 from sbp_spark.column_schema import METADATA_COLUMN, METADATA_FIELD
+from sbp_spark.column_selection import select_columns
 from sbp_spark.logical_types import logical_arrow_schema, logical_spark_schema
 from sbp_spark.options.source import Contents, SourceEncoding, SourceOptions
 from sbp_spark.options.stream_selection import StreamList, StreamPattern, StreamRef
@@ -198,6 +199,9 @@ def find_columns(
             "option includeMetadata: no stream has a schema, and rows have these columns"
             " anyway; remove it"
         )
+    if contents.columns is not None:
+        rows = source_schema(include_headers=True)
+        return SourceColumns(select_columns(rows, contents.columns), Form.ROWS)
     return SourceColumns(source_schema(include_headers=contents.include_headers), Form.ROWS)
 
 
@@ -212,6 +216,8 @@ def _typed(
     named = {streams[each].label: version.schema for each, version in newest.items()}
     # A schema may drop a requirement while the query runs.
     schema = _nullable(logical_spark_schema(_union(named).arrow))
+    if contents.columns is not None:
+        schema = select_columns(schema, contents.columns)
     if not contents.include_metadata:
         return SourceColumns(schema, Form.COLUMNS)
     if METADATA_COLUMN in map(str.lower, schema.names):

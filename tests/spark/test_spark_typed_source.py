@@ -354,3 +354,22 @@ def test_names_may_differ_in_case(sbp, new_streams, client, checkpoint):
     assert reader.schema("VALUE binary").load(streams=plain).collect()[0].VALUE == b"a"
     tables = sbp.spark.read.format("sbp").options(endpoint=sbp.endpoint, table="streams")
     assert plain in [row.STREAM for row in tables.schema("STREAM string").load().collect()]
+
+
+DOUBLES = schema_of(**{f"c{at}": pa.float64() for at in range(10)})
+DOUBLES_COUNT = 12_000
+
+
+def test_some_columns_of_large_batches(sbp, new_streams, client, tmp_path):
+    """The server leaves the others out, or they are not read from its files."""
+    (stream,) = new_streams(1)
+    values = [{f"c{at}": n * 10.0 + at for at in range(10)} for n in range(DOUBLES_COUNT)]
+    append_columns(client, stream, rows_in(DOUBLES, values))
+    expected = [(n * 10.0 + 7, n * 10.0 + 2) for n in range(DOUBLES_COUNT)]
+    given = "C7 double, c2 double"
+    reader = sbp.spark.read.format("sbp").options(endpoint=sbp.endpoint, streams=stream)
+    assert sorted(map(tuple, reader.schema(given).load().collect())) == expected
+    found = sbp.spark.readStream.format("sbp").options(
+        endpoint=sbp.endpoint, streams=stream, startingOffsets="earliest"
+    )
+    assert run(found.schema(given).load(), tmp_path / "checkpoint") == expected

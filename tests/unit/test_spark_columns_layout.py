@@ -25,9 +25,10 @@ from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.reading import layout as layouts
 from sbp_spark.reading.input_partitions import decode_chunks
-from sbp_spark.reading.layout import ColumnsLayout, RowsLayout, SchemaVersions
+from sbp_spark.reading.layout import ColumnsLayout, RowsLayout
 from sbp_spark.reading.losses import DamagedRecordsError
 from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.row_schema import source_schema
 
 SERVERS = Servers((Endpoint("nowhere", 1),))

@@ -26,9 +26,10 @@ from sbp_core.records import (
 from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.reading.input_partitions import StoredRun, decode_chunks
-from sbp_spark.reading.layout import ColumnsLayout, RowsLayout, SchemaVersions
+from sbp_spark.reading.layout import ColumnsLayout, RowsLayout
 from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
 from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.row_schema import source_schema
 
 ROWS = RowsLayout(logical_arrow_schema(source_schema(include_headers=True)))

@@ -43,8 +43,9 @@ from sbp_spark.column_schema import written_columns
 from sbp_spark.logical_types import is_kept_by_arrow, logical_arrow_schema, logical_spark_schema
 from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.options.targets import ColumnOptions
-from sbp_spark.reading.layout import ColumnsLayout, SchemaVersions
+from sbp_spark.reading.layout import ColumnsLayout
 from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.row_schema import as_wide, check_selection
 from sbp_spark.spark_internals import CHAR_VARCHAR_KEY
 

@@ -367,6 +367,7 @@ def test_every_option_of_the_source_table_is_known():
         "trimOnCommit": "true",
         "includeHeaders": "false",
         "encoding": "columns",
+        "columns": "id,place.city",
         "includeMetadata": "true",
         "networkCompression": "none",
         "isolationClass": "backfill",

@@ -98,6 +98,51 @@ def test_metadata_stand_behind_the_columns():
     )
 
 
+PLACES = schema_of(
+    id=pa.int32(),
+    place=pa.struct([("city", pa.string()), ("zip", pa.int32())]),
+    tags=pa.list_(pa.struct([("name", pa.string()), ("rank", pa.int8())])),
+)
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ("tags,ID", "tags array<struct<name:string,rank:tinyint>>, id int"),
+        (" place.zip , tags.Name", "place struct<zip:int>, tags array<struct<name:string>>"),
+        ("place.zip,place,id", "place struct<city:string,zip:int>, id int"),
+        ("place,place.zip", "place struct<city:string,zip:int>"),
+        ("place.zip,place.city", "place struct<zip:int,city:string>"),
+    ],
+)
+def test_some_columns_may_be_named(columns, expected):
+    found = find(PLACES, columns=columns)
+    assert ddl(found) == expected
+    found.check(found.schema)
+    assert find(PLACES, columns="id", includeMetadata="true").schema.names == ["id", "_metadata"]
+
+
+def test_some_columns_of_plain_records_may_be_named():
+    found = find(None, columns="headers,value,offset")
+    assert ddl(found) == "headers map<string,binary>, value binary, offset bigint not null"
+    found.check(found.schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "columns", "told"),
+    [
+        (PLACES, "id,plac", "column plac does not exist; did you mean place?"),
+        (PLACES, "place.town", "column place.town does not exist"),
+        (PLACES, "id.x", "column id.x does not exist: id is no struct"),
+        (None, "id", "column id does not exist"),
+    ],
+)
+def test_columns_that_do_not_exist_are_named(schema, columns, told):
+    with pytest.raises(ConfigurationError, match="option columns") as raised:
+        find(schema, columns=columns)
+    assert told in str(raised.value)
+
+
 def test_several_streams_have_the_columns_of_all():
     strict = StreamSchema.of(pa.schema([pa.field("id", pa.int64(), nullable=False)]))
     required = StreamSchema.of(
@@ -169,6 +214,9 @@ def test_a_stream_that_is_deleted_is_left_to_others():
         ({"encoding": "columns", "includeHeaders": "true"}, "includeHeaders is given with"),
         ({"encoding": "rows", "includeMetadata": "true"}, "includeMetadata is given with"),
         ({"includeHeaders": "true", "includeMetadata": "true"}, "beside includeHeaders"),
+        ({"includeHeaders": "true", "columns": "value"}, "includeHeaders is given beside columns"),
+        ({"columns": "a,,b"}, "columns is 'a,,b'; expected names of columns"),
+        ({"columns": "a."}, "columns is 'a.'; expected names of columns"),
         ({"encoding": "arrow"}, "encoding is 'arrow'; expected auto or rows or columns"),
     ],
 )
