@@ -1,0 +1,142 @@
+"""`python -m benchmarks.core.columns`: reading two of twenty columns, beside reading all.
+
+A stream with twenty columns of random doubles, in batches of 1 MiB, at a server in a process of its
+own. A client in this process reads it as a task of the connector does, without Spark's part: all
+columns, or two of them; over sockets, or from the server's files. The sides run in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from benchmarks.harness.folders import new_folder
+from benchmarks.harness.tables import table
+from sbp_core.client import AppendItem, Client, StreamSpec, Writer
+from sbp_core.cluster import LocalCluster
+from sbp_core.records import StreamSchema, encode_columns
+from sbp_spark.options.endpoints import Endpoint, Servers
+from sbp_spark.reading.input_partitions import decode_chunks
+from sbp_spark.reading.layout import ColumnsLayout
+from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.prefetch import Chunk, Prefetcher, fetch_chunks, read_chunks
+from sbp_spark.reading.schema_versions import SchemaVersions
+
+_SCHEMA: Final = StreamSchema.of(pa.schema([(f"c{at}", pa.float64()) for at in range(20)]))
+_TWO: Final = pa.schema([_SCHEMA.arrow.field(at) for at in (3, 17)])
+_BATCH_ROWS: Final = 6_500
+_BATCHES: Final = 200
+_ROUNDS: Final = 7
+_AHEAD_BYTES: Final = 32 * 1024 * 1024
+_ROUND_BYTES: Final = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Seconds of one run, and the bytes that came: in answers, or from files."""
+
+    seconds: float
+    size_bytes: int
+
+
+def _write(client: Client) -> int:
+    """Return the id of a new stream that has all batches."""
+    (stream,) = client.create_streams([StreamSpec("doubles")])
+    client.register_schema(stream.stream_id, _SCHEMA, version=1)
+    values = np.random.default_rng(1)
+    with client.appender(writer=Writer()) as appender:
+        for _ in range(_BATCHES):
+            columns = [values.random(_BATCH_ROWS) for _ in _SCHEMA.arrow]
+            rows = pa.record_batch(columns, schema=_SCHEMA.arrow)
+            stored = encode_columns(rows, _SCHEMA, stream_id=stream.stream_id, timestamp_ms=0)
+            appender.append([AppendItem(stream.stream_id, stored)])
+        appender.finish()
+    return stream.stream_id
+
+
+def _read(client: Client, stream_id: int, schema: pa.Schema, *, is_local: bool) -> Taken:
+    span = StreamSpan(stream_id, "doubles", 0, 0, _BATCHES * _BATCH_ROWS, ())
+    layout = ColumnsLayout(schema, SchemaVersions(client, Servers((Endpoint("any", 1),)), {}))
+    asked = layout.projections
+    payload_bytes = 0
+
+    def counted(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        nonlocal payload_bytes
+        for chunk in chunks:
+            payload_bytes += chunk.batches.size_bytes
+            yield chunk
+
+    before_bytes = psutil.Process().io_counters().read_chars
+    started = time.perf_counter()
+    fetched = fetch_chunks(client, [span], leaves_batches=is_local, projections_of=asked)
+    with closing(Prefetcher(fetched, bytes_max=_AHEAD_BYTES)) as ahead:
+        chunks = read_chunks(
+            client,
+            ahead,
+            [span],
+            round_bytes=_ROUND_BYTES,
+            is_loss_fatal=True,
+            projections_of=asked,
+        )
+        rows = sum(each.num_rows for each in decode_chunks(counted(chunks), [span], layout))
+    seconds = time.perf_counter() - started
+    if rows != _BATCHES * _BATCH_ROWS:
+        raise AssertionError(f"{rows} records were read instead of {_BATCHES * _BATCH_ROWS}")
+    file_bytes = psutil.Process().io_counters().read_chars - before_bytes
+    return Taken(seconds, file_bytes if is_local else payload_bytes)
+
+
+def _line(name: str, found: Sequence[Sequence[Taken]]) -> tuple[str, ...]:
+    whole, two = found
+    ratios = [some.seconds / both.seconds for both, some in zip(whole, two, strict=True)]
+    share = two[0].size_bytes / whole[0].size_bytes
+    times = (1e3 * median(each.seconds for each in side) for side in found)
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    return (name, *(f"{ms:,.0f}" for ms in times), f"{median(ratios):.2f}", spread, f"{share:.3f}")
+
+
+_HEADER: Final = ("from", "all ms", "two ms", "time", "spread", "bytes")
+
+
+def measure(rounds: int) -> None:
+    """Measure all sides in turn, and print a table."""
+    sides = [(is_local, schema) for is_local in (False, True) for schema in (_SCHEMA.arrow, _TWO)]
+    with new_folder() as folder, LocalCluster(folder) as cluster:
+        found: list[list[Taken]] = [[] for _ in sides]
+        with (
+            Client(cluster.endpoint, reads_locally=False) as far,
+            Client(cluster.endpoint) as here,
+        ):
+            stream_id = _write(far)
+            for number in range(rounds + 1):
+                for taken, (is_local, schema) in zip(found, sides, strict=True):
+                    client = here if is_local else far
+                    once = _read(client, stream_id, schema, is_local=is_local)
+                    if number:  # the first round warms up
+                        taken.append(once)
+    lines = [_line("server", found[:2]), _line("files", found[2:])]
+    print(table(_HEADER, lines, text_columns={0}))
+    print("time: two / all of the same round; bytes: two / all, of answers or read from files")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure; print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.core.columns")
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"rounds ({_ROUNDS})")
+    settings = parser.parse_args(arguments)
+    measure(settings.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
