@@ -38,6 +38,8 @@ from sbp_core.wire._generated import Projection
 _METADATA_BYTES: Final = struct.Struct("<4xi")
 _SHARE_MAX: Final = 3 / 4
 """The part of the buffers that may be left for a cut to be worth it."""
+_KEPT_LENGTH: Final = 32
+"""Characters of a fingerprint: a longer name might not fit into the envelope."""
 _PAIR_BYTES: Final = 16
 
 
@@ -83,7 +85,7 @@ def maybe_cut(
         return None
     fingerprint = meta.schema_fingerprint if encoding.is_typed else None
     fitting = next((each for each in projections if each.schema == fingerprint), None)
-    if fitting is None:
+    if fitting is None or len(fitting.kept or "") != _KEPT_LENGTH:
         return None
     outline = read_outline(
         front[body_start:],
@@ -137,7 +139,7 @@ def _maybe_runs(
     ), runs
 
 
-@lru_cache(64)
+@lru_cache(16)
 def _maybe_indexes(bits: bytes, count: int) -> tuple[int, ...] | None:
     """Return the indexes of the bits that are set; None unless there are bits for `count` parts."""
     if len(bits) != -(-count // 8):

@@ -5,6 +5,7 @@ import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from typed_batches import SCHEMAS, batches, grown, rows_of
 
 from sbp_core import limits
@@ -142,8 +143,12 @@ def test_a_projection_that_does_not_fit_cuts_nothing_or_less(data, schema, nodes
     """Nothing that a reader sends makes a server fail, or send more than it has."""
     batch = data.draw(batches(schema))
     stored = encode_columns(batch, schema, stream_id=1, timestamp_ms=5)
-    asked = Projection(schema.fingerprint, nodes, buffers, "any")
+    asked = Projection(schema.fingerprint, nodes, buffers, "0" * 32)
     cut = maybe_cut(memoryview(stored), len(stored), [asked], 0)
     assert cut is None or cut.size_bytes <= len(stored) + 100
-    other = Projection("0" * 32, nodes, buffers, "any")
+    kept = maybe_kept_columns(schema, pa.schema([]))
+    for name in ("", None, "long" * 100_000):
+        other = structs.replace(kept.projection, kept=name)
+        assert maybe_cut(memoryview(stored), len(stored), [other], 0) is None
+    other = structs.replace(kept.projection, schema="0" * 32)
     assert maybe_cut(memoryview(stored), len(stored), [other], 0) is None
