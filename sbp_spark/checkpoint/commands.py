@@ -48,8 +48,8 @@ _folder: Final = click.argument(
 _source: Final = click.option(
     "--source",
     metavar="NAME",
-    help="Source of the query, if several read streams: the name given with readStream.name(), or"
-    " the index of an unnamed source, from 0.",
+    help="Source of the query, if several read streams: the name given with readStream.name(), also"
+    " of one that was removed, or the index of an unnamed source, from 0.",
 )
 
 
@@ -213,6 +213,8 @@ def _write_batches(source: SbpSource) -> None:
     done = "none is committed" if committed is None else f"{committed} is the last committed one"
     kept = f"{checkpoint.logged[0]} to {checkpoint.logged[-1]}"
     write_line(f"batches {kept} are kept; {done}")
+    if source.is_removed:
+        write_line(f"the source was removed: batch {source.newest} is the last one that has it")
     if checkpoint.unfinished is not None:
         write_line(f"batch {checkpoint.unfinished} is not committed: it is repeated at a start")
 
@@ -248,11 +250,10 @@ def measure(source: SbpSource, client: Client | None = None) -> list[StreamProgr
 
     Raises CheckpointError, and SbpError of the client.
     """
-    checkpoint = source.checkpoint
-    last = checkpoint.last_committed
+    last = source.last_committed
     committed = SourceOffset({}) if last is None else source.offset(last)
     done = {**committed.left_out, **committed.streams}
-    newest = source.offset(checkpoint.logged[-1])
+    newest = source.offset(source.newest)
     begun = newest.streams
     positions = dict(sorted({**newest.left_out, **begun, **done}.items()))
     pending = [
@@ -289,7 +290,7 @@ def maybe_put_back(source: SbpSource, client: Client) -> bool | None:
     Then they were put back to an older copy, or are those of another cluster. None: the offset or
     the placement driver has no commits. Raises CheckpointError, and SbpError of the client.
     """
-    commit = source.offset(source.checkpoint.logged[-1]).commit
+    commit = source.offset(source.newest).commit
     is_there = None if commit is None else client.has_commit(commit)
     return None if is_there is None else not is_there
 

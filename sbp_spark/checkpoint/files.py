@@ -4,7 +4,9 @@
 the offset at which the batch ends. In v1 a source is identified by the index of its line, from 0,
 and a source without an offset has a line `-`. In v2, which Spark writes for queries with named
 sources, a line is `NAME:{json}`, in no fixed order, and a source may be missing from some batches:
-it was added later, or removed. An unnamed source has its index as its name, in both.
+it was added later, or removed. Spark continues a source that the last batch lacks from the batch
+before it, and begins it as a new one if that lacks it, too. An unnamed source has its index as its
+name, in both.
 
 `commits/N` is written when the batch is done. A batch without a commit, only ever the last one,
 is repeated. Both folders keep about a hundred batches. `state` exists if the query keeps state.
@@ -96,11 +98,27 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class SbpSource:
-    """A source of a query that reads streams; `count` is how many sources the query has."""
+    """A source of a query that reads streams; `count` is how many sources the query has.
+
+    `newest` is the last micro-batch that has it, an earlier one than the last of the query if the
+    source was removed.
+    """
 
     checkpoint: Checkpoint
     name: str
     count: int
+    newest: int
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the query no longer has the source."""
+        return self.newest != self.checkpoint.logged[-1]
+
+    @property
+    def last_committed(self) -> int | None:
+        """The last committed micro-batch that may have it, None if there is none."""
+        last = self.checkpoint.last_committed
+        return None if last is None else min(last, self.newest)
 
     def offset(self, batch: int) -> SourceOffset:
         """Return where a micro-batch ends; INITIAL if the source had no offset in it.
@@ -118,12 +136,17 @@ class SbpSource:
         return INITIAL if value is None else SourceOffset.from_json(value)
 
     def decided_offset(self, batch: int) -> SourceOffset:
-        """Return where a micro-batch ends, to read on from there.
+        """Return where the source continues after a micro-batch.
 
         Raises ConfigurationError if it was open then where some stream starts: that would be
         decided again, and the records between would be skipped. Raises CheckpointError.
         """
         offset = self.offset(batch)
+        before = batch - 1
+        if self.name not in self.checkpoint.source_offsets(batch) and (
+            before in self.checkpoint.logged
+        ):
+            offset = self.offset(before)
         if offset.pending:
             raise ConfigurationError(
                 f"at the end of batch {batch} it was not yet known where streams"
@@ -157,10 +180,13 @@ def open_checkpoint(path: str) -> Checkpoint:
 def find_source(checkpoint: Checkpoint, wanted: str | None = None) -> SbpSource:
     """Return the source that reads streams, or the one named `wanted` if there are several.
 
+    A named source that was removed is found as long as a micro-batch that has it is kept.
     Raises ConfigurationError when that is not one source, CheckpointError for damage.
     """
     sources = find_sources(checkpoint)
     chosen = [each for each in sources if wanted in {None, each.name}]
+    if wanted is not None and not chosen:
+        chosen = _find_removed(checkpoint, wanted)
     if len(chosen) != 1:
         found = ", ".join(each.name for each in sources)
         raise ConfigurationError(
@@ -175,13 +201,23 @@ def find_sources(checkpoint: Checkpoint) -> list[SbpSource]:
 
     Raises ConfigurationError when there is none, CheckpointError for damage.
     """
-    last = checkpoint.source_offsets(checkpoint.logged[-1])
+    newest = checkpoint.logged[-1]
+    last = checkpoint.source_offsets(newest)
     ours = sorted((name for name, value in last.items() if _is_ours(value)), key=_place)
     if not ours:
         raise ConfigurationError(
             f"{checkpoint.folder} has {len(last)} sources, and none of them is an sbp source"
         )
-    return [SbpSource(checkpoint, name, len(last)) for name in ours]
+    return [SbpSource(checkpoint, name, len(last), newest) for name in ours]
+
+
+def _find_removed(checkpoint: Checkpoint, name: str) -> list[SbpSource]:
+    """Return the source with a name that earlier micro-batches have; none for an index."""
+    for batch in () if name.isdecimal() else reversed(checkpoint.logged):
+        found = checkpoint.source_offsets(batch)
+        if _is_ours(found.get(name)):
+            return [SbpSource(checkpoint, name, len(found), batch)]
+    return []
 
 
 def _place(name: str) -> tuple[int, str]:

@@ -159,6 +159,27 @@ def test_named_sources_are_matched_by_name(run, tmp_path):
     assert shown(run, folder)["streams"][0]["next_offset"] == 10
 
 
+def test_a_named_source_that_was_removed(run, tmp_path):
+    """It is found by its name as long as a batch that has it is kept."""
+    batches = [{"orders": THREE[0], "gone": sbp_offset(s7=4)}, {"orders": THREE[1]}]
+    folder = write_checkpoint(tmp_path / "removed", *batches, committed=2)
+    assert run("to-starting-offsets", folder, "--source", "gone") == (0, '{"7": 4}\n', "")
+    assert shown(run, folder, "--source", "gone")["streams"][0]["next_offset"] == 4
+    told = "the source was removed: batch 0 is the last one that has it"
+    assert told in run("show", folder, "--source", "gone")[1]
+    assert told not in run("show", folder, "--source", "orders")[1]
+    assert "read streams: orders; choose one" in run("show", folder, "--source", "never")[2]
+
+
+def test_a_rewind_to_a_batch_without_a_source_continues_it_from_the_batch_before(run, tmp_path):
+    """So does Spark, which begins it as a new one if that lacks it, too."""
+    both = {"orders": THREE[0], "late": sbp_offset(s7=4)}
+    back = {"orders": THREE[2], "late": sbp_offset(s7=6)}
+    folder = write_checkpoint(tmp_path / "back", both, {"orders": THREE[1]}, back, committed=3)
+    output = run("rewind", folder, "--to-batch", "1")[1]
+    assert "stream 7 of source late is read again from offset 4 (it was at 6)" in output
+
+
 def test_unnamed_sources_of_the_second_version_are_in_any_order(run, tmp_path):
     batches = [{"1": THREE[0], "0": FOREIGN}, {"0": FOREIGN, "1": THREE[1]}]
     folder = write_checkpoint(tmp_path / "unnamed", *batches, committed=2)
