@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from prometheus_client import CollectorRegistry
 from spark_streams import append_values, numbered
 from waiting import until
 
 from sbp_spark.lag import LagListener, lag
+from sbp_spark.query_metrics import QueryMetrics
 
 
 @pytest.fixture
@@ -54,6 +56,30 @@ def test_a_listener_reports_the_lag_of_each_micro_batch(
 
 def reports(query, *lists):
     return [[found for query_id, found in each if str(query_id) == str(query.id)] for each in lists]
+
+
+def test_a_registry_shows_running_queries(sbp, new_streams, client, checkpoint, listen):
+    (stream,) = new_streams(1)
+    append_values(client, stream, numbered(0, 25))
+    metrics, registry = QueryMetrics(sbp.endpoint), CollectorRegistry()
+    listen(metrics)
+    registry.register(metrics)
+    writer = sbp.load_stream(stream).writeStream.format("noop").queryName(f"of-{stream}")
+    query = writer.option("checkpointLocation", str(checkpoint)).start()
+    labels = {"query": query.name}
+
+    def value(name, **more):
+        return registry.get_sample_value(f"sbp_query_{name}", {**labels, **more})
+
+    try:
+        until(lambda: value("input_rows_total") == 25)
+        until(lambda: value("lag_records", stream=stream) == 0)
+        assert value("batch_duration_seconds") > 0
+        assert value("processed_rows_per_second") >= 0
+        assert value("lag_seconds", stream=stream) == 0
+    finally:
+        query.stop()
+    until(lambda: value("batch_id") is None)
 
 
 def test_log_lines_of_a_task_name_it(spark, sbp, new_streams, client):
