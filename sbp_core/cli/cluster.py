@@ -166,7 +166,7 @@ def _row(each: RangeServerInfo) -> tuple[object, ...]:
         each.server_id,
         each.endpoint,
         each.rack or "-",
-        ("live" if each.is_live else "silent") + (" draining" if each.is_draining else ""),
+        each.state,
         free,
         each.led_ranges,
         each.copied_ranges,
