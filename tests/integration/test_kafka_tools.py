@@ -15,7 +15,11 @@ COMMANDS = [row["command"] for row in ROW.finditer(PAGE.read_text("utf-8"))]
 NAMES = re.compile(r"\b(orders|clicks|archive|billing)\b")
 OWN = "kafka-tools-"
 """Stands before the names of the page here: other tests use the cluster, too."""
-INPUTS = {"lines.txt": "one\ntwo\nthree\n", "pairs.txt": "k:four\nk:five\n"}
+INPUTS = {
+    "lines.txt": "one\ntwo\nthree\n",
+    "pairs.txt": "k:four\nk:five\n",
+    "records.jsonl": '{"key": "k", "value": "nine", "headers": [["h", "x"]]}\n',
+}
 
 
 def test_all_rows_have_a_command():
@@ -42,5 +46,5 @@ def test_the_rows_do_their_tasks_one_after_the_other(
     orders, archive = left[f"{OWN}orders"], left[f"{OWN}archive"]
     assert orders.retention_period_ms == 7 * 86_400_000
     bounds = client.stream_bounds([orders.stream_id, archive.stream_id])
-    assert [(each.start_offset, each.next_offset) for each in bounds] == [(2, 5), (0, 5)]
+    assert [(each.start_offset, each.next_offset) for each in bounds] == [(2, 9), (0, 9)]
     assert f"{OWN}billing" not in {each.group for each in client.list_groups()}
