@@ -84,8 +84,8 @@ def copy(
         into = find_stream(client, target)
         if into.stream_id == info.stream_id:
             raise ConfigurationError(f"{titled(info)} cannot be copied into itself")
-        schemas = _share_schemas(client, info, into)
         first, last = _interval(client, info, start, end)
+        schemas = _share_schemas(client, info, into)  # those of all records before `last`
         committer = Committer(client, copy_id or f"copy.{info.stream_id}", into.stream_id)
         committer.begin()
         # The position of this producer is an offset of the source: that is where it goes on.
@@ -93,9 +93,11 @@ def copy(
         copying = _Copying(client, info, into, committer, schemas)
         try:
             copying.run(last)
-        except (SbpError, KeyboardInterrupt):
-            done = counted(committer.position - begun_at, "record")
-            write_notice(f"{done} copied, to offset {committer.position}; repeat this to continue")
+        except SbpError as error:
+            error.add_note(_remark(committer.position - begun_at))
+            raise
+        except KeyboardInterrupt:
+            write_notice(_remark(committer.position - begun_at))
             raise
     count = committer.position - begun_at
     value = {
@@ -110,6 +112,10 @@ def copy(
         text += f"; those before offset {begun_at} were copied earlier"
     write_result(value, text, is_json=options.json)
     return 0
+
+
+def _remark(count: int) -> str:
+    return f"{counted(count, 'record')} copied; the same call continues behind them"
 
 
 class _Copying:

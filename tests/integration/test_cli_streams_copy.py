@@ -7,8 +7,10 @@ import pytest
 from core_cluster import rows_batch
 
 from sbp_core.app import Connection
+from sbp_core.app.blocking.committing import Committer
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, Client
+from sbp_core.errors import ConnectError
 from sbp_core.records import StreamSchema
 
 
@@ -119,6 +121,31 @@ def test_a_typed_stream_is_copied_with_all_versions_of_its_schema(run, sbp, clie
     ]
 
 
+def test_what_was_copied_before_an_error_is_said(run, sbp, client, names, monkeypatch):
+    source, target = names
+    (info,) = client.describe_streams([source])
+    for value in (b"0", b"1"):
+        client.append([AppendItem(info.stream_id, rows_batch([value]))])
+    monkeypatch.setattr("sbp_core.cli.stream_copy._COMMIT_BYTES", 1)
+    commit, commits = Committer.commit, []
+
+    def fail_later(committer, batches, count):
+        if commits:
+            raise ConnectError("the cable is cut")
+        commits.append(count)
+        commit(committer, batches, count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Committer, "commit", fail_later)
+        exit_code, output, errors = run(source, target, "--create")
+    assert (exit_code, output) == (1, "")
+    assert json.loads(errors)["message"] == (
+        "the cable is cut; 1 record copied; the same call continues behind them"
+    )
+    assert copied(run, source, target)["start_offset"] == 1
+    assert values(sbp, target) == [b"0", b"1"]
+
+
 def test_what_cannot_be_copied_says_why(run, sbp, client, names):
     source, target = names
     sbp.create_stream(target, schema=pa.schema([("n", pa.int64())]))
@@ -127,7 +154,7 @@ def test_what_cannot_be_copied_says_why(run, sbp, client, names):
         ([source, f"{target}-2"], 1, "not found"),
         ([source, "123", "--create"], 2, "only digits"),
         ([source, target], 1, "has no schema"),
-        ([source, target, "--from", "9"], 1, "has no schema"),
+        ([source, target, "--from", "9"], 1, "offset 9"),
         ([source, target, "--from", "soon"], 2, "is not earliest"),
     ):
         found, output, errors = run(*words)
