@@ -164,13 +164,6 @@ def test_rows_of_all_versions_are_printed(shell, client, stream_id):
     ]
 
 
-def test_lines_are_not_produced_to_columns(shell, client, stream_id):
-    evolve(client, stream_id, FIRST)
-    exit_code, (error,) = shell.run("produce", shell.stream)
-    assert exit_code == 2
-    assert "has a schema, and lines have no columns" in error
-
-
 def test_a_schema_of_a_later_release_does_not_hide_others(
     shell, client, stream_id, new_streams, monkeypatch
 ):

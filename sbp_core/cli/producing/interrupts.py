@@ -12,7 +12,8 @@ from typing import Self
 class Interrupts:
     """Raises KeyboardInterrupt at Ctrl-C; the first one not within `held`, but at the end of it.
 
-    So it is known what became of the records that are on their way.
+    So it is known what became of the records that are on their way. Does nothing where Ctrl-C is
+    ignored, as by commands that a shell runs in the background.
     """
 
     def __init__(self) -> None:
@@ -33,11 +34,14 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def __enter__(self) -> Self:
-        self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
+        self._previous = signal.getsignal(signal.SIGINT)
+        if self._previous is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._on_interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._previous)
+        if self._previous is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._previous)
 
     def _on_interrupt(self, _: int, __: FrameType | None) -> None:
         is_first, self._has_come = not self._has_come, True
