@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from sbp_core import limits
+from sbp_core.errors import HeaderError
 from sbp_core.records.arrow_message import (
     BUFFER_ALIGNMENT_BYTES,
     PREFIX_BYTES,
@@ -100,10 +101,11 @@ def maybe_cut(
     if cut.buffers_bytes > outline.buffers_bytes * _SHARE_MAX:
         return None
     start = body_start + outline.buffers_start
-    return Cut(
-        _head(meta, cut, fitting, base_offset),
-        tuple((start + begin, start + end) for begin, end in runs),
-    )
+    try:
+        head = _head(meta, cut, fitting, base_offset)
+    except HeaderError:  # there is no room for one more property
+        return None
+    return Cut(head, tuple((start + begin, start + end) for begin, end in runs))
 
 
 def _maybe_runs(

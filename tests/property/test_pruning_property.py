@@ -12,6 +12,7 @@ from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records import (
     ROWS_SCHEMA,
+    StreamSchema,
     accept_batch,
     cutting,
     decode_batch,
@@ -25,6 +26,7 @@ from sbp_core.records import (
     maybe_kept_columns,
     maybe_kept_rows,
 )
+from sbp_core.records.envelope import encode_head, read_head
 from sbp_core.wire.headers import Projection
 
 EXAMPLES = settings(deadline=None, max_examples=examples(50))
@@ -152,3 +154,16 @@ def test_a_projection_that_does_not_fit_cuts_nothing_or_less(data, schema, nodes
         assert maybe_cut(memoryview(stored), len(stored), [other], 0) is None
     other = structs.replace(kept.projection, schema="0" * 32)
     assert maybe_cut(memoryview(stored), len(stored), [other], 0) is None
+
+
+def test_a_batch_without_room_for_one_more_property_is_sent_whole():
+    schema = StreamSchema.of(pa.schema([("a", pa.int8()), ("b", pa.int8())]))
+    rows = pa.record_batch([[1], [2]], schema=schema.arrow)
+    stored = memoryview(encode_columns(rows, schema, stream_id=1, timestamp_ms=5))
+    kept = maybe_kept_columns(schema, pa.schema([schema.arrow.field("a")]))
+    meta, _, body_start = read_head(stored, 0)
+    room_bytes = limits.BATCH_METADATA_BYTES_MAX - body_start
+    for length, is_cut in ((room_bytes // 2, True), (room_bytes - 40, False)):
+        head = encode_head(meta._replace(timestamp_column="t" * length), 0)
+        batch = memoryview(head + stored[body_start:])
+        assert (maybe_cut(batch, len(batch), [kept.projection], 0) is not None) == is_cut
