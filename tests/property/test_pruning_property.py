@@ -26,6 +26,12 @@ from sbp_core.records import (
     maybe_kept_columns,
     maybe_kept_rows,
 )
+from sbp_core.records.arrow_message import (
+    encode_metadata,
+    join_pairs,
+    read_outline,
+    split_pairs,
+)
 from sbp_core.records.envelope import encode_head, read_head
 from sbp_core.wire.headers import Projection
 
@@ -166,4 +172,21 @@ def test_a_batch_without_room_for_one_more_property_is_sent_whole():
     for length, is_cut in ((room_bytes // 2, True), (room_bytes - 40, False)):
         head = encode_head(meta._replace(timestamp_column="t" * length), 0)
         batch = memoryview(head + stored[body_start:])
+        assert (maybe_cut(batch, len(batch), [kept.projection], 0) is not None) == is_cut
+
+
+def test_buffers_that_overlap_are_not_sent_twice():
+    """A few bytes of metadata could make a server send a buffer for each of many columns."""
+    schema = StreamSchema.of(pa.schema([(name, pa.int64()) for name in "abc"]))
+    rows = pa.record_batch([range(100)] * 3, schema=schema.arrow)
+    stored = memoryview(encode_columns(rows, schema, stream_id=1, timestamp_ms=5))
+    meta, _, body_start = read_head(stored, 0)
+    outline = read_outline(stored[body_start:], record_count=100, is_for_arrow=False)
+    buffers = stored[body_start + outline.buffers_start :]
+    kept = maybe_kept_columns(schema, pa.schema([("a", pa.int64()), ("b", pa.int64())]))
+    pairs = list(zip(*split_pairs(outline.buffers), strict=True))
+    for first, is_cut in ((pairs[:2], True), (pairs[2:4], False), (pairs[4:], False)):
+        changed = outline._replace(buffers=join_pairs([*first, *pairs[2:]]))
+        body = encode_metadata(changed) + buffers
+        batch = memoryview(encode_head(meta._replace(body_bytes=str(len(body))), 0) + body)
         assert (maybe_cut(batch, len(batch), [kept.projection], 0) is not None) == is_cut
