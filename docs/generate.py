@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import click
 import metrics_page
+import spark_features
 import status_codes
 from status_codes import NOTICE, table
 
@@ -338,6 +339,7 @@ def documents() -> dict[Path, str]:
         REFERENCE / "states.md": states_document(),
         REFERENCE / "options.md": options_document(),
         REFERENCE / "metrics.md": metrics_page.metrics_document(),
+        REFERENCE / "spark-features.md": spark_features.features_document(),
         REFERENCE / "cli.md": cli_document(),
         REFERENCE / "configuration.md": configuration_document(),
         **{CONF / each.file_name: configuration_file(each) for each in CONFIGURATIONS},
