@@ -52,7 +52,7 @@ def _parse_header(text: str) -> tuple[str, bytes]:
     "--format",
     "form",
     type=click.Choice([*FORMATS]),
-    help="What is in the input. [default: by the suffix of FILE, else lines]",
+    help="The format of the input. [default: by the suffix of FILE, else lines]",
 )
 @click.option(
     "--key-separator",

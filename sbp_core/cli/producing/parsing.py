@@ -1,4 +1,4 @@
-"""What the parsers of all formats know: the stream, and what plain records get that bring none."""
+"""The knowledge of all parsers: the stream, and what plain records get that bring none."""
 
 from __future__ import annotations
 
