@@ -369,6 +369,7 @@ def test_some_columns_of_large_batches(sbp, new_streams, client, tmp_path):
     given = "C7 double, c2 double"
     reader = sbp.spark.read.format("sbp").options(endpoint=sbp.endpoint, streams=stream)
     assert sorted(map(tuple, reader.schema(given).load().collect())) == expected
+    assert sorted(map(tuple, sbp.load(stream, columns="C7,c2").collect())) == expected
     found = sbp.spark.readStream.format("sbp").options(
         endpoint=sbp.endpoint, streams=stream, startingOffsets="earliest"
     )
