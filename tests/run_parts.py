@@ -1,8 +1,8 @@
 """Run the tests in parts, two at a time: `tests/run_parts.py {all,quick} [OPTION_OF_PYTEST ...]`.
 
 A test waits for disks, servers or Java more than it computes, so two parts side by side take little
-longer than one. `all` runs all tests, and at the end those that kill Spark's drivers: they need the
-machine for themselves. `quick` runs what needs no server and no Spark, without the tests that are
+longer than one. `all` runs all tests, and at the end those that kill processes of Spark: each starts
+one Java after the other. `quick` runs what needs no server and no Spark, without the tests that are
 marked as exhaustive and with a quarter of the examples that hypothesis tries. Options that name
 tests, or that need the terminal, are given to a single pytest as they are.
 """
@@ -30,8 +30,9 @@ SPARK = ["tests/spark", "tests/notebooks"]
 SPARK += [f"tests/docs/test_{name}.py" for name in ("documents", "first_query")]
 SPARK_UNIT = "tests/unit/test_spark_*.py"
 CONNECTOR = ["tests/tidy", "tests/property", *map(str, sorted(ROOT.glob(SPARK_UNIT)))]
-DRIVERS = [f"tests/faults/test_{name}.py" for name in ("driver_kill", "sink_kill", "speculation")]
-ALONE_IN_PARTS = ["tests/faults", "tests/integration", *SPARK, *DRIVERS]
+SINKS = ["tests/faults/test_sink_kill.py"]
+DRIVERS = [f"tests/faults/test_{name}.py" for name in ("driver_kill", "speculation")]
+ALONE_IN_PARTS = ["tests/faults", "tests/integration", *SPARK]
 SOON_DONE = ["-m", "not exhaustive", "--hypothesis-profile=quick"]
 ALONE = {"--pdb", "--trace", "-s", "-h", "--help", "--version", "--co", "--collect-only"}
 LAST_FAILED = {"--lf", "--last-failed"}
@@ -63,11 +64,11 @@ PLANS = {
     "all": [
         [
             Part("with Spark", SPARK),
-            Part("of faults", ["tests/faults", *(f"--ignore={path}" for path in DRIVERS)]),
+            Part("of faults", ["tests/faults", *(f"--ignore={path}" for path in SINKS + DRIVERS)]),
             Part("of servers", ["tests/integration"]),
             Part("of the rest", [f"--ignore={path}" for path in ALONE_IN_PARTS]),
         ],
-        [Part("killing drivers of Spark", DRIVERS)],
+        [Part("killing sinks of Spark", SINKS), Part("killing drivers of Spark", DRIVERS)],
     ],
     "quick": [
         [
