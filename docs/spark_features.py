@@ -223,10 +223,16 @@ _FEATURES: Final[Mapping[str, Sequence[Feature]]] = {
             "spark/test_spark_connect.py::test_a_batch_and_a_stream",
         ),
         Feature(
-            "a standalone master with several executors",
+            "a standalone master with several executors, dynamic allocation, speculation",
             True,
             "",
-            "faults/test_speculation.py::test_losers_that_end_after_the_commit",
+            "spark/test_spark_surroundings.py::test_a_standalone_master_that_speculates_and_allocates_executors",
+        ),
+        Feature(
+            "`spark.python.use.daemon=false`",
+            True,
+            "each task and each plan starts Python, which takes about a second",
+            "spark/test_spark_surroundings.py::test_workers_that_no_daemon_forks",
         ),
     ],
 }
