@@ -1,7 +1,7 @@
 """Run the tests in parts, two at a time: `tests/run_parts.py {all,quick} [OPTION_OF_PYTEST ...]`.
 
 A test waits for disks, servers or Java more than it computes, so two parts side by side take little
-longer than one. `all` runs all tests, and at the end those that kill processes of Spark: each starts
+longer than one. `all` runs all tests, and at the end those that kill Spark's processes, which start
 one Java after the other. `quick` runs what needs no server and no Spark, without the tests that are
 marked as exhaustive and with a quarter of the examples that hypothesis tries. Options that name
 tests, or that need the terminal, are given to a single pytest as they are.

@@ -124,8 +124,11 @@ def _run(arguments: Sequence[str], more: Sequence[Listed]) -> int:
         return ended.exit_code
     except click.UsageError as error:
         path = "sbp" if error.ctx is None else error.ctx.command_path
-        text = f"{path}: {error.format_message().rstrip('.')} (see `{path} --help`)"
-        output.write_error_line(output.one_line(text))
+        text = f"{error.format_message().rstrip('.')} (see `{path} --help`)"
+        if "--json" in arguments:  # it may stand behind the mistake
+            output.write_error(click.UsageError(text), is_json=True)
+        else:
+            output.write_error_line(output.one_line(f"{path}: {text}"))
         return _EXIT_USAGE
     except output.ReaderGoneError:
         return _EXIT_OK
