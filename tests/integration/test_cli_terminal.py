@@ -114,7 +114,8 @@ def test_output_that_cannot_be_written(cluster, stream, words, to):
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("sbp: standard output cannot be written: ")
+    begin = '{"error": "OutputError", "message": "' if "--json" in words else "sbp: "
+    assert done.stderr.startswith(f"{begin}standard output cannot be written: ")
     assert done.stderr.count("\n") == 1
 
 

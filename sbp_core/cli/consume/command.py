@@ -140,10 +140,12 @@ def consume(
     written = Output(form, template, columns, to_file)
     with connect(options, PATIENT) as client:
         reading = Reading(client, wanted, commits_at_end=to_file is not None)
-        with _opened(to_file) as target, Interrupts(is_deferring=to_file is not None) as interrupts:
-            writer = _writer(client, written, target)
+        with (
+            Interrupts(is_deferring=to_file is not None) as interrupts,
+            _opened(to_file) as target,
+            _writer(client, written, target) as writer,
+        ):
             count = _copy(reading, records, count_max or sys.maxsize, writer, interrupts)
-            writer.close()
         if to_file is not None:
             reading.commit()
     if interrupts.has_come:

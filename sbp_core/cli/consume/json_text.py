@@ -56,7 +56,7 @@ def header_texts(headers: pa.MapArray) -> pa.StringArray:
     """Return headers as lists of pairs: a name may occur several times."""
     if headers.null_count == len(headers):
         return pa.repeat("null", len(headers))
-    return _one_by_one([_pairs(each) for each in headers.to_pylist()])
+    return pc.fill_null(_one_by_one([_pairs(each) for each in headers.to_pylist()]), "null")
 
 
 def object_texts(fields: Mapping[str, pa.StringArray]) -> pa.StringArray:

@@ -25,7 +25,7 @@ _ESCAPES: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"\\": b"\\"}
 
 
 class Field(enum.Enum):
-    """The letter behind a percent sign."""
+    """A part of a record, by the letter behind a percent sign."""
 
     STREAM = "t"
     OFFSET = "o"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,13 +17,14 @@ _GROUP_BYTES: Final = 64 * limits.MIB
 
 
 class Writer(Protocol):
-    """Writes records to a target."""
+    """Writes records to a target. A context: what is left is written when the body succeeds."""
 
     def write(self, rows: Rows) -> None:
         """Write records. Raises SbpError."""
 
-    def close(self) -> None:
-        """Write what is left, and what belongs at the end. Raises SbpError."""
+    def __enter__(self) -> Writer: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
 
 class TextWriter:
@@ -37,7 +38,10 @@ class TextWriter:
         """Write records."""
         self._target.write(self._render(rows))
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Write nothing: all is written."""
 
 
@@ -69,12 +73,19 @@ class TableWriter:
         if not self._is_parquet or self._held_bytes >= _GROUP_BYTES:
             self._write_held()
 
-    def close(self) -> None:
-        """Write the rest, and the end of the file."""
-        self._write_held()
-        with self._target.guard():
-            self._opened().close()
-            self._target.file.flush()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._write_held()
+                with self._target.guard():
+                    self._opened().close()
+                    self._target.file.flush()
+        finally:
+            if isinstance(self._writer, pq.ParquetWriter):
+                self._writer.is_open = False  # its finalizer would write to a closed file
 
     def _write_held(self) -> None:
         if not self._held:

@@ -1,0 +1,166 @@
+"""Records as text: what Arrow writes for all rows together is what is written for each alone."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbp_core.app.record import Batch
+from sbp_core.cli.consume.json_text import json_texts
+from sbp_core.cli.consume.rendering import json_lines, value_lines
+from sbp_core.cli.consume.rows import Filter, Rows
+from sbp_core.cli.consume.template import fill, parse_template
+from sbp_core.cli.output import to_json
+from sbp_core.errors import ConfigurationError
+from sbp_core.records import ROWS_SCHEMA
+from sbp_core.records.json_values import describe_columns, describe_values
+from sbp_core.records.stream_decoder import describe_rows
+
+US = pa.timestamp("us", tz="UTC")
+INT64 = st.integers(-(2**63), 2**63 - 1)
+TEXTS = st.text(st.sampled_from('ab"\\\n\t\r\u00fc\u20ac') | st.characters(codec="utf-8"))
+BYTES = TEXTS.map(str.encode) | st.binary(max_size=9)
+NO_TIMES = (
+    datetime(1, 1, 1, tzinfo=UTC),
+    datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+)
+HEADERS = st.lists(st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=3)), max_size=2)
+RECORDS = st.lists(
+    st.tuples(st.none() | BYTES, st.none() | BYTES, st.none() | HEADERS, st.none() | INT64),
+    min_size=1,
+    max_size=5,
+)
+
+
+def rows_of(records: list[tuple], first: int = 7) -> Rows:
+    """Records of (key, value, headers, microseconds) of stream "s", cut out of more."""
+    columns = [
+        pa.array([column[0], *column], pa.int64() if name == "timestamp" else field.type)
+        .cast(field.type)
+        .slice(1)
+        for (name, field), column in zip(
+            zip(ROWS_SCHEMA.names, ROWS_SCHEMA, strict=True),
+            zip(*records, strict=True),
+            strict=True,
+        )
+    ]
+    times = pa.array([5_000_000] * len(records), pa.int64()).cast(US)
+    return Rows.of(
+        Batch("s", first, pa.record_batch(columns, schema=ROWS_SCHEMA), times, is_typed=False)
+    )
+
+
+def typed(**columns: pa.Array) -> Rows:
+    rows = pa.record_batch(columns)
+    times = pa.array([0] * len(rows), pa.int64()).cast(US)
+    return Rows.of(Batch("s", 0, rows, times, is_typed=True))
+
+
+@given(
+    st.one_of(
+        st.lists(st.none() | TEXTS).map(lambda values: pa.array(values, pa.string())),
+        st.lists(st.none() | BYTES).map(lambda values: pa.array(values, pa.binary())),
+        st.lists(st.none() | INT64).map(lambda values: pa.array(values, pa.int64())),
+        st.lists(st.none() | st.booleans()).map(lambda values: pa.array(values, pa.bool_())),
+        st.lists(st.none() | st.floats()).map(lambda values: pa.array(values, pa.float64())),
+        st.lists(st.none() | INT64).map(lambda values: pa.array(values, pa.int64()).cast(US)),
+        st.lists(st.none() | st.integers(-(2**57), 2**57)).map(
+            lambda values: pa.array(values, pa.int64()).cast(pa.timestamp("us"))
+        ),
+        st.lists(st.none() | st.lists(TEXTS)).map(
+            lambda values: pa.array(values, pa.list_(pa.string()))
+        ),
+    )
+)
+def test_columns_are_the_json_of_each_value(column):
+    expected = [to_json(value) for value in describe_values(column)]
+    assert json_texts(column).to_pylist() == expected
+
+
+@pytest.mark.parametrize("moment", NO_TIMES)
+def test_the_first_and_the_last_time_of_iso_8601(moment):
+    column = pa.array([moment], US)
+    assert json_texts(column).to_pylist() == [f'"{moment.isoformat(timespec="microseconds")}"']
+
+
+@given(RECORDS)
+def test_lines_of_json_are_the_objects_of_the_records(records):
+    rows = rows_of(records)
+    expected = [to_json(each) for each in describe_rows("s", 7, rows.columns)]
+    assert bytes(json_lines(None)(rows)).decode().split("\n") == [*expected, ""]
+
+
+@given(st.lists(st.tuples(st.none() | TEXTS, st.none() | INT64), min_size=1))
+def test_lines_of_json_are_the_columns_of_a_typed_stream(pairs):
+    texts, numbers = zip(*pairs, strict=True)
+    rows = typed(**{'a"': pa.array(texts, pa.string()), "b": pa.array(numbers, pa.int64())})
+    lines = bytes(json_lines(None)(rows)).decode().splitlines()
+    assert [json.loads(line)["columns"] for line in lines] == list(describe_columns(rows.columns))
+    values = bytes(value_lines(is_terminal=False)(rows)).decode().splitlines()
+    assert [json.loads(line) for line in values] == list(describe_columns(rows.columns))
+
+
+FIELDS = {
+    "%t": lambda offset, key, value, headers: b"s",
+    "%o": lambda offset, key, value, headers: b"%d" % offset,
+    "%T": lambda offset, key, value, headers: b"5000",
+    "%k": lambda offset, key, value, headers: key or b"",
+    "%K": lambda offset, key, value, headers: b"%d" % (-1 if key is None else len(key)),
+    "%v": lambda offset, key, value, headers: value or b"",
+    "%s": lambda offset, key, value, headers: value or b"",
+    "%S": lambda offset, key, value, headers: b"%d" % (-1 if value is None else len(value)),
+    "%h": lambda offset, key, value, headers: b",".join(
+        name.encode() + b"=" + (content or b"") for name, content in headers or ()
+    ),
+    "%%": lambda *_: b"%",
+    "\\n": lambda *_: b"\n",
+    "\\t": lambda *_: b"\t",
+    "\\r": lambda *_: b"\r",
+    "\\\\": lambda *_: b"\\",
+    "\\xfF": lambda *_: b"\xff",
+    "\u00fc -": lambda *_: "\u00fc -".encode(),
+    "\udc80": lambda *_: b"\x80",  # a byte of the command line that is no UTF-8
+}
+
+
+@given(RECORDS, st.lists(st.sampled_from(sorted(FIELDS)), max_size=6))
+def test_a_format_is_filled_for_each_record(records, tokens):
+    expected = b"".join(
+        FIELDS[token](offset, key, value, headers)
+        for offset, (key, value, headers, _) in enumerate(records, 7)
+        for token in tokens
+    )
+    template = parse_template("".join(tokens))
+    assert bytes(fill(template, rows_of(records), is_terminal=False)) == expected
+
+
+@pytest.mark.parametrize("text", ["%", "%x", "\\", "\\q", "\\x0", "\\xg0", "%\u00fc", "%\n"])
+def test_other_formats_are_refused(text):
+    with pytest.raises(ConfigurationError, match="in the format is none of"):
+        parse_template(f"%o{text}")
+
+
+def test_a_format_is_safe_on_a_terminal():
+    rows = rows_of([(b"\x1b[2J", b"\xff\n", [("\x07", b"\r")], 0)])
+    shown = bytes(fill(parse_template(r"%k %v %h\n"), rows, is_terminal=True))
+    assert shown == b"\\x1b[2J \\xff\\n \\x07=\\r\n"
+
+
+def test_records_are_found_by_key_and_by_what_is_in_them():
+    rows = rows_of(
+        [(b"k", b"one", None, 0), (b"K", b"two\xff", None, 0), (None, None, None, 0)], first=0
+    )
+    assert Filter(b"k", None).apply(rows).offsets.to_pylist() == [0]
+    assert Filter(None, "^t.o").apply(rows).offsets.to_pylist() == [1]
+    assert Filter(None, "").apply(rows).offsets.to_pylist() == [0, 1]
+    assert Filter(b"k", "two").apply(rows).offsets.to_pylist() == []
+    columns = typed(a=pa.array(["x", None, "y"]), b=pa.array([12, 3, None]))
+    assert Filter(None, "[y2]").apply(columns).offsets.to_pylist() == [0, 2]
+    assert Filter(None, "null").apply(columns).offsets.to_pylist() == []
+    with pytest.raises(ConfigurationError, match="has columns and no keys"):
+        Filter(b"k", None).apply(columns)
