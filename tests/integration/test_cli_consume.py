@@ -5,13 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -238,25 +235,3 @@ def test_an_interrupt_completes_the_file(cluster, streams, tmp_path):
         assert process.wait(TIMEOUT_SECONDS) == 130
     count = counted(pq.read_table(path).num_rows, "record")
     assert log.read_text() == f"sbp: interrupted: {path} has {count}\n"
-
-
-def commands_of_the_guide() -> list[str]:
-    """The commands for those of Kafka which end by themselves."""
-    page = Path(__file__).parents[2] / "docs/how-to/migrate-from-kafka.md"
-    found = re.findall(r"\| `sbp consume ([^`|]*)` \|", page.read_text())
-    return [each for each in found if "-f" not in each.split()]
-
-
-@pytest.mark.parametrize("line", commands_of_the_guide())
-def test_the_commands_for_those_of_kafka(shown, streams, line):
-    stream = streams[0]
-    words = [stream if each == "orders" else each for each in shlex.split(line)]
-    if "100" in words:
-        words[words.index("100")] = "3"
-    expected = [*"34567"] if "3" in words else [*"0123456789"]
-    lines = shown(*words)
-    if "--format" in words:
-        expected = [f"{each} {'ab'[int(each) % 2]} {each}" for each in expected]
-    elif "--json" in words:
-        lines = [json.loads(each)["value"] for each in lines]
-    assert lines == expected
