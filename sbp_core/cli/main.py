@@ -31,7 +31,7 @@ COMMANDS: Final = (
         "Create, list, describe, copy, change and delete streams.",
     ),
     Listed("schema", "sbp_core.cli.schema:schema", "Look at the schemas of typed streams."),
-    Listed("produce", "sbp_core.cli.produce:produce", "Append records to a stream."),
+    Listed("produce", "sbp_core.cli.produce.command:produce", "Append records to a stream."),
     Listed("consume", "sbp_core.cli.consume.command:consume", "Print the records of streams."),
     Listed("groups", "sbp_core.cli.groups:groups", "Show, move and delete consumer groups."),
     Listed("lag", "sbp_core.cli.group_lag:lag", "Show how far a consumer group is behind."),

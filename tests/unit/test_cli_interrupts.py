@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from sbp_core.cli.producing.interrupts import Interrupts
+from sbp_core.cli.produce.interrupts import Interrupts
 
 
 def interrupt():

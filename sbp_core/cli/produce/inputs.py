@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import PurePath
 from typing import Final
 
-from sbp_core.cli.producing.lines import STANDARD_INPUT, Opened
-from sbp_core.cli.producing.parsing import Parsing, Piece
+from sbp_core.cli.produce.lines import STANDARD_INPUT, Opened
+from sbp_core.cli.produce.parsing import Parsing, Piece
 from sbp_core.errors import ConfigurationError
 
 Reader = Callable[[Opened, Parsing], Iterator[Piece]]
@@ -46,7 +46,7 @@ def format_of(path: str | None) -> str:
 def reader_of(form: str) -> Reader:
     """Return the function that reads one of the FORMATS."""
     module, _, function = _READERS[form].partition(":")
-    reader: Reader = getattr(import_module(f"sbp_core.cli.producing.{module}"), function)
+    reader: Reader = getattr(import_module(f"sbp_core.cli.produce.{module}"), function)
     return reader
 
 

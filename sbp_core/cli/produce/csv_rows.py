@@ -15,8 +15,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from sbp_core.cli.producing.lines import Opened, read_lines
-from sbp_core.cli.producing.parsing import Defaults, Parsing, Piece, parse_until_fault
+from sbp_core.cli.produce.lines import Opened, read_lines
+from sbp_core.cli.produce.parsing import Defaults, Parsing, Piece, parse_until_fault
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import ROWS_SCHEMA, StreamSchema, map_columns
 from sbp_core.records.json_parsing import RowFault, parse_time

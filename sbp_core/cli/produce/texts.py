@@ -7,8 +7,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from sbp_core.cli.producing.lines import Opened, read_lines
-from sbp_core.cli.producing.parsing import Parsing, Piece, parse_until_fault
+from sbp_core.cli.produce.lines import Opened, read_lines
+from sbp_core.cli.produce.parsing import Parsing, Piece, parse_until_fault
 from sbp_core.records import ROWS_SCHEMA
 from sbp_core.records.json_lines import parse_json_lines
 

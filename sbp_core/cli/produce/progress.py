@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from sbp_core.cli.producing.lines import Opened
-from sbp_core.cli.producing.sender import Sender
+from sbp_core.cli.produce.lines import Opened
+from sbp_core.cli.produce.sender import Sender
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sbp_core.cli.producing.lines import LINGER_SECONDS, Opened
-from sbp_core.cli.producing.parsing import Parsing, Piece
+from sbp_core.cli.produce.lines import LINGER_SECONDS, Opened
+from sbp_core.cli.produce.parsing import Parsing, Piece
 from sbp_core.errors import ConfigurationError
 
 _ROWS_AT_ONCE: Final = 8_192

@@ -16,13 +16,13 @@ from sbp_core.app.rows import Target
 from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.connect import PATIENT, connect, find_stream, parse_stream
 from sbp_core.cli.output import write_error, write_result
-from sbp_core.cli.producing.delivery import Appending, Committing
-from sbp_core.cli.producing.inputs import FORMATS, LINES, format_of, opened, reader_of
-from sbp_core.cli.producing.interrupts import Interrupts
-from sbp_core.cli.producing.lines import Opened
-from sbp_core.cli.producing.parsing import Defaults, Parsing, Piece
-from sbp_core.cli.producing.progress import shown_progress
-from sbp_core.cli.producing.sender import Sender
+from sbp_core.cli.produce.delivery import Appending, Committing
+from sbp_core.cli.produce.inputs import FORMATS, LINES, format_of, opened, reader_of
+from sbp_core.cli.produce.interrupts import Interrupts
+from sbp_core.cli.produce.lines import Opened
+from sbp_core.cli.produce.parsing import Defaults, Parsing, Piece
+from sbp_core.cli.produce.progress import shown_progress
+from sbp_core.cli.produce.sender import Sender
 from sbp_core.cli.values import PATH, TIMESTAMP, Value
 from sbp_core.client import Client, Dialect, StreamInfo, StreamSpec, newest_schemas
 from sbp_core.errors import AlreadyExistsError, ConfigurationError, NotFoundError, SbpError
