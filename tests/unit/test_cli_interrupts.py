@@ -13,9 +13,13 @@ def interrupt():
 
 @pytest.fixture
 def interrupts():
-    with Interrupts() as made:
-        yield made
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Interrupts() as made:
+            yield made
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def steps_of(interrupts, count):

@@ -9,6 +9,7 @@ import pytest
 from sbp_core import errors
 from sbp_core.errors import (
     AlreadyExistsError,
+    ClientClosedError,
     ConfigurationError,
     ConnectError,
     ConnectionLostError,
@@ -120,6 +121,7 @@ PLAIN = {
     TransportError: (AGAIN, LOOK_UP, NO),
     ConnectError: (AGAIN, LOOK_UP, NO),
     TlsError: (AGAIN, LOOK_UP, NO),
+    ClientClosedError: (False, False, NO),
     ConnectionLostError: (AGAIN, LOOK_UP, MAYBE),
     DeadlineExceededError: (AGAIN, LOOK_UP, MAYBE),
     LogError: (False, False, NO),

@@ -14,11 +14,11 @@ T = TypeVar("T")
 class Interrupts:
     """A context in which Ctrl-C is noted, if `is_deferring`; it ends only a wait for what is next.
 
-    Otherwise, and outside of the main thread, it raises KeyboardInterrupt as ever.
+    Otherwise it raises KeyboardInterrupt as ever, or is ignored where a shell ignores it.
     """
 
     def __init__(self, *, is_deferring: bool) -> None:
-        self._is_deferring = is_deferring and threading.current_thread() is threading.main_thread()
+        self._is_deferring = is_deferring and _raises_interrupts()
         self._is_waiting = False
         self._former: Any = None
         self.has_come = False
@@ -49,3 +49,9 @@ class Interrupts:
         self.has_come = True
         if self._is_waiting:
             raise KeyboardInterrupt
+
+
+def _raises_interrupts() -> bool:
+    """Whether Ctrl-C raises KeyboardInterrupt in this thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
