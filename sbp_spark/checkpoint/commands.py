@@ -156,7 +156,7 @@ def to_starting_offsets(folder: str, batch: int | None, source: str | None) -> i
     """
     opened = open_checkpoint(folder)
     found = find_source(opened, source)
-    chosen = opened.last_committed if batch is None else batch
+    chosen = found.last_committed if batch is None else batch
     if chosen is None:
         raise ConfigurationError(
             f"{opened.folder} has no committed batch: start the new query with the"
