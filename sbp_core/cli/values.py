@@ -1,4 +1,7 @@
-"""The types of options and arguments: texts that become values, or are refused with a reason."""
+"""The types of options and arguments: texts that become values, or are refused with a reason.
+
+Commands that run servers import this before anything that starts threads, so it imports no client.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from sbp_core import quantities
-from sbp_core.client.stream_position import parse_position
 from sbp_core.errors import ConfigurationError
 from sbp_core.quantities import is_offset, quoted
 
@@ -86,6 +88,12 @@ def _parse_number(least: int, text: str) -> int:
     return int(text)
 
 
+def _parse_position(text: str) -> object:
+    from sbp_core.client.stream_position import parse_position
+
+    return parse_position(text)
+
+
 PATH: Final = PathValue("PATH", parse_path)
 INTEGER: Final = Value("N", _parse_integer)
 """An integer of at most 64 bits; the setting checks its range."""
@@ -97,7 +105,7 @@ DURATION_MS: Final = Value("TIME", quantities.parse_duration_ms)
 """A time such as 90s, 30m, 12h or 7d; the value is in ms."""
 SIZE: Final = Value("SIZE", quantities.parse_size)
 """A size such as 500MiB or 10GiB; the value is in bytes."""
-POSITION: Final = Value("POSITION", parse_position)
+POSITION: Final = Value("POSITION", _parse_position)
 """A position in a stream: earliest, latest, an offset, -N, or a time."""
 STREAM: Final = StreamValue()
 TIMESTAMP: Final = Value("TIME", quantities.parse_timestamp)
