@@ -131,7 +131,7 @@ CLI_INTRODUCTION: Final = """\
 | exit code | meaning |
 |---|---|
 | 0 | success |
-| 1 | a server or the network failed, or a check found damage |
+| 1 | a server failed or refused, a check found damage, or a record of the input has a fault |
 | 2 | the command was called or configured wrongly |
 | 130 | interrupted by Ctrl-C |
 

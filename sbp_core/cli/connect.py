@@ -67,6 +67,15 @@ def parse_stream(text: str) -> int | str:
     return int(text)
 
 
+def checked_new_name(text: str) -> str:
+    """Return the name of a stream that is to be created. Raises ConfigurationError for an id."""
+    if isinstance(parse_stream(text), int):
+        raise ConfigurationError(
+            f"stream name {text!r} has only digits and would be taken for an id; choose another"
+        )
+    return text
+
+
 def find_stream(client: Client, text: str) -> StreamInfo:
     """Return the stream with this name or id. Raises NotFoundError."""
     return client.describe_streams([parse_stream(text)])[0]

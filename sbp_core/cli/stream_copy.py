@@ -11,7 +11,7 @@ import click
 from sbp_core import limits
 from sbp_core.app.blocking.committing import Committer
 from sbp_core.cli.client_options import ClientOptions, client_options
-from sbp_core.cli.connect import PATIENT, connect, find_reach, find_stream, parse_stream, titled
+from sbp_core.cli.connect import PATIENT, checked_new_name, connect, find_reach, find_stream, titled
 from sbp_core.cli.output import write_notice, write_result
 from sbp_core.cli.progress import progress
 from sbp_core.cli.values import POSITION, STREAM
@@ -162,12 +162,8 @@ class _Copying:
 
 def _create(client: Client, info: StreamInfo, name: str) -> None:
     """Create a stream that keeps records as another one does, unless it is there."""
-    if isinstance(parse_stream(name), int):
-        raise ConfigurationError(
-            f"stream name {name!r} has only digits and would be taken for an id; choose another"
-        )
     spec = StreamSpec(
-        name,
+        checked_new_name(name),
         replica_count=info.replica_count,
         retention_period_ms=info.retention_period_ms,
         retention_bytes=info.retention_bytes,
@@ -187,6 +183,11 @@ def _share_schemas(client: Client, source: StreamInfo, target: StreamInfo) -> li
             f"{titled(source)} has no schema and {titled(target)} has one: copy it into a stream"
             " without schema"
         )
+    if wanted and not known[target.stream_id] and _has_records(client, target):
+        raise SchemaError(
+            f"{titled(source)} has a schema and {titled(target)} has records without one: copy it"
+            " into a new stream, with --create"
+        )
     names = [each.fingerprint for each in wanted]
     there = [each.schema.fingerprint for each in known[target.stream_id]]
     if there != names[: len(there)] and not set(names) <= set(there):
@@ -197,6 +198,11 @@ def _share_schemas(client: Client, source: StreamInfo, target: StreamInfo) -> li
     for version in range(len(there), len(wanted)):
         client.register_schema(target.stream_id, wanted[version], version=version + 1)
     return wanted
+
+
+def _has_records(client: Client, info: StreamInfo) -> bool:
+    (bounds,) = client.stream_bounds([info.stream_id])
+    return bounds.next_offset > bounds.start_offset
 
 
 def _interval(client: Client, info: StreamInfo, start: Position, end: Position) -> tuple[int, int]:

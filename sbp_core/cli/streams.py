@@ -12,6 +12,7 @@ from sbp_core import limits
 from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.commands import Actions
 from sbp_core.cli.connect import (
+    checked_new_name,
     connect,
     find_reach,
     find_sizes,
@@ -101,7 +102,7 @@ def create(
                 " request; create them in several calls"
             )
         names = [f"{name}-{index}" for index in range(count)]
-    _check_name(names[0])
+    checked_new_name(names[0])
     specs = [
         StreamSpec(
             each,
@@ -226,7 +227,7 @@ def update(
             " --rename"
         )
     if rename is not None:
-        _check_name(rename)
+        checked_new_name(rename)
     with connect(options) as client:
         (info,) = client.update_streams([change])
         if replicas is not None:
@@ -282,13 +283,6 @@ def _maybe_end(piece: RangeInfo, at: Reach) -> int | None:
     if piece.end_offset is not None:
         return piece.end_offset
     return None if at.next_offset is None else max(piece.start_offset, at.next_offset)
-
-
-def _check_name(name: str) -> None:
-    if name.isdigit():
-        raise ConfigurationError(
-            f"stream name {name!r} has only digits and would be taken for an id; choose another"
-        )
 
 
 def _newest_schemas(

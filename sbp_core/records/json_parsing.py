@@ -110,7 +110,7 @@ def _plain_row(value: object, default_timestamp_us: int | None) -> tuple[object,
 
 def _headers(value: Any) -> list[tuple[str, bytes | None]]:
     if not isinstance(value, list):
-        raise _wrong("a list of pairs", value)
+        raise _wrong('a list of pairs, such as [["name", "value"]]', value)
     pairs = []
     for each in value:
         if not isinstance(each, list) or len(each) != 2 or not isinstance(each[0], str):

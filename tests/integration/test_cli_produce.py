@@ -114,7 +114,20 @@ def test_what_consume_prints_is_produced_again(shell, new_streams):
     }
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet", "arrow"])
+def test_files_of_consume_are_produced_again(shell, new_streams, form):
+    (copy,) = new_streams(1)
+    shell.produce("--key-separator", ":", stdin=b"k:v\nnone\n")
+    path = str(shell.folder / f"records.{form}")
+    columns = "stream,offset,timestamp,key,value"
+    assert shell.run("consume", shell.stream, "--columns", columns, "-o", path)[0] == 0
+    assert shell.run("produce", copy, path)[0] == 0
+    assert shell.consumed(copy) == shell.consumed()
+
+
 def test_a_stream_is_created_if_it_is_missing(shell):
+    code, _, errors = shell.run("produce", "12345678", "--create", stdin=b"a\n")
+    assert (code, "would be taken for an id" in errors) == (2, True)
     name = f"{shell.stream}-new"
     assert shell.run("produce", name, stdin=b"a\n")[0] == 1
     assert [shell.run("produce", name, "--create", stdin=b"a\n")[0] for _ in range(2)] == [0, 0]

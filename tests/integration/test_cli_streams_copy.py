@@ -162,3 +162,16 @@ def test_what_cannot_be_copied_says_why(run, sbp, client, names):
         assert reason in errors
     sbp.create_stream(f"{target}-other", schema=pa.schema([("s", pa.string())]))
     assert "has another schema" in run(target, f"{target}-other")[2]
+
+
+def test_columns_are_not_mixed_with_plain_records(run, sbp, client, names, new_streams):
+    source, _ = names
+    (plain,) = new_streams(1)
+    (info,) = client.describe_streams([source])
+    schema = StreamSchema.of(pa.schema([("n", pa.int64())]))
+    client.evolve_schema(info.stream_id, schema, may_change=True)
+    with sbp.producer(plain) as producer:
+        producer.send(b"a")
+    assert "has records without one" in run(source, plain)[2]
+    assert "has no schema and" in run(plain, source)[2]
+    assert values(sbp, plain) == [b"a"]

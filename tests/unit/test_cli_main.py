@@ -68,6 +68,7 @@ def test_every_command_has_help(capsys, words):
         (["consume", "a", "--last", "1", "--from", "1"], "--from is not allowed with --last"),
         (["consume", "a", "-f", "--to", "1"], "--follow is not allowed with --to"),
         (["consume", "a", "--json", "--output", "csv"], "--output is not allowed with --json"),
+        (["consume", "a", "--from", "5", "--to", "3"], "--from 5 is behind --to 3"),
         (["consume", "a", "--format", "%x"], "'%x' in the format is none of %t"),
         (["consume", "a", "--grep", "("], "'(' is no regular expression"),
         (["consume", "a", "--columns", "b,"], "'b,' is not a list of columns"),

@@ -107,7 +107,10 @@ EXPECTED_TIME = "timestamp: expected a time such as 2025-01-31T09:30:00Z"
         ({"value": {"base64": "?"}}, "value: expected base64, got '?'"),
         ({"value": {"base64": 1}}, "value: expected base64 in a text"),
         ({"key": "\ud800"}, "key: expected text without lone surrogates"),
-        ({"headers": {"a": "b"}}, "headers: expected a list of pairs, got an object"),
+        (
+            {"headers": {"a": "b"}},
+            'headers: expected a list of pairs, such as [["name", "value"]], got an object',
+        ),
         ({"headers": [["a"]]}, "headers: expected a pair"),
         ({"headers": [["a", 1]]}, "headers: expected text or"),
         ({"timestamp": "noon"}, "timestamp: expected a time such as"),

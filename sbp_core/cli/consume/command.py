@@ -29,7 +29,7 @@ from sbp_core.cli.consume.target import Target, file_target, standard_output
 from sbp_core.cli.consume.template import Template, fill, parse_template
 from sbp_core.cli.consume.writers import TableWriter, TextWriter, Writer
 from sbp_core.cli.output import write_notice
-from sbp_core.cli.values import PATH, POSITION, POSITIVE, TIMESTAMP, Value
+from sbp_core.cli.values import PATH, POSITION, POSITIVE, STREAM, TIMESTAMP, Value
 from sbp_core.client import Client
 from sbp_core.client.stream_position import (
     Position,
@@ -74,14 +74,19 @@ class Output:
 
 
 @click.command()
-@click.argument("streams", metavar="STREAM...", nargs=-1, required=True)
+@click.argument("streams", type=STREAM, metavar="STREAM...", nargs=-1, required=True)
 @click.option("--from", "start", type=POSITION, help="Where to start. [default: earliest]")
 @click.option("--from-timestamp", type=TIMESTAMP, help="Start at this time, as --from TIME does.")
 @click.option("--to", "end", type=POSITION, help="Where to end, exclusive. [default: latest]")
 @click.option("--last", type=POSITIVE, help="The last N records of each stream.")
 @click.option("--max", "count_max", type=POSITIVE, help="End after N records.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for more records at the end.")
-@click.option("--group", metavar="NAME", help="Start where this group is; commit for it.")
+@click.option(
+    "--group",
+    metavar="NAME",
+    help="Start where this group is, and commit for it what was read, also what --grep or"
+    " --key leaves out. --from is for streams in which it has no cursor.",
+)
 @click.option("--key", metavar="TEXT", help="Only records with this key.")
 @click.option("--grep", type=_PATTERN, help="Only records with this in the value, or a column.")
 @click.option("--columns", type=Value("NAME[,...]", _names), help="Only these columns.")
@@ -120,8 +125,8 @@ def consume(
     gets values as they were written. --json prints an object for each record, with its offset;
     bytes that are not UTF-8 are {"base64": ...} there. Parquet and Arrow are for a file or a pipe.
 
-    A TEMPLATE has %t stream, %o offset, %T time in ms, %k key, %K its length, %v value, %S its
-    length, %h headers, %% percent sign, and \n \t \r \\ \xHH. REGEX is in the syntax of RE2.
+    A TEMPLATE has %t stream, %o offset, %T time in ms, %k key, %K its length, %v or %s value, %S
+    its length, %h headers, %% percent sign, and \n \t \r \\ \xHH. REGEX is in the syntax of RE2.
 
     A file gets its name when it is complete, also after Ctrl-C; if something fails, there is none.
     """
@@ -133,6 +138,7 @@ def consume(
     )
     if from_timestamp is not None:
         start = position_at(from_timestamp)
+    _check_order(start, end)
     wanted = Wanted(streams, start or _EARLIEST, end, last, group, is_following=follow)
     check_group(wanted)
     form = "json" if options.json else output or _form_of(to_file, template)
@@ -160,6 +166,14 @@ def _check_together(*groups: Mapping[str, object]) -> None:
         given = [name for name, value in each.items() if value is not None]
         if len(given) > 1:
             raise click.UsageError(f"{given[0]} is not allowed with {given[1]}")
+
+
+def _check_order(start: Position | None, end: Position | None) -> None:
+    offsets = [each for each in (start, end) if each and each.kind is PositionKind.OFFSET]
+    if len(offsets) > 1 and offsets[0].number > offsets[1].number:
+        raise ConfigurationError(
+            f"--from {offsets[0].number} is behind --to {offsets[1].number}: exchange them"
+        )
 
 
 def _form_of(path: str | None, template: Template | None) -> str:

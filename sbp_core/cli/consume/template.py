@@ -58,7 +58,7 @@ def parse_template(text: str) -> Template:
         token = _TOKEN.match(data, at)
         part = None if token is None else _maybe_part(token)
         if token is None or part is None:
-            wrong = os.fsdecode(data[at : at + 4])
+            wrong = os.fsdecode(data[at : at + 2])
             raise ConfigurationError(
                 f"{wrong!a} in the format is none of %t %o %T %k %K %v %s %S %h %% \\n \\t \\r"
                 " \\xHH, nor a backslash as \\\\"

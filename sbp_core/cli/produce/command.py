@@ -14,7 +14,7 @@ import click
 from sbp_core.app.blocking.committing import Committer
 from sbp_core.app.rows import Target
 from sbp_core.cli.client_options import ClientOptions, client_options
-from sbp_core.cli.connect import PATIENT, connect, find_stream, parse_stream
+from sbp_core.cli.connect import PATIENT, checked_new_name, connect, find_stream
 from sbp_core.cli.output import write_error, write_result
 from sbp_core.cli.produce.delivery import Appending, Committing
 from sbp_core.cli.produce.inputs import FORMATS, LINES, format_of, opened, reader_of
@@ -23,7 +23,7 @@ from sbp_core.cli.produce.lines import Opened
 from sbp_core.cli.produce.parsing import Defaults, Parsing, Piece
 from sbp_core.cli.produce.progress import shown_progress
 from sbp_core.cli.produce.sender import Sender
-from sbp_core.cli.values import PATH, TIMESTAMP, Value
+from sbp_core.cli.values import PATH, STREAM, TIMESTAMP, Value
 from sbp_core.client import Client, Dialect, StreamInfo, StreamSpec, newest_schemas
 from sbp_core.errors import AlreadyExistsError, ConfigurationError, NotFoundError, SbpError
 from sbp_core.quantities import quoted
@@ -46,7 +46,7 @@ def _parse_header(text: str) -> tuple[str, bytes]:
 
 
 @click.command()
-@click.argument("stream", metavar="NAME_OR_ID")
+@click.argument("stream", type=STREAM, metavar="NAME_OR_ID")
 @click.argument("file", metavar="[FILE]", type=PATH, required=False)
 @click.option(
     "--format",
@@ -148,11 +148,10 @@ def _found(client: Client, stream: str, *, may_create: bool) -> StreamInfo:
     try:
         return find_stream(client, stream)
     except NotFoundError:
-        name = parse_stream(stream)
-        if not may_create or isinstance(name, int):
+        if not may_create:
             raise
     with suppress(AlreadyExistsError):  # another one was faster
-        client.create_streams([StreamSpec(name)])
+        client.create_streams([StreamSpec(checked_new_name(stream))])
     return find_stream(client, stream)
 
 

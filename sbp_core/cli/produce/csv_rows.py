@@ -16,7 +16,13 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from sbp_core.cli.produce.lines import Opened, read_lines
-from sbp_core.cli.produce.parsing import Defaults, Parsing, Piece, parse_until_fault
+from sbp_core.cli.produce.parsing import (
+    PLACE_COLUMNS,
+    Defaults,
+    Parsing,
+    Piece,
+    parse_until_fault,
+)
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import ROWS_SCHEMA, StreamSchema, map_columns
 from sbp_core.records.json_parsing import RowFault, parse_time
@@ -96,6 +102,7 @@ class _Table:
             null_values=[""],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
+            include_columns=[each for each in names if each in types],
         )
 
     def parse(self, records: Sequence[bytes]) -> pa.RecordBatch:
@@ -198,7 +205,8 @@ def _types(names: Sequence[str], schema: StreamSchema) -> Mapping[str, pa.DataTy
 
 
 def _plain_types(names: Sequence[str]) -> Mapping[str, pa.DataType]:
-    for name in names:
+    wanted = [each for each in names if each not in PLACE_COLUMNS]
+    for name in wanted:
         if name not in {"key", "value", "timestamp"} and not name.startswith(HEADER_PREFIX):
             raise SchemaError(
                 f"column {name_text(name)} is no part of a record: a stream without a schema has"
@@ -207,7 +215,7 @@ def _plain_types(names: Sequence[str]) -> Mapping[str, pa.DataType]:
             )
     if "value" not in names:
         raise SchemaError("there is no column value; the first line of CSV has the names")
-    return {name: pa.string() if name == "timestamp" else pa.binary() for name in names}
+    return {name: pa.string() if name == "timestamp" else pa.binary() for name in wanted}
 
 
 def _never_closed(line_number: int) -> RecordBatchError:

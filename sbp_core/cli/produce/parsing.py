@@ -18,6 +18,8 @@ from sbp_core.records.json_parsing import RowFault
 Piece = pa.RecordBatch | None
 """Rows of the stream. None: no more input is there now, and the rows before have waited for it."""
 
+PLACE_COLUMNS: Final = frozenset({"stream", "offset"})
+"""Where records were that `sbp consume` wrote. They are no part of plain records, and left out."""
 _HEADERS: Final = ROWS_SCHEMA.field("headers").type
 
 

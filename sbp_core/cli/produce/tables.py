@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sbp_core.cli.produce.lines import LINGER_SECONDS, Opened
-from sbp_core.cli.produce.parsing import Parsing, Piece
+from sbp_core.cli.produce.parsing import PLACE_COLUMNS, Parsing, Piece
 from sbp_core.errors import ConfigurationError
 
 _ROWS_AT_ONCE: Final = 8_192
@@ -69,8 +69,11 @@ def _rows(
 
 
 def _mapped(batch: pa.RecordBatch, parsing: Parsing) -> pa.RecordBatch:
-    rows = parsing.target.mapped(batch, parsing.defaults.time_us)
-    return rows if parsing.target.schema is not None else parsing.defaults.filled(rows)
+    now_us = parsing.defaults.time_us
+    if parsing.target.schema is not None:
+        return parsing.target.mapped(batch, now_us)
+    own = [each for each in batch.schema.names if each not in PLACE_COLUMNS]
+    return parsing.defaults.filled(parsing.target.mapped(batch.select(own), now_us))
 
 
 def _file(source: Opened) -> io.BufferedReader:
