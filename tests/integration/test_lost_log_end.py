@@ -230,7 +230,8 @@ def test_the_check_of_a_log_asks_the_metadata_beside_it(
     whole = database.read_bytes()
     database.write_bytes(b"xxxx" + whole[4:])
     assert main(["log", "check", str(cluster.data_dir)]) == 0
-    assert f"not compared with the placement driver: {driver} is damaged" in printed(capsys)
+    told = capsys.readouterr().err
+    assert f"not compared with the placement driver: {driver} is damaged" in told
     database.write_bytes(whole)
 
 
