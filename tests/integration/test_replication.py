@@ -260,10 +260,13 @@ def test_nothing_is_appended_behind_a_fence_that_came_in_between(tmp_path):
     async def body(cluster, client):
         (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
         await append(client, stream.stream_id, b"0")
+
+        def stored():
+            hosted = hosted_at(cluster, stream.stream_id, 0).values()
+            return {each and each.durable.seq for each in hosted}
+
+        await asyncio.to_thread(until, lambda: stored() == {1})
         copies = hosted_at(cluster, stream.stream_id, 0)
-        await asyncio.to_thread(
-            until, lambda: {each.durable.seq for each in copies.values()} == {1}
-        )
         server, copy = next(
             (each, copies[each.endpoint])
             for each in cluster._range_servers
