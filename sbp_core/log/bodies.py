@@ -1,9 +1,12 @@
 """Bodies of batches: read from the disk and verified, or kept in memory since they were written.
 
-A body that rotted on the disk is never served. Batches that lie close together are read in one go.
-The header of an entry follows from the body, its place and its range, so an index that is wrong is
-noticed as well. A batch that was staged has the body that was appended: it does not say its base
-offset.
+A whole body that rotted on the disk is never served. Batches that lie close together are read in
+one go. The header of an entry follows from the body, its place and its range, so an index that is
+wrong is noticed as well. A batch that was staged has the body that was appended: it does not say
+its base offset.
+
+A body may also be read in parts (`open_body`). Then the checksum of its entry's header is compared,
+and that of the body is not: damage within is found by whole reads and by the scrub.
 
 The bodies that were appended last are kept for readers that follow the tail. They are what was
 received and written, so they need neither the disk nor a check again; and the checksum that frames
@@ -19,12 +22,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import LogError
+from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.entry import Entry, Location, decode_entry, encode_entry
-from sbp_core.log.segment import corruption
+from sbp_core.log.segment import corruption, naming_damage
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeKey
-from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind
+from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, decode_entry_header
 from sbp_core.wire.checksum import Buffer, crc32
 
 _LOG: Final = logging.getLogger(__name__)
@@ -81,16 +84,57 @@ def read_bodies(
     data: list[memoryview] = []
     try:
         for span in _spans(slots):
-            view, extent = span[0].view, _extent(span)
-            found = view.read(*extent) if may_wait else view.maybe_read_cached(*extent)
-            if found is None:
-                raise LogError(f"{view.file.path} is not in memory")
-            data += _cut(key, span, found)
+            data += _cut(key, span, _read(span[0], *_extent(span), may_wait=may_wait))
     except LogError as error:
         if may_wait:
             _LOG.error("batch not readable: %s", error)
         return Bodies(tuple(data), error)
     return Bodies(tuple(data))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBody:
+    """The body of one batch, to be read in parts; `front` are its first bytes."""
+
+    front: memoryview
+    _slot: Slot
+    _may_wait: bool
+
+    def read(self, start: int, end: int) -> memoryview:
+        """Return the bytes [start, end) of the body, unverified. Raises LogError."""
+        first = self._slot.location.end - self._slot.body_length
+        return memoryview(_read(self._slot, first + start, end - start, may_wait=self._may_wait))
+
+
+def open_body(key: RangeKey, slot: Slot, front_bytes: int, *, may_wait: bool) -> OpenBody:
+    """Return the body of `slot`, a batch of the range `key`, with up to `front_bytes` of it.
+
+    The header of the entry is verified, and is that of this batch. Raises LogError; reading parts
+    does, too.
+    """
+    position = slot.location.position
+    before_bytes = ENTRY_HEADER_BYTES + slot.prefix_bytes
+    length = min(before_bytes + front_bytes, slot.location.length)
+    data = memoryview(_read(slot, position, length, may_wait=may_wait))
+    with naming_damage(slot.view.file.path, position):
+        header = decode_entry_header(data[:ENTRY_HEADER_BYTES], position)
+    kind, base_offset = EntryKind.BATCH, slot.base_offset
+    if slot.prefix_bytes:
+        kind, base_offset = EntryKind.STAGED, slot.birth_position
+    expected = (slot.location.length, kind, *key, base_offset, slot.count)
+    if (header.length, *header[3:]) != expected:
+        reason = f"another entry, {header.kind.name}, is in its place"
+        raise _not_served(key, slot, reason)
+    return OpenBody(data[before_bytes:], slot, may_wait)
+
+
+def _read(slot: Slot, position: int, length: int, *, may_wait: bool) -> Buffer:
+    """Return bytes of the segment of `slot`. Raises LogError, also for those not in memory."""
+    view = slot.view
+    found = view.read(position, length) if may_wait else view.maybe_read_cached(position, length)
+    if found is None:
+        raise LogError(f"{view.file.path} is not in memory")
+    return found
 
 
 def _extent(span: Sequence[Slot]) -> tuple[int, int]:
@@ -140,9 +184,13 @@ def _verified(key: RangeKey, slot: Slot, data: memoryview) -> memoryview:
         reason = f"another entry, {found.kind.name}, is in its place"
     except LogError as error:
         reason = str(error)
-    raise corruption(
+    raise _not_served(key, slot, reason)
+
+
+def _not_served(key: RangeKey, slot: Slot, reason: str) -> LogCorruptionError:
+    return corruption(
         slot.view.file.path,
-        position,
+        slot.location.position,
         f"the batch of offsets [{slot.base_offset}, {slot.end_offset}) of range {key[1]} of stream"
         f" {key[0]} cannot be served: {reason}",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sbp_core.records.arrow_body import Compression, record_sizes
 from sbp_core.records.builder import BatchBuilder, ColumnsBuilder, RowsBuilder, record_too_large
-from sbp_core.records.cutting import Cut, front_bytes, maybe_cut
+from sbp_core.records.cutting import FRONT_BYTES, Cut, known_front, maybe_cut
 from sbp_core.records.encodings import accept_batch, decode_batch, encoding_of
 from sbp_core.records.encodings.columns import decode_columns, encode_columns
 from sbp_core.records.encodings.rows import (
@@ -58,6 +58,7 @@ from sbp_core.records.stream_schema import (
 )
 
 __all__ = [
+    "FRONT_BYTES",
     "ROWS_SCHEMA",
     "TEXTS_BYTES_SAFE",
     "BatchBuilder",
@@ -90,7 +91,7 @@ __all__ = [
     "encoding_of",
     "field_text",
     "find_unfit",
-    "front_bytes",
+    "known_front",
     "map_columns",
     "maybe_columns_together",
     "maybe_cut",

@@ -11,7 +11,7 @@ decoded or decompressed, and a batch that is not as its projection expects is no
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -22,6 +22,7 @@ from sbp_core.records.arrow_message import (
     PREFIX_BYTES,
     Outline,
     encode_metadata,
+    find_buffers,
     join_pairs,
     read_outline,
     split_pairs,
@@ -29,7 +30,6 @@ from sbp_core.records.arrow_message import (
 from sbp_core.records.encodings import ENCODINGS
 from sbp_core.records.envelope import (
     HEAD_BYTES_MIN,
-    BatchMeta,
     announced_head_bytes,
     encode_head,
     read_head,
@@ -42,6 +42,11 @@ _SHARE_MAX: Final = 3 / 4
 _KEPT_LENGTH: Final = 32
 """Characters of a fingerprint: a longer name might not fit into the envelope."""
 _PAIR_BYTES: Final = 16
+_KNOWN_COUNT: Final = 64
+_KNOWN_BYTES_MAX: Final = 16 * limits.KIB
+"""Metadata that are remembered with what is left of them: a MiB at most."""
+FRONT_BYTES: Final = 8 * limits.KIB
+"""Read of a batch first: mostly more than what is in front of its buffers."""
 
 
 class Cut(NamedTuple):
@@ -56,7 +61,7 @@ class Cut(NamedTuple):
         return len(self.head) + sum(end - start for start, end in self.runs)
 
 
-def front_bytes(front: memoryview) -> int:
+def _front_bytes(front: memoryview) -> int:
     """Return how many of the first bytes of a batch have to be known to cut it, unchecked.
 
     `front` has some of them; if the result is more, there may be more to know, too.
@@ -68,6 +73,18 @@ def front_bytes(front: memoryview) -> int:
         return body_start + PREFIX_BYTES
     (metadata_bytes,) = _METADATA_BYTES.unpack_from(front, body_start)
     return body_start + PREFIX_BYTES + int(metadata_bytes)
+
+
+def known_front(
+    front: memoryview, size_bytes: int, read: Callable[[int, int], memoryview]
+) -> memoryview:
+    """Return enough of the first bytes of a batch of `size_bytes` to cut it, `front` if it is.
+
+    `read` returns the bytes of the batch from a start to an end. Its exceptions are raised.
+    """
+    while (needed_bytes := min(_front_bytes(front), size_bytes)) > len(front):
+        front = read(0, needed_bytes)
+    return front
 
 
 def maybe_cut(
@@ -88,35 +105,65 @@ def maybe_cut(
     fitting = next((each for each in projections if each.schema == fingerprint), None)
     if fitting is None or len(fitting.kept or "") != _KEPT_LENGTH:
         return None
-    outline = read_outline(
-        front[body_start:],
-        record_count=meta.record_count,
-        is_for_arrow=False,
-        message_bytes=size_bytes - body_start,
+    message = front[body_start:]
+    metadata = bytes(message[: find_buffers(message)])
+    rest = _known_rest if len(metadata) <= _KNOWN_BYTES_MAX else _maybe_rest
+    found = rest(
+        metadata, size_bytes - body_start, meta.record_count, fitting.nodes, fitting.buffers
     )
-    found = _maybe_runs(outline, fitting)
+    if found is None:
+        return None
+    named = meta._replace(body_bytes=str(found.size_bytes), projection=fitting.kept)
+    try:
+        head = encode_head(named, base_offset)
+    except HeaderError:  # there is no room for one more property
+        return None
+    runs = tuple([(body_start + begin, body_start + end) for begin, end in found.runs])
+    return Cut(head + found.metadata, runs)
+
+
+class _Rest(NamedTuple):
+    """The message that is left: its metadata, runs of the stored one as its buffers, its size."""
+
+    metadata: bytes
+    runs: tuple[tuple[int, int], ...]
+    size_bytes: int
+
+
+def _maybe_rest(
+    metadata: bytes, message_bytes: int, record_count: int, nodes: bytes, buffers: bytes
+) -> _Rest | None:
+    """Return what a projection leaves of a message that has this metadata; None: it is not cut."""
+    outline = read_outline(
+        memoryview(metadata),
+        record_count=record_count,
+        is_for_arrow=False,
+        message_bytes=message_bytes,
+    )
+    found = _maybe_runs(outline, nodes, buffers)
     if found is None:
         return None
     cut, runs = found
     if cut.buffers_bytes > outline.buffers_bytes * _SHARE_MAX:
         return None
-    start = body_start + outline.buffers_start
-    try:
-        head = _head(meta, cut, fitting, base_offset)
-    except HeaderError:  # there is no room for one more property
-        return None
-    return Cut(head, tuple((start + begin, start + end) for begin, end in runs))
+    start, left = outline.buffers_start, encode_metadata(cut)
+    placed = tuple((start + begin, start + end) for begin, end in runs)
+    return _Rest(left, placed, len(left) + cut.buffers_bytes)
+
+
+_known_rest: Final = lru_cache(_KNOWN_COUNT)(_maybe_rest)
+"""Batches with as many records have equal metadata, if their columns have a fixed width."""
 
 
 def _maybe_runs(
-    outline: Outline, projection: Projection
+    outline: Outline, kept_nodes: bytes, kept_buffers: bytes
 ) -> tuple[Outline, Sequence[tuple[int, int]]] | None:
     """Return the message that is left, and which runs of the buffers it has; None if none can be.
 
     Buffers have to lie one behind the other: so a cut is never larger than the batch.
     """
-    nodes = _maybe_indexes(projection.nodes, len(outline.nodes) // _PAIR_BYTES)
-    buffers = _maybe_indexes(projection.buffers, len(outline.buffers) // _PAIR_BYTES)
+    nodes = _maybe_indexes(kept_nodes, len(outline.nodes) // _PAIR_BYTES)
+    buffers = _maybe_indexes(kept_buffers, len(outline.buffers) // _PAIR_BYTES)
     if nodes is None or buffers is None:
         return None
     starts, lengths = split_pairs(outline.buffers)
@@ -147,10 +194,3 @@ def _maybe_indexes(bits: bytes, count: int) -> tuple[int, ...] | None:
     if len(bits) != -(-count // 8):
         return None
     return tuple(at for at in range(count) if bits[at >> 3] >> (at & 7) & 1)
-
-
-def _head(meta: BatchMeta, cut: Outline, projection: Projection, base_offset: int) -> bytes:
-    metadata = encode_metadata(cut)
-    body_bytes = str(len(metadata) + cut.buffers_bytes)
-    named = meta._replace(body_bytes=body_bytes, projection=projection.kept)
-    return encode_head(named, base_offset) + metadata

@@ -20,7 +20,7 @@ from sbp_core.records import (
     decode_envelope,
     encode_columns,
     encode_rows,
-    front_bytes,
+    known_front,
     map_columns,
     maybe_cut,
     maybe_kept_columns,
@@ -51,10 +51,8 @@ def always_worth_it():
 def cut_batch(stored, projection):
     """The cut of a stored batch, of which no more is looked at than is needed."""
     view = memoryview(stored)
-    known_bytes = 0
-    while (needed_bytes := front_bytes(view[:known_bytes])) > known_bytes:
-        known_bytes = needed_bytes
-    cut = maybe_cut(view[:known_bytes], len(view), [projection], BASE_OFFSET)
+    front = known_front(view[:0], len(view), lambda start, end: view[start:end])
+    cut = maybe_cut(front, len(view), [projection], BASE_OFFSET)
     assert cut is not None
     batch = b"".join((cut.head, *(view[start:end] for start, end in cut.runs)))
     assert len(batch) == cut.size_bytes

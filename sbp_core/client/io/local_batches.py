@@ -15,10 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from sbp_core import limits
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.record_sizes import LARGEST
-from sbp_core.records import front_bytes, maybe_cut, write_base_offset
+from sbp_core.records import FRONT_BYTES, known_front, maybe_cut, write_base_offset
 from sbp_core.segment_format import (
     ENTRY_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
@@ -31,8 +30,6 @@ from sbp_core.wire.headers import BatchPlace, Projection
 
 _PREFIX_BYTES_MAX: Final = 255
 """A staged batch has its transaction id in front."""
-_FRONT_BYTES: Final = 8 * limits.KIB
-"""Read of a batch first: mostly more than what is in front of its buffers."""
 
 
 def checked_place(place: BatchPlace) -> BatchPlace:
@@ -96,13 +93,16 @@ def _read_columns(
     """
     size_bytes = batch_bytes(place)
     before_bytes = place.length - size_bytes
-    known = memoryview(bytearray(min(place.length, before_bytes + _FRONT_BYTES)))
+    known = memoryview(bytearray(min(place.length, before_bytes + FRONT_BYTES)))
     _fill(descriptor, place, 0, known)
     _checked_header(known[:ENTRY_HEADER_BYTES], range_key, place)
-    front = known[before_bytes:]
-    while (needed_bytes := min(front_bytes(front), size_bytes)) > len(front):
-        front = memoryview(bytearray(needed_bytes))
-        _fill(descriptor, place, before_bytes, front)
+
+    def read(start: int, end: int) -> memoryview:
+        part = memoryview(bytearray(end - start))
+        _fill(descriptor, place, before_bytes + start, part)
+        return part
+
+    front = known_front(known[before_bytes:], size_bytes, read)
     cut = maybe_cut(front, size_bytes, projections, place.base_offset)
     if cut is None:
         whole = np.empty(size_bytes, np.uint8).data

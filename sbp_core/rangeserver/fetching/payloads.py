@@ -1,7 +1,7 @@
 """The payload of a FETCH answer: bytes of batches, or the places where a local client reads them.
 
-Bodies come from memory where the log keeps them, else verified from the disk (log/bodies.py). Small
-ones are joined into one buffer. Batches that were staged get their base offsets here.
+Bodies come from memory where the log keeps them, else verified from the disk (log/bodies.py), or
+only some of their columns (column_reads.py). Small ones are joined into one buffer.
 
 A process that may open the files of the log can read them without the server, which then copies and
 checks nothing. So a FETCH that accepts places, and that comes from this machine, is answered with
@@ -17,13 +17,14 @@ import logging
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.errors import LogCorruptionError, LogError, RecordBatchError
+from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.local_registry import FOLDERS_VARIABLE, Registration, registry_path
 from sbp_core.log.bodies import RecentBody, read_bodies
 from sbp_core.log.disk import Disk, describe_os_error, write_file
@@ -31,7 +32,7 @@ from sbp_core.log.durable_log import Log
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.rangeserver.fetching.batch_finder import Answer, response_of
-from sbp_core.records import Cut, maybe_cut, with_base_offset
+from sbp_core.rangeserver.fetching.column_reads import are_worth_parts, as_sent, read_columns
 from sbp_core.segment_format import INSTANCE_NAME, encode_instance
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.wire.checksum import Buffer, crc32_joined
@@ -78,38 +79,25 @@ def read_slots(
     """Return the bodies of `slots` as they are sent, up to the first that cannot be read.
 
     Unless it `may_wait` for the disk, that is also the first one that is not in memory. Columns
-    that `projections` leave out are cut from bodies that were verified as a whole.
+    that `projections` leave out are neither sent nor, in large batches on the disk, read.
     """
-    bodies = read_bodies(key, slots, log.recent, may_wait=may_wait)
-    recent: Sequence[RecentBody] = bodies.recent
-    buffers: list[Buffer] = []
-    for slot, body in zip(slots, bodies.data, strict=False):  # fewer if one cannot be read
-        cut = _maybe_cut(slot, body, projections)
-        if cut is not None:
-            buffers += [cut.head, *(body[start:end] for start, end in cut.runs)]
-            recent = ()
-        elif slot.prefix_bytes and slot.base_offset >= 0:
-            buffers += with_base_offset(body, slot.base_offset)
-            recent = ()
-        else:
-            buffers.append(body)
-    slot_count = len(bodies.data)
-    if isinstance(bodies.error, LogCorruptionError):
+    recent: Sequence[RecentBody] = ()
+    if projections and are_worth_parts(slots) and log.recent.maybe_bodies(slots) is None:
+        parts, error = read_columns(key, slots, projections, may_wait=may_wait)
+    else:
+        bodies = read_bodies(key, slots, log.recent, may_wait=may_wait)
+        stored = zip(slots, bodies.data, strict=False)  # fewer if one cannot be read
+        parts = [as_sent(slot, body, projections) for slot, body in stored]
+        error = bodies.error
+        if all(sent[0] is body for sent, body in zip(parts, bodies.data, strict=True)):
+            recent = bodies.recent
+    slot_count, buffers = len(parts), list(chain.from_iterable(parts))
+    if isinstance(error, LogCorruptionError):
         log.suspects.add(slots[slot_count].view.segment.base)
     if sum(map(len, buffers)) < slot_count * limits.FETCH_JOIN_BYTES:
         buffers = [b"".join(buffers)]
         recent = ()
-    return SlotBodies(tuple(buffers), slot_count, bodies.error, _joined_crc32(recent))
-
-
-def _maybe_cut(slot: Slot, body: memoryview, projections: Sequence[Projection]) -> Cut | None:
-    """Return how columns are cut out of a batch; None: it is sent whole."""
-    if not projections or slot.base_offset < 0:
-        return None
-    try:
-        return maybe_cut(body, len(body), projections, slot.base_offset)
-    except RecordBatchError:  # it is as it was appended: its reader says what is wrong with it
-        return None
+    return SlotBodies(tuple(buffers), slot_count, error, _joined_crc32(recent))
 
 
 def _joined_crc32(recent: Sequence[RecentBody]) -> int | None:
