@@ -41,12 +41,19 @@ from sbp_core.records.evolution import (
     merge_schemas,
     union_schemas,
 )
+from sbp_core.records.order_keys import order_key
 from sbp_core.records.projection import KeptColumns, Projection, maybe_kept_columns
 from sbp_core.records.small_batches import (
     Run,
     decode_batches,
     maybe_columns_together,
     small_runs,
+)
+from sbp_core.records.statistics import (
+    ColumnBounds,
+    encode_statistics,
+    may_match,
+    maybe_statistics_type,
 )
 from sbp_core.records.stream_schema import (
     StreamSchema,
@@ -63,6 +70,7 @@ __all__ = [
     "TEXTS_BYTES_SAFE",
     "BatchBuilder",
     "Change",
+    "ColumnBounds",
     "ColumnsBuilder",
     "Comparison",
     "Compression",
@@ -88,19 +96,23 @@ __all__ = [
     "encode_envelope",
     "encode_rows",
     "encode_sequences",
+    "encode_statistics",
     "encoding_of",
     "field_text",
     "find_unfit",
     "known_front",
     "map_columns",
+    "may_match",
     "maybe_columns_together",
     "maybe_cut",
     "maybe_encoding",
     "maybe_kept_columns",
     "maybe_kept_rows",
     "maybe_logical_type",
+    "maybe_statistics_type",
     "merge_schemas",
     "offsets_array",
+    "order_key",
     "peek_batch",
     "record_sizes",
     "record_too_large",

@@ -1,0 +1,18 @@
+"""The limits of the statistics of record batches, and of the filters that these are compared with.
+
+A batch whose statistics break them has none; a FETCH whose filters do is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sbp_core import limits
+
+STATISTICS_LENGTH_MAX: Final = 4 * limits.KIB
+"""Characters of the statistics of a batch: about 100 columns of numbers."""
+KEY_BYTES_MAX: Final = 32
+"""Bytes of a key in statistics and in filters; longer ones are shortened to it."""
+
+assert STATISTICS_LENGTH_MAX <= limits.BATCH_METADATA_BYTES_MAX // 4
+assert KEY_BYTES_MAX < 2**8, "their lengths are single bytes"
