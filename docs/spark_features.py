@@ -40,6 +40,12 @@ _FEATURES: Final[Mapping[str, Sequence[Feature]]] = {
             "spark/test_spark_round_trip.py::test_only_the_columns_of_a_schema",
         ),
         Feature(
+            "rows chosen by a condition",
+            True,
+            "the option [`where`](../how-to/read-some-rows.md); in streaming, too",
+            "spark/test_spark_where.py::test_rows_and_few_columns_of_a_typed_stream",
+        ),
+        Feature(
             "a schema that does not fit is refused",
             True,
             "at the first action of a batch, and at the start of a query: until then Spark does not"
@@ -50,7 +56,7 @@ _FEATURES: Final[Mapping[str, Sequence[Feature]]] = {
             "filter push-down",
             False,
             "Spark keeps one plan for a `load()`, with the filters of the last query, so rows would"
-            " be missing in others. Use `startingOffsets`, `startingTimestamp` and their ends",
+            " be missing in others. Use `where`, `startingOffsets`, `startingTimestamp` and ends",
             "spark/test_spark_filters.py::test_spark_reads_all_of_a_frame_with_the_filters_of_the_last_query",
         ),
         Feature(

@@ -63,7 +63,9 @@ class SbpDataSource(DataSource):
             options = parse_source_options(self.options, streaming=None)
             streams = select_streams(options)
             client = client_for(options.servers, Patience.RUNNING)
-            return find_columns(client, options, streams).schema
+            found = find_columns(client, options, streams)
+            found.maybe_filter(found.schema)
+            return found.schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads a batch. Raises ConfigurationError."""

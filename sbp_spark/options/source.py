@@ -9,6 +9,7 @@ from typing import Final
 
 from sbp_core.client import StreamInfo
 from sbp_core.limits import MIB
+from sbp_spark.filtering.condition import Condition
 from sbp_spark.options.declaring import (
     COUNT,
     DURATION,
@@ -239,6 +240,20 @@ def _parse_columns(given: Given) -> tuple[str, ...] | None:
 _COLUMNS: Final = Kind(_parse_columns, ",".join)
 
 
+def _parse_where(given: Given) -> Condition | None:
+    # Its parser takes half a second to import.
+    from sbp_spark.filtering.grammar import POSSIBLE, RefusedError, parse_condition
+
+    try:
+        return parse_condition(given.text)
+    except RefusedError as error:
+        given.refuse(str(error), POSSIBLE, "correct it, or leave it out")
+        return None
+
+
+_WHERE: Final[Kind[Condition | None]] = Kind(_parse_where)
+
+
 class SourceEncoding(Enum):
     """Values of the option `encoding` of a source; AUTO: columns if a stream has a schema."""
 
@@ -266,6 +281,13 @@ class Contents:
         "Columns to read, such as `id,place.city`; a dot leads into a struct, or into the structs"
         " of an array. Others are not sent by range servers, nor read from their files. A schema"
         " given with .schema(...) does the same, also for names with a comma or a dot in them."
+    )
+    where: Condition | None = option("where", _WHERE, None, unset="all rows").field(
+        "Rows to read, as a condition of Spark SQL, such as `price > 100 and country = 'DE'`: the"
+        " same rows as `df.where` would leave. Limits and partitions count the records before it,"
+        " and so do offsets, checkpoints and lags. A condition may name columns that the query does"
+        " not have. Possible are comparisons of columns with values, in, between, is null,"
+        " like 'prefix%', and, or and not."
     )
     include_headers: bool = option("includeHeaders", FLAG, False).field(
         "Whether rows have the column `headers`: true, false. A schema given with .schema(...)"

@@ -26,9 +26,11 @@ from sbp_core.client import Batches, Client, StreamInfo
 from sbp_core.errors import DamagedBatchError, ProtocolError
 from sbp_core.records import Envelope, split_envelopes
 from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.filtering.checking import RowFilter
 from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.endpoints import Servers
 from sbp_spark.options.source import FETCH_BUFFER_BYTES_DEFAULT, OnDataLoss, SourceOptions
+from sbp_spark.reading.filtered_layout import FilteredLayout
 from sbp_spark.reading.layout import (
     ColumnsLayout,
     Form,
@@ -136,7 +138,7 @@ class SpanPartition(InputPartition):
 
     Offsets that are lost by then are an error, or skipped and logged. The task holds
     about `buffer_bytes` that are not decoded yet. `columns` are the columns as the streams
-    name them, if the query names any of them otherwise.
+    name them, if the query names any of them otherwise. With a `row_filter` some rows are wanted.
     """
 
     servers: Servers
@@ -145,6 +147,7 @@ class SpanPartition(InputPartition):
     is_loss_fatal: bool = True
     buffer_bytes: int = FETCH_BUFFER_BYTES_DEFAULT
     columns: pa.Schema | None = None
+    row_filter: RowFilter | None = None
 
 
 class BrokenSequenceError(ProtocolError):
@@ -190,6 +193,10 @@ def layout_for(partition: SpanPartition, schema: pa.Schema, client: Client) -> L
     if partition.columns is not None:
         own = layout_for(replace(partition, columns=None), partition.columns, client)
         return RenamedLayout(own, schema)
+    if partition.row_filter is not None:
+        wanted = partition.row_filter
+        own = layout_for(replace(partition, row_filter=None), wanted.columns, client)
+        return FilteredLayout(own, wanted, schema)
     if not partition.form.is_typed:
         return RowsLayout(schema)
     versions = SchemaVersions(client, partition.servers)
@@ -205,6 +212,8 @@ def decode_chunks(
     is_loss_fatal: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all chunks, cut to their spans; small record batches are joined.
+
+    No batch of rows is empty, also if the layout filters them.
 
     Raises BrokenSequenceError unless the offsets are exactly those of the spans, once each, but
     for those that a chunk says were skipped. A record batch that cannot be decoded raises
@@ -289,7 +298,9 @@ class _Joiner:
     def flush(self) -> Iterator[pa.RecordBatch]:
         """Yield what waits, as one batch."""
         if self._pieces:
-            yield self._layout.join(self._pieces)
+            rows = self._layout.join(self._pieces)
+            if rows.num_rows:
+                yield rows
         self._pieces = []
         self._row_count = self._size_bytes = 0
 
@@ -312,12 +323,13 @@ def plan_read(
     form: Form,
     *,
     columns: pa.Schema | None = None,
+    row_filter: RowFilter | None = None,
     as_of: int | None = None,
 ) -> Planned:
     """Return the partitions that read the intervals, in the form that the query has chosen.
 
-    `columns` is as in SpanPartition; `as_of` is the revision of the metadata, if the caller
-    knows the current one.
+    `columns` and `row_filter` are as in SpanPartition; `as_of` is the revision of the metadata, if
+    the caller knows the current one.
 
     The same intervals are cut in the same way whenever they are planned, as long as the ranges of
     the streams are the same. Raises DataLossError if some offsets are no longer stored, unless
@@ -354,6 +366,7 @@ def plan_read(
             is_loss_fatal=is_loss_fatal,
             buffer_bytes=options.partitions.buffer_bytes,
             columns=columns,
+            row_filter=row_filter,
         )
         for each in planned
     ]
@@ -397,14 +410,22 @@ class SbpBatchReader(DataSourceReader):
             client = client_for(options.servers, Patience.RUNNING)
             columns = find_columns(client, options, streams)
             columns.check(self._schema)
+            wanted = columns.maybe_filter(self._schema)
             bounds = {bound.stream_id: bound for bound in client.stream_bounds(list(streams))}
             starts = starting_offsets(client, options, bounds, streams)
             ends = ending_offsets(client, options, bounds, streams)
             if options.ending is not None:
                 check_ends(options.ending.option, starts, ends, streams)
             intervals = [Interval(each, starts[each], ends[each]) for each in streams]
-            renamed = columns.maybe_renamed(self._schema)
-            planned = plan_read(client, options, intervals, streams, columns.form, columns=renamed)
+            planned = plan_read(
+                client,
+                options,
+                intervals,
+                streams,
+                columns.form,
+                columns=columns.maybe_renamed(self._schema),
+                row_filter=wanted,
+            )
         # Spark makes a partition of its own where there is none.
         return planned.partitions or [SpanPartition(options.servers, ())]
 

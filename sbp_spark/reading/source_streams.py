@@ -14,6 +14,8 @@ from sbp_core.records import StreamSchema, union_schemas
 from sbp_spark.client_pool import describe_refs, first_contact
 from sbp_spark.column_schema import METADATA_COLUMN, METADATA_FIELD
 from sbp_spark.column_selection import select_columns
+from sbp_spark.filtering.checking import RowFilter, row_filter
+from sbp_spark.filtering.condition import Condition
 from sbp_spark.logical_types import logical_arrow_schema, logical_spark_schema
 from sbp_spark.options.source import Contents, SourceEncoding, SourceOptions
 from sbp_spark.options.stream_selection import StreamList, StreamPattern, StreamRef
@@ -135,10 +137,16 @@ def _check_distinct(selection: StreamList, infos: Sequence[StreamInfo]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SourceColumns:
-    """The columns of a source, for Spark, and in which form records have them."""
+    """The columns of a source, for Spark, and in which form records have them.
+
+    `schema` has those that the option `columns` selects, `whole` all of them. Rows are those for
+    which `where` is true.
+    """
 
     schema: StructType
     form: Form
+    whole: StructType
+    where: Condition | None = None
 
     def check(self, given: StructType) -> None:
         """Raise ConfigurationError, naming all faults, unless `given` can be read.
@@ -170,6 +178,16 @@ class SourceColumns:
         named = as_named(given, there)
         return None if named == given else logical_arrow_schema(named)
 
+    def maybe_filter(self, given: StructType) -> RowFilter | None:
+        """Return what filters the rows of a query with the columns `given`, which were checked.
+
+        Raises ConfigurationError if the condition does not fit the columns.
+        """
+        if self.where is None:
+            return None
+        named = logical_arrow_schema(as_named(given, self.whole))
+        return row_filter(self.where, named, logical_arrow_schema(self.whole))
+
 
 def find_columns(
     client: Client, options: SourceOptions, streams: Mapping[int, StreamInfo]
@@ -199,10 +217,11 @@ def find_columns(
             "option includeMetadata: no stream has a schema, and rows have these columns"
             " anyway; remove it"
         )
+    rows = source_schema(include_headers=True)
+    schema = source_schema(include_headers=contents.include_headers)
     if contents.columns is not None:
-        rows = source_schema(include_headers=True)
-        return SourceColumns(select_columns(rows, contents.columns), Form.ROWS)
-    return SourceColumns(source_schema(include_headers=contents.include_headers), Form.ROWS)
+        schema = select_columns(rows, contents.columns)
+    return SourceColumns(schema, Form.ROWS, rows, contents.where)
 
 
 def _typed(
@@ -215,17 +234,22 @@ def _typed(
         )
     named = {streams[each].label: version.schema for each, version in newest.items()}
     # A schema may drop a requirement while the query runs.
-    schema = _nullable(logical_spark_schema(_union(named).arrow))
+    whole = schema = _nullable(logical_spark_schema(_union(named).arrow))
     if contents.columns is not None:
         schema = select_columns(schema, contents.columns)
     if not contents.include_metadata:
-        return SourceColumns(schema, Form.COLUMNS)
-    if METADATA_COLUMN in map(str.lower, schema.names):
+        return SourceColumns(schema, Form.COLUMNS, whole, contents.where)
+    if METADATA_COLUMN in map(str.lower, whole.names):
         raise ConfigurationError(
             f"option includeMetadata: the streams have a column {METADATA_COLUMN} of their own;"
             " remove the option, or write to other streams without that column"
         )
-    return SourceColumns(StructType([*schema.fields, METADATA_FIELD]), Form.COLUMNS_WITH_METADATA)
+    return SourceColumns(
+        StructType([*schema.fields, METADATA_FIELD]),
+        Form.COLUMNS_WITH_METADATA,
+        StructType([*whole.fields, METADATA_FIELD]),
+        contents.where,
+    )
 
 
 def _nullable(schema: StructType) -> StructType:

@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from sbp_spark.filtering.checking import RowFilter
 from sbp_spark.logical_types import is_kept_by_arrow, logical_arrow_schema
 from sbp_spark.options.source import SourceOptions, parse_source_options
 from sbp_spark.reading.input_partitions import plan_read, read_partition
@@ -60,6 +61,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
         self._checked_options: SourceOptions | None = None
         self._form = Form.ROWS
         self._renamed: pa.Schema | None = None
+        self._row_filter: RowFilter | None = None
         self._watch: StreamWatch | None = None
         self._snapshot = Snapshot()
         self._is_available_now = False
@@ -179,6 +181,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
                 streams,
                 self._form,
                 columns=self._renamed,
+                row_filter=self._row_filter,
                 as_of=as_of,
             )
             self._losses.note(planned.losses)
@@ -210,6 +213,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
                 streams = watch.streams()
                 columns = find_columns(watch.client, options, streams)
                 columns.check(self._given_schema)
+                self._row_filter = columns.maybe_filter(self._given_schema)
             self._checked_options = options.knowing(streams.values())
             self._form = columns.form
             self._renamed = columns.maybe_renamed(self._given_schema)

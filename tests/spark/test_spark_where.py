@@ -1,0 +1,93 @@
+"""The option `where`: the same rows as those that `df.where` leaves."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from random import Random
+
+import pyarrow as pa
+import pytest
+from conditions import random_condition, random_rows
+from pyspark.errors import PySparkException
+from spark_streams import append_values, numbered
+from typed_streams import append_columns, rows_in, schema_of
+
+from sbp_spark.filtering.checking import row_filter
+from sbp_spark.filtering.grammar import parse_condition
+from sbp_spark.filtering.masks import matching
+
+SEED = 5
+CONDITIONS = 150
+PLACE = pa.struct({"city": pa.string(), "zip": pa.int32()})
+
+
+def test_conditions_are_true_for_the_rows_for_which_they_are_in_spark(spark):
+    random = Random(SEED)
+    rows = random_rows(random, 200)
+    texts = [random_condition(random) for _ in range(CONDITIONS)]
+    frame = spark.createDataFrame(pa.Table.from_batches([rows]))
+    of_spark = frame.selectExpr(*(f"({text}) is true" for text in texts)).toArrow()
+    numbered_rows = rows.append_column("row", pa.array(range(rows.num_rows), pa.int32()))
+    for text, expected in zip(texts, of_spark.columns, strict=True):
+        wanted = row_filter(parse_condition(text), numbered_rows.schema, numbered_rows.schema)
+        found = matching(wanted.condition, numbered_rows).column("row").to_pylist()
+        assert found == [row for row, is_true in enumerate(expected.to_pylist()) if is_true], text
+
+
+@pytest.fixture(scope="module")
+def versions(new_streams, client):
+    """A stream whose second version adds a column and widens another."""
+    (stream,) = new_streams(1)
+    place = {"city": "Köln", "zip": 50667}
+    first = schema_of(Id=pa.int32(), place=PLACE)
+    append_columns(client, stream, rows_in(first, [{"Id": n, "place": place} for n in range(3)]))
+    second = schema_of(Id=pa.int64(), place=PLACE, price=pa.float64())
+    rows = [{"Id": n, "price": n / 2} for n in range(3, 6)]
+    append_columns(client, stream, rows_in(second, rows))
+    return stream
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "price is null or price >= 2",
+        "id > 1 and (place.city = 'Köln' or price = 2.5)",
+        "_metadata.offset in (1, 4)",
+    ],
+)
+def test_rows_and_few_columns_of_a_typed_stream(sbp, versions, where):
+    metadata = {"includeMetadata": str("_metadata" in where).lower()}
+    expected = sbp.load(versions, **metadata).where(where).select("place.zip").collect()
+    found = sbp.load(versions, where=where, columns="place.zip", **metadata)
+    assert found.select("place.zip").collect() == expected != []
+
+
+def test_columns_of_the_query_keep_their_names_types_and_structs(sbp, versions):
+    given = sbp.spark.read.format("sbp").schema("ID decimal(20,0), PLACE struct<ZIP int>")
+    found = given.options(
+        endpoint=sbp.endpoint, streams=versions, where="Id >= 1.5 and price is null"
+    )
+    rows = found.load().collect()
+    assert [row.asDict(recursive=True) for row in rows] == [
+        {"ID": Decimal(2), "PLACE": {"ZIP": 50667}}
+    ]
+
+
+def test_a_query_of_a_plain_stream(sbp, new_streams, client, checkpoint):
+    source, target = new_streams(2)
+    append_values(client, source, numbered(0, 5))
+    where = "offset in (1, 2, 3) and value != X'32'"
+    assert sbp.load(source, where=where, columns="value").count() == 2
+    query = sbp.copy(sbp.load_stream(source, where=where), target, checkpoint)
+    assert sbp.values(target) == [b"1", b"3"]
+    append_values(client, source, numbered(0, 5))
+    query = sbp.copy(sbp.load_stream(source, where=where), target, checkpoint)
+    assert sbp.values(target) == [b"1", b"3"], "later rows are read, and none matches"
+    assert query.lastProgress["numInputRows"] == 0
+
+
+def test_a_wrong_condition_is_refused_when_a_source_is_loaded(sbp, versions):
+    with pytest.raises(PySparkException, match=r"where has UPPER.*df\.where"):
+        sbp.load(versions, where="upper(name) = 'A'")
+    with pytest.raises(PySparkException, match="column prise does not exist; did you mean price"):
+        sbp.load(versions, where="prise > 1")
