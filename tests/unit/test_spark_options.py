@@ -368,6 +368,7 @@ def test_every_option_of_the_source_table_is_known():
         "includeHeaders": "false",
         "encoding": "columns",
         "columns": "id,place.city",
+        "where": "place.city is null and id > 1",
         "includeMetadata": "true",
         "networkCompression": "none",
         "isolationClass": "backfill",

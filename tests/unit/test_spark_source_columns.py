@@ -72,11 +72,13 @@ def find(*schemas, **options):
 
 
 def test_a_stream_with_a_schema_is_read_as_columns_and_one_without_as_rows():
-    assert find(ORDERS) == SourceColumns(
-        StructType([StructField("id", IntegerType()), StructField("price", DecimalType(9, 2))]),
-        Form.COLUMNS,
+    columns = StructType(
+        [StructField("id", IntegerType()), StructField("price", DecimalType(9, 2))]
     )
-    assert find(None) == SourceColumns(source_schema(include_headers=False), Form.ROWS)
+    assert find(ORDERS) == SourceColumns(columns, Form.COLUMNS, columns)
+    assert find(None) == SourceColumns(
+        source_schema(include_headers=False), Form.ROWS, source_schema(include_headers=True)
+    )
     assert find(ORDERS, encoding="rows").form is Form.ROWS
     assert find(None, encoding="rows", includeHeaders="true").schema.names[-1] == "headers"
     assert find(None, includeHeaders="true").schema.names[-1] == "headers"
