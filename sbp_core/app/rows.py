@@ -90,7 +90,7 @@ class Target:
 
     def mapped(self, batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
         """Return rows with the columns of the stream. Raises SchemaError for what does not fit."""
-        canonical = batch.cast(StreamSchema.of(pa.schema(map(_without_views, batch.schema))).arrow)
+        canonical = batch.cast(StreamSchema.of(pa.schema(map(_without_variants, batch.schema))).arrow)
         if self.schema is None:
             return _plain(canonical, now_us)
         return map_columns(canonical, self.schema.arrow, is_loss_allowed=False)
@@ -113,17 +113,17 @@ def _counted(batch: bytes) -> Encoded:
     return Encoded(batch, peek_batch(batch).record_count)
 
 
-def _without_views(field: pa.Field) -> pa.Field:
-    """Return a field whose text and bytes are no views, which data frames have, and streams not."""
+def _without_variants(field: pa.Field) -> pa.Field:
+    """Return a field whose text and bytes are plain: data frames have views, or large ones."""
     kind = field.type
-    if pa.types.is_string_view(kind):
+    if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
         kind = pa.string()
-    elif pa.types.is_binary_view(kind):
+    elif pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
         kind = pa.binary()
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = pa.list_(_without_views(kind.value_field))
+        kind = pa.list_(_without_variants(kind.value_field))
     elif pa.types.is_struct(kind):
-        kind = pa.struct([_without_views(kind.field(index)) for index in range(kind.num_fields)])
+        kind = pa.struct([_without_variants(kind.field(index)) for index in range(kind.num_fields)])
     return field.with_type(kind)
 
 
