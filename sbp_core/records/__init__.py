@@ -42,6 +42,7 @@ from sbp_core.records.evolution import (
     union_schemas,
 )
 from sbp_core.records.order_keys import order_key
+from sbp_core.records.merging import merge_batches
 from sbp_core.records.projection import KeptColumns, Projection, maybe_kept_columns
 from sbp_core.records.small_batches import (
     Run,
@@ -110,6 +111,7 @@ __all__ = [
     "maybe_kept_rows",
     "maybe_logical_type",
     "maybe_statistics_type",
+    "merge_batches",
     "merge_schemas",
     "offsets_array",
     "order_key",

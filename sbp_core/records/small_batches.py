@@ -47,7 +47,7 @@ _OFFSET: Final = np.dtype("<i4")
 _BITS: Final = 8
 
 
-class _Small(NamedTuple):
+class Small(NamedTuple):
     """A small batch: its decoded size, and the outline of its message if that is unchecked."""
 
     decoded_bytes: int
@@ -67,7 +67,7 @@ class Run:
         """Whether a small batch may be added."""
         return not self.envelopes or _kind(self.envelopes[0]) == _kind(envelope)
 
-    def add(self, envelope: Envelope, small: _Small | None) -> None:
+    def add(self, envelope: Envelope, small: Small | None) -> None:
         """Add a batch."""
         self.envelopes.append(envelope)
         self.row_count += envelope.record_count
@@ -106,7 +106,7 @@ def small_runs(
     """
     run = Run()
     for envelope in envelopes:
-        small = _maybe_small(envelope)
+        small = maybe_small(envelope)
         if run.envelopes and (small is None or not run.takes(envelope)):
             yield run
             run = Run()
@@ -127,13 +127,21 @@ def decode_batches(
     Any other is decoded alone, as by `decode_batch`. Raises RecordBatchError.
     """
     for run in small_runs(envelopes, rows_enough=rows_enough, bytes_enough=bytes_enough):
-        first = run.envelopes[0]
-        is_whole_rows = not encoding_of(first).is_typed and first.projection is None
-        together = run.maybe_joined(ROWS_SCHEMA, _ROWS_MESSAGE) if is_whole_rows else None
+        together = maybe_rows_together(run)
         if together is None:
             yield from map(decode_batch, run.envelopes)
         else:
             yield together
+
+
+def maybe_rows_together(run: Run) -> pa.RecordBatch | None:
+    """Return the rows of small batches of whole rows, fully validated.
+
+    None for what has to be decoded batch by batch: one alone, others, and where one is damaged.
+    """
+    first = run.envelopes[0]
+    is_whole_rows = not encoding_of(first).is_typed and first.projection is None
+    return run.maybe_joined(ROWS_SCHEMA, _ROWS_MESSAGE) if is_whole_rows else None
 
 
 def maybe_columns_together(
@@ -156,7 +164,12 @@ def maybe_columns_together(
     return batch
 
 
-def _maybe_small(envelope: Envelope) -> _Small | None:
+def maybe_small(envelope: Envelope) -> Small | None:
+    """Return the size of a batch if it may be decoded with others, None for a large one.
+
+    None as well for one that is no Arrow message by its encoding. Raises DamagedBatchError for one
+    that should be.
+    """
     body = envelope.body
     is_short = len(body) < _SMALL_BYTES and len(body) % BUFFER_ALIGNMENT_BYTES == 0
     if not is_short or not encoding_of(envelope).is_message:
@@ -164,11 +177,11 @@ def _maybe_small(envelope: Envelope) -> _Small | None:
     try:
         outline = read_outline(body, record_count=envelope.record_count)
         if outline.compression is None:
-            return _Small(outline.buffers_bytes, outline)
+            return Small(outline.buffers_bytes, outline)
         decoded_bytes = check_outline(outline, body).decoded_bytes
     except RecordBatchError as error:
         raise envelope.damage(error) from error
-    return _Small(decoded_bytes, None) if decoded_bytes < _SMALL_BYTES else None
+    return Small(decoded_bytes, None) if decoded_bytes < _SMALL_BYTES else None
 
 
 def _kind(envelope: Envelope) -> tuple[str | None, ...]:

@@ -1,0 +1,202 @@
+"""Batches that are merged: the same records at the same offsets, and with the same times."""
+
+import datetime as dt
+
+import pyarrow as pa
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbp_core.errors import RecordBatchError
+from sbp_core.records import (
+    ROWS_SCHEMA,
+    StreamSchema,
+    decode_batch,
+    decode_envelope,
+    encode_columns,
+    encode_envelope,
+    encode_rows,
+    merge_batches,
+    merging,
+)
+from sbp_core.records.encodings.sequence import encode_sequence_record
+from sbp_core.records.envelope import encode_sequence_envelope
+from sbp_core.wire._generated import RecordMeta
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=4)
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+TIMES_MS = st.integers(-(10**12), 10**12)
+RECORDS = st.fixed_dictionaries(
+    {
+        "key": st.none() | st.binary(max_size=5),
+        "value": st.none() | st.binary(max_size=9),
+        "headers": st.none() | st.lists(st.tuples(TEXT, st.none() | st.binary(max_size=3))),
+        "timestamp": st.none() | TIMES_MS.map(lambda ms: EPOCH + dt.timedelta(milliseconds=ms)),
+    }
+)
+LISTS = st.lists(RECORDS, min_size=1, max_size=6)
+COMPRESSIONS = st.sampled_from(["none", "none", "none", "lz4", "zstd"])
+TYPED = StreamSchema(pa.schema([pa.field("n", pa.int64())]))
+
+
+def rows_of(values):
+    return pa.RecordBatch.from_pylist(values, schema=ROWS_SCHEMA)
+
+
+@st.composite
+def adjacent(draw):
+    """Batches of a stream one after the other: most of rows, some that have to stay."""
+    batches, offset = [], draw(st.integers(0, 2**40))
+    for values in draw(st.lists(LISTS, min_size=1, max_size=8)):
+        batch = draw(a_batch(values, offset))
+        batches.append(batch)
+        offset += decode_envelope(batch).record_count
+    return batches
+
+
+@st.composite
+def a_batch(draw, values, offset):
+    time_ms, count = draw(TIMES_MS), len(values)
+    match draw(st.sampled_from(["rows"] * 8 + ["damaged", "columns", "sequence", "unknown"])):
+        case "rows":
+            compression = draw(COMPRESSIONS)
+            return encode_rows(
+                rows_of(values),
+                stream_id=1,
+                timestamp_ms=time_ms,
+                compression=compression,
+                base_offset=offset,
+            )
+        case "damaged":
+            batch = bytearray(
+                encode_rows(rows_of(values), stream_id=1, timestamp_ms=time_ms, base_offset=offset)
+            )
+            batch[draw(st.integers(len(batch) - 100, len(batch) - 1))] ^= draw(st.integers(1, 255))
+            return bytes(batch)
+        case "columns":
+            typed = pa.RecordBatch.from_pydict({"n": list(range(count))}, schema=TYPED.arrow)
+            return encode_columns(
+                typed, TYPED, stream_id=1, timestamp_ms=time_ms, base_offset=offset
+            )
+        case "sequence":
+            records = [encode_sequence_record(RecordMeta(at), b"v") for at in range(count)]
+            batch = encode_sequence_envelope(records, stream_id=1, base_timestamp_ms=time_ms)
+            return batch[:1] + offset.to_bytes(8, "big") + batch[9:]
+    return encode_envelope(
+        [bytes(count)],
+        stream_id=1,
+        record_count=count,
+        base_timestamp_ms=time_ms,
+        encoding="new",
+        base_offset=offset,
+    )
+
+
+def merged(batches):
+    """All batches, merged as a server does."""
+    found, at = [], 0
+    while at < len(batches):
+        count, batch = merge_batches(memoryview(each) for each in batches[at:])
+        found += batches[at : at + count] if batch is None else [batch]
+        at += count
+    assert at == len(batches)
+    return found
+
+
+def records(batch):
+    """Offset, time, and the rest of each record, as a reader has them."""
+    envelope = decode_envelope(batch)
+    own = EPOCH + dt.timedelta(milliseconds=envelope.base_timestamp_ms)
+    for offset, row in enumerate(decode_batch(envelope).to_pylist(), envelope.base_offset):
+        yield offset, row | {"timestamp": row["timestamp"] or own}
+
+
+def is_readable(batch):
+    try:
+        return bool(list(records(batch)))
+    except RecordBatchError:
+        return False
+
+
+@settings(deadline=None, max_examples=examples(300))
+@given(adjacent())
+def test_the_records_are_the_same_and_what_cannot_be_merged_stays(batches):
+    found = merged(batches)
+    before = [item for each in batches if is_readable(each) for item in records(each)]
+    assert [item for each in found if is_readable(each) for item in records(each)] == before
+    unreadable = [each for each in batches if not is_readable(each)]
+    assert [each for each in found if not is_readable(each)] == unreadable
+    assert merged(found) == merged(merged(found)), "nothing is merged without end"
+
+
+@settings(deadline=None, max_examples=examples(50))
+@given(st.lists(LISTS, min_size=2, max_size=8), COMPRESSIONS, st.lists(TIMES_MS, min_size=8))
+def test_batches_of_rows_become_one(lists, compression, times_ms):
+    batches, offset = [], 7
+    for values, time_ms in zip(lists, times_ms, strict=False):
+        batches.append(
+            encode_rows(
+                rows_of(values),
+                stream_id=3,
+                timestamp_ms=time_ms,
+                compression=compression,
+                base_offset=offset,
+            )
+        )
+        offset += len(values)
+    (batch,) = merged(batches)
+    envelope = decode_envelope(batch)
+    assert (envelope.stream_id, envelope.base_offset, envelope.end_offset) == (3, 7, offset)
+    assert envelope.base_timestamp_ms == times_ms[0]
+    assert list(records(batch)) == [item for each in batches for item in records(each)]
+
+
+def one(offset, value=b"v", stream_id=1, time_ms=0, **options):
+    row = {"key": None, "value": value, "headers": None, "timestamp": None}
+    return encode_rows(
+        rows_of([row]), stream_id=stream_id, timestamp_ms=time_ms, base_offset=offset, **options
+    )
+
+
+def test_a_merged_batch_ends_where_it_is_large_enough():
+    batches = [one(offset, bytes(20_000)) for offset in range(100)]
+    sizes = [len(each) for each in merged(batches)]
+    assert len(sizes) == 2
+    assert merging.MERGED_BYTES <= sizes[0] < merging.MERGED_BYTES + 32_768
+    large = [one(0, bytes(40_000)), one(1, bytes(40_000))]
+    assert merged(large) == large
+
+
+def test_it_has_a_bounded_number_of_records(monkeypatch):
+    monkeypatch.setattr(merging, "MERGED_RECORDS_MAX", 10)
+    found = merged([one(offset) for offset in range(25)])
+    assert [decode_envelope(each).record_count for each in found] == [10, 10, 5]
+
+
+def test_only_adjacent_batches_of_a_stream_that_are_compressed_alike_belong_together():
+    for batches in (
+        [one(0), one(2)],
+        [one(0), one(1, stream_id=2)],
+        [one(0), one(1, compression="lz4")],
+        [one(0, compression="zstd"), one(1, compression="lz4")],
+        [one(0, time_ms=2**62), one(1)],  # a time that no record can have
+    ):
+        assert merged(batches) == batches
+
+
+def test_an_envelope_with_anything_that_is_not_known_stays():
+    """Another version wrote it: what that meant must not be lost."""
+    foreign = one(0).replace(b"body_bytes", b"body_bytez")
+    assert merged([foreign, one(1)]) == [foreign, one(1)]
+
+
+def test_no_batch_is_read_behind_the_first_that_does_not_belong():
+    read = []
+
+    def batches():
+        for each in (one(0), one(1), one(5), one(6)):
+            read.append(each)
+            yield each
+
+    assert merge_batches(batches())[0] == 2
+    assert len(read) == 3
