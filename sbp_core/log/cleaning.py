@@ -1,5 +1,7 @@
 """Freeing the space of dead batches: those of deleted streams, trimmed ones, and dropped ones.
 
+Small batches that stay are merged (merging.py).
+
 Only full segments are cleaned, one at a time. The first segments of the log are removed once no
 batch in them is live. A later segment with few live batches is rewritten without the dead ones: it
 covers the same positions, with fewer entries. The new file begins with the snapshot of the old
@@ -10,6 +12,9 @@ A batch is live if its stream was not deleted and it reaches beyond the start of
 batch is live until its transaction ends; once published, it is live as its offsets are; a dropped
 one is dead. Only the segments that published batches know that. So all of those
 are read before any segment is removed.
+
+A segment in which most batches are small neighbours is rewritten once to merge them, as soon as it
+is full. Not one that has entries of replicated ranges: their history would be lost early.
 
 All entries of a replicated range are live until it is settled, dropped and trimmed batches too:
 another replica may need them. Snapshots say how many entries each range has, so it is known which
@@ -33,7 +38,7 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,6 +53,7 @@ from sbp_core.log.disk import TEMPORARY_SUFFIX, translate_os_error
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
 from sbp_core.log.index_file import SegmentIndex, SegmentUse, index_path
+from sbp_core.log.merging import Merge, Merger, Runs, find_runs
 from sbp_core.log.segment import Segment, SegmentView, corruption
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.segment_writer import TimedEntry, write_segment
@@ -118,20 +124,33 @@ class Liveness:
         return self._weigh(segment, index, extent, len(extent.sealed))
 
     def _weigh(self, segment: Segment, index: SegmentIndex, extent: Extent, at: int) -> SegmentUse:
-        has_unsettled = self._has_unsettled(index, extent, at)
+        has_unsettled = self._has_entries_of(self.unsettled, index, extent, at)
         live_bytes = index.staged_bytes
         if self.is_known and not has_unsettled:
             live_bytes = self.staged.bytes_between(segment.base, segment.end)
         return replace(index.held(self.live_from, live_bytes), has_unsettled=has_unsettled)
 
-    def _has_unsettled(self, index: SegmentIndex, extent: Extent, at: int) -> bool:
-        """Whether any unsettled range has more entries at the end of a segment than before it."""
-        if not self.unsettled:
+    def _has_entries_of(
+        self, keys: Collection[RangeKey], index: SegmentIndex, extent: Extent, at: int
+    ) -> bool:
+        """Whether any of these replicated ranges has numbered entries in a segment."""
+        if not keys:
             return False
         before = self.log.lookup.index(extent, at - 1) if at else None
-        return any(
-            index.seq(key) > (0 if before is None else before.seq(key)) for key in self.unsettled
-        )
+        return any(index.seq(key) > (0 if before is None else before.seq(key)) for key in keys)
+
+    def runs(self, extent: Extent, at: int) -> Runs:
+        """Return the small batches of a full segment that may be merged. Raises LogError.
+
+        It is not worth a rewrite a second time: what could be merged was.
+        """
+        index = self.log.lookup.index(extent, at)
+        found = find_runs(index.listed(self.live_from))
+        if not found.is_worth_it:
+            return found
+        replicated = index.replicated_ranges()
+        has_history = self._has_entries_of(replicated, index, extent, at)
+        return replace(found, is_worth_it=not extent.sealed[at].generation and not has_history)
 
     def kept(self, view: SegmentView, *, has_unsettled: bool) -> Iterator[TimedEntry]:
         """Yield the snapshot of a segment and what is live in it, each with its time.
@@ -205,20 +224,29 @@ class Cleaned:
     removed_count: int = 0
     rewritten_count: int = 0
     freed_bytes: int = 0
+    merged_count: int = 0
+    """Batches that are part of others now."""
 
     def __add__(self, other: Cleaned) -> Cleaned:
         return Cleaned(
             self.removed_count + other.removed_count,
             self.rewritten_count + other.rewritten_count,
             self.freed_bytes + other.freed_bytes,
+            self.merged_count + other.merged_count,
         )
 
 
 class Cleaner:
-    """Cleans one log. It belongs to one thread; `stop` may be called from any."""
+    """Cleans one log. It belongs to one thread; `stop` may be called from any.
 
-    def __init__(self, log: Log) -> None:
+    With `merge` small batches are merged.
+    """
+
+    def __init__(self, log: Log, merge: Merge | None = None) -> None:
         self._log = log
+        self._merge = merge
+        self._unmerged: set[Segment] = set()
+        """Full segments of which it is known that they are not worth a rewrite for merging."""
         self._liveness = LivenessSeeker(log)
         self._is_stopping = threading.Event()
         self._doomed: deque[Segment] = deque()
@@ -237,8 +265,9 @@ class Cleaner:
     ) -> Cleaned:
         """Free what can be freed. Raises LogError when the disk fails; try again then.
 
-        A segment is rewritten if less of it is live than `live_share_max`, and if what is live
-        takes at most `room_bytes`. One that is damaged stays as it is, and is logged once.
+        A segment is rewritten if less of it is live than `live_share_max`, or to merge its batches,
+        and if what is live takes at most `room_bytes`. One that is damaged stays as it is, and is
+        logged once.
         """
         found = self._liveness.find()
         cleaned = self._remove_front(found)
@@ -256,7 +285,7 @@ class Cleaner:
             is_dead_enough = weighed.live_bytes < live_share_max * weighed.held_bytes
             left_bytes = room_bytes + cleaned.freed_bytes - LOG_LEFT_BYTES_MIN
             has_room = not weighed.live_bytes or weighed.live_bytes <= left_bytes
-            if not is_dead_enough or not has_room:
+            if not has_room or not (is_dead_enough or self._is_mergeable(found, extent, at)):
                 held |= weighed.stream_ids
                 continue
             try:
@@ -264,6 +293,7 @@ class Cleaner:
                 held |= weighed.live_stream_ids
             except LogCorruptionError as error:
                 self._report(extent.sealed[at], error)
+                self._unmerged.add(extent.sealed[at])
                 held |= weighed.stream_ids
             extent = self._log.extent
         if is_all_known:
@@ -277,6 +307,17 @@ class Cleaner:
         except LogCorruptionError as error:
             self._report(extent.sealed[at], error)
             return None
+
+    def _is_mergeable(self, found: Liveness, extent: Extent, at: int) -> bool:
+        """Whether a segment is to be rewritten for its small batches. Raises LogError."""
+        segment = extent.sealed[at]
+        if self._merge is None or segment.generation or segment in self._unmerged:
+            return False
+        is_worth_it = found.runs(extent, at).is_worth_it
+        if not is_worth_it:
+            self._unmerged &= set(extent.sealed)
+            self._unmerged.add(segment)
+        return is_worth_it
 
     def _remove_front(self, found: Liveness) -> Cleaned:
         """Remove the first segments, up to the first one with a live batch."""
@@ -324,7 +365,11 @@ class Cleaner:
         ranges = log.lookup.ranges_after(extent, at)
         with log.lookup.views.pinned(segment) as view:
             header = SegmentHeader(segment.base, segment.generation + 1, segment.end)
-            kept = found.kept(view, has_unsettled=has_unsettled)
+            kept, merger = found.kept(view, has_unsettled=has_unsettled), None
+            if self._merge is not None:
+                index = log.lookup.index(extent, at)
+                merger = Merger(view, index, found.runs(extent, at), self._merge)
+                kept = merger.merged(kept)
             rewritten, rows = write_segment(log.disk, fresh, header, kept)
             with translate_os_error(LogWriteError, "replacing", path):
                 failpoint("cleaner.before_replace")
@@ -334,7 +379,11 @@ class Cleaner:
             log.replace_sealed({segment: rewritten})
         log.lookup.drop(segment)
         self._sync_names()
-        return Cleaned(rewritten_count=1, freed_bytes=segment.size - rewritten.size)
+        return Cleaned(
+            rewritten_count=1,
+            freed_bytes=segment.size - rewritten.size,
+            merged_count=0 if merger is None else merger.merged_count,
+        )
 
     def _sync_names(self) -> None:
         with translate_os_error(LogWriteError, "syncing", self._log.directory):

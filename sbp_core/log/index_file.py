@@ -265,6 +265,24 @@ class SegmentUse:
     has_unsettled: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ListedBatches:
+    """The batches that a segment lists, by stream, range and offset, a column of each field.
+
+    `is_own` says which are plain batches in the segment itself, of a range that has one replica;
+    `is_live` which reach beyond the start of their range.
+    """
+
+    stream_id: npt.NDArray[np.int64]
+    range_index: npt.NDArray[np.int32]
+    base_offset: npt.NDArray[np.int64]
+    count: npt.NDArray[np.uint32]
+    length: npt.NDArray[np.uint32]
+    time_ms: npt.NDArray[np.uint64]
+    is_own: npt.NDArray[np.bool_]
+    is_live: npt.NDArray[np.bool_]
+
+
 class SegmentIndex:
     """The index of one segment, over bytes that were checked.
 
@@ -375,6 +393,30 @@ class SegmentIndex:
         """Return which batches that were staged are live, by what `live_from` says of a range."""
         wanted = (self._columns["prefix_bytes"] > 0) & self._is_live(live_from)
         return StagedRows(self._columns["position"][wanted], self._columns["length"][wanted])
+
+    def listed(self, live_from: Callable[[RangeKey], int]) -> ListedBatches:
+        """Return all batches; those are live that reach beyond what `live_from` says of a range."""
+        columns = self._columns
+        row_counts = np.diff(columns["row_end"], prepend=0)
+        is_own = columns["prefix_bytes"] == 0
+        if len(columns["seq"]):
+            is_own &= (columns["seq"] < 0).repeat(row_counts)
+        return ListedBatches(
+            columns["stream_id"].repeat(row_counts),
+            columns["range_index"].repeat(row_counts),
+            columns["base_offset"],
+            columns["count"],
+            columns["length"],
+            columns["time_ms"],
+            is_own,
+            self._is_live(live_from),
+        )
+
+    def replicated_ranges(self) -> list[RangeKey]:
+        """Return the ranges that have several replicas."""
+        if not len(self._columns["seq"]):
+            return []
+        return [logged.key for logged in self.ranges() if logged.prefix is not None]
 
     def held(self, live_from: Callable[[RangeKey], int], staged_live_bytes: int) -> SegmentUse:
         """Weigh the batches; those are live that reach beyond what `live_from` says of a range.

@@ -69,15 +69,18 @@ class ReadableLog:
     def batches_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
         """Yield the batches of a range from the one that holds `offset` to the last.
 
-        None is yielded for an offset behind the last one. Raises LogCorruptionError where the next
-        batch is lost, LogError when the log is closed or cannot be read.
+        None is yielded for an offset behind the last one. It may end early, where the next one is a
+        part of a larger batch now. Raises LogCorruptionError where the next batch is lost, LogError
+        when the log is closed or cannot be read.
         """
-        end_offset = self._end_offset(key)
+        end_offset, first_offset = self._end_offset(key), offset
         while offset < end_offset:
             self._check_readable()
             extent = self.extent
             try:
                 for slot in self.lookup.slots_from(extent, key, offset):
+                    if slot.base_offset < offset > first_offset:
+                        return  # its first records were yielded already
                     yield slot
                     offset = slot.end_offset
                     if offset >= end_offset:

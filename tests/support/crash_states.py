@@ -15,10 +15,10 @@ from pathlib import Path
 
 from faulty_disk import FAILING_OPERATIONS, FaultyDisk
 from log_files import DIRECTORY, batch, contents, created
-from log_model import Key, Model
+from log_merging import check_batches, concatenate
+from log_model import Model
 
 from sbp_core.errors import LogError
-from sbp_core.log.bodies import read_bodies
 from sbp_core.log.cleaning import Cleaner
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import APPENDED_KINDS, Entry
@@ -82,6 +82,7 @@ class LifeOfALog:
         """Do `action_count` actions, some ended by a kill or a power cut, and close the log."""
         actions = {
             self._append: 30,
+            self._append_small: 3,
             self._append_unsynced: 6,
             self._sync: 2,
             self._wait: 3,
@@ -119,6 +120,13 @@ class LifeOfALog:
         if is_durable:
             self._note_sync()
 
+    def _append_small(self) -> None:
+        """Append batches that the cleaner merges."""
+        group = after(self.synced, self.in_doubt).small_batches(self._chance)
+        self._doubt(group)
+        self._log.append(group)
+        self._note_sync()
+
     def _append_unsynced(self) -> None:
         """Append without a sync, which a range server never does with anything but batches."""
         self._append(is_durable=False)
@@ -154,7 +162,7 @@ class LifeOfALog:
         self._note_sync()
 
     def _clean(self) -> None:
-        Cleaner(self._log).clean()
+        Cleaner(self._log, concatenate).clean()
 
     def _close(self) -> None:
         self._log.close()
@@ -270,7 +278,9 @@ def found(log: Log, synced: Model, in_doubt: list[Entry]) -> Model:
     model.check_staged(log)
     for logged in log.ranges():
         if logged.state is not RangeState.DELETED:
-            check_batches(log, model, logged.key)
+            start = model.start[logged.key]
+            slots = list(log.batches_from(logged.key, start))
+            check_batches(logged.key, slots, model.batches[logged.key], start)
     return model
 
 
@@ -287,15 +297,3 @@ def is_told(log: Log, model: Model) -> bool:
         and all(each.state is RangeState.DELETED for each in others)
         and model.is_staged(log.staged)
     )
-
-
-def check_batches(log: Log, model: Model, key: Key) -> None:
-    meant = model.live_batches(key)
-    slots = list(log.batches_from(key, model.start[key]))
-    assert [(slot.base_offset, slot.count) for slot in slots] == [
-        (each.base_offset, each.count) for each in meant
-    ]
-    bodies = read_bodies(key, slots)
-    if bodies.error is not None:
-        raise bodies.error
-    assert list(bodies.data) == [each.body for each in meant]

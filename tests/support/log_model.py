@@ -184,6 +184,16 @@ class Model:
         sequence = len(self.numbered.get((entry.stream_id, writer_id), ()))
         return [mark_of(entry, writer_id, sequence), entry]
 
+    def small_batches(self, choose: random.Random) -> list[Entry]:
+        """Batches worth merging that may come next, of several ranges in turn."""
+        tails = {key: self.tail(key) for key in self.batches if self.state[key] is RangeState.OPEN}
+        entries = []
+        for _ in range(choose.randrange(40) if tails else 0):
+            key = choose.choice(list(tails))
+            entries.append(batch(tails[key], 1, choose.randbytes(3), key))
+            tails[key] += 1
+        return entries
+
     def random_entry(
         self, choose: random.Random, body_bytes_max: int = 200, states: StagedStates | None = None
     ) -> Entry:

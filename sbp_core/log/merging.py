@@ -1,0 +1,171 @@
+"""Merging small batches while their segment is rewritten, so that readers find large ones.
+
+A run are adjacent small batches of one range, written within MERGE_SPAN_MS. Batches of other ranges
+may lie between them. The index says which runs there are, without a look at the segment. A merged
+batch is where the first of its batches was. The others are read ahead from the old file, and left
+out when it is their turn. So the batches of one are in memory at a time, and the order within a
+range stays as it was.
+
+The content of batches is opaque to the log. It is given a `Merge`, which decides which of them
+belong together. The others stay as they are.
+
+A merged batch has the latest time of those in it. So a look-up by time never misses a record that
+is as new, and retention removes none too early.
+
+Batches that were staged are named by the entry that published them, and stay as they are. So do
+those of ranges with several replicas, which mend each other with equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sbp_core import limits
+from sbp_core.log.bodies import read_bodies
+from sbp_core.log.entry import COMMIT_BYTES, Entry
+from sbp_core.log.index_file import ListedBatches, SegmentIndex
+from sbp_core.log.segment import SegmentView
+from sbp_core.log.segment_rows import Slot
+from sbp_core.log.segment_writer import TimedEntry
+from sbp_core.log.states.range_states import RangeKey
+from sbp_core.segment_format import EntryKind
+from sbp_core.wire.checksum import Buffer
+
+Merge = Callable[[Iterable[memoryview]], tuple[int, Buffer | None]]
+"""Returns how many of the first batches belong together, and these as one; None: they stay."""
+
+_Start = tuple[int, int, int]
+"""Stream, range, and offset of the first record."""
+
+MERGE_BYTES_MAX: Final = 32 * limits.KIB
+"""Batches below that, headers included, are small."""
+MERGE_SPAN_MS: Final = 1_000
+"""Batches that are merged were written within that: so much earlier a look-up by time may begin."""
+_WORTH_IT: Final = 2
+"""A segment is rewritten to merge its batches if that leaves at most every second one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The runs of a segment: by where they start, the offset after their last record.
+
+    `is_worth_it` says whether to rewrite the segment if nothing of it is dead.
+    """
+
+    ends: Mapping[_Start, int]
+    is_worth_it: bool = False
+
+
+def find_runs(listed: ListedBatches) -> Runs:
+    """Return the runs of the batches that a segment lists."""
+    is_small = listed.is_own & listed.is_live & (listed.length < MERGE_BYTES_MAX)
+    follows = np.zeros(len(is_small), np.bool_)
+    follows[1:] = (
+        is_small[1:]
+        & is_small[:-1]
+        & (listed.stream_id[1:] == listed.stream_id[:-1])
+        & (listed.range_index[1:] == listed.range_index[:-1])
+        & (listed.base_offset[1:] == listed.base_offset[:-1] + listed.count[:-1])
+    )
+    if not follows.any():
+        return Runs({})
+    ends: dict[_Start, int] = {}
+    left_count = len(is_small)
+    for first, end in _stretches(follows):
+        for run in _within_span(listed.time_ms[first:end].tolist(), first):
+            left_count -= len(run) - 1
+            columns = (listed.stream_id, listed.range_index, listed.base_offset)
+            stream_id, range_index, base_offset = (int(each[run[0]]) for each in columns)
+            end_offset = int(listed.base_offset[run[-1]]) + int(listed.count[run[-1]])
+            ends[stream_id, range_index, base_offset] = end_offset
+    mean_bytes = int(listed.length.mean())
+    is_chatty = mean_bytes < MERGE_BYTES_MAX
+    return Runs(ends, is_chatty and left_count * _WORTH_IT <= len(is_small))
+
+
+def _stretches(follows: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Yield the first row, and the one after the last, wherever rows follow each other."""
+    starts = np.append(np.flatnonzero(~follows), len(follows))
+    for at in np.flatnonzero(np.diff(starts) > 1).tolist():
+        yield int(starts[at]), int(starts[at + 1])
+
+
+def _within_span(times_ms: Sequence[int], first: int) -> Iterator[range]:
+    """Yield the rows of each run in a stretch, at least two, by their times; it starts at a row."""
+    start, earliest, latest = 0, times_ms[0], times_ms[0]
+    for at, time_ms in enumerate(times_ms):
+        earliest, latest = min(earliest, time_ms), max(latest, time_ms)
+        if latest - earliest > MERGE_SPAN_MS:
+            if at - start > 1:
+                yield range(first + start, first + at)
+            start, earliest, latest = at, time_ms, time_ms
+    if len(times_ms) - start > 1:
+        yield range(first + start, first + len(times_ms))
+
+
+class Merger:
+    """Merges the batches of one segment, which has this index. It belongs to one thread."""
+
+    def __init__(self, view: SegmentView, index: SegmentIndex, runs: Runs, merge: Merge) -> None:
+        self._view = view
+        self._index = index
+        self._ends = dict(runs.ends)
+        self._merge = merge
+        self.merged_count = 0
+        """Batches that are part of others now."""
+
+    def merged(self, kept: Iterable[TimedEntry]) -> Iterator[TimedEntry]:
+        """Yield what is kept of the segment, runs merged. Raises what `kept` does."""
+        done: dict[RangeKey, int] = {}
+        for entry, time_ms in kept:
+            key = (entry.stream_id, entry.range_index)
+            if entry.kind is not EntryKind.BATCH:
+                yield entry, time_ms
+            elif entry.base_offset >= done.get(key, 0):
+                merged = self._maybe_merged(key, entry)
+                if merged is not None:
+                    done[key] = merged[0].base_offset + merged[0].count
+                yield merged or (entry, time_ms)
+
+    def _maybe_merged(self, key: RangeKey, first: Entry) -> TimedEntry | None:
+        """Return the batch with the records of a first one and those behind it.
+
+        None if it stays as it is, or is in no run. It is never larger than those that it replaces,
+        with the COMMIT entries that its time may need, so that all fit where they were.
+        """
+        end_offset = self._ends.pop((*key, first.base_offset), None)
+        if end_offset is None:
+            return None
+        slots: list[Slot] = []
+        count, body = self._merge(self._bodies(key, first.base_offset, end_offset, slots))
+        if not slots:
+            return None
+        del slots[count:]
+        if slots[-1].end_offset < end_offset:
+            self._ends[*key, slots[-1].end_offset] = end_offset
+        if body is None:
+            return None
+        total = sum(each.count for each in slots)
+        entry = Entry(EntryKind.BATCH, *key, first.base_offset, total, body)
+        if entry.length + 2 * COMMIT_BYTES > sum(each.location.length for each in slots):
+            return None
+        self.merged_count += count
+        return entry, max(each.time_ms for each in slots)
+
+    def _bodies(
+        self, key: RangeKey, offset: int, end_offset: int, slots: list[Slot]
+    ) -> Iterator[memoryview]:
+        """Yield the bodies of a run, up to one that is damaged; add the slots of these."""
+        for slot in self._index.slots_from(key, offset, self._view):
+            if slot.base_offset >= end_offset:
+                return
+            found = read_bodies(key, [slot])
+            if found.error is not None:
+                return
+            slots.append(slot)
+            yield found.data[0]

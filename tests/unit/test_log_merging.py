@@ -1,0 +1,301 @@
+"""Small batches in full segments: which are merged, when, and what every reader finds then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import pytest
+from faulty_disk import FaultyDisk
+from log_files import DIRECTORY, batch, created, open_log
+from log_merging import check_batches, concatenate
+from log_replicas import CREATED
+from log_replicas import KEY as REPLICATED
+from log_stagings import commit, staged
+
+from sbp_core import limits
+from sbp_core.log.cleaning import Cleaned, Cleaner
+from sbp_core.log.durable_log import Log
+from sbp_core.log.entry import Entry
+from sbp_core.log.merging import MERGE_BYTES_MAX, MERGE_SPAN_MS
+from sbp_core.log.recovery.inspection import inspect_log
+from sbp_core.log.states.writer_states import mark_of
+from sbp_core.segment_format import EntryKind
+
+SEGMENT_BYTES = 6_000
+KEYS = [(1, 0), (2, 0)]
+
+
+class Clock:
+    """Each group is written a millisecond after the one before."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000
+
+    def tick(self) -> int:
+        self.now_ms += 1
+        return self.now_ms
+
+
+def opened(disk: FaultyDisk, clock: Clock | None = None) -> Log:
+    tick = (clock or Clock()).tick
+    return Log.open(DIRECTORY, disk=disk, now_ms=tick, segment_bytes=SEGMENT_BYTES)
+
+
+def small(offset: int, key: tuple[int, int] = (1, 0)) -> Entry:
+    return batch(offset, body=b"%d:%d;" % (key[0], offset), key=key)
+
+
+def filled(log: Log, count: int = 100) -> dict[tuple[int, int], list[Entry]]:
+    """Small batches of two streams in turn, of which most are in full segments."""
+    log.append([created(*key) for key in KEYS])
+    appended: dict[tuple[int, int], list[Entry]] = {key: [] for key in KEYS}
+    for offset in range(count):
+        for key in KEYS:
+            log.append([small(offset, key)])
+            appended[key].append(small(offset, key))
+    return appended
+
+
+def slots(log: Log, key: tuple[int, int] = (1, 0), offset: int = 0):
+    return list(log.batches_from(key, offset))
+
+
+def counts(log: Log, key: tuple[int, int] = (1, 0)) -> list[int]:
+    return [slot.count for slot in slots(log, key)]
+
+
+def check_all(log: Log, appended: dict[tuple[int, int], list[Entry]]) -> None:
+    for key, entries in appended.items():
+        for offset in range(len(entries)):
+            check_batches(key, slots(log, key, offset), entries, offset)
+
+
+def test_small_batches_of_interleaved_streams_are_merged_once() -> None:
+    disk = FaultyDisk()
+    log = opened(disk)
+    appended = filled(log)
+    full = len(log.extent.sealed)
+    own = Cleaner(log, concatenate)
+    cleaned = own.clean()
+    assert full > 2
+    assert cleaned.rewritten_count == full
+    assert cleaned.merged_count == sum(
+        sum(count for count in counts(log, key) if count > 1) for key in KEYS
+    )
+    assert len([count for count in counts(log) if count > 1]) == full
+    assert cleaned.freed_bytes > 2 * SEGMENT_BYTES
+    assert own.clean() == Cleaned()
+    for _ in range(2):
+        check_all(log, appended)
+        assert not inspect_log(disk, DIRECTORY).lost
+        log.close()
+        for path in [each for each in disk.names if each.suffix == ".idx"]:
+            disk.remove(path)
+        log = opened(disk)
+        assert Cleaner(log, concatenate).clean() == Cleaned()
+
+
+def test_without_a_merge_nothing_is() -> None:
+    log = opened(FaultyDisk())
+    filled(log)
+    assert Cleaner(log).clean() == Cleaned()
+
+
+def test_a_merged_batch_has_the_latest_time_so_no_look_up_misses_a_record() -> None:
+    disk = FaultyDisk()
+    log = opened(disk)
+    appended = filled(log)
+    before = {key: [slot.time_ms for slot in slots(log, key)] for key in KEYS}
+    Cleaner(log, concatenate).clean()
+    for key, times in before.items():
+        merged = slots(log, key)
+        for slot in merged:
+            assert slot.time_ms == max(times[slot.base_offset : slot.end_offset])
+        for offset, time_ms in enumerate(times):
+            found = log.maybe_since(key, 0, time_ms)
+            assert found is not None
+            assert found.offset <= offset
+            assert found.time_ms >= time_ms
+    check_all(log, appended)
+
+
+def test_batches_further_apart_in_time_are_not_merged() -> None:
+    clock = Clock()
+    log = opened(FaultyDisk(), clock)
+    log.append([created()])
+    for offset in range(200):
+        clock.now_ms += MERGE_SPAN_MS // 20
+        log.append([small(offset)])
+    Cleaner(log, concatenate).clean()
+    assert max(counts(log)) in {19, 20}
+    log.end_segment()
+    for offset in range(200, 400):
+        clock.now_ms += MERGE_SPAN_MS + 1
+        log.append([small(offset)])
+    own = Cleaner(log, concatenate)
+    own.clean()
+    full = len(log.extent.sealed)
+    log.end_segment()
+    assert own.clean() == Cleaned()
+    assert full < len(log.extent.sealed)
+
+
+def test_a_segment_of_large_batches_stays_and_so_do_large_ones_in_another() -> None:
+    log = open_log(FaultyDisk(), segment_bytes=2 * limits.MIB)
+    log.append([created(*key) for key in KEYS])
+    large = bytes(MERGE_BYTES_MAX)
+    for offset in range(70):
+        log.append([batch(offset, body=large), small(offset, (2, 0))])
+    assert len(log.extent.sealed) == 1
+    assert Cleaner(log, concatenate).clean() == Cleaned()
+    log.append([batch(70, body=large), *(small(offset, (2, 0)) for offset in range(70, 3_000))])
+    log.end_segment()
+    assert Cleaner(log, concatenate).clean().merged_count > 2_000
+    assert counts(log) == [1] * 71
+
+
+def test_only_live_batches_are_merged() -> None:
+    log = opened(FaultyDisk())
+    appended = filled(log)
+    log.append([Entry(EntryKind.TRIM, 1, -1, 10, 0), Entry(EntryKind.STREAM_DELETED, 2, -1, 0, 0)])
+    Cleaner(log, concatenate).clean()
+    found = slots(log, offset=10)
+    assert found[0].base_offset == 10
+    check_batches((1, 0), found, appended[1, 0], 10)
+
+
+def test_a_trim_within_a_merged_batch_keeps_it_until_all_of_it_is_trimmed() -> None:
+    log = opened(FaultyDisk())
+    appended = filled(log)
+    own = Cleaner(log, concatenate)
+    own.clean()
+    first = slots(log)[0]
+    log.append([Entry(EntryKind.TRIM, 1, -1, first.end_offset - 1, 0)])
+    own.clean()
+    check_batches(
+        (1, 0), slots(log, offset=first.end_offset - 1), appended[1, 0], first.end_offset - 1
+    )
+    log.append([Entry(EntryKind.TRIM, key[0], -1, first.end_offset, 0) for key in KEYS])
+    assert own.clean().removed_count == 1
+
+
+def test_staged_batches_stay_and_end_a_run() -> None:
+    log = opened(FaultyDisk())
+    log.append([created(), created(2)])
+    log.append([small(offset) for offset in range(20)])
+    log.append([staged("t", 0, b"staged")])
+    log.append([commit(log, "t")])
+    log.append([small(offset) for offset in range(21, 40)])
+    log.end_segment()
+    assert Cleaner(log, concatenate).clean().merged_count == 39
+    assert counts(log) == [20, 1, 19]
+
+
+def test_replicated_ranges_keep_their_batches_and_their_history() -> None:
+    log = opened(FaultyDisk())
+    log.append([CREATED, created(7)])
+    log.append([small(offset, REPLICATED) for offset in range(40)])
+    log.append([small(offset, (7, 0)) for offset in range(40)])
+    log.end_segment()
+    log.append([small(offset, (7, 0)) for offset in range(40, 80)])
+    log.end_segment()
+    assert Cleaner(log, concatenate).clean() == Cleaned(0, 1, log_freed(log), 40)
+    assert counts(log, REPLICATED) == [1] * 40
+    assert counts(log, (7, 0)) == [1] * 40 + [40]
+    assert len(list(log.numbered_entries(REPLICATED, 0, 40))) == 40
+
+
+def log_freed(log: Log) -> int:
+    return sum(segment.end - segment.base - segment.size for segment in log.extent.sealed)
+
+
+def test_what_belongs_together_is_not_decided_by_the_log() -> None:
+    """Every seventh batch stays alone, and nothing is merged where that would not fit."""
+
+    def some(bodies: Iterable[memoryview]) -> tuple[int, bytes | None]:
+        parts: list[bytes] = []
+        for each in bodies:
+            is_alone = int(bytes(each)[:-1].partition(b":")[2]) % 7 == 0
+            if is_alone and parts:
+                break
+            parts.append(bytes(each))
+            if is_alone:
+                return 1, None
+        return len(parts), b"".join(parts)
+
+    log = opened(FaultyDisk())
+    appended = filled(log)
+    assert Cleaner(log, some).clean().merged_count > 0
+    assert counts(log)[:5] == [1, 6, 1, 6, 1]
+    check_all(log, appended)
+
+    def padded(bodies: Iterable[memoryview]) -> tuple[int, bytes]:
+        parts = list(map(bytes, bodies))
+        return len(parts), b"".join(parts) + bytes(100 * len(parts))
+
+    log = opened(FaultyDisk())
+    appended = filled(log)
+    assert Cleaner(log, padded).clean().merged_count == 0
+    check_all(log, appended)
+
+
+def test_a_damaged_batch_is_left_to_those_who_mend_it(caplog: pytest.LogCaptureFixture) -> None:
+    disk = FaultyDisk()
+    log = opened(disk)
+    filled(log)
+    full = len(log.extent.sealed)
+    slot = slots(log)[5]
+    path, position = slot.view.file.path, slot.location.end - 1 - slot.view.segment.base
+    disk.names[path].write(b"?", position)
+    before = bytes(disk.names[path].cached)
+    own = Cleaner(log, concatenate)
+    with caplog.at_level(logging.ERROR):
+        assert own.clean().rewritten_count == full - 1
+        assert own.clean() == Cleaned()
+    assert bytes(disk.names[path].cached) == before
+    assert "segment not cleaned" in caplog.text
+
+
+def test_a_reader_that_found_batches_before_reads_them_in_the_old_file() -> None:
+    disk = FaultyDisk()
+    log = opened(disk)
+    appended = filled(log)
+    before, halfway = slots(log), log.batches_from((1, 0), 0)
+    first = next(halfway)
+    Cleaner(log, concatenate).clean()
+    check_batches((1, 0), before, appended[1, 0], 0)
+    check_batches((1, 0), [first, *halfway], appended[1, 0], 0)
+
+
+def test_writers_are_known_after_their_batches_were_merged() -> None:
+    disk = FaultyDisk()
+    log = opened(disk)
+    log.append([created()])
+    for offset in range(100):
+        entry = small(offset)
+        log.append([mark_of(entry, "w", offset, b"d" * 16), entry])
+    assert Cleaner(log, concatenate).clean().merged_count > 50
+    log.close()
+    log = opened(disk)
+    writer = log.writers.maybe_writer(1, "w")
+    assert writer is not None
+    assert writer.last_sequence == 99
+    assert [each.base_offset for each in writer.batches] == list(range(84, 100))
+
+
+def test_the_memory_of_a_merge_is_that_of_one_merged_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of any length is read as far as the batches belong together, and no further."""
+    ahead: list[int] = []
+
+    def eight(bodies: Iterable[memoryview]) -> tuple[int, bytes]:
+        parts = [bytes(each) for each, _ in zip(bodies, range(8), strict=False)]
+        ahead.append(len(parts))
+        return len(parts), b"".join(parts)
+
+    log = opened(FaultyDisk())
+    appended = filled(log)
+    Cleaner(log, eight).clean()
+    assert max(ahead) == 8
+    assert counts(log)[:2] == [8, 8]
+    check_all(log, appended)
