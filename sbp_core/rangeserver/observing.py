@@ -87,6 +87,9 @@ _FREED: Final = METRICS.counter("sbp_cleaner_freed_bytes_total", "Bytes that the
 _REMOVED: Final = METRICS.counter(
     "sbp_cleaner_segments_total", "Segments that the cleaner `removed` or `rewritten`.", "result"
 )
+_MERGED: Final = METRICS.counter(
+    "sbp_cleaner_merged_batches_total", "Small batches that became parts of larger ones."
+)
 _TRIMS: Final = METRICS.counter(
     "sbp_retention_trims_total", "Times that a stream was trimmed by its retention."
 )
@@ -215,4 +218,5 @@ class Observation:
         yield _FREED.of(cleaned.freed_bytes)
         yield _REMOVED.of(cleaned.removed_count, "removed")
         yield _REMOVED.of(cleaned.rewritten_count, "rewritten")
+        yield _MERGED.of(cleaned.merged_count)
         yield _TRIMS.of(self.housekeeping.trim_count)

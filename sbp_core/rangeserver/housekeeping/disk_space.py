@@ -24,6 +24,7 @@ from sbp_core.log.disk import translate_os_error
 from sbp_core.log.durable_log import Log
 from sbp_core.log.space_reserve import SpaceReserve
 from sbp_core.rangeserver.metrics import HostProbe
+from sbp_core.records import merge_batches
 from sbp_core.server.runtime import Clock
 
 _LOG: Final = logging.getLogger(__name__)
@@ -130,16 +131,17 @@ class DiskSpace:
 
 
 class SpaceFreer:
-    """Frees what is dead in one log. It belongs to one thread; `stop` may be called from any.
+    """Frees what is dead in one log, and merges small batches.
 
-    `free_bytes` returns the free space on the disk of the log; it raises OSError.
+    It belongs to one thread; `stop` may be called from any. `free_bytes` returns the free space on
+    the disk of the log; it raises OSError.
     """
 
     def __init__(self, log: Log, free_bytes: Callable[[], int], disk_space: DiskSpace) -> None:
         self._log = log
         self._disk_space = disk_space
         self._free_bytes = free_bytes
-        self._cleaner = Cleaner(log)
+        self._cleaner = Cleaner(log, merge_batches)
         self._reserve = SpaceReserve(log.disk, log.directory, limits.LOG_RESERVE_BYTES)
         self._not_worth_it = -1, 0.0
         """Log position up to which too little of the open segment was dead, and by which share."""
