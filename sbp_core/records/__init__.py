@@ -41,8 +41,8 @@ from sbp_core.records.evolution import (
     merge_schemas,
     union_schemas,
 )
-from sbp_core.records.order_keys import order_key
 from sbp_core.records.merging import merge_batches
+from sbp_core.records.order_keys import order_key
 from sbp_core.records.projection import KeptColumns, Projection, maybe_kept_columns
 from sbp_core.records.small_batches import (
     Run,
