@@ -13,6 +13,12 @@ STATISTICS_LENGTH_MAX: Final = 4 * limits.KIB
 """Characters of the statistics of a batch: about 100 columns of numbers."""
 KEY_BYTES_MAX: Final = 32
 """Bytes of a key in statistics and in filters; longer ones are shortened to it."""
+SKIPPED_BATCH_BYTES_MIN: Final = 4 * limits.KIB
+"""Smaller batches are always sent: looking at their statistics takes as much time."""
+FILTERS_PER_ITEM_MAX: Final = 16
+"""Filters of an item of FETCH: one for each version of the schema that its reader knows."""
+BOUNDS_PER_FILTER_MAX: Final = 64
+"""Columns that a filter has bounds of."""
 
 assert STATISTICS_LENGTH_MAX <= limits.BATCH_METADATA_BYTES_MAX // 4
 assert KEY_BYTES_MAX < 2**8, "their lengths are single bytes"

@@ -60,6 +60,7 @@ def _readdressed(envelope: Envelope, stream_id: int) -> bytes:
         encoding=envelope.encoding,
         schema_fingerprint=envelope.schema_fingerprint,
         timestamp_column=envelope.timestamp_column,
+        statistics=envelope.statistics,
     )
 
 

@@ -44,6 +44,8 @@ from sbp_core.records.evolution import (
 from sbp_core.records.merging import merge_batches
 from sbp_core.records.order_keys import order_key
 from sbp_core.records.projection import KeptColumns, Projection, maybe_kept_columns
+from sbp_core.records.selection import NO_SELECTION, Selection
+from sbp_core.records.skipping import BatchFilter, batch_filter, check_filters
 from sbp_core.records.small_batches import (
     Run,
     decode_batches,
@@ -67,9 +69,11 @@ from sbp_core.records.stream_schema import (
 
 __all__ = [
     "FRONT_BYTES",
+    "NO_SELECTION",
     "ROWS_SCHEMA",
     "TEXTS_BYTES_SAFE",
     "BatchBuilder",
+    "BatchFilter",
     "Change",
     "ColumnBounds",
     "ColumnsBuilder",
@@ -82,10 +86,13 @@ __all__ = [
     "Projection",
     "RowsBuilder",
     "Run",
+    "Selection",
     "StreamSchema",
     "accept_batch",
     "are_same",
+    "batch_filter",
     "check_evolution",
+    "check_filters",
     "compare_schemas",
     "decode_batch",
     "decode_batches",

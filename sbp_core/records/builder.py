@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -171,7 +172,8 @@ class RowsBuilder(BatchBuilder):
 class ColumnsBuilder(BatchBuilder):
     """Builds record batches of a typed stream, whose `timestamp_column` has the records' times.
 
-    Raises SchemaError if that is no timestamp of the schema.
+    They have statistics of `stats_columns`, paths of columns, as far as these can have any. Raises
+    SchemaError if `timestamp_column` is no timestamp of the schema.
     """
 
     def __init__(
@@ -184,11 +186,13 @@ class ColumnsBuilder(BatchBuilder):
         records_max: int = limits.BATCH_RECORDS_MAX,
         record_bytes_max: int = limits.RECORD_BYTES_MAX,
         compression: Compression = "none",
+        stats_columns: Sequence[str] = (),
     ) -> None:
         super().__init__(
             target_bytes=target_bytes, records_max=records_max, record_bytes_max=record_bytes_max
         )
         self._stream_id = stream_id
+        self._stats_columns = tuple(stats_columns)
         check_timestamp_column(timestamp_column, schema)
         self._schema = schema
         self._timestamp_column = timestamp_column
@@ -208,6 +212,7 @@ class ColumnsBuilder(BatchBuilder):
             timestamp_ms=timestamp_ms,
             timestamp_column=self._timestamp_column,
             compression=self._compression,
+            stats_columns=self._stats_columns,
         )
         return [encoded]
 

@@ -53,6 +53,8 @@ _BODY_BYTES: Final = "body_bytes"
 _SCHEMA_FINGERPRINT: Final = "schema"
 _TIMESTAMP_COLUMN: Final = "timestamp_column"
 _PROJECTION: Final = "projection"
+_STATISTICS: Final = "statistics"
+_SKIPPED: Final = "skipped"
 _DIGEST_BYTES: Final = 16
 _BODY_BYTES_DIGITS_MAX: Final = len(str(LARGEST.batch_bytes))
 
@@ -60,7 +62,15 @@ _SCHEMA: Final = Schema(LAYOUTS, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
 
 
 _NUMBERS: Final = ("stream_id", "last_offset_delta", "base_timestamp")
-_PROPERTIES: Final = (_ENCODING, _BODY_BYTES, _SCHEMA_FINGERPRINT, _TIMESTAMP_COLUMN, _PROJECTION)
+_PROPERTIES: Final = (
+    _ENCODING,
+    _BODY_BYTES,
+    _SCHEMA_FINGERPRINT,
+    _TIMESTAMP_COLUMN,
+    _STATISTICS,
+    _PROJECTION,
+    _SKIPPED,
+)
 
 
 class BatchMeta(NamedTuple):
@@ -73,7 +83,9 @@ class BatchMeta(NamedTuple):
     body_bytes: str | None
     schema_fingerprint: str | None
     timestamp_column: str | None
+    statistics: str | None
     projection: str | None
+    skipped: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +97,9 @@ class Envelope:
     `decode_batch` and `decode_columns` decode the body. A batch of columns names its schema by
     `schema_fingerprint`, and may name a `timestamp_column` with the times of the records. For a
     record sequence `record_count` was counted, and may differ from the `declared_count`. A batch
-    from which columns were left out names those that it has by `projection` (projection.py).
+    from which columns were left out names those that it has by `projection` (projection.py). It may
+    have `statistics` (statistics.py). One that was skipped has no body and no records, although it
+    counts them; its body had `skipped_bytes`, which is None for all others (skipping.py).
     """
 
     stream_id: int
@@ -99,6 +113,13 @@ class Envelope:
     timestamp_column: str | None = None
     declared_count: int = 0
     projection: str | None = None
+    statistics: str | None = None
+    skipped_bytes: int | None = None
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether its records were left out, because the reader wants none of them."""
+        return self.skipped_bytes is not None
 
     @property
     def columns_fingerprint(self) -> str | None:
@@ -130,6 +151,7 @@ def encode_envelope(
     base_offset: int = 0,
     schema_fingerprint: str | None = None,
     timestamp_column: str | None = None,
+    statistics: str | None = None,
 ) -> bytes:
     """Return a whole record batch; `body` is a sequence of buffers, joined without padding.
 
@@ -143,7 +165,9 @@ def encode_envelope(
         str(sum(len(part) for part in body)),
         schema_fingerprint,
         timestamp_column,
-        None,
+        statistics,
+        projection=None,
+        skipped=None,
     )
     head = encode_head(meta, base_offset)
     length_bytes = len(head) + sum(map(len, body))
@@ -163,7 +187,9 @@ def encode_head(meta: BatchMeta, base_offset: int) -> bytes:
         _BODY_BYTES: meta.body_bytes,
         _SCHEMA_FINGERPRINT: meta.schema_fingerprint,
         _TIMESTAMP_COLUMN: meta.timestamp_column,
+        _STATISTICS: meta.statistics,
         _PROJECTION: meta.projection,
+        _SKIPPED: meta.skipped,
     }
     encoded_meta = _SCHEMA.encode(
         RecordBatchMeta(
@@ -405,7 +431,20 @@ def _read_envelope(view: memoryview, position: int, bytes_max: int) -> Envelope:
         meta.timestamp_column,
         meta.record_count,
         meta.projection,
+        meta.statistics,
+        _maybe_skipped_bytes(meta, body_bytes),
     )
+
+
+def _maybe_skipped_bytes(meta: BatchMeta, body_bytes: int) -> int | None:
+    """Return how long the body was that is not there; None unless the batch was skipped."""
+    if meta.skipped is None:
+        return None
+    if body_bytes or meta.encoding is None:
+        raise RecordBatchError(
+            f"record batch that was skipped, and has a body of {body_bytes} bytes; expected none"
+        )
+    return _parse_body_bytes(meta.skipped, body_bytes_max=LARGEST.batch_bytes)
 
 
 def _measure_sequence(view: memoryview, position: int) -> tuple[int, int]:

@@ -171,6 +171,8 @@ def maybe_small(envelope: Envelope) -> Small | None:
     that should be.
     """
     body = envelope.body
+    if envelope.is_skipped:
+        return None
     is_short = len(body) < _SMALL_BYTES and len(body) % BUFFER_ALIGNMENT_BYTES == 0
     if not is_short or not encoding_of(envelope).is_message:
         return None

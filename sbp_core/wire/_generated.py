@@ -156,6 +156,16 @@ class JoinGroupRequest(Struct, frozen=True, gc=False):
     handover_timeout_ms: int = 0
 
 
+class KeyBounds(Struct, frozen=True, gc=False):
+    """The demand on a column of each row that is wanted: a value from `least` on, or null."""
+
+    column: str | None = None
+    least: bytes = b""
+    most: bytes = b""
+    has_most: bool = False
+    takes_null: bool = False
+
+
 class LeaveGroupRequest(Struct, frozen=True, gc=False):
     timeout_ms: int = 0
     group: str | None = None
@@ -273,6 +283,13 @@ class AppendResult(Struct, frozen=True, gc=False):
     base_offset: int = 0
     stream_append_time_ms: int = 0
     status: Status | None = None
+
+
+class BatchFilter(Struct, frozen=True, gc=False):
+    """The demands on each row of the batches of a schema."""
+
+    schema: str | None = None
+    bounds: tuple[KeyBounds, ...] = ()
 
 
 class ChangeGrantsRequest(Struct, frozen=True, gc=False):
@@ -837,6 +854,7 @@ class FetchInfo(Struct, frozen=True, gc=False):
     end_offset: int = -1
     txn_id: str | None = None
     projections: tuple[Projection, ...] = ()
+    filters: tuple[BatchFilter, ...] = ()
 
 
 class ListRangesResult(Struct, frozen=True, gc=False):
@@ -1114,6 +1132,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     GroupMember: (TEXT, Vector(TEXT), I32, I32, Vector(I64), Vector(I64), TEXT),
     IdAllocationRequest: (I32, TEXT),
     JoinGroupRequest: (I32, TEXT, TEXT, Vector(TEXT), I32, I32),
+    KeyBounds: (TEXT, BYTES, BYTES, BOOL, BOOL),
     LeaveGroupRequest: (I32, TEXT, TEXT),
     ListGrantsRequest: (I32, TEXT),
     LookupOffsetInfo: (I64, I32, I64, I64),
@@ -1129,6 +1148,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     TrimmedStream: (I64, I64),
     TxnPart: (TEXT, I64, I64, I32, I64),
     AppendResult: (I64, I32, I64, I64, Table("Status")),
+    BatchFilter: (TEXT, Vector(Table("KeyBounds"))),
     ChangeGrantsRequest: (I32, Vector(Table("Grant")), BOOL),
     ChangeGrantsResponse: (I32, Table("Status")),
     CommitTxnRequest: (I32, TEXT, I64, Vector(Table("TxnPart")), I64, BYTES, BOOL, BOOL),
@@ -1282,7 +1302,17 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     CreateRangeResponse: (Table("Status"), Table("StreamRange"), I32),
     CreateStreamResult: (Table("Stream"), Table("StreamRange"), Table("Status")),
     DescribeRangeResult: (I64, Table("StreamRange"), Table("Status"), I64),
-    FetchInfo: (Table("StreamRange"), I32, I64, I32, I64, I64, TEXT, Vector(Table("Projection"))),
+    FetchInfo: (
+        Table("StreamRange"),
+        I32,
+        I64,
+        I32,
+        I64,
+        I64,
+        TEXT,
+        Vector(Table("Projection")),
+        Vector(Table("BatchFilter")),
+    ),
     ListRangesResult: (
         Table("RangeCriteria"),
         Vector(Table("StreamRange")),
@@ -1565,6 +1595,7 @@ def _write_fetch_info(writer: Writer, value: Any) -> int:
             and (stream_id := value.stream_id) != -1
             and value.txn_id is None
             and value.projections == ()
+            and value.filters == ()
         ):
             request_index = value.request_index
             end_offset = value.end_offset

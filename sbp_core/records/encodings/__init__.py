@@ -97,6 +97,11 @@ def accept_batch(data: Buffer, bytes_max: int = LARGEST.batch_bytes) -> Envelope
             f"a record batch of which only some columns are there ({envelope.projection}), as a"
             " FETCH returns it: nothing of it was stored; append whole batches"
         )
+    if envelope.is_skipped:
+        raise RecordBatchError(
+            "a record batch whose records were left out, as a FETCH with filters returns it:"
+            " nothing of it was stored; append whole batches"
+        )
     try:
         encoding_of(envelope).check_count(envelope)
     except RecordBatchError as error:

@@ -8,7 +8,7 @@ of the records; without it they have the time of the batch.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from sbp_core.records.arrow_message import (
 )
 from sbp_core.records.encodings import Encoding, register
 from sbp_core.records.envelope import Envelope, encode_envelope
+from sbp_core.records.statistics import encode_statistics
 from sbp_core.records.stream_schema import StreamSchema, check_required, name_text, schema_text
 
 COLUMNS_ENCODING: Final = "columns"
@@ -79,10 +80,12 @@ def encode_columns(
     timestamp_column: str | None = None,
     compression: Compression = "none",
     base_offset: int = 0,
+    stats_columns: Sequence[str] = (),
 ) -> bytes:
     """Return rows of a schema as a whole record batch, envelope included.
 
-    `timestamp_ms` is the base timestamp, milliseconds since the epoch. Raises SchemaError for rows
+    `timestamp_ms` is the base timestamp, milliseconds since the epoch. The batch has statistics of
+    `stats_columns`, which are paths, as far as these can have any. Raises SchemaError for rows
     of another schema or with a null in a required column, and for a `timestamp_column` that is no
     timestamp of the schema; RecordBatchError for other rows that no reader would accept.
     """
@@ -98,6 +101,7 @@ def encode_columns(
         timestamp_column=timestamp_column,
         compression=compression,
         base_offset=base_offset,
+        stats_columns=stats_columns,
     )
 
 
@@ -110,6 +114,7 @@ def encode_checked_columns(
     timestamp_column: str | None,
     compression: Compression,
     base_offset: int = 0,
+    stats_columns: Sequence[str] = (),
 ) -> bytes:
     """Return rows as `encode_columns` does, which its caller has checked."""
     return encode_envelope(
@@ -121,6 +126,7 @@ def encode_checked_columns(
         base_offset=base_offset,
         schema_fingerprint=schema.fingerprint,
         timestamp_column=timestamp_column,
+        statistics=encode_statistics(batch, stats_columns),
     )
 
 
@@ -130,7 +136,7 @@ def decode_columns(
     """Return the rows of a record batch, in the order of its schema, fully validated.
 
     `schema` is the one that the batch names, or what was kept of that if columns were left out;
-    with `names` only those columns of it are decoded.
+    with `names` only those columns of it are decoded. A batch that was skipped has no rows.
     Raises DamagedBatchError, and RecordBatchError for a batch of another encoding or schema.
     """
     found = (envelope.encoding, envelope.columns_fingerprint)
@@ -139,6 +145,9 @@ def decode_columns(
             f"{envelope.place} has encoding {found[0]!r}, columns {found[1]!r}; expected"
             f" {COLUMNS_ENCODING!r}, {schema.fingerprint!r}"
         )
+    if envelope.is_skipped:
+        kept = [each for each in schema.arrow if names is None or each.name in names]
+        return pa.RecordBatch.from_pylist([], schema=pa.schema(kept))
     batch = decode_body(envelope, schema.arrow, names, schema_message=schema.encode())
     try:
         check_required(batch)
