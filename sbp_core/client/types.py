@@ -15,7 +15,7 @@ from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.session.negotiation import NO_WISHES, Wishes
 from sbp_core.tls import Tls
-from sbp_core.wire.headers import Projection
+from sbp_core.wire.headers import BatchFilter, Projection
 
 EARLIEST: Final = -2
 """As a fetch offset: the first offset that the stream still has."""
@@ -307,7 +307,9 @@ class FetchItem:
 
     `end_offset` is exclusive, None for no bound. `max_bytes` bounds the answer, but one whole
     batch is always returned. With `projections`, those of `KeptColumns`, other columns may be left
-    out of batches of their schemas; batches that have all columns may come, too.
+    out of batches of their schemas; batches that have all columns may come, too. With `filters`,
+    those of `batch_filter`, batches may come as their heads alone that have no row within the
+    bounds (`Envelope.is_skipped`); others may come, too.
     """
 
     stream_id: int
@@ -315,6 +317,7 @@ class FetchItem:
     end_offset: int | None
     max_bytes: int
     projections: tuple[Projection, ...] = ()
+    filters: tuple[BatchFilter, ...] = ()
 
 
 class Batches(ABC):

@@ -94,6 +94,7 @@ def _head(envelope: Envelope) -> bytes:
         None,
         None,
         None,
+        None,
     )
     return encode_head(meta, envelope.base_offset)
 

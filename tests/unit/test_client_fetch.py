@@ -26,7 +26,7 @@ from sbp_core.client import (
     FetchItem,
     RetryPolicy,
 )
-from sbp_core.client.programs.fetch_answer import bounded_projections
+from sbp_core.client.programs.fetch_answer import bounded_selections
 from sbp_core.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -298,7 +298,7 @@ def test_projections_are_left_out_where_they_would_be_too_long_together():
     """A server that does not know them refuses a header most of which it cannot read."""
     few, many = (Projection("s", bytes(1), bytes(size), "k") for size in (1, 20_000))
     infos = [FetchInfo(projections=each) for each in ((few,), (many,), (many,), (few,))]
-    sent = [each.projections for each in bounded_projections(infos)]
+    sent = [each.projections for each in bounded_selections(infos)]
     assert sent == [(few,), (many,), (), ()]
-    header = encode_header(FetchRequest(fetch_requests=tuple(bounded_projections(infos))))
+    header = encode_header(FetchRequest(fetch_requests=tuple(bounded_selections(infos))))
     assert len(header) < limits.HEADER_UNUSED_BYTES_MAX

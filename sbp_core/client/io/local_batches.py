@@ -1,10 +1,10 @@
 """One batch after the other from an open segment file of a range server on this machine.
 
 Read local_log.py first. A batch is read whole and compared with its checksum. Or, if only some
-columns are wanted, the bytes of these alone are read. The checksum is that of the whole batch, so
-it cannot be compared then; those of the headers are, and what was read is validated when it is
-decoded. Bits that rot within the values are found by the server, which reads all of its log from
-time to time (rangeserver/replicating/scrubbing.py).
+columns are wanted, the bytes of these alone are read, and only the head if no row is. The checksum
+is that of the whole batch, so it cannot be compared then; those of headers and statistics are, and
+what was read is validated when it is decoded. Bits that rot within the values are found by the
+server, which reads all of its log from time to time (rangeserver/replicating/scrubbing.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ import numpy as np
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.record_sizes import LARGEST
-from sbp_core.records import FRONT_BYTES, known_front, maybe_cut, write_base_offset
+from sbp_core.records import (
+    FRONT_BYTES,
+    NO_SELECTION,
+    Selection,
+    known_front,
+    write_base_offset,
+)
 from sbp_core.segment_format import (
     ENTRY_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
@@ -26,7 +32,7 @@ from sbp_core.segment_format import (
     decode_entry_header,
     decode_segment_header,
 )
-from sbp_core.wire.headers import BatchPlace, Projection
+from sbp_core.wire.headers import BatchPlace
 
 _PREFIX_BYTES_MAX: Final = 255
 """A staged batch has its transaction id in front."""
@@ -52,14 +58,14 @@ def read_piece(
     descriptor: int,
     range_key: tuple[int, int],
     places: Sequence[BatchPlace],
-    projections: Sequence[Projection],
+    selection: Selection,
 ) -> memoryview:
     """Read batches of a range one behind the other.
 
     Raises OSError, LogError, RecordBatchError.
     """
-    if projections:
-        reads = [_read_columns(descriptor, range_key, each, projections) for each in places]
+    if selection != NO_SELECTION:
+        reads = [_read_selected(descriptor, range_key, each, selection) for each in places]
         return reads[0] if len(reads) == 1 else memoryview(b"".join(reads))
     payload = np.empty(sum(map(batch_bytes, places)), np.uint8).data
     end = 0
@@ -81,13 +87,13 @@ def _read_batch(
         write_base_offset(batch, place.base_offset)
 
 
-def _read_columns(
+def _read_selected(
     descriptor: int,
     range_key: tuple[int, int],
     place: BatchPlace,
-    projections: Sequence[Projection],
+    selection: Selection,
 ) -> memoryview:
-    """Return a batch with the columns that are wanted; whole if it cannot be cut.
+    """Return a batch with the columns that are wanted, or its head if it is skipped; else whole.
 
     Raises OSError, LogError, RecordBatchError.
     """
@@ -103,7 +109,7 @@ def _read_columns(
         return part
 
     front = known_front(known[before_bytes:], size_bytes, read)
-    cut = maybe_cut(front, size_bytes, projections, place.base_offset)
+    cut = selection.maybe_cut(front, size_bytes, place.base_offset)
     if cut is None:
         whole = np.empty(size_bytes, np.uint8).data
         _read_batch(descriptor, range_key, place, whole)

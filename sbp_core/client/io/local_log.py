@@ -49,6 +49,7 @@ from sbp_core.errors import (
     RecordBatchError,
 )
 from sbp_core.local_registry import FOLDERS_VARIABLE, registered_log
+from sbp_core.records import NO_SELECTION, Selection
 from sbp_core.segment_format import (
     INSTANCE_BYTES_MAX,
     INSTANCE_NAME,
@@ -56,7 +57,7 @@ from sbp_core.segment_format import (
     segment_name,
 )
 from sbp_core.sockets import wildcard_text
-from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse, FetchResult, Projection
+from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse, FetchResult
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class PlacedBatches:
 
     The server at `endpoint` named them. The log must be of the cluster `cluster_id`; "" is none.
     Its server must listen on `address`, and it must be below one of `folders`; without any it must
-    be registered. Columns that `projections` leave out are not read.
+    be registered. `selection` says what of the batches is not read.
     """
 
     endpoint: str
@@ -92,7 +93,7 @@ class PlacedBatches:
     cluster_id: str
     address: str
     folders: tuple[Path, ...] = ()
-    projections: tuple[Projection, ...] = ()
+    selection: Selection = NO_SELECTION
 
 
 class LocalLogs:
@@ -163,7 +164,7 @@ class LocalLogs:
             cluster_id=self._get_cluster_id() or "",
             address=get_address() or "",
             folders=self._folders,
-            projections=_projections(call, result.request_index),
+            selection=_selection(call, result.request_index),
         )
         reason = _maybe_refusal(placed)
         if reason is not None:
@@ -177,12 +178,12 @@ class LocalLogs:
         return _LocalBatches(self, placed, result.next_offset, is_admitted=reason is None)
 
 
-def _projections(call: Call, request_index: int) -> tuple[Projection, ...]:
+def _selection(call: Call, request_index: int) -> Selection:
     """Return what a FETCH asked of the batches of one of its requests."""
     assert isinstance(call.header, FetchRequest)
     requests = call.header.fetch_requests
-    found = (each.projections for each in requests if each.request_index == request_index)
-    return next(found, ())
+    found = (each for each in requests if each.request_index == request_index)
+    return next((Selection(each.projections, each.filters) for each in found), NO_SELECTION)
 
 
 def _maybe_refusal(placed: PlacedBatches) -> str | None:
@@ -220,7 +221,8 @@ class _LocalBatches(Batches):
         while position < self.next_offset:
             item = FetchItem(
                 *(placed.stream_id, position, self.next_offset, piece_bytes),
-                projections=placed.projections,
+                projections=placed.selection.projections,
+                filters=placed.selection.filters,
             )
             fetched = self._logs.fetch(item)
             yield fetched
@@ -274,7 +276,7 @@ def _read_in_folder(
         with _opened(segment_name(segment), folder) as descriptor:
             check_segment(descriptor, segment, generation)
             for piece in in_pieces(places, piece_bytes):
-                payload = read_piece(descriptor, range_key, piece, placed.projections)
+                payload = read_piece(descriptor, range_key, piece, placed.selection)
                 yield ReceivedBatches(payload, piece[-1].base_offset + piece[-1].record_count)
 
 

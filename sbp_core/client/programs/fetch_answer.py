@@ -20,12 +20,12 @@ from sbp_core.errors import ProtocolError, SbpError, StatusCode
 from sbp_core.record_sizes import LARGEST
 from sbp_core.records import decode_envelope
 from sbp_core.wire.frame import Frame
-from sbp_core.wire.headers import FetchInfo, FetchResponse, FetchResult, StreamRange
+from sbp_core.wire.headers import FetchInfo, FetchResponse, FetchResult, KeyBounds, StreamRange
 from sbp_core.wire.status import maybe_error
 
-_PROJECTIONS_BYTES_MAX: Final = limits.HEADER_UNUSED_BYTES_MAX // 2
-_PROJECTION_BYTES: Final = 160
-"""Bytes of a projection beside its bits, at most."""
+_SELECTIONS_BYTES_MAX: Final = limits.HEADER_UNUSED_BYTES_MAX // 2
+_TABLE_BYTES: Final = 160
+"""Bytes of a projection, a filter or bounds beside its bits, keys and names, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +101,26 @@ def read_answer(
     return answers
 
 
-def bounded_projections(infos: Iterable[FetchInfo]) -> Iterator[FetchInfo]:
-    """Yield the items of a request, some without projections if all together would be too long.
+def bounded_selections(infos: Iterable[FetchInfo]) -> Iterator[FetchInfo]:
+    """Yield the items of a request, some without projections and filters if these are too long.
 
     A server that does not know these refuses a header of which it does not know most. Without them
-    all columns come.
+    all columns and batches come.
     """
-    left_bytes = _PROJECTIONS_BYTES_MAX
+    left_bytes = _SELECTIONS_BYTES_MAX
     for info in infos:
         left_bytes -= sum(
-            len(each.nodes) + len(each.buffers) + _PROJECTION_BYTES for each in info.projections
+            len(each.nodes) + len(each.buffers) + _TABLE_BYTES for each in info.projections
         )
-        yield info if left_bytes >= 0 else structs.replace(info, projections=())
+        left_bytes -= sum(
+            _TABLE_BYTES + sum(map(_bounds_bytes, each.bounds)) for each in info.filters
+        )
+        yield info if left_bytes >= 0 else structs.replace(info, projections=(), filters=())
+
+
+def _bounds_bytes(bounds: KeyBounds) -> int:
+    name = (bounds.column or "").encode()
+    return len(name) + len(bounds.least) + len(bounds.most) + _TABLE_BYTES
 
 
 def _check_stream(result: FetchResult, index: int, question: Question) -> None:
@@ -250,6 +258,7 @@ class FetchTask:
             stream_id=self.item.stream_id,
             end_offset=-1 if self.item.end_offset is None else self.item.end_offset,
             projections=self.item.projections,
+            filters=self.item.filters,
         )
 
     def question(self) -> Question:

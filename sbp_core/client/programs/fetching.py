@@ -19,7 +19,7 @@ from sbp_core.client.programs.fetch_answer import (
     FetchTask,
     Found,
     batches_since,
-    bounded_projections,
+    bounded_selections,
     read_answer,
 )
 from sbp_core.client.programs.program import (
@@ -208,7 +208,7 @@ class _Fetch:
             max_wait_ms=wait_ms,
             min_bytes=self._min_bytes,
             fetch_requests=tuple(
-                bounded_projections(task.info(index) for index, task in opened.tasks.items())
+                bounded_selections(task.info(index) for index, task in opened.tasks.items())
             ),
             timeout_ms=timeout_ms,
         )

@@ -30,7 +30,13 @@ from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.log.states.staged_states import Staging
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable, first_offset
-from sbp_core.wire.headers import FetchInfo, FetchResponse, FetchResult, Projection, Status
+from sbp_core.records import NO_SELECTION, Selection, check_filters
+from sbp_core.wire.headers import (
+    FetchInfo,
+    FetchResponse,
+    FetchResult,
+    Status,
+)
 from sbp_core.wire.status import SUCCESS, shown, status_for
 from sbp_core.wording import counted
 
@@ -43,8 +49,8 @@ LATEST_OFFSET: Final = -1
 class Item(Struct, frozen=True):
     """One request of a frame: batches of a range from an offset on, `max_bytes` of them.
 
-    With a `txn_id` those that are staged under it; `fetch_offset` counts these then. `projections`
-    name the columns that are wanted.
+    With a `txn_id` those that are staged under it; `fetch_offset` counts these then. `selection`
+    says which columns and rows of them are wanted.
     """
 
     request_index: int
@@ -55,14 +61,14 @@ class Item(Struct, frozen=True):
     max_bytes: int
     txn_id: str | None
     batch_bytes_max: int
-    projections: tuple[Projection, ...] = ()
+    selection: Selection = NO_SELECTION
 
 
 class Answer(Struct, frozen=True):
     """The answer to a request: where its batches are, and where the next ones begin.
 
     One that is not `is_ready` has less than the request waits for. `sent_bytes` are those of the
-    batches as they are sent, once they were read: columns may be left out.
+    batches as they are sent, once they were read: columns or all records may be left out.
     """
 
     item: Item
@@ -134,8 +140,10 @@ Search = Generator[Wanted | None, tuple[Slot, ...], T]
 def item_of(info: FetchInfo, batch_bytes_max: int = limits.BATCH_BYTES_MAX) -> Item:
     """Return what a FetchInfo asks for, with the defaults and within the limits.
 
-    Its client reads batches of up to `batch_bytes_max`.
+    Its client reads batches of up to `batch_bytes_max`. Raises InvalidRequestError for filters that
+    exceed the limits.
     """
+    check_filters(info.filters)
     stream_range = info.stream_range
     stream_id = info.stream_id
     if stream_id < 0 and stream_range is not None:
@@ -152,7 +160,7 @@ def item_of(info: FetchInfo, batch_bytes_max: int = limits.BATCH_BYTES_MAX) -> I
         min(max_bytes, limits.BATCH_BYTES_MAX),
         info.txn_id,
         batch_bytes_max,
-        info.projections[: limits.PROJECTIONS_PER_ITEM_MAX],
+        Selection(info.projections[: limits.PROJECTIONS_PER_ITEM_MAX], info.filters),
     )
 
 

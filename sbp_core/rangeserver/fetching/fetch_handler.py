@@ -48,6 +48,7 @@ from sbp_core.rangeserver.fetching.payloads import (
 from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, ReadScheduler
 from sbp_core.rangeserver.hosting import RangeHost, StreamWaiters
 from sbp_core.rangeserver.metrics import Metrics
+from sbp_core.records import NO_SELECTION
 from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.session.connection import Payload
@@ -322,14 +323,14 @@ class _Fetch:
                 served.append(answer)
                 continue
             key = (answer.item.stream_id, answer.range_index)
-            projections = answer.item.projections
-            bodies = read_slots(self._shared.log, key, answer.slots, projections, may_wait=may_wait)
+            selection = answer.item.selection
+            bodies = read_slots(self._shared.log, key, answer.slots, selection, may_wait=may_wait)
             error = bodies.error
             if error is not None and not may_wait:
                 return None
             parts.append(bodies)
             served.append(answer.cut_short(bodies.slot_count, error) if error else answer)
-            if projections:
+            if selection != NO_SELECTION:
                 served[-1] = replace(served[-1], sent_bytes=sum(map(len, bodies.buffers)))
         if parts and not may_wait:
             self._shared.metrics.reads["memory"] += 1

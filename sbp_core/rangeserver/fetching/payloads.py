@@ -1,7 +1,7 @@
 """The payload of a FETCH answer: bytes of batches, or the places where a local client reads them.
 
 Bodies come from memory where the log keeps them, else verified from the disk (log/bodies.py), or
-only some of their columns (column_reads.py). Small ones are joined into one buffer.
+only some of their columns (selected_reads.py). Small ones are joined into one buffer.
 
 A process that may open the files of the log can read them without the server, which then copies and
 checks nothing. So a FETCH that accepts places, and that comes from this machine, is answered with
@@ -32,11 +32,12 @@ from sbp_core.log.durable_log import Log
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.rangeserver.fetching.batch_finder import Answer, response_of
-from sbp_core.rangeserver.fetching.column_reads import are_worth_parts, as_sent, read_columns
+from sbp_core.rangeserver.fetching.selected_reads import are_worth_parts, as_sent, read_selected
+from sbp_core.records import NO_SELECTION, Selection
 from sbp_core.segment_format import INSTANCE_NAME, encode_instance
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.wire.checksum import Buffer, crc32_joined
-from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse, Projection
+from sbp_core.wire.headers import BatchPlace, FetchRequest, FetchResponse
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -72,22 +73,22 @@ def read_slots(
     log: Log,
     key: RangeKey,
     slots: Sequence[Slot],
-    projections: Sequence[Projection] = (),
+    selection: Selection = NO_SELECTION,
     *,
     may_wait: bool = True,
 ) -> SlotBodies:
     """Return the bodies of `slots` as they are sent, up to the first that cannot be read.
 
-    Unless it `may_wait` for the disk, that is also the first one that is not in memory. Columns
-    that `projections` leave out are neither sent nor, in large batches on the disk, read.
+    Unless it `may_wait` for the disk, that is also the first one that is not in memory. What the
+    `selection` leaves out is neither sent nor, in large batches on the disk, read.
     """
     recent: Sequence[RecentBody] = ()
-    if projections and are_worth_parts(slots) and log.recent.maybe_bodies(slots) is None:
-        parts, error = read_columns(key, slots, projections, may_wait=may_wait)
+    if selection != NO_SELECTION and are_worth_parts(slots) and log.recent.maybe_bodies(slots) is None:
+        parts, error = read_selected(key, slots, selection, may_wait=may_wait)
     else:
         bodies = read_bodies(key, slots, log.recent, may_wait=may_wait)
         stored = zip(slots, bodies.data, strict=False)  # fewer if one cannot be read
-        parts = [as_sent(slot, body, projections) for slot, body in stored]
+        parts = [as_sent(slot, body, selection) for slot, body in stored]
         error = bodies.error
         if all(sent[0] is body for sent, body in zip(parts, bodies.data, strict=True)):
             recent = bodies.recent

@@ -1,8 +1,9 @@
-"""Batches as they are sent to a reader that wants some of their columns.
+"""Batches as they are sent to a reader that wants some of their columns, or some rows.
 
-A large batch on the disk is read where the wanted columns are, so that two of twenty cost a tenth.
-Its checksum is that of the whole batch and cannot be compared then: damage within is found by reads
-of all columns and by the scrub (guarantees, "Failures that are not covered").
+A large batch on the disk is read where the wanted columns are, so that two of twenty cost a tenth;
+and only its front if no row is wanted. Its checksum is that of the whole batch and cannot be
+compared then. The statistics have one of their own; damage within the values is found by reads of
+whole batches and by the scrub (guarantees, "Failures that are not covered").
 """
 
 from __future__ import annotations
@@ -15,15 +16,21 @@ from sbp_core.errors import LogError, RecordBatchError
 from sbp_core.log.bodies import open_body, read_bodies
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeKey
-from sbp_core.records import FRONT_BYTES, Cut, known_front, maybe_cut, with_base_offset
+from sbp_core.records import (
+    FRONT_BYTES,
+    NO_SELECTION,
+    Cut,
+    Selection,
+    known_front,
+    with_base_offset,
+)
 from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.headers import Projection
 
 _RUN_BYTES_MIN: Final = 4 * limits.KIB
 """If the runs of a batch are smaller on average, one read of the whole batch is faster."""
 
 
-class ColumnParts(NamedTuple):
+class SelectedParts(NamedTuple):
     """The parts of the first batches as they are sent; `error` says why the next is unreadable."""
 
     parts: list[Sequence[Buffer]]
@@ -31,31 +38,31 @@ class ColumnParts(NamedTuple):
 
 
 def are_worth_parts(slots: Sequence[Slot]) -> bool:
-    """Whether batches are so large that their columns are read one by one."""
+    """Whether batches are so large that only parts of them are read."""
     stored_bytes = sum([slot.body_length for slot in slots])
     return stored_bytes >= len(slots) * limits.CUT_BATCH_BYTES_MIN
 
 
-def read_columns(
-    key: RangeKey, slots: Sequence[Slot], projections: Sequence[Projection], *, may_wait: bool
-) -> ColumnParts:
-    """Read the wanted columns of `slots` from the disk, up to the first that cannot be read.
+def read_selected(
+    key: RangeKey, slots: Sequence[Slot], selection: Selection, *, may_wait: bool
+) -> SelectedParts:
+    """Read what is wanted of `slots` from the disk, up to the first that cannot be read.
 
     Unless it `may_wait`, that is also the first one that is not in the page cache.
     """
     parts: list[Sequence[Buffer]] = []
     for slot in slots:
         try:
-            part = _read_parts(key, slot, projections, may_wait=may_wait)
+            part = _read_parts(key, slot, selection, may_wait=may_wait)
         except LogError as error:
-            return ColumnParts(parts, error)
+            return SelectedParts(parts, error)
         parts.append(part)
-    return ColumnParts(parts, None)
+    return SelectedParts(parts, None)
 
 
-def as_sent(slot: Slot, body: memoryview, projections: Sequence[Projection]) -> Sequence[Buffer]:
+def as_sent(slot: Slot, body: memoryview, selection: Selection) -> Sequence[Buffer]:
     """Return the parts of a batch in memory that are sent: `body` alone if it is sent unchanged."""
-    cut = _maybe_cut(slot, body, projections)
+    cut = _maybe_cut(slot, body, selection)
     if cut is not None:
         return [cut.head, *(body[start:end] for start, end in cut.runs)]
     if slot.prefix_bytes and slot.base_offset >= 0:
@@ -64,25 +71,25 @@ def as_sent(slot: Slot, body: memoryview, projections: Sequence[Projection]) -> 
 
 
 def _read_parts(
-    key: RangeKey, slot: Slot, projections: Sequence[Projection], *, may_wait: bool
+    key: RangeKey, slot: Slot, selection: Selection, *, may_wait: bool
 ) -> Sequence[Buffer]:
     """Read what is sent of a batch; whole and verified if not only a part is. Raises LogError."""
     opened = open_body(key, slot, FRONT_BYTES, may_wait=may_wait)
     front = known_front(opened.front, slot.body_length, opened.read)
-    cut = _maybe_cut(slot, front, projections)
+    cut = _maybe_cut(slot, front, selection)
     if cut is not None and cut.size_bytes >= len(cut.runs) * _RUN_BYTES_MIN:
         return [cut.head, *(opened.read(start, end) for start, end in cut.runs)]
     whole = read_bodies(key, [slot], may_wait=may_wait)
     if whole.error is not None:
         raise whole.error
-    return as_sent(slot, whole.data[0], projections)
+    return as_sent(slot, whole.data[0], selection)
 
 
-def _maybe_cut(slot: Slot, front: memoryview, projections: Sequence[Projection]) -> Cut | None:
-    """Return how columns are cut out of a batch; None: it is sent whole."""
-    if not projections or slot.base_offset < 0:
+def _maybe_cut(slot: Slot, front: memoryview, selection: Selection) -> Cut | None:
+    """Return what is left of a batch; None: it is sent whole."""
+    if selection == NO_SELECTION or slot.base_offset < 0:
         return None
     try:
-        return maybe_cut(front, slot.body_length, projections, slot.base_offset)
+        return selection.maybe_cut(front, slot.body_length, slot.base_offset)
     except RecordBatchError:  # it is as it was appended: its reader says what is wrong with it
         return None

@@ -11,18 +11,24 @@ from sbp_core.errors import LogCorruptionError
 from sbp_core.log.bodies import RecentBodies
 from sbp_core.log.segment import SegmentView
 from sbp_core.rangeserver.fetching.payloads import read_slots
-from sbp_core.records import StreamSchema, encode_columns, maybe_kept_columns, split_envelopes
+from sbp_core.records import (
+    Selection,
+    StreamSchema,
+    encode_columns,
+    maybe_kept_columns,
+    split_envelopes,
+)
 
 ROWS = 5_000
 
 
 def wide(column_count, rows=ROWS):
-    """A batch of equal columns, its schema, and the projection that keeps every tenth."""
+    """A batch of equal columns, its schema, and what selects every tenth."""
     schema = StreamSchema.of(pa.schema([(f"c{at}", pa.int64()) for at in range(column_count)]))
     columns = [np.full(rows, at) for at in range(column_count)]
     rows = pa.record_batch(columns, schema=schema.arrow)
     kept = maybe_kept_columns(schema, pa.schema(list(schema.arrow)[5::10]))
-    return bytes(encode_columns(rows, schema, stream_id=1, timestamp_ms=0)), (kept.projection,)
+    return bytes(encode_columns(rows, schema, stream_id=1, timestamp_ms=0)), Selection((kept.projection,))
 
 
 def stored(*entries):
@@ -57,56 +63,56 @@ def read_bytes(monkeypatch):
 
 
 def test_the_wanted_columns_are_read_and_no_others(read_bytes):
-    body, projections = wide(20)
+    body, selection = wide(20)
     log, _, slots = stored(batch(0, ROWS, body), batch(ROWS, ROWS, body))
-    found = read_slots(log, KEY, slots, projections)
+    found = read_slots(log, KEY, slots, selection)
     assert sum(read_bytes) < 0.12 * 2 * len(body)
     sent = memoryview(b"".join(found.buffers))
     assert [each.base_offset for each in split_envelopes(sent)] == [0, ROWS]
     log.recent.keep([batch(0, ROWS, body)], [slots[0].location])
-    from_memory = read_slots(log, KEY, slots[:1], projections)
+    from_memory = read_slots(log, KEY, slots[:1], selection)
     assert b"".join(from_memory.buffers) == sent[: len(sent) // 2]
 
 
 def test_a_batch_that_was_staged_gets_its_offset():
-    body, projections = wide(20)
+    body, selection = wide(20)
     log, _, slots = stored(batch(0), staged("x", 0, body, ROWS))
-    found = read_slots(log, KEY, slots[1:], projections)
+    found = read_slots(log, KEY, slots[1:], selection)
     (envelope,) = split_envelopes(memoryview(b"".join(found.buffers)))
-    assert (envelope.base_offset, envelope.projection) == (1, projections[0].kept)
+    assert (envelope.base_offset, envelope.projection) == (1, selection[0].kept)
 
 
 @pytest.mark.parametrize("at", [4, 20, 30], ids=["checksum", "range", "offset"])
 def test_a_damaged_header_is_not_served(at):
-    body, projections = wide(20)
+    body, selection = wide(20)
     log, disk, slots = stored(batch(0, ROWS, body), batch(ROWS, ROWS, body))
     damage(disk, slots[1], at)
-    found = read_slots(log, KEY, slots, projections)
+    found = read_slots(log, KEY, slots, selection)
     assert isinstance(found.error, LogCorruptionError)
     assert found.slot_count == 1
     assert log.suspects
 
 
 def test_another_entry_in_its_place_is_not_served():
-    body, projections = wide(20)
+    body, selection = wide(20)
     log, _, slots = stored(batch(0, ROWS, body))
-    found = read_slots(log, (KEY[0], KEY[1] + 1), slots, projections)
+    found = read_slots(log, (KEY[0], KEY[1] + 1), slots, selection)
     assert "another entry, BATCH" in str(found.error)
 
 
 def test_damage_of_a_column_that_is_not_read_is_left_to_the_scrub():
-    body, projections = wide(20)
+    body, selection = wide(20)
     log, disk, slots = stored(batch(0, ROWS, body))
     damage(disk, slots[0], slots[0].location.length - 1)
-    assert read_slots(log, KEY, slots, projections).error is None
+    assert read_slots(log, KEY, slots, selection).error is None
     assert isinstance(read_slots(log, KEY, slots).error, LogCorruptionError)
 
 
 def test_a_batch_of_which_many_small_parts_are_wanted_is_read_and_verified_whole(read_bytes):
-    body, projections = wide(1_000, rows=100)
+    body, selection = wide(1_000, rows=100)
     log, disk, slots = stored(batch(0, 100, body))
-    found = read_slots(log, KEY, slots, projections)
+    found = read_slots(log, KEY, slots, selection)
     assert sum(map(len, found.buffers)) < 0.2 * len(body)
     assert len(read_bytes) <= 3
     damage(disk, slots[0], slots[0].location.length - 1)
-    assert isinstance(read_slots(log, KEY, slots, projections).error, LogCorruptionError)
+    assert isinstance(read_slots(log, KEY, slots, selection).error, LogCorruptionError)

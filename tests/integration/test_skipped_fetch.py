@@ -1,0 +1,202 @@
+"""A reader that bounds a column gets no batch without a row within the bounds, and all offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from core_cluster import core_cluster
+
+from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
+from sbp_core.client.io import local_batches
+from sbp_core.errors import InvalidRequestError
+from sbp_core.records import (
+    BatchFilter,
+    ColumnBounds,
+    ColumnsBuilder,
+    StreamSchema,
+    batch_filter,
+    decode_columns,
+    maybe_kept_columns,
+    order_key,
+    small_runs,
+    split_envelopes,
+)
+from sbp_core.wire.headers import KeyBounds
+
+ROWS = 20_000
+BATCHES = 100
+WANTED = 37
+SCHEMA = StreamSchema.of(pa.schema([("day", pa.int64()), ("x", pa.float64()), ("y", pa.float64())]))
+DAY = order_key(WANTED, pa.int64())
+ONE_DAY = batch_filter(SCHEMA.fingerprint, [ColumnBounds("day", DAY, DAY, takes_null=False)])
+NO_DAY = batch_filter(SCHEMA.fingerprint, [ColumnBounds("day", b"\xff" * 9, None, takes_null=True)])
+
+
+def day(number, rows=ROWS):
+    rng = np.random.default_rng(number)
+    columns = [np.full(rows, number), rng.random(rows), rng.random(rows)]
+    return pa.record_batch(columns, schema=SCHEMA.arrow)
+
+
+async def append_days(client, stream_id, numbers=range(BATCHES), rows=ROWS, columns=("day",)):
+    builder = ColumnsBuilder(stream_id, SCHEMA, stats_columns=columns)
+    for number in numbers:
+        stored = builder.add(day(number, rows), timestamp_ms=5) + builder.flush()
+        await client.append([AppendItem(stream_id, each) for each in stored])
+
+
+def read(client, stream_id, filters=(), projections=(), *, leaves_batches=False):
+    """All batches of a stream, and their bytes."""
+    envelopes, size_bytes, offset = [], 0, 0
+    while True:
+        item = FetchItem(stream_id, offset, None, 8 << 20, projections, filters)
+        (outcome,) = client.fetch([item], leaves_batches=leaves_batches)
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.batches.next_offset == offset:
+            return envelopes, size_bytes
+        for piece in outcome.batches.pieces():
+            envelopes += split_envelopes(piece.payload)
+            size_bytes += len(piece.payload)
+        offset = outcome.batches.next_offset
+
+
+def run(folder, body):
+    async def main():
+        async with core_cluster(folder) as cluster:
+            (stream,) = await cluster.client.create_streams([StreamSpec("s")])
+            await asyncio.wait_for(body(cluster, stream.stream_id), 60)
+
+    asyncio.run(main())
+
+
+def check_one_day(found):
+    """All offsets are there, and the rows of the day that was asked for."""
+    assert [each.base_offset for each in found] == [ROWS * at for at in range(BATCHES)]
+    assert [each.record_count for each in found] == [ROWS] * BATCHES
+    sent = [each for each in found if not each.is_skipped]
+    assert [each.base_offset for each in sent] == [ROWS * WANTED]
+    assert decode_columns(sent[0], SCHEMA).equals(day(WANTED))
+    assert all(each.skipped_bytes > ROWS * 24 for each in found if each.is_skipped)
+    nothing = decode_columns(found[0], SCHEMA, ["x"])
+    assert (nothing.num_rows, nothing.schema.names) == (0, ["x"])
+
+
+def test_one_of_a_hundred_batches_is_sent(tmp_path, monkeypatch):
+    read_bytes = 0
+
+    def counted(*call):
+        nonlocal read_bytes
+        found = os.preadv(*call)
+        read_bytes += found
+        return found
+
+    class Watched:
+        preadv, pread = staticmethod(counted), staticmethod(os.pread)
+
+    monkeypatch.setattr(local_batches, "os", Watched)
+
+    async def body(cluster, stream_id):
+        await append_days(cluster.client, stream_id)
+        stored_bytes = BATCHES * ROWS * 24
+
+        def read_remote_and_local():
+            with Client(cluster.pd.endpoint, reads_locally=False) as client:
+                found, size_bytes = read(client, stream_id, (ONE_DAY,))
+                check_one_day(found)
+                assert size_bytes < 0.02 * stored_bytes
+            with Client(cluster.pd.endpoint) as client:
+                found, _ = read(client, stream_id, (ONE_DAY,), leaves_batches=True)
+                check_one_day(found)
+                assert 0 < read_bytes < 0.03 * stored_bytes
+
+        await asyncio.to_thread(read_remote_and_local)
+
+    run(tmp_path, body)
+
+
+def test_filters_and_projections_go_together(tmp_path):
+    kept = maybe_kept_columns(SCHEMA, pa.schema([("x", pa.float64())]))
+
+    async def body(cluster, stream_id):
+        await append_days(cluster.client, stream_id, [WANTED - 1, WANTED])
+        for reads_locally in (False, True):
+
+            def check(reads_locally=reads_locally):
+                with Client(cluster.pd.endpoint, reads_locally=reads_locally) as client:
+                    found, _ = read(
+                        client,
+                        stream_id,
+                        (ONE_DAY,),
+                        (kept.projection,),
+                        leaves_batches=reads_locally,
+                    )
+                assert [each.is_skipped for each in found] == [True, False]
+                assert found[1].projection == kept.projection.kept
+                assert found[1].statistics is not None
+                assert decode_columns(found[1], kept.schema).num_rows == ROWS
+
+            await asyncio.to_thread(check)
+
+    run(tmp_path, body)
+
+
+def test_batches_without_statistics_small_ones_and_other_schemas_are_sent(tmp_path):
+    async def body(cluster, stream_id):
+        await append_days(cluster.client, stream_id, [1], columns=())
+        await append_days(cluster.client, stream_id, [2, 3], rows=2)
+        await append_days(cluster.client, stream_id, [4])
+        other = BatchFilter("0" * 32, NO_DAY.bounds)
+
+        def check():
+            with Client(cluster.pd.endpoint) as client:
+                found, _ = read(client, stream_id, (other, NO_DAY))
+                assert [each.is_skipped for each in found] == [False, False, False, True]
+                runs = small_runs(found, rows_enough=1000, bytes_enough=1 << 20)
+                assert [len(each.envelopes) for each in runs] == [1, 2, 1]
+                assert not any(each.is_skipped for each in read(client, stream_id, (other,))[0])
+
+        await asyncio.to_thread(check)
+
+    run(tmp_path, body)
+
+
+def test_a_reader_that_waits_goes_on_over_skipped_batches(tmp_path):
+    """Else it would be told that nothing came, and begin at the same offset again and again."""
+
+    async def body(cluster, stream_id):
+        item = FetchItem(stream_id, 0, None, 8 << 20, filters=(NO_DAY,))
+
+        async def follow():
+            answers = cluster.client.fetch([item], max_wait_ms=50_000, min_bytes=100_000)
+            return [outcome.batches.next_offset async for outcome in answers]
+
+        waiting = asyncio.ensure_future(follow())
+        await append_days(cluster.client, stream_id, [1])
+        assert await asyncio.wait_for(waiting, 30) == [ROWS]
+
+    run(tmp_path, body)
+
+
+BAD = {
+    "16 filters at most": [NO_DAY] * 17,
+    "names no schema": [BatchFilter(None, NO_DAY.bounds)],
+    "at most 64": [BatchFilter("s", NO_DAY.bounds * 65)],
+    "without a name": [BatchFilter("s", (KeyBounds(),))],
+    "a key of 33 bytes for column 'c'": [BatchFilter("s", (KeyBounds("c", bytes(33)),))],
+}
+
+
+def test_filters_beyond_the_limits_are_refused(tmp_path):
+    async def body(cluster, stream_id):
+        for reason, filters in BAD.items():
+            item = FetchItem(stream_id, 0, None, 1 << 20, filters=tuple(filters))
+            (outcome,) = [each async for each in cluster.client.fetch([item])]
+            with pytest.raises(InvalidRequestError, match=reason):
+                raise outcome.error
+
+    run(tmp_path, body)
