@@ -91,7 +91,8 @@ def _read(
         for piece in outcome.batches.pieces():
             payload_bytes += len(piece.payload)
             for envelope in split_envelopes(piece.payload):
-                rows += decode_columns(envelope, _SCHEMA).num_rows
+                if not envelope.is_skipped:
+                    rows += decode_columns(envelope, _SCHEMA).num_rows
         offset = outcome.batches.next_offset
     seconds = time.perf_counter() - started
     wanted = _BATCH_ROWS * _BATCHES_PER_DAY * (1 if filters else _DAYS)

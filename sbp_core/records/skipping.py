@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from sbp_core import filter_limits
 from sbp_core.errors import HeaderError, invalid
+from sbp_core.records.encodings import ENCODINGS
 from sbp_core.records.envelope import encode_head, read_head
 from sbp_core.records.order_keys import lower_prefix, maybe_upper_prefix
 from sbp_core.records.statistics import ColumnBounds, may_match
@@ -70,10 +71,11 @@ def maybe_skipped(
     if size_bytes < filter_limits.SKIPPED_BATCH_BYTES_MIN:
         return None
     meta, _, body_start = read_head(front, 0)
-    fingerprint, statistics = meta.schema_fingerprint, meta.statistics
-    if statistics is None or meta.encoding is None or meta.body_bytes is None:
+    statistics = meta.statistics
+    encoding = ENCODINGS.get(meta.encoding)
+    if statistics is None or encoding is None or not encoding.is_typed:
         return None
-    fitting = next((each for each in filters if each.schema == fingerprint), None)
+    fitting = next((each for each in filters if each.schema == meta.schema_fingerprint), None)
     if fitting is None or may_match(statistics, list(map(_bounds, fitting.bounds))):
         return None
     skipped = meta._replace(body_bytes="0", skipped=str(size_bytes - body_start))
