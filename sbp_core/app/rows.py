@@ -90,7 +90,9 @@ class Target:
 
     def mapped(self, batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
         """Return rows with the columns of the stream. Raises SchemaError for what does not fit."""
-        canonical = batch.cast(StreamSchema.of(pa.schema(map(_without_variants, batch.schema))).arrow)
+        canonical = batch.cast(
+            StreamSchema.of(pa.schema(map(_without_variants, batch.schema))).arrow
+        )
         if self.schema is None:
             return _plain(canonical, now_us)
         return map_columns(canonical, self.schema.arrow, is_loss_allowed=False)

@@ -28,7 +28,9 @@ def wide(column_count, rows=ROWS):
     columns = [np.full(rows, at) for at in range(column_count)]
     rows = pa.record_batch(columns, schema=schema.arrow)
     kept = maybe_kept_columns(schema, pa.schema(list(schema.arrow)[5::10]))
-    return bytes(encode_columns(rows, schema, stream_id=1, timestamp_ms=0)), Selection((kept.projection,))
+    return bytes(encode_columns(rows, schema, stream_id=1, timestamp_ms=0)), Selection(
+        (kept.projection,)
+    )
 
 
 def stored(*entries):
@@ -79,7 +81,7 @@ def test_a_batch_that_was_staged_gets_its_offset():
     log, _, slots = stored(batch(0), staged("x", 0, body, ROWS))
     found = read_slots(log, KEY, slots[1:], selection)
     (envelope,) = split_envelopes(memoryview(b"".join(found.buffers)))
-    assert (envelope.base_offset, envelope.projection) == (1, selection[0].kept)
+    assert (envelope.base_offset, envelope.projection) == (1, selection.projections[0].kept)
 
 
 @pytest.mark.parametrize("at", [4, 20, 30], ids=["checksum", "range", "offset"])

@@ -210,7 +210,7 @@ class _LocalBatches(Batches):
         """Yield batches of about `piece_bytes`. Raises SbpError where they are not available."""
         placed, position = self._placed, self._placed.places[0].base_offset
         if self._is_admitted:
-            read_bytes = piece_bytes * (_COLUMNS_FACTOR if placed.projections else 1)
+            read_bytes = piece_bytes * (_COLUMNS_FACTOR if placed.selection.projections else 1)
             try:
                 for piece in read_pieces(placed, read_bytes):
                     yield piece

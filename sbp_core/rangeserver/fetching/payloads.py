@@ -83,7 +83,11 @@ def read_slots(
     `selection` leaves out is neither sent nor, in large batches on the disk, read.
     """
     recent: Sequence[RecentBody] = ()
-    if selection != NO_SELECTION and are_worth_parts(slots) and log.recent.maybe_bodies(slots) is None:
+    if (
+        selection != NO_SELECTION
+        and are_worth_parts(slots)
+        and log.recent.maybe_bodies(slots) is None
+    ):
         parts, error = read_selected(key, slots, selection, may_wait=may_wait)
     else:
         bodies = read_bodies(key, slots, log.recent, may_wait=may_wait)

@@ -245,7 +245,7 @@ def test_a_data_frame_of_pandas_fits_a_typed_stream(sbp, request):
     time = datetime(2026, 1, 2, tzinfo=UTC)
     frame = pd.DataFrame({"id": [1, 2], "name": ["a", None], "at": [time, time]}, index=["x", "y"])
     frame["at"] = frame["at"].dt.as_unit("us")  # pandas 2 has nanoseconds, which are refused
-    frame["name"] = frame["name"].astype("string[pyarrow]")  # large strings, as all text of pandas 3
+    frame["name"] = frame["name"].astype("string[pyarrow]")  # large, as text of pandas 3
     with sbp.producer(stream) as producer:
         assert producer.send_many(frame).result() == 1
     found = [each.columns for each in sbp.consumer(stream)]
