@@ -36,6 +36,7 @@ from sbp_core.errors import (
     ProtocolError,
     StatusCode,
 )
+from sbp_core.records import ColumnBounds, batch_filter
 from sbp_core.wire.headers import (
     DescribeRangeResult,
     DescribeRangesResponse,
@@ -301,4 +302,16 @@ def test_projections_are_left_out_where_they_would_be_too_long_together():
     sent = [each.projections for each in bounded_selections(infos)]
     assert sent == [(few,), (many,), (), ()]
     header = encode_header(FetchRequest(fetch_requests=tuple(bounded_selections(infos))))
+    assert len(header) < limits.HEADER_UNUSED_BYTES_MAX
+
+
+def test_filters_are_left_out_where_they_would_be_too_long_together():
+    bounds = [ColumnBounds(f"{at}" * 20, bytes(32), bytes(32), False) for at in range(64)]
+    info = FetchInfo(filters=(batch_filter("s" * 32, bounds),))
+    sent = list(bounded_selections([info] * 9))
+    kept = [bool(each.filters) for each in sent]
+    assert kept == sorted(kept, reverse=True)
+    assert kept[0]
+    assert not kept[-1]
+    header = encode_header(FetchRequest(fetch_requests=tuple(sent)))
     assert len(header) < limits.HEADER_UNUSED_BYTES_MAX
