@@ -36,6 +36,7 @@ _SCHEMA: Final = StreamSchema.of(pa.schema([(f"c{at}", pa.float64()) for at in r
 _TWO: Final = pa.schema([_SCHEMA.arrow.field(at) for at in (3, 17)])
 _BATCH_ROWS: Final = 6_500
 _BATCHES: Final = 200
+_FIRST_MS: Final = 1_700_000_000_000
 _ROUNDS: Final = 7
 _AHEAD_BYTES: Final = 32 * 1024 * 1024
 _ROUND_BYTES: Final = 8 * 1024 * 1024
@@ -43,9 +44,10 @@ _ROUND_BYTES: Final = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Seconds of one run, and the bytes that came: in answers, or from files."""
+    """Seconds of one run, processor time, and the bytes that came: in answers, or from files."""
 
     seconds: float
+    processor_seconds: float
     size_bytes: int
 
 
@@ -55,16 +57,25 @@ def _write(client: Client) -> int:
     client.register_schema(stream.stream_id, _SCHEMA, version=1)
     values = np.random.default_rng(1)
     with client.appender(writer=Writer()) as appender:
-        for _ in range(_BATCHES):
+        for at in range(_BATCHES):
             columns = [values.random(_BATCH_ROWS) for _ in _SCHEMA.arrow]
             rows = pa.record_batch(columns, schema=_SCHEMA.arrow)
-            stored = encode_columns(rows, _SCHEMA, stream_id=stream.stream_id, timestamp_ms=0)
+            time_ms = _FIRST_MS + at
+            stored = encode_columns(rows, _SCHEMA, stream_id=stream.stream_id, timestamp_ms=time_ms)
             appender.append([AppendItem(stream.stream_id, stored)])
         appender.finish()
     return stream.stream_id
 
 
-def _read(client: Client, stream_id: int, schema: pa.Schema, *, is_local: bool) -> Taken:
+def _processor_seconds(server: psutil.Process) -> float:
+    """Return the processor time of client and server so far."""
+    times = server.cpu_times()
+    return float(time.process_time() + times.user + times.system)
+
+
+def _read(
+    client: Client, server: psutil.Process, stream_id: int, schema: pa.Schema, *, is_local: bool
+) -> Taken:
     span = StreamSpan(stream_id, "doubles", 0, 0, _BATCHES * _BATCH_ROWS, ())
     layout = ColumnsLayout(schema, SchemaVersions(client, Servers((Endpoint("any", 1),)), {}))
     asked = layout.projections
@@ -77,7 +88,7 @@ def _read(client: Client, stream_id: int, schema: pa.Schema, *, is_local: bool) 
             yield chunk
 
     before_bytes = psutil.Process().io_counters().read_chars
-    started = time.perf_counter()
+    busy_s, started = _processor_seconds(server), time.perf_counter()
     fetched = fetch_chunks(client, [span], leaves_batches=is_local, projections_of=asked)
     with closing(Prefetcher(fetched, bytes_max=_AHEAD_BYTES)) as ahead:
         chunks = read_chunks(
@@ -89,23 +100,25 @@ def _read(client: Client, stream_id: int, schema: pa.Schema, *, is_local: bool) 
             projections_of=asked,
         )
         rows = sum(each.num_rows for each in decode_chunks(counted(chunks), [span], layout))
-    seconds = time.perf_counter() - started
+    seconds, busy_s = time.perf_counter() - started, _processor_seconds(server) - busy_s
     if rows != _BATCHES * _BATCH_ROWS:
         raise AssertionError(f"{rows} records were read instead of {_BATCHES * _BATCH_ROWS}")
     file_bytes = psutil.Process().io_counters().read_chars - before_bytes
-    return Taken(seconds, file_bytes if is_local else payload_bytes)
+    return Taken(seconds, busy_s, file_bytes if is_local else payload_bytes)
 
 
 def _line(name: str, found: Sequence[Sequence[Taken]]) -> tuple[str, ...]:
     whole, two = found
     ratios = [some.seconds / both.seconds for both, some in zip(whole, two, strict=True)]
     share = two[0].size_bytes / whole[0].size_bytes
+    busy, busy_all = (sum(each.processor_seconds for each in side) for side in (two, whole))
     times = (1e3 * median(each.seconds for each in side) for side in found)
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    return (name, *(f"{ms:,.0f}" for ms in times), f"{median(ratios):.2f}", spread, f"{share:.3f}")
+    shares = (f"{median(ratios):.2f}", spread, f"{busy / busy_all:.2f}", f"{share:.3f}")
+    return (name, *(f"{ms:,.0f}" for ms in times), *shares)
 
 
-_HEADER: Final = ("from", "all ms", "two ms", "time", "spread", "bytes")
+_HEADER: Final = ("from", "all ms", "two ms", "time", "spread", "processor", "bytes")
 
 
 def measure(rounds: int) -> None:
@@ -117,16 +130,17 @@ def measure(rounds: int) -> None:
             Client(cluster.endpoint, reads_locally=False) as far,
             Client(cluster.endpoint) as here,
         ):
-            stream_id = _write(far)
+            stream_id, server = _write(far), psutil.Process(cluster.pid)
             for number in range(rounds + 1):
                 for taken, (is_local, schema) in zip(found, sides, strict=True):
                     client = here if is_local else far
-                    once = _read(client, stream_id, schema, is_local=is_local)
+                    once = _read(client, server, stream_id, schema, is_local=is_local)
                     if number:  # the first round warms up
                         taken.append(once)
     lines = [_line("server", found[:2]), _line("files", found[2:])]
     print(table(_HEADER, lines, text_columns={0}))
-    print("time: two / all of the same round; bytes: two / all, of answers or read from files")
+    print("two / all: time of the same round, processor time of client and server, and bytes of")
+    print("answers or read from files")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ from typing import Final
 
 from benchmarks.harness.model import OURS, Case, Measure, Outcome, Shape
 from benchmarks.scenarios.bench import Bench, Prepare, Systems, measure
+from benchmarks.scenarios.columns import ROW_BYTES, columns_read
 from benchmarks.scenarios.latency import at_once, steady
 from benchmarks.scenarios.memory import memory
 from benchmarks.scenarios.micro_batches import micro_batches
@@ -33,6 +34,8 @@ LONG_BYTES: Final = 400_000_000
 costs by itself is a good part of the time."""
 SHORT_BYTES: Final = 100_000_000
 """Bytes of all values that are written, which takes longer, and of the least backlog."""
+COLUMNS_BYTES: Final = 200_000_000
+"""Bytes of all columns, of which two are read; as JSON they take thrice as many."""
 MEMORY_BYTES: Final = 1024 * 1024 * 1024
 
 Measured = Callable[[Bench, Systems], Sequence[Outcome]]
@@ -96,6 +99,7 @@ _SHORT: Final = tuple(shape(size) for size in VALUES)
 _USUAL_WRITES: Final = _SHORT[:2]
 _FULL_WRITES: Final = (*_SHORT[2:], *_LONG)
 _ONE: Final = (shape(100, streams=1, rows=1),)
+_DOUBLES: Final = shape(ROW_BYTES, streams=1, payload_bytes=COLUMNS_BYTES)
 _SPREAD: Final = tuple(shape(1024, streams=count) for count in STREAMS)
 _GROWING: Final = tuple(shape(1024, payload_bytes=SHORT_BYTES * times) for times in BACKLOGS)
 
@@ -120,5 +124,6 @@ SCENARIOS: Final = {
         Scenario("typed-read", _LOGS, _ONE, typed_read),
         Scenario("typed-write", _LOGS, _ONE, typed_write),
         Scenario("typed-bytes", (OURS,), _ONE, typed_bytes),
+        Scenario("columns-read", _LOGS, (), columns_read, (_DOUBLES,)),
     )
 }

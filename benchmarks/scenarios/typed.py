@@ -79,7 +79,7 @@ def typed_read(bench: Bench, systems: Systems) -> list[Outcome]:
 
         def prepare(system: LogSystem, form: Form) -> Run:
             log, _ = _write(system, flights, form)
-            if _fingerprint(form.rows(log, flights.frame)) != _fingerprint(flights.frame):
+            if fingerprint(form.rows(log, flights.frame)) != fingerprint(flights.frame):
                 raise BenchmarkError("other flights came back than were written")
             return lambda: [seconds_to_nothing(form.rows(log, flights.frame))]
 
@@ -176,7 +176,7 @@ def _stored_bytes(system: Sbp, flights: Flights, form: Form) -> Sequence[float]:
     return [byte_count]
 
 
-def _fingerprint(frame: DataFrame) -> tuple[int, int]:
+def fingerprint(frame: DataFrame) -> tuple[int, int]:
     """Return what two frames with the same rows have in common, whatever their order."""
     columns = [sf.col(name) for name in sorted(frame.columns)]
     total = sf.sum(sf.xxhash64(*columns).cast("decimal(38, 0)"))
