@@ -115,7 +115,7 @@ $(OLDEST)/.ready: pyproject.toml $(LOCK)
 	@touch $@
 
 clean: ## remove the virtual environments and every cache
-	@rm -rf $(VENV) $(OLDEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(OLDEST) .cache/spark-*.jsa build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(READY): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

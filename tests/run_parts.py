@@ -85,6 +85,10 @@ def main(plan: str, options: Sequence[str]) -> int:
     """Run a plan; return pytest's exit code of the first part that failed."""
     if any(word in ALONE or names_tests(word) for word in options):
         return subprocess.run(pytest(options), cwd=ROOT, check=False).returncode
+    if plan == "all":
+        from class_archive import use_archive  # not in the others: it imports PySpark
+
+        use_archive()
     interrupts: list[int] = []  # Ctrl-C reaches every part by itself, and ends it
     signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     is_stopping_early = any(word.startswith(STOPS_EARLY) for word in options)
