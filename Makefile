@@ -18,7 +18,7 @@ SPARK   = JAVA_HOME="$$($(BIN)/python -m sbp_spark.java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve notebooks check test oldest conformance faults lint types bench bench-full \
-        schemas client docs docs-site dist lock clean
+        schemas client features docs docs-site dist lock clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,10 @@ schemas: $(READY) ## generate the wire tables from schemas/*.fbs (needs flatc)
 
 client: $(READY) ## generate the blocking client from the asyncio one
 	@$(BIN)/python tools/generate_blocking_client.py
+
+features: $(READY) ## try the features of Spark that docs/reference/spark-features.md lists; some minutes
+	@$(SPARK) $(BIN)/python tests/try_spark_features.py $(PYTEST)
+	@$(BIN)/python docs/generate.py
 
 docs: $(READY) ## generate pages of docs/reference from the code
 	@$(BIN)/python docs/generate.py

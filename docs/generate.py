@@ -353,6 +353,9 @@ def main() -> int:
         "--check", action="store_true", help="write nothing; exit 1 on a difference"
     )
     is_check = parser.parse_args().check
+    faults = spark_features.faults()
+    for each in faults:
+        print(f"spark-features.md: {each}")
     stale = []
     for path, text in documents().items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
@@ -362,8 +365,7 @@ def main() -> int:
             path.write_text(text, encoding="utf-8")
     if is_check and stale:
         print(f"{', '.join(stale)}: differs from the code; run `python docs/generate.py`")
-        return 1
-    return 0
+    return 1 if faults or (is_check and stale) else 0
 
 
 if __name__ == "__main__":

@@ -1,245 +1,174 @@
 """The page of Spark's features: which work with the data source, and why the others cannot.
 
-Each row names the test that tries it; `tests/unit/test_spark_features_page.py` looks for that.
+The rows are here. Whether a feature works is what the tests find that are marked with
+`spark_feature` and its name: `make features` runs them and writes `spark_features.json`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
 from status_codes import NOTICE, table
+
+_TESTS: Final = Path(__file__).parents[1] / "tests"
+_RESULTS: Final = Path(__file__).with_suffix(".json")
+_MARKER: Final = "spark_feature"
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature of Spark. `test` is a file below `tests` and the name of a function in it.
-
-    `note` has what to know or, if the feature does not work, the reason and the way out.
-    """
+    """A feature of Spark. `note` has what to know or, if it is impossible, why, and the way out."""
 
     name: str
-    works: bool
-    note: str
-    test: str
+    note: str = ""
 
 
 _FEATURES: Final[Mapping[str, Sequence[Feature]]] = {
     "Reading": [
-        Feature(
-            "batch read, a snapshot",
-            True,
-            "the tails are those of the first action",
-            "spark/test_spark_round_trip.py::test_a_batch_is_a_snapshot",
-        ),
-        Feature(
-            "columns chosen by `.schema(...)`",
-            True,
-            "",
-            "spark/test_spark_round_trip.py::test_only_the_columns_of_a_schema",
-        ),
+        Feature("batch read, a snapshot", "the tails are those of the first action"),
+        Feature("columns chosen by `.schema(...)`"),
         Feature(
             "rows chosen by a condition",
-            True,
             "the option [`where`](../how-to/read-some-rows.md); in streaming, too",
-            "spark/test_spark_where.py::test_rows_and_few_columns_of_a_typed_stream",
         ),
         Feature(
             "a schema that does not fit is refused",
-            True,
-            "at the first action of a batch, and at the start of a query: until then Spark does not"
-            " give the schema to the source",
-            "spark/test_spark_messages.py::test_another_schema",
+            "at the first action of a batch, and at the start of a query",
+        ),
+        Feature(
+            "a schema that does not fit is refused at `load()`",
+            "`DataSourceV2Utils.getTableFromProvider` makes the table from the schema alone,"
+            " without a call of the source: `PythonDataSourceV2` supports external metadata",
         ),
         Feature(
             "filter push-down",
-            False,
             "Spark keeps one plan for a `load()`, with the filters of the last query, so rows would"
             " be missing in others. Use `where`, `startingOffsets`, `startingTimestamp` and ends",
-            "spark/test_spark_filters.py::test_spark_reads_all_of_a_frame_with_the_filters_of_the_last_query",
         ),
         Feature(
             "limit push-down",
-            False,
             "`PythonScanBuilder` has no `SupportsPushDownLimit`. Use `endingOffsets`",
-            "spark/test_spark_features.py::test_a_limit_is_not_pushed_down",
         ),
     ],
     "Writing": [
         Feature(
             "modes `append` and `overwrite`",
-            True,
             "`overwrite` needs `truncate=true`, and trims what was there before",
-            "spark/test_spark_sink_writes.py::test_overwriting_trims_what_was_there_before",
         ),
         Feature(
             "modes `errorifexists` (the default) and `ignore`",
-            False,
             "`PythonTable` has the capabilities BATCH_WRITE and TRUNCATE only. Use `append`",
-            "spark/test_spark_features.py::test_modes_that_ask_whether_there_is_something",
         ),
         Feature(
             "`partitionBy`",
-            False,
             "`PythonTable` has no partitioning. Use the column `stream`, or"
             " [a routing option](options.md)",
-            "spark/test_spark_features.py::test_columns_that_partition_a_write",
         ),
         Feature(
-            "task retries and speculation",
-            True,
-            "what the losers wrote is never visible",
-            "faults/test_speculation.py::test_losers_that_end_after_the_commit",
+            "tasks that fail and are tried again",
+            "what the losers wrote is never visible. `tests/faults/test_speculation.py` has those"
+            " that Spark runs twice at a time",
         ),
     ],
     "Streaming queries": [
         Feature(
             "exactly once, after a crash too",
-            True,
-            "",
-            "faults/test_sink_kill.py::test_killed_at_any_time",
+            "`tests/faults/test_sink_kill.py` kills drivers, workers and servers at any time",
         ),
         Feature(
             "`foreachBatch`",
-            True,
             "exactly once with [`txnAppId` and `txnVersion`](../how-to/foreach-batch.md)",
-            "spark/test_spark_exactly_once.py::test_for_each_batch",
         ),
-        Feature(
-            "trigger `availableNow`",
-            True,
-            "limits hold, and the end is that of its start",
-            "spark/test_spark_streaming.py::test_available_now_copies_everything_once",
-        ),
-        Feature(
-            "trigger `once`",
-            True,
-            "it ignores limits, as Spark says",
-            "spark/test_spark_streaming.py::test_once_takes_everything_whatever_the_limits_are",
-        ),
-        Feature(
-            "trigger `continuous`",
-            False,
-            "`PythonTable` lacks CONTINUOUS_READ",
-            "spark/test_spark_features.py::test_triggers_without_micro_batches",
-        ),
+        Feature("trigger `availableNow`", "limits hold, and the end is that of its start"),
+        Feature("trigger `once`", "it ignores limits, as Spark says"),
+        Feature("trigger `continuous`", "`PythonTable` lacks CONTINUOUS_READ"),
         Feature(
             "trigger `realTime`",
-            False,
             "`PythonMicroBatchStream` lacks `SupportsRealTimeMode`, and the sink is not in Spark's"
             " list of those allowed",
-            "spark/test_spark_features.py::test_triggers_without_micro_batches",
         ),
-        Feature(
-            "output mode `complete`",
-            False,
-            "a stream is append-only. Use `foreachBatch`",
-            "spark/test_spark_streaming.py::test_complete_mode_is_refused",
-        ),
+        Feature("output mode `complete`", "a stream is append-only. Use `foreachBatch`"),
         Feature(
             "output mode `update`",
-            False,
             "`PythonWriteBuilder` lacks `SupportsStreamingUpdateAsAppend`. Use `foreachBatch`",
-            "spark/test_spark_features.py::test_update_mode",
         ),
         Feature(
             "offsets in `lastProgress`",
-            True,
             "JSON by stream id; [`lag`](../how-to/monitor-lag.md) has names",
-            "spark/test_spark_features.py::test_what_the_progress_shows",
         ),
         Feature(
             "a readable `description` in `lastProgress`",
-            False,
             "it is the `toString` of `PythonMicroBatchStream`, a name of a Java object. Use"
             " `queryName`",
-            "spark/test_spark_features.py::test_what_the_progress_shows",
         ),
         Feature(
-            "listeners",
-            True,
-            "with [lag and metrics for Prometheus](../how-to/monitor-lag.md)",
-            "spark/test_spark_observing.py::test_a_registry_shows_running_queries",
+            "`metrics` of a source in `lastProgress`",
+            "`PythonMicroBatchStream` lacks `ReportsSourceMetrics`. Use"
+            " [`lag`](../how-to/monitor-lag.md)",
         ),
+        Feature("listeners", "with [lag and metrics for Prometheus](../how-to/monitor-lag.md)"),
     ],
     "SQL and tables": [
-        Feature(
-            "`CREATE TEMPORARY VIEW ... USING sbp OPTIONS (...)`",
-            True,
-            "",
-            "spark/test_spark_catalog.py::test_views_in_sql",
-        ),
+        Feature("`CREATE TEMPORARY VIEW ... USING sbp OPTIONS (...)`"),
         Feature(
             "`INSERT INTO` a temporary view",
-            True,
             "a view for writing has its own columns and the option `stream`",
-            "spark/test_spark_features.py::test_a_view_to_insert_into",
         ),
         Feature(
             "`CREATE TABLE ... USING sbp` with columns",
-            True,
             "options are given at each use, `FROM t WITH (...)`, as Spark does not give those of"
             " the table to a source in Python",
-            "spark/test_spark_catalog.py::test_a_table_has_its_options_where_it_is_used",
         ),
         Feature(
             "options of `CREATE TABLE`",
-            False,
             "`PythonDataSourceV2` gets the options of the use only. An error names the way out",
-            "spark/test_spark_catalog.py::test_a_table_without_options_names_their_place",
+        ),
+        Feature(
+            "`CREATE TABLE ... USING sbp` without columns",
+            "Spark would ask for the columns with the options of the table, and read without them,"
+            " so the source refuses it. The error names the way out",
         ),
         Feature(
             "`saveAsTable`, `toTable`, `writeTo(...).create()`",
-            True,
             "the table is read with options, too",
-            "spark/test_spark_catalog.py::test_a_saved_table_is_read_with_options",
         ),
-        Feature(
-            "`insertInto`",
-            False,
-            "it drops options. Use `writeTo(...).options(...).append()`",
-            "spark/test_spark_features.py::test_insert_into_drops_options",
-        ),
+        Feature("`insertInto`", "it drops options. Use `writeTo(...).options(...).append()`"),
         Feature(
             "``SELECT * FROM sbp.`orders` ``",
-            False,
             "Spark allows it for sources of files only. Use a temporary view",
-            "spark/test_spark_features.py::test_a_stream_is_no_file",
         ),
         Feature(
             "`DELETE`, `UPDATE`",
-            False,
             "`PythonTable` lacks `SupportsDelete` and `SupportsRowLevelOperations`; a stream is"
             " append-only. `sbp streams trim` removes old records",
-            "spark/test_spark_features.py::test_rows_are_not_changed",
         ),
     ],
     "Where it runs": [
-        Feature(
-            "`local[n]`",
-            True,
-            "",
-            "spark/test_spark_streaming.py::test_available_now_copies_everything_once",
-        ),
-        Feature(
-            "Spark Connect",
-            True,
-            "",
-            "spark/test_spark_connect.py::test_a_batch_and_a_stream",
-        ),
-        Feature(
-            "a standalone master with several executors, dynamic allocation, speculation",
-            True,
-            "",
-            "spark/test_spark_surroundings.py::test_a_standalone_master_that_speculates_and_allocates_executors",
-        ),
+        Feature("`local[n]`"),
+        Feature("`local-cluster[n,cores,memory]`", "executors are processes of their own"),
+        Feature("a standalone master with several executors, dynamic allocation, speculation"),
         Feature(
             "`spark.python.use.daemon=false`",
-            True,
             "each task and each plan starts Python, which takes about a second",
-            "spark/test_spark_surroundings.py::test_workers_that_no_daemon_forks",
         ),
+        Feature(
+            "`spark.python.worker.reuse=false`",
+            "each task has a new worker, with connections of its own",
+        ),
+        Feature("`spark.python.unix.domain.socket.enabled`, `true` and `false`"),
+        Feature("Spark Connect"),
+        Feature(
+            "`foreachBatch` in Spark Connect",
+            "its function has a session of its own, cloned from that of the query. Exactly once,"
+            " as above",
+        ),
+        Feature("Declarative Pipelines", "a table of a stream, and a sink into one"),
     ],
 }
 
@@ -249,22 +178,63 @@ def features() -> list[Feature]:
     return [each for section in _FEATURES.values() for each in section]
 
 
+@cache
+def results() -> dict[str, Any]:
+    """Return what `tests/try_spark_features.py` wrote."""
+    return dict(json.loads(_RESULTS.read_text(encoding="utf-8")))
+
+
+def marked(text: str) -> Iterator[str]:
+    """Yield the names of the features that the tests of a module are marked with."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=attr), args=[ast.Constant(value=str(name))]):
+                if attr == _MARKER:
+                    yield name
+
+
+def faults() -> list[str]:
+    """Return what is wrong between the rows, the marked tests, and the results of their run."""
+    texts = (path.read_text(encoding="utf-8") for path in _TESTS.glob("*/test_*.py"))
+    in_tests = {name for text in texts if f"mark.{_MARKER}(" in text for name in marked(text)}
+    return compare({each.name for each in features()}, in_tests, {*results()["features"]})
+
+
+def compare(rows: set[str], in_tests: set[str], tried: set[str]) -> list[str]:
+    """Return a line for each name that is not in all three."""
+    return [
+        *(f"no test is marked with spark_feature({each!r})" for each in sorted(rows - in_tests)),
+        *(f"no row of docs/spark_features.py is {each!r}" for each in sorted(in_tests - rows)),
+        *(f"{each!r} was not tried: run `make features`" for each in sorted(rows - tried)),
+        *(f"{each!r} is tried no longer: run `make features`" for each in sorted(tried - rows)),
+    ]
+
+
 _INTRODUCTION: Final = """\
 # Spark's features
 
-Features of Spark, and whether they work with `format("sbp")`. A test tries each row, also
-those that do not work: it fails when a release of Spark makes them possible. The reasons name
-classes of Spark 4.3.
+Features of Spark, and whether they work with `format("sbp")`. A run of the tests that are named
+here made this page. The tests of impossible things expect what Spark does now, mostly an error, so
+they fail when a release makes these things possible. Classes are named as in Spark.
 """
 
 
 def features_document() -> str:
     """Return the page."""
-    lines = [NOTICE, _INTRODUCTION]
+    versions = ", ".join(f"{name} {number}" for name, number in results()["versions"].items())
+    lines = [NOTICE, _INTRODUCTION, f"Tried with {versions}.", ""]
     for title, section in _FEATURES.items():
-        rows = [
-            [each.name, "yes" if each.works else "no", each.note or "-", f"`{each.test}`"]
-            for each in section
-        ]
-        lines += [f"## {title}", "", *table(["feature", "works", "note", "test"], rows), ""]
+        rows = [_row(each, results()["features"].get(each.name)) for each in section]
+        lines += [f"## {title}", "", *table(["feature", "result", "note", "tests"], rows), ""]
     return "\n".join(lines)
+
+
+def _row(feature: Feature, result: Mapping[str, Any] | None) -> list[str]:
+    """Return the cells of a feature."""
+    if result is None:
+        return [feature.name, "not tried", feature.note or "-", "-"]
+    note = feature.note or "-"
+    if refusals := result["refusals"]:
+        note = f"{note}. Error: {', '.join(f'`{each}`' for each in refusals)}"
+    tests = "<br>".join(f"`{each}`" for each in result["tests"])
+    return [feature.name, "works" if result["works"] else "impossible", note, tests]

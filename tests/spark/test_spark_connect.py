@@ -17,26 +17,32 @@ MAIN = Path(__file__).parents[1] / "support" / "connect_main.py"
 SECONDS = 600
 
 
+@pytest.mark.spark_feature("Spark Connect")
+@pytest.mark.spark_feature("`foreachBatch` in Spark Connect")
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("grpc_status", "zstandard")),
     reason="pyspark[connect] is not installed",
 )
-def test_a_batch_and_a_stream(cluster, client, new_streams, tmp_path):
-    origin, copy = new_streams(2)
+def test_a_batch_a_stream_and_foreach_batch(cluster, client, new_streams, tmp_path):
+    """Spark calls the function of foreachBatch in a session of its own, cloned from the query's."""
+    origin, copy, each = new_streams(3)
     done = subprocess.run(
-        [sys.executable, MAIN, cluster.endpoint, origin, copy, tmp_path],
+        [sys.executable, MAIN, cluster.endpoint, origin, copy, each, tmp_path],
         stdout=subprocess.PIPE,
         text=True,
         timeout=SECONDS,
         check=True,
     )
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result["session"] == "pyspark.sql.connect.session"
+    assert result["module"] == "pyspark.sql.connect.session"
     assert result["is_over"]
     assert result["values"] == read_values(client, origin)
     assert sorted(result["values"], key=int) == [str(number) for number in range(100)]
-    assert sorted(read_values(client, copy)) == sorted(result["values"])
+    for name in (copy, each):
+        assert sorted(read_values(client, name)) == sorted(result["values"])
+    (session,) = result["sessions of foreachBatch"]
+    assert session != result["session"]
 
 
 def read_values(client, name):

@@ -34,6 +34,7 @@ def start(sbp, sink, frame, target, checkpoint):
     return writer.trigger(availableNow=True).start()
 
 
+@pytest.mark.spark_feature("exactly once, after a crash too")
 def test_a_replay_in_other_partitions_writes_nothing(sbp, streams, checkpoint):
     source, target = streams
     sbp.copy(sbp.load_stream(source).select("value"), target, checkpoint)
@@ -108,6 +109,7 @@ def test_a_query_goes_on_after_its_replay(sbp, streams, checkpoint, client):
     assert sorted(sbp.values(target)) == sorted(numbered(0, 130))
 
 
+@pytest.mark.spark_feature("`foreachBatch`")
 @pytest.mark.parametrize("is_numbered", [True, False])
 def test_for_each_batch(sbp, streams, checkpoint, is_numbered):
     source, target = streams
@@ -130,6 +132,7 @@ def test_for_each_batch(sbp, streams, checkpoint, is_numbered):
     assert sorted(sbp.values(target)) == sorted(numbered(0, 100) * (1 if is_numbered else 2))
 
 
+@pytest.mark.spark_feature("tasks that fail and are tried again")
 def test_tasks_that_fail_after_all_their_rows_are_tried_again(sbp, streams, tmp_path):
     source, target = streams
     order = {"endpoint": sbp.endpoint, "source": source, "target": target}

@@ -93,6 +93,7 @@ def test_an_offset_outside_of_the_stream(sbp, stream):
     check_read(sbp, "option startingOffsets", f"{stream} at 11", "[0, 10)", options=options)
 
 
+@pytest.mark.spark_feature("a schema that does not fit is refused")
 def test_another_schema(sbp, stream):
     parts = (
         "column value bigint",
@@ -104,6 +105,7 @@ def test_another_schema(sbp, stream):
     check_read(sbp, *parts, options={"streams": stream}, schema=schema)
 
 
+@pytest.mark.spark_feature("a schema that does not fit is refused")
 def test_a_streaming_query_reports_its_faults_at_its_start(sbp, stream, tmp_path):
     reader = sbp.spark.readStream.format("sbp").options(endpoint=sbp.endpoint, streams=stream)
     frames = {

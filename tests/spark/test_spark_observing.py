@@ -58,6 +58,7 @@ def reports(query, *lists):
     return [[found for query_id, found in each if str(query_id) == str(query.id)] for each in lists]
 
 
+@pytest.mark.spark_feature("listeners")
 def test_a_registry_shows_running_queries(sbp, new_streams, client, checkpoint, listen):
     (stream,) = new_streams(1)
     append_values(client, stream, numbered(0, 25))

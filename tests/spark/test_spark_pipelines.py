@@ -79,6 +79,7 @@ def copies(cluster, client, new_streams, tmp_path_factory):
     return found, read_values(client, copy)
 
 
+@pytest.mark.spark_feature("Declarative Pipelines")
 def test_a_run_appends_what_is_new(copies):
     """Also in another process, and when the table is refreshed, which leaves the sink alone."""
     tables, copy = copies

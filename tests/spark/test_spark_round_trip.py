@@ -135,6 +135,7 @@ def test_a_batch_of_all_streams_that_match_and_by_path(sbp, client):
     assert sorted(map(tuple, found)) == [("match-1", 2), ("match-2", 2)]
 
 
+@pytest.mark.spark_feature("columns chosen by `.schema(...)`")
 def test_only_the_columns_of_a_schema(sbp, new_streams, client, checkpoint):
     stream, copy = new_streams(2)
     append_values(client, stream, numbered(0, 3))
@@ -156,6 +157,7 @@ def test_an_empty_stream_has_columns_and_no_rows(sbp, new_streams):
     sbp.save(frame.filter("false"))
 
 
+@pytest.mark.spark_feature("batch read, a snapshot")
 def test_a_batch_is_a_snapshot(sbp, new_streams, client):
     (stream,) = new_streams(1)
     append_values(client, stream, numbered(0, 3))

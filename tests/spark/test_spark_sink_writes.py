@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from pyspark.sql import SparkSession
 from spark_streams import append_values, numbered, wait_until_over
 
@@ -53,6 +54,7 @@ def test_dead_letters_are_part_of_the_write(sbp, new_streams):
     assert all(b"stream" in row.headers["sbp.error"] for row in letters)
 
 
+@pytest.mark.spark_feature("modes `append` and `overwrite`")
 def test_overwriting_trims_what_was_there_before(sbp, new_streams, client):
     (stream,) = new_streams(1)
     append_values(client, stream, numbered(0, 10))

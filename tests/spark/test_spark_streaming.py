@@ -43,6 +43,8 @@ def run(frame, checkpoint, *, fails=False):
     return collected
 
 
+@pytest.mark.spark_feature("trigger `availableNow`")
+@pytest.mark.spark_feature("`local[n]`")
 def test_available_now_copies_everything_once(sbp, new_streams, client, checkpoint):
     first, second, copy = new_streams(3)
     append_values(client, first, numbered(0, 300))
@@ -104,6 +106,7 @@ def test_a_minimum_is_waited_for_but_not_when_all_is_available(
     assert sbp.values(copy) == numbered(0, 12)
 
 
+@pytest.mark.spark_feature("trigger `once`")
 def test_once_takes_everything_whatever_the_limits_are(sbp, new_streams, client, checkpoint):
     stream, copy = new_streams(2)
     append_values(client, stream, numbered(0, 25))
@@ -282,14 +285,15 @@ def test_nothing_new_writes_nothing(sbp, new_streams, client, checkpoint):
     assert sorted(path.name for path in (checkpoint / "offsets").iterdir()) == logged
 
 
-def test_complete_mode_is_refused(sbp, new_streams, checkpoint):
+@pytest.mark.spark_feature("output mode `complete`", works=False)
+def test_complete_mode_is_refused(sbp, new_streams, checkpoint, refused):
     stream, copy = new_streams(2)
     counts = (
         sbp.load_stream(stream).groupBy("key").count().selectExpr("cast(count as string) value")
     )
     writer = counts.writeStream.format("sbp").options(endpoint=sbp.endpoint, stream=copy)
     writer = writer.option("checkpointLocation", str(checkpoint)).outputMode("complete")
-    with pytest.raises(PySparkException, match="output mode complete"):
+    with refused("output mode complete"):
         wait_until_over(writer.trigger(availableNow=True).start())
 
 

@@ -21,7 +21,7 @@ SECONDS = 600
 
 @pytest.fixture
 def run(cluster, new_streams, tmp_path):
-    """Runs the program with a master and settings; returns the program of its workers."""
+    """Runs the program with a master and settings; returns what its workers are."""
     origin, copy = new_streams(2)
 
     def start(master, conf):
@@ -38,25 +38,39 @@ def run(cluster, new_streams, tmp_path):
         expected = [str(number) for number in range(ROWS)]
         assert sorted(found["read"], key=int) == expected
         assert sorted(found["copied"], key=int) == expected
-        return found["program"]
+        return found["workers"]
 
     return start
 
 
+@pytest.mark.spark_feature("`local-cluster[n,cores,memory]`")
+@pytest.mark.spark_feature("`spark.python.worker.reuse=false`")
+@pytest.mark.spark_feature("`spark.python.unix.domain.socket.enabled`, `true` and `false`")
 @pytest.mark.timeout(SECONDS)
-def test_workers_that_no_daemon_forks(run):
-    conf = {"spark.python.use.daemon": "false"}
-    assert run("local[2]", conf) == "pyspark.worker"
+def test_a_cluster_of_processes_whose_workers_are_not_kept(run):
+    conf = {"spark.python.worker.reuse": "false", "spark.python.unix.domain.socket.enabled": "true"}
+    workers = run("local-cluster[2,1,1024]", conf)
+    assert workers == {"program": "pyspark.daemon", "are kept": False, "by Unix sockets": True}
 
 
+@pytest.mark.spark_feature(
+    "a standalone master with several executors, dynamic allocation, speculation"
+)
+@pytest.mark.spark_feature("`spark.python.use.daemon=false`")
+@pytest.mark.spark_feature("`spark.python.unix.domain.socket.enabled`, `true` and `false`")
 @pytest.mark.timeout(SECONDS)
-def test_a_standalone_master_that_speculates_and_allocates_executors(run, tmp_path):
+def test_a_standalone_master_that_speculates_allocates_executors_and_forks_no_workers(
+    run, tmp_path
+):
     conf = {
         **CONF,
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
         "spark.dynamicAllocation.initialExecutors": "1",
         "spark.dynamicAllocation.maxExecutors": "2",
+        "spark.python.use.daemon": "false",
+        "spark.python.unix.domain.socket.enabled": "false",
     }
     with StandaloneSpark(tmp_path, failpoints="") as spark:
-        assert run(spark.master, conf) == "pyspark.daemon"
+        workers = run(spark.master, conf)
+    assert workers == {"program": "pyspark.worker", "are kept": False, "by Unix sockets": False}

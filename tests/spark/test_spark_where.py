@@ -46,6 +46,7 @@ def versions(new_streams, client):
     return stream
 
 
+@pytest.mark.spark_feature("rows chosen by a condition")
 @pytest.mark.parametrize(
     "where",
     [
