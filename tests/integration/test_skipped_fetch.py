@@ -119,6 +119,20 @@ def test_one_of_a_hundred_batches_is_sent(tmp_path, monkeypatch):
     run(tmp_path, body)
 
 
+def test_a_server_that_was_started_again_skips_what_it_reads_from_the_disk(tmp_path):
+    async def main():
+        async with core_cluster(tmp_path) as cluster:
+            (stream,) = await cluster.client.create_streams([StreamSpec("s")])
+            await append_days(cluster.client, stream.stream_id, [WANTED - 1, WANTED])
+        async with core_cluster(tmp_path) as cluster:
+            with Client(cluster.pd.endpoint, reads_locally=False) as client:
+                found, _ = await asyncio.to_thread(read, client, stream.stream_id, (ONE_DAY,))
+        assert [each.is_skipped for each in found] == [True, False]
+        assert decode_columns(found[1], SCHEMA).equals(day(WANTED))
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_filters_and_projections_go_together(tmp_path):
     kept = maybe_kept_columns(SCHEMA, pa.schema([("x", pa.float64())]))
 
