@@ -63,6 +63,8 @@ from sbp_core.log.states.staged_entries import StagedRows, maybe_kept
 from sbp_core.segment_format import EntryKind, SegmentHeader, segment_path
 
 _LOG: Final = logging.getLogger(__name__)
+_PAUSE_SECONDS: Final = 0.0001
+"""Pause for appends, in a merge."""
 
 
 def live_from(log: Log, unsettled: Container[RangeKey], key: RangeKey) -> int:
@@ -368,7 +370,8 @@ class Cleaner:
             kept, merger = found.kept(view, has_unsettled=has_unsettled), None
             if self._merge is not None:
                 index = log.lookup.index(extent, at)
-                merger = Merger(view, index, found.runs(extent, at), self._merge)
+                pause = partial(self._is_stopping.wait, _PAUSE_SECONDS)
+                merger = Merger(view, index, found.runs(extent, at), self._merge, pause)
                 kept = merger.merged(kept)
             rewritten, rows = write_segment(log.disk, fresh, header, kept)
             with translate_os_error(LogWriteError, "replacing", path):

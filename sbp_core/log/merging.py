@@ -46,6 +46,7 @@ MERGE_BYTES_MAX: Final = 32 * limits.KIB
 """Batches below that, headers included, are small."""
 MERGE_SPAN_MS: Final = 1_000
 """Batches that are merged were written within that: so much earlier a look-up by time may begin."""
+_BATCHES_PER_PAUSE: Final = 8
 _WORTH_IT: Final = 2
 """A segment is rewritten to merge its batches if that leaves at most every second one."""
 
@@ -109,13 +110,25 @@ def _within_span(times_ms: Sequence[int], first: int) -> Iterator[range]:
 
 
 class Merger:
-    """Merges the batches of one segment, which has this index. It belongs to one thread."""
+    """Merges the batches of one segment, which has this index. It belongs to one thread.
 
-    def __init__(self, view: SegmentView, index: SegmentIndex, runs: Runs, merge: Merge) -> None:
+    It calls `pause` after every few batches: Python runs one thread at a time, and without pauses
+    appends would wait for some ms again and again.
+    """
+
+    def __init__(
+        self,
+        view: SegmentView,
+        index: SegmentIndex,
+        runs: Runs,
+        merge: Merge,
+        pause: Callable[[], object],
+    ) -> None:
         self._view = view
         self._index = index
         self._ends = dict(runs.ends)
         self._merge = merge
+        self._pause = pause
         self.merged_count = 0
         """Batches that are part of others now."""
 
@@ -168,4 +181,6 @@ class Merger:
             if found.error is not None:
                 return
             slots.append(slot)
+            if len(slots) % _BATCHES_PER_PAUSE == 0:
+                self._pause()
             yield found.data[0]
