@@ -5,8 +5,17 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+
+
+@contextmanager
+def deprecations_ignored() -> Iterator[None]:
+    """Policies of event loops are deprecated from Python 3.14 on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,8 +26,8 @@ def event_loop_of_servers() -> Iterator[None]:
     except ImportError:
         yield
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons are to lose policies
+    with deprecations_ignored():
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-        yield
+    yield
+    with deprecations_ignored():
         asyncio.set_event_loop_policy(None)
