@@ -47,7 +47,7 @@ def _make(path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder, path.name)
         environment = {**os.environ, CLIENTS: f"{OPTIONS} -XX:ArchiveClassesAtExit={made}"}
-        subprocess.run(
+        done = subprocess.run(
             [sys.executable, __file__, folder],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -55,12 +55,12 @@ def _make(path: Path) -> None:
             stderr=subprocess.DEVNULL,
             check=False,
         )
-        if made.exists():
+        if done.returncode == 0 and made.exists():  # Java crashes on one that is cut off
             made.replace(path)
 
 
 def _load_classes(folder: Path) -> None:
-    """Run some queries, and wait until Java has ended."""
+    """Run some queries; exit as Java does, which writes the archive at its end."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     from pyspark import SparkContext
     from spark_session import spark_session
@@ -75,7 +75,7 @@ def _load_classes(folder: Path) -> None:
         gateway = SparkContext._gateway
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait()
+    sys.exit(gateway.proc.wait())
 
 
 if __name__ == "__main__":
