@@ -9,15 +9,12 @@ PIP     = $(BIN)/python -m pip --quiet --disable-pip-version-check
 LOCK   := requirements.lock
 LOCKED ?= yes
 DIST   ?= dist
-OLDEST := .cache/oldest-pyspark
-SMOKE  := tests/spark/test_spark_round_trip.py::test_every_column_survives \
-          tests/spark/test_spark_streaming.py::test_a_stream_joins_and_another_leaves \
-          tests/unit/test_spark_internals.py tests/spark/test_spark_insides.py
+ENDS   ?= oldest newest
 SPARK   = JAVA_HOME="$$($(BIN)/python -m sbp_spark.java)" && export JAVA_HOME && \
           PYSPARK_PYTHON="$$($(BIN)/python -c 'import sys; print(sys.executable)')" && export PYSPARK_PYTHON &&
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve notebooks check test oldest conformance faults lint types bench bench-full \
+.PHONY: help install demo serve notebooks check test versions conformance faults lint types bench bench-full \
         schemas client features docs docs-site dist lock clean
 
 help: ## print this
@@ -40,9 +37,8 @@ check: lint types ## lint, types, and the tests that need no server and no Spark
 test: $(READY) ## run the tests; PYTEST="-k log -x" adds options
 	@$(SPARK) $(BIN)/python tests/run_parts.py all $(PYTEST)
 
-oldest: $(OLDEST)/.ready ## run smoke tests with the oldest PySpark that pyproject.toml allows
-	@JAVA_HOME="$$($(OLDEST)/bin/python -m sbp_spark.java)" && export JAVA_HOME && \
-	    $(OLDEST)/bin/python -m pytest $(SMOKE) $(PYTEST)
+versions: $(READY) ## test both ends of the versions that pyproject.toml allows; ENDS=oldest, NEWEST_PYTHON=python3.13
+	@$(BIN)/python tools/run_versions.py $(ENDS) $(if $(NEWEST_PYTHON),--newest-python $(NEWEST_PYTHON)) $(PYTEST)
 
 conformance: $(READY) ## check a server against the protocol: ENDPOINT=host:port, or one started here
 	@SBP_CONFORMANCE_ENDPOINT="$(ENDPOINT)" $(BIN)/python -m pytest tests/conformance $(PYTEST)
@@ -107,19 +103,8 @@ lock: $(READY) ## write requirements.lock; UV=--upgrade for the newest versions 
 	    --generate-hashes --no-annotate --custom-compile-command "make lock" \
 	    --output-file $(LOCK) >/dev/null
 
-$(OLDEST)/.ready: pyproject.toml $(LOCK)
-	@echo "making $(OLDEST)"
-	@$(PYTHON) -m venv --clear $(OLDEST)
-	@# All else as in the lock, without the hashes: pip does not take them for one package only.
-	@sed -n '/^pyspark==/d; s/^\([a-z0-9].*[^ ]\) *\\$$/\1/p' $(LOCK) >$(OLDEST)/constraints.txt
-	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check \
-	    --constraint $(OLDEST)/constraints.txt -e . \
-	    "pyspark==$$(sed -n 's/^  "pyspark>=\([0-9.]*\),.*/\1/p' pyproject.toml)" \
-	    chispa hypothesis install-jdk pandas pytest pytest-timeout
-	@touch $@
-
 clean: ## remove the virtual environments and every cache
-	@rm -rf $(VENV) $(OLDEST) .cache/spark-*.jsa build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .cache/versions .cache/spark-*.jsa build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(READY): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-SEEN_IN: Final = ("4.2.1", "4.3.0")
+SEEN_IN: Final = ("4.2.0", "4.2.1", "4.3.0")
 """The releases of PySpark in which the tests found these internals as the code expects them."""
 
 CHAR_VARCHAR_KEY: Final = "__CHAR_VARCHAR_TYPE_STRING"

@@ -12,6 +12,7 @@ from tidy_sources import ROOT
 
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
 PLATFORM = {
     "implementation_name": "cpython",
     "platform_python_implementation": "CPython",
@@ -27,7 +28,7 @@ PLATFORMS = [
         "platform_machine": machine,
         "extra": "",
     }
-    for python in ("3.11", "3.12", "3.13")
+    for python in PYTHONS
     for machine in ("x86_64", "aarch64")
 ]
 
