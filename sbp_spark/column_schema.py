@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from pyspark.errors import PySparkException
@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 )
 
 from sbp_core.errors import ConfigurationError, SchemaError
-from sbp_core.records import StreamSchema
+from sbp_core.records import StreamSchema, maybe_statistics_type
 from sbp_spark.logical_types import is_kept, logical_arrow_schema
 from sbp_spark.options.targets import ColumnOptions
 
@@ -95,6 +95,8 @@ def written_columns(schema: StructType, columns: ColumnOptions) -> StreamSchema:
         "a timestamp with a time zone",
         lambda kind: isinstance(kind, TimestampType),
     )
+    if given is not None:
+        faults += _stats_faults(given, columns.stats_columns)
     if faults or given is None:
         lines = "\n".join(f"  - {fault}" for fault in faults)
         raise ConfigurationError(f"the sbp sink cannot write these columns:\n{lines}")
@@ -166,6 +168,18 @@ def _option_faults(
     found = kinds[name].simpleString()
     remedy = "cast it, or name another column"
     return [f"option {option} names {name}, which has type {found}; expected {expected}: {remedy}"]
+
+
+def _stats_faults(given: StreamSchema, paths: Sequence[str]) -> list[str]:
+    """Return which of the paths in statsColumns lead to no column that can have statistics."""
+    names = given.arrow.names
+    return [
+        f"option statsColumns names {path}, which is no column with an order; expected a number,"
+        " string without a collation, binary, boolean, date, time or timestamp, or a field of"
+        f" structs such as place.city; there are {', '.join(names)}"
+        for path in paths
+        if maybe_statistics_type(given.arrow, path) is None
+    ]
 
 
 def without_metadata(schema: StructType) -> StructType:

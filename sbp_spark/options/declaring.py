@@ -238,6 +238,18 @@ def words(values: Mapping[str, _Value]) -> Kind[_Value]:
     return Kind(parse, lambda value: next(word for word in values if values[word] == value))
 
 
+def _parse_column_names(given: Given) -> tuple[str, ...] | None:
+    names = tuple(name.strip() for name in given.text.split(","))
+    if all(part for name in names for part in name.split(".")):
+        return names
+    expected = "names of columns with commas between them, such as id,place.city"
+    given.refuse(f"is {shown(given.text)}", expected, "correct it, or leave it out")
+    return None
+
+
+COLUMN_NAMES: Final = Kind(_parse_column_names, ",".join)
+
+
 def word(kind: type[_Word]) -> Kind[_Word]:
     """Return the values of an Enum as words."""
     return words({each.value: each for each in kind})

@@ -11,6 +11,7 @@ from sbp_core.client import StreamInfo
 from sbp_core.limits import MIB
 from sbp_spark.filtering.condition import Condition
 from sbp_spark.options.declaring import (
+    COLUMN_NAMES,
     COUNT,
     DURATION,
     FLAG,
@@ -23,7 +24,6 @@ from sbp_spark.options.declaring import (
     option,
     options_of,
     reads,
-    shown,
     word,
 )
 from sbp_spark.options.endpoints import CatalogOptions, Servers
@@ -228,18 +228,6 @@ class PartitionLimits:
     )
 
 
-def _parse_columns(given: Given) -> tuple[str, ...] | None:
-    names = tuple(name.strip() for name in given.text.split(","))
-    if all(part for name in names for part in name.split(".")):
-        return names
-    expected = "names of columns with commas between them, such as id,place.city"
-    given.refuse(f"is {shown(given.text)}", expected, "correct it, or leave it out")
-    return None
-
-
-_COLUMNS: Final = Kind(_parse_columns, ",".join)
-
-
 def _parse_where(given: Given) -> Condition | None:
     # Its parser takes half a second to import.
     from sbp_spark.filtering.grammar import POSSIBLE, RefusedError, parse_condition
@@ -277,14 +265,16 @@ class Contents:
         " new are seen by the next query, or after a restart, and if a type was widened since, the"
         " query fails, and continues when it is loaded and started again."
     )
-    columns: tuple[str, ...] | None = option("columns", _COLUMNS, None, unset="all").field(
+    columns: tuple[str, ...] | None = option("columns", COLUMN_NAMES, None, unset="all").field(
         "Columns to read, such as `id,place.city`; a dot leads into a struct, or into the structs"
         " of an array. Others are not sent by range servers, nor read from their files. A schema"
         " given with .schema(...) does the same, also for names with a comma or a dot in them."
     )
     where: Condition | None = option("where", _WHERE, None, unset="all rows").field(
         "Rows to read, as a condition of Spark SQL, such as `price > 100 and country = 'DE'`: the"
-        " same rows as `df.where` would leave. Limits and partitions count the records before it,"
+        " same rows as `df.where` would leave. Batches of typed streams whose statistics"
+        " (`statsColumns` of the sink) show that no row matches are not sent by range servers, nor"
+        " read from their files. Limits and partitions count the records before it,"
         " and so do offsets, checkpoints and lags. A condition may name columns that the query does"
         " not have. Possible are comparisons of columns with values, in, between, is null,"
         " like 'prefix%', and, or and not."

@@ -8,6 +8,7 @@ from typing import Final
 
 from sbp_core.client import StreamSpec
 from sbp_spark.options.declaring import (
+    COLUMN_NAMES,
     COUNT,
     DURATION,
     FLAG,
@@ -129,6 +130,12 @@ class ColumnOptions:
     timestamp_column: str | None = option("timestampColumn", TEXT, None, unset="none").field(
         "With encoding=columns: the timestamp column with the time of a row's event; readers get it"
         " as the record's timestamp. Without it that is the time of writing."
+    )
+    stats_columns: tuple[str, ...] = option("statsColumns", COLUMN_NAMES, (), unset="none").field(
+        "With encoding=columns: the columns whose least and greatest values each record batch"
+        " carries, such as `price,place.city`, so that a source with `where` skips batches. It pays"
+        " for columns by which rows are sorted or clustered; not for nested columns, and strings"
+        " with a collation. They take up to 4 KiB of a batch."
     )
 
 

@@ -6,25 +6,58 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from sbp_core.records import map_columns
+from sbp_core import filter_limits
+from sbp_core.client import SchemaVersion
+from sbp_core.records import BatchFilter, batch_filter, map_columns
+from sbp_spark.filtering.bounds import bounds_of
 from sbp_spark.filtering.checking import RowFilter
 from sbp_spark.filtering.masks import matching
 from sbp_spark.reading.layout import Layout, Piece
+from sbp_spark.reading.schema_versions import SchemaVersions
 
 
 class FilteredLayout:
     """Makes what another layout does, of the rows of a filter only.
 
-    The other one makes the columns of the filter; of those, the ones of `schema` are left.
+    The other one makes the columns of the filter; of those, the ones of `schema` are left. Without
+    `versions`, which plain streams do not have, no batch is ruled out.
     """
 
-    def __init__(self, layout: Layout, row_filter: RowFilter, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        row_filter: RowFilter,
+        schema: pa.Schema,
+        versions: SchemaVersions | None,
+    ) -> None:
         self.decode = layout.decode
         self.projections = layout.projections
         self._layout = layout
-        self._condition = row_filter.condition
+        self._row_filter = row_filter
         self._schema = schema
+        self._versions = versions
+        self._known: dict[str, BatchFilter | None] = {}
+
+    def filters(self, stream_id: int) -> tuple[BatchFilter, ...]:
+        """Return one for each of the newest versions in which a column is bounded.
+
+        Batches of versions that are not known yet come whole. Raises SbpError.
+        """
+        if self._versions is None:
+            return ()
+        newest = list(self._versions.find(stream_id))[-filter_limits.FILTERS_PER_ITEM_MAX :]
+        found = map(self._maybe_filter, newest)
+        return tuple(each for each in found if each is not None)
+
+    def _maybe_filter(self, version: SchemaVersion) -> BatchFilter | None:
+        fingerprint = version.schema.fingerprint
+        if fingerprint not in self._known:
+            wanted = self._row_filter
+            bounds = bounds_of(wanted.condition, wanted.columns, version.schema.arrow)
+            self._known[fingerprint] = batch_filter(fingerprint, bounds) if bounds else None
+        return self._known[fingerprint]
 
     def join(self, pieces: Sequence[Piece]) -> pa.RecordBatch:
         """Return the records of some pieces that are wanted, which may be none."""
-        return map_columns(matching(self._condition, self._layout.join(pieces)), self._schema)
+        rows = matching(self._row_filter.condition, self._layout.join(pieces))
+        return map_columns(rows, self._schema)

@@ -15,16 +15,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from sbp_core.client import Batches, Client, StreamInfo
-from sbp_core.errors import DamagedBatchError, ProtocolError
-from sbp_core.records import Envelope, split_envelopes
+from sbp_core.client import Client, StreamInfo
+from sbp_core.errors import DamagedBatchError
+from sbp_core.records import Envelope
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.filtering.checking import RowFilter
 from sbp_spark.logical_types import logical_arrow_schema
@@ -66,6 +65,7 @@ from sbp_spark.reading.prefetch import (
 )
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.reading.source_streams import find_columns, select_streams
+from sbp_spark.reading.stored_runs import BrokenSequenceError, Skipped, runs_of
 from sbp_spark.reporting import plain_errors
 from sbp_spark.spark_internals.task_log import LOG
 
@@ -128,10 +128,6 @@ def _damage_of(run: StoredRun, position: int, error: DamagedBatchError) -> Damag
     return DamagedRecordsError(loss, {span.stream_id: span.stream_name}, error.cause)
 
 
-ENVELOPES_AT_ONCE: Final = 1_000
-"""The number of envelopes that are kept until their batches, which may be tiny, are decoded."""
-
-
 @dataclass(frozen=True)
 class SpanPartition(InputPartition):
     """Spans that one task reads, from the cluster of `servers`.
@@ -148,10 +144,6 @@ class SpanPartition(InputPartition):
     buffer_bytes: int = FETCH_BUFFER_BYTES_DEFAULT
     columns: pa.Schema | None = None
     row_filter: RowFilter | None = None
-
-
-class BrokenSequenceError(ProtocolError):
-    """The offsets that were fetched have a gap or an overlap."""
 
 
 def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -174,6 +166,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
         is_loss_fatal=is_loss_fatal,
         leaves_batches=True,
         projections_of=layout.projections,
+        filters_of=layout.filters,
     )
     queue_bytes = partition.buffer_bytes - round_bytes
     with closing(Prefetcher(fetched, bytes_max=queue_bytes)) as ahead:
@@ -184,6 +177,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
             round_bytes=round_bytes,
             is_loss_fatal=is_loss_fatal,
             projections_of=layout.projections,
+            filters_of=layout.filters,
         )
         yield from decode_chunks(chunks, spans, layout, is_loss_fatal=is_loss_fatal)
 
@@ -196,7 +190,8 @@ def layout_for(partition: SpanPartition, schema: pa.Schema, client: Client) -> L
     if partition.row_filter is not None:
         wanted = partition.row_filter
         own = layout_for(replace(partition, row_filter=None), wanted.columns, client)
-        return FilteredLayout(own, wanted, schema)
+        versions = SchemaVersions(client, partition.servers) if partition.form.is_typed else None
+        return FilteredLayout(own, wanted, schema, versions)
     if not partition.form.is_typed:
         return RowsLayout(schema)
     versions = SchemaVersions(client, partition.servers)
@@ -222,18 +217,20 @@ def decode_chunks(
     joiner = _Joiner(layout)
     positions = [span.start_offset for span in spans]
     begins = list(positions)
+    skipped = Skipped()
     for chunk in chunks:
         span = spans[chunk.span_index]
         if chunk.skip_to is not None:
             positions[chunk.span_index] = begins[chunk.span_index] = chunk.skip_to
         position = positions[chunk.span_index]
         is_first = position == begins[chunk.span_index]
-        for envelopes, end in _runs(chunk.batches, span, position, is_first=is_first):
+        for envelopes, end in runs_of(chunk.batches, span, position, skipped, is_first=is_first):
             run = StoredRun(envelopes, span, position, end)
             for piece in decode_run(layout, run, is_loss_fatal=is_loss_fatal):
                 yield from joiner.add(piece)
             position = positions[chunk.span_index] = end
     yield from joiner.flush()
+    skipped.log()
     for span, position in zip(spans, positions, strict=True):
         if position != span.end_offset:
             raise BrokenSequenceError(
@@ -241,36 +238,6 @@ def decode_chunks(
                 " range server returned fewer records than it had announced; run `sbp log check`"
                 " there"
             )
-
-
-def _runs(
-    batches: Batches, span: StreamSpan, position: int, *, is_first: bool
-) -> Iterator[tuple[Sequence[Envelope], int]]:
-    """Yield some batches at a time, which go on at `position`, and the offset up to which they go.
-
-    Batches behind the end of the span are left out. Raises BrokenSequenceError.
-    """
-    envelopes: list[Envelope] = []
-    payloads = (piece.payload for piece in batches.pieces())
-    for envelope in chain.from_iterable(map(split_envelopes, payloads)):
-        if position >= span.end_offset:
-            break
-        first = envelope.base_offset
-        # The first batch of a span may begin before it.
-        if first != position and not (is_first and first <= position < envelope.end_offset):
-            raise BrokenSequenceError(
-                f"{describe_span(span)}: expected offset {position} next, found a record batch of"
-                f" offsets [{first}, {envelope.end_offset}); records are missing or duplicated on"
-                " the range server; run `sbp log check` there"
-            )
-        is_first = False
-        position = min(envelope.end_offset, span.end_offset)
-        envelopes.append(envelope)
-        if len(envelopes) == ENVELOPES_AT_ONCE:
-            yield envelopes, position
-            envelopes = []
-    if envelopes:
-        yield envelopes, position
 
 
 class _Joiner:

@@ -25,6 +25,7 @@ from sbp_core.client import SchemaVersion
 from sbp_core.errors import DamagedBatchError, SchemaError
 from sbp_core.records import (
     ROWS_SCHEMA,
+    BatchFilter,
     Change,
     Difference,
     Envelope,
@@ -99,6 +100,10 @@ class Layout(Protocol):
         """
         ...
 
+    def filters(self, stream_id: int) -> tuple[BatchFilter, ...]:
+        """Return what rules out batches of a stream of which no row is wanted. Raises SbpError."""
+        ...
+
     def decode(
         self, envelopes: Sequence[Envelope], span: StreamSpan, start_offset: int, end_offset: int
     ) -> Iterator[Piece]:
@@ -122,6 +127,7 @@ class RenamedLayout:
     def __init__(self, layout: Layout, schema: pa.Schema) -> None:
         self.decode = layout.decode
         self.projections = layout.projections
+        self.filters = layout.filters
         self._layout = layout
         self._schema = schema
 
@@ -188,6 +194,10 @@ class RowsLayout:
     def projections(self, stream_id: int) -> tuple[Projection, ...]:
         """Return the same for all streams."""
         return self._projections
+
+    def filters(self, stream_id: int) -> tuple[BatchFilter, ...]:
+        """Return none: all rows are wanted."""
+        return ()
 
     def decode(
         self, envelopes: Sequence[Envelope], span: StreamSpan, start_offset: int, end_offset: int
@@ -262,6 +272,10 @@ class ColumnsLayout:
         newest = list(self._versions.find(stream_id))[-limits.PROJECTIONS_PER_ITEM_MAX :]
         kept = map(self._maybe_kept, newest)
         return tuple(each.projection for each in kept if each is not None)
+
+    def filters(self, stream_id: int) -> tuple[BatchFilter, ...]:
+        """Return none: all rows are wanted."""
+        return ()
 
     def _maybe_kept(self, version: SchemaVersion) -> KeptColumns | None:
         """Return the columns of a version that are wanted, None if these are all.

@@ -18,7 +18,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.client import Batches, Client, FetchItem, FetchOutcome, ReceivedBatches
 from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
-from sbp_core.records import Projection
+from sbp_core.records import BatchFilter, Projection
 from sbp_spark.client_pool import Patience
 from sbp_spark.reading.losses import DataLossError, Loss, log_losses
 from sbp_spark.reading.planning import StreamSpan
@@ -30,10 +30,11 @@ them, so less would be slower."""
 FETCH_WAIT_MS: Final = 1_000
 _PAUSE_S: Final = 0.05
 Projections = Callable[[int], tuple[Projection, ...]]
-"""Returns what to ask of the batches of a stream, by its id."""
+Filters = Callable[[int], tuple[BatchFilter, ...]]
+"""They return what to ask of the batches of a stream, by its id."""
 
 
-def _all_columns(_: int) -> tuple[Projection, ...]:
+def _everything(_: int) -> tuple[()]:
     return ()
 
 
@@ -77,7 +78,8 @@ def fetch_chunks(
     round_bytes: int = FETCH_ROUND_BYTES_MAX,
     is_loss_fatal: bool = True,
     leaves_batches: bool = False,
-    projections_of: Projections = _all_columns,
+    projections_of: Projections = _everything,
+    filters_of: Filters = _everything,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[Chunk, None, None]:
@@ -85,9 +87,10 @@ def fetch_chunks(
 
     One FETCH asks for several streams at once, `round_bytes` in all, or more where large batches
     may be left where they are (`leaves_batches`). Columns that `projections_of` leaves out need not
-    come. Offsets that were trimmed raise DataLossError, or are logged and skipped. Raises
-    DeadlineExceededError when a server holds back offsets that it had announced, and what the
-    client raises; each error has a note that names the span.
+    come, nor the records of batches that `filters_of` rules out. Offsets that were trimmed raise
+    DataLossError, or are logged and skipped. Raises DeadlineExceededError when a server holds back
+    offsets that it had announced, and what the client raises; each error has a note that names the
+    span.
     """
     lanes: dict[int, deque[_SpanProgress]] = {}
     for index, span in enumerate(spans):
@@ -105,6 +108,7 @@ def fetch_chunks(
             FetchItem(
                 *(at.span.stream_id, at.offset, at.span.end_offset, bytes_max),
                 projections=projections_of(at.span.stream_id),
+                filters=filters_of(at.span.stream_id),
             )
             for at in (lane[0] for lane in reading)
         ]
@@ -277,7 +281,8 @@ def read_chunks(
     *,
     round_bytes: int,
     is_loss_fatal: bool,
-    projections_of: Projections = _all_columns,
+    projections_of: Projections = _everything,
+    filters_of: Filters = _everything,
 ) -> Iterator[Chunk]:
     """Yield chunks of `fetch_chunks` with their batches in memory, in the same order.
 
@@ -300,6 +305,7 @@ def read_chunks(
                 round_bytes=round_bytes,
                 is_loss_fatal=is_loss_fatal,
                 projections_of=projections_of,
+                filters_of=filters_of,
             ):
                 yield replace(fetched, span_index=index)
             positions[index] = end_offset

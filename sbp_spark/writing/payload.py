@@ -124,6 +124,7 @@ class ColumnsPayload:
         streams: Mapping[int, TypedStream],
         batching: Batching,
         timestamp_column: str | None = None,
+        stats_columns: Sequence[str] = (),
         *,
         record_bytes_max: RecordBytesMax = default_record_bytes_max,
     ) -> None:
@@ -133,6 +134,7 @@ class ColumnsPayload:
         self._record_bytes_max = record_bytes_max
         self._batching = batching
         self._timestamp_column = timestamp_column
+        self._stats_columns = stats_columns
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns that are written; Spark's times are in the session's zone."""
@@ -175,6 +177,7 @@ class ColumnsPayload:
             records_max=self._batching.records_max,
             record_bytes_max=limits.RECORD_BYTES_LARGEST,
             compression=self._batching.compression,
+            stats_columns=self._stats_columns,
         )
 
 
@@ -203,5 +206,6 @@ def make_payload(
         streams,
         options.batching,
         columns.timestamp_column,
+        columns.stats_columns,
         record_bytes_max=client.record_bytes_max,
     )

@@ -14,6 +14,15 @@ from typed_streams import append_columns, rows_in, schema_of
 from sbp_spark.filtering.checking import row_filter
 from sbp_spark.filtering.grammar import parse_condition
 from sbp_spark.filtering.masks import matching
+from sbp_spark.logical_types import logical_arrow_schema
+from sbp_spark.options.source import parse_source_options
+from sbp_spark.reading.input_partitions import (
+    SbpBatchReader,
+    SpanPartition,
+    decode_chunks,
+    layout_for,
+)
+from sbp_spark.reading.prefetch import fetch_chunks
 
 SEED = 5
 CONDITIONS = 150
@@ -82,6 +91,64 @@ def test_a_query_of_a_plain_stream(sbp, new_streams, client, checkpoint):
     query = sbp.copy(sbp.load_stream(source, where=where), target, checkpoint)
     assert sbp.values(target) == [b"1", b"3"], "later rows are read, and none matches"
     assert query.lastProgress["numInputRows"] == 0
+
+
+DAYS, ROWS_PER_DAY = 100, 500
+
+
+@pytest.fixture(scope="module")
+def clustered(sbp, new_streams):
+    """A stream of columns with statistics, of which each record batch has one day."""
+    (stream,) = new_streams(1)
+    days = f"cast(id div {ROWS_PER_DAY} as int) as day"
+    rows = sbp.spark.range(0, DAYS * ROWS_PER_DAY, 1, 1).selectExpr(days, "rand(1) as price", "id")
+    options = {"stream": stream, "encoding": "columns", "statsColumns": "day,price"}
+    sbp.save(rows, batchRecords=ROWS_PER_DAY, **options)
+    return stream
+
+
+def fetched_bytes(sbp, client, stream, **options):
+    """How much a task fetches for a query, and how many rows it finds."""
+    frame = sbp.load(stream, columns="id", **options)
+    given = {"endpoint": sbp.endpoint, "streams": stream, "columns": "id", **options}
+    reader = SbpBatchReader(parse_source_options(given, streaming=False), frame.schema)
+    (partition,) = reader.partitions()
+    assert isinstance(partition, SpanPartition)
+    layout = layout_for(partition, logical_arrow_schema(frame.schema), client)
+    asked = {"projections_of": layout.projections, "filters_of": layout.filters}
+    chunks = list(fetch_chunks(client, partition.spans, **asked))
+    found = decode_chunks(chunks, partition.spans, layout)
+    return sum(each.batches.size_bytes for each in chunks), sum(rows.num_rows for rows in found)
+
+
+def test_batches_of_other_rows_are_not_sent(sbp, clustered, client, caplog):
+    caplog.set_level("INFO", logger="sbp_spark")
+    some_bytes, count = fetched_bytes(sbp, client, clustered, where="day = 37 and price >= 0")
+    assert count == ROWS_PER_DAY
+    (logged,) = (each for each in caplog.messages if each.startswith("batches skipped"))
+    assert f"batches={DAYS - 1} records={(DAYS - 1) * ROWS_PER_DAY} " in logged
+    whole_bytes, count = fetched_bytes(sbp, client, clustered, where="price >= 0")
+    assert count == DAYS * ROWS_PER_DAY
+    assert some_bytes < 0.1 * whole_bytes
+
+
+@pytest.mark.parametrize("local", ["true", "false"])
+def test_a_query_skips_batches_and_keeps_offsets(sbp, clustered, local):
+    where = "day in (0, 37) or day > 98"
+    found = sbp.load(clustered, where=where, localReads=local, includeMetadata="true")
+    assert found.select("id").agg({"id": "sum", "*": "count"}).collect() == (
+        sbp.load(clustered).where(where).agg({"id": "sum", "*": "count"}).collect()
+    )
+    assert found.where("_metadata.offset != id").count() == 0
+
+
+def test_columns_that_can_have_no_statistics_are_refused(sbp, clustered):
+    rows = sbp.spark.range(1).selectExpr("cast(id as int) as day", "array(1) as tags")
+    for name in ("dya", "tags"):
+        with pytest.raises(PySparkException, match=f"statsColumns names {name}, which is no"):
+            sbp.save(rows, stream=clustered, encoding="columns", statsColumns=name)
+    with pytest.raises(PySparkException, match="statsColumns is given without encoding=columns"):
+        sbp.save(rows, stream=clustered, statsColumns="day")
 
 
 def test_a_wrong_condition_is_refused_when_a_source_is_loaded(sbp, versions):

@@ -22,16 +22,12 @@ from sbp_core.records import encode_rows
 from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.reading import input_partitions, layout, prefetch
-from sbp_spark.reading.input_partitions import (
-    ENVELOPES_AT_ONCE,
-    BrokenSequenceError,
-    SpanPartition,
-    decode_chunks,
-)
+from sbp_spark.reading.input_partitions import SpanPartition, decode_chunks
 from sbp_spark.reading.layout import RowsLayout
 from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import Prefetcher, fetch_chunks
+from sbp_spark.reading.stored_runs import ENVELOPES_AT_ONCE, BrokenSequenceError
 from sbp_spark.row_schema import source_schema
 
 ARROW = logical_arrow_schema(source_schema(include_headers=False))
