@@ -27,17 +27,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import sha256
-from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import DamagedBatchError, HeaderError, RecordBatchError
 from sbp_core.record_sizes import LARGEST
-from sbp_core.wire._generated import LAYOUTS, KeyValue, RecordBatchMeta
+from sbp_core.records.batch_meta import BatchMeta, encode_meta, read_meta
 from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.flat import Schema
 
 MAGIC: Final = 0x22
 OFFSET_MAX: Final = 2**63 - 1
@@ -49,48 +46,8 @@ _BASE_OFFSET: Final = struct.Struct(">q")
 RECORD_LENGTHS: Final = struct.Struct(">ii")
 """The start of a record of a sequence: the lengths of its metadata and of its body."""
 _BASE_OFFSET_POSITION: Final = 1
-_ENCODING: Final = "encoding"
-_BODY_BYTES: Final = "body_bytes"
-_SCHEMA_FINGERPRINT: Final = "schema"
-_TIMESTAMP_COLUMN: Final = "timestamp_column"
-_PROJECTION: Final = "projection"
-_STATISTICS: Final = "statistics"
-_SKIPPED: Final = "skipped"
 _DIGEST_BYTES: Final = 16
 _BODY_BYTES_DIGITS_MAX: Final = len(str(LARGEST.batch_bytes))
-
-_TIME: Final = struct.Struct("<q")
-_MARK: Final = b"\xff\xfe\xfd\xff\xfe\xfd\xff\xfe"  # no text in UTF-8 has any of these bytes
-(_MARK_MS,) = _TIME.unpack(_MARK)
-_SHAPES_KNOWN: Final = 64
-_SCHEMA: Final = Schema(LAYOUTS, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
-
-
-_NUMBERS: Final = ("stream_id", "last_offset_delta", "base_timestamp")
-_PROPERTIES: Final = (
-    _ENCODING,
-    _BODY_BYTES,
-    _SCHEMA_FINGERPRINT,
-    _TIMESTAMP_COLUMN,
-    _STATISTICS,
-    _PROJECTION,
-    _SKIPPED,
-)
-
-
-class BatchMeta(NamedTuple):
-    """The metadata of a batch."""
-
-    stream_id: int
-    record_count: int
-    base_timestamp_ms: int
-    encoding: str | None
-    body_bytes: str | None
-    schema_fingerprint: str | None
-    timestamp_column: str | None
-    statistics: str | None
-    projection: str | None
-    skipped: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,43 +144,9 @@ def encode_head(meta: BatchMeta, base_offset: int) -> bytes:
     """
     _check_record_count(meta.record_count)
     check_offsets(base_offset, meta.record_count)
-    if meta.base_timestamp_ms:
-        before, behind = _around_time(meta._replace(base_timestamp_ms=_MARK_MS))
-        encoded_meta = before + _TIME.pack(meta.base_timestamp_ms) + behind
-    else:  # zeros are not written
-        encoded_meta = _encode_meta(meta)
+    encoded_meta = encode_meta(meta)
     encoded_meta += bytes(-(_FIXED.size + len(encoded_meta)) % BODY_ALIGNMENT_BYTES)
     return _FIXED.pack(MAGIC, base_offset, len(encoded_meta)) + encoded_meta
-
-
-@lru_cache(_SHAPES_KNOWN)
-def _around_time(meta: BatchMeta) -> tuple[bytes, bytes]:
-    """Return encoded metadata in front of and behind the base timestamp, which is _MARK_MS here.
-
-    Most batches of a stream with as many records and bytes differ in nothing else.
-    """
-    before, _, behind = _encode_meta(meta).partition(_MARK)
-    return before, behind
-
-
-def _encode_meta(meta: BatchMeta) -> bytes:
-    properties = {
-        _ENCODING: meta.encoding,
-        _BODY_BYTES: meta.body_bytes,
-        _SCHEMA_FINGERPRINT: meta.schema_fingerprint,
-        _TIMESTAMP_COLUMN: meta.timestamp_column,
-        _STATISTICS: meta.statistics,
-        _PROJECTION: meta.projection,
-        _SKIPPED: meta.skipped,
-    }
-    return _SCHEMA.encode(
-        RecordBatchMeta(
-            stream_id=meta.stream_id,
-            last_offset_delta=meta.record_count,
-            base_timestamp=meta.base_timestamp_ms,
-            properties=tuple(KeyValue(*item) for item in properties.items() if item[1] is not None),
-        )
-    )
 
 
 def encode_sequence_envelope(
@@ -240,10 +163,7 @@ def encode_sequence_envelope(
         raise RecordBatchError(
             f"record sequence of {count} records; expected 1 to {limits.SEQUENCE_RECORDS_MAX}"
         )
-    meta = RecordBatchMeta(
-        stream_id=stream_id, last_offset_delta=count - 1, base_timestamp=base_timestamp_ms
-    )
-    encoded_meta = _SCHEMA.encode(meta)
+    encoded_meta = encode_meta(BatchMeta(stream_id, count - 1, base_timestamp_ms))
     length_bytes = _FIXED.size + len(encoded_meta) + sum(map(len, records))
     _check_length(length_bytes, count)
     return b"".join((_FIXED.pack(MAGIC, 0, len(encoded_meta)), encoded_meta, *records))
@@ -420,7 +340,7 @@ def read_head(view: memoryview, position: int) -> tuple[BatchMeta, int, int]:
         )
     body_start = position + _FIXED.size + meta_bytes
     try:
-        meta = _read_meta(bytes(view[position + _FIXED.size : body_start]))
+        meta = read_meta(bytes(view[position + _FIXED.size : body_start]))
     except HeaderError as error:
         raise RecordBatchError(
             f"metadata of the record batch at byte {position}: {error}"
@@ -484,31 +404,6 @@ def _measure_sequence(view: memoryview, position: int) -> tuple[int, int]:
                 " over several batches"
             )
     return count, end
-
-
-def _read_meta(encoded: bytes) -> BatchMeta:
-    """Return the metadata of a batch. Raises HeaderError."""
-    found = _SCHEMA.maybe_recognise(RecordBatchMeta, encoded)
-    if found is not None:
-        pick = found[0]
-        return BatchMeta(*pick((*found, 0, None)))
-    meta = _SCHEMA.decode(RecordBatchMeta, encoded)
-    numbers = [name for name in _NUMBERS if getattr(meta, name)]  # zeros are not written
-    values = [f"properties.{at}.value" for at in range(len(meta.properties))]
-    of_numbers = {name: at for at, name in enumerate(numbers, 1)}
-    of_values = {item.key: at for at, item in enumerate(meta.properties, 1 + len(numbers))}
-    pick = itemgetter(
-        *(of_numbers.get(name, -2) for name in _NUMBERS),
-        *(of_values.get(key, -1) for key in _PROPERTIES),
-    )
-    _SCHEMA.remember(RecordBatchMeta, encoded, pick, [*numbers, *values])
-    properties = {item.key: item.value for item in meta.properties}
-    return BatchMeta(
-        meta.stream_id,
-        meta.last_offset_delta,
-        meta.base_timestamp,
-        *map(properties.get, _PROPERTIES),
-    )
 
 
 def _parse_body_bytes(text: str, *, body_bytes_max: int) -> int:

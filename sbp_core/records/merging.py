@@ -23,8 +23,9 @@ from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_body import Compression
 from sbp_core.records.arrow_message import read_outline
+from sbp_core.records.batch_meta import BatchMeta
 from sbp_core.records.encodings.rows import ROWS_ENCODING, encode_rows
-from sbp_core.records.envelope import BatchMeta, Envelope, decode_envelope, encode_head
+from sbp_core.records.envelope import Envelope, decode_envelope, encode_head
 from sbp_core.records.small_batches import Run, Small, maybe_rows_together, maybe_small
 from sbp_core.wire.checksum import Buffer
 
@@ -90,11 +91,6 @@ def _head(envelope: Envelope) -> bytes:
         envelope.base_timestamp_ms,
         ROWS_ENCODING,
         str(len(envelope.body)),
-        None,
-        None,
-        None,
-        None,
-        None,
     )
     return encode_head(meta, envelope.base_offset)
 

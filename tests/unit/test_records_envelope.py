@@ -8,9 +8,9 @@ from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.record_sizes import LARGEST
 from sbp_core.records import (
+    batch_meta,
     decode_envelope,
     encode_envelope,
-    envelope,
     peek_batch,
     split_envelopes,
     write_base_offset,
@@ -251,7 +251,7 @@ def test_every_damaged_byte_of_a_known_kind_reads_as_if_it_were_unknown(encoded,
 
     def use_fresh_schema():
         schema = Schema(layouts, bytes_max=limits.BATCH_METADATA_BYTES_MAX)
-        monkeypatch.setattr(envelope, "_SCHEMA", schema)
+        monkeypatch.setattr(batch_meta, "_SCHEMA", schema)
         return schema
 
     recognised_count = 0

@@ -79,8 +79,8 @@ def read_slots(
 ) -> SlotBodies:
     """Return the bodies of `slots` as they are sent, up to the first that cannot be read.
 
-    Unless it `may_wait` for the disk, that is also the first one that is not in memory. What the
-    `selection` leaves out is neither sent nor, in large batches on the disk, read.
+    Unless it `may_wait` for the disk, that is also the first one that is not in memory. Parts
+    that the `selection` leaves out are neither sent nor, in large batches on the disk, read.
     """
     recent: Sequence[RecentBody] = ()
     if (
