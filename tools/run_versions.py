@@ -73,7 +73,12 @@ def main() -> int:
     """Test the ends that the arguments name; return the exit code of pytest, or of uv."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ends", nargs="+", choices=["oldest", "newest"])
-    parser.add_argument("--newest-python", default=PYTHONS[-1], metavar="VERSION_OR_PATH")
+    parser.add_argument(
+        "--newest-python",
+        default=PYTHONS[-1],
+        metavar="VERSION_OR_PATH",
+        help="the Python of `newest`; the newest one that pyproject.toml names by default",
+    )
     parser.add_argument("--write", action="store_true", help="write the versions into the page")
     arguments, options = parser.parse_known_args()
     ends = {
