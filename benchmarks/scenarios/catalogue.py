@@ -17,6 +17,7 @@ from benchmarks.scenarios.moving import (
     batch_read,
     batch_write,
     chatty_read,
+    merged_read,
     streaming_write,
     values_read,
 )
@@ -114,6 +115,7 @@ SCENARIOS: Final = {
         _rate("batch-write", _WRITERS, batch_write, _USUAL_WRITES, _FULL_WRITES),
         _rate("streaming-write", _STREAM_WRITERS, streaming_write, _USUAL_WRITES, _FULL_WRITES),
         _rate("chatty-read", _LOGS, chatty_read, [], [shape(100, rows=200_000)]),
+        _rate("merged-read", _LOGS, merged_read, [], [shape(100, rows=200_000)]),
         _rate("streams-read", _READERS, available_now_read, [], _SPREAD),
         _rate("streams-write", _WRITERS, batch_write, [], _SPREAD),
         _rate("backlog-read", _READERS, available_now_read, [], _GROWING),

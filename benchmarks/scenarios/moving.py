@@ -13,7 +13,8 @@ from benchmarks.systems.ceiling import MemoryStore, renamed
 from benchmarks.systems.kafka import Kafka, Topic
 from benchmarks.systems.sbp import Sbp, Streams
 
-CHATTY_SBP: Final = {"batchRecords": "10"}
+CHATTY_RECORDS: Final = 10
+CHATTY_SBP: Final = {"batchRecords": f"{CHATTY_RECORDS}"}
 CHATTY_KAFKA: Final = {"kafka.batch.size": "1200", "kafka.linger.ms": "0"}
 """About ten records of 100 B; Kafka's producer counts bytes, with those of its batch's header."""
 
@@ -71,4 +72,17 @@ def chatty_read(bench: Bench, system: System) -> Run:
     assert isinstance(system, Sbp | Kafka)
     options = CHATTY_SBP if isinstance(system, Sbp) else CHATTY_KAFKA
     store = bench.filled(system.with_options(options))
+    return lambda: [seconds_to_nothing(store.rows())]
+
+
+def merged_read(bench: Bench, system: System) -> Run:
+    """Read all rows, which were written in batches of a few; SBP's server has merged its own.
+
+    It does not merge batches of transactions, so these rows are written at least once.
+    """
+    if not isinstance(system, Sbp):
+        return chatty_read(bench, system)
+    store = bench.filled(system.with_options({**CHATTY_SBP, "delivery": "at-least-once"}))
+    assert isinstance(store, Streams)
+    store.wait_until_merged(CHATTY_RECORDS)
     return lambda: [seconds_to_nothing(store.rows())]

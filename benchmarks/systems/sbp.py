@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,12 +14,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from benchmarks.harness.model import Shape
+from benchmarks.harness.model import BenchmarkError, Shape
 from benchmarks.systems.base import WRITTEN, Append
-from sbp_core.client import AppendItem, Client, StreamSpec
+from sbp_core import limits
+from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.records import ROWS_SCHEMA, encode_rows
 
+MERGE_TIMEOUT_S: Final = 180.0
+_MERGE_POLL_S: Final = 0.5
 _SHARE_RECORDS: Final = 1_000_000
 
 
@@ -76,6 +80,27 @@ class Streams:
             infos = client.describe_streams(self.shape.streams)
             bounds = client.stream_bounds([info.stream_id for info in infos])
         return sum(bound.next_offset - bound.start_offset for bound in bounds)
+
+    def wait_until_merged(self, record_count: int) -> None:
+        """Fill the segment, and wait until its batches of so few records are merged.
+
+        Raises BenchmarkError if they are not after MERGE_TIMEOUT_S.
+        """
+        deadline = time.monotonic() + MERGE_TIMEOUT_S
+        with Client(self.endpoint) as client:
+            (filler,) = client.create_streams([StreamSpec("filler")])
+            batch = _one_row(filler.stream_id, bytes(limits.BATCH_TARGET_BYTES))
+            for _ in range(limits.SEGMENT_BYTES // len(batch) + 1):
+                client.append([AppendItem(filler.stream_id, batch)])
+            stream_id = client.describe_streams(self.shape.streams)[0].stream_id
+            first = FetchItem(stream_id, 0, None, max_bytes=1)
+            while True:
+                (fetched,) = client.fetch([first])
+                if fetched.next_offset > record_count:
+                    return
+                if time.monotonic() > deadline:
+                    raise BenchmarkError(f"batches are not merged after {MERGE_TIMEOUT_S} s")
+                time.sleep(_MERGE_POLL_S)
 
     @contextmanager
     def appending(self) -> Iterator[Append]:
