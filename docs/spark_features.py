@@ -37,6 +37,7 @@ _FEATURES: Final[Mapping[str, Sequence[Feature]]] = {
             "rows chosen by a condition",
             "the option [`where`](../how-to/read-some-rows.md); in streaming, too",
         ),
+        Feature("record batches skipped by statistics", "the option `statsColumns` of the sink"),
         Feature(
             "a schema that does not fit is refused",
             "at the first action of a batch, and at the start of a query",

@@ -121,6 +121,7 @@ def fetched_bytes(sbp, client, stream, **options):
     return sum(each.batches.size_bytes for each in chunks), sum(rows.num_rows for rows in found)
 
 
+@pytest.mark.spark_feature("record batches skipped by statistics")
 def test_batches_of_other_rows_are_not_sent(sbp, clustered, client, caplog):
     caplog.set_level("INFO", logger="sbp_spark")
     some_bytes, count = fetched_bytes(sbp, client, clustered, where="day = 37 and price >= 0")
