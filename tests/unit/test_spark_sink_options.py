@@ -91,9 +91,13 @@ def test_every_option_of_the_table_is_known():
         "mergeSchema": "true",
         "routingColumn": "Account",
         "timestampColumn": "at",
+        "statsColumns": "price, place.city",
     }
     assert sink(False, streams="a,b", **columns).columns == ColumnOptions(
-        is_merging=True, routing_column="Account", timestamp_column="at"
+        is_merging=True,
+        routing_column="Account",
+        timestamp_column="at",
+        stats_columns=("price", "place.city"),
     )
     assert {"endpoint", *given, *token, *others, *columns} == {spec.name for spec in SINK_OPTIONS}
 
