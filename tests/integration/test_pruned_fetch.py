@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 import numpy as np
 import pyarrow as pa
 from core_cluster import core_cluster
-from local_reads import large_batch
+from local_reads import large_batch, watch_local_reads
 from raw_client import RawClient
 from staged_appends import end, one_stream
 
 from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
-from sbp_core.client.io import local_batches
 from sbp_core.records import (
     StreamSchema,
     decode_batch,
@@ -101,18 +99,7 @@ def test_a_server_sends_only_the_columns_that_are_wanted(tmp_path):
 
 
 def test_a_file_is_read_where_the_columns_are(tmp_path, monkeypatch):
-    read_bytes = 0
-
-    def counted(*call):
-        nonlocal read_bytes
-        found = os.preadv(*call)
-        read_bytes += found
-        return found
-
-    class Watched:
-        preadv, pread = staticmethod(counted), staticmethod(os.pread)
-
-    monkeypatch.setattr(local_batches, "os", Watched)
+    reads = watch_local_reads(monkeypatch)
 
     async def body(cluster, stream_id):
         await append(cluster, stream_id, batches(BATCHES))
@@ -120,9 +107,9 @@ def test_a_file_is_read_where_the_columns_are(tmp_path, monkeypatch):
         def read_locally():
             with Client(cluster.pd.endpoint) as client:
                 pruned, _ = read(client, stream_id, (KEPT.projection,), leaves_batches=True)
-                pruned_bytes = read_bytes
+                pruned_bytes = sum(reads)
                 whole, _ = read(client, stream_id, (), leaves_batches=True)
-            return pruned, pruned_bytes, whole, read_bytes - pruned_bytes
+            return pruned, pruned_bytes, whole, sum(reads) - pruned_bytes
 
         pruned, pruned_bytes, whole, whole_bytes = await asyncio.to_thread(read_locally)
         check_equal(pruned, whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from sbp_core.client import (
     ReceivedBatches,
     StreamSpec,
 )
-from sbp_core.client.io import local_log
+from sbp_core.client.io import local_batches, local_log
 from sbp_core.client.io.local_log import PlacedBatches, read_pieces
 
 LARGE_BYTES = 2 * limits.LOCAL_READ_BATCH_BYTES_MIN
@@ -115,3 +116,19 @@ def segments(folder: Path) -> list[Path]:
 def remove_segments(folder: Path) -> None:
     for path in segments(folder):
         path.unlink()
+
+
+def watch_local_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the bytes of each read of batches."""
+    found: list[int] = []
+
+    def preadv(*call) -> int:
+        found.append(os.preadv(*call))
+        return found[-1]
+
+    class Watched:
+        pass
+
+    Watched.preadv, Watched.pread = staticmethod(preadv), staticmethod(os.pread)
+    monkeypatch.setattr(local_batches, "os", Watched)
+    return found
