@@ -23,6 +23,8 @@ _PROJECTION: Final = "projection"
 _STATISTICS: Final = "statistics"
 _SKIPPED: Final = "skipped"
 _TIME: Final = struct.Struct("<q")
+_TIME_MIN: Final = -(2**63)
+_TIME_MAX: Final = 2**63 - 1
 _MARK: Final = b"\xff\xfe\xfd\xff\xfe\xfd\xff\xfe"  # no text in UTF-8 has any of these bytes
 (_MARK_MS,) = _TIME.unpack(_MARK)
 _SHAPES_KNOWN: Final = 64
@@ -58,10 +60,11 @@ class BatchMeta(NamedTuple):
 
 def encode_meta(meta: BatchMeta) -> bytes:
     """Return the bytes of metadata. Raises HeaderError when they would break a limit."""
-    if not meta.base_timestamp_ms:  # zeros are not written
+    time_ms = meta.base_timestamp_ms
+    if time_ms == 0 or not _TIME_MIN <= time_ms <= _TIME_MAX:  # zeros are not written
         return _encode(meta)
     before, behind = _around_time(meta._replace(base_timestamp_ms=_MARK_MS))
-    return before + _TIME.pack(meta.base_timestamp_ms) + behind
+    return before + _TIME.pack(time_ms) + behind
 
 
 @lru_cache(_SHAPES_KNOWN)

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from sbp_core import limits
-from sbp_core.errors import RecordBatchError
+from sbp_core.errors import HeaderError, RecordBatchError
 from sbp_core.record_sizes import LARGEST
 from sbp_core.records import (
     batch_meta,
@@ -77,6 +77,23 @@ def test_a_body_may_come_in_parts():
         encoding="rows",
     )
     assert decode_envelope(encoded).body == b"abcde"
+
+
+@pytest.mark.parametrize("time_ms", [-(2**63), -1, 0, 1, 2**63 - 1])
+def test_the_time_may_be_any_that_fits(time_ms):
+    assert decode_envelope(timed(time_ms)).base_timestamp_ms == time_ms
+
+
+@pytest.mark.parametrize("time_ms", [-(2**63) - 1, 2**63])
+def test_a_time_that_does_not_fit_is_refused(time_ms):
+    with pytest.raises(HeaderError, match="does not fit"):
+        timed(time_ms)
+
+
+def timed(time_ms):
+    return encode_envelope(
+        [b"body"], stream_id=7, record_count=3, base_timestamp_ms=time_ms, encoding="rows"
+    )
 
 
 def test_the_body_is_a_view():
