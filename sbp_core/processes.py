@@ -38,7 +38,8 @@ POLL_SECONDS: Final = 0.02
 _ADMIN_WORD: Final = "admin "
 """Begins the line of the admin endpoint."""
 _LINE_BYTES_MAX: Final = limits.MIB
-_PORTS: Final = range(20_000, 32_000)
+CLUSTER_PORTS: Final = range(20_000, 32_000)
+"""Ports of a LocalCluster, as long as it has not been given others."""
 
 
 class RangeServerProcess:
@@ -268,7 +269,7 @@ def reserved_ports(count: int) -> Iterator[int]:
     then. Names of abstract sockets reserve them, which end with their process, however that ends.
     """
     for _ in range(100):
-        first = secrets.choice(_PORTS[:-count])
+        first = secrets.choice(CLUSTER_PORTS[:-count])
         with ExitStack() as reservations:
             try:
                 with ExitStack() as probes:
@@ -282,4 +283,6 @@ def reserved_ports(count: int) -> Iterator[int]:
                 continue
             yield first
             return
-    raise SbpError(f"no {count} consecutive ports in {_PORTS.start}..{_PORTS.stop - 1} are free")
+    raise SbpError(
+        f"no {count} consecutive ports in {CLUSTER_PORTS.start}..{CLUSTER_PORTS.stop - 1} are free"
+    )

@@ -29,6 +29,7 @@ from sybil import Document, Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from sbp_core.cluster import LocalCluster
+from sbp_core.processes import CLUSTER_PORTS
 
 ROOT = Path(__file__).parents[2]
 LISTED = re.findall(r"^[\w/-]+/[\w-]+$", (ROOT / "docs/index.md").read_text("utf-8"), re.MULTILINE)
@@ -153,6 +154,12 @@ def test_no_code_is_passed_over_without_a_reason(path):
     assert [
         line for line in skips if not re.fullmatch(r'<!-- skip: next "needs .+" -->', line)
     ] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_no_port_of_a_document_may_be_taken_by_a_cluster_of_another_test(path):
+    numbers = re.findall(r"(?:port |:)(\d{4,5})\b", path.read_text(encoding="utf-8"))
+    assert [each for each in numbers if int(each) in CLUSTER_PORTS] == []
 
 
 def test_code_that_fails_is_found(tmp_path):
