@@ -203,8 +203,9 @@ class PartitionLimits:
 
     records_max: int = option("maxRecordsPerPartition", COUNT, 1_000_000).field(
         "Most records that one task reads, more only where that would take over"
-        f" {PARTITIONS_MAX} tasks. Longer spans of a stream are split evenly; short ones"
-        " on the same range server share a task, whose requests serve many streams at once."
+        f" {PARTITIONS_MAX} tasks. Tasks read about the same amount: long spans of a stream are"
+        " split, and short ones on the same range server share a task, whose requests serve many"
+        " streams at once. The tasks of a stream are numbered in the order of its offsets."
     )
     bytes_max: int | None = option("maxBytesPerPartition", SIZE, None, unset="unlimited").field(
         "The same for bytes, such as 128m; estimated as for maxBytesPerTrigger."

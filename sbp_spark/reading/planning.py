@@ -1,16 +1,16 @@
 """From offset intervals to input partitions.
 
 `cover` cuts the intervals by the ranges of their streams. `plan_partitions` splits long spans and
-packs short ones, by records and by bytes, of which `RecordSizeEstimates` has estimates.
+packs short ones, by records and by bytes, of which `RecordSizeEstimates` has estimates. Partitions
+are numbered so that the records of a stream keep their order, which a sink follows.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
 from sbp_core.client import Client, FetchItem, RangeInfo
@@ -109,11 +109,12 @@ def plan_partitions(
     because ranges end or servers differ. The time and memory that it takes depend on how many
     partitions and spans there are, not on the offsets.
 
-    A span over the maximum is split evenly by offset. Spans with the same primary server share
-    partitions of about equal load, so that one FETCH serves many streams. `record_bytes` says how
+    Partitions are balanced. The records of each stream are in the order of their offsets, first by
+    partition and then by span, whichever servers have its ranges. Streams whose first span has the
+    same primary server share partitions, so that one FETCH serves many. `record_bytes` says how
     long a record of each stream is; a record that is over the maximum is alone. There are at least
-    `partitions_min` partitions, if there are as many records. None is empty, spans inside one
-    ascend by stream and offset, partitions of one server by their first span; empty spans vanish.
+    `partitions_min` partitions, if there are as many records. None is empty, and empty spans
+    vanish.
     """
     assert min(records_per_partition_max, spans_per_partition_max, partitions_min) > 0
     assert partitions_min <= PARTITIONS_MAX
@@ -143,7 +144,8 @@ def plan_partitions(
 class _Scale:
     """The weight of records, and how much a partition holds.
 
-    Two maxima become one: a record weighs the larger part of either maximum that it uses up.
+    Two maxima become one: a record weighs the larger part of either maximum that it uses up, at
+    most all of it.
     """
 
     capacity: int
@@ -166,61 +168,51 @@ def _bounded(scale: _Scale, spans: Sequence[StreamSpan]) -> _Scale:
 def _scale(records_max: int, bytes_max: int | None, record_bytes: Mapping[int, int]) -> _Scale:
     if bytes_max is None:
         return _Scale(records_max, {}, 1)
+    capacity = records_max * bytes_max
     weights = {
-        stream_id: max(bytes_max, size_bytes * records_max)
+        stream_id: min(max(bytes_max, size_bytes * records_max), capacity)
         for stream_id, size_bytes in record_bytes.items()
     }
-    return _Scale(records_max * bytes_max, weights, max(bytes_max, records_max))
+    return _Scale(capacity, weights, max(bytes_max, records_max))
 
 
 def _plan(
     spans: Sequence[StreamSpan], scale: _Scale, spans_max: int
 ) -> tuple[tuple[StreamSpan, ...], ...]:
-    by_primary: defaultdict[str, list[StreamSpan]] = defaultdict(list)
-    for span in spans:
-        records_max = max(1, scale.capacity // scale.record_weight(span))
-        by_primary[span.primary].extend(_split(span, records_max))
-    partitions: list[tuple[StreamSpan, ...]] = []
-    for primary in sorted(by_primary):
-        packed = _pack(by_primary[primary], scale, spans_max)
-        ordered = (tuple(sorted(members, key=_reading_order)) for members in packed)
-        partitions.extend(sorted(ordered, key=lambda members: _reading_order(members[0])))
-    return tuple(partitions)
+    """Lay the spans end to end, those of a stream next to each other, and cut the line."""
+    lines: defaultdict[str, list[StreamSpan]] = defaultdict(list)
+    first_primary: dict[int, str] = {}
+    for span in sorted(spans, key=lambda each: (each.stream_id, each.start_offset)):
+        if span.record_count:
+            lines[first_primary.setdefault(span.stream_id, span.primary)].append(span)
+    cut = (_cut(lines[primary], scale, spans_max) for primary in sorted(lines))
+    return tuple(chain.from_iterable(cut))
 
 
-def _reading_order(span: StreamSpan) -> tuple[int, int]:
-    return span.stream_id, span.start_offset
-
-
-def _split(span: StreamSpan, records_max: int) -> Iterator[StreamSpan]:
-    """Yield the fewest pieces of at most `records_max` offsets; their sizes differ by one."""
-    start, count = span.start_offset, span.record_count
-    piece_count = -(-count // records_max)
-    for index in range(piece_count):
-        yield replace(
-            span,
-            start_offset=start + count * index // piece_count,
-            end_offset=start + count * (index + 1) // piece_count,
-        )
-
-
-def _pack(pieces: list[StreamSpan], scale: _Scale, spans_max: int) -> list[list[StreamSpan]]:
-    """Put the pieces, heaviest first, each into the emptiest partition; add one without room."""
-    total = sum(scale.weight(piece) for piece in pieces)
-    partition_count = max(-(-total // scale.capacity), -(-len(pieces) // spans_max))
-    partition_count = min(partition_count, len(pieces))
-    partitions: list[list[StreamSpan]] = [[] for _ in range(partition_count)]
-    emptiest = [(0, index) for index in range(partition_count)]
-    for piece in sorted(pieces, key=lambda piece: (-scale.weight(piece), *_reading_order(piece))):
-        weight = scale.weight(piece)
-        if not emptiest or (emptiest[0][0] and emptiest[0][0] + weight > scale.capacity):
-            heapq.heappush(emptiest, (0, len(partitions)))
-            partitions.append([])
-        load, index = heapq.heappop(emptiest)
-        partitions[index].append(piece)
-        if len(partitions[index]) < spans_max:
-            heapq.heappush(emptiest, (load + weight, index))
-    return partitions
+def _cut(
+    line: Sequence[StreamSpan], scale: _Scale, spans_max: int
+) -> Iterator[tuple[StreamSpan, ...]]:
+    """Yield partitions of about the same weight, about as few as the maxima allow."""
+    total = sum(map(scale.weight, line))
+    count = max(-(-total // scale.capacity), -(-len(line) // spans_max))
+    index = 1
+    members: list[StreamSpan] = []
+    load = before = 0
+    for span in line:
+        weight, rest = scale.record_weight(span), span
+        while rest.record_count:
+            room = min(total * index // count - before, scale.capacity) - load
+            taken = room // weight if members else max(1, room // weight)
+            if taken <= 0 or len(members) == spans_max:
+                yield tuple(members)
+                members, load, before, index = [], 0, before + load, index + 1
+                continue
+            cut_at = min(rest.start_offset + taken, rest.end_offset)
+            members.append(replace(rest, end_offset=cut_at))
+            load += weight * members[-1].record_count
+            rest = replace(rest, start_offset=cut_at)
+    if members:
+        yield tuple(members)
 
 
 RECORD_BYTES_UNKNOWN: Final = 1024

@@ -231,3 +231,30 @@ def test_a_batch_is_read_while_a_server_is_down(replicated, machines, own_client
         assert read(endingTimestamp=iso(between_ms)) == list(range(5))
     finally:
         victim.start()
+
+
+def test_a_copy_keeps_the_order_of_ranges_that_several_servers_have(
+    replicated, machines, own_client, checkpoint
+):
+    """Input partitions are numbered by offsets, not by servers, and a sink follows the numbers."""
+    from sbp_core.client import StreamSpec
+
+    own_client.create_streams([StreamSpec("moved", 3)])
+    count, primaries = 0, []
+    while primaries == sorted(primaries):
+        append_values(own_client, "moved", numbered(count, count + 30))
+        count += 30
+        primaries.append(primary(own_client, "moved"))
+        machines.at(primaries[-1]).kill()
+        until(lambda: primary(own_client, "moved") != primaries[-1])
+        machines.at(primaries[-1]).start()
+    own_client.create_streams([StreamSpec("batch"), StreamSpec("streamed")])
+    for tasks in ("1", "5"):
+        replicated.save(
+            replicated.load("moved", minPartitions=tasks).select("value"), stream="batch"
+        )
+    assert values_of(replicated, "batch") == 2 * numbered(0, count)
+    query = replicated.copy(replicated.load_stream("moved"), "streamed", checkpoint)
+    query.processAllAvailable()
+    query.stop()
+    assert values_of(replicated, "streamed") == numbered(0, count)

@@ -159,7 +159,7 @@ def test_the_number_of_spans_in_a_partition_is_bounded():
 def test_a_full_partition_takes_no_more_spans_though_it_has_the_fewest_records():
     spans = [span(0, 0, 50), *(span(stream_id, 0, 1) for stream_id in range(1, 6))]
     parts = plan(spans, records=100, count=3)
-    assert sorted(map(len, parts)) == [3, 3]
+    assert [[each.stream_id for each in part] for part in parts] == [[0], [0, 1, 2], [3, 4, 5]]
 
 
 def test_partitions_are_balanced():
@@ -168,9 +168,24 @@ def test_partitions_are_balanced():
     assert [sum(one.record_count for one in part) for part in parts] == [10, 10, 10, 10]
 
 
-def test_a_partition_is_added_when_none_has_room():
+def test_a_short_span_is_split_where_partitions_meet():
     parts = plan([span(stream_id, 0, 6) for stream_id in range(3)])
-    assert len(parts) == 3
+    assert parts == (
+        (span(0, 0, 6), span(1, 0, 3)),
+        (span(1, 3, 6), span(2, 0, 6)),
+    )
+
+
+def test_records_of_a_stream_stay_in_order_whichever_servers_have_its_ranges():
+    spans = [
+        span(1, 0, 4, "b:1", range_index=0),
+        span(1, 4, 30, "a:1", range_index=1),
+        span(1, 30, 31, "b:1", range_index=2),
+        span(2, 0, 5, "a:1"),
+    ]
+    pieces = [piece for part in plan(spans) for piece in part if piece.stream_id == 1]
+    assert [piece.start_offset for piece in pieces] == sorted(p.start_offset for p in pieces)
+    assert {piece.primary for piece in pieces} == {"a:1", "b:1"}
 
 
 def test_empty_spans_vanish():
