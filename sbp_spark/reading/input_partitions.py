@@ -216,15 +216,13 @@ def decode_chunks(
     """
     joiner = _Joiner(layout)
     positions = [span.start_offset for span in spans]
-    begins = list(positions)
     skipped = Skipped()
     for chunk in chunks:
         span = spans[chunk.span_index]
         if chunk.skip_to is not None:
-            positions[chunk.span_index] = begins[chunk.span_index] = chunk.skip_to
+            positions[chunk.span_index] = chunk.skip_to
         position = positions[chunk.span_index]
-        is_first = position == begins[chunk.span_index]
-        for envelopes, end in runs_of(chunk.batches, span, position, skipped, is_first=is_first):
+        for envelopes, end in runs_of(chunk.batches, span, position, skipped):
             run = StoredRun(envelopes, span, position, end)
             for piece in decode_run(layout, run, is_loss_fatal=is_loss_fatal):
                 yield from joiner.add(piece)

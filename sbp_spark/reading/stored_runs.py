@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Final
 
 from sbp_core.client import Batches
@@ -46,39 +45,43 @@ class Skipped:
 
 
 def runs_of(
-    batches: Batches, span: StreamSpan, position: int, skipped: Skipped, *, is_first: bool
+    batches: Batches, span: StreamSpan, position: int, skipped: Skipped
 ) -> Iterator[tuple[Sequence[Envelope], int]]:
     """Yield some batches at a time, which go on at `position`, and the offset up to which they go.
 
-    Batches behind the end of the span are left out, and those that were skipped are counted; there
-    is no batch for their offsets. Raises BrokenSequenceError.
+    What was read at once may begin with a batch that has earlier records, too: of a span it may be
+    the first one, and small batches may have been merged since those before were read. Batches
+    behind the end of the span are left out, and those that were skipped are counted; there is no
+    batch for their offsets. Raises BrokenSequenceError.
     """
     envelopes: list[Envelope] = []
-    payloads = (piece.payload for piece in batches.pieces())
-    for envelope in chain.from_iterable(map(split_envelopes, payloads)):
+    for envelope, may_begin_before in _read_in_turn(batches):
         if position >= span.end_offset:
             break
         first = envelope.base_offset
-        # The first batch of a span may begin before it.
-        if first != position and not (is_first and first <= position < envelope.end_offset):
+        is_overlapping = may_begin_before and first < position < envelope.end_offset
+        if first != position and not is_overlapping:
             raise BrokenSequenceError(
                 f"{describe_span(span)}: expected offset {position} next, found a record batch of"
                 f" offsets [{first}, {envelope.end_offset}); records are missing or duplicated on"
                 " the range server; run `sbp log check` there"
             )
-        is_first = False
-        if envelope.is_skipped:
-            if envelopes:
-                yield envelopes, position
-                envelopes = []
-            skipped.add(envelope)
-            position = min(envelope.end_offset, span.end_offset)
-            yield (), position
-            continue
-        position = min(envelope.end_offset, span.end_offset)
-        envelopes.append(envelope)
-        if len(envelopes) == ENVELOPES_AT_ONCE:
+        is_full = len(envelopes) == ENVELOPES_AT_ONCE
+        if envelopes and (is_full or is_overlapping or envelope.is_skipped):
             yield envelopes, position
             envelopes = []
+        position = min(envelope.end_offset, span.end_offset)
+        if envelope.is_skipped:
+            skipped.add(envelope)
+            yield (), position
+        else:
+            envelopes.append(envelope)
     if envelopes:
         yield envelopes, position
+
+
+def _read_in_turn(batches: Batches) -> Iterator[tuple[Envelope, bool]]:
+    """Yield each batch, and whether it is the first of those that were read at once."""
+    for piece in batches.pieces():
+        for index, envelope in enumerate(split_envelopes(piece.payload)):
+            yield envelope, not index

@@ -103,7 +103,7 @@ class SmallBatches:
         return is_short and count * self._record_bytes <= BYTES_MAX
 
     def _fetch(self, client: Client, spans: Sequence[StreamSpan]) -> list[Chunk] | None:
-        """Return all record batches of the spans, if one FETCH brings them. Raises SbpError."""
+        """Return all record batches, span by span, if one FETCH brings them. Raises SbpError."""
         bytes_max = BYTES_MAX // len(spans)
         items = [
             FetchItem(span.stream_id, span.start_offset, span.end_offset, bytes_max)
@@ -119,6 +119,7 @@ class SmallBatches:
             is_whole = is_whole and outcome.next_offset >= span.end_offset
             chunks.append(Chunk(outcome.item_index, outcome.batches))
         self._record_bytes = size_bytes // max(1, count)
+        chunks.sort(key=lambda chunk: chunk.span_index)  # answers of several servers come mixed
         return chunks if is_whole else None
 
     def _decoded(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch] | None:

@@ -29,6 +29,7 @@ from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import Prefetcher, fetch_chunks
 from sbp_spark.reading.stored_runs import ENVELOPES_AT_ONCE, BrokenSequenceError
 from sbp_spark.row_schema import source_schema
+from sbp_spark.spark_internals import rows_with_plan
 
 ARROW = logical_arrow_schema(source_schema(include_headers=False))
 ROWS = RowsLayout(ARROW)
@@ -103,6 +104,31 @@ def test_exactly_the_spans_come_out(spans, records_per_batch, batches_per_answer
         found.setdefault(row["stream_id"], []).append(row["offset"])
     assert found == {s.stream_id: list(range(s.start_offset, s.end_offset)) for s in spans}
     assert max(len(items) for items in server.asked) <= prefetch.SPANS_PER_FETCH
+
+
+def test_batches_that_are_merged_between_two_requests_come_once():
+    server = FakeServer(records_per_batch=10)
+    chunks = fetch_chunks(server, [span(5, 200)], sleep=lambda _: None)
+
+    def merged_meanwhile():
+        for number, chunk in enumerate(chunks):
+            yield chunk
+            server.records_per_batch = (10, 70, 90)[min(number, 2)]
+
+    found = rows(decode_chunks(merged_meanwhile(), [span(5, 200)], ROWS))
+    assert [row["offset"] for row in found] == list(range(5, 200))
+    assert [row["value"] for row in found] == numbered(5, 200)
+    asked = [item.fetch_offset for (item,) in server.asked]
+    assert asked[:4] == [5, 20, 40, 140]
+
+
+def test_a_small_micro_batch_has_the_spans_in_order_whichever_server_answers_first(monkeypatch):
+    spans = (span(0, 25, range_index=0), span(25, 60, range_index=1), span(60, 61, range_index=2))
+    server = FakeServer(batches_per_answer=10)
+    monkeypatch.setattr(rows_with_plan, "client_for", lambda *_: server)
+    found = rows_with_plan.SmallBatches().maybe_read([SpanPartition(SERVERS, spans)], ARROW)
+    assert found is not None
+    assert [row["offset"] for row in rows(found)] == list(range(61))
 
 
 def test_spans_of_one_stream_come_in_order():
