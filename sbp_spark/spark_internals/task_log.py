@@ -12,6 +12,7 @@ from typing import Final
 from pyspark import TaskContext
 
 from sbp_spark.reporting import LOG as _LOG
+from sbp_spark.spark_internals.worker_process import is_worker
 
 _PROPERTIES: Final = {"query_id": "sql.streaming.queryId", "batch_id": "streaming.sql.batchId"}
 """Local properties of a job that Spark sets for the tasks of a streaming query."""
@@ -46,3 +47,5 @@ def task_ids() -> dict[str, str]:
 LOG: Final = _LOG
 for _logger in (LOG, logging.getLogger("sbp_core.client")):
     _logger.addFilter(TaskIds())
+if is_worker() and LOG.level == logging.NOTSET:
+    LOG.setLevel(logging.INFO)  # for `python_worker_logs`; standard error has warnings only
