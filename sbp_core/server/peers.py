@@ -6,7 +6,8 @@ adds two things to a call:
 
 - The proof. A range server with a secret refuses with PERMISSION_DENIED what only its placement
   driver may ask (SPEC "HEARTBEAT", extension). The proof holds for a connection, so it is given
-  after such a refusal, and the call is repeated.
+  before the first such call on each. It is given again, and the call repeated, after a refusal: the
+  connection was replaced in between, or the server did not have a secret at first.
 - One repeat when a connection is lost that served an earlier call: the server was restarted. So
   only operations that may be repeated belong here.
 """
@@ -20,7 +21,7 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
+from sbp_core.client.io.aio_transport import AsyncConnection, AsyncPool, AsyncRunner
 from sbp_core.client.programs import calls
 from sbp_core.client.programs.program import Call
 from sbp_core.client.programs.range_placement import chunks, stream_id_of
@@ -64,6 +65,8 @@ from sbp_core.wire.status import check_status, maybe_error
 
 T = TypeVar("T")
 
+_FOR_DRIVER: Final = frozenset({Opcode.APPEND, Opcode.END_TXN, Opcode.SEAL_RANGE})
+"""Operations that need the proof. All APPENDs of a placement driver are copies of transactions."""
 _CONNECTIONS_MAX: Final = 256
 """Warm connections; more only while more servers are being asked."""
 
@@ -155,25 +158,29 @@ class Peers:
     async def exchange(self, call: Call) -> list[Frame]:
         """Make one call that may be repeated; return the frames of its answer.
 
-        It is made again after the proof, if that is missing. Raises what `prove` raises, and
-        SbpError when there is no complete answer, or when it is a system error.
+        It is made again when a connection was lost that served an earlier call. Raises what `prove`
+        raises, and SbpError when there is no complete answer, or when it is a system error.
         """
         if self._is_closed:
             raise ConnectError(
                 f"the placement driver is stopping; nothing was sent to {call.endpoint}"
             )
         address = call.endpoint
-        link = self._links.pop(address, None) or _Link(self._tls)
+        link = self._links.pop(address, None) or _Link(address, self._tls)
         self._links[address] = link
         link.call_count += 1
+        loop = asyncio.get_running_loop()
+        was_warm, began = link.is_warm, loop.time()
         try:
             await self._close_spare()
             try:
-                return await link.exchange(call)
-            except PermissionDeniedError:
-                secrets = await self._secrets_at(address)
-                await prove(link, address, self._cluster_id, secrets)
-            return await link.exchange(call)
+                return await self._ask(link, call)
+            except (ConnectionLostError, ShuttingDownError):  # the latter: closed as idle
+                link.is_warm = False
+                left_ms = call.timeout_ms - 1000 * (loop.time() - began)
+                if not was_warm or left_ms <= 0:
+                    raise
+                return await self._ask(link, replace(call, timeout_ms=left_ms))
         finally:
             link.call_count -= 1
 
@@ -181,6 +188,19 @@ class Peers:
         """Close all connections. Open calls fail; new ones are refused."""
         self._is_closed = True
         await asyncio.gather(*(link.close() for link in self._links.values()))
+
+    async def _ask(self, link: _Link, call: Call) -> list[Frame]:
+        """Make one call, after the proof if it needs that."""
+        if call.opcode in _FOR_DRIVER and not link.is_proven():
+            await self._prove(link, call.timeout_ms)
+        try:
+            return await link.exchange(call)
+        except PermissionDeniedError:
+            await self._prove(link, call.timeout_ms)
+        return await link.exchange(call)
+
+    async def _prove(self, link: _Link, timeout_ms: float) -> None:
+        await link.prove(self._cluster_id, await self._secrets_at(link.address), timeout_ms)
 
     async def _close_spare(self) -> None:
         """Close unused connections beyond the limit, the longest unused ones first."""
@@ -211,35 +231,41 @@ class Peers:
 
 
 class _Link:
-    """The connection to one server; a lost one is replaced."""
+    """The connection to the server at an address; a lost one is replaced."""
 
-    def __init__(self, tls: Tls | None) -> None:
+    def __init__(self, address: str, tls: Tls | None) -> None:
+        self.address = address
         self._pool = AsyncPool(Connecting(tls=tls))
-        self._is_warm = False
+        self._proven: AsyncConnection | None = None
+        """The connection on which the proof was given, or not wanted."""
+        self.is_warm = False
+        """Whether a call was served since the last connection was lost."""
         self.call_count = 0
         """Calls in progress."""
 
+    def is_proven(self) -> bool:
+        """Whether the next call uses a connection on which the proof was given.
+
+        Raises SbpError if there is no connection and none can be made.
+        """
+        return self._pool.acquire(self.address) is self._proven
+
+    async def prove(self, cluster_id: str, secrets: Sequence[str], timeout_ms: float) -> bool:
+        """Prove to know the server's secret; return and raise what the function `prove` does."""
+        connection = self._pool.acquire(self.address)
+        has_proven = await prove(self, self.address, cluster_id, secrets, timeout_ms)
+        self._proven = connection
+        return has_proven
+
     async def exchange(self, call: Call) -> list[Frame]:
-        """Make one call, again when a connection was lost that served an earlier call."""
-        loop = asyncio.get_running_loop()
-        was_warm, began = self._is_warm, loop.time()
-        try:
-            frames = await self._run(call)
-        except (ConnectionLostError, ShuttingDownError):  # the latter: closed as idle
-            self._is_warm = False
-            left_ms = call.timeout_ms - 1000 * (loop.time() - began)
-            if not was_warm or left_ms <= 0:
-                raise
-            frames = await self._run(replace(call, timeout_ms=left_ms))
-        self._is_warm = True
+        """Make one call. Raises SbpError when there is no complete answer."""
+        frames = await AsyncRunner(self._pool).run(calls.exchange(call))
+        self.is_warm = True
         return frames
 
     async def close(self) -> None:
         """Close the connection; open calls fail."""
         await self._pool.close()
-
-    async def _run(self, call: Call) -> list[Frame]:
-        return await AsyncRunner(self._pool).run(calls.exchange(call))
 
 
 def by_server(ranges: Iterable[StreamRange]) -> dict[str, list[StreamRange]]:
@@ -268,9 +294,9 @@ async def holds(address: str, cluster_id: str, secret: str, tls: Tls | None = No
 
     Over a connection of its own: a warm one may be to a process that no longer listens there.
     """
-    link = _Link(tls)
+    link = _Link(address, tls)
     try:
-        has_proven = await prove(link, address, cluster_id, [secret])
+        has_proven = await link.prove(cluster_id, [secret], limits.PROOF_TIMEOUT_MS)
     except (PermissionDeniedError, InvalidRequestError):
         return False
     except SbpError:
@@ -280,11 +306,18 @@ async def holds(address: str, cluster_id: str, secret: str, tls: Tls | None = No
     return True if has_proven else None
 
 
-async def prove(caller: Caller, address: str, cluster_id: str, secrets: Sequence[str]) -> bool:
+async def prove(
+    caller: Caller,
+    address: str,
+    cluster_id: str,
+    secrets: Sequence[str],
+    timeout_ms: float = limits.PROOF_TIMEOUT_MS,
+) -> bool:
     """Prove to the server at `address` to know its secret, one of `secrets`.
 
     Return whether it holds one of them; False too for a server that wants no proof. Raises
-    PermissionDeniedError if it holds another one, SbpError if it does not answer.
+    PermissionDeniedError if it holds another one, SbpError if one of its answers takes longer than
+    `timeout_ms`, or the connection is lost.
     """
 
     async def greet(proof: str | None) -> None:
@@ -294,7 +327,7 @@ async def prove(caller: Caller, address: str, cluster_id: str, secrets: Sequence
             cluster_id=cluster_id,
             server_secret=proof,
         )
-        call = Call(address, Opcode.HEARTBEAT, request, limits.PROOF_TIMEOUT_MS)
+        call = Call(address, Opcode.HEARTBEAT, request, timeout_ms)
         frames = await caller.exchange(call)
         check_status(decode_header(HeartbeatResponse, frames[-1].header).status)
 

@@ -68,7 +68,7 @@ def test_events_are_those_of_the_file_in_their_order_and_have_no_secret(tmp_path
             with pytest.raises(ThrottledError):  # no event: appends to the stream lead to such
                 await check(clients["server"], cluster.endpoints.pd, Opcode.SEAL_RANGE, report)
             await admin.seal_streams([stream.stream_id])
-            await events_of(admin, lambda events: len(events) == 7)
+            await events_of(admin, lambda events: len(events) == 6)
             return await records_of(admin), tokens["everything"]
 
     records, token = asyncio.run(asyncio.wait_for(body(), 60))

@@ -256,6 +256,16 @@ def test_a_close_ends_open_calls_and_refuses_new_ones(peer):
     asyncio.run(main())
 
 
+def sealed_for(proven):
+    def seal(exchange):
+        if exchange.link in proven:
+            sealed(exchange)
+        else:
+            exchange.fail(denied("scripted"))
+
+    return seal
+
+
 def wants_proof(peer, secret=SECRET):
     """Let a peer serve the sealing of those only that gave a proof, on their connection."""
     proven = []
@@ -269,15 +279,13 @@ def wants_proof(peer, secret=SECRET):
             denial = status(StatusCode.PERMISSION_DENIED, detail=CHALLENGE)
             exchange.answer(HeartbeatResponse(status=denial))
 
-    def seal(exchange):
-        if exchange.link in proven:
-            sealed(exchange)
-        else:
-            exchange.fail(denied("scripted"))
-
     peer.script(Opcode.HEARTBEAT, greet)
-    peer.script(Opcode.SEAL_RANGE, seal)
+    peer.script(Opcode.SEAL_RANGE, sealed_for(proven))
     return proven
+
+
+def seals_on(peer, link):
+    return [each.link for each in peer.seen(Opcode.SEAL_RANGE)].count(link)
 
 
 def test_a_proof_is_given_once_for_each_connection(peer):
@@ -285,23 +293,82 @@ def test_a_proof_is_given_once_for_each_connection(peer):
 
     async def main():
         async with calling() as peers:
+            await peers.exchange(ping(peer))
             for _ in range(3):
                 assert (await seal(peers, open_at(peer, 1)))[1].stream_range.end_offset == 9
             assert len(proven) == 1
             peer.links[-1].reset()
             assert (await seal(peers, open_at(peer, 1)))[1].stream_range.end_offset == 9
         assert len(proven) == len(peer.links) == 2
+        assert seals_on(peer, peer.links[1]) == 1, "none is refused"
 
     asyncio.run(main())
 
 
-def test_a_server_that_refuses_every_proof_is_not_asked_for_ever(peer):
+def test_calls_that_share_a_new_connection_wait_for_the_proof(peer):
+    proven = wants_proof(peer)
+
+    async def main():
+        async with calling() as peers:
+            answers = await asyncio.gather(*(seal(peers, open_at(peer, each)) for each in (1, 2)))
+            assert [each.stream_range.end_offset for each in answers[0].values()] == [9]
+            assert [each.stream_range.end_offset for each in answers[1].values()] == [9]
+        assert len(peer.links) == 1
+        assert {*proven} == {*peer.links}
+        assert len(peer.seen(Opcode.SEAL_RANGE)) == 2, "none is refused"
+
+    asyncio.run(main())
+
+
+def test_the_connection_that_replaces_one_during_a_call_is_proven_too(peer):
+    proven = wants_proof(peer)
+
+    async def main():
+        async with calling() as peers:
+            await seal(peers, open_at(peer, 1))
+            peer.script(Opcode.SEAL_RANGE, reset, sealed_for(proven))
+            assert (await seal(peers, open_at(peer, 1)))[1].stream_range.end_offset == 9
+        assert len(proven) == len(peer.links) == 2
+        assert [seals_on(peer, each) for each in peer.links] == [2, 1], "none is refused"
+
+    asyncio.run(main())
+
+
+def test_a_server_that_has_a_secret_later_gets_the_proof_then(peer):
+    peer.script(Opcode.HEARTBEAT, greeted)
+
+    async def main():
+        async with calling() as peers:
+            await seal(peers, open_at(peer, 1))
+            proven = wants_proof(peer)
+            assert (await seal(peers, open_at(peer, 1)))[1].stream_range.end_offset == 9
+        assert proven == peer.links
+        assert len(peer.seen(Opcode.SEAL_RANGE)) == 3, "one is refused"
+
+    asyncio.run(main())
+
+
+def test_a_server_that_refuses_the_proof_is_asked_only_what_needs_none(peer):
     peer.script(Opcode.HEARTBEAT, lambda exchange: exchange.fail(denied("scripted", CHALLENGE)))
+
+    async def main():
+        async with calling() as peers:
+            ranges = open_at(peer, 1)
+            assert isinstance((await seal(peers, ranges))[1], PermissionDeniedError)
+            assert (await peers.describe(ranges))[1].stream_range.next_offset == 5
+        assert not peer.seen(Opcode.SEAL_RANGE)
+
+    asyncio.run(main())
+
+
+def test_a_call_that_is_refused_although_the_proof_was_given_is_made_twice_at_most(peer):
+    wants_proof(peer)
     peer.script(Opcode.SEAL_RANGE, lambda exchange: exchange.fail(denied("scripted")))
 
     async def main():
         async with calling() as peers:
             assert isinstance((await seal(peers, open_at(peer, 1)))[1], PermissionDeniedError)
+        assert len(peer.seen(Opcode.SEAL_RANGE)) == 2
 
     asyncio.run(main())
 

@@ -322,8 +322,15 @@ class AsyncPool:
         """Send a call. Raises SbpError when it cannot be sent."""
         if self._connecting.on_timing is not None:
             sink = timed(call, sink, self._connecting.on_timing, self._clock)
-        connection = self._connections.acquire(call.endpoint)
+        connection = self.acquire(call.endpoint)
         return connection, connection.start(call, sink)
+
+    def acquire(self, endpoint: str) -> AsyncConnection:
+        """Return the connection that a call uses if it is started now; it may have to be made.
+
+        Raises SbpError as `start` does.
+        """
+        return self._connections.acquire(endpoint)
 
     async def close(self) -> None:
         """End all connections; calls that are open fail, new ones are refused.
