@@ -58,7 +58,7 @@ from sbp_core.log.entry import Location
 from sbp_core.log.segment import Segment, SegmentView
 from sbp_core.log.segment_rows import DatedOffset, RangeRows, SegmentRows, Slot
 from sbp_core.log.states.range_columns import REPLICA_COLUMNS, STATE_COLUMNS, ranges_of
-from sbp_core.log.states.range_states import LoggedRange, RangeKey
+from sbp_core.log.states.range_states import STATE_CODES, LoggedRange, RangeKey, RangeState
 from sbp_core.log.states.staged_entries import STAGED_BATCH_BYTES, StagedRows
 from sbp_core.segment_format import CHECKSUM_BYTES, is_intact, with_checksum
 from sbp_core.wire.checksum import Buffer, crc32c
@@ -96,6 +96,7 @@ _IDENTITY_FIELDS: Final = 5
 """Fields of the header that say which segment, and state of it, the index belongs to."""
 _SLOT_COLUMNS: Final = ("base_offset", "count", "position", "length", "time_ms", "prefix_bytes")
 _SLOTS_PER_STEP: Final = 256
+_FENCED_CODE: Final = STATE_CODES.index(RangeState.FENCED)
 
 INDEX_HEADER_BYTES: Final = _FIELDS.size + CHECKSUM_BYTES
 
@@ -399,6 +400,8 @@ class SegmentIndex:
         columns = self._columns
         row_counts = np.diff(columns["row_end"], prepend=0)
         is_own = columns["prefix_bytes"] == 0
+        is_fenced = columns["state_code"] == _FENCED_CODE  # so it is replicated, though without
+        is_own &= ~is_fenced.repeat(row_counts)  # numbers while its records are copied
         if len(columns["seq"]):
             is_own &= (columns["seq"] < 0).repeat(row_counts)
         return ListedBatches(
@@ -413,7 +416,7 @@ class SegmentIndex:
         )
 
     def replicated_ranges(self) -> list[RangeKey]:
-        """Return the ranges that have several replicas."""
+        """Return the ranges with several replicas that have numbered entries: none is copied."""
         if not len(self._columns["seq"]):
             return []
         return [logged.key for logged in self.ranges() if logged.prefix is not None]

@@ -19,7 +19,13 @@ from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
 from sbp_core.log.merging import MERGE_BYTES_MAX, MERGE_SPAN_MS
 from sbp_core.log.recovery.inspection import inspect_log
+from sbp_core.log.states.replicated_entries import (
+    copy_begun_entry,
+    fenced_entry,
+    settled_entry,
+)
 from sbp_core.log.states.writer_states import mark_of
+from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 
 SEGMENT_BYTES = 6_000
@@ -204,6 +210,26 @@ def test_replicated_ranges_keep_their_batches_and_their_history() -> None:
     assert counts(log, REPLICATED) == [1] * 40
     assert counts(log, (7, 0)) == [1] * 40 + [40]
     assert len(list(log.numbered_entries(REPLICATED, 0, 40))) == 40
+
+
+def test_batches_of_a_range_that_is_copied_stay_as_its_other_replicas_have_them() -> None:
+    """Only equal ones can mend each other. Its entries have no numbers until it is settled."""
+    log = opened(FaultyDisk())
+    log.append([CREATED, created(7)])
+    log.append([fenced_entry(REPLICATED)])
+    log.append([copy_begun_entry(REPLICATED, 0)])
+    for offset in range(40):
+        log.append([small(offset, REPLICATED), *small_pair(offset)])
+    log.end_segment()
+    assert Cleaner(log, concatenate).clean().merged_count > 40
+    log.append([settled_entry(REPLICATED, 40, Prefix(40, b"d" * 16))])
+    log.end_segment()
+    assert Cleaner(log, concatenate).clean().merged_count == 0
+    assert counts(log, REPLICATED) == [1] * 40
+
+
+def small_pair(at: int) -> list[Entry]:
+    return [small(2 * at, (7, 0)), small(2 * at + 1, (7, 0))]
 
 
 def log_freed(log: Log) -> int:
