@@ -10,7 +10,7 @@ from log_files import DIRECTORY, batch, created, entries, open_log, segment_base
 from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies
 
 from sbp_core.errors import LogCorruptionError
-from sbp_core.log import cleaning
+from sbp_core.log import liveness
 from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
@@ -143,10 +143,10 @@ def test_the_cleaner_sees_publications_that_arrive_while_it_looks(monkeypatch):
     log = filled(disk)
     log.append([trim(2)])
     cleaner = Cleaner(log)
-    real = cleaning.live_from
+    real = liveness.live_from
 
     def publish_first(*args):
-        monkeypatch.setattr(cleaning, "live_from", real)
+        monkeypatch.setattr(liveness, "live_from", real)
         log.append([commit(log, "t")])
         fill(log, 6)
         log.append([trim(2)])
@@ -155,7 +155,7 @@ def test_the_cleaner_sees_publications_that_arrive_while_it_looks(monkeypatch):
         log.append([trim(2)])
         return real(*args)
 
-    monkeypatch.setattr(cleaning, "live_from", publish_first)
+    monkeypatch.setattr(liveness, "live_from", publish_first)
     cleaner.clean()
     assert bodies(log) == STAGED
     cleaner.clean()
