@@ -10,7 +10,8 @@ transactions that published some. Everything else is history, which the snapshot
 sum up.
 
 A segment in which most batches are small neighbours is rewritten once to merge them, as soon as it
-is full. Not one that has entries of replicated ranges: their history would be lost early.
+is full. A few are tried before: where none can be merged, as with columns, it stays. So does one
+that has entries of replicated ranges: their history would be lost early.
 
 No append or read waits for the cleaner. It runs on a thread of its own, and its result becomes
 visible by one assignment between two groups. Batches that were live when it looked may be dead by
@@ -44,8 +45,8 @@ from sbp_core.log.disk import TEMPORARY_SUFFIX, translate_os_error
 from sbp_core.log.durable_log import Log
 from sbp_core.log.index_file import SegmentUse, index_path
 from sbp_core.log.liveness import Liveness, LivenessSeeker
-from sbp_core.log.merging import Merge, Merger
-from sbp_core.log.segment import Segment
+from sbp_core.log.merging import Merge, Merger, Runs
+from sbp_core.log.segment import Segment, SegmentView
 from sbp_core.log.segment_writer import write_segment
 from sbp_core.segment_format import SegmentHeader, segment_path
 
@@ -150,11 +151,21 @@ class Cleaner:
         segment = extent.sealed[at]
         if self._merge is None or segment.generation or segment in self._unmerged:
             return False
-        is_worth_it = found.runs(extent, at).is_worth_it
-        if not is_worth_it:
-            self._unmerged &= set(extent.sealed)
-            self._unmerged.add(segment)
-        return is_worth_it
+        runs = found.runs(extent, at)
+        if runs.is_worth_it:
+            with self._log.lookup.views.pinned(segment) as view:
+                if self._merger(view, extent, at, runs, self._merge).joins_any():
+                    return True
+        self._unmerged &= set(extent.sealed)
+        self._unmerged.add(segment)
+        return False
+
+    def _merger(
+        self, view: SegmentView, extent: Extent, at: int, runs: Runs, merge: Merge
+    ) -> Merger:
+        """Return what merges these runs of a segment. Raises LogError."""
+        pause = partial(self._is_stopping.wait, _PAUSE_SECONDS)
+        return Merger(view, self._log.lookup.index(extent, at), runs, merge, pause)
 
     def _remove_front(self, found: Liveness) -> Cleaned:
         """Remove the first segments, up to the first one with a live batch."""
@@ -204,9 +215,7 @@ class Cleaner:
             header = SegmentHeader(segment.base, segment.generation + 1, segment.end)
             kept, merger = found.kept(view, has_unsettled=has_unsettled), None
             if self._merge is not None:
-                index = log.lookup.index(extent, at)
-                pause = partial(self._is_stopping.wait, _PAUSE_SECONDS)
-                merger = Merger(view, index, found.runs(extent, at), self._merge, pause)
+                merger = self._merger(view, extent, at, found.runs(extent, at), self._merge)
                 kept = merger.merged(kept)
             rewritten, rows = write_segment(log.disk, fresh, header, kept)
             with translate_os_error(LogWriteError, "replacing", path):

@@ -47,6 +47,9 @@ MERGE_BYTES_MAX: Final = 32 * limits.KIB
 MERGE_SPAN_MS: Final = 1_000
 """Batches that are merged were written within that: so much earlier a look-up by time may begin."""
 _BATCHES_PER_PAUSE: Final = 8
+_RUNS_TRIED_MAX: Final = 16
+_TRIES_PER_RUN: Final = 3
+"""Runs of a segment that are tried to see whether to rewrite it, and from how many batches on."""
 _WORTH_IT: Final = 2
 """A segment is rewritten to merge its batches if that leaves at most every second one."""
 
@@ -132,43 +135,71 @@ class Merger:
         self.merged_count = 0
         """Batches that are part of others now."""
 
+    def joins_any(self) -> bool:
+        """Whether there are batches to merge in any of a few runs, from all parts of the segment.
+
+        Of each only the start is tried, past a batch or two that stay alone.
+        """
+        step = -(-len(self._ends) // _RUNS_TRIED_MAX) or 1
+        return any(self._joins(*run) for run in list(self._ends.items())[::step])
+
+    def _joins(self, start: _Start, end_offset: int) -> bool:
+        stream_id, range_index, offset = start
+        for _ in range(_TRIES_PER_RUN):
+            slots, merged = self._joined((stream_id, range_index), offset, end_offset)
+            if merged is not None:
+                return True
+            if not slots or slots[-1].end_offset >= end_offset:
+                return False
+            offset = slots[-1].end_offset
+        return False
+
     def merged(self, kept: Iterable[TimedEntry]) -> Iterator[TimedEntry]:
-        """Yield what is kept of the segment, runs merged. Raises what `kept` does."""
+        """Yield what is kept of the segment, runs merged. Raises what `kept` and `pause` do."""
         done: dict[RangeKey, int] = {}
         for entry, time_ms in kept:
             key = (entry.stream_id, entry.range_index)
             if entry.kind is not EntryKind.BATCH:
                 yield entry, time_ms
             elif entry.base_offset >= done.get(key, 0):
-                merged = self._maybe_merged(key, entry)
+                merged = self._maybe_merged(key, entry.base_offset)
                 if merged is not None:
                     done[key] = merged[0].base_offset + merged[0].count
                 yield merged or (entry, time_ms)
 
-    def _maybe_merged(self, key: RangeKey, first: Entry) -> TimedEntry | None:
-        """Return the batch with the records of a first one and those behind it.
+    def _maybe_merged(self, key: RangeKey, base_offset: int) -> TimedEntry | None:
+        """Return the batch with the records of the one at an offset and those behind it.
 
-        None if it stays as it is, or is in no run. It is never larger than those that it replaces,
-        with the COMMIT entries that its time may need, so that all fit where they were.
+        None if that stays as it is, or is in no run.
         """
-        end_offset = self._ends.pop((*key, first.base_offset), None)
+        end_offset = self._ends.pop((*key, base_offset), None)
         if end_offset is None:
             return None
-        slots: list[Slot] = []
-        count, body = self._merge(self._bodies(key, first.base_offset, end_offset, slots))
-        if not slots:
-            return None
-        del slots[count:]
-        if slots[-1].end_offset < end_offset:
+        slots, merged = self._joined(key, base_offset, end_offset)
+        if slots and slots[-1].end_offset < end_offset:
             self._ends[*key, slots[-1].end_offset] = end_offset
-        if body is None:
-            return None
+        if merged is not None:
+            self.merged_count += len(slots)
+        return merged
+
+    def _joined(
+        self, key: RangeKey, base_offset: int, end_offset: int
+    ) -> tuple[list[Slot], TimedEntry | None]:
+        """Return which first batches of a run belong together, and these as one.
+
+        None in its place if they stay as they are. It is never larger than those that it replaces,
+        with the COMMIT entries that its time may need, so that all fit where they were.
+        """
+        slots: list[Slot] = []
+        count, body = self._merge(self._bodies(key, base_offset, end_offset, slots))
+        del slots[count:]
+        if body is None or not slots:
+            return slots, None
         total = sum(each.count for each in slots)
-        entry = Entry(EntryKind.BATCH, *key, first.base_offset, total, body)
+        entry = Entry(EntryKind.BATCH, *key, base_offset, total, body)
         if entry.length + 2 * COMMIT_BYTES > sum(each.location.length for each in slots):
-            return None
-        self.merged_count += count
-        return entry, max(each.time_ms for each in slots)
+            return slots, None
+        return slots, (entry, max(each.time_ms for each in slots))
 
     def _bodies(
         self, key: RangeKey, offset: int, end_offset: int, slots: list[Slot]

@@ -262,7 +262,42 @@ def test_what_belongs_together_is_not_decided_by_the_log() -> None:
 
     log = opened(FaultyDisk())
     appended = filled(log)
-    assert Cleaner(log, padded).clean().merged_count == 0
+    log.append([Entry(EntryKind.STREAM_DELETED, 2, -1, 0, 0)])
+    del appended[2, 0]
+    cleaned = Cleaner(log, padded).clean(live_share_max=1)
+    assert cleaned.rewritten_count == len(log.extent.sealed)
+    assert cleaned.merged_count == 0
+    check_all(log, appended)
+
+
+def test_a_segment_stays_if_none_of_a_few_batches_can_be_merged() -> None:
+    """Columns and sequences stay as they are: to rewrite a segment of them would be for nothing."""
+    tried: list[int] = []
+
+    def none(bodies: Iterable[memoryview]) -> tuple[int, None]:
+        tried.append(len(next(iter(bodies))))
+        return 1, None
+
+    log = opened(FaultyDisk())
+    filled(log)
+    own = Cleaner(log, none)
+    assert own.clean() == Cleaned()
+    assert len(tried) == sum(3 * len(KEYS) for _ in log.extent.sealed)
+    tried.clear()
+    assert own.clean() == Cleaned()
+    assert not tried
+
+
+def test_a_segment_is_rewritten_if_batches_of_any_stream_can_be_merged() -> None:
+    def second(bodies: Iterable[memoryview]) -> tuple[int, bytes | None]:
+        parts = [bytes(each) for each in bodies]
+        return len(parts), b"".join(parts) if parts[0].startswith(b"2:") else None
+
+    log = opened(FaultyDisk())
+    appended = filled(log)
+    assert Cleaner(log, second).clean().rewritten_count == len(log.extent.sealed)
+    assert max(counts(log)) == 1
+    assert max(counts(log, (2, 0))) > 1
     check_all(log, appended)
 
 
