@@ -123,10 +123,10 @@ class Cleaner:
             is_dead_enough = weighed.live_bytes < live_share_max * weighed.held_bytes
             left_bytes = room_bytes + cleaned.freed_bytes - LOG_LEFT_BYTES_MIN
             has_room = not weighed.live_bytes or weighed.live_bytes <= left_bytes
-            if not has_room or not (is_dead_enough or self._is_mergeable(found, extent, at)):
-                held |= weighed.stream_ids
-                continue
             try:
+                if not has_room or not (is_dead_enough or self._is_mergeable(found, extent, at)):
+                    held |= weighed.stream_ids
+                    continue
                 cleaned += self._rewrite(found, extent, at, has_unsettled=weighed.has_unsettled)
                 held |= weighed.live_stream_ids
             except LogCorruptionError as error:

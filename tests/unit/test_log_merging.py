@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from itertools import islice
 
 import pytest
 from faulty_disk import FaultyDisk
@@ -17,8 +18,10 @@ from sbp_core import limits
 from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
+from sbp_core.log.index_file import index_path
 from sbp_core.log.merging import MERGE_BYTES_MAX, MERGE_SPAN_MS
 from sbp_core.log.recovery.inspection import inspect_log
+from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.states.replicated_entries import (
     copy_begun_entry,
     fenced_entry,
@@ -26,7 +29,7 @@ from sbp_core.log.states.replicated_entries import (
 )
 from sbp_core.log.states.writer_states import mark_of
 from sbp_core.replication import Prefix
-from sbp_core.segment_format import EntryKind
+from sbp_core.segment_format import EntryKind, segment_path
 
 SEGMENT_BYTES = 6_000
 KEYS = [(1, 0), (2, 0)]
@@ -316,6 +319,40 @@ def test_a_damaged_batch_is_left_to_those_who_mend_it(caplog: pytest.LogCaptureF
         assert own.clean() == Cleaned()
     assert bytes(disk.names[path].cached) == before
     assert "segment not cleaned" in caplog.text
+
+
+def spoil(disk: FaultyDisk, base: int, nth: int) -> None:
+    """Change the last byte of an entry of the segment at `base`."""
+    path = segment_path(DIRECTORY, base)
+    data = bytes(disk.names[path].cached)
+    found = SegmentScanner(disk.open(path, is_writable=False), base, len(data)).entries()
+    item = next(islice(found, nth, None))
+    assert not isinstance(item, Damage)
+    at = item[1].end - 1 - base
+    disk.names[path].write(bytes([data[at] ^ 1]), at)
+
+
+def test_other_segments_are_cleaned_if_the_index_of_the_one_before_is_lost() -> None:
+    """Then it is not known whether a segment has entries of replicated ranges, so it stays."""
+    disk = FaultyDisk()
+    log = opened(disk)
+    log.append([CREATED, created(7)])
+    log.append([fenced_entry(REPLICATED)])
+    log.append([settled_entry(REPLICATED, 0, Prefix())])
+    for offset in range(120):
+        log.append([small(offset, (7, 0))])
+        if offset % 40 == 39:
+            log.end_segment()
+    bases = [segment.base for segment in log.extent.sealed]
+    assert len(bases) == 3
+    disk.remove(index_path(DIRECTORY, bases[0]))
+    log.lookup.clear()
+    spoil(disk, bases[1], 0)  # the snapshot, from which that index could be made again
+    spoil(disk, bases[0], 1)  # the creation of a range
+    own = Cleaner(log, concatenate)
+    assert own.clean() == Cleaned(0, 1, log_freed(log), 40)
+    assert [segment.generation for segment in log.extent.sealed] == [0, 0, 1]
+    assert own.clean() == Cleaned()
 
 
 def test_a_reader_that_found_batches_before_reads_them_in_the_old_file() -> None:
