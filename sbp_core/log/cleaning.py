@@ -31,9 +31,9 @@ import logging
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogWriteError
@@ -47,7 +47,7 @@ from sbp_core.log.index_file import SegmentUse, index_path
 from sbp_core.log.liveness import Liveness, LivenessSeeker
 from sbp_core.log.merging import Merge, Merger, Runs
 from sbp_core.log.segment import Segment, SegmentView
-from sbp_core.log.segment_writer import write_segment
+from sbp_core.log.segment_writer import TimedEntry, write_segment
 from sbp_core.segment_format import SegmentHeader, segment_path
 
 _LOG: Final = logging.getLogger(__name__)
@@ -74,6 +74,10 @@ class Cleaned:
         )
 
 
+class _Stopped(BaseException):
+    """Ends the work on a segment. No mistake of a merge, which are caught."""
+
+
 class Cleaner:
     """Cleans one log. It belongs to one thread; `stop` may be called from any.
 
@@ -91,7 +95,7 @@ class Cleaner:
         self._reported: set[Segment] = set()
 
     def stop(self) -> None:
-        """Let `clean` end before the next segment, now and later."""
+        """Let `clean` end soon, now and later: a segment that it is rewriting stays as it was."""
         self._is_stopping.set()
 
     def weigh_active(self) -> SegmentUse:
@@ -133,6 +137,8 @@ class Cleaner:
                 self._report(extent.sealed[at], error)
                 self._unmerged.add(extent.sealed[at])
                 held |= weighed.stream_ids
+            except _Stopped:
+                return cleaned
             extent = self._log.extent
         if is_all_known:
             self._log.note_streams(first, held)
@@ -164,8 +170,17 @@ class Cleaner:
         self, view: SegmentView, extent: Extent, at: int, runs: Runs, merge: Merge
     ) -> Merger:
         """Return what merges these runs of a segment. Raises LogError."""
-        pause = partial(self._is_stopping.wait, _PAUSE_SECONDS)
-        return Merger(view, self._log.lookup.index(extent, at), runs, merge, pause)
+        return Merger(view, self._log.lookup.index(extent, at), runs, merge, self._pause)
+
+    def _pause(self) -> None:
+        if self._is_stopping.wait(_PAUSE_SECONDS):
+            raise _Stopped
+
+    def _until_stopped(self, kept: Iterator[TimedEntry]) -> Iterator[TimedEntry]:
+        for each in kept:
+            if self._is_stopping.is_set():
+                raise _Stopped
+            yield each
 
     def _remove_front(self, found: Liveness) -> Cleaned:
         """Remove the first segments, up to the first one with a live batch."""
@@ -213,7 +228,8 @@ class Cleaner:
         ranges = log.lookup.ranges_after(extent, at)
         with log.lookup.views.pinned(segment) as view:
             header = SegmentHeader(segment.base, segment.generation + 1, segment.end)
-            kept, merger = found.kept(view, has_unsettled=has_unsettled), None
+            kept = self._until_stopped(found.kept(view, has_unsettled=has_unsettled))
+            merger = None
             if self._merge is not None:
                 merger = self._merger(view, extent, at, found.runs(extent, at), self._merge)
                 kept = merger.merged(kept)

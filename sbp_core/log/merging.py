@@ -116,7 +116,7 @@ class Merger:
     """Merges the batches of one segment, which has this index. It belongs to one thread.
 
     It calls `pause` after every few batches: Python runs one thread at a time, and without pauses
-    appends would wait for some ms again and again.
+    appends would wait for some ms again and again. What `pause` raises ends the merge.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ from log_stagings import commit, staged
 
 from sbp_core import limits
 from sbp_core.log.cleaning import Cleaned, Cleaner
+from sbp_core.log.disk import TEMPORARY_SUFFIX
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
 from sbp_core.log.index_file import index_path
@@ -353,6 +354,36 @@ def test_other_segments_are_cleaned_if_the_index_of_the_one_before_is_lost() -> 
     assert own.clean() == Cleaned(0, 1, log_freed(log), 40)
     assert [segment.generation for segment in log.extent.sealed] == [0, 0, 1]
     assert own.clean() == Cleaned()
+
+
+@pytest.mark.parametrize(("run_max", "merged_count"), [(7, 1), (40, 0)])
+def test_a_merge_is_given_up_when_the_cleaner_stops(
+    caplog: pytest.LogCaptureFixture, run_max: int, merged_count: int
+) -> None:
+    """Behind a merged batch, or within one of many: the segment stays as it was."""
+    disk = FaultyDisk()
+    log = opened(disk)
+    appended = filled(log)
+    before, names = log.extent, set(disk.names)
+    merged: list[bytes] = []
+
+    def stopping(bodies: Iterable[memoryview]) -> tuple[int, bytes]:
+        is_rewritten = any(path.suffix == TEMPORARY_SUFFIX for path in disk.names)
+        if is_rewritten:
+            own.stop()
+        parts = [bytes(each) for _, each in zip(range(run_max), bodies, strict=False)]
+        if is_rewritten:
+            merged.append(parts[0])
+        return len(parts), b"".join(parts)
+
+    own = Cleaner(log, stopping)
+    with caplog.at_level(logging.DEBUG):
+        assert own.clean() == own.clean() == Cleaned()
+    assert len(merged) == merged_count
+    assert not caplog.records
+    assert log.extent == before
+    assert set(disk.names) == names
+    check_all(log, appended)
 
 
 def test_a_reader_that_found_batches_before_reads_them_in_the_old_file() -> None:

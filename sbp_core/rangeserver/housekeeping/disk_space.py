@@ -154,7 +154,7 @@ class SpaceFreer:
         self._disk_space.lent_bytes = 0
 
     def stop(self) -> None:
-        """Let `free` end before the next segment, now and later."""
+        """Let `free` end soon, now and later."""
         self._cleaner.stop()
 
     def free(self, *, is_short: bool, has_removals: bool) -> Cleaned:

@@ -74,7 +74,7 @@ class Housekeeping:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End after the segment that is being cleaned."""
+        """End; a segment that is being cleaned stays as it was."""
         self.freer.stop()
         await cancel_all([self._task])
         await asyncio.to_thread(self._thread.shutdown)
