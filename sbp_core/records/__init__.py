@@ -44,7 +44,7 @@ from sbp_core.records.evolution import (
 from sbp_core.records.merging import merge_batches
 from sbp_core.records.order_keys import order_key
 from sbp_core.records.projection import KeptColumns, Projection, maybe_kept_columns
-from sbp_core.records.selection import NO_SELECTION, Selection
+from sbp_core.records.selection import NO_SELECTION, BatchExtent, Selection
 from sbp_core.records.skipping import BatchFilter, batch_filter, check_filters
 from sbp_core.records.small_batches import (
     Run,
@@ -73,6 +73,7 @@ __all__ = [
     "ROWS_SCHEMA",
     "TEXTS_BYTES_SAFE",
     "BatchBuilder",
+    "BatchExtent",
     "BatchFilter",
     "Change",
     "ColumnBounds",

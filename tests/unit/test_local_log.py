@@ -5,21 +5,33 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from core_cluster import rows_batch
 from log_files import batch, created, open_log
 from msgspec import structs
 
 from sbp_core.client import Batches, FetchItem, ReceivedBatches
+from sbp_core.client.io.local_batches import read_piece
 from sbp_core.client.io.local_log import LocalLogs, PlacedBatches, read_pieces
 from sbp_core.client.programs.fetch_answer import Found, Question, read_answer
 from sbp_core.client.programs.program import BatchesElsewhere, Call
 from sbp_core.errors import LogCorruptionError, LogError, ProtocolError
 from sbp_core.log.disk import OsDisk
 from sbp_core.record_sizes import LARGEST
-from sbp_core.records import write_base_offset
+from sbp_core.records import (
+    ColumnBounds,
+    Selection,
+    StreamSchema,
+    batch_filter,
+    decode_envelope,
+    encode_columns,
+    order_key,
+    write_base_offset,
+)
 from sbp_core.segment_format import INSTANCE_NAME, SEGMENT_HEADER_BYTES, encode_instance
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
@@ -308,6 +320,27 @@ def test_a_damaged_batch_is_not_taken(placed, at):
     path.write_bytes(data)
     with pytest.raises(LogCorruptionError):
         read_placed(placed)
+
+
+def test_a_batch_whose_count_rotted_is_not_skipped(tmp_path):
+    """Its head would say where the next batch begins, and no checksum covers it."""
+    schema = StreamSchema.of(pa.schema([("n", pa.int64())]))
+    rows = pa.record_batch([range(1_000)], schema=schema.arrow)
+    stored = encode_columns(rows, schema, stream_id=7, timestamp_ms=5, stats_columns=["n"])
+    with open_log(OsDisk(), tmp_path, segment_bytes=1_000_000) as log:
+        entries = [created(STREAM_ID), batch(0, 1_000, stored, (STREAM_ID, 0))]
+        _, location = log.append(entries).locations
+    above = ColumnBounds("n", order_key(1_000, pa.int64()), None, takes_null=False)
+    nothing = Selection(filters=(batch_filter(schema.fingerprint, [above]),))
+    place = BatchPlace(0, 0, location.position, location.length, 0, 0, 1_000)
+    (path,) = tmp_path.glob("*.log")
+    with path.open("r+b") as file:
+        read = partial(read_piece, file.fileno(), (STREAM_ID, 0), [place], nothing)
+        assert decode_envelope(read()).is_skipped
+        at = path.read_bytes().index((1_000).to_bytes(4, "little"), location.position)
+        os.pwrite(file.fileno(), (1_001).to_bytes(4, "little"), at)
+        with pytest.raises(LogCorruptionError):
+            read()
 
 
 def test_a_server_whose_files_failed_is_not_asked_for_places_for_a_while(placed):

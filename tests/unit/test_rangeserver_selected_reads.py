@@ -12,10 +12,14 @@ from sbp_core.log.bodies import RecentBodies
 from sbp_core.log.segment import SegmentView
 from sbp_core.rangeserver.fetching.payloads import read_slots
 from sbp_core.records import (
+    ColumnBounds,
     Selection,
     StreamSchema,
+    batch_filter,
+    decode_envelope,
     encode_columns,
     maybe_kept_columns,
+    order_key,
     split_envelopes,
 )
 
@@ -44,11 +48,12 @@ def stored(*entries):
     return log, disk, list(log.batches_from(KEY, 0))
 
 
-def damage(disk, slot, at):
+def damage(disk, slot, at, bit=0):
+    """Flip a bit of the byte `at` of an entry; to flip it again mends it."""
     file = disk.open(slot.view.file.path, is_writable=True)
     position = slot.location.position - slot.view.segment.base + at
     (byte,) = file.pread(1, position)
-    file.pwritev([bytes([byte ^ 1])], position)
+    file.pwritev([bytes([byte ^ 1 << bit])], position)
 
 
 @pytest.fixture
@@ -118,3 +123,35 @@ def test_a_batch_of_which_many_small_parts_are_wanted_is_read_and_verified_whole
     assert len(read_bytes) <= 3
     damage(disk, slots[0], slots[0].location.length - 1)
     assert isinstance(read_slots(log, KEY, slots, selection).error, LogCorruptionError)
+
+
+def no_row_of(schema):
+    """A selection of no row of batches whose statistics say that `n` is below 1000."""
+    bounds = ColumnBounds("n", order_key(1_000, pa.int64()), None, takes_null=False)
+    return Selection(filters=(batch_filter(schema.fingerprint, [bounds]),))
+
+
+def test_no_bit_that_rots_in_front_of_a_skipped_batch_moves_offsets():
+    """A count that rotted made the next batch seem to be read already (guarantees)."""
+    schema = StreamSchema.of(pa.schema([("n", pa.int64()), ("v", pa.binary())]))
+    rows = pa.record_batch([range(1_000), [bytes(100)] * 1_000], schema=schema.arrow)
+    body = encode_columns(rows, schema, stream_id=1, timestamp_ms=5, stats_columns=["n"])
+    log, disk, slots = stored(batch(0, 1_000, body))
+    whole = decode_envelope(body)
+
+    def read():
+        return read_slots(log, KEY, slots, no_row_of(schema))
+
+    front_bytes = len(body) - len(whole.body)
+    before_bytes = slots[0].location.length - len(body)
+    found = []
+    for at in range(8 * front_bytes):
+        place = (before_bytes + at // 8, at % 8)
+        damage(disk, slots[0], *place)
+        found.append(read())
+        damage(disk, slots[0], *place)
+    heads = [decode_envelope(b"".join(each.buffers)) for each in found if each.error is None]
+    assert {(each.base_offset, each.record_count) for each in heads} == {(0, 1_000)}
+    assert {each.skipped_bytes for each in heads} == {len(whole.body)}
+    assert {type(each.error) for each in found} == {type(None), LogCorruptionError}
+    assert decode_envelope(b"".join(read().buffers)).is_skipped

@@ -2,9 +2,10 @@
 
 Read local_log.py first. A batch is read whole and compared with its checksum. Or, if only some
 columns are wanted, the bytes of these alone are read, and only the head if no row is. The checksum
-is that of the whole batch, so it cannot be compared then; those of headers and statistics are, and
-what was read is validated when it is decoded. Bits that rot within the values are found by the
-server, which reads all of its log from time to time (rangeserver/replicating/scrubbing.py).
+is that of the whole batch, so it cannot be compared then; those of headers and statistics are, the
+front is compared with the place, and what was read is validated when it is decoded. Other bits that
+rot are found by the server, which reads all of its log from time to time
+(rangeserver/replicating/scrubbing.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sbp_core.record_sizes import LARGEST
 from sbp_core.records import (
     FRONT_BYTES,
     NO_SELECTION,
+    BatchExtent,
     Selection,
     known_front,
     write_base_offset,
@@ -109,7 +111,8 @@ def _read_selected(
         return part
 
     front = known_front(known[before_bytes:], size_bytes, read)
-    cut = selection.maybe_cut(front, size_bytes, place.base_offset)
+    extent = BatchExtent(place.base_offset, place.record_count, size_bytes)
+    cut = selection.maybe_cut(front, extent)
     if cut is None:
         whole = np.empty(size_bytes, np.uint8).data
         _read_batch(descriptor, range_key, place, whole)

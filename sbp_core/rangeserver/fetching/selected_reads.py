@@ -2,8 +2,9 @@
 
 A large batch on the disk is read where the wanted columns are, so that two of twenty cost a tenth;
 and only its front if no row is wanted. Its checksum is that of the whole batch and cannot be
-compared then. The statistics have one of their own; damage within the values is found by reads of
-whole batches and by the scrub (guarantees, "Failures that are not covered").
+compared then. The statistics have one of their own, and the front is compared with the index; other
+damage is found by reads of whole batches and by the scrub (guarantees, "Failures that are not
+covered").
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sbp_core.log.states.range_states import RangeKey
 from sbp_core.records import (
     FRONT_BYTES,
     NO_SELECTION,
+    BatchExtent,
     Cut,
     Selection,
     known_front,
@@ -90,6 +92,7 @@ def _maybe_cut(slot: Slot, front: memoryview, selection: Selection) -> Cut | Non
     if selection == NO_SELECTION or slot.base_offset < 0:
         return None
     try:
-        return selection.maybe_cut(front, slot.body_length, slot.base_offset)
+        extent = BatchExtent(slot.base_offset, slot.count, slot.body_length)
+        return selection.maybe_cut(front, extent)
     except RecordBatchError:  # it is as it was appended: its reader says what is wrong with it
         return None
