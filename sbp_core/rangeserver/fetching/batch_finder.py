@@ -295,7 +295,7 @@ class BatchFinder:
             more = _readable(answer.item, more)
         except SbpError:  # deleted since, or unreadable: the next request reports it
             return answer
-        if not more:
+        if not more or more[0].base_offset < answer.next_offset:  # merged with those since
             return answer
         return replace(answer, slots=answer.slots + more, next_offset=more[-1].end_offset)
 
