@@ -8,12 +8,11 @@ from sbp_core.errors import RecordBatchError
 from sbp_core.records import (
     Envelope,
     StreamSchema,
-    decode_batch,
     decode_columns,
     encode_columns,
     encode_envelope,
-    encode_rows,
     encoding_of,
+    slice_plain,
     split_envelopes,
 )
 from sbp_core.wire.checksum import Buffer
@@ -72,10 +71,8 @@ def _part(
     schemas: Mapping[str, StreamSchema],
 ) -> bytes:
     """Return some records of a batch, or all of a record sequence, as a batch."""
-    timestamp_ms = envelope.base_timestamp_ms
     if not encoding_of(envelope).is_typed:
-        rows = decode_batch(envelope).slice(first, count)
-        return encode_rows(rows, stream_id=stream_id, timestamp_ms=timestamp_ms)
+        return slice_plain(envelope, first, count, stream_id=stream_id)
     schema = schemas.get(envelope.schema_fingerprint or "")
     if schema is None:
         raise envelope.damage(f"its schema {envelope.schema_fingerprint!r} is not known")
@@ -83,6 +80,6 @@ def _part(
         decode_columns(envelope, schema).slice(first, count),
         schema,
         stream_id=stream_id,
-        timestamp_ms=timestamp_ms,
+        timestamp_ms=envelope.base_timestamp_ms,
         timestamp_column=envelope.timestamp_column,
     )

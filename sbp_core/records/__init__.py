@@ -46,6 +46,7 @@ from sbp_core.records.order_keys import order_key
 from sbp_core.records.projection import KeptColumns, Projection, maybe_kept_columns
 from sbp_core.records.selection import NO_SELECTION, BatchExtent, Selection
 from sbp_core.records.skipping import BatchFilter, batch_filter, check_filters
+from sbp_core.records.slicing import slice_plain
 from sbp_core.records.small_batches import (
     Run,
     decode_batches,
@@ -127,6 +128,7 @@ __all__ = [
     "record_sizes",
     "record_too_large",
     "schema_text",
+    "slice_plain",
     "small_runs",
     "split_envelopes",
     "texts_bytes",

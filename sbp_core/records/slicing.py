@@ -1,0 +1,44 @@
+"""Some records of a stored batch as a batch of their own.
+
+A server may merge small batches while a reader is between two of them (merging.py). The batch that
+the reader gets next begins before the offset where it continues: one that stores batches has to cut
+it there.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sbp_core.records.arrow_body import Compression
+from sbp_core.records.arrow_message import read_outline
+from sbp_core.records.encodings import decode_batch, encoding_of
+from sbp_core.records.encodings.rows import encode_rows
+from sbp_core.records.envelope import Envelope
+
+_COMPRESSIONS: Final[tuple[Compression, ...]] = ("lz4", "zstd")
+"""By the number of Arrow's codec."""
+
+
+def slice_plain(
+    envelope: Envelope, first: int, count: int, *, stream_id: int, base_offset: int = 0
+) -> bytes:
+    """Return `count` plain records of a batch, from the one at index `first` on, as rows.
+
+    Keys, values, headers and times are as they were, and so is the compression of rows.
+
+    Raises RecordBatchError for a batch with a schema, DamagedBatchError for one that is damaged.
+    """
+    return encode_rows(
+        decode_batch(envelope).slice(first, count),
+        stream_id=stream_id,
+        timestamp_ms=envelope.base_timestamp_ms,
+        compression=_compression_of(envelope),
+        base_offset=base_offset,
+    )
+
+
+def _compression_of(envelope: Envelope) -> Compression:
+    if not encoding_of(envelope).is_message:
+        return "none"
+    outline = read_outline(envelope.body, record_count=envelope.record_count)
+    return "none" if outline.compression is None else _COMPRESSIONS[outline.compression.codec]
