@@ -41,7 +41,7 @@ from sbp_core.backup.upkeep import backup_ids, chunk_sizes, read_manifest
 from sbp_core.client import AsyncClient, FetchItem, StoreCommit
 from sbp_core.client.types import FetchOutcome
 from sbp_core.errors import NotFoundError, OffsetOutOfRangeError
-from sbp_core.records import Envelope, split_envelopes
+from sbp_core.records import slice_plain, split_envelopes
 
 T = TypeVar("T")
 
@@ -222,10 +222,12 @@ class _Copier:
             if error is not None:
                 raise error
             before = position
-            for envelope, batch in _batches(outcome.payload):
-                if envelope.base_offset < stream.end_offset:
-                    writer.add(batch, envelope.base_offset, envelope.end_offset)
-                    position = envelope.end_offset
+            is_first = not chunks and not writer.size
+            for start, end, batch in _batches(
+                outcome.payload, position, stream.end_offset, is_first=is_first
+            ):
+                writer.add(batch, start, end)
+                position = end
             await self._pace.spend(len(outcome.payload))
             empty_count = empty_count + 1 if position == before else 0
             if empty_count > _EMPTY_MAX:
@@ -268,12 +270,38 @@ class _Copier:
         return chunk
 
 
-def _batches(payload: memoryview) -> Iterator[tuple[Envelope, bytes]]:
-    position = 0
+def _batches(
+    payload: memoryview, position: int, end_offset: int, *, is_first: bool
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the first offset, the end offset and the bytes of batches from `position` on.
+
+    A server may have merged small batches since the cut, or since those before were copied. So one
+    is cut where it begins before `position`, or ends behind `end_offset`. Only the first batch of a
+    stream may begin before: it is restored whole, and then trimmed.
+
+    Raises BackupError for a gap, DamagedBatchError for a batch that is to be cut and cannot be.
+    """
+    read_bytes = 0
     for envelope in split_envelopes(payload):
-        end = position + envelope.length_bytes
-        yield envelope, bytes(payload[position:end])
-        position = end
+        if position >= end_offset:
+            return
+        if not envelope.base_offset <= position < envelope.end_offset:
+            raise BackupError(
+                f"stream {envelope.stream_id} has records {envelope.base_offset} to"
+                f" {envelope.end_offset - 1} where offset {position} was expected: run `sbp log"
+                " check` on the range server"
+            )
+        batch = bytes(payload[read_bytes : read_bytes + envelope.length_bytes])
+        read_bytes += envelope.length_bytes
+        start = envelope.base_offset if is_first else position
+        is_first = False
+        position = min(envelope.end_offset, end_offset)
+        first, count = start - envelope.base_offset, position - start
+        if count < envelope.record_count:
+            batch = slice_plain(
+                envelope, first, count, stream_id=envelope.stream_id, base_offset=start
+            )
+        yield start, position, batch
 
 
 async def some_at_a_time(work: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:

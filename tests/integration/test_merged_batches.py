@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from backups import read_all, restore
 from core_cluster import CoreCluster, core_cluster
 from numbered_appends import eventually, one_stream, send
 from raw_client import RawClient
+from replicated_cluster import cluster_of
 
 from sbp_core import limits
-from sbp_core.client import FetchItem
+from sbp_core.app import AsyncConnection
+from sbp_core.backup import taking
+from sbp_core.backup.place import Place
+from sbp_core.backup.upkeep import check_backup
+from sbp_core.cli import stream_copy
+from sbp_core.cli.main import main
+from sbp_core.client import AsyncClient, Client, FetchItem
+from sbp_core.log import merging
 from sbp_core.records import split_envelopes
+from sbp_core.web.console.records_reading import RecordFilter, Search
+from sbp_core.web.records.fetching import Span, read_span
 
 COUNT = 300
 NAMES = [f"record {number}" for number in range(COUNT)]
 RECORDS = [(offset, name.encode()) for offset, name in enumerate(NAMES)]
 STEP = 10
 """Batches of a frame; fewer than the server remembers of a writer."""
+OPTIONS = {"retention_check_interval_ms": 20}
+FETCH_BYTES = 4_000
+"""Fewer than those of STEP batches."""
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let servers look for full segments all the time, and merge what a slow machine wrote."""
+    monkeypatch.setattr(limits, "DISK_SHORT_CHECK_INTERVAL_MS", 20)
+    monkeypatch.setattr(merging, "MERGE_SPAN_MS", 600_000)
 
 
 async def merged(cluster: CoreCluster) -> None:
@@ -32,26 +55,49 @@ async def merged(cluster: CoreCluster) -> None:
             await asyncio.sleep(0.01)
 
 
+def before_fetch(
+    patch: pytest.MonkeyPatch, number: int, work: Callable[[], Awaitable[None]]
+) -> list[int]:
+    """Let clients do some work before the FETCH of this number; return what counts them."""
+    fetch, fetch_blocking, loop = AsyncClient.fetch, Client.fetch, asyncio.get_running_loop()
+    count = [0]
+
+    async def fetch_after(client: AsyncClient, *args: Any, **options: Any) -> Any:
+        count[0] += 1
+        if count[0] == number:
+            await work()
+        async for each in fetch(client, *args, **options):
+            yield each
+
+    def fetch_blocking_after(client: Client, *args: Any, **options: Any) -> Any:
+        count[0] += 1
+        if count[0] == number:
+            asyncio.run_coroutine_threadsafe(work(), loop).result()
+        return fetch_blocking(client, *args, **options)
+
+    patch.setattr(AsyncClient, "fetch", fetch_after)
+    patch.setattr(Client, "fetch", fetch_blocking_after)
+    return count
+
+
 async def batch_counts(cluster: CoreCluster, stream_id: int) -> list[int]:
     item = FetchItem(stream_id, 0, None, limits.MIB)
     (outcome,) = [each async for each in cluster.client.fetch([item])]
     return [each.record_count for each in split_envelopes(outcome.payload)]
 
 
-def test_readers_and_writers_notice_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "DISK_SHORT_CHECK_INTERVAL_MS", 20)
+async def append(client: RawClient, stream_id: int, start: int, end: int) -> None:
+    """Append the records of [start, end), each as a batch."""
+    for first in range(start, end, STEP):
+        offsets = await send(client, stream_id, *NAMES[first : first + STEP], first=first)
+        assert offsets == list(range(first, first + STEP))
 
+
+def test_readers_and_writers_notice_nothing(tmp_path: Path) -> None:
     async def body() -> None:
-        options = {"retention_check_interval_ms": 20}
-        async with one_stream(tmp_path, **options) as (cluster, stream_id, client):
+        async with one_stream(tmp_path, **OPTIONS) as (cluster, stream_id, client):
             before_ms = time.time_ns() // 1_000_000
-            for first in range(0, COUNT, STEP):
-                names = NAMES[first : first + STEP]
-                assert await send(client, stream_id, *names, first=first) == list(
-                    range(first, first + STEP)
-                )
+            await append(client, stream_id, 0, COUNT)
             assert await batch_counts(cluster, stream_id) == [1] * COUNT
             await merged(cluster)
             counts = await batch_counts(cluster, stream_id)
@@ -77,3 +123,78 @@ def test_readers_and_writers_notice_nothing(
             assert await eventually(client, stream_id, "next", first=COUNT) == [COUNT]
 
     asyncio.run(asyncio.wait_for(body(), 120))
+
+
+async def consumed(cluster: CoreCluster, stream_id: int) -> list[bytes | None]:
+    consumer = AsyncConnection(cluster.client).consumer("s", fetch_bytes=FETCH_BYTES)
+    return [record.value async for record in consumer]
+
+
+async def read_by_http(cluster: CoreCluster, stream_id: int) -> list[bytes | None]:
+    found = [each async for each in read_span(cluster.client, stream_id, Span(0, COUNT))]
+    return [value for each in found for value in each.rows.column("value").to_pylist()]
+
+
+async def read_by_console(cluster: CoreCluster, stream_id: int) -> list[bytes | None]:
+    (info,) = await cluster.client.describe_streams([stream_id])
+    found = await Search(info, (0, COUNT), RecordFilter(), COUNT).run(cluster.client)
+    assert found.faults == []
+    return [value for each in found.pieces for value in each.rows.column("value").to_pylist()]
+
+
+async def copied(cluster: CoreCluster, stream_id: int) -> list[bytes | None]:
+    words = ["streams", "copy", "s", "t", "--create", "--endpoint", cluster.pd.endpoint]
+    assert await asyncio.to_thread(main, words) == 0
+    (copy,) = await cluster.client.find_streams(["t"])
+    return [value for _, value in await cluster.read(copy.stream_id)]
+
+
+@pytest.mark.parametrize("read", [consumed, read_by_http, read_by_console, copied])
+def test_a_reader_continues_within_a_batch_that_was_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(limits, "FETCH_BATCH_BYTES_DEFAULT", FETCH_BYTES)
+    monkeypatch.setattr(stream_copy, "_COMMIT_BYTES", FETCH_BYTES)
+
+    async def body() -> None:
+        async with one_stream(tmp_path, **OPTIONS) as (cluster, stream_id, client):
+            await append(client, stream_id, 0, COUNT)
+            count = before_fetch(monkeypatch, 3, lambda: merged(cluster))
+            assert await read(cluster, stream_id) == [name.encode() for name in NAMES]
+            assert count[0] >= 3
+            assert len(await batch_counts(cluster, stream_id)) < COUNT / 2
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_backup_cuts_batches_that_were_merged_before_a_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """One batch has then records of the backup before, of this one, and behind its end."""
+    monkeypatch.setattr(taking, "_FETCH_BYTES", FETCH_BYTES)
+    monkeypatch.setattr(taking, "SMALL_CHUNK_BYTES", 1)
+    place = Place.open(str(tmp_path / "backups"), is_new=True)
+    kept, end = 100, 200
+
+    async def body() -> None:
+        async with one_stream(tmp_path / "lost", **OPTIONS) as (cluster, stream_id, client):
+            await append(client, stream_id, 0, kept)
+            first = await taking.take_backup(cluster.client, place)
+            await append(client, stream_id, kept, end)
+
+            async def change() -> None:
+                await append(client, stream_id, end, COUNT)
+                await merged(cluster)
+
+            before_fetch(monkeypatch, number, change)
+            second = await taking.take_backup(cluster.client, place)
+            assert len(await batch_counts(cluster, stream_id)) < COUNT / 2
+        assert await check_backup(place, second.manifest) == []
+        assert second.progress.bytes_reused == first.manifest.size
+        async with cluster_of(tmp_path / "new", range_servers=1) as cluster:
+            await restore(cluster, place, second.manifest)
+            async with AsyncClient(cluster.endpoints.pd) as restored:
+                assert await read_all(restored, stream_id) == dict(RECORDS[:end])
+
+    asyncio.run(asyncio.wait_for(body(), 60))
