@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ from fixed_probe import FixedProbe
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, RetryPolicy, StreamSpec
 from sbp_core.errors import DiskFullError
+from sbp_core.log.cleaning import Cleaned
 from sbp_core.rangeserver.housekeeping import keeper
+from sbp_core.rangeserver.housekeeping.disk_space import SpaceFreer
 
 DISK_BYTES = 64 << 20
 FLOOR = 1 << 20
@@ -139,3 +143,24 @@ def test_the_open_segment_is_freed_though_the_disk_has_space(
                 assert len(await cluster.read(2, 19)) == 1
 
     asyncio.run(body())
+
+
+def test_an_unexpected_error_ends_a_round_and_not_all_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    free, calls, is_next = SpaceFreer.free, itertools.count(), threading.Event()
+
+    def failing_once(freer: SpaceFreer, *, is_short: bool, has_removals: bool) -> Cleaned:
+        if not next(calls):
+            raise ZeroDivisionError
+        is_next.set()
+        return free(freer, is_short=is_short, has_removals=has_removals)
+
+    async def body() -> None:
+        async with core_cluster(tmp_path, retention_check_interval_ms=20):
+            assert await asyncio.to_thread(is_next.wait, 30)
+
+    monkeypatch.setattr(SpaceFreer, "free", failing_once)
+    asyncio.run(body())
+    (record,) = [each for each in caplog.records if "disk space not freed" in each.message]
+    assert record.exc_info is not None

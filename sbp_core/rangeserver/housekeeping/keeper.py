@@ -104,6 +104,8 @@ class Housekeeping:
                 await self._clean()
             except LogError as error:
                 _LOG.error("disk space not freed: %s", error)
+            except Exception:  # noqa: BLE001 - records must be trimmed and freed in the next round
+                _LOG.exception("disk space not freed: unexpected error")
 
     async def _pause(self) -> None:
         """Wait for the next round: only briefly while the disk is short of space."""
