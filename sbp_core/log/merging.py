@@ -7,7 +7,7 @@ out when it is their turn. So the batches of one are in memory at a time, and th
 range stays as it was.
 
 The content of batches is opaque to the log. It is given a `Merge`, which decides which of them
-belong together. The others stay as they are.
+belong together. The others stay as they are. So do those at which it fails: the log outlives that.
 
 A merged batch has the latest time of those in it. So a look-up by time never misses a record that
 is as new, and retention removes none too early.
@@ -18,6 +18,7 @@ those of ranges with several replicas, which mend each other with equal bytes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbp_core import limits
+from sbp_core.errors import LogError
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.entry import COMMIT_BYTES, Entry
 from sbp_core.log.index_file import ListedBatches, SegmentIndex
@@ -35,6 +37,8 @@ from sbp_core.log.segment_writer import TimedEntry
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.segment_format import EntryKind
 from sbp_core.wire.checksum import Buffer
+
+_LOG: Final = logging.getLogger(__name__)
 
 Merge = Callable[[Iterable[memoryview]], tuple[int, Buffer | None]]
 """Returns how many of the first batches belong together, and these as one; None: they stay."""
@@ -132,6 +136,7 @@ class Merger:
         self._ends = dict(runs.ends)
         self._merge = merge
         self._pause = pause
+        self._has_failed = False
         self.merged_count = 0
         """Batches that are part of others now."""
 
@@ -191,7 +196,19 @@ class Merger:
         with the COMMIT entries that its time may need, so that all fit where they were.
         """
         slots: list[Slot] = []
-        count, body = self._merge(self._bodies(key, base_offset, end_offset, slots))
+        try:
+            count, body = self._merge(self._bodies(key, base_offset, end_offset, slots))
+        except LogError:
+            raise
+        except Exception:  # noqa: BLE001 - the log is cleaned whatever its batches are
+            if not self._has_failed:
+                _LOG.exception(
+                    "batches not merged stream=%d range=%d offset=%d: they and others that fail so"
+                    " stay as they are",
+                    *(*key, base_offset),
+                )
+            self._has_failed = True
+            return slots, None
         del slots[count:]
         if body is None or not slots:
             return slots, None

@@ -15,6 +15,7 @@ from log_replicas import KEY as REPLICATED
 from log_stagings import commit, staged
 
 from sbp_core import limits
+from sbp_core.errors import LogError
 from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.disk import TEMPORARY_SUFFIX
 from sbp_core.log.durable_log import Log
@@ -384,6 +385,36 @@ def test_a_merge_is_given_up_when_the_cleaner_stops(
     assert log.extent == before
     assert set(disk.names) == names
     check_all(log, appended)
+
+
+def test_batches_at_which_a_merge_fails_stay(caplog: pytest.LogCaptureFixture) -> None:
+    """All that it had read; the next ones are tried again."""
+
+    def failing(bodies: Iterable[memoryview]) -> tuple[int, bytes]:
+        parts = [bytes(each) for _, each in zip(range(8), bodies, strict=False)]
+        if parts[0].startswith(b"2:") or b"1:13;" in parts:
+            raise ZeroDivisionError
+        return len(parts), b"".join(parts)
+
+    log = opened(FaultyDisk())
+    appended = filled(log)
+    with caplog.at_level(logging.ERROR):
+        assert Cleaner(log, failing).clean().merged_count > 0
+    assert counts(log)[:10] == [8, *[1] * 8, 8]
+    assert max(counts(log, (2, 0))) == 1
+    check_all(log, appended)
+    assert 0 < len(caplog.records) <= 2 * len(log.extent.sealed)
+    assert all(record.exc_info is not None for record in caplog.records)
+
+
+def test_a_disk_that_fails_in_a_merge_is_no_mistake_of_it() -> None:
+    def failing(_: Iterable[memoryview]) -> tuple[int, bytes]:
+        raise LogError("disk")
+
+    log = opened(FaultyDisk())
+    filled(log)
+    with pytest.raises(LogError, match="disk"):
+        Cleaner(log, failing).clean()
 
 
 def test_a_reader_that_found_batches_before_reads_them_in_the_old_file() -> None:
