@@ -1,13 +1,70 @@
-"""Batches that are merged by a cleaner: bodies one behind the other, so that each is told apart."""
+"""Small batches that a cleaner merges: bodies one behind the other, so that each is told apart."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from faulty_disk import FaultyDisk
+from log_files import DIRECTORY, batch, created
+
 from sbp_core.log.bodies import read_bodies
+from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeKey
+
+SEGMENT_BYTES = 6_000
+KEYS = [(1, 0), (2, 0)]
+
+
+class Clock:
+    """Each group is written a millisecond after the one before."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000
+
+    def tick(self) -> int:
+        self.now_ms += 1
+        return self.now_ms
+
+
+def opened(disk: FaultyDisk, clock: Clock | None = None) -> Log:
+    tick = (clock or Clock()).tick
+    return Log.open(DIRECTORY, disk=disk, now_ms=tick, segment_bytes=SEGMENT_BYTES)
+
+
+def small(offset: int, key: tuple[int, int] = (1, 0)) -> Entry:
+    return batch(offset, body=b"%d:%d;" % (key[0], offset), key=key)
+
+
+def filled(log: Log, count: int = 100) -> dict[tuple[int, int], list[Entry]]:
+    """Small batches of two streams in turn, of which most are in full segments."""
+    log.append([created(*key) for key in KEYS])
+    appended: dict[tuple[int, int], list[Entry]] = {key: [] for key in KEYS}
+    for offset in range(count):
+        for key in KEYS:
+            log.append([small(offset, key)])
+            appended[key].append(small(offset, key))
+    return appended
+
+
+def slots(log: Log, key: tuple[int, int] = (1, 0), offset: int = 0) -> list[Slot]:
+    return list(log.batches_from(key, offset))
+
+
+def counts(log: Log, key: tuple[int, int] = (1, 0)) -> list[int]:
+    return [slot.count for slot in slots(log, key)]
+
+
+def check_all(log: Log, appended: dict[tuple[int, int], list[Entry]]) -> None:
+    for key, entries in appended.items():
+        for offset in range(len(entries)):
+            check_batches(key, slots(log, key, offset), entries, offset)
+
+
+def freed_bytes(log: Log) -> int:
+    """Bytes that its full segments no longer take."""
+    return sum(segment.end - segment.base - segment.size for segment in log.extent.sealed)
 
 
 def concatenate(bodies: Iterable[memoryview]) -> tuple[int, bytes]:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
-from itertools import islice
 
 import pytest
 from faulty_disk import FaultyDisk
 from log_files import DIRECTORY, batch, created, open_log
-from log_merging import check_batches, concatenate
+from log_merging import (
+    KEYS,
+    SEGMENT_BYTES,
+    Clock,
+    check_all,
+    check_batches,
+    concatenate,
+    counts,
+    filled,
+    freed_bytes,
+    opened,
+    slots,
+    small,
+)
 from log_replicas import CREATED
 from log_replicas import KEY as REPLICATED
 from log_stagings import commit, staged
 
 from sbp_core import limits
-from sbp_core.errors import LogError
 from sbp_core.log.cleaning import Cleaned, Cleaner
-from sbp_core.log.disk import TEMPORARY_SUFFIX
-from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
-from sbp_core.log.index_file import index_path
 from sbp_core.log.merging import MERGE_BYTES_MAX, MERGE_SPAN_MS
 from sbp_core.log.recovery.inspection import inspect_log
-from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.states.replicated_entries import (
     copy_begun_entry,
     fenced_entry,
@@ -31,55 +37,7 @@ from sbp_core.log.states.replicated_entries import (
 )
 from sbp_core.log.states.writer_states import mark_of
 from sbp_core.replication import Prefix
-from sbp_core.segment_format import EntryKind, segment_path
-
-SEGMENT_BYTES = 6_000
-KEYS = [(1, 0), (2, 0)]
-
-
-class Clock:
-    """Each group is written a millisecond after the one before."""
-
-    def __init__(self) -> None:
-        self.now_ms = 1_000
-
-    def tick(self) -> int:
-        self.now_ms += 1
-        return self.now_ms
-
-
-def opened(disk: FaultyDisk, clock: Clock | None = None) -> Log:
-    tick = (clock or Clock()).tick
-    return Log.open(DIRECTORY, disk=disk, now_ms=tick, segment_bytes=SEGMENT_BYTES)
-
-
-def small(offset: int, key: tuple[int, int] = (1, 0)) -> Entry:
-    return batch(offset, body=b"%d:%d;" % (key[0], offset), key=key)
-
-
-def filled(log: Log, count: int = 100) -> dict[tuple[int, int], list[Entry]]:
-    """Small batches of two streams in turn, of which most are in full segments."""
-    log.append([created(*key) for key in KEYS])
-    appended: dict[tuple[int, int], list[Entry]] = {key: [] for key in KEYS}
-    for offset in range(count):
-        for key in KEYS:
-            log.append([small(offset, key)])
-            appended[key].append(small(offset, key))
-    return appended
-
-
-def slots(log: Log, key: tuple[int, int] = (1, 0), offset: int = 0):
-    return list(log.batches_from(key, offset))
-
-
-def counts(log: Log, key: tuple[int, int] = (1, 0)) -> list[int]:
-    return [slot.count for slot in slots(log, key)]
-
-
-def check_all(log: Log, appended: dict[tuple[int, int], list[Entry]]) -> None:
-    for key, entries in appended.items():
-        for offset in range(len(entries)):
-            check_batches(key, slots(log, key, offset), entries, offset)
+from sbp_core.segment_format import EntryKind
 
 
 def test_small_batches_of_interleaved_streams_are_merged_once() -> None:
@@ -211,7 +169,7 @@ def test_replicated_ranges_keep_their_batches_and_their_history() -> None:
     log.end_segment()
     log.append([small(offset, (7, 0)) for offset in range(40, 80)])
     log.end_segment()
-    assert Cleaner(log, concatenate).clean() == Cleaned(0, 1, log_freed(log), 40)
+    assert Cleaner(log, concatenate).clean() == Cleaned(0, 1, freed_bytes(log), 40)
     assert counts(log, REPLICATED) == [1] * 40
     assert counts(log, (7, 0)) == [1] * 40 + [40]
     assert len(list(log.numbered_entries(REPLICATED, 0, 40))) == 40
@@ -235,10 +193,6 @@ def test_batches_of_a_range_that_is_copied_stay_as_its_other_replicas_have_them(
 
 def small_pair(at: int) -> list[Entry]:
     return [small(2 * at, (7, 0)), small(2 * at + 1, (7, 0))]
-
-
-def log_freed(log: Log) -> int:
-    return sum(segment.end - segment.base - segment.size for segment in log.extent.sealed)
 
 
 def test_what_belongs_together_is_not_decided_by_the_log() -> None:
@@ -304,117 +258,6 @@ def test_a_segment_is_rewritten_if_batches_of_any_stream_can_be_merged() -> None
     assert max(counts(log)) == 1
     assert max(counts(log, (2, 0))) > 1
     check_all(log, appended)
-
-
-def test_a_damaged_batch_is_left_to_those_who_mend_it(caplog: pytest.LogCaptureFixture) -> None:
-    disk = FaultyDisk()
-    log = opened(disk)
-    filled(log)
-    full = len(log.extent.sealed)
-    slot = slots(log)[5]
-    path, position = slot.view.file.path, slot.location.end - 1 - slot.view.segment.base
-    disk.names[path].write(b"?", position)
-    before = bytes(disk.names[path].cached)
-    own = Cleaner(log, concatenate)
-    with caplog.at_level(logging.ERROR):
-        assert own.clean().rewritten_count == full - 1
-        assert own.clean() == Cleaned()
-    assert bytes(disk.names[path].cached) == before
-    assert "segment not cleaned" in caplog.text
-
-
-def spoil(disk: FaultyDisk, base: int, nth: int) -> None:
-    """Change the last byte of an entry of the segment at `base`."""
-    path = segment_path(DIRECTORY, base)
-    data = bytes(disk.names[path].cached)
-    found = SegmentScanner(disk.open(path, is_writable=False), base, len(data)).entries()
-    item = next(islice(found, nth, None))
-    assert not isinstance(item, Damage)
-    at = item[1].end - 1 - base
-    disk.names[path].write(bytes([data[at] ^ 1]), at)
-
-
-def test_other_segments_are_cleaned_if_the_index_of_the_one_before_is_lost() -> None:
-    """Then it is not known whether a segment has entries of replicated ranges, so it stays."""
-    disk = FaultyDisk()
-    log = opened(disk)
-    log.append([CREATED, created(7)])
-    log.append([fenced_entry(REPLICATED)])
-    log.append([settled_entry(REPLICATED, 0, Prefix())])
-    for offset in range(120):
-        log.append([small(offset, (7, 0))])
-        if offset % 40 == 39:
-            log.end_segment()
-    bases = [segment.base for segment in log.extent.sealed]
-    assert len(bases) == 3
-    disk.remove(index_path(DIRECTORY, bases[0]))
-    log.lookup.clear()
-    spoil(disk, bases[1], 0)  # the snapshot, from which that index could be made again
-    spoil(disk, bases[0], 1)  # the creation of a range
-    own = Cleaner(log, concatenate)
-    assert own.clean() == Cleaned(0, 1, log_freed(log), 40)
-    assert [segment.generation for segment in log.extent.sealed] == [0, 0, 1]
-    assert own.clean() == Cleaned()
-
-
-@pytest.mark.parametrize(("run_max", "merged_count"), [(7, 1), (40, 0)])
-def test_a_merge_is_given_up_when_the_cleaner_stops(
-    caplog: pytest.LogCaptureFixture, run_max: int, merged_count: int
-) -> None:
-    """Behind a merged batch, or within one of many: the segment stays as it was."""
-    disk = FaultyDisk()
-    log = opened(disk)
-    appended = filled(log)
-    before, names = log.extent, set(disk.names)
-    merged: list[bytes] = []
-
-    def stopping(bodies: Iterable[memoryview]) -> tuple[int, bytes]:
-        is_rewritten = any(path.suffix == TEMPORARY_SUFFIX for path in disk.names)
-        if is_rewritten:
-            own.stop()
-        parts = [bytes(each) for _, each in zip(range(run_max), bodies, strict=False)]
-        if is_rewritten:
-            merged.append(parts[0])
-        return len(parts), b"".join(parts)
-
-    own = Cleaner(log, stopping)
-    with caplog.at_level(logging.DEBUG):
-        assert own.clean() == own.clean() == Cleaned()
-    assert len(merged) == merged_count
-    assert not caplog.records
-    assert log.extent == before
-    assert set(disk.names) == names
-    check_all(log, appended)
-
-
-def test_batches_at_which_a_merge_fails_stay(caplog: pytest.LogCaptureFixture) -> None:
-    """All that it had read; the next ones are tried again."""
-
-    def failing(bodies: Iterable[memoryview]) -> tuple[int, bytes]:
-        parts = [bytes(each) for _, each in zip(range(8), bodies, strict=False)]
-        if parts[0].startswith(b"2:") or b"1:13;" in parts:
-            raise ZeroDivisionError
-        return len(parts), b"".join(parts)
-
-    log = opened(FaultyDisk())
-    appended = filled(log)
-    with caplog.at_level(logging.ERROR):
-        assert Cleaner(log, failing).clean().merged_count > 0
-    assert counts(log)[:10] == [8, *[1] * 8, 8]
-    assert max(counts(log, (2, 0))) == 1
-    check_all(log, appended)
-    assert 0 < len(caplog.records) <= 2 * len(log.extent.sealed)
-    assert all(record.exc_info is not None for record in caplog.records)
-
-
-def test_a_disk_that_fails_in_a_merge_is_no_mistake_of_it() -> None:
-    def failing(_: Iterable[memoryview]) -> tuple[int, bytes]:
-        raise LogError("disk")
-
-    log = opened(FaultyDisk())
-    filled(log)
-    with pytest.raises(LogError, match="disk"):
-        Cleaner(log, failing).clean()
 
 
 def test_a_reader_that_found_batches_before_reads_them_in_the_old_file() -> None:
