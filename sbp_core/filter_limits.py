@@ -1,6 +1,6 @@
-"""The limits of the statistics of record batches, and of the filters that these are compared with.
+"""The limits of the statistics of batches, and of the filters and projections of readers.
 
-A batch whose statistics break them has none; a FETCH whose filters do is refused.
+A batch whose statistics break them has none; a FETCH whose filters or projections do is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ FILTERS_PER_ITEM_MAX: Final = 16
 """Filters of an item of FETCH: one for each version of the schema that its reader knows."""
 BOUNDS_PER_FILTER_MAX: Final = 64
 """Columns that a filter has bounds of."""
+PROJECTION_BYTES_MAX: Final = 8 * limits.KIB
+"""Bytes of the bits of a projection, for nodes and buffers together."""
 
 assert STATISTICS_LENGTH_MAX <= limits.BATCH_METADATA_BYTES_MAX // 4
 assert KEY_BYTES_MAX < 2**8, "their lengths are single bytes"
+assert 4 * limits.SCHEMA_FIELDS_MAX < 8 * PROJECTION_BYTES_MAX, (
+    "a column has one node and three buffers at most"
+)

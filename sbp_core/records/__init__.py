@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sbp_core.records.arrow_body import Compression, record_sizes
 from sbp_core.records.builder import BatchBuilder, ColumnsBuilder, RowsBuilder, record_too_large
-from sbp_core.records.cutting import FRONT_BYTES, Cut, known_front, maybe_cut
+from sbp_core.records.cutting import FRONT_BYTES, Cut, check_projections, known_front, maybe_cut
 from sbp_core.records.encodings import accept_batch, decode_batch, encoding_of
 from sbp_core.records.encodings.columns import decode_columns, encode_columns
 from sbp_core.records.encodings.rows import (
@@ -95,6 +95,7 @@ __all__ = [
     "batch_filter",
     "check_evolution",
     "check_filters",
+    "check_projections",
     "compare_schemas",
     "decode_batch",
     "decode_batches",

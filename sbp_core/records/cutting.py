@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from sbp_core import limits
-from sbp_core.errors import HeaderError
+import numpy as np
+
+from sbp_core import filter_limits, limits
+from sbp_core.errors import HeaderError, invalid
 from sbp_core.records.arrow_message import (
     BUFFER_ALIGNMENT_BYTES,
     PREFIX_BYTES,
@@ -44,7 +46,7 @@ _KEPT_LENGTH: Final = 32
 _PAIR_BYTES: Final = 16
 _KNOWN_COUNT: Final = 64
 _KNOWN_BYTES_MAX: Final = 16 * limits.KIB
-"""Metadata that are remembered with what is left of them: a MiB at most."""
+"""Metadata and bits that are remembered with what is left of them: some MiB at most."""
 FRONT_BYTES: Final = 8 * limits.KIB
 """Read of a batch first: mostly more than what is in front of its buffers."""
 
@@ -87,6 +89,18 @@ def known_front(
     return front
 
 
+def check_projections(projections: Sequence[Projection]) -> None:
+    """Raise InvalidRequestError unless the projections of an item are within the limits."""
+    for each in projections:
+        size_bytes = len(each.nodes) + len(each.buffers)
+        if size_bytes > filter_limits.PROJECTION_BYTES_MAX:
+            raise invalid(
+                f"a projection of a FETCH for schema {each.schema!r:.100} has {size_bytes} bytes of"
+                f" bits; expected {filter_limits.PROJECTION_BYTES_MAX} at most, which is enough for"
+                " the largest schema of a stream"
+            )
+
+
 def maybe_cut(
     front: memoryview, size_bytes: int, projections: Sequence[Projection], base_offset: int
 ) -> Cut | None:
@@ -107,7 +121,8 @@ def maybe_cut(
         return None
     message = front[body_start:]
     metadata = bytes(message[: find_buffers(message)])
-    rest = _known_rest if len(metadata) <= _KNOWN_BYTES_MAX else _maybe_rest
+    key_bytes = len(metadata) + len(fitting.nodes) + len(fitting.buffers)
+    rest = _known_rest if key_bytes <= _KNOWN_BYTES_MAX else _maybe_rest
     found = rest(
         metadata, size_bytes - body_start, meta.record_count, fitting.nodes, fitting.buffers
     )
@@ -188,9 +203,10 @@ def _maybe_runs(
     ), runs
 
 
-@lru_cache(16)
-def _maybe_indexes(bits: bytes, count: int) -> tuple[int, ...] | None:
+def _maybe_indexes(bits: bytes, count: int) -> list[int] | None:
     """Return the indexes of the bits that are set; None unless there are bits for `count` parts."""
     if len(bits) != -(-count // 8):
         return None
-    return tuple(at for at in range(count) if bits[at >> 3] >> (at & 7) & 1)
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little")
+    found: list[int] = np.flatnonzero(flags).tolist()
+    return found

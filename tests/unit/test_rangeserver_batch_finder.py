@@ -1,15 +1,21 @@
-"""Batches that are found for an answer, while the log changes between two searches."""
+"""Requests for batches, and batches that are found while the log changes between two searches."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pytest
 from faulty_disk import FaultyDisk
 from log_files import batch, created, open_log
 from log_merging import concatenate
 
+from sbp_core import filter_limits, limits
+from sbp_core.errors import InvalidRequestError
 from sbp_core.log.cleaning import Cleaner
-from sbp_core.rangeserver.fetching.batch_finder import BatchFinder, Item
+from sbp_core.rangeserver.fetching.batch_finder import BatchFinder, Item, item_of
+from sbp_core.records import StreamSchema, maybe_kept_columns
+from sbp_core.wire.headers import FetchInfo, Projection
 
 KEY = (1, 0)
 BATCH_BYTES = 10_000
@@ -49,3 +55,22 @@ def test_batches_that_are_merged_meanwhile_are_not_in_an_answer_twice():
         assert Cleaner(log, concatenate).clean().merged_count
         assert found(log.batches_from(KEY, 5)) == [(0, COUNT)]
         assert asyncio.run(finder.find(finder.with_more([answer])[0])) == answer
+
+
+def test_a_projection_longer_than_any_schema_needs_is_refused():
+    """Servers remember some projections, so long ones would take their memory."""
+    size_bytes = filter_limits.PROJECTION_BYTES_MAX
+    longest = Projection("s", bytes(size_bytes - 1), b"1", "k" * 32)
+    assert item_of(FetchInfo(projections=(longest,))).selection.projections == (longest,)
+    for nodes, buffers in ((size_bytes, 1), (0, 3_500_000)):
+        longer = Projection("s", bytes(nodes), bytes(buffers), "k" * 32)
+        with pytest.raises(InvalidRequestError, match=f"'s' has {nodes + buffers} bytes of bits"):
+            item_of(FetchInfo(projections=(longest, longer)))
+
+
+def test_a_projection_of_the_largest_schema_is_taken():
+    texts = [(f"t{at}", pa.string()) for at in range(limits.SCHEMA_FIELDS_MAX - 4)]
+    schema = StreamSchema.of(pa.schema([*texts, ("m", pa.map_(pa.string(), pa.string()))]))
+    kept = maybe_kept_columns(schema, pa.schema([schema.arrow.field("t0")]))
+    item = item_of(FetchInfo(projections=(kept.projection,)))
+    assert item.selection.projections == (kept.projection,)

@@ -30,7 +30,7 @@ from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.log.states.staged_states import Staging
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable, first_offset
-from sbp_core.records import NO_SELECTION, Selection, check_filters
+from sbp_core.records import NO_SELECTION, Selection, check_filters, check_projections
 from sbp_core.wire.headers import (
     FetchInfo,
     FetchResponse,
@@ -140,10 +140,12 @@ Search = Generator[Wanted | None, tuple[Slot, ...], T]
 def item_of(info: FetchInfo, batch_bytes_max: int = limits.BATCH_BYTES_MAX) -> Item:
     """Return what a FetchInfo asks for, with the defaults and within the limits.
 
-    Its client reads batches of up to `batch_bytes_max`. Raises InvalidRequestError for filters that
-    exceed the limits.
+    Its client reads batches of up to `batch_bytes_max`. Raises InvalidRequestError for filters
+    and projections that exceed the limits.
     """
     check_filters(info.filters)
+    projections = info.projections[: limits.PROJECTIONS_PER_ITEM_MAX]
+    check_projections(projections)
     stream_range = info.stream_range
     stream_id = info.stream_id
     if stream_id < 0 and stream_range is not None:
@@ -160,7 +162,7 @@ def item_of(info: FetchInfo, batch_bytes_max: int = limits.BATCH_BYTES_MAX) -> I
         min(max_bytes, limits.BATCH_BYTES_MAX),
         info.txn_id,
         batch_bytes_max,
-        Selection(info.projections[: limits.PROJECTIONS_PER_ITEM_MAX], info.filters),
+        Selection(projections, info.filters),
     )
 
 
