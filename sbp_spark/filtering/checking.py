@@ -23,6 +23,7 @@ from sbp_spark.filtering.condition import (
     Leaf,
     Literal,
     OneOf,
+    Op,
     Path,
     StartsWith,
     leaves,
@@ -32,6 +33,7 @@ from sbp_spark.filtering.condition import (
 _DECIMAL_DIGITS_MAX: Final = 38
 _INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 20}
 """Digits of the decimals that Spark makes of integers, by their bits."""
+_LONG_MAX: Final = (1 << 63) - 1
 _EXACT_IN_DOUBLE: Final = 1 << 53
 _EXACT_IN_FLOAT: Final = 1 << 24
 
@@ -135,11 +137,31 @@ def _maybe_fault(leaf: Leaf, field: pa.Field) -> str | None:
             values = [value]
         case OneOf(_, values):
             pass
-    wrong = next(_wrong(field, [each for each in values if each is not None]), None)
+    faults = _wrong(field, [each for each in values if each is not None])
+    wrong = next(faults, None) or _maybe_beyond_long(leaf, field.type)
     if wrong is None:
         return None
     kind = maybe_logical_type(field) or field.type
     return f"column {'.'.join(leaf.path)} of type {kind} {wrong}"
+
+
+def _maybe_beyond_long(leaf: Leaf, kind: pa.DataType) -> str | None:
+    """Return what is wrong with the order of an integer column and a number beyond all longs.
+
+    Spark's analyzer replaces such a comparison by true or false, also where the column is null.
+    """
+    if not isinstance(leaf, Comparison) or leaf.op in (Op.EQUAL, Op.OTHER):
+        return None
+    value = leaf.value
+    if not isinstance(value, int | Decimal) or not pa.types.is_signed_integer(kind):
+        return None
+    if -_LONG_MAX - 1 <= value <= _LONG_MAX:
+        return None
+    nearest = _LONG_MAX if value > 0 else -_LONG_MAX - 1
+    return (
+        f"is ordered against {value}, which is beyond 64 bits, so Spark gives null a result too:"
+        f" compare it with {nearest}"
+    )
 
 
 def _wrong(

@@ -27,7 +27,8 @@ ROWS = [
         ("9 <= id", True),
         ("id < 5.5", True),
         ("id < 4.5", False),
-        ("id > 1000000000000000000000", False),
+        ("id = 1000000000000000000000", False),
+        ("id >= 9223372036854775807", False),
         ("not id <= 9", False),
         ("id between 6 and 7", True),
         ("id not between 4 and 10", True),  # the hull of two sides is everything

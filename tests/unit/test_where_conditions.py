@@ -85,12 +85,30 @@ def test_what_is_not_possible_is_refused_by_name(text, message):
         ("money = 1e1", "which has an exponent, so Spark rounds the column"),
         ("id in (1, 1e1)", "with and without an exponent in one list"),
         ("ratio = 16777217", "write it as 16777217.0"),
+        ("not id < 9223372036854775808", "beyond 64 bits, .* with 9223372036854775807"),
+        ("9223372036854775807.5 <= id", "beyond 64 bits, .* with 9223372036854775807"),
+        ("`a.b` between -9223372036854775809 and 1", "compare it with -9223372036854775808"),
         ("money = 0.00000000000000000000001", "numbers that Spark rounds for their digits"),
     ],
 )
 def test_what_does_not_fit_the_columns_is_refused(text, message):
     with pytest.raises(ConfigurationError, match=message):
         row_filter(parse_condition(text), COLUMNS, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id between -9223372036854775808 and 9223372036854775807",
+        "id != 9223372036854775808",
+        "id in (9223372036854775808)",
+        "id > 1e19",
+        "money < 9223372036854775808",
+        "id > null",
+    ],
+)
+def test_numbers_are_compared_that_spark_compares_too(text):
+    row_filter(parse_condition(text), COLUMNS, COLUMNS)
 
 
 def test_all_faults_are_named_at_once():
