@@ -14,9 +14,10 @@ from functools import reduce
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sbp_core.records import ColumnBounds, maybe_statistics_type, order_key
-from sbp_spark.filtering.comparing import test_of
+from sbp_spark.filtering.comparing import equal_to, test_of
 from sbp_spark.filtering.condition import (
     AllOf,
     AnyOf,
@@ -111,8 +112,6 @@ class _Bounding:
         match condition:
             case Not(operand):
                 return self.hulls(operand, is_wanted=not is_wanted)
-            case OneOf():
-                return self.hulls(condition.parts, is_wanted=is_wanted)
             case AllOf(operands) | AnyOf(operands):
                 found = [self.hulls(each, is_wanted=is_wanted) for each in operands]
                 is_all = isinstance(condition, AllOf) is is_wanted
@@ -121,8 +120,11 @@ class _Bounding:
                 return self._leaf(condition, is_wanted=is_wanted)
 
     def _leaf(self, leaf: Leaf, *, is_wanted: bool) -> _Hulls | None:
-        if isinstance(leaf, Comparison) and leaf.value is None:
-            return None
+        match leaf:
+            case Comparison(_, _, None):
+                return None
+            case OneOf(_, values) if None in values and not is_wanted:
+                return None
         kind = self.maybe_kind(leaf.path)
         if kind is None:
             return {}
@@ -132,14 +134,18 @@ class _Bounding:
                 hull = _NULL if is_wanted else _NO_NULL
             case StartsWith(_, prefix):
                 hull = _prefixed(prefix) if is_wanted else _NO_NULL
+            case OneOf(path, values):
+                hull = _one_of(kind, self._compared_as(path, values)) if is_wanted else _NO_NULL
             case Comparison(path, op, value):
-                if pa.types.is_floating(type_at(self.schema, path)):
-                    assert isinstance(value, int | float | Decimal)
-                    value = float(value)  # as it is compared, also with a column of integers
+                (value,) = self._compared_as(path, (value,))
                 hull = _compared(kind, op if is_wanted else op.negated, value)
-            case _:
-                raise AssertionError(leaf)
         return None if hull is None else {leaf.path: hull}
+
+    def _compared_as(self, path: Path, values: tuple[Literal, ...]) -> tuple[Literal, ...]:
+        """Return values as doubles if they are compared so, also where the version has integers."""
+        if not pa.types.is_floating(type_at(self.schema, path)):
+            return values
+        return tuple(float(each) if isinstance(each, int | Decimal) else each for each in values)
 
     def maybe_kind(self, path: Path) -> pa.DataType | None:
         """Return the type of a column in the version, if its order is that of the condition."""
@@ -186,6 +192,13 @@ def _compared(kind: pa.DataType, op: Op, value: Literal) -> _Hull | None:
             return _Hull(most=key)
         case Op.GREATER | Op.GREATER_OR_EQUAL:
             return _Hull(least=key)
+
+
+def _one_of(kind: pa.DataType, values: tuple[Literal, ...]) -> _Hull | None:
+    extremes = pc.min_max(equal_to(kind, values))
+    if not extremes["min"].is_valid:  # no value can be equal
+        return None
+    return _Hull(order_key(extremes["min"], kind), order_key(extremes["max"], kind))
 
 
 def _prefixed(prefix: str) -> _Hull:

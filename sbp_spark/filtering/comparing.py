@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil, floor
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sbp_spark.filtering.condition import Literal, Op
 
@@ -65,6 +67,19 @@ def test_of(kind: pa.DataType, op: Op, value: Literal) -> Test | bool:
         case Op.EQUAL | Op.OTHER:
             is_value = units.denominator == 1 and least <= units <= most
             return Test(op, _scalar(kind, int(units))) if is_value else op is Op.OTHER
+
+
+@lru_cache(maxsize=64)
+def equal_to(kind: pa.DataType, values: tuple[Literal, ...]) -> pa.Array:
+    """Return the values of a list that a column of a type can equal; of floats doubles.
+
+    It is kept, as each batch is compared with it. Null and -0.0 are not among them: 0.0 is.
+    """
+    tests = [test_of(kind, Op.EQUAL, value) for value in values if value is not None]
+    scalars = [test.scalar for test in tests if isinstance(test, Test)]
+    if not pa.types.is_floating(kind):
+        return pa.array(scalars, kind)
+    return pc.add(pa.array(scalars, pa.float64()), 0.0)  # which makes 0.0 of -0.0
 
 
 def _units(kind: pa.DataType, value: Literal) -> Fraction:

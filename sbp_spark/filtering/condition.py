@@ -71,11 +71,6 @@ class OneOf:
     path: Path
     values: tuple[Literal, ...]
 
-    @property
-    def parts(self) -> AnyOf:
-        """The same as comparisons."""
-        return AnyOf(tuple(Comparison(self.path, Op.EQUAL, each) for each in self.values))
-
 
 @dataclass(frozen=True, slots=True)
 class StartsWith:

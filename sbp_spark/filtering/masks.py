@@ -9,13 +9,14 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbp_spark.filtering.comparing import test_of
+from sbp_spark.filtering.comparing import equal_to, test_of
 from sbp_spark.filtering.condition import (
     AllOf,
     AnyOf,
     Comparison,
     Condition,
     IsNull,
+    Literal,
     Not,
     OneOf,
     Op,
@@ -47,8 +48,8 @@ def _truth(condition: Condition, rows: pa.RecordBatch) -> pa.BooleanArray:
             return reduce(pc.and_kleene, (_truth(each, rows) for each in operands))
         case AnyOf(operands):
             return reduce(pc.or_kleene, (_truth(each, rows) for each in operands))
-        case OneOf():
-            return _truth(condition.parts, rows)
+        case OneOf(path, values):
+            return _is_one_of(values, _column(rows, path))
         case IsNull(path):
             return pc.is_null(_column(rows, path))
         case StartsWith(path, prefix):
@@ -69,6 +70,16 @@ def _compared(comparison: Comparison, column: pa.Array) -> pa.BooleanArray:
     found = _KERNELS[test.op](column.cast(pa.float64()), test.scalar)
     is_true_of_nan = test.op in (Op.OTHER, Op.GREATER, Op.GREATER_OR_EQUAL)
     return pc.or_(found, pc.is_nan(column)) if is_true_of_nan else found
+
+
+def _is_one_of(values: tuple[Literal, ...], column: pa.Array) -> pa.BooleanArray:
+    """Return where a column equals one of some values; null also if it equals none beside null."""
+    value_set = equal_to(column.type, values)
+    if pa.types.is_floating(column.type):
+        column = pc.add(column.cast(pa.float64()), 0.0)  # which makes 0.0 of -0.0
+    found = pc.is_in(column, value_set=value_set)
+    is_known = found if None in values else column.is_valid()
+    return pc.if_else(is_known, found, pa.scalar(None, pa.bool_()))
 
 
 def _column(rows: pa.RecordBatch, path: Path) -> pa.Array:

@@ -34,6 +34,11 @@ ROWS = [
         ("id not between 4 and 10", True),  # the hull of two sides is everything
         ("id in (1, 2)", False),
         ("id in (1, 20)", True),
+        ("id in (1, null, 6)", True),
+        ("id in (5.5, null)", False),
+        ("id not in (1, null)", False),
+        ("id not in (5, 9)", True),
+        ("price in (1, 1.25)", False),
         ("id is null", False),
         ("id <=> null", False),
         ("not id is not null", False),
