@@ -12,12 +12,15 @@ import pyarrow as pa
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_message import (
     BUFFER_ALIGNMENT_BYTES,
+    BodyCompression,
     check_record_batch_message,
     find_buffers,
 )
 from sbp_core.records.envelope import Envelope
 
 Compression = Literal["none", "lz4", "zstd"]
+_CODECS: Final[tuple[Compression, ...]] = ("lz4", "zstd")
+"""By the number of Arrow's codec."""
 Ends = npt.NDArray[np.int64]
 """The bytes before each of n rows, and after the last one: n + 1 numbers that never fall."""
 
@@ -32,6 +35,11 @@ _WITH_TWO_BUFFERS: Final = (
     pa.types.is_list,
     pa.types.is_map,
 )
+
+
+def compression_of(found: BodyCompression | None) -> Compression:
+    """Return the name of a checked compression."""
+    return "none" if found is None else _CODECS[found.codec]
 
 
 def encode_body(batch: pa.RecordBatch, compression: Compression) -> memoryview:

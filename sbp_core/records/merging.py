@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
-from sbp_core.records.arrow_body import Compression
+from sbp_core.records.arrow_body import Compression, compression_of
 from sbp_core.records.arrow_message import read_outline
 from sbp_core.records.batch_meta import BatchMeta
 from sbp_core.records.encodings.rows import ROWS_ENCODING, encode_rows
@@ -34,8 +34,6 @@ MERGED_RECORDS_MAX: Final = 32_768
 """Decoded bytes after which a merged batch is large enough, and records that it has at most."""
 assert MERGED_RECORDS_MAX <= limits.BATCH_RECORDS_MAX
 
-_COMPRESSIONS: Final[tuple[Compression, ...]] = ("lz4", "zstd")
-"""By the number of Arrow's codec."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TIME_MS_MAX: Final = (2**63 - 1) // 1000
 
@@ -79,8 +77,7 @@ def _maybe_part(batch: Buffer) -> _Part | None:
         outline = read_outline(envelope.body, record_count=envelope.record_count)
     except RecordBatchError:
         return None
-    assert outline.compression is not None, "only then is it checked already"
-    return _Part(envelope, small, _COMPRESSIONS[outline.compression.codec])
+    return _Part(envelope, small, compression_of(outline.compression))
 
 
 def _head(envelope: Envelope) -> bytes:

@@ -7,16 +7,11 @@ it there.
 
 from __future__ import annotations
 
-from typing import Final
-
-from sbp_core.records.arrow_body import Compression
+from sbp_core.records.arrow_body import Compression, compression_of
 from sbp_core.records.arrow_message import read_outline
 from sbp_core.records.encodings import decode_batch, encoding_of
 from sbp_core.records.encodings.rows import encode_rows
 from sbp_core.records.envelope import Envelope
-
-_COMPRESSIONS: Final[tuple[Compression, ...]] = ("lz4", "zstd")
-"""By the number of Arrow's codec."""
 
 
 def slice_plain(
@@ -41,4 +36,4 @@ def _compression_of(envelope: Envelope) -> Compression:
     if not encoding_of(envelope).is_message:
         return "none"
     outline = read_outline(envelope.body, record_count=envelope.record_count)
-    return "none" if outline.compression is None else _COMPRESSIONS[outline.compression.codec]
+    return compression_of(outline.compression)
