@@ -202,6 +202,8 @@ def _out(value: datetime) -> str:
 
 def _unlike(values: Sequence[object], kinds: tuple[type, ...], expected: str) -> Iterator[str]:
     for each in values:
+        if isinstance(each, bool) and bool not in kinds:
+            yield f"is neither a condition nor true or false: compare it with {expected}"
         if type(each) not in kinds:
             yield f"is compared with {expected}, not with {each!r}"
 

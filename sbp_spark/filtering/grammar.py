@@ -15,7 +15,7 @@ from typing import Final
 
 import sqlglot
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
+from sqlglot.errors import ParseError, TokenError
 
 from sbp_spark.filtering.condition import (
     AllOf,
@@ -30,6 +30,7 @@ from sbp_spark.filtering.condition import (
     Path,
     StartsWith,
 )
+from sbp_spark.filtering.words import maybe_fault
 
 TEXT_LENGTH_MAX: Final = 64 * 1024
 """Characters of a condition: far more than one that is written, or made of a list of ids."""
@@ -54,7 +55,8 @@ _DECIMAL_DIGITS_MAX: Final = 38
 _NUMBER: Final = re.compile(r"\d+|(\d+\.\d*|\d*\.\d+)|(\d+\.?\d*|\.\d+)[eE][+-]?\d+", re.ASCII)
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIME: Final = re.compile(
-    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,6})?(?P<zone>Z|[+-]\d\d:\d\d)?", re.ASCII
+    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,6})?(?P<zone>Z|[+-](0\d|1[0-7]):[0-5]\d|[+-]18:00)?",
+    re.ASCII,
 )
 
 
@@ -69,14 +71,20 @@ def parse_condition(text: str) -> Condition:
     if "\\" in text:
         raise RefusedError("has a backslash, which Spark's settings give different meanings")
     try:
-        tree = sqlglot.parse_one(text, dialect="spark")
+        fault = maybe_fault(text)
+        if fault is not None:
+            raise RefusedError(fault)
+        tree = sqlglot.parse_one(text, dialect="spark", error_message_context=TEXT_LENGTH_MAX)
         _check_arguments(tree)
         return _condition(tree)
-    except SqlglotError as error:
-        details = getattr(error, "errors", None) or [{}]
-        wrong = details[0].get("description") or str(error)
-        place = f" at character {details[0]['col']}" if details[0].get("col") else ""
-        raise RefusedError(f"is no condition{place}: {wrong}") from None
+    except TokenError:
+        raise RefusedError("is no condition: a quote or a comment is not closed") from None
+    except ParseError as error:
+        context = error.errors[0] if error.errors else {"start_context": text, "highlight": ""}
+        place = len(context["start_context"] + context["highlight"])
+        raise RefusedError(
+            f"is no condition: something is missing, or too much, at character {place}"
+        ) from None
     except RecursionError:
         raise RefusedError("is nested too deeply") from None
 
@@ -101,7 +109,7 @@ def _condition(tree: exp.Expr) -> Condition:
             return Not(_condition(tree.this))
         case exp.In() if tree.expressions:
             return OneOf(_path(tree.this), tuple(map(_literal, tree.expressions)))
-        case exp.Between():
+        case exp.Between() if tree.args.get("symmetric") is None:
             path = _path(tree.this)
             low = Comparison(path, Op.GREATER_OR_EQUAL, _literal(tree.args["low"]))
             high = Comparison(path, Op.LESS_OR_EQUAL, _literal(tree.args["high"]))
@@ -199,6 +207,7 @@ def _number(text: str) -> int | Decimal | float:
 def _dated(tree: exp.Cast) -> date | datetime:
     """Return the value of date '...', timestamp '...' and timestamp_ntz '...'."""
     text, kind = str(tree.this.this), tree.to.this
+    shown = f"{tree.to.sql(dialect='spark').lower()} '{text}'"
     try:
         if kind is exp.DataType.Type.DATE and _DATE.fullmatch(text):
             return date.fromisoformat(text)
@@ -208,11 +217,11 @@ def _dated(tree: exp.Cast) -> date | datetime:
         if found and kind is exp.DataType.Type.TIMESTAMPNTZ and not found["zone"]:
             return datetime.fromisoformat(text)
     except ValueError as error:
-        raise RefusedError(f"has {_shown(tree)}: {error}") from None
+        raise RefusedError(f"has {shown}: {error}") from None
     raise RefusedError(
-        f"has {_shown(tree)}, expected one such as date '2026-01-31', timestamp '2026-01-31"
-        " 12:00:00+01:00' (with its zone: the session's is not known to a source) or timestamp_ntz"
-        " '2026-01-31 12:00:00'"
+        f"has {shown}, expected one such as date '2026-01-31', timestamp '2026-01-31"
+        " 12:00:00+01:00' (with its zone, of 18:00 at most: the session's is not known to a source)"
+        " or timestamp_ntz '2026-01-31 12:00:00'"
     )
 
 

@@ -1,0 +1,106 @@
+"""The words of a condition, checked before they are parsed.
+
+`sqlglot` accepts more than Spark: it ignores words that are missing or repeated, and reads comments
+and values that Spark lacks. Spark refuses such a condition, or reads another one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sqlglot
+from sqlglot import Token, TokenType
+
+_BLANKS: Final = " \t\r\n"
+_COMPARING: Final = frozenset(
+    (
+        TokenType.EQ,
+        TokenType.NEQ,
+        TokenType.LT,
+        TokenType.LTE,
+        TokenType.GT,
+        TokenType.GTE,
+        TokenType.NULLSAFE_EQ,
+    )
+)
+_JOINING: Final = frozenset((TokenType.AND, TokenType.OR))
+_OPENING: Final = (
+    _COMPARING
+    | _JOINING
+    | {TokenType.L_PAREN, TokenType.COMMA, TokenType.NOT, TokenType.BETWEEN, TokenType.LIKE}
+)
+"""Words behind which something begins: a condition, a column or a value."""
+_BEGINNING_NOTHING: Final = (
+    _COMPARING | _JOINING | {TokenType.R_PAREN, TokenType.COMMA, TokenType.PLUS}
+)
+_VALUES: Final = frozenset(
+    (
+        TokenType.NUMBER,
+        TokenType.STRING,
+        TokenType.HEX_STRING,
+        TokenType.NULL,
+        TokenType.TRUE,
+        TokenType.FALSE,
+    )
+)
+_BEGINNING_VALUE: Final = _VALUES | {
+    TokenType.DATE,
+    TokenType.TIMESTAMPTZ,
+    TokenType.TIMESTAMPNTZ,
+}
+_UNKNOWN_TO_SPARK: Final = frozenset((TokenType.ISNULL, TokenType.NOTNULL, TokenType.SEMICOLON))
+
+
+def maybe_fault(text: str) -> str | None:
+    """Return what is wrong with the words of a condition, with the place; None if nothing is.
+
+    Raises TokenError if the text does not consist of words, as where a quote is not closed.
+    """
+    before: Token | None = None
+    end = 0
+    for token in sqlglot.tokenize(text, dialect="spark"):
+        comment = _maybe_comment(text, end, token.start)
+        if comment is not None:
+            return comment
+        word = text[token.start : token.end + 1]
+        wrong = _maybe_wrong(before, token, word)
+        if wrong is not None:
+            return _misplaced(word, token.start, wrong)
+        before, end = token, token.end + 1
+    comment = _maybe_comment(text, end, len(text))
+    if comment is None and (before is None or before.token_type in _OPENING):
+        return f"is no condition: it ends at character {end}, and something is missing there"
+    return comment
+
+
+def _maybe_comment(text: str, start: int, end: int) -> str | None:
+    """Return what is wrong between two words; None if there are blanks only."""
+    between = text[start:end].strip(_BLANKS)
+    if not between:
+        return None
+    return _misplaced(between, text.index(between, start), "comments are not possible here")
+
+
+def _maybe_wrong(before: Token | None, token: Token, word: str) -> str | None:
+    """Return why a word cannot be where it is, behind another; None if it can."""
+    kind = token.token_type
+    if kind in _UNKNOWN_TO_SPARK:
+        return "it is not in Spark's grammar"
+    if kind is TokenType.HEX_STRING and word[0] == "0":
+        return f"write X'{token.text}' for bytes"
+    if (before is None or before.token_type in _OPENING) and kind in _BEGINNING_NOTHING:
+        return "a condition, a column or a value is missing before it"
+    if before is None:
+        return None
+    if before.start == token.start:  # sqlglot makes three words of a number with a suffix
+        return "write the number without a suffix"
+    if before.token_type is kind is TokenType.STRING:
+        return 'a quote in text is written as in "it\'s"'
+    if before.token_type in _VALUES and kind in _BEGINNING_VALUE:
+        return "a word is missing before it"
+    return None
+
+
+def _misplaced(word: str, start: int, why: str) -> str:
+    shown = word if len(word) <= 80 else f"{word[:80]}..."
+    return f"has {shown} at character {start + 1}: {why}"
