@@ -150,11 +150,15 @@ class BatchLookup:
     def write_index(
         self, segment: Segment, ranges: Sequence[LoggedRange], rows: SegmentRows
     ) -> None:
-        """Write the index of a segment that is full. A failure is logged, and costs time only."""
+        """Write the index of a segment that is full. A failure is logged, and costs time only.
+
+        That of a rewritten segment is durable then: such a segment lacks the history of its ranges.
+        """
         path = index_path(self._directory, segment.base)
         try:
             failpoint("index.before_write")
-            write_file(self._disk, path, encode_index(segment, ranges, rows), is_durable=False)
+            encoded = encode_index(segment, ranges, rows)
+            write_file(self._disk, path, encoded, is_durable=segment.generation > 0)
         except OSError as error:
             _LOG.warning("index not written path=%s: %s; it will be built again", path, error)
 

@@ -19,7 +19,9 @@ then, never the other way round. A reader of a segment that is removed or replac
 old file.
 
 A crash at any moment leaves the log as it was or as it was to become: segments are removed only
-when a durable `start` lies behind them, and a rewritten one is durable before it takes the name.
+when a durable `start` lies behind them, and a rewritten one is durable before it takes the name. So
+is its index, which has the ranges at its end as well as the snapshot behind it: should that be
+damaged, the rewritten segment lacks the history to find them out.
 
 To free space the log goes on in a new segment, which takes some itself. On a full disk that would
 be impossible, so the log has a reserve (space_reserve.py).
@@ -234,11 +236,11 @@ class Cleaner:
                 merger = self._merger(view, extent, at, found.runs(extent, at), self._merge)
                 kept = merger.merged(kept)
             rewritten, rows = write_segment(log.disk, fresh, header, kept)
+            log.lookup.write_index(rewritten, ranges, rows)
             with translate_os_error(LogWriteError, "replacing", path):
                 failpoint("cleaner.before_replace")
                 log.disk.replace(fresh, path)
             failpoint("cleaner.after_replace")
-            log.lookup.write_index(rewritten, ranges, rows)
             log.replace_sealed({segment: rewritten})
         log.lookup.drop(segment)
         self._sync_names()

@@ -33,10 +33,11 @@ was rewritten: where they were written first, and where they are now, by the fir
     ranges  seq i64, highest_seq i64, 16 bytes of digest: in version 4 only, see range_columns.py
 
 The file can be made again from its segment, so it is written without a sync and checked when it is
-read. It is read whole and never mapped: a mapped file that is cut short kills the process that
-reads it (SIGBUS), and the checksum would say nothing about bytes that change after the check. It
-is written when the segment behind its own is durable, never before: an index that fits its segment
-says that there is one behind it.
+read. That of a rewritten segment is synced, and before that segment: to make it again also takes
+the snapshot behind. It is read whole and never mapped: a mapped file that is cut short kills the
+process that reads it (SIGBUS), and the checksum would say nothing about bytes that change after the
+check. It is written when the segment behind its own is durable, never before: an index that fits
+its segment says that there is one behind it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 from faulty_disk import FaultyDisk
-from log_files import DIRECTORY, created
+from log_files import DIRECTORY, created, segment_bases
 from log_merging import (
     check_all,
     concatenate,
@@ -144,3 +144,15 @@ def test_a_disk_that_fails_in_a_merge_is_no_mistake_of_it() -> None:
     filled(log)
     with pytest.raises(LogError, match="disk"):
         Cleaner(log, failing).clean()
+
+
+def test_a_merged_log_opens_though_the_snapshot_behind_is_damaged_after_a_power_cut() -> None:
+    """The merged segment has no history that would say it again, so its index is on the disk."""
+    disk = FaultyDisk()
+    log = opened(disk)
+    appended = filled(log)
+    assert Cleaner(log, concatenate).clean().rewritten_count == len(log.extent.sealed)
+    disk.lose_power(lambda _: 0)
+    spoil(disk, segment_bases(disk)[-1], 0)
+    log = opened(disk)
+    check_all(log, appended)
