@@ -6,6 +6,7 @@ and values that Spark lacks. Spark refuses such a condition, or reads another on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import sqlglot
@@ -56,19 +57,19 @@ def maybe_fault(text: str) -> str | None:
 
     Raises TokenError if the text does not consist of words, as where a quote is not closed.
     """
-    before: Token | None = None
+    tokens = sqlglot.tokenize(text, dialect="spark")
     end = 0
-    for token in sqlglot.tokenize(text, dialect="spark"):
+    for at, token in enumerate(tokens):
         comment = _maybe_comment(text, end, token.start)
         if comment is not None:
             return comment
-        word = text[token.start : token.end + 1]
-        wrong = _maybe_wrong(before, token, word)
+        end = token.end + 1
+        word = text[token.start : end]
+        wrong = _maybe_wrong(tokens[max(at - 2, 0) : at], token, word)
         if wrong is not None:
             return _misplaced(word, token.start, wrong)
-        before, end = token, token.end + 1
     comment = _maybe_comment(text, end, len(text))
-    if comment is None and (before is None or before.token_type in _OPENING):
+    if comment is None and (not tokens or tokens[-1].token_type in _OPENING):
         return f"is no condition: it ends at character {end}, and something is missing there"
     return comment
 
@@ -81,17 +82,22 @@ def _maybe_comment(text: str, start: int, end: int) -> str | None:
     return _misplaced(between, text.index(between, start), "comments are not possible here")
 
 
-def _maybe_wrong(before: Token | None, token: Token, word: str) -> str | None:
-    """Return why a word cannot be where it is, behind another; None if it can."""
+def _maybe_wrong(last: Sequence[Token], token: Token, word: str) -> str | None:
+    """Return why a word cannot be where it is, behind the last two; None if it can."""
     kind = token.token_type
     if kind in _UNKNOWN_TO_SPARK:
         return "it is not in Spark's grammar"
     if kind is TokenType.HEX_STRING and word[0] == "0":
         return f"write X'{token.text}' for bytes"
-    if (before is None or before.token_type in _OPENING) and kind in _BEGINNING_NOTHING:
-        return "a condition, a column or a value is missing before it"
-    if before is None:
-        return None
+    kinds = [each.token_type for each in last]
+    if kind is TokenType.NULL and kinds[-1:] == [TokenType.NOT] and kinds[0] is not TokenType.IS:
+        return "write is not null"
+    if not last or kinds[-1] in _OPENING:
+        is_missing = kind in _BEGINNING_NOTHING
+        return "a condition, a column or a value is missing before it" if is_missing else None
+    before = last[-1]
+    if word == "!":
+        return "write not"
     if before.start == token.start:  # sqlglot makes three words of a number with a suffix
         return "write the number without a suffix"
     if before.token_type is kind is TokenType.STRING:

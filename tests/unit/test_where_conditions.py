@@ -51,6 +51,9 @@ COLUMNS = pa.schema(
         ("id = + 5", "has \\+ at character 6"),
         ("flag ISNULL", "has ISNULL at character 6: it is not in Spark's grammar"),
         ("flag NOTNULL", "has NOTNULL at character 6"),
+        ("name not null", "has null at character 10: write is not null"),
+        ("name is ! null", "has ! at character 9: write not"),
+        ("id ! in (1, 2)", "has ! at character 4: write not"),
         ("flag;", "has ; at character 5"),
         ("id = 1 name", "has id = 1 AS name"),
         ("id = 1; drop table x", "has ; at character 7"),
@@ -128,9 +131,10 @@ def test_what_does_not_fit_the_columns_is_refused(text, message):
         "id > 1e19",
         "money < 9223372036854775808",
         "id > null",
+        "! flag and not (! flag or name is not null)",
     ],
 )
-def test_numbers_are_compared_that_spark_compares_too(text):
+def test_conditions_are_accepted_that_are_near_those_refused(text):
     row_filter(parse_condition(text), COLUMNS, COLUMNS)
 
 
