@@ -1,4 +1,4 @@
-"""What is live in the full segments of a log, and so has to stay when they are cleaned.
+"""Liveness: which entries of the full segments of a log have to stay when these are cleaned.
 
 A batch is live if its stream was not deleted and it reaches beyond the start of its range. A staged
 batch is live until its transaction ends; once published, it is live as its offsets are; a dropped

@@ -120,7 +120,7 @@ class Merger:
     """Merges the batches of one segment, which has this index. It belongs to one thread.
 
     It calls `pause` after every few batches: Python runs one thread at a time, and without pauses
-    appends would wait for some ms again and again. What `pause` raises ends the merge.
+    appends would wait for some ms again and again. An error that `pause` raises ends the merge.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Merger:
     def joins_any(self) -> bool:
         """Whether there are batches to merge in any of a few runs, from all parts of the segment.
 
-        Of each only the start is tried, past a batch or two that stay alone.
+        Only the start of each is tried, past a batch or two that stay alone.
         """
         step = -(-len(self._ends) // _RUNS_TRIED_MAX) or 1
         return any(self._joins(*run) for run in list(self._ends.items())[::step])
