@@ -275,7 +275,7 @@ class OptionReader:
     """The options of one reader or writer, looked up without regard to case; collects faults.
 
     `streaming` is None where it is not known yet whether a batch or a stream is planned; then what
-    only one of them refuses is accepted.
+    only one of them refuses is accepted. `others` are the options of the other side, by its name.
     """
 
     def __init__(
@@ -285,8 +285,10 @@ class OptionReader:
         *,
         streaming: bool | None = None,
         ignored: frozenset[str] = frozenset(),
+        others: tuple[str, tuple[Option[Any], ...]] = ("", ()),
     ) -> None:
         self.streaming = streaming
+        self._others = others
         self._known = {each.name.lower(): each for each in known}
         self._values: dict[str, str] = {}
         self._faults: list[str] = []
@@ -382,12 +384,17 @@ class OptionReader:
     def _add_unknown(self, key: str) -> None:
         known = self._known.values()
         near = [each.name for each in known if each.kafka and each.kafka.lower() == key.lower()]
+        side, others = self._others
+        is_other = key.lower() in {each.name.lower() for each in others}
+        wrong = f"is not an option here but one of the {side}" if is_other else "is not an option"
+        cutoff = 0.9 if is_other else 0.6  # streams for stream, not columns for statsColumns
         near += [
             self._known[name].name
-            for name in difflib.get_close_matches(key.lower(), self._known, n=1)
+            for name in difflib.get_close_matches(key.lower(), self._known, n=1, cutoff=cutoff)
         ]
-        if near:
-            self._faults.append(f"{shown(key)} is not an option; did you mean {near[0]}?")
+        if near or is_other:
+            hint = f"did you mean {near[0]}?" if near else "remove it"
+            self._faults.append(f"{shown(key)} {wrong}; {hint}")
         else:
             expected = "one of " + ", ".join(each.name for each in known)
-            self.add_fault(shown(key), "is not an option", expected, "remove it")
+            self.add_fault(shown(key), wrong, expected, "remove it")

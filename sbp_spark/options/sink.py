@@ -271,7 +271,16 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool | None = N
     `streaming` is None where it is not known yet whether a batch or a stream is written. Raises
     ConfigurationError with one line per fault.
     """
-    reader = OptionReader(options, SINK_OPTIONS, streaming=streaming, ignored=_KEYS_OF_SPARK)
+    # The options of the source import this module.
+    from sbp_spark.options.source import SOURCE_OPTIONS
+
+    reader = OptionReader(
+        options,
+        SINK_OPTIONS,
+        streaming=streaming,
+        ignored=_KEYS_OF_SPARK,
+        others=("source", SOURCE_OPTIONS),
+    )
     if is_table_given(options):
         remedy = "remove it; streams are changed by the command `sbp streams`"
         reader.add_fault("table", "is for reading only", "records to be written", remedy)

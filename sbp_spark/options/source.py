@@ -39,6 +39,7 @@ from sbp_spark.options.read_positions import (
     read_ending,
     read_starting,
 )
+from sbp_spark.options.sink import SINK_OPTIONS
 from sbp_spark.options.stream_selection import SELECTIONS, FoundStream, Selection, read_selection
 
 PARTITIONS_MAX: Final = 10_000
@@ -371,7 +372,9 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) 
     Then only faults of both readStream and read count. Raises ConfigurationError with one line
     per fault.
     """
-    reader = OptionReader(options, SOURCE_OPTIONS, streaming=streaming)
+    reader = OptionReader(
+        options, SOURCE_OPTIONS, streaming=streaming, others=("sink", SINK_OPTIONS)
+    )
     if reader.is_given("table"):
         expected = "records to be read"
         reader.add_fault("table", "is for batches only", expected, "use spark.read, or remove it")

@@ -105,6 +105,14 @@ def test_an_unknown_option_suggests_the_nearest_one(key, near):
     assert "secret" not in line
 
 
+def test_an_option_of_the_other_side_is_named_as_such():
+    line = only_fault(StatsColumns="day")
+    assert line.endswith("'StatsColumns' is not an option here but one of the sink; remove it")
+    told = r"'where' is not an option here but one of the source; remove it$"
+    with pytest.raises(ConfigurationError, match=told):
+        parse_sink_options({"endpoint": "pd:1", "where": "id = 1"})
+
+
 def test_an_unknown_option_like_none_lists_those_that_exist():
     line = only_fault(zzz="1")
     assert line.endswith("remove it")
