@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -34,8 +35,8 @@ from pyspark.sql.types import (
 )
 
 from sbp_core.errors import ConfigurationError, SchemaError
-from sbp_core.records import StreamSchema, maybe_statistics_type
-from sbp_spark.logical_types import is_kept, logical_arrow_schema
+from sbp_core.records import StreamSchema, find_column, maybe_statistics_type
+from sbp_spark.logical_types import is_kept, logical_arrow_schema, logical_spark_schema
 from sbp_spark.options.targets import ColumnOptions
 
 METADATA_COLUMN: Final = "_metadata"
@@ -96,7 +97,8 @@ def written_columns(schema: StructType, columns: ColumnOptions) -> StreamSchema:
         lambda kind: isinstance(kind, TimestampType),
     )
     if given is not None:
-        faults += _stats_faults(given, columns.stats_columns)
+        found = (_maybe_stats_fault(given.arrow, path) for path in columns.stats_columns)
+        faults += [fault for fault in found if fault is not None]
     if faults or given is None:
         lines = "\n".join(f"  - {fault}" for fault in faults)
         raise ConfigurationError(f"the sbp sink cannot write these columns:\n{lines}")
@@ -170,16 +172,23 @@ def _option_faults(
     return [f"option {option} names {name}, which has type {found}; expected {expected}: {remedy}"]
 
 
-def _stats_faults(given: StreamSchema, paths: Sequence[str]) -> list[str]:
-    """Return which of the paths in statsColumns lead to no column that can have statistics."""
-    names = given.arrow.names
-    return [
-        f"option statsColumns names {path}, which is no column with an order; expected a number,"
-        " string without a collation, binary, boolean, date, time or timestamp, or a field of"
-        f" structs such as place.city; there are {', '.join(names)}"
-        for path in paths
-        if maybe_statistics_type(given.arrow, path) is None
-    ]
+def _maybe_stats_fault(given: pa.Schema, path: str) -> str | None:
+    """Return why the column that statsColumns names cannot have statistics; None if it can."""
+    if "." in path and path.strip("`").lower() in map(str.lower, given.names):
+        wrong = "which has a dot in its name, and such a column has no statistics"
+        return f"option statsColumns names {path}, {wrong}; rename it, or leave it out"
+    try:
+        found, field = find_column(given, path)
+    except SchemaError as error:
+        return f"option statsColumns: {error}"
+    if maybe_statistics_type(given, found) is not None:
+        return None
+    (column,) = logical_spark_schema(pa.schema([field]))
+    return (
+        f"option statsColumns names {found}, which has type {column.dataType.simpleString()} and no"
+        " statistics; expected a number, string without a collation, binary, boolean, date or"
+        " timestamp, or a field of structs such as place.city: name another column"
+    )
 
 
 def without_metadata(schema: StructType) -> StructType:

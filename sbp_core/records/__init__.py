@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sbp_core.records.arrow_body import Compression, record_sizes
 from sbp_core.records.builder import BatchBuilder, ColumnsBuilder, RowsBuilder, record_too_large
+from sbp_core.records.column_paths import find_column
 from sbp_core.records.cutting import FRONT_BYTES, Cut, check_projections, known_front, maybe_cut
 from sbp_core.records.encodings import accept_batch, decode_batch, encoding_of
 from sbp_core.records.encodings.columns import decode_columns, encode_columns
@@ -110,6 +111,7 @@ __all__ = [
     "encode_statistics",
     "encoding_of",
     "field_text",
+    "find_column",
     "find_unfit",
     "known_front",
     "map_columns",

@@ -134,8 +134,9 @@ class ColumnOptions:
     stats_columns: tuple[str, ...] = option("statsColumns", COLUMN_NAMES, (), unset="none").field(
         "With encoding=columns: the columns whose least and greatest values each record batch"
         " carries, such as `price,place.city`, so that a source with `where` skips batches. It pays"
-        " for columns by which rows are sorted or clustered; not for nested columns, and strings"
-        " with a collation. They take up to 4 KiB of a batch."
+        " for columns by which rows are sorted or clustered. Possible are numbers, strings without"
+        " a collation, binary, booleans, dates and timestamps, also as fields of structs; case does"
+        " not matter. They take up to 4 KiB of a batch."
     )
 
 

@@ -17,6 +17,7 @@ from sbp_core.records import (
     ColumnsBuilder,
     RowsBuilder,
     StreamSchema,
+    find_column,
     find_unfit,
     map_columns,
 )
@@ -134,7 +135,8 @@ class ColumnsPayload:
         self._record_bytes_max = record_bytes_max
         self._batching = batching
         self._timestamp_column = timestamp_column
-        self._stats_columns = stats_columns
+        found = (find_column(given.arrow, path) for path in stats_columns)
+        self._stats_columns = [*dict.fromkeys(path for path, _ in found)]
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns that are written; Spark's times are in the session's zone."""

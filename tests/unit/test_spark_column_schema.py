@@ -154,3 +154,31 @@ def test_options_name_columns_that_are_there(options, told):
     (line,) = faults(schema, **options)
     assert told in line
     written_columns(schema, ColumnOptions(routing_column="Account", timestamp_column="at"))
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("idd", "statsColumns: column idd does not exist; did you mean id?"),
+        ("zzz", "statsColumns: column zzz does not exist; there are id, place, a.b, tags, opens"),
+        ("Place.cty", "column place.cty does not exist; did you mean place.City?"),
+        ("id.x", "column id.x does not exist: id is no struct"),
+        ("a.b", "names a.b, which has a dot in its name"),
+        ("`A.b`", "names `A.b`, which has a dot in its name"),
+        ("TAGS", "names tags, which has type array<bigint> and no statistics"),
+        ("opens", "names opens, which has type time(6) and no statistics"),
+    ],
+)
+def test_columns_that_can_have_no_statistics_are_named(path, told):
+    schema = columns(
+        **{
+            "id": LongType(),
+            "place": columns(City=StringType()),
+            "a.b": LongType(),
+            "tags": ArrayType(LongType()),
+            "opens": TimeType(6),
+        }
+    )
+    (line,) = faults(schema, stats_columns=("id", path))
+    assert told in line
+    written_columns(schema, ColumnOptions(stats_columns=("ID", "PLACE.city")))

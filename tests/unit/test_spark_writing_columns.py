@@ -11,7 +11,7 @@ from writing_client import WritingClient, sink_options
 
 from sbp_core.errors import SchemaError
 from sbp_core.limits import MIB, RECORD_BYTES_MAX
-from sbp_core.records import StreamSchema, decode_envelope
+from sbp_core.records import StreamSchema, decode_envelope, encode_statistics
 from sbp_spark.options.sink import BatchKey
 from sbp_spark.options.stream_selection import StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, ColumnOptions, OnBadRecord
@@ -49,7 +49,8 @@ def client_with(*schemas):
 
 
 def options(*streams, **changes):
-    names = [each for each in changes if each.endswith("_column") or each == "is_merging"]
+    known = ("routing_column", "timestamp_column", "stats_columns", "is_merging")
+    names = [each for each in changes if each in known]
     columns = {each: changes.pop(each) for each in names}
     return sink_options(*streams, columns=ColumnOptions(**columns), **changes)
 
@@ -86,6 +87,15 @@ def test_the_column_with_the_times_is_named_in_record_batches():
     envelope = decode_envelope(item.batch)
     assert (envelope.timestamp_column, envelope.schema_fingerprint) == ("at", schema.fingerprint)
     assert envelope.base_timestamp_ms > 0
+
+
+def test_columns_with_statistics_may_be_named_in_any_case():
+    client = client_with(PAIRS)
+    batch = pairs((1, "a"), (2, "b"))
+    append(client, [batch], options("s1", stats_columns=("WORD", "N", "n")))
+    (item,) = client.appends[0]
+    expected = encode_statistics(batch, ["word", "n"])
+    assert decode_envelope(item.batch).statistics == expected
 
 
 @pytest.mark.parametrize(
