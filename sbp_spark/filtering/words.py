@@ -32,7 +32,7 @@ _OPENING: Final = (
 )
 """Words behind which something begins: a condition, a column or a value."""
 _BEGINNING_NOTHING: Final = (
-    _COMPARING | _JOINING | {TokenType.R_PAREN, TokenType.COMMA, TokenType.PLUS}
+    _COMPARING | _JOINING | {TokenType.R_PAREN, TokenType.COMMA, TokenType.PLUS, TokenType.IS}
 )
 _VALUES: Final = frozenset(
     (
@@ -44,11 +44,13 @@ _VALUES: Final = frozenset(
         TokenType.FALSE,
     )
 )
-_BEGINNING_VALUE: Final = _VALUES | {
+_BEHIND_NO_VALUE: Final = _VALUES | {
     TokenType.DATE,
     TokenType.TIMESTAMPTZ,
     TokenType.TIMESTAMPNTZ,
+    TokenType.DOT,
 }
+"""Words that cannot follow a value: one more value, or the point of a path, which would drop it."""
 _UNKNOWN_TO_SPARK: Final = frozenset((TokenType.ISNULL, TokenType.NOTNULL, TokenType.SEMICOLON))
 
 
@@ -102,8 +104,11 @@ def _maybe_wrong(last: Sequence[Token], token: Token, word: str) -> str | None:
         return "write the number without a suffix"
     if before.token_type is kind is TokenType.STRING:
         return 'a quote in text is written as in "it\'s"'
-    if before.token_type in _VALUES and kind in _BEGINNING_VALUE:
-        return "a word is missing before it"
+    is_fraction = before.token_type is TokenType.DOT and kind is TokenType.NUMBER
+    if is_fraction and before.end + 1 < token.start:
+        return "write it next to the point"
+    if before.token_type in _VALUES and kind in _BEHIND_NO_VALUE:
+        return "it cannot follow a value"
     return None
 
 
