@@ -29,6 +29,7 @@ _OPENING: Final = (
     _COMPARING
     | _JOINING
     | {TokenType.L_PAREN, TokenType.COMMA, TokenType.NOT, TokenType.BETWEEN, TokenType.LIKE}
+    | {TokenType.ALIAS}
 )
 """Words behind which something begins: a condition, a column or a value."""
 _BEGINNING_NOTHING: Final = (

@@ -57,6 +57,7 @@ COLUMNS = pa.schema(
         ("name not is not null", "has is at character 10: a condition, a column or a value"),
         ("null.flag", "has . at character 5: it cannot follow a value"),
         ("id = . 5", "has 5 at character 8: write it next to the point"),
+        ("(flag as)", "has \\) at character 9: a condition, a column or a value is missing"),
         ("flag;", "has ; at character 5"),
         ("id = 1 name", "has id = 1 AS name"),
         ("id = 1; drop table x", "has ; at character 7"),
