@@ -78,7 +78,9 @@ def parse_condition(text: str) -> Condition:
         _check_arguments(tree)
         return _condition(tree)
     except TokenError:
-        raise RefusedError("is no condition: a quote or a comment is not closed") from None
+        raise RefusedError(
+            "is no condition: a quote or a comment is not closed, or X'...' has other than hex digits"
+        ) from None
     except ParseError as error:
         context = error.errors[0] if error.errors else {"start_context": text, "highlight": ""}
         place = len(context["start_context"] + context["highlight"])

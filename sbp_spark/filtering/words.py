@@ -58,7 +58,7 @@ _UNKNOWN_TO_SPARK: Final = frozenset((TokenType.ISNULL, TokenType.NOTNULL, Token
 def maybe_fault(text: str) -> str | None:
     """Return what is wrong with the words of a condition, with the place; None if nothing is.
 
-    Raises TokenError if the text does not consist of words, as where a quote is not closed.
+    Raises TokenError if the text does not consist of words, such as with an open quote.
     """
     tokens = sqlglot.tokenize(text, dialect="spark")
     end = 0
