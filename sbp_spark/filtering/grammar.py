@@ -79,7 +79,7 @@ def parse_condition(text: str) -> Condition:
         return _condition(tree)
     except TokenError:
         raise RefusedError(
-            "is no condition: a quote or a comment is not closed, or X'...' has other than hex digits"
+            "is no condition: a quote or a comment is not closed, or X'...' has no hex digits"
         ) from None
     except ParseError as error:
         context = error.errors[0] if error.errors else {"start_context": text, "highlight": ""}

@@ -49,10 +49,10 @@ def runs_of(
 ) -> Iterator[tuple[Sequence[Envelope], int]]:
     """Yield some batches at a time, which go on at `position`, and the offset up to which they go.
 
-    What was read at once may begin with a batch that has earlier records, too: of a span it may be
-    the first one, and small batches may have been merged since those before were read. Batches
-    behind the end of the span are left out, and those that were skipped are counted; there is no
-    batch for their offsets. Raises BrokenSequenceError.
+    The first batch of those that were read at once may have earlier records, too: it may be the
+    first of the span, or small batches were merged since those before were read. Batches behind the
+    end of the span are left out, and those that were skipped are counted; there is no batch for
+    their offsets. Raises BrokenSequenceError.
     """
     envelopes: list[Envelope] = []
     for envelope, may_begin_before in _read_in_turn(batches):
