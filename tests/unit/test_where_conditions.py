@@ -35,7 +35,7 @@ COLUMNS = pa.schema(
         ("", "is no condition"),
         ("id =", "it ends at character 4, and something is missing there"),
         ("id = 1 and\nid in (1, 2", "something is missing, or too much, at character 22"),
-        ("data = X'GG'", "has other than hex digits"),
+        ("data = X'GG'", "or X'...' has no hex digits"),
         ("name = 'a", "a quote or a comment is not closed"),
         ("id between 1 2", "has 2 at character 14: it cannot follow a value"),
         ("day between date '2026-01-01' date '2026-01-02'", "has date at character 31"),
