@@ -118,7 +118,7 @@ def test_the_ports_of_a_cluster_that_is_down_are_given_to_no_other(tmp_path, mon
     with first:
         first.stop()
         port = int(first.endpoint.rpartition(":")[2])
-        monkeypatch.setattr(processes, "_PORTS", range(port, port + 3))
+        monkeypatch.setattr(processes, "CLUSTER_PORTS", range(port, port + 3))
         with pytest.raises(SbpError, match="no 2 consecutive ports"):
             LocalCluster(tmp_path / "second").start()
         first.start()

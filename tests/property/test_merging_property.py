@@ -104,11 +104,18 @@ def merged(batches):
 
 
 def records(batch):
-    """Offset, time, and the rest of each record, as a reader has them."""
+    """Offset, time, and the rest of each record, as a reader has them.
+
+    Times are microseconds: those of a damaged batch may be none that Python has.
+    """
     envelope = decode_envelope(batch)
-    own = EPOCH + dt.timedelta(milliseconds=envelope.base_timestamp_ms)
-    for offset, row in enumerate(decode_batch(envelope).to_pylist(), envelope.base_offset):
-        yield offset, row | {"timestamp": row["timestamp"] or own}
+    decoded = decode_batch(envelope)
+    at = decoded.schema.get_field_index("timestamp")
+    times_us = decoded.column(at).cast(pa.int64()).to_pylist()
+    rows = decoded.remove_column(at).to_pylist()
+    for offset, (row, time_us) in enumerate(zip(rows, times_us, strict=True), envelope.base_offset):
+        own_us = envelope.base_timestamp_ms * 1000 if time_us is None else time_us
+        yield offset, row | {"timestamp": own_us}
 
 
 def is_readable(batch):
