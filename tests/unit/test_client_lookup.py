@@ -163,7 +163,7 @@ def test_servers_of_ranges_before_the_start_are_not_asked(make, servers):
 
 
 @pytest.mark.parametrize(
-    "trouble", [reset, silent, answer(0, code=StatusCode.RANGE_NOT_FOUND)], ids=str
+    "trouble", [reset, silent, answer(0, code=StatusCode.RANGE_NOT_FOUND)], ids=["reset", "silent", "moved"]
 )
 def test_streams_of_a_server_past_its_timeout_are_left_out(make, servers, trouble):
     driver_peer, one, other = servers

@@ -122,7 +122,7 @@ def test_a_number_is_shown_as_it_may_be_given(kind, value, text):
     assert kind.parse(Given("name", text, [])) == value
 
 
-@pytest.mark.parametrize("each", {*SOURCE_OPTIONS, *SINK_OPTIONS}, ids=lambda each: each.name)
+@pytest.mark.parametrize("each", dict.fromkeys([*SOURCE_OPTIONS, *SINK_OPTIONS]), ids=lambda each: each.name)
 def test_the_documented_default_is_the_default_that_counts(each):
     if each.unset:
         return
