@@ -61,9 +61,10 @@ def _make(path: Path) -> None:
 
 def _load_classes(folder: Path) -> None:
     """Run some queries; exit as Java does, which writes the archive at its end."""
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    sys.path.insert(0, str(ROOT))
     from pyspark import SparkContext
-    from spark_session import spark_session
+
+    from tests.support.spark import spark_session
 
     with spark_session(folder) as spark:
         rows = spark.range(100).selectExpr("id", "string(id) as value", "id % 3 as k")

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import effort  # noqa: F401 - it registers the profiles
 import pytest
 from hypothesis import settings
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.support.clock import examples  # noqa: F401 - it registers the profiles
 
+if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from store_homes import PostgresqlHome, PostgresqlServer, SqliteHome
 
     from sbp_core.client import Client
     from sbp_core.cluster import LocalCluster
+    from tests.support.client import Driver
+    from tests.support.metadata import PostgresqlHome, PostgresqlServer, SqliteHome
+    from tests.support.scripted_peer import ScriptedPeer
 
 settings.load_profile("untimed")
+
+ROOT = Path(__file__).parents[1]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+"""Processes that tests start, Spark's workers among them, import `tests.support`."""
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of the run."""
-    from spark_session import spark_session
+    from tests.support.spark import spark_session
 
     with spark_session(tmp_path_factory.mktemp("spark")) as session:
         yield session
@@ -76,7 +83,7 @@ def new_streams(client: Client) -> Callable[[int], list[str]]:
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgresqlServer]:
     """The PostgreSQL server of the run."""
-    from store_homes import PostgresqlServer
+    from tests.support.metadata import PostgresqlServer
 
     server = PostgresqlServer()
     yield server
@@ -88,7 +95,7 @@ def new_home(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[Callable[[], SqliteHome | PostgresqlHome]]:
     """Makes homes of metadata stores: what every store does is tested in both kinds."""
-    from store_homes import PostgresqlHome, SqliteHome
+    from tests.support.metadata import PostgresqlHome, SqliteHome
 
     homes: list[SqliteHome | PostgresqlHome] = []
 
@@ -109,3 +116,43 @@ def new_home(
 def home(new_home: Callable[[], SqliteHome | PostgresqlHome]) -> SqliteHome | PostgresqlHome:
     """A home of a metadata store."""
     return new_home()
+
+
+@pytest.fixture
+def peers() -> Iterator[Callable[[], ScriptedPeer]]:
+    """Start scripted servers; a fault in the script of one fails the test."""
+    from tests.support.scripted_peer import ScriptedPeer
+
+    made: list[ScriptedPeer] = []
+
+    def make() -> ScriptedPeer:
+        made.append(ScriptedPeer())
+        return made[-1]
+
+    yield make
+    for peer in made:
+        peer.close()
+        assert not peer.faults
+
+
+@pytest.fixture
+def peer(peers: Callable[[], ScriptedPeer]) -> ScriptedPeer:
+    """One scripted server."""
+    return peers()
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Driver]]:
+    """Connect the blocking and the asyncio client, in turn, behind the same calls."""
+    from tests.support.client import QUICK, AsyncDriver, BlockingDriver
+
+    made: list[Driver] = []
+    kind = BlockingDriver if request.param == "blocking" else AsyncDriver
+
+    def build(endpoint: str, **options: Any) -> Driver:
+        made.append(kind(endpoint, **{"retry": QUICK, **options}))
+        return made[-1]
+
+    yield build
+    for driver in made:
+        driver.close()

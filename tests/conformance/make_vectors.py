@@ -11,9 +11,8 @@ import sys
 from itertools import count
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "support"))
+sys.path.append(str(Path(__file__).parents[2]))
 
-from official_flatbuffers import encode_officially
 from vector_json import to_json
 
 from sbp_core.records.envelope import encode_envelope
@@ -21,6 +20,7 @@ from sbp_core.wire import headers
 from sbp_core.wire._generated import LAYOUTS, KeyValue, RecordBatchMeta
 from sbp_core.wire.flat import Bytes, Scalar, Table, Vector
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, encode_header
+from tests.support.tables import encode_officially
 
 VECTORS = Path(__file__).parent / "vectors"
 

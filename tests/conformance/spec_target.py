@@ -14,8 +14,6 @@ from types import TracebackType
 from typing import Any
 
 import pytest
-from driver_proof import Known
-from raw_client import RawClient
 
 from sbp_core.errors import InvalidRequestError, PermissionDeniedError, StatusCode
 from sbp_core.records.envelope import encode_envelope
@@ -41,6 +39,8 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import is_success
+from tests.support.cluster import Known
+from tests.support.wire import RawClient
 
 TIMEOUT_SECONDS = 60
 RETENTION_MS = 86_400_000

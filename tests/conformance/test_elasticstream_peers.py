@@ -6,11 +6,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from client_answers import NO_RETRY
-from client_drivers import BlockingDriver
-from elasticstream_peer import ElasticStreamPeer, LaterElasticStreamPeer
-from foreign_batches import sequence_batch
-from raw_client import RawClient
 from spec_target import Target
 
 from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec, StreamUpdate
@@ -27,8 +22,11 @@ from sbp_core.wire.headers import (
     Stream,
 )
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.client import BlockingDriver
+from tests.support.data.batches import sequence_batch
+from tests.support.dialect import ElasticStreamPeer, LaterElasticStreamPeer
+from tests.support.scripted_peer import NO_RETRY
+from tests.support.wire import RawClient
 
 BATCH = sequence_batch([b"a", b"b"])
 

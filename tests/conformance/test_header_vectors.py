@@ -5,8 +5,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from flatc_tool import needs_flatc
-from official_flatbuffers import encode_officially
 from vector_json import feedings, from_json, to_json
 
 from sbp_core.errors import HeaderError
@@ -15,6 +13,7 @@ from sbp_core.wire._generated import LAYOUTS
 from sbp_core.wire.frame import FrameDecoder, encode_frame
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, decode_header, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
+from tests.support.tables import encode_officially, needs_flatc
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "schemas" / "headers.fbs"

@@ -4,8 +4,14 @@ import os
 from dataclasses import replace
 
 import pytest
-from certificates import Authority
-from identified_cluster import (
+
+from sbp_core.access.identity import Identity
+from sbp_core.errors import PermissionDeniedError, UnauthenticatedError
+from sbp_core.wire.headers import REQUEST_TABLES, ClientRole
+from sbp_core.wire.opcodes import Opcode
+from tests.support.security import (
+    Authority,
+    Issuer,
     admin_of,
     connected,
     greet,
@@ -14,12 +20,6 @@ from identified_cluster import (
     run,
     served,
 )
-from identities import Issuer
-
-from sbp_core.access.identity import Identity
-from sbp_core.errors import PermissionDeniedError, UnauthenticatedError
-from sbp_core.wire.headers import REQUEST_TABLES, ClientRole
-from sbp_core.wire.opcodes import Opcode
 
 pytestmark = pytest.mark.skipif(
     "SBP_CONFORMANCE_ENDPOINT" in os.environ, reason="it needs servers with its own authority"

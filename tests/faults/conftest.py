@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from history import History
-from real_disks import (
+
+from tests.support.faults.workload import History
+from tests.support.real_disks import (
     LARGE_BYTES,
     SMALL_BYTES,
     LoopDisk,

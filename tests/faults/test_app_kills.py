@@ -1,15 +1,12 @@
 """kill -9 of producer, consumer and server: each record is stored once, and read at least once."""
 
 import subprocess
-import sys
-from pathlib import Path
-
-from waiting import until
 
 from sbp_core import connect
 from sbp_core.cluster import LocalCluster
+from tests.support.clock import until
+from tests.support.programs import program
 
-SUPPORT = Path(__file__).parents[1] / "support"
 RECORDS_PER_ROUND = 5_000
 
 
@@ -20,8 +17,8 @@ def test_all_killed_at_any_time(tmp_path, rng, rounds):
     with LocalCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
         sbp.create_stream("numbers")
         commands = {
-            "loader": ["app_loader.py", cluster.endpoint, "numbers", str(end_offset)],
-            "reader": ["app_reader.py", cluster.endpoint, "numbers", str(end_offset), str(notes)],
+            "loader": program("app_loader", cluster.endpoint, "numbers", end_offset),
+            "reader": program("app_reader", cluster.endpoint, "numbers", end_offset, notes),
         }
         running = {name: start(command) for name, command in commands.items()}
         for _ in range(rounds(6)):
@@ -41,7 +38,7 @@ def test_all_killed_at_any_time(tmp_path, rng, rounds):
 
 
 def start(command):
-    return subprocess.Popen([sys.executable, str(SUPPORT / command[0]), *command[1:]])
+    return subprocess.Popen(command)
 
 
 def end(process):

@@ -9,18 +9,17 @@ import threading
 from contextlib import contextmanager, suppress
 
 import pytest
-from client_drivers import BlockingDriver
-from committers import DIGEST, wait_until_published
-from core_cluster import rows_batch
-from fault_cluster import FaultCluster
-from fault_proxy import Direction, Reset
-from proxied_cluster import proxied_cluster
-from waiting import until
-from workload import encode_record, fetch_once, named, new_streams
 
 from sbp_core.client import AppendItem, Client, RetryPolicy, Transaction, Writer, txn_id_of
 from sbp_core.errors import SbpError
 from sbp_core.wire.opcodes import Opcode
+from tests.support.appends import DIGEST, wait_until_published
+from tests.support.client import BlockingDriver
+from tests.support.clock import until
+from tests.support.cluster import proxied_cluster, rows_batch
+from tests.support.faults.cluster import FaultCluster
+from tests.support.faults.proxy import Direction, Reset
+from tests.support.faults.workload import encode_record, fetch_once, named, new_streams
 
 STREAMS = 3
 PATIENT = RetryPolicy(budget_ms=120_000, backoff_ms=5, backoff_ms_max=50)

@@ -5,28 +5,32 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from checker import check
-from client_drivers import BlockingDriver
-from core_cluster import rows_batch
-from fault_cluster import FaultCluster
-from fault_proxy import Corrupt, Direction, Reset
-from history import History
-from proxied_cluster import proxied_cluster
-from raw_client import RawClient
-from real_disks import (
-    DROP_JOURNAL,
-    LARGE_BYTES,
-    SMALL_BYTES,
-    full_disk,
-    skipping_where_nothing_can_be_mounted,
-)
-from workload import Workload, encode_record, list_streams, new_streams
 
 from sbp_core.client import AppendItem, Client, RetryPolicy, StreamSpec
 from sbp_core.errors import RangeSealedError, SbpError
 from sbp_core.wire.headers import AppendInfo, AppendRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import check_status
+from tests.support.client import BlockingDriver
+from tests.support.cluster import proxied_cluster, rows_batch
+from tests.support.faults.checker import check
+from tests.support.faults.cluster import FaultCluster
+from tests.support.faults.proxy import Corrupt, Direction, Reset
+from tests.support.faults.workload import (
+    History,
+    Workload,
+    encode_record,
+    list_streams,
+    new_streams,
+)
+from tests.support.real_disks import (
+    DROP_JOURNAL,
+    LARGE_BYTES,
+    SMALL_BYTES,
+    full_disk,
+    skipping_where_nothing_can_be_mounted,
+)
+from tests.support.wire import RawClient
 
 TO_SERVER, TO_CLIENT = Direction
 RECORD_BYTES = 200_000

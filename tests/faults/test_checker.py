@@ -4,11 +4,11 @@ import contextlib
 import time
 
 import pytest
-from checker import INVARIANTS, check
-from endless_traffic import BATCH_RECORDS, Cursor, Ledger, batch_of
-from history import History, load_history
 
 from sbp_core.records import with_base_offset
+from tests.support.faults.checker import INVARIANTS, check
+from tests.support.faults.endless_traffic import BATCH_RECORDS, Cursor, Ledger, batch_of
+from tests.support.faults.workload import History, load_history
 
 STREAM = 1
 OTHER = 2

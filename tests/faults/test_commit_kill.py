@@ -10,11 +10,12 @@ from collections import Counter
 from contextlib import AsyncExitStack
 
 import pytest
-from checker import assert_sound, chosen
-from committers import Committers, wait_until_published
-from fault_cluster import FaultCluster, failpoint_names
-from range_server_process import PlacementDriverProcess, RangeServerProcess
-from workload import list_streams, new_streams
+
+from tests.support.appends import Committers, wait_until_published
+from tests.support.faults.checker import assert_sound, chosen
+from tests.support.faults.cluster import FaultCluster, failpoint_names
+from tests.support.faults.workload import list_streams, new_streams
+from tests.support.machines import PlacementDriverProcess, RangeServerProcess
 
 LIFE_SECONDS_MAX = 0.3
 STREAMS = 3

@@ -6,10 +6,10 @@ import random
 from collections import Counter
 
 import pytest
-from crash_states import LifeOfALog, SteppedDisk
 
 from sbp_core.errors import LogError
 from sbp_core.log.boundaries import START_NAME
+from tests.support.faults.crash_states import LifeOfALog, SteppedDisk
 
 STATES = 2_000
 LIVES_MAX = 60

@@ -22,11 +22,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from core_cluster import rows_batch, values_of
-from damaging import damaged
-from fault_cluster import FaultCluster
-from log_files import batch, created
-from log_stagings import commit
 
 from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec
 from sbp_core.errors import LogError, SbpError
@@ -38,6 +33,10 @@ from sbp_core.log.entry import Entry
 from sbp_core.log.recovery.inspection import inspect_log
 from sbp_core.log.states.staged_states import staged_entry
 from sbp_core.segment_format import EntryKind
+from tests.support.cluster import rows_batch, values_of
+from tests.support.faults.cluster import FaultCluster
+from tests.support.log import batch, commit, created
+from tests.support.real_disks import damaged
 
 LOG_ROUNDS = 300
 SERVER_ROUNDS = 6

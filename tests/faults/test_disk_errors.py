@@ -11,14 +11,14 @@ import subprocess
 import time
 
 import pytest
-from checker import assert_sound, chosen
-from core_cluster import rows_batch
-from fault_cluster import END_SECONDS, FaultCluster
-from real_disks import LARGE_BYTES
-from workload import Workload, list_streams, new_streams
 
 from sbp_core.client import AppendItem, Client, RetryPolicy, StreamSpec
 from sbp_core.errors import DiskFullError
+from tests.support.cluster import rows_batch
+from tests.support.faults.checker import assert_sound, chosen
+from tests.support.faults.cluster import END_SECONDS, FaultCluster
+from tests.support.faults.workload import Workload, list_streams, new_streams
+from tests.support.real_disks import LARGE_BYTES
 
 FILE_BYTES_MAX = 300_000
 RECORD_BYTES = 200_000

@@ -7,8 +7,12 @@ from its checkpoint, endlessly or up to the available records, with other limits
 from collections import Counter
 
 import pytest
-from producing import producing
-from query_process import (
+
+from sbp_core.client import Client, FetchItem, StreamSpec
+from sbp_core.cluster import LocalCluster
+from sbp_core.records import decode_batch, split_envelopes
+from tests.support.client import producing
+from tests.support.queries import (
     TOO_SLOW,
     QueryProcess,
     Written,
@@ -16,11 +20,7 @@ from query_process import (
     is_batch_open,
     written_batches,
 )
-from spark_streams import append_values, numbered
-
-from sbp_core.client import Client, FetchItem, StreamSpec
-from sbp_core.cluster import LocalCluster
-from sbp_core.records import decode_batch, split_envelopes
+from tests.support.spark import append_values, numbered
 
 NAMES = ("first", "second", "third")
 LIFE_SECONDS_MAX = 3.0

@@ -8,10 +8,11 @@ got to the disk; a server that believed either would lose what it acknowledges n
 import re
 
 import pytest
-from checker import assert_sound, chosen
-from fault_cluster import FaultCluster
-from real_disks import LARGE_BYTES
-from workload import Workload, list_streams, new_streams
+
+from tests.support.faults.checker import assert_sound, chosen
+from tests.support.faults.cluster import FaultCluster
+from tests.support.faults.workload import Workload, list_streams, new_streams
+from tests.support.real_disks import LARGE_BYTES
 
 
 @pytest.mark.parametrize("is_remounted", [False, True], ids=["cache kept", "mounted again"])

@@ -6,10 +6,20 @@ import threading
 import time
 
 import pytest
-from fault_proxy import Corrupt, Delay, Direction, FaultProxy, Hold, Reset, Split, Swallow, flip
 
 from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.opcodes import Opcode
+from tests.support.faults.proxy import (
+    Corrupt,
+    Delay,
+    Direction,
+    FaultProxy,
+    Hold,
+    Reset,
+    Split,
+    Swallow,
+    flip,
+)
 
 TO_SERVER, TO_CLIENT = Direction
 PING = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [b"ping"]))

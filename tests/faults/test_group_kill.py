@@ -9,21 +9,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from itertools import count
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from core_cluster import rows_batch
-from fault_cluster import FaultCluster
-from waiting import until
 
 from sbp_core.client import AppendItem, Client, StreamSpec, Writer
+from tests.support.clock import until
+from tests.support.cluster import rows_batch
+from tests.support.faults.cluster import FaultCluster
+from tests.support.programs import program
 
-MAIN = Path(__file__).parents[1] / "support" / "group_member_main.py"
 GROUP, PREFIX = "workers", "work."
 STREAMS, MEMBERS = 4, 3
 SESSION_MS = 3_000
@@ -57,7 +55,7 @@ class Members:
             "journal": str(journal),
             "session_ms": SESSION_MS,
         }
-        self.running.append(subprocess.Popen([sys.executable, MAIN, json.dumps(arguments)]))
+        self.running.append(subprocess.Popen(program("group_member", json.dumps(arguments))))
 
     def signal_one(self, rng, number):
         victim = rng.choice(self.running)

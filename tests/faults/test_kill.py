@@ -10,13 +10,13 @@ import time
 from collections import Counter
 
 import pytest
-from checker import assert_sound, chosen
-from committers import Committers, wait_until_published
-from fault_cluster import FaultCluster, failpoint_names
-from workload import Workload, list_streams, new_short_stream, new_streams
 
 from sbp_core.log.boundaries import read_start
 from sbp_core.log.disk import OsDisk
+from tests.support.appends import Committers, wait_until_published
+from tests.support.faults.checker import assert_sound, chosen
+from tests.support.faults.cluster import FaultCluster, failpoint_names
+from tests.support.faults.workload import Workload, list_streams, new_short_stream, new_streams
 
 LIFE_SECONDS_MAX = 0.3
 EXTRA_KILLS_TO_DOUBLE = 8

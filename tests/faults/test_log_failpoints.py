@@ -2,11 +2,10 @@
 
 import time
 
-from checker import assert_sound, chosen
-from fault_cluster import END_SECONDS, FaultCluster, failpoint_names
-from workload import Workload, list_streams, new_streams
-
 from sbp_core.client import Client
+from tests.support.faults.checker import assert_sound, chosen
+from tests.support.faults.cluster import END_SECONDS, FaultCluster, failpoint_names
+from tests.support.faults.workload import Workload, list_streams, new_streams
 
 SLOW_MS = 300
 

@@ -10,13 +10,13 @@ import shutil
 from collections import Counter
 
 import pytest
-from damaging import damaged
-from filled_metadata import contents, fill, verdict
 
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import SbpError
 from sbp_core.pd.metadata.store import open_store
+from tests.support.metadata import contents, fill, verdict
+from tests.support.real_disks import damaged
 
 CASES_PER_FILE = 8
 STORE_ROUNDS = 300

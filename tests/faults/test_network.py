@@ -13,16 +13,22 @@ from operator import le
 from pathlib import Path
 
 import pytest
-from checker import assert_sound, chosen, final_contents
-from client_drivers import AsyncDriver, BlockingDriver
-from core_cluster import rows_batch
-from fault_proxy import Corrupt, Delay, Direction, Hold, Reset, Split, Swallow
-from proxied_cluster import proxied_cluster
-from workload import Workload, encode_record, everything, fetch_once, list_streams, new_streams
 
 from sbp_core.client import AppendItem, RetryPolicy, StreamSpec, Writer
 from sbp_core.errors import Outcome, SbpError
 from sbp_core.wire.opcodes import Opcode
+from tests.support.client import AsyncDriver, BlockingDriver
+from tests.support.cluster import proxied_cluster, rows_batch
+from tests.support.faults.checker import assert_sound, chosen, final_contents
+from tests.support.faults.proxy import Corrupt, Delay, Direction, Hold, Reset, Split, Swallow
+from tests.support.faults.workload import (
+    Workload,
+    encode_record,
+    everything,
+    fetch_once,
+    list_streams,
+    new_streams,
+)
 
 TO_SERVER, TO_CLIENT = Direction
 NO_RETRIES = RetryPolicy(budget_ms=0)

@@ -8,12 +8,6 @@ import signal
 import time
 
 import pytest
-from checker import assert_sound, chosen
-from core_cluster import rows_batch, values_of
-from fault_cluster import FaultCluster
-from fault_proxy import Direction, FaultProxy, Hold
-from range_server_process import RangeServerProcess
-from workload import Workload, list_streams, new_streams
 
 from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, RetryPolicy, StreamSpec
 from sbp_core.errors import NoRangeServerError
@@ -21,6 +15,12 @@ from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.server.runtime import SystemClock
+from tests.support.cluster import rows_batch, values_of
+from tests.support.faults.checker import assert_sound, chosen
+from tests.support.faults.cluster import FaultCluster
+from tests.support.faults.proxy import Direction, FaultProxy, Hold
+from tests.support.faults.workload import Workload, list_streams, new_streams
+from tests.support.machines import RangeServerProcess
 
 HEARTBEAT_INTERVAL_MS = 50
 HEARTBEAT_TIMEOUT_MS = 300

@@ -8,10 +8,11 @@ nothing of it is on the disk, which cannot happen in a power cut.
 import time
 
 import pytest
-from checker import assert_sound, chosen
-from fault_cluster import END_SECONDS, FaultCluster
-from real_disks import DROP_JOURNAL, KEEP_JOURNAL
-from workload import Workload, list_streams, new_streams
+
+from tests.support.faults.checker import assert_sound, chosen
+from tests.support.faults.cluster import END_SECONDS, FaultCluster
+from tests.support.faults.workload import Workload, list_streams, new_streams
+from tests.support.real_disks import DROP_JOURNAL, KEEP_JOURNAL
 
 LIFE_SECONDS_MAX = 0.3
 

@@ -5,10 +5,11 @@ are there once, at their offsets, and every server ends with the same ranges.
 """
 
 import pytest
-from checker import assert_sound, chosen
-from committers import Committers, wait_until_published
-from machines import Machines
-from workload import Workload, list_streams, new_streams
+
+from tests.support.appends import Committers, wait_until_published
+from tests.support.faults.checker import assert_sound, chosen
+from tests.support.faults.workload import Workload, list_streams, new_streams
+from tests.support.machines import Machines
 
 SERVERS = 3
 

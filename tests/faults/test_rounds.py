@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 import pytest
-from core_cluster import values_of
-from endless_traffic import FETCH_BYTES, OnlyFrom, Traffic
-from nemesis import SERVERS, drawn, faulty_cluster
-from workload import new_streams
 
 from sbp_core.client import Client, FetchItem, RetryPolicy
 from sbp_core.errors import SbpError
+from tests.support.cluster import values_of
+from tests.support.faults.endless_traffic import FETCH_BYTES, OnlyFrom, Traffic
+from tests.support.faults.nemesis import SERVERS, drawn, faulty_cluster
+from tests.support.faults.workload import new_streams
 
 STREAMS = 4
 

@@ -12,21 +12,19 @@ import signal
 import time
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from fault_cluster import FaultCluster
-from nemesis import SERVERS, drawn, faulty_cluster
-from producing import producing
-from query_process import TOO_SLOW, QueryProcess, is_batch_open, last_commit
-from sink_main import QUERY_FAILED
-from spark_streams import append_values, numbered
 from test_driver_kill import read_log
-from waiting import until
 
 from sbp_core.client import Client, StreamSpec
+from tests.support.client import producing
+from tests.support.clock import until
+from tests.support.faults.cluster import FaultCluster
+from tests.support.faults.nemesis import SERVERS, drawn, faulty_cluster
+from tests.support.programs.sink import QUERY_FAILED
+from tests.support.queries import TOO_SLOW, QueryProcess, is_batch_open, last_commit
+from tests.support.spark import append_values, numbered
 
-MAIN = Path(__file__).parent.parent / "support" / "sink_main.py"
 LIFE_SECONDS_MAX = 4.0
 START_KILLED_EVERY = 4
 """Up to this number of lives may be killed before they have done anything."""
@@ -81,7 +79,7 @@ class Copy:
         return QueryProcess(
             self.folder,
             self.life_count,
-            main=MAIN,
+            main="sink",
             failpoints=failpoints,
             **{"master": "local[2,4]", "source": source, "sink": self._sink, **order},
             trigger=trigger,

@@ -4,11 +4,12 @@ import random
 import re
 
 import pytest
-from fault_cluster import FaultCluster
-from producing import producing
-from standalone_spark import CONF, StandaloneSpark
 from test_sink_kill import PATIENCE_SECONDS, Copy, find_anomalies
-from waiting import until
+
+from tests.support.client import producing
+from tests.support.clock import until
+from tests.support.faults.cluster import FaultCluster
+from tests.support.spark_clusters import STANDALONE_CONF, StandaloneSpark
 
 SLEEP_MS = 5_000
 """Longer than the copy of a task takes, shorter than Spark lets the loser live."""
@@ -28,7 +29,7 @@ def test_losers_that_end_after_the_commit(tmp_path, rng):
         copy = Copy(tmp_path, cluster)
         producer_rng = random.Random(rng.random())
         with producing(cluster.endpoint, producer_rng, ["numbers"], sealed=(), seal_share=0):
-            life = copy.begin(rng, partitions=4, master=spark.master, conf=CONF)
+            life = copy.begin(rng, partitions=4, master=spark.master, conf=STANDALONE_CONF)
             until(lambda: is_over(life) or has_late_loser(spark), PATIENCE_SECONDS)
             assert not is_over(life), copy.log
             life.kill()

@@ -5,16 +5,15 @@ import socket
 import threading
 from pathlib import Path
 
-from client_drivers import BlockingDriver
-from core_cluster import rows_batch
-from fault_cluster import FaultCluster
-from workload import fetch_once, new_streams
-
 from sbp_core import limits
 from sbp_core.client import AppendItem, RetryPolicy, parse_endpoint
 from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import AppendInfo, AppendRequest, StreamRange, encode_header
 from sbp_core.wire.opcodes import Opcode
+from tests.support.client import BlockingDriver
+from tests.support.cluster import rows_batch
+from tests.support.faults.cluster import FaultCluster
+from tests.support.faults.workload import fetch_once, new_streams
 
 HOUR_MS = 3_600_000
 CONNECTIONS = 4

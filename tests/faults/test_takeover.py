@@ -10,15 +10,15 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from checker import assert_sound, chosen
-from committers import Committers, wait_until_published
-from range_server_process import PlacementDriverProcess, RangeServerProcess
-from workload import list_streams, new_streams
 
 from sbp_core.client import AsyncClient, Client, RetryPolicy, StreamSpec
 from sbp_core.errors import NotLeaderError, SbpError
 from sbp_core.wire.headers import CreateStreamsRequest, Stream
 from sbp_core.wire.opcodes import Opcode
+from tests.support.appends import Committers, wait_until_published
+from tests.support.faults.checker import assert_sound, chosen
+from tests.support.faults.workload import list_streams, new_streams
+from tests.support.machines import PlacementDriverProcess, RangeServerProcess
 
 HEARTBEAT_INTERVAL_MS = 100
 DEADLINE_SECONDS = 90

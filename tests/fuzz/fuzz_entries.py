@@ -10,10 +10,6 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from core_cluster import rows_batch
-from faulty_disk import FaultyDisk
-from log_files import open_log
-
 from sbp_core.errors import SbpError
 from sbp_core.log.entry import Entry
 from sbp_core.log.portable import decode_portable, encode_portable, to_local
@@ -24,6 +20,9 @@ from sbp_core.rangeserver.replicating.secondary import check_content
 from sbp_core.records import write_base_offset
 from sbp_core.segment_format import EntryKind
 from sbp_core.wire.checksum import crc32c
+from tests.support.cluster import rows_batch
+from tests.support.disk import FaultyDisk
+from tests.support.log import open_log
 
 KEY = (1, 0)
 _FOLDER = Path("/log")

@@ -19,12 +19,10 @@ from typing import Any
 from zlib import crc32
 
 import pyarrow as pa
-from faulty_disk import FaultyDisk, Inode
 from fuzz_columns import check_columns, check_schema, columns_corpus, schema_corpus
 from fuzz_entries import check_entries, entries_corpus
 from fuzz_features import check_features, features_corpus
 from fuzz_tls import check_tls, tls_corpus
-from log_files import open_log
 
 from sbp_core import limits
 from sbp_core.errors import FrameError, HeaderError, LogError, RecordBatchError, SbpError
@@ -69,6 +67,8 @@ from sbp_core.wire.flat import Bytes, Scalar, Schema, Table, Text, Vector
 from sbp_core.wire.frame import Frame, FrameDecoder, encode_frame
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, decode_header, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
+from tests.support.disk import FaultyDisk, Inode
+from tests.support.log import open_log
 
 logging.getLogger("sbp_core").addHandler(logging.NullHandler())
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from certificates import Authority
-
 from sbp_core.tls import Channel, Contexts
 from sbp_core.tls_errors import PlainTextError
+from tests.support.security import Authority
 
 _FLIGHTS = 3
 """ClientHello; all of the server; the certificate of the client, Finished, and what it then sends.

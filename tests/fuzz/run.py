@@ -24,7 +24,7 @@ from pathlib import Path
 from random import Random
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 INPUT_SECONDS_MAX = 1.0
 MEMORY_GROWTH_BYTES_MAX = 256 << 20

@@ -16,9 +16,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from certificates import Authority
-from core_cluster import rows_batch
-from identities import AUDIENCE, ISSUER, Issuer
 from prometheus_client.parser import text_string_to_metric_families
 from test_separate_processes import TIMEOUT_SECONDS, Server, running
 
@@ -28,6 +25,8 @@ from sbp_core.client import EARLIEST, AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.cluster import Cluster, LocalCluster
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.processes import reserved_ports
+from tests.support.cluster import rows_batch
+from tests.support.security import AUDIENCE, ISSUER, Authority, Issuer
 
 ADMIN = ("--admin-port", "0")
 CONF = Path(__file__).parents[2] / "conf"

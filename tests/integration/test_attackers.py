@@ -7,13 +7,13 @@ import time
 
 import psutil
 import pytest
-from certificates import Authority
-from core_cluster import rows_batch
 
 from benchmarks.core.attacks import ATTACKS, Attackers, Target
 from sbp_core import limits
 from sbp_core.client import AppendItem, Client, Connecting, StreamSpec
 from sbp_core.cluster import LocalCluster
+from tests.support.cluster import rows_batch
+from tests.support.security import Authority
 
 OLD_BATCHES = 64
 ROUNDS = 50

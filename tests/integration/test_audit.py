@@ -11,9 +11,6 @@ import stat
 import threading
 
 import pytest
-from core_cluster import core_cluster, rows_batch
-from raw_client import RawClient
-from waiting import until
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.cli.serving import _maybe_audit_file
@@ -32,6 +29,9 @@ from sbp_core.wire.headers import (
     Stream,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.clock import until
+from tests.support.cluster import core_cluster, rows_batch
+from tests.support.wire import RawClient
 
 NOT_MANAGEMENT = {
     *("PING", "GOAWAY", "HEARTBEAT", "ALLOCATE_ID", "REPORT_METRICS", "SYNC_RANGES"),

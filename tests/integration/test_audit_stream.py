@@ -6,20 +6,6 @@ import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from audit_events import (
-    MS,
-    check,
-    events_of,
-    grant,
-    identified,
-    records_of,
-    run,
-    stream_of,
-    subjects,
-)
-from range_server_process import RangeServerProcess
-from replicated_cluster import cluster_of
-from waiting import until
 
 from sbp_core.access.rights import AUDIT_STREAM
 from sbp_core.client import AsyncClient, StreamSpec
@@ -38,6 +24,20 @@ from sbp_core.server import audit_stream
 from sbp_core.server.audit import EVENTS
 from sbp_core.wire import headers as h
 from sbp_core.wire.opcodes import Opcode
+from tests.support.audit import (
+    MS,
+    check,
+    events_of,
+    grant,
+    identified,
+    records_of,
+    run,
+    stream_of,
+    subjects,
+)
+from tests.support.clock import until
+from tests.support.cluster import cluster_of
+from tests.support.machines import RangeServerProcess
 
 
 def by_server(lines: list[str]) -> dict[str, list[str]]:

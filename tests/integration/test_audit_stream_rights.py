@@ -3,9 +3,6 @@
 import asyncio
 
 import pytest
-from audit_events import MS, check, events_of, grant, identified, run, stream_of
-from core_cluster import rows_batch
-from replicated_cluster import cluster_of
 
 from sbp_core.access.rights import AUDIT_STREAM, Grant, Right
 from sbp_core.cli.main import main as command
@@ -16,6 +13,8 @@ from sbp_core.errors import (
 )
 from sbp_core.wire import headers as h
 from sbp_core.wire.opcodes import Opcode
+from tests.support.audit import MS, check, events_of, grant, identified, run, stream_of
+from tests.support.cluster import cluster_of, rows_batch
 
 
 def test_only_those_read_it_whom_a_grant_names_it(tmp_path):

@@ -6,12 +6,6 @@ import asyncio
 import shutil
 
 import pytest
-from backups import append, client_of, commit, create, read_all, restore, run
-from certificates import Authority
-from core_cluster import rows_batch
-from identified_cluster import admin_of, greet, identified_settings, served
-from identities import Issuer
-from replicated_cluster import cluster_of
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.backup.format import BackupError, manifest_path
@@ -39,6 +33,9 @@ from sbp_core.errors import (
 )
 from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.txn_id import txn_id_of
+from tests.support.appends import append, client_of, commit, create, read_all, restore, run
+from tests.support.cluster import cluster_of, rows_batch
+from tests.support.security import Authority, Issuer, admin_of, greet, identified_settings, served
 
 PROMPT = RetryPolicy(budget_ms=200)
 

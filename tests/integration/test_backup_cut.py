@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from backups import append, client_of, commit, create, read_all, restore, run
-from replicated_cluster import cluster_of
 
 from sbp_core.backup.place import Place
 from sbp_core.backup.taking import take_backup
@@ -22,6 +20,8 @@ from sbp_core.errors import (
 from sbp_core.pd.backups import cut
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.server.peers import Peers
+from tests.support.appends import append, client_of, commit, create, read_all, restore, run
+from tests.support.cluster import cluster_of
 
 PROMPT = RetryPolicy(budget_ms=200)
 

@@ -8,7 +8,6 @@ import itertools
 
 import pytest
 import uvloop
-from core_cluster import core_cluster, rows_batch
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
@@ -39,6 +38,7 @@ from sbp_core.wire.headers import (
     encode_header,
 )
 from sbp_core.wire.opcodes import Flag, Opcode
+from tests.support.cluster import core_cluster, rows_batch
 
 STEPS = 12
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}

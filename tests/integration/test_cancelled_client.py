@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cancelling import cancel_everywhere
-from core_cluster import rows_batch
 
 from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec, Writer
+from tests.support.client import cancel_everywhere
+from tests.support.cluster import rows_batch
 
 uvloop = pytest.importorskip("uvloop")
 

@@ -6,10 +6,7 @@ import asyncio
 import json
 
 import pytest
-from core_cluster import rows_batch
-from local_s3 import BUCKET, SECRET, local_s3
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from replicated_cluster import cluster_of, read_all
 
 from sbp_core.cli.main import main as sbp
 from sbp_core.client import AppendItem, AsyncClient, Client, StreamSpec
@@ -17,6 +14,8 @@ from sbp_core.cluster import LocalCluster
 from sbp_spark.reading.offsets import SourceOffset, StreamChangedError
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
+from tests.support.cluster import cluster_of, read_all, rows_batch
+from tests.support.web import BUCKET, SECRET, local_s3
 
 
 @pytest.fixture(params=["directory", "s3"])

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from core_cluster import rows_batch
 
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem
+from tests.support.cluster import rows_batch
 
 
 @pytest.fixture

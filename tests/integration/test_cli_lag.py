@@ -4,10 +4,10 @@ import json
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from core_cluster import rows_batch
 
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem
+from tests.support.cluster import rows_batch
 
 HEADING = ["STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "MEMBER"]
 

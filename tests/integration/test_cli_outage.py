@@ -4,12 +4,12 @@ import asyncio
 import json
 
 import pytest
-from replicated_cluster import NO_FALSE_ALARM, append, run
 
 from sbp_core import limits
 from sbp_core.cli import connect
 from sbp_core.cli.main import main
 from sbp_core.client import RetryPolicy, StreamSpec
+from tests.support.cluster import NO_FALSE_ALARM, append, run
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 
 import pyarrow as pa
 import pytest
-from core_cluster import rows_batch
 
 from sbp_core.app import Connection
 from sbp_core.app.blocking.committing import Committer
@@ -12,6 +11,7 @@ from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, Client
 from sbp_core.errors import ConnectError
 from sbp_core.records import StreamSchema
+from tests.support.cluster import rows_batch
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from core_cluster import rows_batch
 
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem
+from tests.support.cluster import rows_batch
 
 TIMEOUT_SECONDS = 60
 

@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from core_cluster import rows_batch
 
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, Transaction
+from tests.support.cluster import rows_batch
 
 HEADING = ["STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACTION", "SERVER"]
 

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from core_cluster import rows_batch, values_of
 
 from sbp_core.client import (
     AppendItem,
@@ -33,6 +32,7 @@ from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.pd.metadata.transactions import TransactionTables
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
+from tests.support.cluster import rows_batch, values_of
 
 DIGEST = b"12345678"
 

@@ -8,10 +8,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from certificates import Authority
-from core_cluster import core_cluster, rows_batch
-from raw_client import RawClient
-from served_listener import received
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, Client, Connecting, RetryPolicy, StreamSpec
@@ -23,6 +19,10 @@ from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.frame import FrameDecoder
 from sbp_core.wire.headers import decode_system_error
 from sbp_core.wire.opcodes import Opcode
+from tests.support.cluster import core_cluster, rows_batch
+from tests.support.listener import received
+from tests.support.security import Authority
+from tests.support.wire import RawClient
 
 DESCRIPTORS = 96
 FLOOD = 400

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from console_browser import browsing, needs_chromium, serving_console
-from core_cluster import rows_batch
 from playwright.sync_api import expect
-from waiting import until
 
 from sbp_core.client import AppendItem, Client, StreamSpec, StreamUpdate, Transaction
 from sbp_core.cluster import LocalCluster
+from tests.support.clock import until
+from tests.support.cluster import rows_batch
+from tests.support.web import browsing, needs_chromium, serving_console
 
 pytestmark = needs_chromium
 

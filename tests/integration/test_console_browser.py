@@ -10,13 +10,13 @@ from urllib.parse import quote
 import pyarrow as pa
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from console_browser import browsing, needs_chromium, serving_console
-from core_cluster import rows_batch
 from playwright.sync_api import expect
 
 from sbp_core.client import AppendItem, Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.records import StreamSchema, encode_columns
+from tests.support.cluster import rows_batch
+from tests.support.web import browsing, needs_chromium, serving_console
 
 pytestmark = needs_chromium
 

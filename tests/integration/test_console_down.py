@@ -7,7 +7,6 @@ import html
 import re
 
 import httpx
-from core_cluster import core_cluster, rows_batch
 
 from sbp_core.client import AppendItem, Connecting, StreamSpec
 from sbp_core.web.callers import Callers
@@ -16,6 +15,7 @@ from sbp_core.web.console.sampling import Sampler
 from sbp_core.web.console.site import Site, make_client
 from sbp_core.web.sessions import Sessions
 from sbp_core.web.settings import WebSettings
+from tests.support.cluster import core_cluster, rows_batch
 
 
 def text_of(answer):

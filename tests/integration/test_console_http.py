@@ -7,16 +7,14 @@ import re
 from urllib.parse import urlencode, urlsplit
 
 import pytest
-from certificates import Authority
-from console_browser import serving_console
-from core_cluster import rows_batch
-from identified_cluster import admin_of, identified_settings
-from identities import Issuer
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import AppendItem, Client, Connecting, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.tls import ServerTls
+from tests.support.cluster import rows_batch
+from tests.support.security import Authority, Issuer, admin_of, identified_settings
+from tests.support.web import serving_console
 
 TIMEOUT_SECONDS = 60
 KIND = "application/x-www-form-urlencoded"

@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from audit_events import AUDIT_STREAM
-from certificates import Authority
-from console_browser import browsing, needs_chromium, serving_console
-from core_cluster import rows_batch
-from identified_cluster import identified_settings
-from identities import Issuer
 from playwright.sync_api import expect
-from waiting import until
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import AppendItem, Client, Connecting, Credentials, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.tls import ServerTls
+from tests.support.audit import AUDIT_STREAM
+from tests.support.clock import until
+from tests.support.cluster import rows_batch
+from tests.support.security import Authority, Issuer, identified_settings
+from tests.support.web import browsing, needs_chromium, serving_console
 
 pytestmark = needs_chromium
 

@@ -3,11 +3,10 @@
 import asyncio
 from collections import Counter
 
-from core_cluster import rows_batch
-from range_server_process import RangeServerProcess
-
 from sbp_core.client import AppendItem, AsyncClient, StreamSpec
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from tests.support.cluster import rows_batch
+from tests.support.machines import RangeServerProcess
 
 INTERVAL_MS = 50
 TIMEOUT_MS = 2_000

@@ -9,14 +9,13 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from waiting import until
-
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.session.connection import Connection
 from sbp_core.wire.headers import RangeId, SealRangesRequest, TrimmedStream, TrimStreamsRequest
 from sbp_core.wire.headers import encode_header as encoded
 from sbp_core.wire.opcodes import Opcode
+from tests.support.clock import until
 
 CALLERS = 1_000
 

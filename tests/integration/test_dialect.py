@@ -6,10 +6,6 @@ import asyncio
 import threading
 
 import pytest
-from client_drivers import BlockingDriver
-from core_cluster import values_of
-from foreign_batches import sequence_batch
-from raw_client import RawClient
 
 from sbp_core.client import (
     EARLIEST,
@@ -32,8 +28,10 @@ from sbp_core.wire.headers import (
     decode_system_error,
 )
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.client import BlockingDriver
+from tests.support.cluster import values_of
+from tests.support.data.batches import sequence_batch
+from tests.support.wire import RawClient
 
 MIB = 1 << 20
 

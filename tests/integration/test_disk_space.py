@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from core_cluster import core_cluster, rows_batch
-from fixed_probe import FixedProbe
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, RetryPolicy, StreamSpec
 from sbp_core.errors import DiskFullError, Outcome, StatusCode
 from sbp_core.wire.headers import AppendInfo, AppendRequest
 from sbp_core.wire.opcodes import Opcode
+from tests.support.cluster import core_cluster, rows_batch
+from tests.support.disk import FixedProbe
+from tests.support.wire import RawClient
 
 FLOOR = 1 << 30
 PLENTY = 1 << 40

@@ -5,9 +5,6 @@ import json
 import logging
 
 import pytest
-from address_identities import Identities
-from core_cluster import core_cluster, rows_batch
-from raw_client import RawClient
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import AppendItem, StreamSpec
@@ -16,6 +13,9 @@ from sbp_core.server.audit import EVENTS
 from sbp_core.wire import headers
 from sbp_core.wire.headers import RESULT_FIELDS
 from sbp_core.wire.opcodes import Opcode
+from tests.support.cluster import core_cluster, rows_batch
+from tests.support.security import Identities
+from tests.support.wire import RawClient
 
 GRANTS = (
     *(("reader", Right.READ, "orders-*"), ("writer", Right.APPEND, "orders-*")),

@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
-from pd_cluster import Cluster
-from raw_client import RawClient
 from sqlalchemy import make_url
 
 from sbp_core.client import AsyncClient
@@ -24,6 +22,8 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import check_status, maybe_cluster
+from tests.support.placement_driver import Cluster
+from tests.support.wire import RawClient
 
 FOR_ALL = {Opcode.HEARTBEAT, Opcode.DESCRIBE_PD_CLUSTER}
 ADDRESS = "127.0.0.1:10911"

@@ -6,21 +6,7 @@ import asyncio
 import time
 
 import pytest
-from core_cluster import core_cluster, rows_batch
-from driver_proof import Known, driver_at
-from held_disk import HeldDisk
-from manual_clock import ManualClock
 from msgspec.structs import replace
-from raw_client import RawClient
-from staged_appends import (
-    end,
-    end_all,
-    letters_of,
-    one_stream,
-    open_txns,
-    read_staged,
-    stage,
-)
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec, StreamUpdate
@@ -41,11 +27,24 @@ from sbp_core.rangeserver.appending.staging import Stagings
 from sbp_core.session.negotiation import NO_WISHES
 from sbp_core.wire.headers import EndTxnInfo, EndTxnRequest
 from sbp_core.wire.opcodes import Opcode
+from tests.support.appends import (
+    end,
+    end_all,
+    letters_of,
+    one_driven_stream,
+    open_txns,
+    read_staged,
+    stage,
+)
+from tests.support.clock import ManualClock
+from tests.support.cluster import Known, core_cluster, driver_at, rows_batch
+from tests.support.disk import HeldDisk
+from tests.support.wire import RawClient
 
 
 def run(folder, body, **options):
     async def main():
-        async with one_stream(folder, **options) as parts:
+        async with one_driven_stream(folder, **options) as parts:
             await asyncio.wait_for(body(*parts), 60)
 
     asyncio.run(main())
@@ -80,7 +79,7 @@ def test_the_request_defines_the_order(tmp_path):
 
 def test_a_repeat_is_answered_as_the_first_one(tmp_path):
     async def main():
-        async with one_stream(tmp_path) as (cluster, stream_id, client):
+        async with one_driven_stream(tmp_path) as (cluster, stream_id, client):
             await stage(client, stream_id, "t", "ab")
             await stage(client, stream_id, "u", "c")
             for _ in range(2):
@@ -344,7 +343,7 @@ def test_a_batch_staged_many_segments_ago_is_published(tmp_path):
     large = "x" * (1 << 20)
 
     async def main():
-        async with one_stream(tmp_path, **options) as (cluster, stream_id, client):
+        async with one_driven_stream(tmp_path, **options) as (cluster, stream_id, client):
             assert await stage(client, stream_id, "t", "ab", "c") == [-1, -1]
             other = (await cluster.client.create_streams([StreamSpec("other")]))[0].stream_id
             for _ in range(8):

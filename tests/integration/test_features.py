@@ -4,8 +4,6 @@ import asyncio
 import logging
 
 import pytest
-from core_cluster import core_cluster, rows_batch, values_of
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import (
@@ -30,6 +28,8 @@ from sbp_core.wire.headers import (
     ReplicateRequest,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.cluster import core_cluster, rows_batch, values_of
+from tests.support.wire import RawClient
 
 EVERYTHING = Wishes(compression=True, isolation="backfill", handler_duration=True)
 VALUES = [b"value %d of many that are alike" % number for number in range(20_000)]

@@ -6,8 +6,6 @@ import threading
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from core_cluster import core_cluster, rows_batch, values_of
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
@@ -24,6 +22,8 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
+from tests.support.cluster import core_cluster, rows_batch, values_of
+from tests.support.wire import RawClient
 
 BIG = 1 << 20
 TAIL, CATCH_UP = ReadClass("", True), ReadClass("", False)

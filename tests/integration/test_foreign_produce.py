@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
-from elasticstream_peer import ElasticStreamPeer
-from java_sdk import stored_records
 
 from sbp_core.cli.main import main
 from sbp_core.client import Client, StreamSpec
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.dialect import ElasticStreamPeer, stored_records
 
 
 @pytest.fixture

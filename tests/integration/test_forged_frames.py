@@ -9,12 +9,7 @@ import asyncio
 import stat
 
 import pytest
-from certificates import Authority
-from core_cluster import rows_batch, values_of
-from driver_proof import Known
 from msgspec.structs import replace
-from raw_client import RawClient
-from staged_appends import end, open_txns, stage
 
 from sbp_core.client import AppendItem, AsyncClient, Connecting, FetchItem, StreamSpec, Transaction
 from sbp_core.cluster import LocalCluster
@@ -34,6 +29,10 @@ from sbp_core.wire.headers import (
     SyncRangesRequest,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.appends import end, open_txns, stage
+from tests.support.cluster import Known, rows_batch, values_of
+from tests.support.security import Authority
+from tests.support.wire import RawClient
 
 DENIED, CONFLICT = StatusCode.PERMISSION_DENIED, StatusCode.CONFLICT
 DIGEST = b"12345678"

@@ -11,8 +11,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from local_reads import append, large_batch, new_stream, run
-from scripted_peer import ScriptedPeer, placed, ranges
 
 from sbp_core import local_registry
 from sbp_core.client import Client, FetchItem
@@ -36,6 +34,8 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS
+from tests.support.local_reads import append, large_batch, new_stream, run
+from tests.support.scripted_peer import ScriptedPeer, placed, ranges
 
 
 class Forger(ScriptedPeer):

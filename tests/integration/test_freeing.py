@@ -8,8 +8,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from core_cluster import CoreCluster, core_cluster, rows_batch
-from fixed_probe import FixedProbe
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, RetryPolicy, StreamSpec
@@ -17,6 +15,8 @@ from sbp_core.errors import DiskFullError
 from sbp_core.log.cleaning import Cleaned
 from sbp_core.rangeserver.housekeeping import keeper
 from sbp_core.rangeserver.housekeeping.disk_space import SpaceFreer
+from tests.support.cluster import CoreCluster, core_cluster, rows_batch
+from tests.support.disk import FixedProbe
 
 DISK_BYTES = 64 << 20
 FLOOR = 1 << 20

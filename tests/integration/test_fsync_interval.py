@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from core_cluster import core_cluster, rows_batch
-from driver_proof import driver_at
-from held_disk import HeldDisk
-from staged_appends import end, stage
-
 from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
+from tests.support.appends import end, stage
+from tests.support.cluster import core_cluster, driver_at, rows_batch
+from tests.support.disk import HeldDisk
 
 
 def run(folder, test, **options):

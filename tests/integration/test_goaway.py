@@ -6,9 +6,6 @@ import threading
 from operator import attrgetter
 
 import pytest
-from client_drivers import AsyncDriver, BlockingDriver
-from core_cluster import core_cluster, rows_batch, values_of
-from held_disk import HeldDisk
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
@@ -29,6 +26,9 @@ from sbp_core.wire.headers import (
     encode_header,
 )
 from sbp_core.wire.opcodes import Flag, Opcode
+from tests.support.client import AsyncDriver, BlockingDriver
+from tests.support.cluster import core_cluster, rows_batch, values_of
+from tests.support.disk import HeldDisk
 
 kinds = pytest.mark.parametrize("kind", [BlockingDriver, AsyncDriver], ids=["blocking", "asyncio"])
 

@@ -12,10 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from certificates import Authority
-from core_cluster import core_cluster, rows_batch
-from driver_proof import driver_at
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
@@ -37,6 +33,9 @@ from sbp_core.wire.headers import (
     encode_header,
 )
 from sbp_core.wire.opcodes import Flag, Opcode
+from tests.support.cluster import core_cluster, driver_at, rows_batch
+from tests.support.security import Authority
+from tests.support.wire import RawClient
 
 OWN_CONNECTIONS = 2
 """Connections of the client, and of the placement driver, which announced the range."""

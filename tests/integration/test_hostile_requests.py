@@ -11,12 +11,7 @@ import struct
 from random import Random
 
 import pytest
-from certificates import Authority
-from core_cluster import core_cluster, rows_batch
-from identified_cluster import admin_of, connected, identified_settings, served
-from identities import Issuer
 from msgspec.structs import replace
-from raw_client import RawClient
 
 from sbp_core.access.rights import GRANTABLE, Grant
 from sbp_core.client import AppendItem, StreamSpec
@@ -33,6 +28,16 @@ from sbp_core.wire.headers import (
     decode_system_error,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.cluster import core_cluster, rows_batch
+from tests.support.security import (
+    Authority,
+    Issuer,
+    admin_of,
+    connected,
+    identified_settings,
+    served,
+)
+from tests.support.wire import RawClient
 
 TYPES = {table.__name__: table for table in LAYOUTS}
 TEXTS = ("", "x", "a" * 300, "../../etc", "\0", "host:99999", "[::", "\u202e", "127.0.0.1:1")

@@ -7,12 +7,11 @@ import socket
 import threading
 
 import pytest
-from http_process import TIMEOUT_SECONDS, http_client, serving_http
-from http_streams import lines, post, read, values
 
 from sbp_core import failpoints, limits
 from sbp_core.cluster import LocalCluster
 from sbp_core.web.records.tailing import TAILS_MAX
+from tests.support.web import TIMEOUT_SECONDS, http_client, lines, post, read, serving_http, values
 
 MIB = limits.MIB
 KEY = {"Idempotency-Key": "order-1"}

@@ -4,14 +4,13 @@ import ssl
 
 import httpx
 import pytest
-from certificates import Authority
-from http_process import http_client, serving_http
-from identities import AUDIENCE, ISSUER, Issuer
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import Client, Connecting, Credentials, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.tls import ServerTls
+from tests.support.security import AUDIENCE, ISSUER, Authority, Issuer
+from tests.support.web import http_client, serving_http
 
 TEXT = {"Content-Type": "text/plain"}
 RECORDS = "/v1/streams/orders/records"

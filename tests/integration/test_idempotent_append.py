@@ -8,11 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from core_cluster import core_cluster, rows_batch
-from held_disk import HeldDisk
 from msgspec.structs import replace
-from numbered_appends import WAIT_SECONDS, eventually, numbered, one_stream, send, values
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, StreamSpec, Writer
@@ -36,6 +32,10 @@ from sbp_core.session.negotiation import NO_WISHES
 from sbp_core.wire.headers import AppendInfo, AppendRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
+from tests.support.appends import WAIT_SECONDS, eventually, numbered, one_stream, send, values
+from tests.support.cluster import core_cluster, rows_batch
+from tests.support.disk import HeldDisk
+from tests.support.wire import RawClient
 
 
 def run(body):

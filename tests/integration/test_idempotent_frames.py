@@ -4,13 +4,13 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from held_disk import HeldDisk
-from numbered_appends import WAIT_SECONDS, numbered, one_stream, send, values
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.errors import ThrottledError, WriterGapError
 from sbp_core.wire.opcodes import Opcode
+from tests.support.appends import WAIT_SECONDS, numbered, one_stream, send, values
+from tests.support.disk import HeldDisk
+from tests.support.wire import RawClient
 
 
 def run(body):

@@ -10,20 +10,6 @@ import traceback
 from dataclasses import replace
 
 import pytest
-from certificates import Authority
-from core_cluster import rows_batch
-from identified_cluster import (
-    ONCE,
-    admin_of,
-    connected,
-    greet,
-    identified_settings,
-    identity_of_client,
-    run,
-    served,
-)
-from identities import Issuer, serving_keys
-from waiting import until
 
 from sbp_core.access.identity import Identity, subject_of_certificate
 from sbp_core.access.rights import Grant, Right
@@ -48,6 +34,21 @@ from sbp_core.server.settings import Exposure
 from sbp_core.session.negotiation import identity_offer
 from sbp_core.tls import ServerTls
 from sbp_core.wire.headers import HeartbeatRequest
+from tests.support.clock import until
+from tests.support.cluster import rows_batch
+from tests.support.security import (
+    ONCE,
+    Authority,
+    Issuer,
+    admin_of,
+    connected,
+    greet,
+    identified_settings,
+    identity_of_client,
+    run,
+    served,
+    serving_keys,
+)
 
 
 @pytest.fixture(scope="module")

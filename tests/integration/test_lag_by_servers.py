@@ -6,10 +6,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from spark_streams import append_values
 
 from sbp_core.client import StreamSpec
 from sbp_spark.lag import LagListener, StreamLag, lag
+from tests.support.spark import append_values
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ from zlib import crc32
 
 import pyarrow as pa
 import pytest
-from core_cluster import TIMESTAMP_MS, rows_batch, values_of
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import (
@@ -49,6 +47,8 @@ from sbp_core.wire.headers import (
     decode_header,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.cluster import TIMESTAMP_MS, rows_batch, values_of
+from tests.support.wire import RawClient
 
 LARGEST = limits.RECORD_BYTES_LARGEST
 PRODUCER = "large-records"

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from core_cluster import rows_batch
-from local_reads import (
+
+from sbp_core import limits
+from sbp_core.client import AppendItem, Client, FetchItem, FetchOutcome, ReceivedBatches
+from sbp_core.errors import OffsetOutOfRangeError
+from tests.support.cluster import rows_batch
+from tests.support.local_reads import (
     LARGE_BYTES,
     SMALL_SEGMENTS,
     append,
@@ -16,10 +20,6 @@ from local_reads import (
     run,
     watch_looks,
 )
-
-from sbp_core import limits
-from sbp_core.client import AppendItem, Client, FetchItem, FetchOutcome, ReceivedBatches
-from sbp_core.errors import OffsetOutOfRangeError
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ import logging
 import socket
 
 import pytest
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, StatusCode, ThrottledError
@@ -29,6 +28,7 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS
+from tests.support.wire import RawClient
 
 
 class Service:

@@ -10,7 +10,14 @@ import socket
 import struct
 from contextlib import AsyncExitStack
 
-from listener_bench import (
+from sbp_core import limits
+from sbp_core.server.budget import Budget
+from sbp_core.wire.frame import encode_frame
+from sbp_core.wire.headers import (
+    AppendResponse,
+)
+from sbp_core.wire.opcodes import Flag, Opcode
+from tests.support.listener import (
     ANSWER_BYTES,
     FIRST_FRAME_MS,
     FRAME_MS,
@@ -26,15 +33,7 @@ from listener_bench import (
     ping,
     run,
 )
-from raw_client import RawClient
-
-from sbp_core import limits
-from sbp_core.server.budget import Budget
-from sbp_core.wire.frame import encode_frame
-from sbp_core.wire.headers import (
-    AppendResponse,
-)
-from sbp_core.wire.opcodes import Flag, Opcode
+from tests.support.wire import RawClient
 
 
 def test_a_silent_peer_is_closed():

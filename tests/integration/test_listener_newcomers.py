@@ -4,7 +4,12 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from listener_bench import (
+
+from sbp_core import limits
+from sbp_core.server.outgoing import Unread
+from sbp_core.wire.frame import encode_frame
+from sbp_core.wire.opcodes import Flag, Opcode
+from tests.support.listener import (
     ANSWER_BYTES,
     PREFIX_BYTES,
     QUESTION,
@@ -15,11 +20,6 @@ from listener_bench import (
     ping,
     run,
 )
-
-from sbp_core import limits
-from sbp_core.server.outgoing import Unread
-from sbp_core.wire.frame import encode_frame
-from sbp_core.wire.opcodes import Flag, Opcode
 
 
 @pytest.fixture

@@ -9,23 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from core_cluster import CoreCluster, rows_batch
-from local_reads import (
-    LARGE_BYTES,
-    SMALL_SEGMENTS,
-    append,
-    check_same,
-    fetched,
-    large_batch,
-    new_stream,
-    octets_of,
-    remove_segments,
-    run,
-    segments,
-    watch_looks,
-)
-from raw_client import RawClient
-from staged_appends import end, one_stream
 
 from sbp_core import limits
 from sbp_core.client import (
@@ -51,6 +34,23 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
+from tests.support.appends import end, one_driven_stream
+from tests.support.cluster import CoreCluster, rows_batch
+from tests.support.local_reads import (
+    LARGE_BYTES,
+    SMALL_SEGMENTS,
+    append,
+    check_same,
+    fetched,
+    large_batch,
+    new_stream,
+    octets_of,
+    remove_segments,
+    run,
+    segments,
+    watch_looks,
+)
+from tests.support.wire import RawClient
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_batches_of_all_kinds_in_many_segments(tmp_path, looks):
         assert looks.failed_count == 0
 
     async def main():
-        async with one_stream(tmp_path, **SMALL_SEGMENTS) as parts:
+        async with one_driven_stream(tmp_path, **SMALL_SEGMENTS) as parts:
             await asyncio.wait_for(body(*parts), 120)
 
     asyncio.run(main())
@@ -116,7 +116,7 @@ def test_segments_that_were_rewritten(tmp_path, looks, monkeypatch):
 
     async def main():
         options = SMALL_SEGMENTS | {"segment_bytes": 4_000_000}
-        async with one_stream(tmp_path, **options) as (cluster, stream_id, client):
+        async with one_driven_stream(tmp_path, **options) as (cluster, stream_id, client):
             other = await new_stream(cluster)
             for number in range(4):
                 await append(cluster, stream_id, [number])

@@ -8,9 +8,6 @@ import os
 import random
 
 import pytest
-from core_cluster import core_cluster, rows_batch, values_of
-from log_files import created, open_log
-from log_stagings import commit, drop, staged
 
 from sbp_core import limits
 from sbp_core.cli.log import find_logs
@@ -18,6 +15,8 @@ from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, FetchItem, StreamSpec
 from sbp_core.errors import ConfigurationError, StatusCode, StorageError
 from sbp_core.log.disk import OsDisk
+from tests.support.cluster import core_cluster, rows_batch, values_of
+from tests.support.log import commit, created, drop, open_log, staged
 
 STREAM, OTHER = 1, 2
 VALUES = [random.Random(number).randbytes(3 << 20) for number in range(12)]

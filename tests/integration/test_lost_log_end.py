@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from core_cluster import rows_batch, values_of
-from fault_cluster import FaultCluster
 
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.errors import SbpError, StatusCode, StorageError
 from sbp_core.log.boundaries import read_high_water
 from sbp_core.log.disk import OsDisk
+from tests.support.cluster import rows_batch, values_of
+from tests.support.faults.cluster import FaultCluster
 
 COUNT = 60
 HURT, OTHER = 1, 2

@@ -3,9 +3,6 @@
 import asyncio
 
 import pytest
-from core_cluster import core_cluster, rows_batch, values_of
-from driver_proof import driver_at
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
@@ -30,6 +27,8 @@ from sbp_core.wire.headers import (
     decode_header,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.cluster import core_cluster, driver_at, rows_batch, values_of
+from tests.support.wire import RawClient
 
 MANY = 10_000
 STREAMS = 2_000

@@ -4,11 +4,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from core_cluster import rows_batch
-from driver_proof import driver_at
-from log_stagings import bodies
-from raw_client import RawClient
-from staged_appends import end, stage
 from test_replication import append, hosted_at, is_sealed, read_all, run, seal
 
 from sbp_core.client import AppendItem, StreamSpec, Writer
@@ -20,6 +15,10 @@ from sbp_core.rangeserver.server import RangeServer
 from sbp_core.segment_format import EntryKind
 from sbp_core.wire.headers import FetchInfo, FetchRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
+from tests.support.appends import end, stage
+from tests.support.cluster import driver_at, rows_batch
+from tests.support.log import bodies
+from tests.support.wire import RawClient
 
 
 def spoil(path: Path, kinds) -> int:

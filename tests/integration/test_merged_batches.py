@@ -9,11 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backups import read_all, restore
-from core_cluster import CoreCluster, core_cluster
-from numbered_appends import eventually, one_stream, send
-from raw_client import RawClient
-from replicated_cluster import cluster_of
 
 from sbp_core import limits
 from sbp_core.app import AsyncConnection
@@ -27,6 +22,9 @@ from sbp_core.log import merging
 from sbp_core.records import split_envelopes
 from sbp_core.web.console.records_reading import RecordFilter, Search
 from sbp_core.web.records.fetching import Span, read_span
+from tests.support.appends import eventually, one_stream, read_all, restore, send
+from tests.support.cluster import CoreCluster, cluster_of, core_cluster
+from tests.support.wire import RawClient
 
 COUNT = 300
 NAMES = [f"record {number}" for number in range(COUNT)]

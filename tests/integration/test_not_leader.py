@@ -5,9 +5,6 @@ import threading
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from client_drivers import AsyncDriver, BlockingDriver
-from core_cluster import rows_batch, values_of
-from follower_pd import cluster_of, follower_pd
 
 from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec
 from sbp_core.errors import ConnectError, NotLeaderError, StatusCode
@@ -20,6 +17,9 @@ from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.headers import DescribePlacementDriverClusterResponse
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS
+from tests.support.client import AsyncDriver, BlockingDriver
+from tests.support.cluster import rows_batch, values_of
+from tests.support.placement_driver import cluster_of, follower_pd
 
 QUICK = RetryPolicy(budget_ms=20_000, backoff_ms=1, backoff_ms_max=20)
 HASTY = RetryPolicy(budget_ms=500, backoff_ms=1, backoff_ms_max=20)

@@ -3,9 +3,6 @@
 import asyncio
 
 import pytest
-from core_cluster import core_cluster, rows_batch
-from raw_client import RawClient
-from set_clock import SetClock
 
 from sbp_core import limits
 from sbp_core.client import NO_CURSOR, AppendItem, AsyncClient, GroupInfo, StreamSpec
@@ -20,8 +17,9 @@ from sbp_core.errors import (
 )
 from sbp_core.wire.headers import LookupOffsetInfo, LookupOffsetsRequest
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.clock import SetClock
+from tests.support.cluster import core_cluster, rows_batch
+from tests.support.wire import RawClient
 
 FOR_EVER_US = 2**63 - 1
 

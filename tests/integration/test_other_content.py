@@ -6,18 +6,27 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from core_cluster import core_cluster, rows_batch
-from driver_proof import driver_at
-from held_disk import HeldDisk
-from numbered_appends import eventually, numbered, one_stream, send, values
-from raw_client import RawClient
-from staged_appends import end, letters_of, read_staged, stage, staged
 
 from sbp_core.client import AppendItem, Writer
 from sbp_core.errors import InvalidRequestError
 from sbp_core.wire.headers import AppendRequest
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
+from tests.support.appends import (
+    end,
+    eventually,
+    letters_of,
+    numbered,
+    one_stream,
+    read_staged,
+    send,
+    stage,
+    staged,
+    values,
+)
+from tests.support.cluster import core_cluster, driver_at, rows_batch
+from tests.support.disk import HeldDisk
+from tests.support.wire import RawClient
 
 
 def run(body):

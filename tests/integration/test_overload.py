@@ -7,9 +7,6 @@ import asyncio
 from collections import Counter
 
 import pytest
-from core_cluster import core_cluster, rows_batch
-from held_disk import HeldDisk
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, Client, RetryPolicy, StreamSpec
@@ -18,6 +15,9 @@ from sbp_core.server.budget import Budget
 from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.headers import AppendInfo, AppendRequest, FetchInfo, FetchRequest
 from sbp_core.wire.opcodes import Opcode
+from tests.support.cluster import core_cluster, rows_batch
+from tests.support.disk import HeldDisk
+from tests.support.wire import RawClient
 
 CONNECTIONS = 8
 APPENDS = 50

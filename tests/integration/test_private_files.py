@@ -7,14 +7,14 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
-from core_cluster import allow_small_segments, rows_batch
-from waiting import until
 
 from sbp_core.client import AppendItem, AsyncClient, Client, StreamSpec, Transaction
 from sbp_core.cluster import LocalCluster
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
+from tests.support.clock import until
+from tests.support.cluster import allow_small_segments, rows_batch
 
 VALUES = [b"x" * 50_000] * 4
 

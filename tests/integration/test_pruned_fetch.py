@@ -6,10 +6,6 @@ import asyncio
 
 import numpy as np
 import pyarrow as pa
-from core_cluster import core_cluster
-from local_reads import large_batch, watch_local_reads
-from raw_client import RawClient
-from staged_appends import end, one_stream
 
 from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.records import (
@@ -23,6 +19,10 @@ from sbp_core.records import (
 )
 from sbp_core.wire.headers import AppendInfo, AppendRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
+from tests.support.appends import end, one_driven_stream
+from tests.support.cluster import core_cluster
+from tests.support.local_reads import large_batch, watch_local_reads
+from tests.support.wire import RawClient
 
 ROWS = 6_000
 BATCHES = 5
@@ -144,7 +144,7 @@ def test_a_batch_that_was_staged_has_the_offset_that_it_got(tmp_path):
     kept = maybe_kept_rows(["timestamp"])
 
     async def main():
-        async with one_stream(tmp_path) as (cluster, stream_id, client):
+        async with one_driven_stream(tmp_path) as (cluster, stream_id, client):
             await stage_large(client, stream_id)
             await cluster.client.append([AppendItem(stream_id, large_batch(stream_id))])
             assert await end(client, stream_id, "t", count=2) == (2, 2)

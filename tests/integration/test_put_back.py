@@ -10,8 +10,6 @@ import shutil
 import time
 
 import pytest
-from checkpoint_folders import write_checkpoint
-from core_cluster import rows_batch, values_of
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from sbp_core.cli.main import main
@@ -33,6 +31,8 @@ from sbp_spark.command import main as sbp
 from sbp_spark.reading.offsets import SourceOffset, StreamChangedError
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
+from tests.support.cluster import rows_batch, values_of
+from tests.support.queries import write_checkpoint
 
 WAIT_SECONDS = 30
 

@@ -11,12 +11,6 @@ import urllib.request
 from dataclasses import replace
 
 import pytest
-from certificates import Authority
-from core_cluster import rows_batch
-from held_disk import HeldDisk
-from identified_cluster import ONCE, admin_of, connected, identified_settings, run
-from identities import Issuer
-from waiting import until
 
 from sbp_core import limits
 from sbp_core.access.identity import subject_of_certificate
@@ -36,6 +30,18 @@ from sbp_core.wire.headers import (
     decode_header,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.clock import until
+from tests.support.cluster import rows_batch
+from tests.support.disk import HeldDisk
+from tests.support.security import (
+    ONCE,
+    Authority,
+    Issuer,
+    admin_of,
+    connected,
+    identified_settings,
+    run,
+)
 
 RATE = 4
 """Requests in a second: so few that no machine is too slow to be above it."""

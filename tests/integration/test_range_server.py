@@ -4,10 +4,6 @@ import asyncio
 import socket
 
 import pytest
-from core_cluster import core_cluster, rows_batch, values_of
-from driver_proof import driver_at
-from foreign_batches import sequence_batch
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec
@@ -34,6 +30,9 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
+from tests.support.cluster import core_cluster, driver_at, rows_batch, values_of
+from tests.support.data.batches import sequence_batch
+from tests.support.wire import RawClient
 
 STREAM = 1
 """The id of the first stream of a cluster."""

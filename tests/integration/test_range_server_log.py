@@ -6,9 +6,6 @@ import asyncio
 import random
 
 import pytest
-from core_cluster import core_cluster, rows_batch, values_of
-from log_files import logged
-from staged_appends import end, one_stream, stage
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec
@@ -18,6 +15,9 @@ from sbp_core.log.entry import SNAPSHOT_KINDS
 from sbp_core.log.states.range_states import RecordSpan
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.segment_format import SEGMENT_HEADER_BYTES, EntryKind
+from tests.support.appends import end, one_driven_stream, stage
+from tests.support.cluster import core_cluster, rows_batch, values_of
+from tests.support.log import logged
 
 STREAM, OTHER = 1, 2
 
@@ -179,7 +179,7 @@ def test_every_entry_of_the_log_was_submitted_to_the_group_committer(tmp_path, m
     monkeypatch.setattr(GroupCommitter, "submit", noted)
 
     async def body():
-        async with one_stream(tmp_path) as (cluster, stream_id, client):
+        async with one_driven_stream(tmp_path) as (cluster, stream_id, client):
             await append(cluster, stream_id, b"a")
             assert await stage(client, stream_id, None, "b", writer="w") == [1]
             assert await stage(client, stream_id, "t", "c") == [-1]

@@ -10,14 +10,14 @@ import time
 from operator import itemgetter
 
 import pytest
-from range_server_process import RangeServerProcess
-from spark_streams import append_values, numbered
 
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_spark.lag import lag
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
+from tests.support.machines import RangeServerProcess
+from tests.support.spark import append_values, numbered
 
 
 class Scene:

@@ -3,16 +3,14 @@
 import asyncio
 
 import pytest
-from core_cluster import rows_batch
-from driver_proof import Known
-from lying_batches import lying_batch
-from numbered_appends import one_stream, send, values
-from staged_appends import end, read_staged, staged
 
 from sbp_core.errors import InvalidRequestError, WriterUnknownError
 from sbp_core.wire.headers import AppendInfo, AppendRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
+from tests.support.appends import end, one_stream, read_staged, send, staged, values
+from tests.support.cluster import Known, rows_batch
+from tests.support.data.batches import lying_batch
 
 
 def run(body):

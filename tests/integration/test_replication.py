@@ -3,14 +3,6 @@
 import asyncio
 
 import pytest
-from core_cluster import rows_batch
-from driver_proof import driver_at
-from log_stagings import bodies, staged_bodies
-from numbered_appends import send
-from raw_client import RawClient
-from replicated_cluster import NO_FALSE_ALARM, append, hosted_at, primary_of, read_all, run, seal
-from staged_appends import end, stage
-from waiting import until
 
 from sbp_core.client import AppendItem, StreamSpec, StreamUpdate, Writer
 from sbp_core.errors import (
@@ -30,6 +22,21 @@ from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 from sbp_core.wire.headers import DescribeRangesRequest, RangeId
 from sbp_core.wire.opcodes import Opcode
+from tests.support.appends import end, send, stage
+from tests.support.clock import until
+from tests.support.cluster import (
+    NO_FALSE_ALARM,
+    append,
+    driver_at,
+    hosted_at,
+    primary_of,
+    read_all,
+    rows_batch,
+    run,
+    seal,
+)
+from tests.support.log import bodies, staged_bodies
+from tests.support.wire import RawClient
 
 
 def test_what_is_acknowledged_is_on_two_disks_at_least(tmp_path):

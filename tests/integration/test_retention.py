@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from core_cluster import CoreCluster, allow_small_segments, core_cluster, rows_batch
 
 from sbp_core import limits
 from sbp_core.client import EARLIEST, AppendItem, FetchItem, StreamSpec, StreamUpdate
@@ -17,6 +16,7 @@ from sbp_core.errors import ConnectError, LogCorruptionError, OffsetOutOfRangeEr
 from sbp_core.rangeserver.fetching import batch_finder
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.server.runtime import SystemClock
+from tests.support.cluster import CoreCluster, allow_small_segments, core_cluster, rows_batch
 
 HOUR_MS = 3_600_000
 BATCH_BYTES = 10_000

@@ -6,12 +6,6 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from address_identities import Identities
-from certificates import Authority, Pair
-from core_cluster import core_cluster, rows_batch, values_of
-from identified_cluster import connected, greet, identified_settings, served
-from identities import Issuer
-from raw_client import RawClient
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import AppendItem, StreamSpec
@@ -25,6 +19,18 @@ from sbp_core.errors import (
 from sbp_core.wire import headers as h
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, RESULT_FIELDS
 from sbp_core.wire.opcodes import Opcode
+from tests.support.cluster import core_cluster, rows_batch, values_of
+from tests.support.security import (
+    Authority,
+    Identities,
+    Issuer,
+    Pair,
+    connected,
+    greet,
+    identified_settings,
+    served,
+)
+from tests.support.wire import RawClient
 
 MS = 10_000
 SUBJECTS = ("wrong", "reader", "writer", "manager", "member")

@@ -2,15 +2,14 @@
 
 import asyncio
 
-from core_cluster import rows_batch, values_of
-from raw_client import RawClient
-
 from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec
 from sbp_core.cluster import Cluster
 from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import StatusCode
 from sbp_core.wire.headers import RangeId, SealRangesRequest
 from sbp_core.wire.opcodes import Opcode
+from tests.support.cluster import rows_batch, values_of
+from tests.support.wire import RawClient
 
 
 def run(folder, body):

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from core_cluster import rows_batch, values_of
-from follower_pd import follower_pd
 
 from sbp_core.client import EARLIEST, AppendItem, Client, FetchItem, RetryPolicy, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import SbpError
 from sbp_spark.client_pool import first_contact
 from sbp_spark.options.source import parse_source_options
+from tests.support.cluster import rows_batch, values_of
+from tests.support.placement_driver import follower_pd
 
 SBP = [sys.executable, "-m", "sbp_core.cli.main"]
 TIMEOUT_SECONDS = 60

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from test_serve_surroundings import TIMEOUT_SECONDS, serve, stopped
-from waiting import until
 
 from sbp_core.client import Client, StreamSpec
+from tests.support.clock import until
 
 
 @pytest.mark.parametrize("prefix", [[], ["nohup"]], ids=["plain", "nohup"])

@@ -8,13 +8,6 @@ import shutil
 from contextlib import asynccontextmanager
 
 import pytest
-from core_cluster import core_cluster, rows_batch
-from driver_proof import Known
-from foreign_batches import sequence_batch
-from old_metadata import make_older
-from range_server_process import RangeServerProcess
-from raw_client import RawClient
-from staged_appends import end, stage
 
 from sbp_core.client import AppendItem, AsyncClient, StreamSpec, Transaction
 from sbp_core.errors import (
@@ -29,6 +22,12 @@ from sbp_core.rangeserver.server import RangeServer
 from sbp_core.wire.headers import ClientRole, HeartbeatRequest
 from sbp_core.wire.headers import RangeServer as RangeServerTable
 from sbp_core.wire.opcodes import Opcode
+from tests.support.appends import end, stage
+from tests.support.cluster import Known, core_cluster, rows_batch
+from tests.support.data.batches import sequence_batch
+from tests.support.machines import RangeServerProcess
+from tests.support.metadata import make_older
+from tests.support.wire import RawClient
 
 SECONDS = 60
 LONG_MS = 600_000

@@ -5,21 +5,6 @@ import logging
 from functools import partial
 
 import pytest
-from driver_proof import driver_at
-from numbered_appends import send
-from raw_client import RawClient
-from replicated_cluster import (
-    NO_FALSE_ALARM,
-    append,
-    copies_of,
-    hosted_at,
-    primary_of,
-    read_all,
-    run,
-    seal,
-)
-from staged_appends import end, stage
-from waiting import until
 
 from sbp_core import limits
 from sbp_core.client import StreamSpec
@@ -31,6 +16,20 @@ from sbp_core.rangeserver.replicating import copying, settling
 from sbp_core.rangeserver.replicating import primary as leading
 from sbp_core.rangeserver.replicating.copying import ReadEntriesHandler
 from sbp_core.rangeserver.replicating.secondary import ReplicateHandler
+from tests.support.appends import end, send, stage
+from tests.support.clock import until
+from tests.support.cluster import (
+    NO_FALSE_ALARM,
+    append,
+    copies_of,
+    driver_at,
+    hosted_at,
+    primary_of,
+    read_all,
+    run,
+    seal,
+)
+from tests.support.wire import RawClient
 
 
 class LoneEntry:

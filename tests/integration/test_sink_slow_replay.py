@@ -7,7 +7,6 @@ import time
 
 import pyarrow as pa
 import pytest
-from staged_appends import letters_of, one_stream
 
 from sbp_core import limits
 from sbp_core.client import Client
@@ -16,6 +15,7 @@ from sbp_spark.options.sink import BatchKey, OnReplayMismatch, parse_sink_option
 from sbp_spark.writing.committing import commit_staged
 from sbp_spark.writing.sending import SendingPace
 from sbp_spark.writing.sinks import StagedFor, write_rows
+from tests.support.appends import letters_of, one_driven_stream
 
 KEY = BatchKey("query-1", 7)
 AT_ONCE = SendingPace(waiting_bytes_max=0, append_bytes=1)
@@ -61,7 +61,11 @@ def until(is_so):
 
 def run(folder, body):
     async def main():
-        async with one_stream(folder, retention_check_interval_ms=10) as (cluster, stream_id, _):
+        async with one_driven_stream(folder, retention_check_interval_ms=10) as (
+            cluster,
+            stream_id,
+            _,
+        ):
             endpoint = cluster.client._context.drivers.endpoint
             options = parse_sink_options({"endpoint": endpoint, "stream": str(stream_id)})
             await asyncio.wait_for(asyncio.to_thread(body, endpoint, options), 60)

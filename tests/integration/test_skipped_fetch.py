@@ -7,8 +7,6 @@ import asyncio
 import numpy as np
 import pyarrow as pa
 import pytest
-from core_cluster import core_cluster
-from local_reads import watch_local_reads
 
 from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.errors import InvalidRequestError
@@ -25,6 +23,8 @@ from sbp_core.records import (
     split_envelopes,
 )
 from sbp_core.wire.headers import KeyBounds
+from tests.support.cluster import core_cluster
+from tests.support.local_reads import watch_local_reads
 
 ROWS = 20_000
 BATCHES = 100

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 import pytest
 from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from spark_streams import append_values, numbered, rows_of
 
 from sbp_core.client import AppendItem, Client, StreamSpec
 from sbp_core.cluster import LocalCluster
@@ -21,6 +20,7 @@ from sbp_spark.row_schema import source_schema
 from sbp_spark.spark_internals import rows_with_plan
 from sbp_spark.streaming import stream_reader
 from sbp_spark.streaming.stream_reader import SbpStreamReader
+from tests.support.spark import append_values, numbered, rows_of
 
 COLUMNS = source_schema(include_headers=False)
 SCHEMA = logical_arrow_schema(COLUMNS)

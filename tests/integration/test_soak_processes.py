@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from waiting import until
 
 from benchmarks.core.soak import board, work
 from benchmarks.core.soak.board import CONTEXT, Board
@@ -25,6 +24,7 @@ from benchmarks.core.soak.sampling import maybe_usage
 from benchmarks.harness.model import BenchmarkError
 from sbp_core.client import AppendItem, Client
 from sbp_core.cluster import LocalCluster
+from tests.support.clock import until
 
 RECORDS = 200
 RATE = 2_000_000

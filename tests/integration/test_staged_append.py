@@ -5,20 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from core_cluster import core_cluster, rows_batch
-from fixed_probe import FixedProbe
-from held_disk import HeldDisk
-from raw_client import RawClient
-from staged_appends import (
-    end,
-    letters_of,
-    one_stream,
-    open_txns,
-    read_staged,
-    seal,
-    stage,
-    staged,
-)
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem
@@ -34,11 +20,24 @@ from sbp_core.errors import (
 )
 from sbp_core.wire.headers import FetchInfo, FetchRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
+from tests.support.appends import (
+    end,
+    letters_of,
+    one_driven_stream,
+    open_txns,
+    read_staged,
+    seal,
+    stage,
+    staged,
+)
+from tests.support.cluster import core_cluster, rows_batch
+from tests.support.disk import FixedProbe, HeldDisk
+from tests.support.wire import RawClient
 
 
 def run(folder, body, **options):
     async def main():
-        async with one_stream(folder, **options) as parts:
+        async with one_driven_stream(folder, **options) as parts:
             await asyncio.wait_for(body(*parts), 60)
 
     asyncio.run(main())
@@ -220,7 +219,7 @@ def test_a_frame_asks_for_what_is_staged_or_for_what_is_not(tmp_path):
 
 def test_staged_batches_outlive_a_restart(tmp_path):
     async def main():
-        async with one_stream(tmp_path) as (_, stream_id, client):
+        async with one_driven_stream(tmp_path) as (_, stream_id, client):
             assert await stage(client, stream_id, "t", "a", "b") == [-1, -1]
         for first in (2, 3):
             async with (

@@ -6,12 +6,12 @@ import asyncio
 import time
 
 import pytest
-from core_cluster import rows_batch
-from staged_appends import letters_of, one_stream, open_txns
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, Transaction
 from sbp_core.errors import TxnAbortedError, TxnEndedError
+from tests.support.appends import letters_of, one_driven_stream, open_txns
+from tests.support.cluster import rows_batch
 
 DIGEST = bytes(8)
 
@@ -25,7 +25,7 @@ def hasty(monkeypatch):
 
 def run(folder, body, **options):
     async def main():
-        async with one_stream(folder, retention_check_interval_ms=10, **options) as parts:
+        async with one_driven_stream(folder, retention_check_interval_ms=10, **options) as parts:
             await asyncio.wait_for(body(*parts), 60)
 
     asyncio.run(main())

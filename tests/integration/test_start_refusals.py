@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from core_cluster import rows_batch
 
 from sbp_core import __version__
 from sbp_core.cli.main import main
@@ -28,6 +27,7 @@ from sbp_core.client import AppendItem, Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import SbpError
 from sbp_core.segment_format import with_checksum
+from tests.support.cluster import rows_batch
 
 DRIVER, SERVER = "placement-driver", "range-server-0"
 COMMAND: Final = re.compile(r"`sbp ((?:pd accept|log repair) [^`]+)`")

@@ -4,10 +4,6 @@ import asyncio
 import time
 
 import pytest
-from core_cluster import core_cluster, rows_batch, values_of
-from fixed_probe import FixedProbe
-from held_disk import HeldDisk
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import (
@@ -46,6 +42,9 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
+from tests.support.cluster import core_cluster, rows_batch, values_of
+from tests.support.disk import FixedProbe, HeldDisk
+from tests.support.wire import RawClient
 
 
 def run(folder, body, **options):

@@ -10,8 +10,6 @@ from threading import Barrier
 
 import pyarrow as pa
 import pytest
-from core_cluster import core_cluster
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, Client, FetchItem, SchemaVersion, StreamSpec
@@ -27,6 +25,8 @@ from sbp_core.records import (
 )
 from sbp_core.wire.headers import RegisterSchemasRequest, SchemaEntry
 from sbp_core.wire.opcodes import Opcode
+from tests.support.cluster import core_cluster
+from tests.support.wire import RawClient
 
 NO_STREAM = 2**40
 

@@ -7,10 +7,6 @@ import os
 import signal
 
 import pytest
-from certificates import Authority
-from core_cluster import rows_batch, values_of
-from served_listener import ONCE, ServedListener, ping_asyncio, ping_blocking
-from waiting import until
 
 from sbp_core import limits
 from sbp_core.cli.main import main as sbp
@@ -41,6 +37,10 @@ from sbp_core.wire.headers import (
     ReportMetricsRequest,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.clock import until
+from tests.support.cluster import rows_batch, values_of
+from tests.support.listener import ONCE, ServedListener, ping_asyncio, ping_blocking
+from tests.support.security import Authority
 
 
 @pytest.fixture(scope="module")

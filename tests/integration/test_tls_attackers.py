@@ -10,19 +10,7 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
-from certificates import Authority
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from manual_clock import ManualClock
-from served_listener import (
-    ONCE,
-    ServedListener,
-    hello_of,
-    ping_asyncio,
-    ping_blocking,
-    received,
-    secured,
-)
-from waiting import until
 
 from sbp_core import limits
 from sbp_core.client import Client, Connecting
@@ -32,6 +20,17 @@ from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import ClientRole, HeartbeatRequest, HeartbeatResponse, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
 from sbp_core.wire.status import SUCCESS
+from tests.support.clock import ManualClock, until
+from tests.support.listener import (
+    ONCE,
+    ServedListener,
+    hello_of,
+    ping_asyncio,
+    ping_blocking,
+    received,
+    secured,
+)
+from tests.support.security import Authority
 
 BROKEN_RECORD = b"\x17\x03\x03\x00\x20" + bytes(32)
 HALF_OPEN = 200

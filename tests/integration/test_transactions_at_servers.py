@@ -7,10 +7,6 @@ import time
 from contextlib import asynccontextmanager
 
 import pytest
-from core_cluster import rows_batch, values_of
-from driver_proof import DrivingClient
-from foreign_batches import sequence_batch
-from range_server_process import RangeServerProcess
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec, Transaction, TxnPart
@@ -34,6 +30,9 @@ from sbp_core.server.transactions_at_servers import (
     staged_batches,
 )
 from sbp_core.wire.txn_id import copy_of
+from tests.support.cluster import DrivingClient, rows_batch, values_of
+from tests.support.data.batches import sequence_batch
+from tests.support.machines import RangeServerProcess
 
 
 def run(folder, body, **options):

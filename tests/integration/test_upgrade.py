@@ -13,13 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
-from machines import Machine, Machines
-from previous_release import output, previous_release, this_release
 from pyspark.sql.types import BinaryType, StructField, StructType
-from waiting import until
 
 from sbp_core.client import Client, StreamSpec
 from sbp_spark.datasource import SbpDataSource
+from tests.support.clock import until
+from tests.support.machines import Machine, Machines, output, previous_release, this_release
 
 HEARTBEATS = "[range_server]\nheartbeat_interval_ms = 100\n"
 LINES = 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from core_cluster import rows_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from sbp_core.backup.format import (
     maybe_backup_id,
 )
 from sbp_core.records import write_base_offset
+from tests.support.cluster import rows_batch
 
 INTEGERS = st.integers(0, 2**63 - 1)
 TEXTS = st.text(max_size=8)

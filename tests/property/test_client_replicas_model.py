@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -43,6 +42,7 @@ from sbp_core.wire.headers import (
     encode_header,
 )
 from sbp_core.wire.opcodes import Flag, Opcode
+from tests.support.clock import examples
 
 SERVERS = ("a:1", "b:1", "c:1")
 UP, REFUSED, LOST, SILENT = "up", "refused", "lost", "silent"

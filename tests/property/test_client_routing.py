@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-from append_world import AppendWorld, small_frames
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from sbp_core.errors import (
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import AppendResponse, AppendResult, Status, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
+from tests.support.scripted_client import AppendWorld, small_frames
 
 
 @given(

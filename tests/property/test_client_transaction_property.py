@@ -9,7 +9,6 @@ from itertools import chain
 from random import Random
 
 import pytest
-from append_world import AppendWorld, small_frames
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +43,7 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Flag, Opcode
 from sbp_core.wire.status import SUCCESS, status_for
+from tests.support.scripted_client import AppendWorld, small_frames
 
 STREAMS = (1, 2)
 SERVERS = ("a:1", "b:1")

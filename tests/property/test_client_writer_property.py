@@ -6,7 +6,6 @@ from itertools import chain
 from random import Random
 
 import pytest
-from append_world import AppendWorld, small_frames
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from sbp_core.errors import ConnectError, ConnectionLostError, SbpError, StatusC
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import AppendResponse, AppendResult, Status, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
+from tests.support.scripted_client import AppendWorld, small_frames
 
 STREAMS = (1, 2)
 BATCHES_KEPT = 3

@@ -1,10 +1,8 @@
 """Typed batches survive every way into record batches, out of them, and onto other schemas."""
 
 import pyarrow as pa
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typed_batches import SCHEMAS, batches, column_values, grown, rows_of
 
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import (
@@ -21,6 +19,8 @@ from sbp_core.records import (
     record_sizes,
     union_schemas,
 )
+from tests.support.clock import examples
+from tests.support.data.typed import SCHEMAS, batches, column_values, grown, rows_of
 
 EXAMPLES = settings(deadline=None, max_examples=examples(50))
 COMPRESSIONS = st.sampled_from(["none", "lz4", "zstd"])

@@ -1,6 +1,5 @@
 """FETCH answers that count their batches are cut right; whatever else comes is an error."""
 
-from foreign_batches import sequence_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +8,7 @@ from sbp_core.errors import SbpError
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import FetchResponse, FetchResult, Status, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
+from tests.support.data.batches import sequence_batch
 
 OK, NO_NEW_RECORD, FAILED = Status(1200), Status(1204), Status(1462)
 BODY = st.binary(max_size=20) | st.just(b"\x22" * 30)

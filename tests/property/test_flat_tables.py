@@ -3,18 +3,17 @@
 import struct
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
-from official_flatbuffers import decode_officially, encode_officially
-from strict_flatbuffers import check_strictly
 
 from sbp_core.errors import HeaderError
 from sbp_core.wire._generated import LAYOUTS as WIRE_LAYOUTS
 from sbp_core.wire._generated import WRITERS
 from sbp_core.wire.flat import Bytes, Field, Scalar, Schema, Structs, Table, Text, Vector
+from tests.support.clock import examples
+from tests.support.tables import check_strictly, decode_officially, encode_officially
 
 CODES = "?bBhHiIq"
 

@@ -8,7 +8,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,7 +19,6 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
-from manual_clock import ManualClock
 
 from sbp_core.errors import SbpError
 from sbp_core.pd.metadata.store import MetadataStore, open_store
@@ -28,6 +26,7 @@ from sbp_core.pd.model import RangeServerRecord
 from sbp_core.pd.range_servers import Joining, Membership
 from sbp_core.server.trust import Standing
 from sbp_core.wire.headers import RangeServer
+from tests.support.clock import ManualClock, examples
 
 TIMEOUT_MS = 1_000
 ADDRESSES = [f"h:{number}" for number in range(1, 5)]

@@ -9,14 +9,9 @@ import errno
 import random
 from collections.abc import Iterator
 
-from effort import examples
-from faulty_disk import FAILING_OPERATIONS, FaultyDisk
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from log_files import batch, created, open_log
-from log_merging import check_batches, concatenate
-from log_model import Key, Model
 
 from sbp_core.errors import LogError, LogWriteError
 from sbp_core.log.cleaning import Cleaner
@@ -26,6 +21,10 @@ from sbp_core.log.readable_log import LogState
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.segment_format import EntryKind
+from tests.support.clock import examples
+from tests.support.disk import FAILING_OPERATIONS, FaultyDisk
+from tests.support.log import batch, check_batches, concatenate, created, open_log
+from tests.support.models.log import Key, Model
 
 SEGMENT_BYTES = 1_500
 

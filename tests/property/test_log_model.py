@@ -6,8 +6,6 @@ import errno
 import random
 
 import pytest
-from effort import examples
-from faulty_disk import FAILING_OPERATIONS, FaultyDisk
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,8 +15,6 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from log_files import counted, logged, open_log
-from log_model import Model
 
 from sbp_core.errors import LogWriteError, Outcome
 from sbp_core.log.bodies import read_bodies
@@ -26,6 +22,10 @@ from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry, Location
 from sbp_core.log.readable_log import LogState
 from sbp_core.segment_format import EntryKind
+from tests.support.clock import examples
+from tests.support.disk import FAILING_OPERATIONS, FaultyDisk
+from tests.support.log import counted, logged, open_log
+from tests.support.models.log import Model
 
 SEGMENT_BYTES = 900
 

@@ -6,14 +6,9 @@ import random
 from dataclasses import replace
 
 import pytest
-from effort import examples
-from faulty_disk import FaultyDisk
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from log_files import DIRECTORY, batch, created, open_log
-from log_model import Model
-from log_replicas import feed, in_transit, logged, prefix_of
 
 from sbp_core import limits
 from sbp_core.log.bodies import read_bodies
@@ -26,6 +21,19 @@ from sbp_core.log.states.replicated_entries import fenced_entry, is_numbered_in,
 from sbp_core.log.states.staged_states import commit_entry, drop_entry, staged_entry
 from sbp_core.log.states.writer_states import mark_of
 from sbp_core.segment_format import EntryKind, segment_path
+from tests.support.clock import examples
+from tests.support.disk import FaultyDisk
+from tests.support.log import (
+    DIRECTORY,
+    batch,
+    created,
+    feed,
+    in_transit,
+    open_log,
+    prefix_of,
+    replicated_range,
+)
+from tests.support.models.log import Model
 
 KEYS = ((1, 0), (2, 0))
 FILLER = (3, 0)
@@ -61,7 +69,7 @@ class Replica:
     def seq(self) -> int:
         return len(self.entries) if self.readable is None else self.readable
 
-    def logged(self) -> LoggedRange:
+    def replicated_range(self) -> LoggedRange:
         prefix = prefix_of(*self.entries[: self.seq])
         tail = self.model.tail(self.key)
         return LoggedRange(
@@ -111,7 +119,7 @@ class ReplicatedRanges(RuleBasedStateMachine):
         for _ in range(choose.randrange(1, 9)):
             group = self.next_entries(replica, choose)
             replica.entries += group
-            at = logged(self.log, FILLER).next_offset
+            at = replicated_range(self.log, FILLER).next_offset
             self.log.append([batch(at, 1, b"f" * choose.randrange(200), FILLER), *group])
 
     @rule()
@@ -129,7 +137,7 @@ class ReplicatedRanges(RuleBasedStateMachine):
     @rule(is_trimmed=st.booleans())
     def clean(self, is_trimmed: bool) -> None:
         if is_trimmed:
-            tail = logged(self.log, FILLER).next_offset
+            tail = replicated_range(self.log, FILLER).next_offset
             self.log.append([Entry(EntryKind.TRIM, FILLER[0], -1, tail, 0)])
         Cleaner(self.log).clean(1.0)
 
@@ -196,13 +204,15 @@ class ReplicatedRanges(RuleBasedStateMachine):
         copy.append([created(9, 0), batch(0, 1, b"x" * size, (9, 0))])
         copy.append([range_created(*key, 0, 77, is_replicated=True)])
         feed(copy, in_transit(self.log.numbered_entries(key, 0, replica.seq)))
-        assert replace(logged(copy, key), state=replica.state) == logged(self.log, key)
+        assert replace(replicated_range(copy, key), state=replica.state) == replicated_range(
+            self.log, key
+        )
         check_content(copy, replica)
 
     @invariant()
     def everything_is_that_of_the_lists(self) -> None:
         for key, replica in self.replicas.items():
-            assert logged(self.log, key) == replica.logged()
+            assert replicated_range(self.log, key) == replica.logged()
             if replica.readable is None:
                 check_content(self.log, replica)
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import random
 
-from effort import examples
-from faulty_disk import FaultyDisk
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from log_files import DIRECTORY, batch, created
 
 from sbp_core.log.cleaning import Cleaner
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
 from sbp_core.log.segment_rows import DatedOffset
 from sbp_core.segment_format import EntryKind
+from tests.support.clock import examples
+from tests.support.disk import FaultyDisk
+from tests.support.log import DIRECTORY, batch, created
 
 KEYS = [(1, 0), (1, 1), (2, 0)]
 START_MS = 1_000

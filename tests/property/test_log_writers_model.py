@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import pytest
-from effort import examples
-from faulty_disk import FaultyDisk
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from log_files import batch, created, open_log
 
 from sbp_core import limits
 from sbp_core.errors import WriterGapError, WriterRepeatError, WriterUnknownError
@@ -19,6 +16,9 @@ from sbp_core.log.entry import Entry
 from sbp_core.log.states.writer_states import NumberedBatch, decode_writers, encode_writers, mark_of
 from sbp_core.rangeserver.appending.append_items import BatchNumber, InFlight, Writers
 from sbp_core.segment_format import EntryKind
+from tests.support.clock import examples
+from tests.support.disk import FaultyDisk
+from tests.support.log import batch, created, open_log
 
 KEPT, PER_STREAM, IN_ALL = 3, 3, 6
 

@@ -3,7 +3,6 @@
 import datetime as dt
 
 import pyarrow as pa
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from sbp_core.records import (
 from sbp_core.records.encodings.sequence import encode_sequence_record
 from sbp_core.records.envelope import encode_sequence_envelope
 from sbp_core.wire._generated import RecordMeta
+from tests.support.clock import examples
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=4)
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

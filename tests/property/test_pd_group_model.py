@@ -6,7 +6,6 @@ A consumer here follows the rules for clients in docs/reference/protocol.md.
 
 from dataclasses import dataclass, field
 
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -19,6 +18,7 @@ from hypothesis.stateful import (
 
 from sbp_core.errors import MemberUnknownError, StreamNotHeldError
 from sbp_core.pd.groups.group import Group, GroupState, Member
+from tests.support.clock import examples
 
 MEMBERS = st.sampled_from(["a", "b", "c"])
 STREAMS = st.integers(1, 4)

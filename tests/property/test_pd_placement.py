@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from manual_clock import ManualClock
 
 from sbp_core import limits
 from sbp_core.errors import NoRangeServerError
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.pd.range_servers import Membership, Placement
+from tests.support.clock import ManualClock
 
 SERVER_IDS = st.integers(1, 6)
 COUNTS = st.dictionaries(SERVER_IDS, st.integers(0, 5))

@@ -11,11 +11,9 @@ from contextvars import ContextVar
 from itertools import pairwise
 from pathlib import Path
 
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from manual_clock import ManualClock
 from test_joining_model import SameThread
 
 from sbp_core.errors import ConnectError
@@ -26,6 +24,7 @@ from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer
 from sbp_core.replication import Prefix, Replica, committed_seq
 from sbp_core.server.runtime import cancel_all
 from sbp_core.wire.headers import RangeId, SealRangesResult, Status, StreamRange
+from tests.support.clock import ManualClock, examples
 
 NUMBERS = st.integers(0, 30)
 SEAL = ContextVar("seal")

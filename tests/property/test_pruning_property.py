@@ -2,11 +2,9 @@
 
 import pyarrow as pa
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from typed_batches import SCHEMAS, batches, grown, rows_of
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
@@ -34,6 +32,8 @@ from sbp_core.records.arrow_message import (
 )
 from sbp_core.records.envelope import encode_head, read_head
 from sbp_core.wire.headers import Projection
+from tests.support.clock import examples
+from tests.support.data.typed import SCHEMAS, batches, grown, rows_of
 
 EXAMPLES = settings(deadline=None, max_examples=examples(50))
 COMPRESSIONS = st.sampled_from(["none", "lz4", "zstd"])

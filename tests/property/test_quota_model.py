@@ -2,7 +2,6 @@
 
 import math
 
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from sbp_core.server.quotas import (
     Rate,
 )
 from sbp_core.wire.headers import AppendResponse
+from tests.support.clock import examples
 
 RATES = st.integers(1, 1_000)
 PAUSES = st.floats(0, 30)

@@ -3,13 +3,13 @@
 from itertools import combinations
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbp_core import limits
 from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, ReadQueue
+from tests.support.clock import examples
 
 QUANTUM = limits.READ_QUANTUM_BYTES
 CLASSES = [ReadClass(name, is_tail) for name in ("", "a", "b") for is_tail in (False, True)]

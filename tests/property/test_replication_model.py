@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import pytest
-from replication_model import Bounds, BrokenPromiseError, Model, Rules, explore
 
 from sbp_core.replication import FenceAnswer, Prefix, Replica, Stage, decided_end
+from tests.support.models.replication import Bounds, BrokenPromiseError, Model, Rules, explore
 
 TWO_ENTRIES = Model(bounds=Bounds(entries=2, crashes=1, damages=0, terms=1))
 DAMAGE = Model(bounds=Bounds(entries=1, crashes=1, damages=1, terms=2))

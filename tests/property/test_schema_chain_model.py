@@ -8,7 +8,6 @@ import itertools
 from functools import partial
 
 import pyarrow as pa
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -28,6 +27,7 @@ from sbp_core.records import (
     merge_schemas,
 )
 from sbp_core.wire.headers import SchemaEntry
+from tests.support.clock import examples
 
 KINDS = st.recursive(
     st.sampled_from(

@@ -1,12 +1,12 @@
 """The memory that connections share: a model walks through claims, requests and ends."""
 
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbp_core import limits
 from sbp_core.server.budget import Account, Budget, Intake, Lane
+from tests.support.clock import examples
 
 BYTES_MAX = 3 * limits.CONNECTION_IN_FLIGHT_BYTES_MAX
 OWN_BYTES = limits.CONNECTION_OWN_BYTES

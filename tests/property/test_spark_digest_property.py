@@ -4,12 +4,12 @@ from functools import reduce
 
 import numpy as np
 import pyarrow as pa
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbp_core.records import ROWS_SCHEMA
 from sbp_spark.writing.digest import LONG_BYTES, digest_of, encode_digest, hash_bytes, join_digests
+from tests.support.clock import examples
 
 binaries = st.none() | st.binary(max_size=9) | st.binary(min_size=60, max_size=140)
 headers = st.none() | st.lists(st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=9)))

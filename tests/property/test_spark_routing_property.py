@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from writing_client import WritingClient, sink_options
 
 from sbp_spark.options.targets import Routing
 from sbp_spark.writing.directory import StreamDirectory
 from sbp_spark.writing.payload import to_rows
 from sbp_spark.writing.routing import NO_STREAM, RowRouter, split_rows
+from tests.support.scripted_client import WritingClient, sink_options
 
 keys = st.none() | st.binary(max_size=3)
 batches = st.lists(st.lists(keys, max_size=20), max_size=6)

@@ -6,11 +6,11 @@ import json
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from fake_streams import read_up, reader, use_fake_cluster
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_spark.options.read_positions import Ago, AtTime, maybe_time
+from tests.support.fake_streams import read_up, reader, use_fake_cluster
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -5,10 +5,8 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from effort import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from typed_batches import PLAIN_TYPES, column_values, decimals, values
 
 from sbp_core import filter_limits, limits
 from sbp_core.records import (
@@ -19,6 +17,8 @@ from sbp_core.records import (
     order_key,
 )
 from sbp_core.records.order_keys import has_order
+from tests.support.clock import examples
+from tests.support.data.typed import PLAIN_TYPES, column_values, decimals, values
 
 EXAMPLES = settings(deadline=None, max_examples=examples(100))
 KINDS = st.sampled_from(PLAIN_TYPES) | decimals()

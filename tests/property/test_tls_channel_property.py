@@ -4,12 +4,12 @@ import random
 import ssl
 
 import pytest
-from certificates import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.tls import SEALED_BYTES, Contexts
 from sbp_core.tls_errors import PlainTextError, refusal, tls_error
+from tests.support.security import Authority
 
 
 @pytest.fixture(scope="module")

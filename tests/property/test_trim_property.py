@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import pytest
-from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from sbp_core.log.states.range_states import RangeStates
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.rangeserver.hosted_ranges import RangeTable
 from sbp_core.segment_format import EntryKind
+from tests.support.clock import examples
 
 FIRST = (-1, -1)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from txn_exploration import explore
-from txn_model import ViolationError, World
-from txn_values import Work
 
 from sbp_core.errors import StatusCode
+from tests.support.models.transaction_values import Work
+from tests.support.models.transactions import ViolationError, World, explore
 
 ONE = Work(1, ((0, "p.1.a"),))
 TWO = Work(2, ((0, "p.2.d"),))

@@ -5,8 +5,6 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from core_cluster import core_cluster, rows_batch
-from driver_proof import driver_at
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +16,7 @@ from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.wire.headers import RangeId, SealRangesRequest
 from sbp_core.wire.opcodes import Opcode
+from tests.support.cluster import core_cluster, driver_at, rows_batch
 
 STREAMS = 4
 KEYS = st.tuples(st.integers(0, 2), st.integers(0, 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from conditions import ROW_TYPES, random_condition, random_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from sbp_spark.filtering.bounds import bounds_of
 from sbp_spark.filtering.checking import row_filter
 from sbp_spark.filtering.grammar import parse_condition
 from sbp_spark.filtering.masks import matching
+from tests.support.data.conditions import ROW_TYPES, random_condition, random_rows
 
 STATS_COLUMNS = [*(name for name in ROW_TYPES if name != "place"), "place.city", "place.level"]
 WIDENED = {

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
+sys.path.insert(0, str(HERE))
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from altered_serve import forgotten_seals, no_dedupe
+from tests.support.programs.altered_serve import forgotten_seals, no_dedupe
 
 LATE_SECONDS = 0.1
 

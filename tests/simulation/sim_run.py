@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from checker import assert_sound, chosen, final_contents
-from history import Operation
 from sim_cluster import Machine, SimulatedCluster, address_of_client, pick
 from sim_loop import NOBODY
 from sim_workload import Workload
 from sim_world import World, new_world
+
+from tests.support.faults.checker import assert_sound, chosen, final_contents
+from tests.support.faults.workload import Operation
 
 STREAMS = 3
 FAULT_PAUSE_SECONDS = 0.5

@@ -8,13 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Any
 
-from committers import DIGEST, cut
-from core_cluster import rows_batch
-from history import History
 from sim_cluster import DRIVER, address_of_client, pick
 from sim_loop import Process
 from sim_world import World
-from workload import encode_record, named, no_answer, triples
 
 from sbp_core.client import (
     AppendItem,
@@ -27,6 +23,9 @@ from sbp_core.client import (
 )
 from sbp_core.errors import OffsetOutOfRangeError, Outcome, SbpError, StorageError
 from sbp_core.wire.txn_id import txn_id_of
+from tests.support.appends import DIGEST, cut
+from tests.support.cluster import rows_batch
+from tests.support.faults.workload import History, encode_record, named, no_answer, triples
 
 TIMEOUT_MS = 2_000
 RETRY_MS = 3_000

@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy.random  # noqa: F401 - its import takes random numbers, so not within a run
 import pytest
-from core_cluster import allow_small_segments
-from faulty_disk import FaultyDisk
 from sim_loop import RUNNING, Process, ProcessDied, SimulatedExecutor, SimulatedLoop
 from sim_network import Network, SimulatedAcceptor, SimulatedSocket
 
 import sbp_core
 from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.rangeserver.metrics import HostProbe
+from tests.support.cluster import allow_small_segments
+from tests.support.disk import FaultyDisk
 
 EPOCH_SECONDS = 1_700_000_000
 BLOCK_BYTES = 512

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from core_cluster import rows_batch
 from sim_cluster import DRIVER, SimulatedCluster
 from sim_mutants import MUTANTS, MUTANTS_OF_REPLICAS
 from sim_run import Setup, run_seed
@@ -18,6 +17,7 @@ from sim_world import new_world
 from sbp_core.client import AppendItem, AsyncClient, RetryPolicy
 from sbp_core.errors import SbpError
 from sbp_core.log.states.range_states import RangeState
+from tests.support.cluster import rows_batch
 
 ROOT = Path(__file__).parents[2]
 SEEDS = {1: range(120), 3: range(40)}

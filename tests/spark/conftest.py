@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
-from spark_streams import Sbp
+
+from tests.support.spark import Sbp
 
 
 @pytest.fixture(scope="session")

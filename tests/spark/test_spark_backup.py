@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from spark_streams import Sbp
-
 from sbp_core.cli.main import main
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
+from tests.support.spark import Sbp
 
 
 def test_a_micro_batch_that_the_backup_has_is_not_written_again(spark, tmp_path):

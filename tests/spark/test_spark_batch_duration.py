@@ -6,13 +6,13 @@ import asyncio
 import json
 
 import pytest
-from range_server_process import RangeServerProcess
-from spark_streams import Sbp, append_values, batch_sizes, numbered
-from waiting import until
 
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
 from sbp_spark.streaming.trigger import RECORDS_FIRST, RECORDS_MIN
+from tests.support.clock import until
+from tests.support.machines import RangeServerProcess
+from tests.support.spark import Sbp, append_values, batch_sizes, numbered
 
 
 def test_micro_batches_keep_a_pace_and_nothing_is_left(sbp, new_streams, client, checkpoint):

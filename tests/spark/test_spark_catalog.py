@@ -9,9 +9,9 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
-from spark_streams import append_values, numbered, wait_until_over
 
 from sbp_core.client import StreamSpec
+from tests.support.spark import append_values, numbered, wait_until_over
 
 
 def load_table(sbp, table, **options):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from spark_streams import append_values, numbered, wait_until_over
 
 from sbp_spark.command import main
+from tests.support.spark import append_values, numbered, wait_until_over
 
 
 @pytest.fixture

@@ -5,15 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from sbp_core.client import FetchItem
 from sbp_core.records import decode_batch, split_envelopes
+from tests.support.programs import program
 
-MAIN = Path(__file__).parents[1] / "support" / "connect_main.py"
 SECONDS = 600
 
 
@@ -28,7 +26,7 @@ def test_a_batch_a_stream_and_foreach_batch(cluster, client, new_streams, tmp_pa
     """Spark calls the function of foreachBatch in a session of its own, cloned from the query's."""
     origin, copy, each = new_streams(3)
     done = subprocess.run(
-        [sys.executable, MAIN, cluster.endpoint, origin, copy, each, tmp_path],
+        program("connect", cluster.endpoint, origin, copy, each, tmp_path),
         stdout=subprocess.PIPE,
         text=True,
         timeout=SECONDS,

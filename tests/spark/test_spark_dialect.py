@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from foreign_batches import sequence_batch
 from pyspark.errors import PySparkException
-from spark_streams import Sbp, numbered, wait_until_over
 
 from sbp_core.client import AppendItem, Client, StreamSpec
+from tests.support.data.batches import sequence_batch
+from tests.support.spark import Sbp, numbered, wait_until_over
 
 
 def test_batches_and_a_query_work_in_the_other_dialect(spark, foreign_cluster, checkpoint):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from every_path import check_every_path
 
-MAIN = Path(__file__).parents[1] / "support" / "every_path_main.py"
+from tests.support.data.every_path import check_every_path
+from tests.support.programs import program
+
 EXAMPLES = 250
 """Examples of each of the two tests; EXAMPLES in the environment overrides it."""
 
@@ -22,6 +21,6 @@ def test_values_of_every_type_are_the_same_on_every_path(sbp, client, tmp_path):
 
 @pytest.mark.timeout(0 if os.environ.get("EXAMPLES") else 600)
 def test_so_they_are_when_java_checks_no_access(cluster, tmp_path):
-    command = [sys.executable, MAIN, cluster.endpoint, tmp_path, str(EXAMPLES)]
+    command = program("every_path", cluster.endpoint, tmp_path, EXAMPLES)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     assert int(done.stdout.splitlines()[-1]) >= EXAMPLES

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from altered_sinks import make_doubling_sink, make_forgetful_sink
 from pyspark.errors import PySparkException
-from spark_streams import QUERY_SECONDS, append_values, forget_commit, numbered, wait_until_over
 
 from sbp_core.errors import InvalidRequestError
+from tests.support.programs import program
+from tests.support.queries import make_doubling_sink, make_forgetful_sink
+from tests.support.spark import (
+    QUERY_SECONDS,
+    append_values,
+    forget_commit,
+    numbered,
+    wait_until_over,
+)
 
-RETRYING_MAIN = Path(__file__).parents[1] / "support" / "retrying_main.py"
 RETRYING_SECONDS = 300
 
 
@@ -137,7 +141,7 @@ def test_tasks_that_fail_after_all_their_rows_are_tried_again(sbp, streams, tmp_
     source, target = streams
     order = {"endpoint": sbp.endpoint, "source": source, "target": target}
     subprocess.run(
-        [sys.executable, RETRYING_MAIN, json.dumps({**order, "folder": str(tmp_path)})],
+        program("retrying", json.dumps({**order, "folder": str(tmp_path)})),
         stdin=subprocess.DEVNULL,
         check=True,
         capture_output=True,

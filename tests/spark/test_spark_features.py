@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from spark_streams import append_values, numbered
+
+from tests.support.spark import append_values, numbered
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ import pytest
 from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, GreaterThan, InputPartition
-from spark_streams import append_values, numbered
-from typed_streams import append_columns, rows_in, schema_of
 
 from sbp_core.client import AppendItem
 from sbp_core.records import ROWS_SCHEMA, encode_rows
+from tests.support.data.typed import append_columns, rows_in, schema_of
+from tests.support.spark import append_values, numbered
 
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 LONG_MAX = 2**63 - 1

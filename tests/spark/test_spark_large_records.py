@@ -6,11 +6,11 @@ from zlib import crc32
 
 import pytest
 from pyspark.errors import PySparkException
-from spark_streams import Sbp
 
 from sbp_core import limits
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
+from tests.support.spark import Sbp
 
 LARGEST = limits.RECORD_BYTES_LARGEST
 VALUE_BYTES = LARGEST - 1024

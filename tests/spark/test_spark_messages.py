@@ -7,7 +7,8 @@ import socket
 
 import pytest
 from pyspark.errors import PySparkException
-from spark_streams import append_values, numbered
+
+from tests.support.spark import append_values, numbered
 
 OWN_FRAMES_MAX = 3
 """Frames of the data source, of the connector, and of the function that raises without frames."""

@@ -7,9 +7,9 @@ from functools import reduce
 
 import pytest
 from pyspark.sql import DataFrame, Row
-from spark_streams import append_values, numbered, wait_until_over
 
 from sbp_spark.command import main
+from tests.support.spark import append_values, numbered, wait_until_over
 
 EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 

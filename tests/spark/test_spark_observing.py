@@ -6,11 +6,11 @@ import json
 
 import pytest
 from prometheus_client import CollectorRegistry
-from spark_streams import append_values, numbered
-from waiting import until
 
 from sbp_spark.lag import LagListener, lag
 from sbp_spark.query_metrics import QueryMetrics
+from tests.support.clock import until
+from tests.support.spark import append_values, numbered
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from chispa import assert_df_equality
-from spark_streams import Sbp
 
 from sbp_core.client import Client
 from sbp_core.cluster import LocalCluster
+from tests.support.spark import Sbp
 
 FILES = Path(__file__).with_name("older") / "data-of-0.1.0.tar.gz"
 

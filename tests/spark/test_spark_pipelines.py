@@ -11,14 +11,20 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from pipeline_project import LATEST, add_auto_cdc, merging_conf, pipeline_conf, write_project
-from spark_jars import maybe_catalog_jar
-from spark_streams import append_values, numbered
 from test_spark_connect import read_values
 
 from sbp_spark.java import use_java
+from tests.support.programs import program
+from tests.support.spark import append_values, numbered
+from tests.support.spark_clusters import (
+    LATEST,
+    add_auto_cdc,
+    maybe_catalog_jar,
+    merging_conf,
+    pipeline_conf,
+    write_project,
+)
 
-MAIN = Path(__file__).parents[1] / "support" / "pipeline_main.py"
 SPARK_HOME = Path(pyspark.__file__).parent
 SECONDS = 600
 NEEDS = ("grpc_status", "zstandard", "yaml")
@@ -66,7 +72,7 @@ def copies(cluster, client, new_streams, tmp_path_factory):
     again = {"full_refresh": ["orders"], "refresh": [LATEST] if jar is not None else []}
     runs = [{"append": [10, 15]}, {"append": [15, 18], **again}]
     done = subprocess.run(
-        [sys.executable, MAIN, cluster.endpoint, origin, specification]
+        program("pipeline", cluster.endpoint, origin, specification)
         + [json.dumps(each) for each in (conf, *runs)],
         cwd=folder,
         stdout=subprocess.PIPE,

@@ -6,9 +6,9 @@ import json
 
 import pytest
 from pyspark.errors import PySparkException
-from spark_streams import append_values, numbered, wait_until_over
 
 from sbp_core.cli.main import main
+from tests.support.spark import append_values, numbered, wait_until_over
 
 
 @pytest.fixture

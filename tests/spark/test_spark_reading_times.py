@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 from pyspark.errors import PySparkException
-from spark_streams import append_values, numbered
 
 from sbp_spark.reading.offsets import SourceOffset
+from tests.support.spark import append_values, numbered
 
 FUTURE = "2999-01-01"
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 from chispa import assert_df_equality
-from elasticstream_peer import ElasticStreamPeer
-from java_sdk import stored_batches, stored_records
 from pyspark.errors import PySparkException
-from spark_streams import Sbp, wait_until_over
 
-pytest_plugins = ["client_fixtures"]
+from tests.support.dialect import ElasticStreamPeer, stored_batches, stored_records
+from tests.support.spark import Sbp, wait_until_over
 
 COLUMNS = "key", "value", "headers", "timestamp"
 HEADERS = "if(id % 2 = 0, map('Tag', binary('t'), 'n', binary(string(id))), map())"

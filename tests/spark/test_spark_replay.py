@@ -11,7 +11,13 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from replay import (
+
+from sbp_core.client import Client, StreamSpec
+from sbp_core.cluster import LocalCluster
+from sbp_spark.options.source import parse_source_options
+from sbp_spark.reading.input_partitions import SbpBatchReader
+from sbp_spark.reading.losses import DataLossError
+from tests.support.queries import (
     SCHEMA,
     MicroBatch,
     micro_batches,
@@ -20,13 +26,7 @@ from replay import (
     rows_of_partitions,
     stream_reader,
 )
-from spark_streams import Sbp, append_values, wait_until_over
-
-from sbp_core.client import Client, StreamSpec
-from sbp_core.cluster import LocalCluster
-from sbp_spark.options.source import parse_source_options
-from sbp_spark.reading.input_partitions import SbpBatchReader
-from sbp_spark.reading.losses import DataLossError
+from tests.support.spark import Sbp, append_values, wait_until_over
 
 STREAM_COUNT = 3
 UPHEAVALS = ("seal", "trim", "restart", "crash", "append", "delete another", "create another")

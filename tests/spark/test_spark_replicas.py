@@ -11,9 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from machines import Machine, Machines
-from spark_streams import Sbp, append_values, numbered
-from waiting import until
+
+from tests.support.clock import until
+from tests.support.machines import Machine, Machines
+from tests.support.spark import Sbp, append_values, numbered
 
 COPY_MS_MAX = 1_500
 """How much earlier or later than the primary a secondary may write a record."""

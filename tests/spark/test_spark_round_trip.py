@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 from chispa import assert_df_equality
-from spark_streams import append_values, numbered
 
 from sbp_core.client import StreamSpec
+from tests.support.spark import append_values, numbered
 
 time = datetime.fromisoformat
 SCHEMA = "key binary, value binary, headers map<string,binary>, timestamp timestamp"

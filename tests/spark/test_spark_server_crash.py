@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from python_workers import COMMITTER, PLANNER, end_python_workers
-from spark_streams import append_values, numbered
-from waiting import until
+
+from tests.support.clock import until
+from tests.support.spark import append_values, numbered
+from tests.support.spark_clusters import COMMITTER, PLANNER, end_python_workers
 
 
 @pytest.fixture
 def own_sbp(spark):
     """Spark on a cluster of this test's own, and that cluster."""
-    from spark_streams import Sbp
-
     from sbp_core.cluster import LocalCluster
+    from tests.support.spark import Sbp
 
     with LocalCluster() as cluster:
         yield Sbp(spark, cluster.endpoint), cluster

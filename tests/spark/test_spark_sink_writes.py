@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pyspark.sql import SparkSession
-from spark_streams import append_values, numbered, wait_until_over
 
 from sbp_core.client import StreamSpec
 from sbp_spark import register
+from tests.support.spark import append_values, numbered, wait_until_over
 
 
 def test_keys_are_spread_as_spark_computes_it(sbp, new_streams):

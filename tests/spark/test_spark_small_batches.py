@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_streams import append_values, batch_sizes, numbered, wait_until_over
+from tests.support.spark import append_values, batch_sizes, numbered, wait_until_over
 
 
 def run(frame, checkpoint, process):

@@ -6,10 +6,10 @@ import json
 
 import pytest
 from pyspark.errors import PySparkException
-from spark_streams import append_values, batch_sizes, numbered, wait_until_over
 
 from sbp_core.client import StreamSpec, StreamUpdate
 from sbp_spark.reading.offsets import SourceOffset
+from tests.support.spark import append_values, batch_sizes, numbered, wait_until_over
 
 
 class Collected:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from standalone_spark import CONF, StandaloneSpark
-from surroundings_main import ROWS
 
-MAIN = Path(__file__).parents[1] / "support" / "surroundings_main.py"
+from tests.support.programs import program
+from tests.support.programs.surroundings import ROWS
+from tests.support.spark_clusters import STANDALONE_CONF, StandaloneSpark
+
 SECONDS = 600
 
 
@@ -28,7 +27,7 @@ def run(cluster, new_streams, tmp_path):
         order = {"master": master, "conf": conf, "origin": origin, "copy": copy}
         order |= {"endpoint": cluster.endpoint, "folder": str(tmp_path)}
         done = subprocess.run(
-            [sys.executable, MAIN, json.dumps(order)],
+            program("surroundings", json.dumps(order)),
             stdout=subprocess.PIPE,
             text=True,
             timeout=SECONDS,
@@ -63,7 +62,7 @@ def test_a_standalone_master_that_speculates_allocates_executors_and_forks_no_wo
     run, tmp_path
 ):
     conf = {
-        **CONF,
+        **STANDALONE_CONF,
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
         "spark.dynamicAllocation.initialExecutors": "1",

@@ -1,10 +1,10 @@
 """Reading and writing over TLS, with files that Spark's workers open themselves."""
 
-from certificates import Authority
 from chispa import assert_df_equality
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from sbp_core.cluster import LocalCluster
+from tests.support.security import Authority
 
 VALUES = StructType([StructField("value", BinaryType())])
 

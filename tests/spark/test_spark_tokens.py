@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from certificates import Authority
-from identities import AUDIENCE, ISSUER, Issuer
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from sbp_core.cluster import LocalCluster
 from sbp_spark.datasource import SbpDataSource
+from tests.support.security import AUDIENCE, ISSUER, Authority, Issuer
 
 VALUES = StructType([StructField("value", BinaryType())])
 

@@ -36,7 +36,8 @@ from pyspark.sql.types import (
     TimestampType,
     TimeType,
 )
-from typed_streams import append_columns, rows_in, schema_of
+
+from tests.support.data.typed import append_columns, rows_in, schema_of
 
 START = dt.datetime.fromisoformat("1900-01-01")
 END = dt.datetime.fromisoformat("9999-12-30")

@@ -13,13 +13,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
 from pyspark.sql.types import IntegerType, LongType, StructType
-from python_workers import COMMITTER, end_python_workers
-from spark_streams import append_values, forget_commit, numbered, wait_until_over
-from typed_records import envelopes_of, typed_rows, versions_of
 
 from sbp_core.client import StreamSpec
 from sbp_core.errors import SchemaError
 from sbp_spark.datasource import SbpDataSource
+from tests.support.data.typed import envelopes_of, stored_versions, typed_rows
+from tests.support.spark import append_values, forget_commit, numbered, wait_until_over
+from tests.support.spark_clusters import COMMITTER, end_python_workers
 
 NUMBERED = "cast(cast(value as string) as int) as n"
 
@@ -66,7 +66,7 @@ def test_columns_of_any_type_arrive_as_they_were(sbp, new_streams, client):
     }
     assert table.schema.field("tiny").type == pa.int8()
     assert not table.schema.field("id").nullable
-    assert [each.version for each in versions_of(client, stream)] == [1]
+    assert [each.version for each in stored_versions(client, stream)] == [1]
 
 
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
@@ -121,7 +121,7 @@ def test_plain_records_and_columns_do_not_mix(sbp, new_streams, client):
     with pytest.raises(PySparkException, match="dead letters are plain"):
         save(sbp, frame, typed, onBadRecord=f"deadletter:{typed}")
     assert typed_rows(client, typed).to_pylist() == [{"value": "a"}]
-    assert versions_of(client, plain) == ()
+    assert stored_versions(client, plain) == ()
 
 
 def test_plain_rows_by_column_do_not_get_into_a_typed_stream(sbp, new_streams, client):
@@ -179,7 +179,7 @@ def test_drivers_that_race_agree_on_a_schema(cluster, new_streams, client):
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(plan, range(4)))
-    versions = versions_of(client, stream)
+    versions = stored_versions(client, stream)
     assert [each.version for each in versions] == [1, 2, 3, 4]
     assert sorted(versions[-1].schema.arrow.names) == ["c0", "c1", "c2", "c3", "id"]
 
@@ -222,7 +222,7 @@ def test_nulls_are_looked_at_one_by_one_and_kept_as_json(sbp, new_streams, clien
     (letter,) = sbp.load(letters, includeHeaders="true").collect()
     assert json.loads(bytes(letter.value)) == {"id": None}
     assert b"column id is null" in letter.headers["sbp.error"]
-    assert len(versions_of(client, stream)) == 1
+    assert len(stored_versions(client, stream)) == 1
 
 
 def test_structs_that_are_null_have_no_fields_that_could_be_missing(sbp, new_streams):

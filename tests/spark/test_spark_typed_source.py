@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
 from pyspark.errors import PySparkException
-from spark_streams import append_values, numbered, wait_until_over
-from typed_streams import append_columns, rows_in, schema_of
 
 from sbp_core.client import StreamSpec
 from sbp_core.records import StreamSchema
+from tests.support.data.typed import append_columns, rows_in, schema_of
+from tests.support.spark import append_values, numbered, wait_until_over
 
 moment = dt.datetime.fromisoformat
 PERSON = schema_of(id=pa.int32(), name=pa.string())

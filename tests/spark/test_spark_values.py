@@ -14,7 +14,8 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.avro.functions import from_avro, to_avro
 from pyspark.sql.protobuf.functions import from_protobuf, to_protobuf
-from spark_jars import AVRO, PROTOBUF, add_jar
+
+from tests.support.spark_clusters import AVRO, PROTOBUF, add_jar
 
 time = datetime.fromisoformat
 SCHEMAS = Path(__file__).parent / "values"

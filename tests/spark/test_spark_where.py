@@ -6,10 +6,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from conditions import random_condition, random_rows
 from pyspark.errors import PySparkException
-from spark_streams import append_values, numbered
-from typed_streams import append_columns, rows_in, schema_of
 
 from sbp_spark.filtering.checking import row_filter
 from sbp_spark.filtering.grammar import parse_condition
@@ -23,6 +20,9 @@ from sbp_spark.reading.input_partitions import (
     layout_for,
 )
 from sbp_spark.reading.prefetch import fetch_chunks
+from tests.support.data.conditions import random_condition, random_rows
+from tests.support.data.typed import append_columns, rows_in, schema_of
+from tests.support.spark import append_values, numbered
 
 SEED = 5
 CONDITIONS = 150

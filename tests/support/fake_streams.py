@@ -15,7 +15,11 @@ from sbp_core.client import (
     StreamInfo,
     UnavailableRange,
 )
-from sbp_core.errors import ConnectError, NotFoundError, StatusCode
+from sbp_core.errors import (
+    ConnectError,
+    NotFoundError,
+    StatusCode,
+)
 from sbp_spark import client_pool
 from sbp_spark.reading import input_partitions
 from sbp_spark.reading.offsets import SourceOffset

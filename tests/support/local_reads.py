@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from core_cluster import CoreCluster, allow_small_segments, core_cluster, rows_batch
 
 from sbp_core import limits
 from sbp_core.client import (
@@ -22,6 +21,7 @@ from sbp_core.client import (
 )
 from sbp_core.client.io import local_batches, local_log
 from sbp_core.client.io.local_log import PlacedBatches, read_pieces
+from tests.support.cluster import CoreCluster, allow_small_segments, core_cluster, rows_batch
 
 LARGE_BYTES = 2 * limits.LOCAL_READ_BATCH_BYTES_MIN
 SMALL_SEGMENTS = {"segment_bytes": 1_000_000, "retention_check_interval_ms": 10}

@@ -1,29 +1,111 @@
-"""A placement driver and range servers as `sbp` commands of their own: each is a machine to lose.
-
-with Machines(folder, range_servers=3) as machines:
-    machines.servers[0].kill()
-    machines.servers[0].start()
-"""
+"""The command `sbp`, parsed without running it or run as processes, each a machine to lose."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
+import tarfile
+import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+from zipfile import ZipFile
 
-from fault_proxy import FaultProxy
-from waiting import until
+import click
+import pytest
 
+from sbp_core.cli import main
 from sbp_core.processes import COMMAND, reserved_ports
+from tests.support.clock import until
+from tests.support.faults.proxy import FaultProxy
+from tests.support.programs import program
+
+
+def parsed(name: str, *words: str) -> dict[str, Any]:
+    """Return the options of a subcommand of `sbp`, by name."""
+    sbp = main.command()
+    command = sbp.get_command(click.Context(sbp), name)
+    assert command is not None
+    return command.make_context(name, [*words]).params
+
 
 START_SECONDS = 90
+
+
+class ServerProcess:
+    """Starts and kills the process; it comes back on the same data and port."""
+
+    def __init__(self, *words: str) -> None:
+        self.endpoint = ""
+        self._words = words
+        self._port = "0"
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id while it runs."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Return once it serves; of a range server the placement driver then knows."""
+        self._process = await asyncio.create_subprocess_exec(
+            *program("server", *self._words, self._port),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        async with asyncio.timeout(START_SECONDS):
+            self.endpoint = (await self._process.stdout.readline()).decode().strip()
+        assert self.endpoint, "the server did not start"
+        self._port = self.endpoint.rpartition(":")[2]
+
+    async def kill(self) -> None:
+        """SIGKILL: no GOAWAY, no last words."""
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+        self._process = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            await self.kill()
+
+
+class RangeServerProcess(ServerProcess):
+    """A range server."""
+
+    def __init__(self, folder: Path, placement_driver: str, *, heartbeat_interval_ms: int) -> None:
+        super().__init__("range-server", str(folder), placement_driver, str(heartbeat_interval_ms))
+
+
+class PlacementDriverProcess(ServerProcess):
+    """A placement driver, alone, or one of several on the database `store`."""
+
+    def __init__(
+        self, folder: Path, *, store: str | None = None, name: str = "placement-driver"
+    ) -> None:
+        super().__init__("pd", str(folder), store or "", name)
+
+
 END_SECONDS = 60
 
 
@@ -210,3 +292,71 @@ def start_all(machines: Sequence[Machine]) -> None:
         each.launch()
     for each in machines:
         each.wait_until_ready()
+
+
+ROOT = Path(__file__).parents[2]
+BUILDS = ROOT / ".cache" / "previous-release"
+
+PREVIOUS = "v0.1.0", "1ad000462a687633afe08735acc83e253e6bef06"
+"""Its tag, and the commit of that, which counts where tags were not copied."""
+
+
+class Release:
+    """A release of which `folder` has the packages; dependencies are those of the tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self._python = ["env", f"PYTHONPATH={folder}", sys.executable, "-P"]
+        self.command = [*self._python, "-m", "sbp_core.cli.main"]
+        """The words that run `sbp`."""
+        found = Path(self.evaluate("sbp_core", "sbp_core.__file__"))
+        assert found.is_relative_to(folder), found
+
+    def evaluate(self, module: str, expression: str) -> str:
+        """Return what an expression is there, as `print` writes it."""
+        code = f"import {module}; print({expression})"
+        return output([*self._python, "-c", code]).decode().strip()
+
+
+def previous_release() -> Release:
+    """Build it, or find it built. Skips the test if the repository does not have it."""
+    commit = _commit()
+    folder = BUILDS / commit
+    if not folder.exists():
+        BUILDS.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BUILDS, prefix="building-") as made:
+            _build(commit, Path(made))
+            with suppress(OSError):  # another run was first
+                (Path(made) / "packages").rename(folder)
+    return Release(folder)
+
+
+def this_release() -> Release:
+    """The one that is tested."""
+    return Release(ROOT)
+
+
+def output(words: Sequence[str | Path], cwd: Path | None = None) -> bytes:
+    """Return what a command prints; fail with its errors if it does."""
+    run = subprocess.run(words, cwd=cwd, capture_output=True, check=False)
+    assert run.returncode == 0, run.stderr.decode(errors="replace")
+    return run.stdout
+
+
+def _commit() -> str:
+    for revision in PREVIOUS if shutil.which("git") else ():
+        words = ["git", "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"]
+        run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        if run.returncode == 0:
+            return run.stdout.strip()
+    pytest.skip(f"the release before this one is not in the repository: {' or '.join(PREVIOUS)}")
+
+
+def _build(commit: str, folder: Path) -> None:
+    source = folder / "source"
+    with tarfile.open(fileobj=io.BytesIO(output(["git", "archive", commit], cwd=ROOT))) as archive:
+        archive.extractall(source, filter="data")
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    output([*pip, "--wheel-dir", folder, "."], cwd=source)
+    (wheel,) = folder.glob("*.whl")
+    with ZipFile(wheel) as packages:
+        packages.extractall(folder / "packages")

@@ -1,9 +1,10 @@
-"""File systems that really lose power and really fail, for those who may mount them."""
+"""File systems that really fill, fail and lose power, where they can be mounted."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import random
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ IMAGE_BYTES = 64 << 20
 SMALL_BYTES = 24 << 20
 LARGE_BYTES = 256 << 20
 META_BYTES = 8 << 20
-BLOCK_BYTES = 4096
+DEVICE_BLOCK_BYTES = 4096
 
 
 class LoopDisk:
@@ -45,7 +46,7 @@ class LoopDisk:
         try:
             # A loop device takes a write that its file took in part for a whole one.
             queue = Path("/sys/block", self._device.name, "queue/max_sectors_kb")
-            queue.write_text(str(BLOCK_BYTES >> 10), encoding="ascii")
+            queue.write_text(str(DEVICE_BLOCK_BYTES >> 10), encoding="ascii")
             self.mount()
         except OSError:
             self.close()
@@ -123,3 +124,21 @@ def skipping_where_nothing_can_be_mounted() -> Iterator[None]:
         yield
     except OSError as error:
         pytest.skip(f"file systems cannot be mounted here: {error}")
+
+
+def damaged(data: bytes, rng: random.Random) -> tuple[str, bytes | None]:
+    """Return what was done to a file, and what it is then; None if it is gone."""
+    at = rng.randrange(len(data)) if data else 0
+    what = rng.choice(("flip", "flip", "cut", "cut", "zeros", "grown", "gone", "emptied"))
+    if what == "flip" and data:
+        return f"bit flipped at {at}", data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + (
+            data[at + 1 :]
+        )
+    if what == "cut":
+        return f"cut to {at}", data[:at]
+    if what == "zeros":
+        length = min(rng.choice((1, 16, 512, 4096)), len(data) - at)
+        return f"{length} zeros at {at}", data[:at] + bytes(length) + data[at + length :]
+    if what == "grown":
+        return "grown", data + rng.randbytes(rng.randrange(1, 64))
+    return (what, None) if what == "gone" else ("emptied", b"")

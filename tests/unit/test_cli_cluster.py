@@ -6,9 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from follower_pd import cluster_of
 from msgspec.structs import replace
-from scripted_peer import ScriptedPeer
 
 from sbp_core.cli import cluster
 from sbp_core.cli.main import main
@@ -22,8 +20,8 @@ from sbp_core.wire.headers import (
     ServerDescription,
 )
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.placement_driver import cluster_of
+from tests.support.scripted_peer import ScriptedPeer
 
 RUNNING = ServerDescription(RangeServer(1, "h:1"), is_live=True, led_range_cnt=2)
 SILENT = ServerDescription(RangeServer(2, "h:2"), sealed_range_cnt=1)

@@ -12,7 +12,7 @@ from sbp_core.cli.config import PD, SERVE, ServeSettings
 from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError
 from sbp_core.server.quota_rules import NO_RULES, rules_of
-from tests.support.command_line import parsed
+from tests.support.machines import parsed
 
 
 def options(*words: str) -> Any:

@@ -12,7 +12,7 @@ from sbp_core.cli.reloading import Reloader
 from sbp_core.cli.service_manager import ServiceManager
 from sbp_core.server import quota_rules
 from sbp_core.server.quota_rules import QuotaFile
-from tests.support.command_line import parsed
+from tests.support.machines import parsed
 
 
 class Log:

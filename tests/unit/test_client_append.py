@@ -3,16 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from client_answers import (
-    append_handler,
-    batches,
-)
-from scripted_peer import (
-    Exchange,
-    placed,
-    ranges,
-    reset,
-)
 
 from sbp_core.client import (
     AppendItem,
@@ -36,8 +26,7 @@ from sbp_core.wire.headers import (
     Status,
 )
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.scripted_peer import Exchange, append_handler, batches, placed, ranges, reset
 
 
 def test_append_groups_by_server_and_maps_answers_by_index(make, peers) -> None:

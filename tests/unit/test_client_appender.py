@@ -5,12 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from append_world import AppendWorld
-from client_answers import append_handler, appended, batches
-from client_drivers import BlockingDriver
-from core_cluster import rows_batch
-from scripted_peer import placed, ranges, silent
-from waiting import until
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Transaction, TxnPart, Writer
@@ -36,8 +30,11 @@ from sbp_core.wire.headers import (
     encode_header,
 )
 from sbp_core.wire.opcodes import Flag, Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.client import BlockingDriver
+from tests.support.clock import until
+from tests.support.cluster import rows_batch
+from tests.support.scripted_client import AppendWorld
+from tests.support.scripted_peer import append_handler, appended, batches, placed, ranges, silent
 
 BUSY = StatusCode.TOO_MANY_REQUESTS
 GAP = StatusCode.WRITER_GAP

@@ -6,21 +6,6 @@ import socket
 import threading
 
 import pytest
-from client_answers import (
-    NO_RETRY,
-    append_handler,
-    fetched,
-    item,
-)
-from client_drivers import BlockingDriver
-from scripted_peer import (
-    Exchange,
-    placed,
-    ranges,
-    reset,
-    silent,
-)
-from waiting import until
 
 from sbp_core.client import (
     AppendItem,
@@ -48,8 +33,19 @@ from sbp_core.wire.headers import (
     HeartbeatResponse,
 )
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.client import BlockingDriver
+from tests.support.clock import until
+from tests.support.scripted_peer import (
+    NO_RETRY,
+    Exchange,
+    append_handler,
+    fetched,
+    item,
+    placed,
+    ranges,
+    reset,
+    silent,
+)
 
 
 def test_ping_measures_and_the_first_call_is_a_heartbeat(make, peer) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from scripted_peer import Exchange, reset, status
 
 from sbp_core.client import CursorInfo, GroupInfo
 from sbp_core.errors import InvalidRequestError, ProtocolError, StatusCode
 from sbp_core.wire.headers import CommitCursorsResponse, Cursor, DescribeCursorsResponse
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.scripted_peer import Exchange, reset, status
 
 
 def commit(exchange: Exchange) -> None:

@@ -3,20 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from client_answers import NO_RETRY
-from client_drivers import BlockingDriver
-from core_cluster import values_of
-from elasticstream_peer import (
-    APPEND_SECONDS,
-    DESCRIBE_RANGES,
-    NO_NEW_RECORD,
-    OK,
-    ElasticStreamPeer,
-)
-from foreign_batches import sequence_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_peer import ScriptedPeer, placed, ranges
 
 from sbp_core.cli.output import show_time
 from sbp_core.client import (
@@ -52,8 +40,17 @@ from sbp_core.wire.headers import (
     UpdateStreamsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.client import BlockingDriver
+from tests.support.cluster import values_of
+from tests.support.data.batches import sequence_batch
+from tests.support.dialect import (
+    APPEND_SECONDS,
+    DESCRIBE_RANGES,
+    NO_NEW_RECORD,
+    OK,
+    ElasticStreamPeer,
+)
+from tests.support.scripted_peer import NO_RETRY, ScriptedPeer, placed, ranges
 
 BUSY = Status(1501, "busy")
 

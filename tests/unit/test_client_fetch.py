@@ -3,21 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from client_answers import (
-    NO_RETRY,
-    fetch_empty,
-    fetch_refused,
-    fetched,
-    item,
-)
-from scripted_peer import (
-    Exchange,
-    placed,
-    ranges,
-    reset,
-    silent,
-    status,
-)
 
 from sbp_core import limits
 from sbp_core.client import (
@@ -49,8 +34,19 @@ from sbp_core.wire.headers import (
     encode_header,
 )
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.scripted_peer import (
+    NO_RETRY,
+    Exchange,
+    fetch_empty,
+    fetch_refused,
+    fetched,
+    item,
+    placed,
+    ranges,
+    reset,
+    silent,
+    status,
+)
 
 
 def test_fetch_answers_each_item_once_from_any_frame_in_any_order(make, peer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from scripted_peer import Exchange, ScriptedPeer, reset, status
 
 from sbp_core.client import GroupDescription, MemberInfo, Membership
 from sbp_core.errors import (
@@ -25,8 +24,7 @@ from sbp_core.wire.headers import (
     LeaveGroupResponse,
 )
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.scripted_peer import Exchange, ScriptedPeer, reset, status
 
 MEMBERSHIP = Membership("g", "m", 7, (1, 2), 6_000)
 

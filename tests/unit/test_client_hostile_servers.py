@@ -9,9 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from client_answers import NO_RETRY
-from scripted_peer import Exchange, placed, ranges
-from waiting import until
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem
@@ -32,8 +29,8 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Flag, Opcode
 from sbp_core.wire.status import SUCCESS
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.clock import until
+from tests.support.scripted_peer import NO_RETRY, Exchange, placed, ranges
 
 PAST_CALL_ID = 1
 """The call id of the greeting, which has been answered."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from follower_pd import cluster_of
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_peer import placed, ranges, silent
 
 from sbp_core import limits
 from sbp_core.client import RetryPolicy
@@ -23,8 +21,8 @@ from sbp_core.errors import (
 from sbp_core.wire.headers import PlacementDriverCluster, PlacementDriverNode, encode_header
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_cluster
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.placement_driver import cluster_of
+from tests.support.scripted_peer import placed, ranges, silent
 
 GIVEN = "given:1"
 

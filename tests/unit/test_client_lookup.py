@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from client_answers import NO_RETRY
-from scripted_peer import Exchange, Handler, placed, ranges, reset, silent, status
 
 from sbp_core.client.programs.positions import TimedOffset, first_found
 from sbp_core.client.types import RangeInfo
@@ -17,8 +15,16 @@ from sbp_core.errors import (
 )
 from sbp_core.wire.headers import LookupOffsetResult, LookupOffsetsResponse
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.scripted_peer import (
+    NO_RETRY,
+    Exchange,
+    Handler,
+    placed,
+    ranges,
+    reset,
+    silent,
+    status,
+)
 
 
 def answer(offset: int, time_ms: int = -1, code: StatusCode = StatusCode.NONE) -> Handler:
@@ -163,7 +169,9 @@ def test_servers_of_ranges_before_the_start_are_not_asked(make, servers):
 
 
 @pytest.mark.parametrize(
-    "trouble", [reset, silent, answer(0, code=StatusCode.RANGE_NOT_FOUND)], ids=["reset", "silent", "moved"]
+    "trouble",
+    [reset, silent, answer(0, code=StatusCode.RANGE_NOT_FOUND)],
+    ids=["reset", "silent", "moved"],
 )
 def test_streams_of_a_server_past_its_timeout_are_left_out(make, servers, trouble):
     driver_peer, one, other = servers

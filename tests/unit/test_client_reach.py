@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from scripted_peer import Exchange, Handler, placed, ranges, reset, silent, status
 
 from sbp_core.client import Reach
 from sbp_core.errors import (
@@ -18,8 +17,7 @@ from sbp_core.errors import (
 )
 from sbp_core.wire.headers import DescribeRangeResult, DescribeRangesResponse, StreamRange
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.scripted_peer import Exchange, Handler, placed, ranges, reset, silent, status
 
 
 def described(code: StatusCode = StatusCode.NONE, **tails: int) -> Handler:

@@ -6,11 +6,6 @@ from functools import partial
 
 import pyarrow as pa
 import pytest
-from client_answers import NO_RETRY
-from core_cluster import rows_batch, values_of
-from elasticstream_peer import OK, ElasticStreamPeer
-from java_sdk import stored_records
-from scripted_peer import Exchange, placed
 
 from sbp_core.client import AppendItem, Dialect, FetchItem, Writer
 from sbp_core.errors import (
@@ -29,8 +24,9 @@ from sbp_core.wire.headers import (
     Status,
 )
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.cluster import rows_batch, values_of
+from tests.support.dialect import OK, ElasticStreamPeer, stored_records
+from tests.support.scripted_peer import NO_RETRY, Exchange, placed
 
 
 @pytest.fixture

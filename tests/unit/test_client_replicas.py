@@ -6,9 +6,6 @@ import logging
 from random import Random
 
 import pytest
-from client_answers import append_handler, fetch_empty, fetch_refused, fetched, item
-from scripted_peer import Exchange, placed, ranges, reset, silent, status
-from waiting import until
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, StreamBounds, Transaction
@@ -37,8 +34,20 @@ from sbp_core.wire.headers import (
     Status,
 )
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.clock import until
+from tests.support.scripted_peer import (
+    Exchange,
+    append_handler,
+    fetch_empty,
+    fetch_refused,
+    fetched,
+    item,
+    placed,
+    ranges,
+    reset,
+    silent,
+    status,
+)
 
 SERVERS = ("h:1", "h:2", "h:3")
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from scripted_peer import Exchange, status
 
 from sbp_core.client import StoreCommit
 from sbp_core.errors import StatusCode
 from sbp_core.wire.headers import ListRangesResponse
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.scripted_peer import Exchange, status
 
 LIFE = "0-0123456789abcdef"
 

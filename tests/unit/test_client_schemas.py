@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from client_drivers import Driver
-from scripted_peer import Exchange, ScriptedPeer, reset, status
 
 from sbp_core.client import SchemaVersion
 from sbp_core.errors import (
@@ -27,8 +25,8 @@ from sbp_core.wire.headers import (
     Status,
 )
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.client import Driver
+from tests.support.scripted_peer import Exchange, ScriptedPeer, reset, status
 
 
 def schema_of(**columns: pa.DataType) -> StreamSchema:

@@ -7,14 +7,6 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from scripted_peer import (
-    Exchange,
-    Handler,
-    placed,
-    ranges,
-    reset,
-    status,
-)
 
 from sbp_core import limits
 from sbp_core.client import (
@@ -58,8 +50,7 @@ from sbp_core.wire.headers import (
     UpdateStreamsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.scripted_peer import Exchange, Handler, placed, ranges, reset, status
 
 OK = Status(1200, "OK")
 

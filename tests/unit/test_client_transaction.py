@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from client_answers import NO_RETRY, append_handler
-from core_cluster import rows_batch
-from scripted_peer import placed, ranges, reset
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, AppendOutcome, RangeInfo, Transaction, TxnPart, Writer
@@ -23,8 +20,8 @@ from sbp_core.errors import (
 )
 from sbp_core.wire.headers import Feature, HeartbeatResponse
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.cluster import rows_batch
+from tests.support.scripted_peer import NO_RETRY, append_handler, placed, ranges, reset
 
 SEALED = StatusCode.RANGE_ALREADY_SEALED
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from scripted_peer import Exchange, placed, ranges, reset, status
 
 from sbp_core.client import TxnDecision, TxnInfo, TxnLoss, TxnPart
 from sbp_core.errors import (
@@ -25,8 +24,7 @@ from sbp_core.wire.headers import (
     TxnDescription,
 )
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.scripted_peer import Exchange, placed, ranges, reset, status
 
 PARTS = [TxnPart("p.1.a", 7, 0, 5, 2), TxnPart("p.1.b", 3, 2, 1)]
 DIGEST = b"12345678"

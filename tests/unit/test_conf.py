@@ -17,7 +17,7 @@ from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.processes import _toml
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
-from tests.support.command_line import parsed
+from tests.support.machines import parsed
 
 CONF = Path(__file__).parents[2] / "conf"
 SPARK = CONF / "spark-defaults.conf"

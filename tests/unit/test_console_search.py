@@ -6,13 +6,13 @@ import asyncio
 
 import pyarrow as pa
 import pytest
-from core_cluster import rows_batch
 
 from sbp_core.client import FetchOutcome, ReceivedBatches, StreamInfo
 from sbp_core.errors import ConnectError
 from sbp_core.records import StreamSchema, encode_columns, with_base_offset
 from sbp_core.web.console import records_reading
 from sbp_core.web.console.records_reading import RecordFilter, Search
+from tests.support.cluster import rows_batch
 
 INFO = StreamInfo(1, "s", 1, 0, 0)
 ALL = RecordFilter()

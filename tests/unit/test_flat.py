@@ -1,12 +1,12 @@
 """The FlatBuffers codec on honest tables: round trips, defaults, versions, buffers."""
 
 import pytest
-from flat_tables import LEAF, SCHEMA, Leaf, Node
 
 from sbp_core import limits
 from sbp_core.wire import headers
 from sbp_core.wire.flat import Schema
 from sbp_core.wire.headers import decode_header, encode_header
+from tests.support.tables import LEAF, SCHEMA, Leaf, Node
 
 OLDER = Schema({Leaf: LEAF})
 

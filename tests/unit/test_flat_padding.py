@@ -1,7 +1,6 @@
 """Bytes of headers that nothing refers to: accepted from peers, up to a limit."""
 
 import pytest
-from official_flatbuffers import encode_officially
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError
@@ -19,6 +18,7 @@ from sbp_core.wire.headers import (
     decode_measured,
     encode_header,
 )
+from tests.support.tables import encode_officially
 
 UNUSED = limits.HEADER_UNUSED_BYTES_MAX
 LARGE = {

@@ -4,13 +4,13 @@ import struct
 
 import flatbuffers
 import pytest
-from flat_tables import LAYOUTS, SCHEMA, Leaf, Node
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError
 from sbp_core.wire import headers
 from sbp_core.wire.flat import Schema
 from sbp_core.wire.headers import decode_header
+from tests.support.tables import LAYOUTS, SCHEMA, Leaf, Node
 
 
 def write_node(builder, slots):

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import flatbuffers
 import pytest
-from flat_tables import LAYOUTS, Leaf, Node
 from msgspec.structs import replace
 
 from sbp_core import limits
@@ -14,6 +13,7 @@ from sbp_core.errors import HeaderError
 from sbp_core.wire.flat import Schema
 from sbp_core.wire.flat.reader import ReadTable
 from sbp_core.wire.flat.template import maybe_excerpt, maybe_template
+from tests.support.tables import LAYOUTS, Leaf, Node
 
 TABLES = {table.__name__: ReadTable(table, LAYOUTS[table]) for table in LAYOUTS}
 SCHEMA = Schema(LAYOUTS)

@@ -1,8 +1,6 @@
 """Output of the FlatBuffers writer, and the values that it refuses."""
 
 import pytest
-from flat_tables import LAYOUTS, SCHEMA, Leaf, Node
-from strict_flatbuffers import check_strictly
 
 from sbp_core import limits
 from sbp_core.errors import HeaderError
@@ -11,6 +9,7 @@ from sbp_core.wire._generated import LAYOUTS as WIRE_LAYOUTS
 from sbp_core.wire._generated import WRITERS
 from sbp_core.wire.flat import Schema
 from sbp_core.wire.headers import decode_header, encode_header
+from tests.support.tables import LAYOUTS, SCHEMA, Leaf, Node, check_strictly
 
 
 def test_a_table_stands_before_what_it_refers_to():

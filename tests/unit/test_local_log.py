@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from core_cluster import rows_batch
-from log_files import batch, created, open_log
 from msgspec import structs
 
 from sbp_core.client import Batches, FetchItem, ReceivedBatches
@@ -43,6 +41,8 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Flag, Opcode
 from sbp_core.wire.status import SUCCESS
+from tests.support.cluster import rows_batch
+from tests.support.log import batch, created, open_log
 
 STREAM_ID = 7
 IMPOSSIBLE = "the server named places"

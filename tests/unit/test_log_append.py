@@ -8,17 +8,6 @@ import random
 from pathlib import Path
 
 import pytest
-from faulty_disk import FAILING_OPERATIONS, FaultyDisk
-from log_files import (
-    DIRECTORY,
-    batch,
-    created,
-    entries,
-    logged,
-    note,
-    open_log,
-    segment_bases,
-)
 
 from sbp_core.errors import (
     ConfigurationError,
@@ -40,6 +29,17 @@ from sbp_core.segment_format import (
     SEGMENT_HEADER_BYTES,
     EntryKind,
     segment_path,
+)
+from tests.support.disk import FAILING_OPERATIONS, FaultyDisk
+from tests.support.log import (
+    DIRECTORY,
+    batch,
+    created,
+    entries,
+    logged,
+    note,
+    open_log,
+    segment_bases,
 )
 
 FIRST_GROUP = SEGMENT_HEADER_BYTES + COMMIT_BYTES + ENTRY_HEADER_BYTES

@@ -9,16 +9,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from faulty_disk import FAILING_OPERATIONS, FaultyDisk
-from log_files import (
-    DIRECTORY,
-    batch,
-    contents,
-    created,
-    disk_with,
-    open_log,
-    segment_bases,
-)
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.bodies import read_bodies
@@ -33,6 +23,16 @@ from sbp_core.segment_format import (
     SEGMENT_HEADER_BYTES,
     EntryKind,
     segment_path,
+)
+from tests.support.disk import FAILING_OPERATIONS, FaultyDisk
+from tests.support.log import (
+    DIRECTORY,
+    batch,
+    contents,
+    created,
+    disk_with,
+    open_log,
+    segment_bases,
 )
 
 BODY = b"x" * 200

@@ -8,10 +8,10 @@ import stat
 from pathlib import Path
 
 import pytest
-from faulty_disk import FaultyDisk
 
 from sbp_core.errors import LogWriteError
 from sbp_core.log.disk import OsDisk, translate_os_error, write_file
+from tests.support.disk import FaultyDisk
 
 
 def open_descriptors() -> set[Path]:

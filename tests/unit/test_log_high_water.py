@@ -5,17 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import (
-    DIRECTORY,
-    NOW_MS,
-    batch,
-    contents,
-    created,
-    disk_with,
-    open_log,
-    segment_bases,
-)
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.bodies import read_bodies
@@ -27,6 +16,17 @@ from sbp_core.log.recovery.inspection import inspect_log, repair_log
 from sbp_core.log.states.range_states import LoggedRange, RangeState, RecordSpan
 from sbp_core.log.states.writer_states import mark_of
 from sbp_core.segment_format import SEGMENT_HEADER_BYTES, EntryKind, segment_path
+from tests.support.disk import FaultyDisk
+from tests.support.log import (
+    DIRECTORY,
+    NOW_MS,
+    batch,
+    contents,
+    created,
+    disk_with,
+    open_log,
+    segment_bases,
+)
 
 OTHER, KEY = (1, 0), (2, 0)
 COUNT = 20

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import DIRECTORY, batch, contents, created, disk_with, open_log
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.bodies import read_bodies
@@ -19,6 +17,8 @@ from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import COMMIT_BYTES, Entry, Location
 from sbp_core.log.recovery.inspection import inspect_log
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, ENTRY_PREFIX_BYTES, segment_path
+from tests.support.disk import FaultyDisk
+from tests.support.log import DIRECTORY, batch, contents, created, disk_with, open_log
 
 SECTOR_BYTES = 512
 CRC_BYTES = 4

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faulty_disk import FaultyDisk, Inode
-from log_files import DIRECTORY, batch, contents, created, open_log, segment_bases
 
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError, LogError
@@ -32,6 +30,8 @@ from sbp_core.segment_format import (
     encode_segment_header,
     segment_path,
 )
+from tests.support.disk import FaultyDisk, Inode
+from tests.support.log import DIRECTORY, batch, contents, created, open_log, segment_bases
 
 KEYS = [(1, 0), (1, 1), (7, 0), (2**62, 3)]
 STARTS = dict(zip(KEYS, (0, 9, 100, 5), strict=True))

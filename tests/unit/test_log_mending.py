@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import DIRECTORY, batch, open_log
-from log_replicas import CREATED
-from log_stagings import KEY, drop, staged
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.cleaning import Cleaner
@@ -16,6 +12,8 @@ from sbp_core.log.mending import DamagedEntry, SegmentCheck, mend
 from sbp_core.log.states.replicated_entries import settled_entry
 from sbp_core.log.states.writer_states import mark_of
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, segment_path
+from tests.support.disk import FaultyDisk
+from tests.support.log import CREATED, DIRECTORY, KEY, batch, drop, open_log, staged
 
 NUMBERED = [
     mark_of(batch(0), "w", 0),

@@ -5,25 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import DIRECTORY, batch, created, open_log
-from log_merging import (
-    KEYS,
-    SEGMENT_BYTES,
-    Clock,
-    check_all,
-    check_batches,
-    concatenate,
-    counts,
-    filled,
-    freed_bytes,
-    opened,
-    slots,
-    small,
-)
-from log_replicas import CREATED
-from log_replicas import KEY as REPLICATED
-from log_stagings import commit, staged
 
 from sbp_core import limits
 from sbp_core.log.cleaning import Cleaned, Cleaner
@@ -38,6 +19,29 @@ from sbp_core.log.states.replicated_entries import (
 from sbp_core.log.states.writer_states import mark_of
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
+from tests.support.disk import FaultyDisk
+from tests.support.log import (
+    CREATED,
+    DIRECTORY,
+    KEYS,
+    SEGMENT_BYTES,
+    Clock,
+    batch,
+    check_all,
+    check_batches,
+    commit,
+    concatenate,
+    counts,
+    created,
+    filled,
+    freed_bytes,
+    open_log,
+    opened,
+    slots,
+    small,
+    staged,
+)
+from tests.support.log import KEY as REPLICATED
 
 
 def test_small_batches_of_interleaved_streams_are_merged_once() -> None:

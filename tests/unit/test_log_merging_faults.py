@@ -7,20 +7,6 @@ from collections.abc import Iterable
 from itertools import islice
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import DIRECTORY, created, segment_bases
-from log_merging import (
-    check_all,
-    concatenate,
-    counts,
-    filled,
-    freed_bytes,
-    opened,
-    slots,
-    small,
-)
-from log_replicas import CREATED
-from log_replicas import KEY as REPLICATED
 
 from sbp_core.errors import LogError
 from sbp_core.log.cleaning import Cleaned, Cleaner
@@ -33,6 +19,22 @@ from sbp_core.log.states.replicated_entries import (
 )
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import segment_path
+from tests.support.disk import FaultyDisk
+from tests.support.log import (
+    CREATED,
+    DIRECTORY,
+    check_all,
+    concatenate,
+    counts,
+    created,
+    filled,
+    freed_bytes,
+    opened,
+    segment_bases,
+    slots,
+    small,
+)
+from tests.support.log import KEY as REPLICATED
 
 
 def test_a_damaged_batch_is_left_to_those_who_mend_it(caplog: pytest.LogCaptureFixture) -> None:

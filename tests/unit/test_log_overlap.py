@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from held_disk import HeldDisk
-from log_files import batch, created, open_log
 
 from sbp_core.errors import LogWriteError, Outcome
 from sbp_core.log.disk import OsDisk
@@ -18,6 +16,8 @@ from sbp_core.log.durable_log import Appended, Log
 from sbp_core.log.entry import Entry
 from sbp_core.log.readable_log import LogState
 from sbp_core.segment_format import EntryKind
+from tests.support.disk import HeldDisk
+from tests.support.log import batch, created, open_log
 
 BODY = bytes(100)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from log_files import batch, created
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
@@ -20,6 +19,7 @@ from sbp_core.log.states.range_states import (
 )
 from sbp_core.log.states.state_snapshot import SnapshotReader, encode_snapshot
 from sbp_core.segment_format import EntryKind
+from tests.support.log import batch, created
 
 SEAL = Entry(EntryKind.SEAL, 1, 0, 5, 0)
 DELETE = Entry(EntryKind.STREAM_DELETED, 1, -1, 0, 0)

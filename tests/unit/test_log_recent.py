@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from faulty_disk import FaultyDisk
-from log_files import batch, created, open_log
-
 from sbp_core.log.bodies import RecentBodies
+from tests.support.disk import FaultyDisk
+from tests.support.log import batch, created, open_log
 
 KEY = (1, 0)
 

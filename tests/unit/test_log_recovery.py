@@ -5,20 +5,6 @@ from __future__ import annotations
 import errno
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import (
-    DIRECTORY,
-    batch,
-    contents,
-    created,
-    disk_with,
-    entries,
-    note,
-    open_log,
-    reopened,
-    segment_bases,
-    written,
-)
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.limits import LOG_SCAN_BYTES
@@ -33,6 +19,20 @@ from sbp_core.segment_format import (
     SegmentHeader,
     encode_segment_header,
     segment_path,
+)
+from tests.support.disk import FaultyDisk
+from tests.support.log import (
+    DIRECTORY,
+    batch,
+    contents,
+    created,
+    disk_with,
+    entries,
+    note,
+    open_log,
+    reopened,
+    segment_bases,
+    written,
 )
 
 FIRST = segment_path(DIRECTORY, 0)

@@ -7,10 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import DIRECTORY, batch, created, open_log
-from log_replicas import CREATED, feed, in_transit, logged, prefix_of
-from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.cleaning import Cleaned, Cleaner
@@ -41,6 +37,24 @@ from sbp_core.log.states.writer_states import (
 )
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind, maybe_segment_base
+from tests.support.disk import FaultyDisk
+from tests.support.log import (
+    CREATED,
+    DIRECTORY,
+    KEY,
+    batch,
+    bodies,
+    commit,
+    created,
+    drop,
+    feed,
+    in_transit,
+    open_log,
+    prefix_of,
+    replicated_range,
+    staged,
+    staged_bodies,
+)
 
 
 def rolled(segment_bytes: int = 600) -> tuple[Log, list[Entry], FaultyDisk]:
@@ -50,7 +64,7 @@ def rolled(segment_bytes: int = 600) -> tuple[Log, list[Entry], FaultyDisk]:
     log.append([CREATED, created(2)])
     numbered: list[Entry] = []
     for number in range(12):
-        at = logged(log).next_offset
+        at = replicated_range(log).next_offset
         group = {
             3: [staged("t", 0, b"t0"), staged("u", 0, b"u0"), staged("t", 1, b"t1", 2)],
             5: [drop("u"), staged("v", 0, b"v0")],
@@ -114,12 +128,14 @@ def test_a_replica_that_copies_everything_is_equal():
     other = open_log(FaultyDisk(), segment_bytes=800)
     other.append([created(7), batch(0, 1, b"y" * 333, (7, 0)), CREATED])
     feed(other, in_transit(log.numbered_entries(KEY, 0, len(numbered))))
-    assert logged(other) == logged(log)
+    assert replicated_range(other) == replicated_range(log)
     assert bodies(other) == bodies(log)
     assert staged_bodies(other, "v") == [b"v0"]
     assert other.writers.writers_of(1) == log.writers.writers_of(1)
-    other.append([settled_entry(KEY, logged(log).next_offset, log.prefix_at(KEY, len(numbered)))])
-    assert logged(other).state is RangeState.SEALED
+    other.append(
+        [settled_entry(KEY, replicated_range(log).next_offset, log.prefix_at(KEY, len(numbered)))]
+    )
+    assert replicated_range(other).state is RangeState.SEALED
 
 
 @pytest.mark.parametrize("seq", range(24))
@@ -131,13 +147,13 @@ def test_a_replica_that_is_cut_equals_one_that_never_had_more(seq: int):
         expected.append([CREATED])
         feed(expected, in_transit(numbered[:seq]))
     expected = open_log(expected_disk)
-    end_offset = logged(expected).next_offset
+    end_offset = replicated_range(expected).next_offset
     log.append([fenced_entry(KEY)])
     with pytest.raises(LogError, match="other entries"):
         log.cut(KEY, end_offset, Prefix(seq, b"other digest 16b"))
     log.append([log.cut(KEY, end_offset, prefix_of(*numbered[:seq]))])
     for _ in range(2):
-        assert logged(log) == replace(logged(expected), state=RangeState.SEALED)
+        assert replicated_range(log) == replace(replicated_range(expected), state=RangeState.SEALED)
         assert bodies(log) == bodies(expected)
         assert log.bytes_from(KEY, 0) == expected.bytes_from(KEY, 0)
         assert log.maybe_since(KEY, end_offset, 0) is None
@@ -175,7 +191,7 @@ def test_writers_that_a_later_range_shares_are_forgotten_by_a_cut():
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_the_cleaner_drops_no_entry_of_a_range_that_is_not_settled(is_settled: bool):
     log, numbered, disk = rolled()
-    end = logged(log).next_offset
+    end = replicated_range(log).next_offset
     log.append([Entry(EntryKind.STREAM_DELETED, 2, -1, 0, 0), fenced_entry(KEY)])
     log.append([Entry(EntryKind.TRIM, 1, -1, end, 0)])
     if is_settled:
@@ -209,7 +225,7 @@ def test_a_rewritten_segment_without_all_entries_yields_none_of_them():
     """Marks go when a settled range is cleaned: what is left must not be taken for the rest."""
     log, numbered, _ = rolled(100_000)
     log.append([Entry(EntryKind.STREAM_DELETED, 2, -1, 0, 0)])
-    log.append([settled_entry(KEY, logged(log).next_offset, prefix_of(*numbered))])
+    log.append([settled_entry(KEY, replicated_range(log).next_offset, prefix_of(*numbered))])
     log.end_segment()
     assert Cleaner(log).clean(1.0).rewritten_count == 1
     with pytest.raises(LogError, match="another replica may have it"):
@@ -265,7 +281,7 @@ def whole(*, is_settled: bool) -> tuple[FaultyDisk, list[Entry]]:
     """A log of one segment, closed."""
     log, numbered, disk = rolled(100_000)
     if is_settled:
-        log.append([settled_entry(KEY, logged(log).next_offset, prefix_of(*numbered))])
+        log.append([settled_entry(KEY, replicated_range(log).next_offset, prefix_of(*numbered))])
     log.close()
     return disk, numbered
 
@@ -278,7 +294,7 @@ def test_a_damaged_body_keeps_the_prefix_in_front_of_it(seq: int, is_settled: bo
     spoil(disk, path, location.end - 1)
     for _ in range(2):
         with open_log(disk, segment_bytes=100_000) as log:
-            found = logged(log)
+            found = replicated_range(log)
             assert (found.prefix, found.highest_seq) == (prefix_of(*numbered[: seq - 1]), 24)
             assert not found.is_whole
             assert found.state is (RangeState.SEALED if is_settled else RangeState.OPEN)
@@ -289,7 +305,7 @@ def test_a_damaged_body_keeps_the_prefix_in_front_of_it(seq: int, is_settled: bo
     if not is_settled:
         with open_log(disk, segment_bytes=100_000) as log:
             log.append([log.cut(KEY, 2, prefix_of(*numbered[:2]))] if seq > 2 else [])
-            assert seq == 2 or (logged(log).is_whole and bodies(log) == [b"x" * 90])
+            assert seq == 2 or (replicated_range(log).is_whole and bodies(log) == [b"x" * 90])
 
 
 def test_damage_in_an_older_segment_is_found_when_it_is_read():
@@ -298,7 +314,7 @@ def test_damage_in_an_older_segment_is_found_when_it_is_read():
     spoil(disk, path, location.end - 1)
     log.close()
     log = open_log(disk)
-    assert logged(log).is_whole
+    assert replicated_range(log).is_whole
     assert in_transit(log.numbered_entries(KEY, 4, 24)) == in_transit(numbered[4:])
     with pytest.raises(LogCorruptionError, match="damaged at log position"):
         list(log.numbered_entries(KEY, 2, 24))
@@ -319,12 +335,12 @@ def test_a_repaired_log_keeps_the_prefix_in_front_of_damage(
     repair_log(disk, DIRECTORY, found, 5_000)
     assert inspect_log(disk, DIRECTORY).faults == ()
     log = open_log(disk, segment_bytes=segment_bytes)
-    found_range = logged(log)
+    found_range = replicated_range(log)
     assert not found_range.is_whole
     assert found_range.prefix == prefix_of(*numbered[: seq - 1])
     assert in_transit(log.numbered_entries(KEY, 0, seq - 1)) == in_transit(numbered[: seq - 1])
     log.append([fenced_entry(KEY), log.cut(KEY, 2, prefix_of(*numbered[:2]))] if seq > 2 else [])
-    assert seq <= 2 or (bodies(log) == [b"x" * 90] and logged(log).is_whole)
+    assert seq <= 2 or (bodies(log) == [b"x" * 90] and replicated_range(log).is_whole)
 
 
 def test_damage_to_others_leaves_a_replica_whole():
@@ -345,7 +361,7 @@ def test_damage_to_others_leaves_a_replica_whole():
     assert [each.prefix for each in found.ranges if each.key == KEY] == [prefix_of(*numbered)]
     repair_log(disk, DIRECTORY, found, 5_000)
     log = open_log(disk)
-    assert logged(log).is_whole
+    assert replicated_range(log).is_whole
     assert in_transit(log.numbered_entries(KEY, 0, 24)) == in_transit(numbered)
 
 
@@ -361,7 +377,7 @@ def test_a_lost_end_keeps_the_prefix_that_is_left():
     disk.names[path].truncate(location.position)
     log = open_log(disk, segment_bytes=100_000)
     assert log.recovery.lost_tail is not None
-    found = logged(log)
+    found = replicated_range(log)
     assert (found.prefix, found.highest_seq) == (prefix_of(*numbered[:9]), 24)
     assert log.prefix_at(KEY, 9) == found.prefix
 
@@ -402,14 +418,17 @@ def test_a_replica_whose_damage_is_mended_is_settled_as_a_whole(seq: int):
     log.append([fenced_entry(KEY)])
     log.end_segment()
     log.append([created(9)])
-    end, end_offset = prefix_of(*numbered), logged(log).next_offset
+    end, end_offset = prefix_of(*numbered), replicated_range(log).next_offset
     with pytest.raises(LogCorruptionError):
         log.cut(KEY, end_offset, end)
     spoil(disk, path, location.end - 1)
     log.append([log.cut(KEY, end_offset, end)])
     for _ in range(2):
-        assert logged(log).is_whole
-        assert (logged(log).state, logged(log).prefix) == (RangeState.SEALED, end)
+        assert replicated_range(log).is_whole
+        assert (replicated_range(log).state, replicated_range(log).prefix) == (
+            RangeState.SEALED,
+            end,
+        )
         assert {each.txn_id for each in log.staged.stagings()} == {"v"}
         assert [writer.last_sequence for writer in log.writers.writers_of(1)] == [11]
         log.close()
@@ -422,13 +441,13 @@ def test_records_are_copied_behind_those_that_are_here(gap: int):
     log, _, disk = rolled()
     records = [bytes(each) for each in bodies(log)]
     log.append([fenced_entry(KEY)])
-    log.append([copy_begun_entry(KEY, logged(log).next_offset + gap)])
-    at, end = logged(log).next_offset, Prefix(90, b"decided by the PD"[:16])
+    log.append([copy_begun_entry(KEY, replicated_range(log).next_offset + gap)])
+    at, end = replicated_range(log).next_offset, Prefix(90, b"decided by the PD"[:16])
     for entries in ([batch(at, 3, b"new")], [staged("s", 0, b"kept")]):
         log.append(entries)
         log.close()
         log = open_log(disk, segment_bytes=600)
-        found = logged(log)
+        found = replicated_range(log)
         assert (found.state, found.prefix, found.is_replicated) == (RangeState.FENCED, None, True)
         assert found.start_offset == (at if gap else 0)
     assert {each.txn_id: staged_bodies(log, each.txn_id) for each in log.staged.stagings()} == {
@@ -438,7 +457,7 @@ def test_records_are_copied_behind_those_that_are_here(gap: int):
         log.append([copied_entry(KEY, at + 4, end)])
     log.append([copied_entry(KEY, at + 3, end)])
     for _ in range(2):
-        found = logged(log)
+        found = replicated_range(log)
         assert (found.state, found.prefix, found.next_offset) == (RangeState.SEALED, end, at + 3)
         assert found.is_whole
         assert bodies(log, found.start_offset) == [*([] if gap else records), b"new"]
@@ -461,5 +480,5 @@ def test_a_copy_that_lost_records_is_not_whole():
         del data[location.position :]
     for _ in range(2):
         with open_log(disk) as log:
-            assert logged(log).state is RangeState.FENCED
-            assert not logged(log).is_whole
+            assert replicated_range(log).state is RangeState.FENCED
+            assert not replicated_range(log).is_whole

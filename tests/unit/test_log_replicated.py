@@ -7,12 +7,8 @@ from dataclasses import replace
 from errno import EIO
 
 import pytest
-from faulty_disk import FaultyDisk
 from hypothesis import given
 from hypothesis import strategies as st
-from log_files import batch, contents, created, open_log
-from log_replicas import CREATED, logged, portable_bytes, prefix_of
-from log_stagings import KEY, bodies, commit, drop, staged
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.log.entry import Entry
@@ -38,6 +34,22 @@ from sbp_core.log.states.writer_states import (
 )
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
+from tests.support.disk import FaultyDisk
+from tests.support.log import (
+    CREATED,
+    KEY,
+    batch,
+    bodies,
+    commit,
+    contents,
+    created,
+    drop,
+    open_log,
+    portable_bytes,
+    prefix_of,
+    replicated_range,
+    staged,
+)
 
 SEAL = Entry(EntryKind.SEAL, *KEY, 1, 0)
 
@@ -258,7 +270,7 @@ def test_an_end_of_transactions_is_built_again_from_what_is_staged_elsewhere():
     assert local.body != end.body
     assert (local.base_offset, local.count) == (0, 3)
     second.append([local])
-    assert logged(first) == logged(second)
+    assert replicated_range(first) == replicated_range(second)
     assert bodies(first) == bodies(second) == [b"t0", b"t1", b"u0"]
     assert summary(end) == summary(local) == summary(received)
     with pytest.raises(LogError, match="0 are staged here"):
@@ -293,12 +305,15 @@ def test_prefixes_outlive_segments_and_restarts():
         log.append([entry])
     log.close()
     log = open_log(disk, segment_bytes=600)
-    assert logged(log).prefix == prefix_of(*entries)
-    assert logged(log).is_whole
+    assert replicated_range(log).prefix == prefix_of(*entries)
+    assert replicated_range(log).is_whole
     log.append([fenced_entry(KEY)])
     log.close()
     log = open_log(disk, segment_bytes=600)
-    assert (logged(log).state, logged(log).highest_seq) == (RangeState.FENCED, 20)
+    assert (replicated_range(log).state, replicated_range(log).highest_seq) == (
+        RangeState.FENCED,
+        20,
+    )
 
 
 def test_a_range_does_not_end_between_a_mark_and_its_batch():
@@ -315,8 +330,8 @@ def test_a_range_does_not_end_between_a_mark_and_its_batch():
     disk.heal()
     disk.kill_process()
     log = open_log(disk)
-    assert logged(log).prefix == prefix_of(*first)
-    assert logged(log).is_whole
+    assert replicated_range(log).prefix == prefix_of(*first)
+    assert replicated_range(log).is_whole
     writer = log.writers.maybe_writer(KEY[0], "w")
     assert writer is not None
     assert writer.last_sequence == 0

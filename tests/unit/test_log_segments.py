@@ -7,19 +7,6 @@ import struct
 from pathlib import Path
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import (
-    DIRECTORY,
-    batch,
-    contents,
-    created,
-    disk_with,
-    note,
-    open_log,
-    reopened,
-    segment_bases,
-    written,
-)
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.log.boundaries import write_start
@@ -37,6 +24,19 @@ from sbp_core.segment_format import (
     segment_path,
 )
 from sbp_core.wire.checksum import crc32c
+from tests.support.disk import FaultyDisk
+from tests.support.log import (
+    DIRECTORY,
+    batch,
+    contents,
+    created,
+    disk_with,
+    note,
+    open_log,
+    reopened,
+    segment_bases,
+    written,
+)
 
 FIRST = segment_path(DIRECTORY, 0)
 HEADER = encode_segment_header(SegmentHeader(0))

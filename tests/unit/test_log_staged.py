@@ -6,9 +6,6 @@ from dataclasses import replace
 from threading import Thread
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import NOW_MS, batch, created, open_log
-from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies, staging
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, LogCorruptionError
@@ -29,6 +26,20 @@ from sbp_core.log.states.state_snapshot import encode_staged_snapshot
 from sbp_core.rangeserver.fetching.payloads import read_slots
 from sbp_core.records import encode_envelope, split_envelopes
 from sbp_core.segment_format import EntryKind
+from tests.support.disk import FaultyDisk
+from tests.support.log import (
+    KEY,
+    NOW_MS,
+    batch,
+    bodies,
+    commit,
+    created,
+    drop,
+    open_log,
+    staged,
+    staged_bodies,
+    staging,
+)
 
 
 def new_log(disk: FaultyDisk | None = None, segment_bytes: int = 100_000) -> Log:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import DIRECTORY, batch, created, entries, open_log, segment_bases
-from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log import liveness
@@ -15,6 +12,21 @@ from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, segment_path
+from tests.support.disk import FaultyDisk
+from tests.support.log import (
+    DIRECTORY,
+    KEY,
+    batch,
+    bodies,
+    commit,
+    created,
+    drop,
+    entries,
+    open_log,
+    segment_bases,
+    staged,
+    staged_bodies,
+)
 
 SEGMENT_BYTES = 1_500
 FILLER = (2, 0)

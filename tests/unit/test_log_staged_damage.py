@@ -9,9 +9,6 @@ import struct
 from pathlib import Path
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import DIRECTORY, batch, contents, created, disk_with, open_log
-from log_stagings import KEY, bodies, commit, drop, staged, staged_bodies, staging
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.durable_log import Log
@@ -20,6 +17,22 @@ from sbp_core.log.index_file import INDEX_MAGIC
 from sbp_core.log.recovery.inspection import inspect_log, repair_log
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, maybe_segment_base, segment_path
+from tests.support.disk import FaultyDisk
+from tests.support.log import (
+    DIRECTORY,
+    KEY,
+    batch,
+    bodies,
+    commit,
+    contents,
+    created,
+    disk_with,
+    drop,
+    open_log,
+    staged,
+    staged_bodies,
+    staging,
+)
 
 STAGED = [b"staged%d" % number for number in range(4)]
 FILLER = (2, 0)

@@ -6,14 +6,14 @@ import errno
 import random
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import DIRECTORY, batch, created, open_log, segment_bases
 
 from sbp_core.errors import LogWriteError
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.readable_log import LogState
 from sbp_core.log.segment_scan import find_commits
 from sbp_core.segment_format import segment_path
+from tests.support.disk import FaultyDisk
+from tests.support.log import DIRECTORY, batch, created, open_log, segment_bases
 
 
 def test_a_group_that_need_not_be_durable_is_found_and_not_synced() -> None:

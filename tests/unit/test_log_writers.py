@@ -3,17 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import (
-    DIRECTORY,
-    NOW_MS,
-    batch,
-    contents,
-    created,
-    disk_with,
-    open_log,
-    segment_bases,
-)
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.bodies import read_bodies
@@ -34,6 +23,17 @@ from sbp_core.segment_format import (
     SEGMENT_HEADER_BYTES,
     EntryKind,
     segment_path,
+)
+from tests.support.disk import FaultyDisk
+from tests.support.log import (
+    DIRECTORY,
+    NOW_MS,
+    batch,
+    contents,
+    created,
+    disk_with,
+    open_log,
+    segment_bases,
 )
 
 SEGMENT_BYTES = 700

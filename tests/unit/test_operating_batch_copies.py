@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from core_cluster import rows_batch
 
 from sbp_core.errors import DamagedBatchError, RecordBatchError
 from sbp_core.operating.batch_copies import copied_batches
@@ -18,6 +17,7 @@ from sbp_core.records import (
     encode_rows,
     encode_sequences,
 )
+from tests.support.cluster import rows_batch
 
 SCHEMA = StreamSchema.of(pa.schema([("n", pa.int64())]))
 

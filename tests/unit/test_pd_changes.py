@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 from msgspec.structs import replace
-from pd_cluster import by_stream, codes, runner
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, OffsetOutOfRangeError, StatusCode
@@ -19,6 +18,7 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
+from tests.support.placement_driver import by_stream, codes, runner
 
 
 @pytest.fixture

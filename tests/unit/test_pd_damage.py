@@ -5,14 +5,13 @@ import shutil
 import sqlite3
 
 import pytest
-from filled_metadata import contents, fill, verdict
-from old_metadata import altered_metadata
 
 from sbp_core.cli.main import main
 from sbp_core.errors import ConfigurationError, StatusError
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME
 from sbp_core.pd.metadata.history import MARK_NAME, CommitId, CommitMark
 from sbp_core.pd.metadata.store import open_store
+from tests.support.metadata import altered_metadata, contents, fill, verdict
 
 CASES_PER_FILE = 60
 

@@ -3,10 +3,6 @@
 import asyncio
 
 import pytest
-from manual_clock import ManualClock
-from pd_replicas import add_servers, becomes, create, fenced, ids, ranges_of, run, seal
-from pd_txns import range_server
-from scripted_peer import silent
 
 from sbp_core import limits
 from sbp_core.errors import RangeNotFoundError, StatusCode
@@ -20,6 +16,19 @@ from sbp_core.wire.headers import (
     StreamRange,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.clock import ManualClock
+from tests.support.placement_driver import (
+    add_servers,
+    becomes,
+    create,
+    fenced,
+    ids,
+    range_server,
+    ranges_of,
+    run,
+    seal,
+)
+from tests.support.scripted_peer import silent
 
 A = b"a" * 16
 NO_END = -1

@@ -3,12 +3,11 @@
 import asyncio
 import sqlite3
 
-from raw_client import RawClient
-
 from sbp_core.errors import StatusCode
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.wire.headers import DescribeStreamsRequest, decode_system_error
 from sbp_core.wire.opcodes import Opcode
+from tests.support.wire import RawClient
 
 
 class Broken:

@@ -6,9 +6,6 @@ import asyncio
 
 import pytest
 from msgspec.structs import replace
-from pd_cluster import running
-from pd_txns import DIGEST, asked, becomes, commit, describe, end, part, range_server, seen
-from scripted_peer import silent, status
 
 from sbp_core.errors import (
     ConnectError,
@@ -27,6 +24,19 @@ from sbp_core.pd.txns.publishing import EARLIER_FIRST, STOPPING, UNANSWERED, Giv
 from sbp_core.pd.txns.txn_handlers import explain, refusal
 from sbp_core.wire.headers import CommitTxnRequest, EndTxnResponse
 from sbp_core.wire.opcodes import Opcode
+from tests.support.placement_driver import (
+    DIGEST,
+    asked,
+    commit,
+    decided,
+    describe,
+    end,
+    part,
+    range_server,
+    running,
+    seen,
+)
+from tests.support.scripted_peer import silent, status
 
 INCOMPLETE = StatusCode.TXN_INCOMPLETE
 KEY = (7, 1)
@@ -64,16 +74,16 @@ def test_a_lost_batch_is_given_up_and_later_decisions_continue(tmp_path, peer, c
             lost = (part("p.1.a", one), part("p.1.b", one, count=2))
             await commit(cluster, 1, *lost, part("p.1.a", two), timeout_ms=100)
             await commit(cluster, 2, part("p.2.a", one), timeout_ms=100)
-            await becomes(cluster, "stuck", "publishing")
+            await decided(cluster, "stuck", "publishing")
             answer = await give_up(cluster, 1)
             assert (answer.parts, answer.is_published) == (lost, True)
             assert (answer.record_count, answer.digest) == (5, DIGEST)
-            await becomes(cluster, "lost", "stuck")
+            await decided(cluster, "lost", "stuck")
             described = (await describe(cluster))[0]
             assert (described.parts, described.lost) == ((), lost)
             await dropped(peer, (one, 0, ("p.1.a", "p.1.b"), False, -1))
             peer.script(Opcode.END_TXN, end())
-            await becomes(cluster, "lost", "published")
+            await decided(cluster, "lost", "published")
         async with running(tmp_path) as cluster:
             assert (await give_up(cluster, 1)).parts == lost, "it may be repeated"
             replay = await commit(cluster, 1, part("p.1.z", one))
@@ -106,7 +116,7 @@ def test_a_waiting_batch_is_not_given_up(tmp_path, peer):
             assert [txn.state for txn in await describe(cluster)] == ["publishing", "publishing"]
         peer.script(Opcode.END_TXN, end())
         async with running(tmp_path) as cluster:
-            await becomes(cluster, "published", "published")
+            await decided(cluster, "published", "published")
             answer = await give_up(cluster, 2)
             assert (answer.parts, answer.is_published) == ((), True)
 
@@ -121,7 +131,7 @@ def test_a_waiting_committer_gets_the_records_that_are_given_up(tmp_path, peer):
             peer.script(Opcode.END_TXN, end(**{f"s{one}": INCOMPLETE}))
             lost = part("p.1.a", one)
             waiting = asyncio.create_task(commit(cluster, 1, lost, timeout_ms=60_000))
-            await becomes(cluster, "stuck")
+            await decided(cluster, "stuck")
             await give_up(cluster, 1)
             async with asyncio.timeout(30):
                 answer = await waiting
@@ -148,9 +158,9 @@ def test_a_request_that_is_refused_says_of_nothing_that_it_is_lost(tmp_path, pee
             await commit(cluster, 1, part("p.1.a", one), timeout_ms=100)
             with pytest.raises(InvalidRequestError, match="waits, and is not given up"):
                 await give_up(cluster, 1)
-            await becomes(cluster, "publishing" if is_of_frame else "stuck")
+            await decided(cluster, "publishing" if is_of_frame else "stuck")
             peer.script(Opcode.END_TXN, end())
-            await becomes(cluster, "published")
+            await decided(cluster, "published")
 
     asyncio.run(main())
 
@@ -167,11 +177,11 @@ def test_a_batch_that_has_become_publishable_is_published(tmp_path, peer):
             await commit(cluster, 1, part("p.1.a", one), timeout_ms=100)
             await seen(peer, 2)
             giving_up = asyncio.create_task(give_up(cluster, 1))
-            await becomes(cluster, "stuck")
+            await decided(cluster, "stuck")
             end()(held[0])
             answer = await giving_up
             assert (answer.parts, answer.is_published) == ((), True)
-            await becomes(cluster, "published")
+            await decided(cluster, "published")
 
     asyncio.run(main())
 
@@ -188,13 +198,13 @@ def test_a_part_is_lost_and_another_waits(tmp_path, peer):
             answer = await give_up(cluster, 1)
             assert (answer.parts, answer.is_published) == (parts[:1], False)
             assert f"stream {two}: " in answer.status.message
-            await becomes(cluster, "publishing")
+            await decided(cluster, "publishing")
             (described,) = await describe(cluster)
             assert (described.parts, described.lost) == (parts[1:], parts[:1])
             replay = await commit(cluster, 1, timeout_ms=100)
             assert (replay.parts, replay.is_published) == (parts[:1], False)
             peer.script(Opcode.END_TXN, end())
-            await becomes(cluster, "lost")
+            await decided(cluster, "lost")
             assert (await give_up(cluster, 1)).is_published
 
     asyncio.run(main())
@@ -227,7 +237,7 @@ def test_a_batch_is_not_given_up_if_the_store_cannot_record_it(tmp_path, peer, m
                 patched.setattr(TransactionTables, "give_up", fail)
                 with pytest.raises(InvalidRequestError, match="the disk is full"):
                     await give_up(cluster, 1)
-            await becomes(cluster, "stuck")
+            await decided(cluster, "stuck")
             assert len((await give_up(cluster, 1)).parts) == 1
 
     def fail(*_):
@@ -254,7 +264,7 @@ def test_remaining_parts_are_dropped_after_the_placement_driver_died(tmp_path, p
             assert answer.parts == questions, "range servers that still have them may drop them"
             with pytest.raises(TxnAbortedError):
                 await commit(cluster, 2, parts[1])
-            await becomes(cluster, "lost")
+            await decided(cluster, "lost")
         assert len(asked(peer)) == asked_before
 
     asyncio.run(main())

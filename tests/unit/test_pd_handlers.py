@@ -4,9 +4,6 @@ import asyncio
 
 import pytest
 from msgspec.structs import replace
-from old_metadata import altered_metadata
-from pd_cluster import by_server, by_stream, codes, runner
-from raw_client import RawClient
 
 from sbp_core import limits
 from sbp_core.errors import (
@@ -26,6 +23,9 @@ from sbp_core.wire.headers import (
     Stream,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.metadata import altered_metadata
+from tests.support.placement_driver import by_server, by_stream, codes, runner
+from tests.support.wire import RawClient
 
 
 @pytest.fixture

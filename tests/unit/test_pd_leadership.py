@@ -6,8 +6,6 @@ from contextlib import suppress
 
 import psycopg
 import pytest
-from old_metadata import SINCE
-from store_homes import NO_LEASE_MS, PostgresqlHome, next_term
 
 from sbp_core.cli.main import main
 from sbp_core.errors import (
@@ -25,6 +23,7 @@ from sbp_core.pd.metadata.postgresql_inspection import accept_database, check_da
 from sbp_core.pd.metadata.store import StoreThread, open_store
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION
 from sbp_core.pd.model import NewStream
+from tests.support.metadata import NO_LEASE_MS, SINCE, PostgresqlHome, next_term
 
 LONG_LEASE_MS = 600_000
 

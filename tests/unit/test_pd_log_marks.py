@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from manual_clock import ManualClock
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError
 from sbp_core.pd.log_marks import NO_POSITION, LogMarks, maybe_log_mark
 from sbp_core.pd.metadata.store import StoreThread, open_store
 from sbp_core.pd.model import LogMark
+from tests.support.clock import ManualClock
 
 A, B = "a" * 32, "b" * 32
 

@@ -1,11 +1,11 @@
 """Which range servers count as alive."""
 
 import pytest
-from manual_clock import ManualClock
 
 from sbp_core.errors import NoRangeServerError
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.pd.range_servers import Membership, Placement
+from tests.support.clock import ManualClock
 
 ONE = RangeServerRecord(1, "10.0.0.1:10911")
 TWO = RangeServerRecord(2, "10.0.0.2:10911")

@@ -10,9 +10,6 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from filled_metadata import contents, fill
-from old_metadata import SINCE, extract_version, make_older, schema_of
-from store_homes import next_term
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd.metadata import tables
@@ -21,6 +18,15 @@ from sbp_core.pd.metadata.sqlite_content import Content
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.metadata.tables import CONTENT_VERSION, SCHEMA_VERSION, SCHEMA_VERSION_MIN
 from sbp_core.pd.model import NO_SEQ, NewStream
+from tests.support.metadata import (
+    SINCE,
+    contents,
+    extract_version,
+    fill,
+    make_older,
+    next_term,
+    schema_of,
+)
 
 
 def create(store, *names):

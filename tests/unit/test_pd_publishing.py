@@ -6,9 +6,6 @@ import asyncio
 from collections import Counter
 
 import pytest
-from pd_cluster import running
-from pd_txns import DIGEST, asked, becomes, commit, describe, end, part, range_server, seen
-from scripted_peer import Exchange, reset, silent
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
@@ -23,6 +20,19 @@ from sbp_core.wire.headers import (
     TxnPart,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.placement_driver import (
+    DIGEST,
+    asked,
+    commit,
+    decided,
+    describe,
+    end,
+    part,
+    range_server,
+    running,
+    seen,
+)
+from tests.support.scripted_peer import Exchange, reset, silent
 
 
 @pytest.fixture
@@ -50,7 +60,7 @@ def test_a_committed_batch_is_published_by_one_frame(tmp_path, peer):
             empty = await commit(cluster, 2)
             assert (empty.is_replay, empty.is_published) == (False, True)
             assert len(asked(peer)) == 1
-            await becomes(cluster, "published", "published")
+            await decided(cluster, "published", "published")
 
     asyncio.run(main())
 
@@ -93,7 +103,7 @@ def test_the_decisions_of_a_stream_are_published_one_after_the_other(tmp_path, p
             later = asyncio.create_task(
                 commit(cluster, 2, part("p.2.a", one), part("p.2.a", two, count=1))
             )
-            await becomes(cluster, "publishing", "publishing")
+            await decided(cluster, "publishing", "publishing")
             again = asyncio.create_task(commit(cluster, 1))
             assert len(asked(peer)) == 1, "the frame is not answered yet"
             end()(held[0])
@@ -117,7 +127,7 @@ def test_unpublished_batches_are_published_after_a_restart(tmp_path, peer):
                 assert not answer.is_published
         peer.script(Opcode.END_TXN, end())
         async with running(tmp_path) as cluster:
-            await becomes(cluster, "published", "published")
+            await decided(cluster, "published", "published")
         sent = [frame[0][2] for frame in asked(peer)]
         assert sent[0] == ("p.1.a",)
         assert sent[-2:] == [("p.1.a",), ("p.2.a",)]
@@ -214,12 +224,12 @@ def test_a_batch_that_differs_from_its_commit_is_stuck_and_retried(tmp_path, pee
             peer.script(Opcode.END_TXN, end(**{f"s{one}": StatusCode.TXN_INCOMPLETE}))
             parts = (part("p.1.a", one), part("p.1.a", two))
             assert not (await commit(cluster, 1, *parts, timeout_ms=100)).is_published
-            await becomes(cluster, "stuck")
+            await decided(cluster, "stuck")
             (told,) = await describe(cluster, "p")
             assert told.parts == parts[:1], "the other stream shows it"
             assert await describe(cluster, "q") == []
             peer.script(Opcode.END_TXN, end())
-            await becomes(cluster, "published")
+            await decided(cluster, "published")
         assert "stuck=True" in caplog.text
 
     asyncio.run(main())
@@ -232,10 +242,10 @@ def test_a_stream_that_is_deleted_needs_nothing_any_more(tmp_path, peer):
             one = await cluster.created_id()
             peer.script(Opcode.END_TXN, end(**{f"s{one}": StatusCode.NOT_FOUND}))
             waiting = asyncio.create_task(commit(cluster, 1, part("p.1.a", one)))
-            await becomes(cluster, "publishing")
+            await decided(cluster, "publishing")
             await cluster.delete(one)
             assert (await waiting).is_published
-            await becomes(cluster, "published")
+            await decided(cluster, "published")
 
     asyncio.run(main())
 

@@ -6,8 +6,6 @@ import shutil
 import sqlite3
 
 import pytest
-from old_metadata import make_older
-from pd_cluster import runner
 
 from sbp_core.cli.main import main
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
@@ -17,6 +15,8 @@ from sbp_core.pd.metadata.history import CommitId, History, Life, is_life_id, ne
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream
 from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME, DriverCommit
+from tests.support.metadata import make_older
+from tests.support.placement_driver import runner
 
 A, B, C = (f"0-{digit * 16}" for digit in "abc")
 NEXT = "5-" + "d" * 16

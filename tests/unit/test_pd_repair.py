@@ -4,8 +4,6 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from manual_clock import ManualClock
-from pd_cluster import by_stream, running
 
 from sbp_core.pd.model import NewStream, RangeRecord, RangeServerRecord, SealedRange, ServerLoad
 from sbp_core.pd.range_servers import Membership, Placement
@@ -21,6 +19,8 @@ from sbp_core.wire.headers import (
     Stream,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.clock import ManualClock
+from tests.support.placement_driver import by_stream, running
 
 
 def run(tmp_path, test):

@@ -3,10 +3,6 @@
 import asyncio
 
 import pytest
-from pd_cluster import by_server, codes
-from pd_replicas import add_servers, becomes, create, fenced, ids, ranges_of, run, seal
-from pd_txns import commit, part, range_server
-from scripted_peer import silent, status
 
 from sbp_core import limits
 from sbp_core.errors import NotFoundError, RangeNotFoundError, StatusCode
@@ -22,6 +18,22 @@ from sbp_core.wire.headers import (
     UpdateStreamsRequest,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.placement_driver import (
+    add_servers,
+    becomes,
+    by_server,
+    codes,
+    commit,
+    create,
+    fenced,
+    ids,
+    part,
+    range_server,
+    ranges_of,
+    run,
+    seal,
+)
+from tests.support.scripted_peer import silent, status
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 NO_END = -1

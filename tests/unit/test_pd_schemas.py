@@ -4,8 +4,6 @@ import re
 
 import pyarrow as pa
 import pytest
-from pd_cluster import codes
-from schema_messages import shared_parts_message
 
 from sbp_core import limits
 from sbp_core.errors import StatusCode, StatusError
@@ -19,6 +17,8 @@ from sbp_core.wire.headers import (
     decode_header,
     encode_header,
 )
+from tests.support.data.batches import shared_parts_message
+from tests.support.placement_driver import codes
 
 NO_STREAM = 2**40
 

@@ -3,7 +3,6 @@
 import sqlite3
 
 import pytest
-from store_homes import SqliteHome
 
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.log.disk import OsDisk, OsFile
@@ -14,6 +13,7 @@ from sbp_core.pd.model import (
     RangeRecord,
     RangeServerRecord,
 )
+from tests.support.metadata import SqliteHome
 
 FIRST = (-1, -1)
 

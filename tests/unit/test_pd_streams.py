@@ -1,7 +1,6 @@
 """The placement driver over a real connection: creating, describing and deleting streams."""
 
 import pytest
-from pd_cluster import by_stream, codes, runner
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
@@ -14,6 +13,7 @@ from sbp_core.wire.headers import (
     Stream,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.placement_driver import by_stream, codes, runner
 
 
 @pytest.fixture

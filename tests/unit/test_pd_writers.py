@@ -1,11 +1,11 @@
 """The placement driver keeps the writers at the end of the last sealed range."""
 
 import pytest
-from old_metadata import make_older
 
 from sbp_core.log.states.writer_states import NO_WRITERS, encode_writers
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
+from tests.support.metadata import make_older
 
 
 @pytest.fixture

@@ -6,9 +6,6 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import batch, created, open_log
-from log_merging import concatenate
 
 from sbp_core import filter_limits, limits
 from sbp_core.errors import InvalidRequestError
@@ -16,6 +13,8 @@ from sbp_core.log.cleaning import Cleaner
 from sbp_core.rangeserver.fetching.batch_finder import BatchFinder, Item, item_of
 from sbp_core.records import StreamSchema, maybe_kept_columns
 from sbp_core.wire.headers import FetchInfo, Projection
+from tests.support.disk import FaultyDisk
+from tests.support.log import batch, concatenate, created, open_log
 
 KEY = (1, 0)
 BATCH_BYTES = 10_000

@@ -4,12 +4,12 @@ import asyncio
 import gc
 
 import pytest
-from held_disk import HeldDisk
-from log_files import batch, created, open_log
 
 from sbp_core import limits
 from sbp_core.errors import LogError, LogWriteError, ThrottledError
 from sbp_core.rangeserver.appending.commit import GroupCommitter
+from tests.support.disk import HeldDisk
+from tests.support.log import batch, created, open_log
 
 
 def entry(number):

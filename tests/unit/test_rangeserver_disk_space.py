@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fixed_probe import FixedProbe
-from manual_clock import ManualClock
 
 from sbp_core import limits
 from sbp_core.errors import DiskFullError
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
+from tests.support.clock import ManualClock
+from tests.support.disk import FixedProbe
 
 FLOOR = 1000
 

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from manual_clock import ManualClock
-
 from sbp_core import limits
 from sbp_core.rangeserver.metrics import HostProbe, Metrics
 from sbp_core.wire.headers import RangeServer, decode_header, encode_header
+from tests.support.clock import ManualClock
 
 ME = RangeServer(3, "h:1")
 

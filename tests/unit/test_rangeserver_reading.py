@@ -1,15 +1,14 @@
 """Batches read from the log for an answer, and their checksums, if known."""
 
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import batch, created, open_log
-from log_stagings import KEY, commit, staged
 
 from sbp_core.log import bodies as log_bodies
 from sbp_core.log.bodies import RecentBodies
 from sbp_core.rangeserver.fetching.payloads import joined, read_slots
 from sbp_core.records import encode_envelope
 from sbp_core.wire.checksum import crc32
+from tests.support.disk import FaultyDisk
+from tests.support.log import KEY, batch, commit, created, open_log, staged
 
 LARGE = [bytes([n]) * 100_000 for n in range(3)]
 SMALL = [bytes([n]) * 100 for n in range(3)]

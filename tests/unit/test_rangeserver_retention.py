@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_peer import Exchange, ScriptedPeer
 
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.entry import Location
@@ -19,8 +18,7 @@ from sbp_core.rangeserver.housekeeping.retention import Held, Retention, expired
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.wire.headers import DescribeStreamResult, DescribeStreamsResponse, Stream
 from sbp_core.wire.opcodes import Opcode
-
-pytest_plugins = ["client_fixtures"]
+from tests.support.scripted_peer import Exchange, ScriptedPeer
 
 VIEW: Any = None
 NOW_MS = 1000

@@ -4,7 +4,6 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from manual_clock import ManualClock
 
 from sbp_core.access.identity import Identity
 from sbp_core.access.rights import Right
@@ -33,6 +32,7 @@ from sbp_core.wire.headers import (
     StreamRights,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.clock import ManualClock
 
 LEASE_MS = 60_000
 

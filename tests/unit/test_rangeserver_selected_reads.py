@@ -3,9 +3,6 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from faulty_disk import FaultyDisk
-from log_files import batch, created, open_log
-from log_stagings import KEY, commit, staged
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.bodies import RecentBodies
@@ -22,6 +19,8 @@ from sbp_core.records import (
     order_key,
     split_envelopes,
 )
+from tests.support.disk import FaultyDisk
+from tests.support.log import KEY, batch, commit, created, open_log, staged
 
 ROWS = 5_000
 

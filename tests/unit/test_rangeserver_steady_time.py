@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
-from manual_clock import ManualClock
 
 from sbp_core import limits
 from sbp_core.rangeserver.housekeeping.retention import SteadyTime
+from tests.support.clock import ManualClock
 
 LOOK_MS = 2_000
 LOOKS = limits.CLOCK_EVEN_MS // LOOK_MS

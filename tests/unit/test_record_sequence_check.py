@@ -1,11 +1,17 @@
 """The tests' own decoder of record sequences takes what data nodes take, and nothing else."""
 
 import pytest
-from core_cluster import rows_batch
-from foreign_batches import TIME_MS, sequence_batch
 from hypothesis import given
 from hypothesis import strategies as st
-from record_sequences import NoRecordSequenceError, Record, check_record_sequence
+
+from tests.support.cluster import rows_batch
+from tests.support.data.batches import (
+    TIME_MS,
+    NoRecordSequenceError,
+    Record,
+    check_record_sequence,
+    sequence_batch,
+)
 
 BATCH = sequence_batch([b"a", b"", b"ccc"], base_offset=40)
 

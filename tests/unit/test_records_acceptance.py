@@ -4,7 +4,6 @@ import struct
 
 import pyarrow as pa
 import pytest
-from foreign_batches import sequence_batch
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
@@ -18,6 +17,7 @@ from sbp_core.records import (
     encode_rows,
 )
 from sbp_core.records import arrow_message as messages
+from tests.support.data.batches import sequence_batch
 
 MILLION = limits.BATCH_RECORDS_MAX
 SCHEMA = StreamSchema.of(pa.schema([("a", pa.int64()), ("b", pa.list_(pa.string()))]))

@@ -4,7 +4,6 @@ import struct
 
 import pyarrow as pa
 import pytest
-from foreign_batches import sequence_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from sbp_core.records import (
     split_envelopes,
 )
 from sbp_core.records.encodings.rows import RowsEncoding
+from tests.support.data.batches import sequence_batch
 
 LARGE_BYTES = 40_000
 BUFFERS = struct.pack("<6q", 0, 1, 8, 12, 24, 0)

@@ -5,8 +5,6 @@ import tracemalloc
 
 import pyarrow as pa
 import pytest
-import typed_batches
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +13,8 @@ from sbp_core.records import ROWS_SCHEMA, StreamSchema
 from sbp_core.records.arrow_body import decode_joined, encode_body
 from sbp_core.records.arrow_message import are_sound, read_outline
 from sbp_core.records.small_batches import maybe_join_columns
+from tests.support.clock import examples
+from tests.support.data import typed as typed_batches
 
 
 def body_of(batch):

@@ -4,7 +4,6 @@ import struct
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from foreign_batches import TIME_MS, sequence_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records import decode_batch, decode_envelope, peek_batch, split_envelopes
 from sbp_core.wire._generated import KeyValue
+from tests.support.data.batches import TIME_MS, sequence_batch
 
 
 @given(st.lists(st.lists(st.binary(max_size=50), min_size=1, max_size=5), max_size=4))

@@ -2,10 +2,8 @@
 
 import pyarrow as pa
 import pytest
-from foreign_batches import sequence_batch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from java_sdk import HEADER_NAMES, JavaRecord, read_batches
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
@@ -23,6 +21,8 @@ from sbp_core.records import (
 )
 from sbp_core.records.encodings import sequence
 from sbp_core.wire._generated import KeyValue
+from tests.support.data.batches import sequence_batch
+from tests.support.dialect import HEADER_NAMES, JavaRecord, read_batches
 
 NOW_MS = 1_682_000_000_000
 DELTA_MS_MAX = 2**31 - 1

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import flatbuffers
 import pytest
-from flatc_tool import needs_flatc
 
 from sbp_core.wire import headers
 from sbp_core.wire._generated import LAYOUTS
 from sbp_core.wire.flat import Bytes, Scalar, Table, Text, Vector
 from sbp_core.wire.headers import decode_header, encode_header
+from tests.support.tables import needs_flatc
 
 ROOT = Path(__file__).parents[2]
 

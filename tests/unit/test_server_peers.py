@@ -6,8 +6,6 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from scripted_peer import ScriptedPeer, placed, reset, silent, status
-from waiting import until
 
 from sbp_core import limits
 from sbp_core.client.programs.program import Call
@@ -33,6 +31,8 @@ from sbp_core.wire.headers import (
     SyncRangesResponse,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.clock import until
+from tests.support.scripted_peer import ScriptedPeer, placed, reset, silent, status
 
 SECRET, CHALLENGE = "s" * 64, b"challenge"
 

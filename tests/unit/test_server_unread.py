@@ -2,10 +2,9 @@
 
 import asyncio
 
-from manual_clock import ManualClock
-
 from sbp_core import limits
 from sbp_core.server.outgoing import Backlog, Unread
+from tests.support.clock import ManualClock
 
 OWN = limits.CONNECTION_UNREAD_OWN_BYTES
 STALL_MS = limits.WRITE_STALL_MS

@@ -2,7 +2,6 @@
 
 import pyarrow as pa
 import pytest
-from writing_client import WritingClient, sink_options
 
 from sbp_core.client import Dialect
 from sbp_core.limits import BATCH_METADATA_BYTES_MAX
@@ -11,6 +10,7 @@ from sbp_spark.options.stream_selection import StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, OnBadRecord
 from sbp_spark.writing.bad_records import ERROR_HEADER, BadRecordError
 from sbp_spark.writing.sinks import write_rows
+from tests.support.scripted_client import WritingClient, sink_options
 
 NO_TEXT = b"a\xff"
 

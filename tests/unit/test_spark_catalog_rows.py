@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from fake_streams import FakeCluster
 
 from sbp_core.client import CursorInfo, GroupInfo
 from sbp_spark.catalog_reader import table_rows
 from sbp_spark.options.endpoints import CatalogTable
+from tests.support.fake_streams import FakeCluster
 
 
 class Groups(FakeCluster):

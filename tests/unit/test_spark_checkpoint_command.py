@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from checkpoint_folders import everything, sbp_offset, write_checkpoint
 
 from sbp_spark.command import main
+from tests.support.queries import everything, sbp_offset, write_checkpoint
 
 THREE = [
     sbp_offset(s1={"next": 10, "base": 4}, s22={"next": 0, "base": 0}),

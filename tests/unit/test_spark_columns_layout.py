@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
-from spark_streams import chunk_of, numbered, rows_of
-from typed_streams import rows_in, schema_of, versions_of
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError, SchemaError
@@ -30,6 +28,8 @@ from sbp_spark.reading.losses import DamagedRecordsError
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.row_schema import source_schema
+from tests.support.data.typed import rows_in, schema_of, versions_of
+from tests.support.spark import chunk_of, numbered, rows_of
 
 SERVERS = Servers((Endpoint("nowhere", 1),))
 TIMESTAMP = pa.timestamp("us", tz="UTC")

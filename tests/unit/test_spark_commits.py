@@ -7,12 +7,12 @@ import logging
 import threading
 
 import pytest
-from fake_streams import ALL, read_up, reader, spans, use_fake_cluster
-from source_options import GOOD, faults, only_fault, source
 
 from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_spark.options.source import CommitOptions, parse_source_options
 from sbp_spark.streaming.commits import Commits
+from tests.support.fake_streams import ALL, read_up, reader, spans, use_fake_cluster
+from tests.support.spark import GOOD, faults, only_fault, source
 
 START = {"startingOffsets": "earliest"}
 

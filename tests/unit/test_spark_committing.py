@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from writing_client import SERVERS, WritingClient, sink_options
 
 from sbp_core import limits
 from sbp_core.client import TxnDecision
@@ -40,6 +39,7 @@ from sbp_spark.writing.committing import (
     commit_staged,
 )
 from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter, StagedFor, write_rows
+from tests.support.scripted_client import SERVERS, WritingClient, sink_options
 
 QUERY = {"query_id": "query", "batch_id": "7"}
 KEY = BatchKey("query", 7)

@@ -7,12 +7,8 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
-from foreign_batches import sequence_batch
 from hypothesis import given
 from hypothesis import strategies as st
-from lying_batches import lying_batch
-from spark_streams import chunk_of, numbered, rows_of
-from typed_streams import rows_in, schema_of, versions_of
 
 from sbp_core.errors import DamagedBatchError
 from sbp_core.records import (
@@ -31,6 +27,9 @@ from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.row_schema import source_schema
+from tests.support.data.batches import lying_batch, sequence_batch
+from tests.support.data.typed import rows_in, schema_of, versions_of
+from tests.support.spark import chunk_of, numbered, rows_of
 
 ROWS = RowsLayout(logical_arrow_schema(source_schema(include_headers=True)))
 TYPED = schema_of(id=pa.int64(), name=pa.string())

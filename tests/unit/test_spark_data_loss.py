@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
 
 from sbp_core.client import StoreCommit
 from sbp_core.errors import ConfigurationError
 from sbp_spark.reading.losses import DataLossError
 from sbp_spark.reading.offsets import StreamChangedError
+from tests.support.fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from writing_client import WritingClient, sink_options
 
 from sbp_core.errors import NotFoundError
 from sbp_core.limits import RECORD_BYTES_MAX
 from sbp_spark.options.stream_selection import FoundStream, StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord, Routing
 from sbp_spark.writing.sinks import write_rows
+from tests.support.scripted_client import WritingClient, sink_options
 
 DEAD_LETTERS = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s99"))
 

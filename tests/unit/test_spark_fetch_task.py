@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
-from spark_streams import chunk_of, numbered, rows_of
 
 from sbp_core.client import FetchOutcome, ReceivedBatches
 from sbp_core.errors import (
@@ -30,6 +29,7 @@ from sbp_spark.reading.prefetch import Prefetcher, fetch_chunks
 from sbp_spark.reading.stored_runs import ENVELOPES_AT_ONCE, BrokenSequenceError
 from sbp_spark.row_schema import source_schema
 from sbp_spark.spark_internals import rows_with_plan
+from tests.support.spark import chunk_of, numbered, rows_of
 
 ARROW = logical_arrow_schema(source_schema(include_headers=False))
 ROWS = RowsLayout(ARROW)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
-from source_options import source
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.reading import input_partitions
 from sbp_spark.reading.input_partitions import SbpBatchReader
 from sbp_spark.reading.losses import DataLossError
 from sbp_spark.row_schema import source_schema
+from tests.support.fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
+from tests.support.spark import source
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-from fake_streams import FakeCluster
-
 from sbp_spark import lag
+from tests.support.fake_streams import FakeCluster
 
 
 def test_the_age_is_not_known_where_a_server_does_not_tell_in_time(monkeypatch):

@@ -29,7 +29,6 @@ from pyspark.sql.types import (
     TimestampType,
     TimeType,
 )
-from typed_streams import rows_in, versions_of
 
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records import (
@@ -48,6 +47,7 @@ from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.row_schema import as_wide, check_selection
 from sbp_spark.spark_internals import CHAR_VARCHAR_KEY
+from tests.support.data.typed import rows_in, versions_of
 
 INTERVALS = [DayTimeIntervalType(first, last) for first in range(4) for last in range(first, 4)]
 TIMES = [TimeType(precision) for precision in range(10)]

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from source_options import GOOD, faults, only_fault, source
 
 from sbp_core.client import Credentials, Tls
 from sbp_core.errors import ConfigurationError
@@ -18,6 +17,7 @@ from sbp_spark.options.stream_selection import (
     parse_stream_ref,
 )
 from sbp_spark.options.targets import Targets
+from tests.support.spark import GOOD, faults, only_fault, source
 
 
 def test_defaults_of_a_streaming_source():

@@ -1,12 +1,12 @@
 """Options of a read of metadata, and where they are refused."""
 
 import pytest
-from source_options import GOOD, faults
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.options.endpoints import CatalogTable, is_table_given
 from sbp_spark.options.sink import parse_sink_options
 from sbp_spark.options.source import parse_catalog_options
+from tests.support.spark import GOOD, faults
 
 ENDPOINT = {"endpoint": "pd:12378"}
 

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass, field
 
 import pytest
-from source_options import GOOD, faults
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.options.declaring import (
@@ -24,6 +23,7 @@ from sbp_spark.options.declaring import (
 )
 from sbp_spark.options.sink import SINK_OPTIONS, parse_sink_options
 from sbp_spark.options.source import SOURCE_OPTIONS, parse_source_options
+from tests.support.spark import GOOD, faults
 
 NIGHTS = option("nights", COUNT, 1).doc("How many nights.")
 
@@ -122,7 +122,9 @@ def test_a_number_is_shown_as_it_may_be_given(kind, value, text):
     assert kind.parse(Given("name", text, [])) == value
 
 
-@pytest.mark.parametrize("each", dict.fromkeys([*SOURCE_OPTIONS, *SINK_OPTIONS]), ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "each", dict.fromkeys([*SOURCE_OPTIONS, *SINK_OPTIONS]), ids=lambda each: each.name
+)
 def test_the_documented_default_is_the_default_that_counts(each):
     if each.unset:
         return

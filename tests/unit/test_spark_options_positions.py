@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from source_options import GOOD, faults, only_fault, source
 
 from sbp_spark.options.read_positions import (
     AtCursor,
@@ -14,6 +13,7 @@ from sbp_spark.options.read_positions import (
     Positions,
 )
 from sbp_spark.options.source import parse_source_options
+from tests.support.spark import GOOD, faults, only_fault, source
 
 
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])

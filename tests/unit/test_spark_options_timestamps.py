@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from source_options import GOOD, faults, only_fault, source
 
 from sbp_spark.options.read_positions import Ago, AtOffset, AtTime, Positions
 from sbp_spark.options.source import parse_source_options
+from tests.support.spark import GOOD, faults, only_fault, source
 
 MORNING_MS = 1_769_851_800_000  # 2026-01-31T09:30 UTC
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from source_options import GOOD, faults, only_fault, source
 
 from sbp_spark.options.source import PARTITIONS_MAX, AvailableNowEnd, PartitionLimits, TriggerLimits
+from tests.support.spark import GOOD, faults, only_fault, source
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from spark_streams import numbered, rows_of
 
 from sbp_core.client import Batches, FetchOutcome, ReceivedBatches
 from sbp_core.errors import OffsetOutOfRangeError, StatusCode
@@ -17,6 +16,7 @@ from sbp_spark.reading.losses import DataLossError
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import Prefetcher, fetch_chunks, read_chunks
 from sbp_spark.row_schema import source_schema
+from tests.support.spark import numbered, rows_of
 
 ROWS = RowsLayout(logical_arrow_schema(source_schema(include_headers=False)))
 BATCH_RECORDS = 10

@@ -2,7 +2,6 @@
 
 import pyarrow as pa
 import pytest
-from writing_client import WritingClient, sink_options
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import StreamSchema
@@ -11,6 +10,7 @@ from sbp_spark.options.stream_selection import StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, OnBadRecord
 from sbp_spark.writing.bad_records import BadRecordError
 from sbp_spark.writing.sinks import StagedFor, write_rows
+from tests.support.scripted_client import WritingClient, sink_options
 
 KEY = BatchKey("query", 3)
 TYPED = StreamSchema.of(pa.schema({"n": pa.int64()}))

@@ -3,8 +3,6 @@
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
-from spark_streams import chunk_of
-from typed_streams import rows_in, schema_of, versions_of
 
 from sbp_core import limits
 from sbp_core.records import encode_columns, maybe_cut
@@ -17,6 +15,8 @@ from sbp_spark.reading.losses import DamagedRecordsError
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.row_schema import source_schema
+from tests.support.data.typed import rows_in, schema_of, versions_of
+from tests.support.spark import chunk_of
 
 METADATA = logical_arrow_schema(StructType([METADATA_FIELD])).field(0)
 FIRST = schema_of(id=pa.int32())

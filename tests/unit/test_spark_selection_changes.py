@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from fake_streams import ALL, nexts, positions, read_up, reader, spans, use_fake_cluster
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.reading.offsets import StreamChangedError
+from tests.support.fake_streams import (
+    ALL,
+    nexts,
+    positions,
+    read_up,
+    reader,
+    spans,
+    use_fake_cluster,
+)
 
 GO_ON = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
 

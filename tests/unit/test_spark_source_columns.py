@@ -2,7 +2,6 @@
 
 import pyarrow as pa
 import pytest
-from fake_streams import ALL, FakeCluster, use_fake_cluster
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -24,8 +23,6 @@ from pyspark.sql.types import (
     TimestampType,
     TimeType,
 )
-from source_options import only_fault, source
-from typed_streams import schema_of, versions_of
 
 from sbp_core.client import StreamInfo
 from sbp_core.errors import (
@@ -43,6 +40,9 @@ from sbp_spark.reading.layout import Form
 from sbp_spark.reading.source_streams import SourceColumns, find_columns
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
+from tests.support.data.typed import schema_of, versions_of
+from tests.support.fake_streams import ALL, FakeCluster, use_fake_cluster
+from tests.support.spark import only_fault, source
 
 ORDERS = schema_of(id=pa.int32(), price=pa.decimal128(9, 2))
 STREAMS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from fake_streams import ALL, nexts, positions, read_up, reader, spans, use_fake_cluster
 
 from sbp_core.client import Reach, StreamInfo, UnavailableRange
 from sbp_core.errors import ConnectError, RangeNotFoundError, StatusCode
@@ -13,6 +12,15 @@ from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming import stream_watch
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from sbp_spark.streaming.stream_watch import PROBE_PAUSE_FACTOR, Stalls
+from tests.support.fake_streams import (
+    ALL,
+    nexts,
+    positions,
+    read_up,
+    reader,
+    spans,
+    use_fake_cluster,
+)
 
 STREAMS = {1: StreamInfo(1, "a", 1, 0, 5), 2: StreamInfo(2, "b", 1, 0, 5)}
 

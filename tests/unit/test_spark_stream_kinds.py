@@ -4,9 +4,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from fake_streams import ALL, nexts, read_up, spans, use_fake_cluster
 from pyspark.sql.types import IntegerType, StructField, StructType
-from typed_streams import schema_of, versions_of
 
 from sbp_core.client import BoundsView
 from sbp_core.errors import NotFoundError, StatusCode, UnsupportedError
@@ -14,6 +12,8 @@ from sbp_spark.options.source import parse_source_options
 from sbp_spark.reading.source_streams import select_streams
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
+from tests.support.data.typed import schema_of, versions_of
+from tests.support.fake_streams import ALL, nexts, read_up, spans, use_fake_cluster
 
 COLUMNS = StructType([StructField("id", IntegerType())])
 TYPED = schema_of(id=pa.int32())

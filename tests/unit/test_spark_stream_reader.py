@@ -4,7 +4,6 @@ import json
 import pickle
 
 import pytest
-from fake_streams import ALL, nexts, positions, read_up, reader, spans, use_fake_cluster
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadMaxBytes,
@@ -17,6 +16,15 @@ from sbp_core.errors import ConfigurationError
 from sbp_spark.reading.offsets import StreamChangedError
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
+from tests.support.fake_streams import (
+    ALL,
+    nexts,
+    positions,
+    read_up,
+    reader,
+    spans,
+    use_fake_cluster,
+)
 
 
 @pytest.fixture

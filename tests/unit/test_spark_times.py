@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from fake_streams import ALL, nexts, positions, read_up, reader, use_fake_cluster
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.reading import locating
 from sbp_spark.reading.offsets import StreamPosition
 from sbp_spark.streaming import micro_batch
+from tests.support.fake_streams import ALL, nexts, positions, read_up, reader, use_fake_cluster
 
 NOW_MS = 1_000_000
 

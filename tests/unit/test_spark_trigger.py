@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from manual_clock import ManualClock
-from spark_streams import rows_of
 
 from sbp_core.client import FetchOutcome, ReceivedBatches
 from sbp_core.errors import StatusCode, StorageError
@@ -17,6 +15,8 @@ from sbp_spark.streaming import trigger as trigger_module
 from sbp_spark.streaming.micro_batch import Way
 from sbp_spark.streaming.stream_watch import Snapshot
 from sbp_spark.streaming.trigger import RECORDS_FIRST, STEP_MAX, PaceMaker, Trigger
+from tests.support.clock import ManualClock
+from tests.support.spark import rows_of
 
 
 class FakeServer:

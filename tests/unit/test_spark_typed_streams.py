@@ -2,7 +2,6 @@
 
 import pyarrow as pa
 import pytest
-from writing_client import WritingClient
 
 from sbp_core.client import SchemaVersion
 from sbp_core.errors import ConfigurationError, SchemaError
@@ -13,6 +12,7 @@ from sbp_spark.writing.directory import (
     check_still_plain,
     evolve_streams,
 )
+from tests.support.scripted_client import WritingClient
 
 NAMES = {1: "s1", 2: "s2"}
 

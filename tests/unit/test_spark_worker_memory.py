@@ -8,10 +8,10 @@ import sys
 from types import ModuleType
 
 import pytest
-from writing_client import sink_options
 
 from sbp_spark import client_pool
 from sbp_spark.spark_internals import worker_process
+from tests.support.scripted_client import sink_options
 
 IS_GLIBC = platform.libc_ver()[0] == "glibc"
 FREED_BYTES = 8 << 20

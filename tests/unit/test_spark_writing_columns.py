@@ -7,7 +7,6 @@ from zlib import crc32
 
 import pyarrow as pa
 import pytest
-from writing_client import WritingClient, sink_options
 
 from sbp_core.errors import SchemaError
 from sbp_core.limits import MIB, RECORD_BYTES_MAX
@@ -17,6 +16,7 @@ from sbp_spark.options.stream_selection import StreamRef
 from sbp_spark.options.targets import BadRecordPolicy, ColumnOptions, OnBadRecord
 from sbp_spark.writing.bad_records import ERROR_HEADER, BadRecordError
 from sbp_spark.writing.sinks import StagedFor, write_rows
+from tests.support.scripted_client import WritingClient, sink_options
 
 TIME = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
 DEAD_LETTERS = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s99"))

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from writing_client import WritingClient, sink_options
 
 from sbp_core.errors import ConfigurationError, ConnectError, NotFoundError, TxnEndedError
 from sbp_core.limits import MIB, RECORD_BYTES_MAX
@@ -21,6 +20,7 @@ from sbp_spark.writing.bad_records import ERROR_HEADER, STREAM_HEADER, BadRecord
 from sbp_spark.writing.payload import fill_times, to_rows
 from sbp_spark.writing.sending import SendingPace
 from sbp_spark.writing.sinks import StagedFor, write_rows
+from tests.support.scripted_client import WritingClient, sink_options
 
 NOW_US = 1_700_000_000_000_000
 ROUTED = sink_options()

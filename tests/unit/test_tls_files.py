@@ -3,13 +3,13 @@
 import logging
 
 import pytest
-from certificates import Authority
 from cryptography.hazmat.primitives import serialization
 
 from sbp_core.client import Client, Connecting, Tls
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.tls import Contexts, ServerTls
+from tests.support.security import Authority
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
-from identities import AUDIENCE, ISSUER, Issuer, serving_keys
 from joserfc import jwk
-from manual_clock import ManualClock
 
 from sbp_core import limits
 from sbp_core.access.credentials import TOKEN_BYTES_MAX, Credentials
@@ -22,6 +20,8 @@ from sbp_core.access.tokens import LEEWAY_MS, Tokens, UnknownKeyError
 from sbp_core.cli.main import main as sbp
 from sbp_core.client.io.identifying import read_token
 from sbp_core.errors import ConfigurationError, UnauthenticatedError
+from tests.support.clock import ManualClock
+from tests.support.security import AUDIENCE, ISSUER, Issuer, serving_keys
 
 LEEWAY = LEEWAY_MS // 1000
 

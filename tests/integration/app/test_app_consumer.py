@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
-from waiting import until
 
 from sbp_core import aio, connect
 from sbp_core.app import Record
 from sbp_core.client import AppendItem, Writer
 from sbp_core.errors import AlreadyExistsError, ConfigurationError, NotFoundError
 from sbp_core.records import ROWS_SCHEMA, RowsBuilder, StreamSchema, encode_columns
+from tests.support.clock import until
 
 TIME_MS = 1_700_000_000_000
 

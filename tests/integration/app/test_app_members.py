@@ -9,11 +9,11 @@ import threading
 from collections import Counter
 
 import pytest
-from waiting import until
 
 from sbp_core import connect
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import ConfigurationError
+from tests.support.clock import until
 
 STREAMS = [f"part-{index}" for index in range(4)]
 SESSION_MS = 4_000

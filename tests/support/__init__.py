@@ -1,0 +1,1 @@
+"""What tests share: clusters, clients, disks, clocks, Spark sessions, models and faults."""

