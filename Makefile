@@ -12,9 +12,17 @@ DIST   ?= dist
 ENDS   ?= oldest newest
 SPARK   = JAVA_HOME="$$($(BIN)/python -m sbp_spark.java)" && export JAVA_HOME && \
           PYSPARK_PYTHON="$$($(BIN)/python -c 'import sys; print(sys.executable)')" && export PYSPARK_PYTHON &&
+CLASSES = classes="$$($(BIN)/python -m tests.support.class_archive)" && eval "$$classes" &&
+TESTS   = $(BIN)/python -m pytest -p tests.support.reporting -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
+
+WORKERS ?= 2
+# Parts of `make test-all`. The first line has markers of tests that `make test` leaves out.
+MARKED := browser dialect exhaustive faults fuzz notebooks release simulation
+PARTS  := $(MARKED) features versions
+LEFT_OUT = not ($(shell echo $(MARKED) | sed 's/ / or /g'))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve notebooks check test versions conformance faults lint types bench bench-full \
+.PHONY: help install demo serve notebooks check test test-all versions conformance lint types bench bench-full \
         schemas client features docs docs-site dist lock clean
 
 help: ## print this
@@ -31,20 +39,36 @@ serve: $(READY) ## run a placement driver and a range server here
 notebooks: $(READY) ## execute every notebook
 	@$(SPARK) $(BIN)/jupyter execute notebooks/*.ipynb
 
-check: lint types ## lint, types, and the tests that need no server and no Spark: some two minutes
-	@$(BIN)/python tests/run_parts.py quick $(PYTEST)
+check: lint types ## lint, types, and fast unit and property tests: under three minutes
+	@$(TESTS) -q -m "$(LEFT_OUT)" --hypothesis-profile=quick tests/tidy tests/property tests/unit $(PYTEST)
 
-test: $(READY) ## run the tests; PYTEST="-k log -x" adds options
-	@$(SPARK) $(BIN)/python tests/run_parts.py all $(PYTEST)
+test: $(READY) ## every promise once, with real servers and Spark: a quarter of an hour; PYTEST="-k log -x" adds options
+	@$(SPARK) $(CLASSES) $(TESTS) -q -m "$(LEFT_OUT)" $(PYTEST)
+
+test-all: $(if $(PART),part-$(PART),$(PARTS:%=part-%)) ## what `make test` leaves out: hours; PART=simulation for one part (the parts: PARTS above)
+
+part-%: $(READY)
+	@$(SPARK) $(CLASSES) $(TESTS) -q -m "$*" $(PYTEST)
+
+part-faults: $(READY)
+	@$(SPARK) $(CLASSES) ROUNDS="$(or $(ROUNDS),20)" SEED="$(SEED)" $(TESTS) -q -o timeout=0 tests/faults $(PYTEST)
+
+part-fuzz: $(READY)
+	@$(TESTS) -q -m fuzz $(PYTEST)
+	@$(BIN)/python tests/fuzz/run.py all --runs "$(or $(RUNS),100000)"
+
+part-simulation: $(READY)
+	@$(TESTS) -q tests/simulation $(PYTEST)
+	@$(BIN)/python -m tests.simulation --seeds "$(or $(SEEDS),0:10000)"
+
+part-features: features
+part-versions: versions
 
 versions: $(READY) ## test both ends of the versions that pyproject.toml allows; ENDS=oldest, NEWEST_PYTHON=python3.13
 	@$(BIN)/python tools/run_versions.py $(ENDS) $(if $(NEWEST_PYTHON),--newest-python $(NEWEST_PYTHON)) $(PYTEST)
 
 conformance: $(READY) ## check a server against the protocol: ENDPOINT=host:port, or one started here
 	@SBP_CONFORMANCE_ENDPOINT="$(ENDPOINT)" $(BIN)/python -m pytest tests/conformance $(PYTEST)
-
-faults: $(READY) ## kill servers, fail disks, cut networks: ROUNDS=1000 for long, SEED=n to do it again
-	@ROUNDS="$(ROUNDS)" SEED="$(SEED)" $(BIN)/python -m pytest -o timeout=0 tests/faults $(PYTEST)
 
 lint: $(READY) ## check style, format, import contracts, the generated client and conf/
 	@$(BIN)/ruff check .
@@ -82,7 +106,7 @@ client: $(READY) ## generate the blocking client from the asyncio one
 	@$(BIN)/python tools/generate_blocking_client.py
 
 features: $(READY) ## try the features of Spark that docs/reference/spark-features.md lists; some minutes
-	@$(SPARK) $(BIN)/python tests/try_spark_features.py $(PYTEST)
+	@$(SPARK) $(CLASSES) $(BIN)/python tests/try_spark_features.py $(PYTEST)
 	@$(BIN)/python docs/generate.py
 
 docs: $(READY) ## generate pages of docs/reference from the code

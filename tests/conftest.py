@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 settings.load_profile("untimed")
 
-ROOT = Path(__file__).parents[1]
+LONGEST_FIRST = ("faults", "docs", "notebooks", "spark", "integration", "simulation", "fuzz")
+"""Folders whose files take long: two workers end at the same time if these files start first."""
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 """Processes that tests start, Spark's workers among them, import `tests.support`."""
 
@@ -156,3 +160,9 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Driver]]:
     yield build
     for driver in made:
         driver.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests by folder. The order within a folder stays."""
+    order = {name: index for index, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(item.path.relative_to(TESTS).parts[0], len(order)))

@@ -19,7 +19,6 @@ from typing import Any
 import pyarrow as pa
 import pyspark
 import pytest
-from class_archive import use_archive
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "spark_features.json"
@@ -69,7 +68,6 @@ def main(options: Sequence[str]) -> int:
     """Run the tests; return pytest's exit code, or 1 when a test was skipped."""
     is_partial = any(each.startswith("tests/") for each in options)
     recorder = Recorder()
-    use_archive()
     words = ["-m", MARKER, *options, *([] if is_partial else marked_files())]
     code = pytest.main(words, plugins=[recorder])
     if code or recorder.has_skipped:

@@ -13,7 +13,7 @@ RECORDS_PER_ROUND = 5_000
 def test_all_killed_at_any_time(tmp_path, rng, rounds):
     notes = tmp_path / "notes"
     notes.touch()
-    end_offset = RECORDS_PER_ROUND * rounds(6)
+    end_offset = RECORDS_PER_ROUND * rounds(3)
     with LocalCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
         sbp.create_stream("numbers")
         commands = {
@@ -21,7 +21,7 @@ def test_all_killed_at_any_time(tmp_path, rng, rounds):
             "reader": program("app_reader", cluster.endpoint, "numbers", end_offset, notes),
         }
         running = {name: start(command) for name, command in commands.items()}
-        for _ in range(rounds(6)):
+        for _ in range(rounds(3)):
             wait_for_notes(notes, notes.stat().st_size + rng.randrange(20_000), running["reader"])
             victim = rng.choice(["loader", "reader", "server"])
             if victim == "server":

@@ -130,7 +130,7 @@ def test_servers_are_killed_and_ranges_sealed(tmp_path, rng, rounds, is_staged):
             sealing(cluster.endpoint, rng, stream_ids),
             Appending(cluster.endpoint, rng, stream_ids, is_staged=is_staged) as appending,
         ):
-            for _ in range(rounds(6)):
+            for _ in range(rounds(2)):
                 appending.go_on(rng.randint(1, 60))
                 cluster.end()
                 cluster.start()
@@ -144,7 +144,7 @@ def test_connections_are_cut(tmp_path, rng, rounds, is_staged):
         stream_ids = new_streams(cluster.endpoint, STREAMS)
         proxy = cluster.to_range_server
         with Appending(cluster.endpoint, rng, stream_ids, is_staged=is_staged) as appending:
-            for cut_count in range(1, rounds(40) + 1):
+            for cut_count in range(1, rounds(10) + 1):
                 appending.go_on(rng.randint(1, 10))
                 direction = rng.choice(list(Direction))
                 seen = proxy.last_bytes

@@ -32,6 +32,8 @@ from tests.support.real_disks import (
 )
 from tests.support.wire import RawClient
 
+pytestmark = pytest.mark.faults
+
 TO_SERVER, TO_CLIENT = Direction
 RECORD_BYTES = 200_000
 LIFE_RECORD_BYTES = 10_000

@@ -134,6 +134,7 @@ KINDS = {
 }
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_killed_in_the_first_micro_batch(tmp_path, client):
     """Its records are written again: the query starts where it did then, not where it would now.

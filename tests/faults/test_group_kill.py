@@ -107,7 +107,7 @@ def test_members_are_killed_and_stand_still(tmp_path, rng, rounds, members):
         group = members(cluster.endpoint)
         for _ in range(MEMBERS):
             group.add()
-        for _ in range(rounds(8)):
+        for _ in range(rounds(3)):
             batch = rows_batch([b"x" * 20] * RECORDS_PER_BATCH)
             client.append([AppendItem(each, batch) for each in stream_ids], writer=writer)
             time.sleep(rng.uniform(0, TURN_SECONDS))

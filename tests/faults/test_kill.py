@@ -45,8 +45,8 @@ def test_killed_at_any_time(tmp_path, history, rng, rounds, alterations):
         with Workload(
             *(cluster.endpoint, history, rng, stream_ids), writers=4, numbering=2
         ) as workload:
-            while kill_count < rounds(25) or undone(cluster, history):
-                extra_count = max(kill_count - rounds(25), 0)
+            while kill_count < rounds(6) or undone(cluster, history):
+                extra_count = max(kill_count - rounds(6), 0)
                 assert extra_count < EXTRA_KILLS_MAX, undone(cluster, history)
                 longer = 2 ** (extra_count / EXTRA_KILLS_TO_DOUBLE)
                 live(cluster, workload, longer * rng.uniform(0, LIFE_SECONDS_MAX))
@@ -109,7 +109,7 @@ def test_asked_to_end_under_load(tmp_path, history, rng, rounds):
         with Workload(
             *(cluster.endpoint, history, rng, stream_ids), timeout_ms=PATIENT_MS
         ) as workload:
-            for number in range(rounds(3)):
+            for number in range(rounds(2)):
                 workload.wait_for_progress()
                 history.fault(f"SIGTERM {number}")
                 cluster.restart()
@@ -121,6 +121,7 @@ def test_asked_to_end_under_load(tmp_path, history, rng, rounds):
     assert len(chosen(operations, "append", "fail")) > 0, "no append was refused"
 
 
+@pytest.mark.faults
 def test_killed_at_each_failpoint(tmp_path, history, rng):
     """Every failpoint of a single server is hit here, and is survived.
 

@@ -114,7 +114,7 @@ def test_reset_inside_a_frame(cluster, history, rounds, stream_id, appender, dir
     proxy = cluster.to_range_server
     assert [appender.append()[1] for _ in range(2)] == ["ok", "ok"]
     length = proxy.last_bytes[direction, Opcode.APPEND]
-    places = range(0, length, -(-length // rounds(40)))
+    places = range(0, length, -(-length // rounds(12)))
     cut = []
     for after_bytes in places:
         proxy.inject(Reset(after_bytes), direction, Opcode.APPEND, count=1)
@@ -137,7 +137,7 @@ def test_a_writer_is_cut_off_inside_a_frame(
     appender = Appender(driver, history, stream_id, Writer())
     assert [appender.append()[1] for _ in range(2)] == ["ok", "ok"]
     length = proxy.last_bytes[direction, Opcode.APPEND]
-    places = range(0, length, -(-length // rounds(25)))
+    places = range(0, length, -(-length // rounds(8)))
     for after_bytes in places:
         proxy.inject(Reset(after_bytes), direction, Opcode.APPEND, count=1)
         assert appender.append()[1] == "ok"
@@ -236,7 +236,7 @@ def test_flipped_bits_in_appends(cluster, history, rng, rounds, stream_id, appen
     """Both ends agree on checksums of whole frames with the first answer of a connection."""
     proxy = cluster.to_range_server
     damaged = []
-    for direction in [TO_SERVER, TO_CLIENT] * rounds(15):
+    for direction in [TO_SERVER, TO_CLIENT] * rounds(5):
         for _ in range(2):  # the first answer of a new connection may come before the agreement
             fetch_once(appender.driver, stream_id, 0)
         proxy.inject(Corrupt(rng.getrandbits(32)), direction, Opcode.APPEND, count=1)
@@ -256,7 +256,7 @@ def test_flipped_bits_in_what_is_read(cluster, history, rng, rounds, stream_id, 
     appender = Appender(driver, history, stream_id)
     for _ in range(10):
         assert appender.append()[1] == "ok"
-    for _ in range(rounds(30)):
+    for _ in range(rounds(10)):
         assert len(fetch_once(driver, stream_id, 0).payload) > 0
         before = Counter(proxy.injected)
         proxy.inject(Corrupt(rng.getrandbits(32)), TO_CLIENT, Opcode.FETCH, count=1)
@@ -297,7 +297,7 @@ def test_any_harm_at_any_time(cluster, history, rng, rounds):
         workload.wait_for_progress()
         cluster.to_range_server.inject(Reset(0), TO_CLIENT, Opcode.APPEND, count=1)
         wait_until(lambda: cluster.to_range_server.injected["Reset"])
-        while met.total() < rounds(15):
+        while met.total() < rounds(6):
             proxy = rng.choice(cluster.proxies)
             fault, direction = rng.choice(HARMS), rng.choice(list(Direction))
             opcode = rng.choice([None, Opcode.APPEND, Opcode.FETCH, Opcode.SEAL_RANGE])

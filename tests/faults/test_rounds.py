@@ -37,7 +37,7 @@ def test_a_cluster_lives_through_faults(tmp_path, rng, rounds):
         try:
             with (tmp_path / "rounds.jsonl").open("w") as journal, traffic:
                 traffic.go_on()
-                for number, fault in zip(range(rounds(10)), drawn(rng), strict=False):
+                for number, fault in zip(range(rounds(4)), drawn(rng), strict=False):
                     done.append(a_round(number, fault, cluster, traffic, rng))
                     print(json.dumps(asdict(done[-1])), file=journal, flush=True)
                 traffic.finish()

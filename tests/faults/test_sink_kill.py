@@ -200,6 +200,7 @@ def report(copy, kills, contents):
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.faults
 def test_killed_at_each_step(tmp_path, rng):
     """The process that takes a step dies; then the driver dies, while that process sleeps there.
 
@@ -239,7 +240,7 @@ def test_a_query_outlives_faults_where_streams_have_replicas(tmp_path, rng, roun
         producer_rng = random.Random(rng.random())
         with producing(cluster.endpoint, producer_rng, ["numbers"], sealed=STREAMS, seal_share=0.0):
             go_on()
-            for _, fault in zip(range(rounds(4)), drawn(rng), strict=False):
+            for _, fault in zip(range(rounds(2)), drawn(rng), strict=False):
                 faults[fault.__name__] += 1
                 print(f"round {faults.total()}: {fault.__name__}", flush=True)
                 fault(cluster, rng)
@@ -262,6 +263,7 @@ def die_at(step, action, copy, rng):
     assert copy.fired()[step] > fired, copy.log
 
 
+@pytest.mark.faults
 def test_a_sink_without_transactions_doubles(tmp_path, rng):
     """The same against appends at least once: the harness would see it."""
     with FaultCluster(tmp_path, alterations=(), range_servers=2) as cluster:

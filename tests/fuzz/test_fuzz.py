@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.fuzz
+
 RUN = Path(__file__).with_name("run.py")
 RUNS = 2000
 TARGETS = (

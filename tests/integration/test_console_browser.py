@@ -18,7 +18,7 @@ from sbp_core.records import StreamSchema, encode_columns
 from tests.support.cluster import rows_batch
 from tests.support.web import browsing, needs_chromium, serving_console
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.browser, needs_chromium]
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 TIMEOUT_MS = 60_000

@@ -20,6 +20,8 @@ from sbp_spark.datasource import SbpDataSource
 from tests.support.clock import until
 from tests.support.machines import Machine, Machines, output, previous_release, this_release
 
+pytestmark = pytest.mark.release
+
 HEARTBEATS = "[range_server]\nheartbeat_interval_ms = 100\n"
 LINES = 10
 PAUSE_SECONDS = 0.1

@@ -6,6 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+pytestmark = pytest.mark.notebooks
+
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 EVERY = 40
 FLIGHTS = -(-336_776 // EVERY)

@@ -1,1 +1,1 @@
-"""What tests share: clusters, clients, disks, clocks, Spark sessions, models and faults."""
+"""Clusters, clients, disks, clocks, Spark sessions, models and faults that tests share."""

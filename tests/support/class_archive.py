@@ -1,13 +1,15 @@
 """An archive of Spark's classes, with which Java starts in half the time.
 
-Runs of many tests make one in `.cache` if there is none for this Java and this Spark. A Java that
-cannot use it loads its classes as ever.
+`python -m tests.support.class_archive` makes the archive in `.cache` if there is none for this Java
+and this Spark, and prints the shell commands that let Spark use it. A Java that cannot use the
+archive loads its classes one by one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pyspark
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off -Xlog:cds+dynamic=off"
 """Options that suit a short life; a file that does not fit is no news."""
@@ -23,12 +25,12 @@ CLIENTS, SERVERS = "SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"
 """Variables with options of Java: of drivers, and of a standalone master and its workers."""
 
 
-def use_archive() -> None:
-    """Let Spark start from the archive, in the processes that this one starts."""
+def variables() -> dict[str, str]:
+    """Make the archive if there is none. Return the variables with which Spark starts from it."""
     path = _path()
     if not path.exists():
         _make(path)
-    os.environ[CLIENTS] = os.environ[SERVERS] = f"{OPTIONS} -XX:SharedArchiveFile={path}"
+    return dict.fromkeys((CLIENTS, SERVERS), f"{OPTIONS} -XX:SharedArchiveFile={path}")
 
 
 def _path() -> Path:
@@ -48,7 +50,8 @@ def _make(path: Path) -> None:
         made = Path(folder, path.name)
         environment = {**os.environ, CLIENTS: f"{OPTIONS} -XX:ArchiveClassesAtExit={made}"}
         done = subprocess.run(
-            [sys.executable, __file__, folder],
+            [sys.executable, "-m", "tests.support.class_archive", folder],
+            cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -61,7 +64,6 @@ def _make(path: Path) -> None:
 
 def _load_classes(folder: Path) -> None:
     """Run some queries; exit as Java does, which writes the archive at its end."""
-    sys.path.insert(0, str(ROOT))
     from pyspark import SparkContext
 
     from tests.support.spark import spark_session
@@ -80,4 +82,7 @@ def _load_classes(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    _load_classes(Path(sys.argv[1]))
+    if len(sys.argv) > 1:
+        _load_classes(Path(sys.argv[1]))
+    for name, value in variables().items():
+        print(f"export {name}={shlex.quote(value)}")
