@@ -18,6 +18,7 @@ LATE_LOSER = re.compile(
 )
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(900)
 def test_losers_that_end_after_the_commit(tmp_path, rng):
     """All tasks on one of two hosts sleep before they append; their copies on the other win."""

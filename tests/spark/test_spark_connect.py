@@ -12,6 +12,8 @@ from sbp_core.client import FetchItem
 from sbp_core.records import decode_batch, split_envelopes
 from tests.support.programs import program
 
+pytestmark = pytest.mark.deployments
+
 SECONDS = 600
 
 

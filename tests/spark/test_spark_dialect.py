@@ -9,6 +9,8 @@ from sbp_core.client import AppendItem, Client, StreamSpec
 from tests.support.data.batches import sequence_batch
 from tests.support.spark import Sbp, numbered, wait_until_over
 
+pytestmark = pytest.mark.dialect
+
 
 def test_batches_and_a_query_work_in_the_other_dialect(spark, foreign_cluster, checkpoint):
     names = ["spark-in-0", "spark-in-1", "spark-out"]

@@ -19,6 +19,7 @@ def test_values_of_every_type_are_the_same_on_every_path(sbp, client, tmp_path):
     assert check_every_path(sbp, client, tmp_path, EXAMPLES) >= EXAMPLES
 
 
+@pytest.mark.deployments
 @pytest.mark.timeout(0 if os.environ.get("EXAMPLES") else 600)
 def test_so_they_are_when_java_checks_no_access(cluster, tmp_path):
     command = program("every_path", cluster.endpoint, tmp_path, EXAMPLES)

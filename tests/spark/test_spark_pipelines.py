@@ -30,6 +30,7 @@ SECONDS = 600
 NEEDS = ("grpc_status", "zstandard", "yaml")
 
 pytestmark = [
+    pytest.mark.deployments,
     pytest.mark.timeout(SECONDS),
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in NEEDS),

@@ -9,6 +9,8 @@ from pyspark.errors import PySparkException
 from tests.support.dialect import ElasticStreamPeer, stored_batches, stored_records
 from tests.support.spark import Sbp, wait_until_over
 
+pytestmark = pytest.mark.dialect
+
 COLUMNS = "key", "value", "headers", "timestamp"
 HEADERS = "if(id % 2 = 0, map('Tag', binary('t'), 'n', binary(string(id))), map())"
 ROWS = (

@@ -15,6 +15,8 @@ from tests.support.programs import program
 from tests.support.programs.surroundings import ROWS
 from tests.support.spark_clusters import STANDALONE_CONF, StandaloneSpark
 
+pytestmark = pytest.mark.deployments
+
 SECONDS = 600
 
 
