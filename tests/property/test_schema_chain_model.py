@@ -136,5 +136,5 @@ class ChainMachine(RuleBasedStateMachine):
 def test_the_versions_of_a_schema_are_a_chain(home):
     run_state_machine_as_test(
         partial(ChainMachine, home),
-        settings=settings(max_examples=examples(40), stateful_step_count=20, deadline=None),
+        settings=settings(max_examples=examples(15), stateful_step_count=20, deadline=None),
     )

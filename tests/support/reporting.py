@@ -6,7 +6,6 @@ Ctrl-C also kills every process that the tests have started, in whatever session
 from __future__ import annotations
 
 import ctypes
-import time
 from collections import Counter, defaultdict
 from collections.abc import Generator
 from typing import Any
@@ -29,11 +28,11 @@ class FileReporter:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._began = time.monotonic()
         self._waiting: Counter[str] = Counter()
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._seconds: Counter[str] = Counter()
         self._known: dict[str, float] = config.cache.get(CACHE_KEY, {}) if config.cache else {}
+        self._new: dict[str, float] = {}
         # Processes whose parents are killed become children of this one, where Ctrl-C finds them.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -68,21 +67,25 @@ class FileReporter:
     def _print(self, file: str) -> None:
         counts = self._counts[file]
         count = counts.total()
-        self._known[file] = self._seconds[file] / max(count, 1)
+        self._new[file] = self._seconds[file] / max(count, 1)
         passed = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counts.items()))
-        line = f"[{self._time_left():>10}] {file}  {passed}  {self._seconds[file]:.1f} s"
+        line = f"[{self._progress():>10}] {file}  {passed}  {self._seconds[file]:.1f} s"
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         assert reporter is not None
         reporter.write_line(line, red=bool(counts["failed"]), green=not counts["failed"])
 
-    def _time_left(self) -> str:
-        """Scale the time so far by the tests that wait, each as long as in the run before."""
-        mean = sum(self._known.values()) / max(len(self._known), 1)
-        seconds = {file: self._known.get(file, mean) for file in self._waiting}
-        left = sum(seconds[file] * count for file, count in self._waiting.items())
-        done = sum(self._seconds.values())
-        minutes, rest = divmod(int((time.monotonic() - self._began) * left / max(done, 0.1)), 60)
-        return f"{minutes}:{rest:02} left"
+    def _progress(self) -> str:
+        """Return the time left if each test takes as long as in the run before.
+
+        A first run knows no times, and shows how many of the tests are over.
+        """
+        waiting = {file: count for file, count in self._waiting.items() if count}
+        if waiting.keys() - self._known.keys():
+            over = sum(counts.total() for counts in self._counts.values())
+            return f"{100 * over // (over + sum(waiting.values()))} %"
+        seconds = sum(self._known[file] * count for file, count in waiting.items())
+        workers = self._config.getoption("numprocesses", None) or 1
+        return "{}:{:02} left".format(*divmod(int(seconds / workers), 60))
 
     def pytest_keyboard_interrupt(self) -> None:
         """Leave no server, query or Java running."""
@@ -92,7 +95,7 @@ class FileReporter:
     def pytest_sessionfinish(self) -> None:
         """Remember how long the tests of each file take."""
         if self._config.cache:
-            self._config.cache.set(CACHE_KEY, self._known)
+            self._config.cache.set(CACHE_KEY, self._known | self._new)
 
 
 def _file(test: str) -> str:
