@@ -110,7 +110,7 @@ def names_found(cluster, history, stream_id):
 @both_clients
 @pytest.mark.parametrize("direction", Direction)
 def test_reset_inside_a_frame(cluster, history, rounds, stream_id, appender, direction):
-    """At every byte of it, where there are rounds enough."""
+    """At every byte of it, if ROUNDS are as many."""
     proxy = cluster.to_range_server
     assert [appender.append()[1] for _ in range(2)] == ["ok", "ok"]
     length = proxy.last_bytes[direction, Opcode.APPEND]
@@ -119,7 +119,7 @@ def test_reset_inside_a_frame(cluster, history, rounds, stream_id, appender, dir
     for after_bytes in places:
         proxy.inject(Reset(after_bytes), direction, Opcode.APPEND, count=1)
         cut.append(appender.append())
-    assert proxy.injected["Reset"] == len(places) > 20
+    assert proxy.injected["Reset"] == len(places) > 5
     assert {end for _, end in cut} == {"unknown"}
     found = names_found(cluster, history, stream_id)
     are_there = {name in found for name, _ in cut}
@@ -142,7 +142,7 @@ def test_a_writer_is_cut_off_inside_a_frame(
         proxy.inject(Reset(after_bytes), direction, Opcode.APPEND, count=1)
         assert appender.append()[1] == "ok"
     driver.close()
-    assert proxy.injected["Reset"] == len(places) > 10
+    assert proxy.injected["Reset"] == len(places) > 5
     assert len(names_found(cluster, history, stream_id)) == appender.count
 
 

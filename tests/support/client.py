@@ -280,7 +280,7 @@ async def _nothing_left() -> AsyncIterator[None]:
     yield
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert _sockets() == before
+    assert _sockets() <= before  # a connection of Spark may end in between
 
 
 def _sockets() -> set[str]:
