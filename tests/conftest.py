@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.support.metadata import PostgresqlHome, PostgresqlServer, SqliteHome
     from tests.support.scripted_peer import ScriptedPeer
 
+pytest_plugins = ["sbp_spark.testing"]
 settings.load_profile("untimed")
 
 LONGEST_FIRST = ("faults", "docs", "notebooks", "spark", "integration", "simulation", "fuzz")
@@ -43,12 +44,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[LocalCluster]:
+def cluster(sbp_cluster: LocalCluster) -> LocalCluster:
     """`sbp serve` as a process of its own. It must be running when a test that kills it ends."""
-    from sbp_core.cluster import LocalCluster
-
-    with LocalCluster() as running:
-        yield running
+    return sbp_cluster
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,21 +17,15 @@ from pyspark.sql.streaming import StreamingQuery
 from sbp_core.client import AppendItem, Client, ReceivedBatches, Writer
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import ROWS_SCHEMA, encode_rows
-from sbp_spark.java import use_java
+from sbp_spark import testing
 from sbp_spark.options.source import parse_source_options
 from sbp_spark.reading.prefetch import Chunk
 
 CONF = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.session.timeZone": "UTC",
+    **testing.SPARK_CONF,
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.streaming.stopTimeout": "20s",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
 }
 
@@ -41,18 +34,10 @@ CONF = {
 def spark_session(
     folder: Path, *, master: str = "local[2]", conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session whose files are in `folder`, local and on two cores by default."""
-    use_java()
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(master).appName("sbp-tests")
-    for key, value in {**CONF, **(conf or {})}.items():
-        builder = builder.config(key, value)
-    spark = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    try:
+    """A silent session whose files are in `folder`, local and on two cores by default."""
+    with testing.spark_session(folder, master=master, conf={**CONF, **(conf or {})}) as spark:
+        spark.sparkContext.setLogLevel("OFF")
         yield spark
-    finally:
-        spark.stop()
 
 
 TIMESTAMP_US = 1_700_000_000_000_000
