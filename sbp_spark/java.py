@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -65,16 +65,24 @@ PACKAGE_MANAGERS: Final = {
 _DOWNLOAD: Final = "import sys, jdk; jdk.install(sys.argv[1], jre=True, path=sys.argv[2])"
 
 
-def find_java() -> Path | None:
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine to find a Java on: where its packages put Javas, and who may install them."""
+
+    system_homes: Path = SYSTEM_HOMES
+    is_root: bool = field(default_factory=lambda: os.geteuid() == 0)
+
+
+def find_java(machine: Machine | None = None) -> Path | None:
     """Return the home of a Java that Spark can run on, None when there is none.
 
     Looks at JAVA_HOME, then PATH, then where Linux packages put Java. One that is too old or that
     lacks a module is passed over.
     """
-    return _maybe_suitable(_installed_launchers())
+    return _maybe_suitable(_installed_launchers(machine or Machine()))
 
 
-def ensure_java(cache: Path | None = None) -> Path:
+def ensure_java(cache: Path | None = None, machine: Machine | None = None) -> Path:
     """Return the home of a Java that Spark can run on, installing one when none is found.
 
     `cache` holds downloaded Javas, and a later call finds them there; by default it is
@@ -82,7 +90,8 @@ def ensure_java(cache: Path | None = None) -> Path:
     manager installs one, where this user may. Raises ConfigurationError when that fails too.
     """
     cache = cache or default_cache("java")
-    home = find_java() or _maybe_suitable(_launchers_in(cache))
+    machine = machine or Machine()
+    home = find_java(machine) or _maybe_suitable(_launchers_in(cache))
     if home is not None:
         return home
     _report(f"no Java {VERSION_MIN} or newer found: installing one")
@@ -90,20 +99,20 @@ def ensure_java(cache: Path | None = None) -> Path:
     for way, install in (("download", _download), ("packages", _install_package)):
         _report(f"{way}: started")
         try:
-            return install(cache)
+            return install(cache, machine)
         except ConfigurationError as error:
             faults.append(f"{way}: {error}")
             _report(faults[-1])
     raise ConfigurationError(
         f"no Java {VERSION_MIN} or newer with the module {MODULE_NEEDED} was found in JAVA_HOME,"
-        f" PATH or {SYSTEM_HOMES}, and none could be installed ({'; '.join(faults)}): install one,"
-        " e.g. `sudo apt-get install openjdk-17-jre-headless`, or set JAVA_HOME"
+        f" PATH or {machine.system_homes}, and none could be installed ({'; '.join(faults)}):"
+        " install one, e.g. `sudo apt-get install openjdk-17-jre-headless`, or set JAVA_HOME"
     )
 
 
-def use_java() -> Path:
+def use_java(machine: Machine | None = None) -> Path:
     """Ensure a Java, name it to Spark in os.environ["JAVA_HOME"], and return its home."""
-    home = ensure_java()
+    home = ensure_java(machine=machine)
     os.environ["JAVA_HOME"] = str(home)
     return home
 
@@ -114,12 +123,12 @@ def default_cache(name: str) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "sbp-spark" / name
 
 
-def _installed_launchers() -> Iterator[Path]:
+def _installed_launchers(machine: Machine) -> Iterator[Path]:
     if home := os.environ.get("JAVA_HOME"):
         yield Path(home, "bin", "java")
     if launcher := shutil.which("java"):
         yield Path(launcher)
-    yield from _launchers_in(SYSTEM_HOMES)
+    yield from _launchers_in(machine.system_homes)
 
 
 def _launchers_in(folder: Path) -> Iterator[Path]:
@@ -153,7 +162,7 @@ def _maybe_home(launcher: Path) -> Path | None:
     return Path(home[1].strip())
 
 
-def _download(cache: Path) -> Path:
+def _download(cache: Path, _machine: Machine) -> Path:
     """Install a Java into `cache` with the package install-jdk: all of it, or nothing."""
     if importlib.util.find_spec("jdk") is None:
         raise ConfigurationError("the Python package install-jdk is not installed")
@@ -173,13 +182,13 @@ def _download(cache: Path) -> Path:
     return home
 
 
-def _install_package(_cache: Path) -> Path:
+def _install_package(_cache: Path, machine: Machine) -> Path:
     """Install a Java with the system's package manager, as root or by sudo without a password."""
     name = next((name for name in PACKAGE_MANAGERS if shutil.which(name)), None)
     if name is None:
         raise ConfigurationError(f"none of {', '.join(PACKAGE_MANAGERS)} is on PATH")
     manager = PACKAGE_MANAGERS[name]
-    command = [*_elevation(name), *manager.command]
+    command = [*_elevation(name, is_root=machine.is_root), *manager.command]
     faults = []
     with suppress(ConfigurationError):  # a stale list of packages may still do
         _run([*command, *manager.refresh])
@@ -189,15 +198,15 @@ def _install_package(_cache: Path) -> Path:
         except ConfigurationError as error:
             faults.append(f"{package}: {error}")
             continue
-        home = find_java()
+        home = find_java(machine)
         if home is not None:
             return home
         faults.append(f"{package}: installed, but no Java that Spark can run on")
     raise ConfigurationError("; ".join(faults))
 
 
-def _elevation(manager: str) -> tuple[str, ...]:
-    if os.geteuid() == 0:
+def _elevation(manager: str, *, is_root: bool) -> tuple[str, ...]:
+    if is_root:
         return ()
     sudo = ("sudo", "-n")
     if shutil.which("sudo") is None:
@@ -235,10 +244,10 @@ def _report(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def main() -> int:
+def main(machine: Machine | None = None) -> int:
     """Print the home of a Java for Spark; return the exit status."""
     try:
-        print(ensure_java())
+        print(ensure_java(machine=machine))
     except ConfigurationError as error:
         print(error, file=sys.stderr)
         return 1

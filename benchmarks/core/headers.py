@@ -28,8 +28,14 @@ from sbp_core.wire.headers import (
 )
 
 ITEM_COUNTS: Final = (1, 10, 1000)
-ROUND_SECONDS: Final = 0.005
-ROUNDS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How often a call is timed: rounds of at least `seconds_min`, of which the fastest counts."""
+
+    count: int = 30
+    seconds_min: float = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +49,10 @@ class HeaderCost:
     decode_us: float
 
 
-def measure() -> list[HeaderCost]:
+def measure(rounds: Rounds | None = None) -> list[HeaderCost]:
     """Time the headers of APPEND and FETCH with few and many items."""
-    return [_cost(header, count) for count in ITEM_COUNTS for header in headers(count)]
+    rounds = rounds or Rounds()
+    return [_cost(header, count, rounds) for count in ITEM_COUNTS for header in headers(count)]
 
 
 def headers(count: int) -> Iterator[object]:
@@ -85,7 +92,7 @@ def headers(count: int) -> Iterator[object]:
     )
 
 
-def _cost(header: object, item_count: int) -> HeaderCost:
+def _cost(header: object, item_count: int, rounds: Rounds) -> HeaderCost:
     encoded = encode_header(header)
     if decode_header(type(header), encoded) != header:
         raise RuntimeError(f"{type(header).__name__} is read as another one")
@@ -93,17 +100,17 @@ def _cost(header: object, item_count: int) -> HeaderCost:
         header=type(header).__name__,
         items=item_count,
         length_bytes=len(encoded),
-        encode_us=_microseconds(lambda: encode_header(header)),
-        decode_us=_microseconds(lambda: decode_header(type(header), encoded)),
+        encode_us=_microseconds(lambda: encode_header(header), rounds),
+        decode_us=_microseconds(lambda: decode_header(type(header), encoded), rounds),
     )
 
 
-def _microseconds(work: Callable[[], object]) -> float:
+def _microseconds(work: Callable[[], object], rounds: Rounds) -> float:
     """Return the processor time of one call, in the least disturbed of many rounds."""
     calls = 1
-    while _seconds(work, calls) < ROUND_SECONDS:
+    while _seconds(work, calls) < rounds.seconds_min:
         calls *= 2
-    return min(_seconds(work, calls) for _ in range(ROUNDS)) / calls * 1e6
+    return min(_seconds(work, calls) for _ in range(rounds.count)) / calls * 1e6
 
 
 def _seconds(work: Callable[[], object], calls: int) -> float:

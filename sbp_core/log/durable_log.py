@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from sbp_core.errors import ConfigurationError, LogError, LogWriteError, Outcome
-from sbp_core.limits import SEGMENT_BYTES
+from sbp_core.limits import SEGMENT_BYTES, SNAPSHOT_RANGES_PER_ENTRY
 from sbp_core.log.batch_lookup import Extent
 from sbp_core.log.boundaries import HighWaterKeeper
 from sbp_core.log.disk import DirectoryLock, Disk, describe_os_error, translate_os_error
@@ -77,11 +77,13 @@ class Log(ReadableLog):
         now_ms: Callable[[], int],
         segment_bytes: int,
         recovered: Recovered,
+        ranges_per_entry: int = SNAPSHOT_RANGES_PER_ENTRY,
     ) -> None:
         self.recovery: RecoveryReport = recovered.report
         self._lock = lock
         self._now_ms = now_ms
         self._segment_bytes = segment_bytes
+        self._ranges_per_entry = ranges_per_entry
         self._failure = ""
         self._writing = threading.Lock()
         self._syncing = threading.Lock()
@@ -111,11 +113,13 @@ class Log(ReadableLog):
         disk: Disk,
         now_ms: Callable[[], int],
         segment_bytes: int = SEGMENT_BYTES,
+        ranges_per_entry: int = SNAPSHOT_RANGES_PER_ENTRY,
     ) -> Self:
         """Open or create the log in `directory`, exclusively, and recover it.
 
         `now_ms` returns the wall clock, in milliseconds since the epoch, for the times of groups. A
-        segment is closed when the next group would make it longer than `segment_bytes`.
+        segment is closed when the next group would make it longer than `segment_bytes`. A snapshot
+        has an entry for every `ranges_per_entry` ranges.
 
         Raises LogError if another process has the log open or it cannot be read,
         LogCorruptionError if it is damaged, and LogWriteError if a torn tail cannot be cut.
@@ -132,6 +136,7 @@ class Log(ReadableLog):
                 now_ms=now_ms,
                 segment_bytes=segment_bytes,
                 recovered=recovered,
+                ranges_per_entry=ranges_per_entry,
             )
             if not recovered.has_snapshot:
                 log._write_snapshot()
@@ -253,7 +258,7 @@ class Log(ReadableLog):
     def snapshot_bytes(self) -> int:
         """Return how many bytes a new segment would begin with."""
         with self._writing:
-            entries = encode_snapshot(self._states)
+            entries = self._snapshot()
         return SEGMENT_HEADER_BYTES + COMMIT_BYTES + sum(entry.length for entry in entries)
 
     def active_index(self) -> tuple[Segment, SegmentIndex]:
@@ -335,9 +340,12 @@ class Log(ReadableLog):
             self._active.sync()
         self.high_water.on_synced()
 
+    def _snapshot(self) -> list[Entry]:
+        return encode_snapshot(self._states, ranges_per_entry=self._ranges_per_entry)
+
     def _write_snapshot(self) -> None:
         """Begin the active segment, which is empty, with the states of all ranges."""
-        self._write_group(encode_snapshot(self._states), Outcome.NOT_APPLIED)
+        self._write_group(self._snapshot(), Outcome.NOT_APPLIED)
         self.sync()
         self.high_water.on_segment(self._active.base, self._active.end)
         self._is_active_empty = True

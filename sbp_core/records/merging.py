@@ -44,7 +44,9 @@ class _Part(NamedTuple):
     compression: Compression
 
 
-def merge_batches(batches: Iterable[Buffer]) -> tuple[int, bytes | None]:
+def merge_batches(
+    batches: Iterable[Buffer], *, records_max: int = MERGED_RECORDS_MAX
+) -> tuple[int, bytes | None]:
     """Return how many of the first batches belong together, at least one, and these as one batch.
 
     None in its place if these stay as they are. No batch is read behind the first that does not
@@ -53,7 +55,7 @@ def merge_batches(batches: Iterable[Buffer]) -> tuple[int, bytes | None]:
     run, last = Run(), None
     for batch in batches:
         part = _maybe_part(batch)
-        if part is None or (last is not None and not _belongs(run, last, part)):
+        if part is None or (last is not None and not _belongs(run, last, part, records_max)):
             break
         run.add(part.envelope, part.small)
         last = part
@@ -92,12 +94,12 @@ def _head(envelope: Envelope) -> bytes:
     return encode_head(meta, envelope.base_offset)
 
 
-def _belongs(run: Run, last: _Part, part: _Part) -> bool:
+def _belongs(run: Run, last: _Part, part: _Part, records_max: int) -> bool:
     before, envelope = last.envelope, part.envelope
     return (
         part.compression == last.compression
         and (envelope.stream_id, envelope.base_offset) == (before.stream_id, before.end_offset)
-        and run.row_count + envelope.record_count <= MERGED_RECORDS_MAX
+        and run.row_count + envelope.record_count <= records_max
     )
 
 

@@ -92,11 +92,11 @@ def a_batch(draw, values, offset):
     )
 
 
-def merged(batches):
+def merged(batches, **limits):
     """All batches, merged as a server does."""
     found, at = [], 0
     while at < len(batches):
-        count, batch = merge_batches(memoryview(each) for each in batches[at:])
+        count, batch = merge_batches((memoryview(each) for each in batches[at:]), **limits)
         found += batches[at : at + count] if batch is None else [batch]
         at += count
     assert at == len(batches)
@@ -174,9 +174,8 @@ def test_a_merged_batch_ends_where_it_is_large_enough():
     assert merged(large) == large
 
 
-def test_it_has_a_bounded_number_of_records(monkeypatch):
-    monkeypatch.setattr(merging, "MERGED_RECORDS_MAX", 10)
-    found = merged([one(offset) for offset in range(25)])
+def test_it_has_a_bounded_number_of_records():
+    found = merged([one(offset) for offset in range(25)], records_max=10)
     assert [decode_envelope(each).record_count for each in found] == [10, 10, 5]
 
 

@@ -25,8 +25,9 @@ DIRECTORY = Path("/log")
 NOW_MS = 1_700_000_000_123
 
 
-def open_log(disk: Disk, directory: Path = DIRECTORY, *, segment_bytes: int = 10_000) -> Log:
-    return Log.open(directory, disk=disk, now_ms=lambda: NOW_MS, segment_bytes=segment_bytes)
+def open_log(disk: Disk, directory: Path = DIRECTORY, **settings: int) -> Log:
+    settings = {"segment_bytes": 10_000} | settings
+    return Log.open(directory, disk=disk, now_ms=lambda: NOW_MS, **settings)
 
 
 def created(stream_id: int = 1, range_index: int = 0, start_offset: int = 0) -> Entry:
@@ -114,10 +115,10 @@ def reopened(disk: FaultyDisk, segment_bytes: int = 10_000) -> tuple[Log, list[i
 
 
 def written(
-    groups: list[list[Entry]], *, is_clean: bool = False, segment_bytes: int = 10_000
+    groups: list[list[Entry]], *, is_clean: bool = False, **settings: int
 ) -> tuple[dict[Path, bytes], list[Location]]:
     disk = FaultyDisk()
-    log = open_log(disk, segment_bytes=segment_bytes)
+    log = open_log(disk, **settings)
     locations = [location for group in groups for location in log.append(group).locations]
     if is_clean:
         log.close()

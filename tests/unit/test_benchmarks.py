@@ -256,10 +256,8 @@ class TestHeaders:
             "FetchRequest  1,000  72,016      4,000      5,000    9,000",
         ]
 
-    def test_costs_are_reported_for_every_header_and_count(self, monkeypatch):
-        monkeypatch.setattr(headers, "ROUND_SECONDS", 0)
-        monkeypatch.setattr(headers, "ROUNDS", 1)
-        costs = headers.measure()
+    def test_costs_are_reported_for_every_header_and_count(self):
+        costs = headers.measure(headers.Rounds(count=1, seconds_min=0))
         assert [cost.items for cost in costs] == [1] * 4 + [10] * 4 + [1000] * 4
         assert len({(cost.header, cost.items) for cost in costs}) == 12
         assert all(cost.length_bytes > 16 * cost.items for cost in costs)

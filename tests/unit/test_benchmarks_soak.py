@@ -53,9 +53,8 @@ class TestRecords:
         assert [received.add(number) for number in (0, 2, 4)] == [False] * 3
         assert (received.end, received.ahead) == (5, set())
 
-    def test_what_is_read_behind_a_gap_is_not_remembered_for_ever(self, monkeypatch):
-        monkeypatch.setattr(records, "_AHEAD_MAX", 10)
-        received = records.Received()
+    def test_what_is_read_behind_a_gap_is_not_remembered_for_ever(self):
+        received = records.Received(ahead_max=10)
         assert all(received.add(number) for number in range(5, 105))
         assert (received.end, received.ahead) == (105, set())
 

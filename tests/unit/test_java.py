@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,16 @@ def bare(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(commands))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(java, "SYSTEM_HOMES", tmp_path / "jvm")
     (tmp_path / "packages").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     let_download_fail(tmp_path, "no network")
     return commands
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """The bare machine, as a user who is not root."""
+    return java.Machine(system_homes=tmp_path / "jvm", is_root=False)
 
 
 def let_download_fail(tmp_path, message):
@@ -63,71 +69,69 @@ def let_download_give(tmp_path, version="17"):
     return made
 
 
-def test_java_home_comes_before_path(bare, tmp_path, monkeypatch):
+def test_java_home_comes_before_path(bare, machine, tmp_path, monkeypatch):
     named = write_java(tmp_path / "named")
     on_path = write_java(tmp_path / "on_path")
     monkeypatch.setenv("PATH", f"{on_path}/bin")
-    assert java.find_java() == on_path
+    assert java.find_java(machine) == on_path
     monkeypatch.setenv("JAVA_HOME", str(named))
-    assert java.find_java() == named
+    assert java.find_java(machine) == named
 
 
-def test_the_home_is_what_java_itself_says(bare, tmp_path):
+def test_the_home_is_what_java_itself_says(bare, machine, tmp_path):
     home = write_java(tmp_path / "real")
     (bare / "java").symlink_to(write_script(tmp_path / "shim", f"exec {home}/bin/java"))
-    assert java.find_java() == home
+    assert java.find_java(machine) == home
 
 
 @pytest.mark.parametrize(
     ("version", "modules"),
     [("11", "jdk.incubator.vector@11"), ("1.8", ""), ("21", "java.sql@21")],
 )
-def test_an_unsuitable_java_is_passed_over(bare, tmp_path, monkeypatch, version, modules):
+def test_an_unsuitable_java_is_passed_over(bare, machine, tmp_path, monkeypatch, version, modules):
     monkeypatch.setenv("JAVA_HOME", str(write_java(tmp_path / "named", version, modules)))
-    assert java.find_java() is None
+    assert java.find_java(machine) is None
     good = write_java(tmp_path / "jvm" / "java-21", "21")
-    assert java.find_java() == good
+    assert java.find_java(machine) == good
 
 
 @pytest.mark.parametrize("text", ["exit 1\n", "echo nonsense\n"])
-def test_a_java_that_does_not_work_is_passed_over(bare, tmp_path, monkeypatch, text):
+def test_a_java_that_does_not_work_is_passed_over(bare, machine, tmp_path, monkeypatch, text):
     write_script(bare / "java", text)
-    assert java.find_java() is None
+    assert java.find_java(machine) is None
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    assert java.find_java() is None
+    assert java.find_java(machine) is None
 
 
-def test_a_download_is_kept_and_found_again(bare, tmp_path, capsys):
+def test_a_download_is_kept_and_found_again(bare, machine, tmp_path, capsys):
     made = let_download_give(tmp_path)
-    assert java.ensure_java() == made
+    assert java.ensure_java(machine=machine) == made
     cache = tmp_path / "cache" / "sbp-spark" / "java"
     (kept,) = cache.iterdir()
     assert (kept / "bin" / "java").exists()
     assert [path.name for path in kept.iterdir()] == ["bin"]
     let_download_fail(tmp_path, "a second download")
-    assert java.ensure_java() == made
+    assert java.ensure_java(machine=machine) == made
     assert capsys.readouterr().out == ""
 
 
-def test_an_unsuitable_download_leaves_nothing(bare, tmp_path):
+def test_an_unsuitable_download_leaves_nothing(bare, machine, tmp_path):
     let_download_give(tmp_path, version="11")
     cache = tmp_path / "elsewhere"
     with pytest.raises(ConfigurationError, match="cannot run on the downloaded Java"):
-        java.ensure_java(cache)
+        java.ensure_java(cache, machine)
     assert list(cache.iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_named(bare, tmp_path):
+def test_a_cache_that_cannot_be_written_is_named(bare, machine, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"cannot write to .*/file/java"):
-        java.ensure_java(tmp_path / "file" / "java")
+        java.ensure_java(tmp_path / "file" / "java", machine)
 
 
 @pytest.mark.parametrize("manager", sorted(java.PACKAGE_MANAGERS))
-def test_the_package_manager_installs_the_first_package_it_knows(
-    bare, tmp_path, monkeypatch, manager
-):
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+def test_the_package_manager_installs_the_first_package_it_knows(bare, machine, tmp_path, manager):
+    machine = replace(machine, is_root=True)
     made = write_java(tmp_path / "made")
     target = tmp_path / "jvm" / "java"
     second = java.PACKAGE_MANAGERS[manager].packages[1]
@@ -138,26 +142,24 @@ def test_the_package_manager_installs_the_first_package_it_knows(
         f'case "$*" in *{second}) /bin/mkdir -p {target}; /bin/cp -r {made}/bin {target};;\n'
         "*) echo E: unknown; exit 100;; esac\n",
     )
-    assert java.ensure_java() == made
+    assert java.ensure_java(machine=machine) == made
     calls = (tmp_path / "calls").read_text().splitlines()
     assert len(calls) == 3  # the refresh (whose failure does no harm) and two packages
 
 
-def test_sudo_is_used_when_it_asks_nothing(bare, tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+def test_sudo_is_used_when_it_asks_nothing(bare, machine, tmp_path):
     made = write_java(tmp_path / "made")
     write_script(bare / "sudo", 'shift\nexec "$@"\n')
     write_script(bare / "true", "")
     write_script(bare / "apk", f"exec /bin/ln -sfn {made} {tmp_path}/jvm/java\n")
     (tmp_path / "jvm").mkdir()
-    assert java.ensure_java() == made
+    assert java.ensure_java(machine=machine) == made
 
 
-def test_the_fault_is_one_line_that_says_what_to_do(bare, monkeypatch, capsys):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+def test_the_fault_is_one_line_that_says_what_to_do(bare, machine, capsys):
     write_script(bare / "apt-get", "")
     write_script(bare / "sudo", "echo a password is required; exit 1\n")
-    assert java.main() == 1
+    assert java.main(machine) == 1
     out, err = capsys.readouterr()
     last = err.splitlines()[-1]
     assert out == ""
@@ -166,21 +168,20 @@ def test_the_fault_is_one_line_that_says_what_to_do(bare, monkeypatch, capsys):
     assert "install one, e.g. `sudo apt-get install" in last
 
 
-def test_without_install_jdk_the_download_says_so(bare, monkeypatch):
+def test_without_install_jdk_the_download_says_so(bare, machine, monkeypatch):
     monkeypatch.setitem(sys.modules, "jdk", None)
-    monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="install-jdk is not installed"):
-        java.ensure_java()
+        java.ensure_java(machine=machine)
 
 
-def test_use_java_names_it_to_spark(bare, tmp_path, monkeypatch):
+def test_use_java_names_it_to_spark(bare, machine, tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     home = write_java(tmp_path / "jvm" / "java")
-    assert java.use_java() == home
+    assert java.use_java(machine) == home
     assert os.environ["JAVA_HOME"] == str(home)
 
 
-def test_the_command_prints_only_the_home(bare, tmp_path):
+def test_the_command_prints_only_the_home(bare, machine, tmp_path):
     home = write_java(tmp_path / "home")
     told = subprocess.run(
         [sys.executable, "-m", "sbp_spark.java"],

@@ -110,9 +110,7 @@ ranges_lists = st.lists(
 @given(ranges_lists, st.integers(1, 3))
 def test_a_snapshot_brings_all_states_back(ranges: list[LoggedRange], chunk: int) -> None:
     states = RangeStates(ranges)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sbp_core.log.states.state_snapshot.SNAPSHOT_RANGES_PER_ENTRY", chunk)
-        entries = encode_snapshot(states)
+    entries = encode_snapshot(states, ranges_per_entry=chunk)
     assert len(entries) == max(1, -(-len(ranges) // chunk))
     reader = SnapshotReader()
     assert [reader.add(entry) for entry in entries] == [False] * (len(entries) - 1) + [True]

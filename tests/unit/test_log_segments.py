@@ -12,7 +12,6 @@ from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.log.boundaries import write_start
 from sbp_core.log.entry import COMMIT_BYTES, Location
 from sbp_core.log.segment_scan import read_snapshot
-from sbp_core.log.states import state_snapshot as snapshots
 from sbp_core.log.states.range_states import RangeStates
 from sbp_core.log.states.state_snapshot import encode_snapshot
 from sbp_core.segment_format import (
@@ -191,16 +190,16 @@ def test_a_torn_snapshot_behind_a_damaged_segment_is_refused_and_kept() -> None:
 @pytest.mark.parametrize("has_indexes", [True, False])
 @pytest.mark.parametrize("chunk", [2, 1000])
 def test_a_damaged_snapshot_is_made_good_by_the_segment_before(
-    has_indexes: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+    has_indexes: bool, chunk: int
 ) -> None:
     """One with an intact header: it is known then that nothing else was there."""
-    monkeypatch.setattr(snapshots, "SNAPSHOT_RANGES_PER_ENTRY", chunk)
     groups = [[note(number)] for number in range(5)]
-    files, _ = written(groups, segment_bytes=500, is_clean=True)
+    files, _ = written(groups, segment_bytes=500, ranges_per_entry=chunk, is_clean=True)
     last = segments_of(files)[-1]
     log = open_log(disk_with(files))
     states = log.ranges()
-    snapshot = encode_snapshot(RangeStates(read_snapshot(log.extent.active).ranges))
+    ranges = RangeStates(read_snapshot(log.extent.active).ranges)
+    snapshot = encode_snapshot(ranges, ranges_per_entry=chunk)
     assert (len(snapshot) > 1) is (chunk == 2)
     at = SEGMENT_HEADER_BYTES + COMMIT_BYTES
     for entry in snapshot:

@@ -215,8 +215,8 @@ def test_entries_that_contradict_the_ranges_are_refused():
     assert log.maybe_range(KEY).state is RangeState.SEALED
 
 
-def fold(*entries: Entry) -> StagedStates:
-    states = StagedStates()
+def fold(*entries: Entry, **limits_: int) -> StagedStates:
+    states = StagedStates(**limits_)
     for at, entry in enumerate(entries):
         states.apply(entry, Location(at * 1_000, entry.length), at)
     return states
@@ -292,10 +292,10 @@ def test_an_earlier_range_that_is_copied_late_pushes_out_nothing():
     assert len(states.ends(1)) == limits.TXN_ENDS_KEPT
 
 
-def test_ends_are_remembered_as_long_as_their_ids_are_not_too_many(monkeypatch):
+def test_ends_are_remembered_as_long_as_their_ids_are_not_too_many():
     """The last published one is always kept: its publisher retries until it is answered."""
-    monkeypatch.setattr(limits, "TXN_ENDED_IDS_MAX", 4)
-    states = fold(empty_commit("a", "b"), drop("p"), empty_commit("c", "d"))
+    entries = empty_commit("a", "b"), drop("p"), empty_commit("c", "d")
+    states = fold(*entries, ended_ids_max=4)
     remembered = [("a", "b"), ("p",), ("c", "d")]
     steps = [
         (empty_commit("e"), [("p",), ("c", "d"), ("e",)]),
@@ -342,13 +342,12 @@ def empty_commit(*txn_ids: str) -> Entry:
 
 
 @pytest.mark.parametrize("chunk_bytes", [7, 100, limits.SNAPSHOT_STAGED_BYTES])
-def test_a_snapshot_says_the_same_again(monkeypatch, chunk_bytes):
-    monkeypatch.setattr(limits, "SNAPSHOT_STAGED_BYTES", chunk_bytes)
+def test_a_snapshot_says_the_same_again(chunk_bytes):
     states = fold(
         *(staged(f"x{n % 3}", n // 3, count=n + 1) for n in range(9)), drop("d", "e"),
         empty_commit("c"),
     )  # fmt: skip
-    entries = encode_staged_snapshot(states)
+    entries = encode_staged_snapshot(states, chunk_bytes=chunk_bytes)
     assert [each.range_index for each in entries] == list(range(len(entries)))
     again = decode_staged(b"".join(each.body for each in entries))
     assert again.ends(1) == states.ends(1)
@@ -360,15 +359,13 @@ def test_a_snapshot_says_the_same_again(monkeypatch, chunk_bytes):
         decode_staged(b"".join(each.body for each in entries)[:-1])
 
 
-def test_more_than_an_entry_can_name_is_refused(monkeypatch):
-    monkeypatch.setattr(limits, "TXN_BATCHES_MAX", 2)
+def test_more_than_an_entry_can_name_is_refused():
     log = new_log()
     log.append([staged("x", sequence) for sequence in range(3)])
     with pytest.raises(InvalidRequestError, match="at most 2"):
-        commit(log, "x")
-    monkeypatch.setattr(limits, "ENTRY_BYTES_MAX", 100)
-    with pytest.raises(InvalidRequestError, match="over the limit of 100"):
-        drop("y" * 100)
+        commit_entry(*KEY, 0, [staging(log, "x")], batches_max=2)
+    with pytest.raises(InvalidRequestError, match=f"over the limit of {limits.ENTRY_BYTES_MAX}"):
+        drop(*["y" * 250] * (limits.ENTRY_BYTES_MAX // 250))
 
 
 @pytest.mark.parametrize("cut", range(1, 40))

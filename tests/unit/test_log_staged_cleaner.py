@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from sbp_core.errors import LogCorruptionError
-from sbp_core.log import liveness
 from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
@@ -54,6 +53,28 @@ def trim(stream_id: int, offset: int = 2**40) -> Entry:
 
 
 STAGED = [b"staged%d" % number for number in range(6)]
+
+
+class Stand:
+    """An object with some attributes replaced."""
+
+    def __init__(self, real, **replaced):
+        self._real = real
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+
+class Watched:
+    """A log that calls a function once, before the first use of the attribute named so."""
+
+    def __init__(self, log, **before):
+        self._log, self._before = log, before
+
+    def __getattr__(self, name):
+        self._before.pop(name, lambda: None)()
+        return getattr(self._log, name)
 
 
 def test_undecided_batches_live_and_move_with_their_segments():
@@ -149,25 +170,21 @@ def test_a_deleted_stream_has_nothing_that_lives():
     assert len(segment_bases(disk)) == 1
 
 
-def test_the_cleaner_sees_publications_that_arrive_while_it_looks(monkeypatch):
+def test_the_cleaner_sees_publications_that_arrive_while_it_looks():
     """It was undecided when that was asked, or is in the rows that are asked later."""
     disk = FaultyDisk()
     log = filled(disk)
     log.append([trim(2)])
-    cleaner = Cleaner(log)
-    real = liveness.live_from
 
-    def publish_first(*args):
-        monkeypatch.setattr(liveness, "live_from", real)
+    def publish():
         log.append([commit(log, "t")])
         fill(log, 6)
         log.append([trim(2)])
         log.append([staged("new", 0, b"new" * 100)])
         fill(log, 6)
         log.append([trim(2)])
-        return real(*args)
 
-    monkeypatch.setattr(liveness, "live_from", publish_first)
+    cleaner = Cleaner(Watched(log, maybe_range=publish))
     cleaner.clean()
     assert bodies(log) == STAGED
     cleaner.clean()
@@ -175,20 +192,16 @@ def test_the_cleaner_sees_publications_that_arrive_while_it_looks(monkeypatch):
     assert staged_bodies(log, "new") == [b"new" * 100]
 
 
-def test_the_cleaner_sees_publications_in_a_segment_that_began_during_a_cleaning(monkeypatch):
+def test_the_cleaner_sees_publications_in_a_segment_that_began_during_a_cleaning():
     disk = FaultyDisk()
     log = filled(disk)
     log.append([trim(2)])
-    real = log.staged.rows
 
-    def publish_first():
-        monkeypatch.undo()
+    def publish():
         fill(log, 3)
         log.append([commit(log, "t")])
-        return real()
 
-    monkeypatch.setattr(log.staged, "rows", publish_first)
-    Cleaner(log).clean()
+    Cleaner(Watched(log, staged=publish)).clean()
     assert bodies(log) == STAGED
 
 
@@ -205,24 +218,22 @@ def test_a_reader_goes_on_when_the_segment_of_its_batches_is_rewritten():
     assert bodies(log) == STAGED
 
 
-def test_while_it_is_not_known_what_lives_nothing_staged_goes(monkeypatch):
+def test_while_it_is_not_known_what_lives_nothing_staged_goes():
     disk = FaultyDisk()
     log = filled(disk)
     log.append([drop("t")])
     fill(log, 6)
     log.append([trim(2)])
-    real = log.lookup.index
     damaged = log.extent.sealed[-1]
 
     def index(extent, at):
         if extent.sealed[at] == damaged:
             raise LogCorruptionError("no index can be made")
-        return real(extent, at)
+        return log.lookup.index(extent, at)
 
-    monkeypatch.setattr(log.lookup, "index", index)
-    assert Cleaner(log).clean().removed_count == 0
+    lookup = Stand(log.lookup, index=index)
+    assert Cleaner(Stand(log, lookup=lookup)).clean().removed_count == 0
     assert sum(each.kind is EntryKind.STAGED for each in entries(disk)) == 6
-    monkeypatch.undo()
     assert Cleaner(log).clean().removed_count > 3
 
 

@@ -118,6 +118,7 @@ class Received:
     """Each number below it was read, or is lost."""
     ahead: set[int] = field(default_factory=set)
     """Numbers above it that were read."""
+    ahead_max: int = _AHEAD_MAX
 
     def add(self, number: int) -> bool:
         """Return whether a number is new."""
@@ -128,7 +129,7 @@ class Received:
         if number < self.end or number in self.ahead:
             return False
         self.ahead.add(number)
-        if len(self.ahead) > _AHEAD_MAX:  # those between are lost: do not remember more and more
+        if len(self.ahead) > self.ahead_max:  # those between are lost
             self.end = min(self.ahead)
             self._advance()
         return True

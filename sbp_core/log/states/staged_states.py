@@ -124,6 +124,7 @@ class _StreamTxns:
     ends: list[LoggedTxnEnd] = field(default_factory=list)
     ended: frozenset[str] = frozenset()
     lost: list[StagedBatch] = field(default_factory=list)
+    ended_ids_max: int = limits.TXN_ENDED_IDS_MAX
 
     def stage(self, stream_id: int, txn_id: str, sequence: int, batch: StagedBatch) -> None:
         place = (batch.range_index, txn_id)
@@ -164,7 +165,7 @@ class _StreamTxns:
         id_count = sum(len(each.txn_ids) for each in same_kind)
         kept_min = 1 if end.is_commit else 0
         while len(same_kind) > limits.TXN_ENDS_KEPT or (
-            id_count > limits.TXN_ENDED_IDS_MAX and len(same_kind) > kept_min
+            id_count > self.ended_ids_max and len(same_kind) > kept_min
         ):
             oldest = same_kind.pop(0)
             id_count -= len(oldest.txn_ids)
@@ -209,7 +210,8 @@ class StagedStates:
     One thread changes it, any may read it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ended_ids_max: int = limits.TXN_ENDED_IDS_MAX) -> None:
+        self._ended_ids_max = ended_ids_max
         self._streams: dict[int, _StreamTxns] = {}
         self._lock = Lock()
 
@@ -262,7 +264,7 @@ class StagedStates:
                 batch = StagedBatch(entry.range_index, born_at, entry.count, time_ms)
                 prefix = decode_prefix(entry.front) if entry.front else None
                 with self._lock:
-                    txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
+                    txns = self._txns(entry.stream_id)
                     if prefix is None:
                         txns.lost.append(batch)
                     else:
@@ -276,13 +278,13 @@ class StagedStates:
                 cut = StagedStates() if settled.cut is None else decode_staged(settled.cut.staged)
                 with self._lock:
                     if entry.stream_id in self._streams or cut.stream_ids():
-                        txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
+                        txns = self._txns(entry.stream_id)
                         txns.settle(entry.range_index, cut)
             case EntryKind.COPY_BEGUN:
                 copied = decode_staged(entry.body)
                 with self._lock:
                     if entry.stream_id in self._streams or copied.stream_ids():
-                        txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
+                        txns = self._txns(entry.stream_id)
                         txns.begin_copy(entry.range_index, copied.ends(entry.stream_id))
             case EntryKind.STREAM_DELETED:
                 self.forget(entry.stream_id)
@@ -295,7 +297,7 @@ class StagedStates:
     def restore(self, staging: Staging) -> None:
         """Add what is staged, from a snapshot."""
         with self._lock:
-            txns = self._streams.setdefault(staging.stream_id, _StreamTxns())
+            txns = self._txns(staging.stream_id)
             txns.stagings[staging.range_index, staging.txn_id] = staging
 
     def encode_ends(self, stream_id: int, range_index: int) -> bytes:
@@ -313,10 +315,17 @@ class StagedStates:
     def restore_end(self, stream_id: int, end: LoggedTxnEnd) -> None:
         """Add an end, from a snapshot."""
         with self._lock:
-            self._streams.setdefault(stream_id, _StreamTxns()).add_end(end)
+            self._txns(stream_id).add_end(end)
+
+    def _txns(self, stream_id: int) -> _StreamTxns:
+        """Return the transactions of a stream, which may change. The lock is held."""
+        txns = self._streams.get(stream_id)
+        if txns is None:
+            txns = self._streams[stream_id] = _StreamTxns(ended_ids_max=self._ended_ids_max)
+        return txns
 
     def _end(self, entry: Entry, ended: EndedBatches, time_ms: int) -> None:
-        txns = self._streams.setdefault(entry.stream_id, _StreamTxns())
+        txns = self._txns(entry.stream_id)
         ranges = {entry.range_index}
         if entry.range_index < 0:
             ranges = {range_index for range_index, _ in txns.stagings}
@@ -336,20 +345,25 @@ def staged_entry(  # noqa: PLR0917 - the fields of an entry, in its order
 
 
 def commit_entry(
-    stream_id: int, range_index: int, base_offset: int, stagings: Iterable[Staging]
+    stream_id: int,
+    range_index: int,
+    base_offset: int,
+    stagings: Iterable[Staging],
+    *,
+    batches_max: int = limits.TXN_BATCHES_MAX,
 ) -> Entry:
     """Return the entry to append that publishes what is staged, from `base_offset` on.
 
     The stagings are whole: nothing more is staged under their ids, and all of it is in the log.
-    Raises InvalidRequestError for more than one entry can name.
+    Raises InvalidRequestError for more than `batches_max`, or than one entry can name.
     """
     stagings = list(stagings)
     batch_count = sum(staging.batch_count for staging in stagings)
     record_count = sum(staging.record_count for staging in stagings)
-    if batch_count > limits.TXN_BATCHES_MAX or record_count > limits.TXN_RECORDS_MAX:
+    if batch_count > batches_max or record_count > limits.TXN_RECORDS_MAX:
         raise invalid(
             f"{batch_count} batches with {record_count} records are staged for stream {stream_id};"
-            f" at most {limits.TXN_BATCHES_MAX} with {limits.TXN_RECORDS_MAX} can be published at"
+            f" at most {batches_max} with {limits.TXN_RECORDS_MAX} can be published at"
             " once. Stage larger batches, or fewer of them"
         )
     txn_ids = [staging.txn_id for staging in stagings]

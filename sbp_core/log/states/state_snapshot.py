@@ -20,7 +20,6 @@ from typing import Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError
-from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
 from sbp_core.log.entry import Entry, unpack_at
 from sbp_core.log.states.range_columns import decode_states, encode_states
 from sbp_core.log.states.range_states import LoggedRange, RangeStates
@@ -34,14 +33,16 @@ from sbp_core.log.states.writer_states import (
 from sbp_core.segment_format import EntryKind
 
 
-def encode_snapshot(states: RangeStates) -> list[Entry]:
+def encode_snapshot(
+    states: RangeStates, *, ranges_per_entry: int = limits.SNAPSHOT_RANGES_PER_ENTRY
+) -> list[Entry]:
     """Return the entries of a snapshot of `states`; of ranges at least one.
 
     Those of ranges come last. A crash leaves the beginning of a group, so a snapshot with all
     ranges is complete.
     """
     ranges = list(states)
-    chunks = _chunks(ranges, SNAPSHOT_RANGES_PER_ENTRY)
+    chunks = _chunks(ranges, ranges_per_entry)
     return [
         *encode_writer_snapshot(states.writers),
         *encode_staged_snapshot(states.staged),
@@ -168,9 +169,11 @@ def decode_writer_snapshot(entry: Entry) -> Sequence[tuple[int, WriterState]]:
     return records
 
 
-def encode_staged_snapshot(states: StagedStates) -> list[Entry]:
+def encode_staged_snapshot(
+    states: StagedStates, *, chunk_bytes: int = limits.SNAPSHOT_STAGED_BYTES
+) -> list[Entry]:
     """Return the SNAPSHOT_STAGED entries of `states`, none where nothing is known."""
-    chunks = _chunks(states.encode(), limits.SNAPSHOT_STAGED_BYTES)
+    chunks = _chunks(states.encode(), chunk_bytes)
     return [
         Entry(EntryKind.SNAPSHOT_STAGED, 0, at, len(chunks), 0, chunk)
         for at, chunk in enumerate(chunks)
