@@ -130,8 +130,15 @@ class PlacementDriver:
     owner then stops it and exits with an error.
     """
 
-    def __init__(self, settings: PlacementDriverSettings, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: PlacementDriverSettings,
+        clock: Clock | None = None,
+        *,
+        fail_over_interval_ms: int = limits.FAIL_OVER_INTERVAL_MS,
+    ) -> None:
         self._settings = settings
+        self._fail_over_interval_ms = fail_over_interval_ms
         self._clock = clock or SystemClock()
         self._membership = Membership(
             self._clock, settings.heartbeat_timeout_ms, settings.fail_over_after_ms
@@ -197,6 +204,7 @@ class PlacementDriver:
                 name=settings.name,
                 batch_number_leap_max=settings.batch_number_leap_max,
                 replace_server_after_ms=settings.replace_server_after_ms,
+                fail_over_interval_ms=self._fail_over_interval_ms,
                 tls=settings.client_tls,
                 audit=AuditPolicy(settings.audit_retention_ms, settings.audit_protected)
                 if settings.has_audit_stream

@@ -183,7 +183,9 @@ def maybe_identity_end(answered: Iterable[Feature]) -> int | None:
     return int(*_IDENTITY_END.unpack(data))
 
 
-def offer(wishes: Wishes) -> tuple[Feature, ...]:
+def offer(
+    wishes: Wishes, *, replication_versions: bytes = REPLICATION_VERSIONS
+) -> tuple[Feature, ...]:
     """Return the features that a client's first HEARTBEAT offers."""
     offered = [
         Feature(FeatureName.DEADLINE),
@@ -193,7 +195,7 @@ def offer(wishes: Wishes) -> tuple[Feature, ...]:
         Feature(FeatureName.TRANSACTIONS),
         Feature(FeatureName.SCHEMAS),
         Feature(FeatureName.GROUPS),
-        Feature(FeatureName.REPLICATION, REPLICATION_VERSIONS),
+        Feature(FeatureName.REPLICATION, replication_versions),
         RECORD_BYTES_OFFER,
     ]
     if wishes.compression:
@@ -208,7 +210,11 @@ def offer(wishes: Wishes) -> tuple[Feature, ...]:
 
 
 def accept(
-    offered: Iterable[Feature], connection_id: int, sizes: RecordSizes = DEFAULT
+    offered: Iterable[Feature],
+    connection_id: int,
+    sizes: RecordSizes = DEFAULT,
+    *,
+    replication_versions: bytes = REPLICATION_VERSIONS,
 ) -> tuple[Agreement, tuple[Feature, ...]]:
     """Return the agreement of a server that accepts records of `sizes`, and its answer's features.
 
@@ -218,23 +224,32 @@ def accept(
     answer: dict[str, Feature] = {}
     read = DEFAULT
     for feature in offered:
-        accepted = _maybe_accept(feature, connection_id, sizes)
+        accepted = _maybe_accept(feature, connection_id, sizes, replication_versions)
         if accepted is None or feature.name is None or feature.name in answer:
             continue
         answer[feature.name] = accepted
         if feature.name == FeatureName.RECORD_BYTES:
             read = _sizes(feature.data)
     features = tuple(answer.values())
-    return replace(_agreement(features), sizes=read), features
+    return replace(_agreement(features, replication_versions), sizes=read), features
 
 
-def settle(offered: Iterable[Feature], answered: Iterable[Feature]) -> Agreement:
+def settle(
+    offered: Iterable[Feature],
+    answered: Iterable[Feature],
+    *,
+    replication_versions: bytes = REPLICATION_VERSIONS,
+) -> Agreement:
     """Return the agreement of a client; features that it never offered do not count."""
     names = {feature.name for feature in offered}
-    return _agreement(feature for feature in answered if feature.name in names)
+    return _agreement(
+        (feature for feature in answered if feature.name in names), replication_versions
+    )
 
 
-def _maybe_accept(feature: Feature, connection_id: int, sizes: RecordSizes) -> Feature | None:
+def _maybe_accept(
+    feature: Feature, connection_id: int, sizes: RecordSizes, versions: bytes
+) -> Feature | None:
     match feature.name:
         case name if name in _FLAGS:
             return Feature(name)
@@ -242,7 +257,7 @@ def _maybe_accept(feature: Feature, connection_id: int, sizes: RecordSizes) -> F
             return Feature(feature.name, _CONNECTION_ID.pack(connection_id))
         case FeatureName.RECORD_BYTES if len(feature.data) == _RECORD_BYTES.size:
             return Feature(feature.name, _RECORD_BYTES.pack(sizes.record_bytes))
-        case FeatureName.REPLICATION if version := _newest_common(feature.data):
+        case FeatureName.REPLICATION if version := _newest_common(feature.data, versions):
             return Feature(feature.name, bytes((version,)))
         case FeatureName.COMPRESSION if _CODEC in feature.data.split(b","):
             return Feature(feature.name, _CODEC)
@@ -254,7 +269,7 @@ def _maybe_accept(feature: Feature, connection_id: int, sizes: RecordSizes) -> F
             return None
 
 
-def _agreement(features: Iterable[Feature]) -> Agreement:
+def _agreement(features: Iterable[Feature], versions: bytes) -> Agreement:
     data = {feature.name: feature.data for feature in features}
     number = data.get(FeatureName.CONNECTION_ID, b"")
     isolation = data.get(FeatureName.ISOLATION, b"")
@@ -262,23 +277,23 @@ def _agreement(features: Iterable[Feature]) -> Agreement:
         has_compression=data.get(FeatureName.COMPRESSION) == _CODEC,
         connection_id=int.from_bytes(number, "big") if len(number) == 8 else None,
         isolation=isolation.decode("ascii", "replace"),
-        replication_version=_agreed_version(data.get(FeatureName.REPLICATION)),
+        replication_version=_agreed_version(data.get(FeatureName.REPLICATION), versions),
         restoring=data.get(FeatureName.RESTORE, b"").decode("ascii", "replace"),
         sizes=_sizes(data.get(FeatureName.RECORD_BYTES, b"")),
         **{field: name in data for name, field in _FLAGS.items()},
     )
 
 
-def _newest_common(offered: bytes) -> int:
+def _newest_common(offered: bytes, known: bytes) -> int:
     """Return the highest version of replication that both ends know, 0 if there is none."""
-    return max({*(offered or _FIRST_VERSION)} & {*REPLICATION_VERSIONS}, default=0)
+    return max({*(offered or _FIRST_VERSION)} & {*known}, default=0)
 
 
-def _agreed_version(answered: bytes | None) -> int:
+def _agreed_version(answered: bytes | None, known: bytes) -> int:
     """Return the version that a server chose, 0 if it chose none that was offered."""
     if answered is None or len(answered or _FIRST_VERSION) > 1:
         return 0
-    return _newest_common(answered)
+    return _newest_common(answered, known)
 
 
 def _sizes(data: bytes) -> RecordSizes:

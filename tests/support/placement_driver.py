@@ -126,14 +126,14 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def running(tmp_path, **settings):
+async def running(tmp_path, *, fail_over_interval_ms=limits.FAIL_OVER_INTERVAL_MS, **settings):
     clock = ManualClock()
     settings = PlacementDriverSettings(
         data_dir=tmp_path,
         port=0,
         **({"fail_over_after_ms": limits.FAIL_OVER_AFTER_MS} | settings),
     )
-    driver = PlacementDriver(settings, clock)
+    driver = PlacementDriver(settings, clock, fail_over_interval_ms=fail_over_interval_ms)
     endpoint = await driver.start()
     try:
         async with RawClient.at(endpoint) as client:

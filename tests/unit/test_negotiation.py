@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError
 from sbp_core.record_sizes import DEFAULT, LARGEST, RecordSizes
-from sbp_core.session import negotiation
 from sbp_core.session.negotiation import (
     NO_WISHES,
     NOTHING,
@@ -108,28 +107,27 @@ def test_a_server_chooses_the_codec_that_it_knows():
         (b"\x02\x03", b"\x01\x02", b"\x02"),
     ],
 )
-def test_servers_speak_the_newest_version_of_replication_that_both_know(
-    monkeypatch, known, offered, answer
-):
-    monkeypatch.setattr(negotiation, "REPLICATION_VERSIONS", known)
-    agreement, answered = accept([Feature("replication", offered)], 7)
+def test_servers_speak_the_newest_version_of_replication_that_both_know(known, offered, answer):
+    agreement, answered = accept([Feature("replication", offered)], 7, replication_versions=known)
     assert answered == (Feature("replication", answer),)
     assert agreement.replication_version == answer[0]
-    monkeypatch.setattr(negotiation, "REPLICATION_VERSIONS", offered or b"\x01")
-    assert settle(offer(NO_WISHES), answered).replication_version == answer[0]
+    own = offered or b"\x01"
+    agreement = settle(
+        offer(NO_WISHES, replication_versions=own), answered, replication_versions=own
+    )
+    assert agreement.replication_version == answer[0]
 
 
-def test_an_answer_without_a_version_is_that_of_a_release_that_knows_none(monkeypatch):
+def test_an_answer_without_a_version_is_that_of_a_release_that_knows_none():
     answered = [Feature("replication")]
     assert settle(offer(NO_WISHES), answered).replication_version == 1
-    monkeypatch.setattr(negotiation, "REPLICATION_VERSIONS", b"\x02\x03")
-    assert settle(offer(NO_WISHES), answered).replication_version == 0
+    own = b"\x02\x03"
+    offered = offer(NO_WISHES, replication_versions=own)
+    assert settle(offered, answered, replication_versions=own).replication_version == 0
 
 
-def test_servers_without_a_common_version_replicate_nothing(monkeypatch):
-    offered = offer(NO_WISHES)
-    monkeypatch.setattr(negotiation, "REPLICATION_VERSIONS", b"\x02")
-    agreement, answered = accept(offered, 7)
+def test_servers_without_a_common_version_replicate_nothing():
+    agreement, answered = accept(offer(NO_WISHES), 7, replication_versions=b"\x02")
     assert not agreement.has(FeatureName.REPLICATION)
     assert agreement.has(FeatureName.TRANSACTIONS)
     assert "replication" not in {each.name for each in answered}

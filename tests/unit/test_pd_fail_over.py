@@ -42,13 +42,10 @@ def peers():
         each.close()
 
 
-@pytest.fixture
-def quick_looks(monkeypatch):
-    """Silent primaries are looked for in each turn of the event loop."""
-    monkeypatch.setattr(limits, "FAIL_OVER_INTERVAL_MS", 0)
+QUICK_LOOKS = {"fail_over_interval_ms": 0}
+"""Silent primaries are looked for in each turn of the event loop."""
 
 
-@pytest.mark.usefixtures("quick_looks")
 def test_streams_go_on_without_a_primary_that_is_silent(tmp_path, peers, caplog):
     async def test(cluster):
         server_ids = await add_servers(cluster, peers)
@@ -90,10 +87,9 @@ def test_streams_go_on_without_a_primary_that_is_silent(tmp_path, peers, caplog)
     async def logged(text):
         return text in caplog.text
 
-    run(tmp_path, test)
+    run(tmp_path, test, **QUICK_LOOKS)
 
 
-@pytest.mark.usefixtures("quick_looks")
 def test_a_placement_driver_waits_for_heartbeats_after_its_start(tmp_path, peers):
     async def before(cluster):
         server_ids = await add_servers(cluster, peers)
@@ -117,14 +113,8 @@ def test_a_placement_driver_waits_for_heartbeats_after_its_start(tmp_path, peers
 
     for peer in peers:
         peer.script(Opcode.SEAL_RANGE, fenced(3, A, 30))
-    server_ids, stream_id, primary = run(tmp_path, before)
-    run(tmp_path, test)
-
-
-@pytest.fixture
-def short_looks(monkeypatch):
-    """A look at a server, and the time between two heartbeats, is short."""
-    monkeypatch.setattr(limits, "FAIL_OVER_AFTER_MS", 300)
+    server_ids, stream_id, primary = run(tmp_path, before, **QUICK_LOOKS)
+    run(tmp_path, test, **QUICK_LOOKS)
 
 
 def serving(exchange):
@@ -147,7 +137,6 @@ async def primary_of(cluster, peers, **fields):
     return stream.stream_id, peers[server_ids.index(ids(first)[0])], ids(first)[0]
 
 
-@pytest.mark.usefixtures("quick_looks", "short_looks")
 @pytest.mark.parametrize("is_paused", [True, False])
 def test_a_primary_that_misses_heartbeats_is_asked_first(tmp_path, peers, is_paused):
     """One that says how often it sends them does not get the whole timeout."""
@@ -177,10 +166,9 @@ def test_a_primary_that_misses_heartbeats_is_asked_first(tmp_path, peers, is_pau
     async def has_next(cluster, stream_id):
         return len(await ranges_of(cluster, stream_id)) == 2
 
-    run(tmp_path, test)
+    run(tmp_path, test, **QUICK_LOOKS, fail_over_after_ms=300)
 
 
-@pytest.mark.usefixtures("short_looks")
 @pytest.mark.parametrize(
     ("answer", "is_sealed"),
     [
@@ -204,7 +192,7 @@ def test_a_range_that_its_primary_serves_goes_on(tmp_path, peers, answer, is_sea
         again = await seal(cluster, stream_id, cause=SealCause.REQUESTED)
         assert again.stream_range.range_index == 1
 
-    run(tmp_path, test)
+    run(tmp_path, test, fail_over_after_ms=300)
 
 
 def test_a_stream_does_not_leave_one_range_after_the_other(tmp_path, peers):

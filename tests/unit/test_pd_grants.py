@@ -6,7 +6,6 @@ import pytest
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.errors import InvalidRequestError
-from sbp_core.pd.metadata import grants as table
 
 READ = Grant("billing", Right.READ, "orders-*")
 APPEND = Grant("billing", Right.APPEND, "orders-*")
@@ -33,14 +32,13 @@ def test_a_revoked_grant_is_gone_and_may_be_revoked_again(home):
         assert store.grants.of() == [APPEND]
 
 
-def test_more_grants_than_allowed_change_nothing(home, monkeypatch):
-    monkeypatch.setattr(table, "GRANTS_MAX", 2)
+def test_more_grants_than_allowed_change_nothing(home):
     store = home.open()
     store.grants.change([READ], is_revoked=False)
     with pytest.raises(InvalidRequestError, match="2 grants at most"):
-        store.grants.change([APPEND, OTHER], is_revoked=False)
+        store.grants.change([APPEND, OTHER], is_revoked=False, grants_max=2)
     assert store.grants.of() == [READ]
-    store.grants.change([READ, OTHER], is_revoked=False)
+    store.grants.change([READ, OTHER], is_revoked=False, grants_max=2)
 
 
 def test_subjects_that_a_release_before_stored_are_brought_into_their_form(home):

@@ -5,7 +5,7 @@ import pytest
 from sbp_core import group_limits
 from sbp_core.access.rights import Grant, Right
 from sbp_core.errors import InvalidRequestError, MemberUnknownError
-from sbp_core.pd.groups import eligibility, group_operations
+from sbp_core.pd.groups import group_operations
 from sbp_core.pd.groups.group import Member
 from sbp_core.pd.groups.group_operations import GroupOperations
 from sbp_core.pd.model import NewStream, StreamChange
@@ -23,9 +23,9 @@ def create(store, *names):
 class Leader:
     """A placement driver that leads: its store, what it has in memory, and its clock."""
 
-    def __init__(self, store, now=0.0):
+    def __init__(self, store, now=0.0, **limits):
         self.store, self.now = store, now
-        self.operations = GroupOperations()
+        self.operations = GroupOperations(**limits)
         self.operations.resume(store, now)
 
     def join(self, member_id, *patterns, subject=None):
@@ -170,25 +170,23 @@ def test_a_member_gets_streams_that_its_identity_may_read(store):
     assert leader.beat("a") == [one, two]
 
 
-def test_a_group_and_a_cluster_have_so_many_members_at_most(new_home, monkeypatch):
+def test_a_group_and_a_cluster_have_so_many_members_at_most(new_home):
     leader = Leader(new_home().open(members_max=2))
     leader.join("a")
     leader.join("b")
     with pytest.raises(InvalidRequestError, match="members_max of the placement driver allows 2"):
         leader.join("c")
     leader.join("b")
-    leader = Leader(new_home().open())
-    monkeypatch.setattr(group_operations, "GROUP_MEMBERS_MAX", 1)
+    leader = Leader(new_home().open(), members_max=1)
     leader.join("a")
     with pytest.raises(InvalidRequestError, match="group g has 1 members, the most"):
         leader.join("b")
     leader.join("a")
 
 
-def test_streams_beyond_the_limit_are_left_out_and_logged(store, monkeypatch, caplog):
+def test_streams_beyond_the_limit_are_left_out_and_logged(store, caplog):
     streams = create(store, "s", "t", "u")
-    monkeypatch.setattr(eligibility.group_limits, "GROUP_STREAMS_MAX", 2)
-    assert Leader(store).join("a") == streams[:2]
+    assert Leader(store, streams_max=2).join("a") == streams[:2]
     assert "group streams left out group=g streams=3 limit=2" in caplog.text
 
 

@@ -57,22 +57,22 @@ def record(stream_id, version, schema, time_ms=1):
     return SchemaRecord(stream_id, version, schema.fingerprint, schema.encode(), time_ms)
 
 
-def register(store, *entries, time_ms=1):
-    return register_schemas(store, entries, time_ms)
+def register(store, *entries, time_ms=1, **limits):
+    return register_schemas(store, entries, time_ms, **limits)
 
 
-def frames(store, *stream_ids, newest_only=False):
+def frames(store, *stream_ids, newest_only=False, **limits):
     """Everything that is described, frame by frame."""
     place = Place()
     while place is not None:
-        some, place = describe_schemas(store, stream_ids, place, newest_only=newest_only)
+        some, place = describe_schemas(store, stream_ids, place, newest_only=newest_only, **limits)
         yield some
 
 
-def history(store, *stream_ids, newest_only=False):
+def history(store, *stream_ids, **options):
     """Everything that is described, and in how many frames."""
     entries, count = [], 0
-    for some in frames(store, *stream_ids, newest_only=newest_only):
+    for some in frames(store, *stream_ids, **options):
         assert decode_header(
             DescribeSchemasResponse, encode_header(DescribeSchemasResponse(schemas=tuple(some)))
         ).schemas == tuple(some)
@@ -217,17 +217,17 @@ def test_an_item_that_fails_fails_alone(store, stream_id):
     assert versions(store, stream_id) == [(stream_id, 1), (stream_id, 2)]
 
 
-def test_the_versions_of_a_stream_have_a_limit(store, stream_id, monkeypatch):
-    monkeypatch.setattr(limits, "SCHEMA_VERSIONS_MAX", 2)
+def test_the_versions_of_a_stream_have_a_limit(store, stream_id):
     answers = register(
         store,
         asked(stream_id, 1, FIRST),
         asked(stream_id, 2, SECOND),
         asked(stream_id, 3, THIRD),
+        versions_max=2,
     )
     assert codes(answers) == [0, 0, StatusCode.INVALID_REQUEST]
     assert "2 versions" in answers[2].status.message
-    assert codes(register(store, asked(stream_id, 3, SECOND))) == [0]
+    assert codes(register(store, asked(stream_id, 3, SECOND), versions_max=2)) == [0]
 
 
 def test_a_reason_is_never_too_long_to_be_told(store, stream_id):
@@ -258,18 +258,17 @@ def test_streams_are_described_in_the_order_asked_for(store, stream_id):
 
 
 @pytest.mark.parametrize("per_frame", [1, 2, 3, 4, 5, 100])
-def test_frames_are_cut_anywhere_and_lose_nothing(store, stream_id, monkeypatch, per_frame):
+def test_frames_are_cut_anywhere_and_lose_nothing(store, stream_id, per_frame):
     bare, other = create(store, "bare"), create(store, "other")
     for each in (stream_id, other):
         register(store, asked(each, 1, FIRST), asked(each, 2, SECOND), asked(each, 3, THIRD))
     asked_for = (stream_id, bare, NO_STREAM, other)
     whole, _ = history(store, *asked_for)
     assert len(whole) == 8
-    monkeypatch.setattr(limits, "RESULTS_PER_FRAME", per_frame)
-    cut, count = history(store, *asked_for)
+    cut, count = history(store, *asked_for, results_max=per_frame)
     assert cut == whole
     assert count >= 8 // per_frame
-    newest, _ = history(store, *asked_for, newest_only=True)
+    newest, _ = history(store, *asked_for, newest_only=True, results_max=per_frame)
     assert [each.version for each in newest] == [3, 0, -1, 3]
 
 

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sbp_core import group_limits
 from sbp_core.access.rights import Grant, Right, SubjectRights
+from sbp_core.group_limits import GROUP_STREAMS_MAX
 from sbp_core.pd.groups.assigning import Eligible
 from sbp_core.pd.groups.group import Member
 from sbp_core.pd.metadata.store import MetadataStore
@@ -31,23 +31,28 @@ def all_streams(store: MetadataStore) -> list[StreamRecord]:
 
 
 def eligible_streams(
-    store: MetadataStore, name: str, members: Iterable[Member], streams: Sequence[StreamRecord]
+    store: MetadataStore,
+    name: str,
+    members: Iterable[Member],
+    streams: Sequence[StreamRecord],
+    *,
+    streams_max: int = GROUP_STREAMS_MAX,
 ) -> Eligible:
     """Return which of all streams each member of a group may have.
 
-    Those with the lowest ids count, GROUP_STREAMS_MAX of all members together.
+    Those with the lowest ids count, `streams_max` of all members together.
     """
     members = tuple(members)
     wanted = {(each.patterns, each.subject) for each in members}
     readable = {each: _readable(store, *each, streams) for each in wanted}
     found = sorted(frozenset().union(*readable.values()))
-    if len(found) > group_limits.GROUP_STREAMS_MAX:
+    if len(found) > streams_max:
         _LOG.warning(
             "group streams left out group=%s streams=%d limit=%d: nobody reads those with the"
             " highest ids; use several groups",
-            *(name, len(found), group_limits.GROUP_STREAMS_MAX),
+            *(name, len(found), streams_max),
         )
-        kept = frozenset(found[: group_limits.GROUP_STREAMS_MAX])
+        kept = frozenset(found[:streams_max])
         readable = {key: each & kept for key, each in readable.items()}
     return {each.member_id: readable[each.patterns, each.subject] for each in members}
 

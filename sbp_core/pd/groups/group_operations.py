@@ -8,15 +8,17 @@ leads no longer: so a member that is answered is one that no other placement dri
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from sbp_core.errors import StreamNotHeldError, invalid
-from sbp_core.group_limits import GROUP_MEMBERS_MAX
+from sbp_core.group_limits import GROUP_MEMBERS_MAX, GROUP_STREAMS_MAX
+from sbp_core.pd.groups.assigning import Eligible
 from sbp_core.pd.groups.eligibility import all_streams, eligible_streams
 from sbp_core.pd.groups.group import Group, Member
 from sbp_core.pd.groups.sessions import Key, Sessions
 from sbp_core.pd.metadata.store import MetadataStore
+from sbp_core.pd.model import StreamRecord
 from sbp_core.wire.status import shown
 
 _LOG: Final = logging.getLogger(__name__)
@@ -25,9 +27,16 @@ _REFRESH_SECONDS: Final = 30.0
 
 
 class GroupOperations:
-    """Changes groups as their members ask, or are silent. `now` is in seconds, and runs evenly."""
+    """Changes groups as their members ask, or are silent. `now` is in seconds, and runs evenly.
 
-    def __init__(self) -> None:
+    A group has at most `members_max` members, which read at most `streams_max` streams together.
+    """
+
+    def __init__(
+        self, *, members_max: int = GROUP_MEMBERS_MAX, streams_max: int = GROUP_STREAMS_MAX
+    ) -> None:
+        self._members_max = members_max
+        self._streams_max = streams_max
         self._sessions = Sessions()
         self._revision = -1
         self._refreshed_at = 0.0
@@ -50,12 +59,12 @@ class GroupOperations:
         members = {**before.members, member.member_id: member}
         if member.member_id not in before.members:
             store.capacity.check("group_members", 1)
-            if len(members) > GROUP_MEMBERS_MAX:
+            if len(members) > self._members_max:
                 raise invalid(
-                    f"group {name} has {GROUP_MEMBERS_MAX} members, the most that a group can have:"
+                    f"group {name} has {self._members_max} members, the most that a group can have:"
                     " let some leave, or use another group"
                 )
-        eligible = eligible_streams(store, name, members.values(), all_streams(store))
+        eligible = self._eligible(store, name, members.values(), all_streams(store))
         after = self._change(store, name, before, before.with_member(member, eligible))
         self._hear(name, after, member.member_id, now)
         if after.members.keys() != before.members.keys():
@@ -107,9 +116,18 @@ class GroupOperations:
         for name in groups:
             group = store.groups.maybe_group(name)
             if group is not None:
-                eligible = eligible_streams(store, name, group.members.values(), streams)
+                eligible = self._eligible(store, name, group.members.values(), streams)
                 self._change(store, name, group, group.rebalanced(eligible))
         self._revision, self._refreshed_at = revision, now
+
+    def _eligible(
+        self,
+        store: MetadataStore,
+        name: str,
+        members: Iterable[Member],
+        streams: Sequence[StreamRecord],
+    ) -> Eligible:
+        return eligible_streams(store, name, members, streams, streams_max=self._streams_max)
 
     def _remove(self, store: MetadataStore, name: str, member_ids: Collection[str]) -> int:
         """Remove members; return how many there were."""
@@ -117,7 +135,7 @@ class GroupOperations:
         others = [each for key, each in before.members.items() if key not in member_ids]
         count = len(before.members) - len(others)
         if count:
-            eligible = eligible_streams(store, name, others, all_streams(store))
+            eligible = self._eligible(store, name, others, all_streams(store))
             self._change(store, name, before, before.without_members(member_ids, eligible))
         for member_id in member_ids:
             self._sessions.forget(name, member_id)

@@ -58,16 +58,18 @@ class GrantTable:
                 self._store(removed, is_revoked=True)
                 self._store(added, is_revoked=False)
 
-    def change(self, changes: Sequence[Grant], *, is_revoked: bool) -> None:
+    def change(
+        self, changes: Sequence[Grant], *, is_revoked: bool, grants_max: int = GRANTS_MAX
+    ) -> None:
         """Add grants, or take them away, all or none; those that are so already do not matter.
 
-        Raises InvalidRequestError for more than GRANTS_MAX.
+        Raises InvalidRequestError for more than `grants_max`.
         """
         with self._database.transaction():
             self._store(changes, is_revoked=is_revoked)
-            if not is_revoked and self._database.count("grants") > GRANTS_MAX:
+            if not is_revoked and self._database.count("grants") > grants_max:
                 raise invalid(
-                    f"a cluster has {GRANTS_MAX} grants at most: revoke some, or use"
+                    f"a cluster has {grants_max} grants at most: revoke some, or use"
                     " patterns that match several streams"
                 )
 

@@ -159,12 +159,13 @@ def describe_after(store: MetadataStore, group: str, stream_id: int) -> list[Cur
     return list(map(_described, store.cursors.after(group, stream_id, limits.RESULTS_PER_FRAME)))
 
 
-def list_groups_after(store: MetadataStore, group: str) -> list[Cursor]:
-    """Return the groups whose names come after `group`, one frame's worth of them.
+def list_groups_after(
+    store: MetadataStore, group: str, count_max: int = limits.RESULTS_PER_FRAME
+) -> list[Cursor]:
+    """Return the groups whose names come after `group`, by default one frame's worth.
 
     Those that have members and no cursors yet have no time.
     """
-    count_max = limits.RESULTS_PER_FRAME
     times = dict.fromkeys(store.groups.names_after(group, count_max), -1)
     for each in store.cursors.groups_after(group, count_max):
         times[each.name] = each.committed_at_ms

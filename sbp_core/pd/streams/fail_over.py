@@ -42,9 +42,16 @@ class FailOver:
     """
 
     def __init__(
-        self, store: StoreThread, membership: Membership, sealer: Sealer, clock: Clock
+        self,
+        store: StoreThread,
+        membership: Membership,
+        sealer: Sealer,
+        clock: Clock,
+        *,
+        interval_ms: int = limits.FAIL_OVER_INTERVAL_MS,
     ) -> None:
         self._store = store
+        self._interval_seconds = interval_ms / 1000
         self._membership = membership
         self._sealer = sealer
         self._clock = clock
@@ -104,7 +111,7 @@ class FailOver:
     async def _run(self) -> None:
         renewed = self._clock.monotonic()
         while True:
-            await asyncio.sleep(limits.FAIL_OVER_INTERVAL_MS / 1000)
+            await asyncio.sleep(self._interval_seconds)
             now = self._clock.monotonic()
             try:
                 await self._begin_fail_over()

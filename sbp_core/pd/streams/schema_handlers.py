@@ -92,7 +92,11 @@ class SchemaHandlers:
 
 
 def register_schemas(
-    store: MetadataStore, asked: Sequence[SchemaEntry], registered_at_ms: int
+    store: MetadataStore,
+    asked: Sequence[SchemaEntry],
+    registered_at_ms: int,
+    *,
+    versions_max: int = limits.SCHEMA_VERSIONS_MAX,
 ) -> list[SchemaEntry]:
     """Add versions to the schemas of streams (SPEC "REGISTER_SCHEMAS"), all in one transaction.
 
@@ -108,7 +112,7 @@ def register_schemas(
             if newest is None and store.streams_by_id([each.stream_id]) == [None]:
                 raise no_stream(each.stream_id)
             if newest is None or newest.fingerprint != each.fingerprint:
-                newest = _successor(newest, each, registered_at_ms)
+                newest = _successor(newest, each, registered_at_ms, versions_max)
                 accepted[each.stream_id] = newest
                 news.append(newest)
         except StatusError as error:
@@ -120,7 +124,7 @@ def register_schemas(
 
 
 def _successor(
-    newest: SchemaRecord | None, asked: SchemaEntry, registered_at_ms: int
+    newest: SchemaRecord | None, asked: SchemaEntry, registered_at_ms: int, versions_max: int
 ) -> SchemaRecord:
     """Return the version that comes after `newest`. Raises StatusError if it cannot."""
     version = 1 + (_NO_VERSION if newest is None else newest.version)
@@ -129,7 +133,7 @@ def _successor(
             f"the next version of the schema of stream {asked.stream_id} is {version}, not"
             f" {asked.version}; build on the newest one, which is in the answer"
         )
-    if version > limits.SCHEMA_VERSIONS_MAX:
+    if version > versions_max:
         raise _unacceptable(
             f"stream {asked.stream_id} has {version - 1} versions of its schema, which is the"
             " limit; create another stream"
@@ -158,7 +162,12 @@ class Place(NamedTuple):
 
 
 def describe_schemas(
-    store: MetadataStore, stream_ids: Sequence[int], place: Place, *, newest_only: bool
+    store: MetadataStore,
+    stream_ids: Sequence[int],
+    place: Place,
+    *,
+    newest_only: bool,
+    results_max: int = limits.RESULTS_PER_FRAME,
 ) -> tuple[list[SchemaEntry], Place | None]:
     """Describe the schemas of streams (SPEC "DESCRIBE_SCHEMAS") from `place`, one frame's worth.
 
@@ -167,7 +176,7 @@ def describe_schemas(
     entries = []
     weight = 0
     index, version = place
-    while index < len(stream_ids) and weight < limits.RESULTS_PER_FRAME:
+    while index < len(stream_ids) and weight < results_max:
         stream_id = stream_ids[index]
         found = (
             store.schemas.maybe_newest(stream_id)

@@ -13,6 +13,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from sbp_core import limits
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -108,6 +109,7 @@ class PlacementDriverHandlers:
         name: str,
         batch_number_leap_max: int,
         replace_server_after_ms: int,
+        fail_over_interval_ms: int = limits.FAIL_OVER_INTERVAL_MS,
         tls: Tls | None = None,
         audit: AuditPolicy | None = None,
     ) -> None:
@@ -123,7 +125,9 @@ class PlacementDriverHandlers:
         self._announcer = RangeAnnouncer(self._peers)
         self._joining = Joining(store, membership, tls)
         self._sealer = Sealer(store, membership, self._announcer, self._peers, clock)
-        self._fail_over = FailOver(store, membership, self._sealer, clock)
+        self._fail_over = FailOver(
+            store, membership, self._sealer, clock, interval_ms=fail_over_interval_ms
+        )
         self._repair = Repair(
             store,
             membership,
