@@ -142,17 +142,16 @@ def check_pattern(pattern: str) -> None:
 
 
 class Owners(Generic[K]):
-    """Which subject used a key first; of COUNT_MAX keys the least recently used is forgotten."""
+    """Which subject used a key first; of `count_max` keys the least recently used is forgotten."""
 
-    COUNT_MAX: Final = 100_000
-
-    def __init__(self) -> None:
+    def __init__(self, count_max: int = 100_000) -> None:
+        self._count_max = count_max
         self._subjects: OrderedDict[K, str] = OrderedDict()
 
     def claim(self, key: K, subject: str) -> bool:
         """Give a key to a subject unless it has an owner; return whether it is the subject's."""
         owner = self._subjects.setdefault(key, subject)
         self._subjects.move_to_end(key)
-        if len(self._subjects) > self.COUNT_MAX:
+        if len(self._subjects) > self._count_max:
             self._subjects.popitem(last=False)
         return owner == subject

@@ -119,9 +119,18 @@ class LearntProtection(Protection):
 class CachedRights(Authority):
     """Knows what the placement driver told of rights."""
 
-    def __init__(self, ask: Ask, clock: Clock) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        clock: Clock,
+        *,
+        decisions_max: int = DECISIONS_MAX,
+        refusals_max: int = REFUSALS_MAX,
+    ) -> None:
         self._ask = ask
         self._clock = clock
+        self._decisions_max = decisions_max
+        self._refusals_max = refusals_max
         self._decisions: OrderedDict[_Key, _Decision] = OrderedDict()
         self._refusals: OrderedDict[_Key, _Decision] = OrderedDict()
         self._asking: dict[_Key, asyncio.Task[None]] = {}
@@ -292,8 +301,8 @@ class CachedRights(Authority):
                 txns=set(),
             )
         for kept, count_max in (
-            (self._decisions, DECISIONS_MAX),
-            (self._refusals, REFUSALS_MAX),
+            (self._decisions, self._decisions_max),
+            (self._refusals, self._refusals_max),
         ):
             while len(kept) > count_max:
                 kept.popitem(last=False)

@@ -339,10 +339,15 @@ class Quotas:
     """The quotas of one server: `rules` returns what holds now, `monotonic` the time in seconds."""
 
     def __init__(
-        self, monotonic: Callable[[], float], rules: Callable[[], QuotaRules] = lambda: NO_RULES
+        self,
+        monotonic: Callable[[], float],
+        rules: Callable[[], QuotaRules] = lambda: NO_RULES,
+        *,
+        meters_kept: int = _METERS_KEPT,
     ) -> None:
         self.monotonic = monotonic
         self.rules = rules
+        self._meters_kept = meters_kept
         self.throttled_count = 0
         """Answers that asked for a wait."""
         self.refused_count = 0
@@ -354,7 +359,7 @@ class Quotas:
         rules, now = self.rules(), self.monotonic()
         meter = self._meters.get(subject)
         if meter is None:
-            if len(self._meters) >= _METERS_KEPT:
+            if len(self._meters) >= self._meters_kept:
                 self._meters = {
                     name: each for name, each in self._meters.items() if each.is_in_use(now)
                 }

@@ -13,8 +13,6 @@ from sbp_core.pd.txns.ending import RangeServers, Route
 from sbp_core.pd.txns.publications import Publication
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.pd.txns.transactions import Part, TxnRecord
-from sbp_core.server import peers
-from sbp_core.server.peers import Peers
 from sbp_core.wire.headers import (
     CommitTxnRequest,
     TxnPart,
@@ -187,23 +185,23 @@ def test_an_unexpected_error_gives_up_nothing(tmp_path, peer, monkeypatch, caplo
     assert "RuntimeError: a mistake of ours" in caplog.text
 
 
-def test_few_streams_are_copied_at_a_time(monkeypatch):
+def test_few_streams_are_copied_at_a_time():
     at_work = Counter()
     most = []
 
-    async def copy(client, endpoint, part, *rest, **options):
-        at_work["copies"] += 1
-        most.append(at_work["copies"])
-        await asyncio.sleep(0)
-        at_work["copies"] -= 1
+    class CopyingPeers:
+        async def copy_staged(self, *_, **__):
+            at_work["copies"] += 1
+            most.append(at_work["copies"])
+            await asyncio.sleep(0)
+            at_work["copies"] -= 1
 
-    async def route(servers, stream_id, range_index):
-        return Route("127.0.0.1:2", is_last=False)
+    class RoutedServers(RangeServers):
+        async def maybe_route(self, stream_id, range_index):
+            return Route("127.0.0.1:2", is_last=False)
 
     async def main():
-        monkeypatch.setattr(peers, "copy_staged", copy)
-        monkeypatch.setattr(RangeServers, "maybe_route", route)
-        servers = RangeServers(None, Peers("", None))
+        servers = RoutedServers(None, CopyingPeers())
         earlier = [
             Publication(1, stream_id, (Part("t", stream_id, 0, 5),), range_index=1)
             for stream_id in range(3 * limits.TXN_COPIES_MAX)

@@ -1,8 +1,5 @@
 """Batches read from the log for an answer, and their checksums, if known."""
 
-import pytest
-
-from sbp_core.log import bodies as log_bodies
 from sbp_core.log.bodies import RecentBodies
 from sbp_core.rangeserver.fetching.payloads import joined, read_slots
 from sbp_core.records import encode_envelope
@@ -20,32 +17,22 @@ def appended(bodies):
     return log, list(log.batches_from(KEY, 0))
 
 
-@pytest.fixture
-def summed(monkeypatch):
-    """The bytes of each body that a checksum was made of."""
-    found = []
-
-    def crc32_told(parts):
-        found.extend(bytes(part) for part in parts)
-        return crc32(parts)
-
-    monkeypatch.setattr(log_bodies, "crc32", crc32_told)
-    return found
-
-
-def test_the_checksum_of_what_is_in_memory_is_made_once(summed):
-    log, slots = appended(LARGE)
-    for taken in (slots, slots[1:], slots):
-        for found in (read_slots(log, KEY, taken, may_wait=wait) for wait in (True, False)):
-            assert found.crc32 == crc32(found.buffers)
-    assert summed == LARGE
+def test_the_checksum_of_what_is_in_memory_is_made_once():
+    bodies = [bytearray(each) for each in LARGE]
+    log, slots = appended(bodies)
+    assert read_slots(log, KEY, slots).crc32 == crc32(LARGE)
+    for body in bodies:
+        body[0] ^= 1  # a second checksum would be another one
+    for first in (0, 1, 0):
+        for may_wait in (True, False):
+            found = read_slots(log, KEY, slots[first:], may_wait=may_wait)
+            assert found.crc32 == crc32(LARGE[first:])
 
 
-def test_the_checksum_of_small_batches_is_left_to_the_frame(summed):
+def test_the_checksum_of_small_batches_is_left_to_the_frame():
     log, slots = appended(SMALL)
     found = read_slots(log, KEY, slots)
     assert (found.crc32, found.buffers) == (None, (b"".join(SMALL),))
-    assert summed == []
 
 
 def test_batches_read_from_the_disk_have_no_checksum():

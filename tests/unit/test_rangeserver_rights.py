@@ -14,7 +14,6 @@ from sbp_core.errors import (
     StatusCode,
     ThrottledError,
 )
-from sbp_core.rangeserver import rights as module
 from sbp_core.rangeserver.rights import (
     DENIED_MS,
     REFRESH_MS,
@@ -69,12 +68,12 @@ READ = frozenset({Right.READ})
 class World:
     """Rights that a placement driver has, and a range server that asks for them."""
 
-    def __init__(self):
+    def __init__(self, **limits):
         self.clock = ManualClock()
         self.granted = {}
         self.asked = []
         self.failure = None
-        self.rights = CachedRights(self.ask, self.clock)
+        self.rights = CachedRights(self.ask, self.clock, **limits)
 
     async def ask(self, subject, stream_ids):
         self.asked.append((subject, tuple(stream_ids)))
@@ -216,8 +215,8 @@ def test_staged_batches_are_not_for_clients(world):
     asyncio.run(body())
 
 
-def test_the_decision_that_was_used_longest_ago_is_forgotten(world, monkeypatch):
-    monkeypatch.setattr(module, "DECISIONS_MAX", 2)
+def test_the_decision_that_was_used_longest_ago_is_forgotten():
+    world = World(decisions_max=2)
     world.granted = {("me", each): ["read"] for each in (1, 2, 3)}
 
     async def body():
@@ -230,9 +229,8 @@ def test_the_decision_that_was_used_longest_ago_is_forgotten(world, monkeypatch)
     asyncio.run(body())
 
 
-def test_streams_without_rights_crowd_out_no_other(world, monkeypatch):
-    monkeypatch.setattr(module, "DECISIONS_MAX", 1)
-    monkeypatch.setattr(module, "REFUSALS_MAX", 2)
+def test_streams_without_rights_crowd_out_no_other():
+    world = World(decisions_max=1, refusals_max=2)
     world.granted = {("me", 1): ["read"], ("you", 1): []}
 
     async def body():

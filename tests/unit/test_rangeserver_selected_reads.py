@@ -6,7 +6,6 @@ import pytest
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.bodies import RecentBodies
-from sbp_core.log.segment import SegmentView
 from sbp_core.rangeserver.fetching.payloads import read_slots
 from sbp_core.records import (
     ColumnBounds,
@@ -36,15 +35,36 @@ def wide(column_count, rows=ROWS):
     )
 
 
+class CountingDisk(FaultyDisk):
+    """A disk that notes the length of each read, in bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.read_bytes = []
+
+    def open(self, path, *, is_writable):
+        file = super().open(path, is_writable=is_writable)
+        read = file.pread
+
+        def counted(length, position):
+            self.read_bytes.append(length)
+            return read(length, position)
+
+        file.pread = counted
+        return file
+
+
 def stored(*entries):
     """A log that has nothing in memory, its disk, and the places of its batches."""
-    disk = FaultyDisk()
+    disk = CountingDisk()
     log = open_log(disk, segment_bytes=100_000_000)
     log.append([created(), *entries])
     for txn_id in {each.txn_id for each in log.staged.stagings()}:
         log.append([commit(log, txn_id)])
     log.recent = RecentBodies()
-    return log, disk, list(log.batches_from(KEY, 0))
+    slots = list(log.batches_from(KEY, 0))
+    disk.read_bytes.clear()
+    return log, disk, slots
 
 
 def damage(disk, slot, at, bit=0):
@@ -55,24 +75,11 @@ def damage(disk, slot, at, bit=0):
     file.pwritev([bytes([byte ^ 1 << bit])], position)
 
 
-@pytest.fixture
-def read_bytes(monkeypatch):
-    """The length of each read of a segment."""
-    found, read = [], SegmentView.read
-
-    def counted(view, position, length):
-        found.append(length)
-        return read(view, position, length)
-
-    monkeypatch.setattr(SegmentView, "read", counted)
-    return found
-
-
-def test_the_wanted_columns_are_read_and_no_others(read_bytes):
+def test_the_wanted_columns_are_read_and_no_others():
     body, selection = wide(20)
-    log, _, slots = stored(batch(0, ROWS, body), batch(ROWS, ROWS, body))
+    log, disk, slots = stored(batch(0, ROWS, body), batch(ROWS, ROWS, body))
     found = read_slots(log, KEY, slots, selection)
-    assert sum(read_bytes) < 0.12 * 2 * len(body)
+    assert sum(disk.read_bytes) < 0.12 * 2 * len(body)
     sent = memoryview(b"".join(found.buffers))
     assert [each.base_offset for each in split_envelopes(sent)] == [0, ROWS]
     log.recent.keep([batch(0, ROWS, body)], [slots[0].location])
@@ -114,12 +121,12 @@ def test_damage_of_a_column_that_is_not_read_is_left_to_the_scrub():
     assert isinstance(read_slots(log, KEY, slots).error, LogCorruptionError)
 
 
-def test_a_batch_of_which_many_small_parts_are_wanted_is_read_and_verified_whole(read_bytes):
+def test_a_batch_of_which_many_small_parts_are_wanted_is_read_and_verified_whole():
     body, selection = wide(1_000, rows=100)
     log, disk, slots = stored(batch(0, 100, body))
     found = read_slots(log, KEY, slots, selection)
     assert sum(map(len, found.buffers)) < 0.2 * len(body)
-    assert len(read_bytes) <= 3
+    assert len(disk.read_bytes) <= 3
     damage(disk, slots[0], slots[0].location.length - 1)
     assert isinstance(read_slots(log, KEY, slots, selection).error, LogCorruptionError)
 

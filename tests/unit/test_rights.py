@@ -182,9 +182,8 @@ def test_the_handler_of_an_append_sees_the_other_items_with_their_batches(items)
     assert bytes(call.payload) == b"".join(items[at][1] for at in kept)
 
 
-def test_what_a_subject_used_first_is_not_anothers(monkeypatch):
-    monkeypatch.setattr(Owners, "COUNT_MAX", 2)
-    owners = Owners()
+def test_what_a_subject_used_first_is_not_anothers():
+    owners = Owners(count_max=2)
     assert owners.claim("a", "me")
     assert owners.claim("b", "me")
     assert not owners.claim("a", "you")

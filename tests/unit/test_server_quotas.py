@@ -9,10 +9,10 @@ from sbp_core.server.quotas import Allowance, Quotas
 
 
 class World:
-    def __init__(self, **quota):
+    def __init__(self, limits=None, **quota):
         self.now = 0.0
         self.rules = rules_of({"etl": quota})
-        self.quotas = Quotas(lambda: self.now, lambda: self.rules)
+        self.quotas = Quotas(lambda: self.now, lambda: self.rules, **(limits or {}))
 
 
 class Connection:
@@ -101,9 +101,8 @@ def test_memory_that_a_request_gives_back_is_for_the_connections_that_wait():
     assert (len(woken), other.allowance.is_open) == (1, True)
 
 
-def test_debt_outlives_the_connections_and_other_meters_are_dropped(monkeypatch):
-    monkeypatch.setattr(module, "_METERS_KEPT", 2)
-    world = World(bytes_in_per_s=10)
+def test_debt_outlives_the_connections_and_other_meters_are_dropped():
+    world = World({"meters_kept": 2}, bytes_in_per_s=10)
     world.rules = rules_of({"bytes_in_per_s": 10})
     for name, size in (("debtor", 100), ("quiet", 0)):
         connection = Connection(world)
