@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Final
@@ -37,33 +37,56 @@ class Patience(IntEnum):
     """During work, which a restart of the servers must not end."""
 
 
-_clients: dict[tuple[int, Servers, Patience], Client] = {}
-_lock: Final = threading.Lock()
+Connect = Callable[[Servers, Patience], Client]
+"""Returns a client of a cluster."""
+
+
+def new_client(servers: Servers, patience: Patience) -> Client:
+    """Make a client of a cluster."""
+    is_starting = patience is Patience.STARTING
+    return Client(
+        str(servers),
+        timeout_ms=_FIRST_CALL_TIMEOUT_MS if is_starting else limits.REQUEST_TIMEOUT_MS,
+        connecting=Connecting(
+            timeout_ms=_CONNECT_TIMEOUT_MS,
+            tls=servers.tls,
+            credentials=servers.credentials,
+            wishes=Wishes(servers.is_compressed, servers.isolation_class),
+        ),
+        retry=RetryPolicy(budget_ms=patience.value),
+        reads_locally=servers.reads_locally,
+    )
+
+
+class ClientPool:
+    """The clients of a process: one for each cluster and patience. None is ever closed."""
+
+    def __init__(self, connect: Connect = new_client, settle: Callable[[], None] = settle) -> None:
+        self._connect = connect
+        self._settle = settle
+        self._clients: dict[tuple[int, Servers, Patience], Client] = {}
+        self._lock = threading.Lock()
+
+    def client_for(self, servers: Servers, patience: Patience) -> Client:
+        """Return this process's client of a cluster.
+
+        Everything that does work starts here, so a worker process of Spark settles here first.
+        """
+        key = (os.getpid(), servers, patience)
+        with self._lock:
+            self._settle()
+            if key not in self._clients:
+                self._clients[key] = self._connect(servers, patience)
+            return self._clients[key]
+
+
+PROCESS_POOL: Final = ClientPool()
+"""Spark makes readers and writers, so they find their clients here."""
 
 
 def client_for(servers: Servers, patience: Patience) -> Client:
-    """Return this process's client of a cluster; it is never closed.
-
-    Everything that does work starts here, so a worker process of Spark settles here first.
-    """
-    key = (os.getpid(), servers, patience)
-    with _lock:
-        settle()
-        if key not in _clients:
-            is_starting = patience is Patience.STARTING
-            _clients[key] = Client(
-                str(servers),
-                timeout_ms=_FIRST_CALL_TIMEOUT_MS if is_starting else limits.REQUEST_TIMEOUT_MS,
-                connecting=Connecting(
-                    timeout_ms=_CONNECT_TIMEOUT_MS,
-                    tls=servers.tls,
-                    credentials=servers.credentials,
-                    wishes=Wishes(servers.is_compressed, servers.isolation_class),
-                ),
-                retry=RetryPolicy(budget_ms=patience.value),
-                reads_locally=servers.reads_locally,
-            )
-        return _clients[key]
+    """Return this process's client of a cluster; it is never closed."""
+    return PROCESS_POOL.client_for(servers, patience)
 
 
 @contextmanager

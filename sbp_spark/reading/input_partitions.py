@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from sbp_core.client import Client, StreamInfo
 from sbp_core.errors import DamagedBatchError
 from sbp_core.records import Envelope
-from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.client_pool import Connect, Patience, client_for
 from sbp_spark.filtering.checking import RowFilter
 from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.endpoints import Servers
@@ -146,7 +146,9 @@ class SpanPartition(InputPartition):
     row_filter: RowFilter | None = None
 
 
-def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_partition(
+    partition: InputPartition, schema: pa.Schema, connect: Connect = client_for
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition; `schema` has the columns that are asked for.
 
     Streams come one after the other or mixed, each in the order of its offsets. Raises SbpError.
@@ -155,7 +157,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     if not partition.spans:
         return
     LOG.debug("reading %s", "; ".join(map(describe_span, partition.spans)))
-    client = client_for(partition.servers, Patience.RUNNING)
+    client = connect(partition.servers, Patience.RUNNING)
     layout = layout_for(partition, schema, client)
     round_bytes = fetch_round_bytes(partition.buffer_bytes)
     spans, is_loss_fatal = partition.spans, partition.is_loss_fatal

@@ -15,7 +15,7 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.client import Client, FetchItem
 from sbp_core.errors import SbpError
-from sbp_spark.client_pool import Patience, client_for
+from sbp_spark.client_pool import Connect, Patience, client_for
 from sbp_spark.reading.input_partitions import SpanPartition, decode_chunks, layout_for
 from sbp_spark.reading.layout import ROWS_PER_BATCH
 from sbp_spark.reading.planning import StreamSpan
@@ -44,6 +44,7 @@ class RowsWithPlan:
     """
 
     _rows: list[pa.RecordBatch] | None = None
+    own_reader: type | None = OWN_READER
 
     def getCache(  # noqa: N802 - Spark's name
         self, start: dict[str, Any], end: dict[str, Any]
@@ -56,7 +57,7 @@ class RowsWithPlan:
     @property  # type: ignore[misc]  # it cannot be set
     def __class__(self) -> type:
         """The class for `isinstance`: Spark's own reader as long as there are rows to return."""
-        return type(self) if self._rows is None or OWN_READER is None else OWN_READER
+        return type(self) if self._rows is None or self.own_reader is None else self.own_reader
 
 
 RECORDS_MAX: Final = ROWS_PER_BATCH
@@ -73,7 +74,8 @@ class SmallBatches:
     Those of records that lately were too large are not tried.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, connect: Connect = client_for) -> None:
+        self._connect = connect
         self._record_bytes = 0
 
     def maybe_read(
@@ -86,7 +88,7 @@ class SmallBatches:
         if len(partitions) != 1 or not self._is_small(partitions[0].spans):
             return None
         (partition,) = partitions
-        client = client_for(partition.servers, Patience.STARTING)
+        client = self._connect(partition.servers, Patience.STARTING)
         try:
             chunks = self._fetch(client, partition.spans)
             if chunks is None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Final
+from typing import Any, Final
 
 from pyspark import SparkFiles, TaskContext
 
@@ -70,23 +70,6 @@ FURTHER_MODULES: Final = 100
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
-_settled: Final[dict[int, int]] = {}
-"""The modules that a process had when it settled last."""
-
-
-def settle() -> None:
-    """Settle the memory of one of Spark's workers: garbage collection and the C library.
-
-    That is done at the first call, and again once many more modules were loaded: Spark loads some
-    behind the first task. Nothing happens in any other process, which is not Spark's to arrange.
-    """
-    pid, module_count = os.getpid(), len(sys.modules)
-    if module_count < _settled.get(pid, 0) + FURTHER_MODULES or not is_worker():
-        return
-    _settled[pid] = module_count
-    exempt_what_is_loaded()
-    keep_freed_memory()
-
 
 def exempt_what_is_loaded() -> None:
     """Exempt what is loaded by now from collections.
@@ -99,20 +82,63 @@ def exempt_what_is_loaded() -> None:
     gc.freeze()
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory(load: Callable[[None], Any] = ctypes.CDLL) -> None:
     """Let glibc, if that is the C library, keep freed memory for the next rows.
 
     Rows come in batches of some MiB. By default the memory of each is given back to the system, and
     requested again, page by page, for the next one: half of a writing worker's time in the kernel.
+    `load` returns the libraries of this process.
     """
     if any(name in os.environ for name in MALLOC_SETTINGS):
         return
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        mallopt = load(None).mallopt
     except (AttributeError, OSError, TypeError):
         return
     mallopt(_M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
     mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def _settle_now() -> None:
+    exempt_what_is_loaded()
+    keep_freed_memory()
+
+
+class Settler:
+    """Calls `settle_now` in processes that are Spark's workers, once each as a rule.
+
+    A forked worker inherits what its parent did, so processes are told apart by their ids.
+    """
+
+    def __init__(
+        self,
+        settle_now: Callable[[], None] = _settle_now,
+        *,
+        is_worker: Callable[[], bool] = is_worker,
+        pid: Callable[[], int] = os.getpid,
+    ) -> None:
+        self._settle_now = settle_now
+        self._is_worker = is_worker
+        self._pid = pid
+        self._module_counts: dict[int, int] = {}
+        """The modules that a process had when it settled last."""
+
+    def settle(self) -> None:
+        """Settle the memory of one of Spark's workers: garbage collection and the C library.
+
+        That is done at the first call, and again once many more modules were loaded: Spark loads
+        some behind the first task. Nothing happens in any other process, which is not Spark's to
+        arrange.
+        """
+        pid, module_count = self._pid(), len(sys.modules)
+        settled_count = self._module_counts.get(pid, 0)
+        if module_count < settled_count + FURTHER_MODULES or not self._is_worker():
+            return
+        self._module_counts[pid] = module_count
+        self._settle_now()
+
+
+settle: Final = Settler().settle
 
 
 Found = Mapping[str, FoundStream]

@@ -33,7 +33,7 @@ from sbp_spark.reading.offsets import INITIAL, SourceOffset, advance, intervals
 from sbp_spark.reading.planning import RecordSizeEstimates
 from sbp_spark.reading.source_streams import find_columns
 from sbp_spark.reporting import plain_errors
-from sbp_spark.spark_internals.rows_with_plan import OWN_READER, RowsWithPlan, SmallBatches
+from sbp_spark.spark_internals.rows_with_plan import RowsWithPlan, SmallBatches
 from sbp_spark.streaming.commits import Commits
 from sbp_spark.streaming.loss_policy import LossPolicy
 from sbp_spark.streaming.micro_batch import (
@@ -187,7 +187,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             self._losses.note(planned.losses)
             schema = logical_arrow_schema(self._given_schema)
             # For rows that come with the plan Spark uses Arrow's types only.
-            if OWN_READER is not None and is_kept_by_arrow(self._given_schema):
+            if self.own_reader is not None and is_kept_by_arrow(self._given_schema):
                 self._rows = self._small_batches.maybe_read(planned.partitions, schema)
             return planned.partitions
 

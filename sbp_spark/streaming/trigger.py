@@ -323,11 +323,14 @@ class Trigger:
         sizes: RecordSizeEstimates,
         *,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
         self._sizes = sizes
         self._clock = clock
-        self._pace = None if limits.target_ms is None else PaceMaker(limits.target_ms)
+        self._pace = None
+        if limits.target_ms is not None:
+            self._pace = PaceMaker(limits.target_ms, clock=clock, wall=wall)
         self._turn = 0
         self._last_s: float | None = None
 

@@ -87,6 +87,8 @@ def commit_staged(
     messages: Sequence[WriterCommitMessage | None],
     key: BatchKey,
     on_mismatch: OnReplayMismatch,
+    *,
+    parts_max: int = limits.STREAMS_PER_REQUEST_MAX,
 ) -> TxnDecision:
     """Decide that the batch is what the messages of its tasks say, those of lower partitions first.
 
@@ -105,8 +107,8 @@ def commit_staged(
     for message in staged:
         digest = join_digests(digest, message.digest)
     parts = [part for message in staged for part in message.txn_parts()]
-    if len(parts) > limits.STREAMS_PER_REQUEST_MAX:
-        limit = f"{limits.STREAMS_PER_REQUEST_MAX} are allowed"
+    if len(parts) > parts_max:
+        limit = f"{parts_max} are allowed"
         raise _too_many_parts(key, len(staged), len(parts), limit)
     failpoint("sink.before_commit")
     try:
@@ -278,13 +280,15 @@ def commit_and_trim(
     messages: Sequence[WriterCommitMessage | None],
     key: BatchKey,
     on_mismatch: OnReplayMismatch,
+    *,
+    publish_wait_ms: int = PUBLISH_WAIT_MS,
 ) -> None:
     """Commit as `commit_staged` does; when the rows can be read, trim what was there before.
 
     May be repeated. Raises SbpError, and NotTrimmedError if the rows cannot be read for long, or
     some of them were lost.
     """
-    give_up_at = time.monotonic() + PUBLISH_WAIT_MS / 1_000
+    give_up_at = time.monotonic() + publish_wait_ms / 1_000
     while True:
         decision = commit_staged(client, messages, key, on_mismatch)
         if decision.lost:
@@ -297,7 +301,7 @@ def commit_and_trim(
             break
         if time.monotonic() >= give_up_at:
             raise NotTrimmedError(
-                f"{key} is committed, but after {PUBLISH_WAIT_MS / 1_000:g} s not all of its rows"
+                f"{key} is committed, but after {publish_wait_ms / 1_000:g} s not all of its rows"
                 " can be read; so the records from before the write were not trimmed. `sbp txns"
                 f" {key.producer}` shows what they wait for; when the batch is published, write"
                 " again"

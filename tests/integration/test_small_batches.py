@@ -18,7 +18,6 @@ from sbp_spark import client_pool
 from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.row_schema import source_schema
 from sbp_spark.spark_internals import rows_with_plan
-from sbp_spark.streaming import stream_reader
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from tests.support.spark import append_values, numbered, rows_of
 
@@ -77,10 +76,10 @@ def test_rows_of_all_streams_come_with_the_plan(query, client):
     assert query.plan() == wanted(first, 5, 10) == query.read()
 
 
-def test_a_release_of_spark_that_takes_no_rows_has_tasks_read_them(query, client, monkeypatch):
+def test_a_release_of_spark_that_takes_no_rows_has_tasks_read_them(query, client):
     query, (name, _) = query
     append_values(client, name, numbered(0, 5))
-    monkeypatch.setattr(stream_reader, "OWN_READER", None)
+    query.reader.own_reader = None
     assert query.plan() is None
     assert query.reader._rows is None
     assert query.read() == wanted(name, 0, 5)
@@ -170,7 +169,7 @@ def frozen(pid):
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_silent_server_delays_the_plan_for_seconds_only(monkeypatch):
+def test_a_silent_server_delays_the_plan_for_seconds_only():
     """A task waits for a minute; this would come on top of that."""
     patience = client_pool.Patience.STARTING
     with LocalCluster() as cluster, Client(cluster.endpoint) as client:
@@ -180,13 +179,10 @@ def test_a_silent_server_delays_the_plan_for_seconds_only(monkeypatch):
         end = query.reader.latestOffset(query.offset, ReadAllAvailable())
         (partition,) = query.reader.partitions(query.offset, end)
         asked = []
-        client_for = rows_with_plan.client_for
-        monkeypatch.setattr(
-            rows_with_plan,
-            "client_for",
-            lambda *given: asked.append(given[1]) or client_for(*given),
+        small_batches = rows_with_plan.SmallBatches(
+            lambda *given: asked.append(given[1]) or client_pool.client_for(*given)
         )
         with frozen(cluster.pid):
-            assert rows_with_plan.SmallBatches().maybe_read([partition], SCHEMA) is None
+            assert small_batches.maybe_read([partition], SCHEMA) is None
         assert asked == [patience]
         assert rows_with_plan.SmallBatches().maybe_read([partition], SCHEMA) is not None

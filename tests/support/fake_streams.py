@@ -21,10 +21,10 @@ from sbp_core.errors import (
     StatusCode,
 )
 from sbp_spark import client_pool
+from sbp_spark.client_pool import ClientPool
 from sbp_spark.reading import input_partitions
 from sbp_spark.reading.offsets import SourceOffset
 from sbp_spark.row_schema import source_schema
-from sbp_spark.spark_internals import rows_with_plan
 from sbp_spark.streaming import stream_watch
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
@@ -189,11 +189,15 @@ class FakeCluster:
         return {each: (RangeInfo(each, 0, starts[each], None, 0, ("h:1",)),) for each in stream_ids}
 
 
+def use_client(monkeypatch, client):
+    """Let this process have the same client of every cluster."""
+    monkeypatch.setattr(client_pool, "PROCESS_POOL", ClientPool(lambda *_: client))
+
+
 def use_fake_cluster(monkeypatch):
     """Two streams that the source reads as those of a cluster, without any wait."""
     fake = FakeCluster(a=[1, 100, 0, 50], b=[2, 200, 10, 30])
-    for module in (rows_with_plan, client_pool, stream_watch):
-        monkeypatch.setattr(module, "client_for", lambda *_: fake)
+    use_client(monkeypatch, fake)
     for module in (input_partitions, stream_watch):
         monkeypatch.setattr(module, "DOUBT_WAITS_S", (0, 0, 0, 0))
     return fake

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from sbp_core import limits
 from sbp_core.client import TxnDecision
 from sbp_core.errors import (
     ConfigurationError,
@@ -39,6 +38,7 @@ from sbp_spark.writing.committing import (
     commit_staged,
 )
 from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter, StagedFor, write_rows
+from tests.support.fake_streams import use_client
 from tests.support.scripted_client import SERVERS, WritingClient, sink_options
 
 QUERY = {"query_id": "query", "batch_id": "7"}
@@ -52,7 +52,7 @@ SPARK_CALL_S = 120
 def client(monkeypatch):
     """The client of all workers, which run tasks of a query unless a test says otherwise."""
     client = WritingClient()
-    monkeypatch.setattr(sinks, "client_for", lambda servers, patience: client)
+    use_client(monkeypatch, client)
     run_as(monkeypatch, **QUERY)
     return client
 
@@ -274,13 +274,17 @@ def test_more_parts_than_a_decision_can_name(client, monkeypatch):
 
 
 def test_too_many_parts_are_not_sent_at_all(client, monkeypatch):
-    monkeypatch.setattr(limits, "STREAMS_PER_REQUEST_MAX", 2)
     sink = stream_sink()
     told = "batch 7 of query: 3 tasks wrote 3 parts, one for.*2 are allowed.*repartition"
     with pytest.raises(ConfigurationError, match=told):
-        sink.commit(written(sink, monkeypatch, [b"a"], [b"b"], [b"c"]), 7)
+        commit_two(client, written(sink, monkeypatch, [b"a"], [b"b"], [b"c"]))
     assert client.decisions == {}
-    sink.commit(written(sink, monkeypatch, [b"a"], [b"b"]), 7)
+    commit_two(client, written(sink, monkeypatch, [b"a"], [b"b"]))
+
+
+def commit_two(client, messages):
+    """Commit a batch of two parts at most."""
+    committing.commit_staged(client, messages, KEY, OnReplayMismatch.FAIL, parts_max=2)
 
 
 def batch_sink(*streams, **delivery):
@@ -348,12 +352,11 @@ def test_an_overwrite_keeps_the_old_rows_until_the_new_ones_are_readable(client,
 
 
 def test_an_overwrite_keeps_the_old_rows_if_the_new_ones_stay_unreadable(client, monkeypatch):
-    monkeypatch.setattr(committing, "PUBLISH_WAIT_MS", 0)
     client.is_published = False
     sink = batch_sink("s1", is_truncating=True)
     messages = written(sink, monkeypatch, [b"b"])
     with pytest.raises(NotTrimmedError, match=r"is committed.*were not trimmed.*write again"):
-        sink.commit(messages)
+        committing.commit_and_trim(client, messages, KEY, OnReplayMismatch.FAIL, publish_wait_ms=0)
     assert client.trims == []
 
 
@@ -384,7 +387,7 @@ def test_a_trim_that_fails_is_reported_with_what_became_of_the_rows(client, monk
         sink.commit(written(sink, monkeypatch, [b"b"]))
 
 
-def test_the_stream_of_dead_letters_is_not_emptied(client, monkeypatch):
+def test_the_stream_of_dead_letters_is_not_emptied(client):
     letters = BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("s99"))
     client.published = {1: [{"value": b"a"}], 99: [{"value": b"of others"}]}
     delivery = DeliveryOptions(is_truncating=True)

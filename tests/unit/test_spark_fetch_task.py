@@ -2,7 +2,6 @@
 
 import pickle
 import threading
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -122,11 +121,12 @@ def test_batches_that_are_merged_between_two_requests_come_once():
     assert asked[:4] == [5, 20, 40, 140]
 
 
-def test_a_small_micro_batch_has_the_spans_in_order_whichever_server_answers_first(monkeypatch):
+def test_a_small_micro_batch_has_the_spans_in_order_whichever_server_answers_first():
     spans = (span(0, 25, range_index=0), span(25, 60, range_index=1), span(60, 61, range_index=2))
     server = FakeServer(batches_per_answer=10)
-    monkeypatch.setattr(rows_with_plan, "client_for", lambda *_: server)
-    found = rows_with_plan.SmallBatches().maybe_read([SpanPartition(SERVERS, spans)], ARROW)
+    found = rows_with_plan.SmallBatches(lambda *_: server).maybe_read(
+        [SpanPartition(SERVERS, spans)], ARROW
+    )
     assert found is not None
     assert [row["offset"] for row in rows(found)] == list(range(61))
 
@@ -432,14 +432,14 @@ class ThriftyServer(FakeServer):
 
 
 @pytest.mark.parametrize("buffer_batches", [2, 3, 8])
-def test_a_task_holds_no_more_than_its_buffer(monkeypatch, buffer_batches):
+def test_a_task_holds_no_more_than_its_buffer(buffer_batches):
     sizes = [len(batch(start, start + 10_000)) for start in range(0, 300_000, 10_000)]
     server = ThriftyServer(records_per_batch=10_000)
-    monkeypatch.setattr(input_partitions, "client_for", lambda *_: server)
     buffer_bytes = buffer_batches * max(sizes)
     partition = SpanPartition(SERVERS, (span(0, 300_000),), buffer_bytes=buffer_bytes)
     decoded_bytes = 0
-    for size, _ in zip(sizes, input_partitions.read_partition(partition, ARROW), strict=True):
+    found = input_partitions.read_partition(partition, ARROW, lambda *_: server)
+    for size, _ in zip(sizes, found, strict=True):
         assert server.served_bytes - decoded_bytes <= buffer_bytes
         decoded_bytes += size
     assert server.asked_bytes_max <= buffer_bytes // 2
@@ -475,22 +475,13 @@ def test_a_chunk_is_held_until_the_next_one_is_asked_for():
     assert len(drawn) == 4
 
 
-def test_a_task_that_is_not_read_to_its_end_closes_its_thread(monkeypatch):
-    prefetchers = []
-
-    class Watched(Prefetcher):
-        def __init__(self, chunks, *, bytes_max):
-            super().__init__(chunks, bytes_max=1_000)
-            prefetchers.append(self)
-
-    monkeypatch.setattr(
-        input_partitions, "client_for", lambda *_: FakeServer(records_per_batch=10_000)
-    )
-    monkeypatch.setattr(input_partitions, "Prefetcher", Watched)
-    reading = input_partitions.read_partition(
-        SpanPartition(SERVERS, (replace(span(0, 10**6)),)), ARROW
-    )
+def test_a_task_that_is_not_read_to_its_end_closes_its_thread():
+    server = FakeServer(records_per_batch=10_000)
+    partition = SpanPartition(SERVERS, (span(0, 10**7),), buffer_bytes=1_000_000)
+    reading = input_partitions.read_partition(partition, ARROW, lambda *_: server)
     assert next(reading).num_rows == 10_000
+    (thread,) = (each for each in threading.enumerate() if each.name == "sbp-prefetch")
+    assert thread.is_alive()
     reading.close()
-    prefetchers[0]._thread.join(10)
-    assert not prefetchers[0]._thread.is_alive()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.reading import input_partitions
 from sbp_spark.reading.input_partitions import SbpBatchReader
 from sbp_spark.reading.losses import DataLossError
 from sbp_spark.row_schema import source_schema
@@ -15,9 +14,7 @@ from tests.support.spark import source
 
 @pytest.fixture
 def cluster(monkeypatch):
-    fake = use_fake_cluster(monkeypatch)
-    monkeypatch.setattr(input_partitions, "client_for", lambda *_: fake)
-    return fake
+    return use_fake_cluster(monkeypatch)
 
 
 def read_batch(**options):

@@ -15,7 +15,7 @@ from pyspark.sql import datasource_internal
 from pyspark.sql.streaming import python_streaming_source_runner as runner
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sbp_spark.spark_internals import SEEN_IN, rows_with_plan, worker_process
+from sbp_spark.spark_internals import SEEN_IN, worker_process
 from sbp_spark.spark_internals.rows_with_plan import OWN_READER, RowsWithPlan, maybe_own_reader
 
 ROWS = pa.RecordBatch.from_pydict({"n": [1, 2]})
@@ -62,9 +62,10 @@ def test_spark_takes_the_rows_of_a_plan_from_the_class_of_its_own_reader():
     assert told_to_spark(Planned(None)) == runner.PREFETCHED_RECORDS_NOT_FOUND
 
 
-def test_without_that_class_tasks_read(monkeypatch):
-    monkeypatch.setattr(rows_with_plan, "OWN_READER", None)
-    assert told_to_spark(Planned([ROWS])) == runner.PREFETCHED_RECORDS_NOT_FOUND
+def test_without_that_class_tasks_read():
+    reader = Planned([ROWS])
+    reader.own_reader = None
+    assert told_to_spark(reader) == runner.PREFETCHED_RECORDS_NOT_FOUND
 
 
 @pytest.mark.parametrize("release", [None, SimpleNamespace()])

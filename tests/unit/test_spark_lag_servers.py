@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 from sbp_spark import lag
-from tests.support.fake_streams import FakeCluster
+from tests.support.fake_streams import FakeCluster, use_client
 
 
 def test_the_age_is_not_known_where_a_server_does_not_tell_in_time(monkeypatch):
@@ -19,9 +18,8 @@ def test_the_age_is_not_known_where_a_server_does_not_tell_in_time(monkeypatch):
         return {2: 1_000}
 
     cluster.append_times = append_times
-    sizes = SimpleNamespace(estimate=lambda starts, tails: {})
-    monkeypatch.setattr(lag, "client_for", lambda *_: cluster)
-    monkeypatch.setattr(lag, "RecordSizeEstimates", lambda _: sizes)
+    cluster.fetch = lambda items: ()
+    use_client(monkeypatch, cluster)
     end = {"streams": "1=40@1 2=40@1 3=50@1", "version": 2}
     source = {"endOffset": json.dumps(end), "latestOffset": None}
     silent, told, at_tail = lag.lag({"sources": [source]}, "h:1")

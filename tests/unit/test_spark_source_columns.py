@@ -34,7 +34,6 @@ from sbp_core.errors import (
 )
 from sbp_core.records import StreamSchema
 from sbp_spark.logical_types import logical_arrow_schema
-from sbp_spark.reading import input_partitions
 from sbp_spark.reading.input_partitions import SbpBatchReader
 from sbp_spark.reading.layout import Form
 from sbp_spark.reading.source_streams import SourceColumns, find_columns
@@ -438,7 +437,6 @@ def test_metadata_that_are_asked_for_are_in_the_schema():
 def cluster(monkeypatch):
     fake = use_fake_cluster(monkeypatch)
     fake.schemas = {1: versions_of(1, ORDERS)}
-    monkeypatch.setattr(input_partitions, "client_for", lambda *_: fake)
     return fake
 
 

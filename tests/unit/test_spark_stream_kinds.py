@@ -97,14 +97,14 @@ def test_a_stream_that_a_checkpoint_knows_stays(cluster, options):
     assert spans(planned) == [(3, 0, 10)]
 
 
-def test_a_schema_is_noticed_though_the_metadata_stay_the_same(cluster, monkeypatch):
+def test_a_schema_is_noticed_though_the_metadata_stay_the_same(cluster):
     watch = cluster.watch_bounds
 
     def watch_revision(ids, earlier=None):
         basis = SimpleNamespace(revision=cluster.revision)
         return BoundsView(watch(ids).bounds, ids, basis)
 
-    monkeypatch.setattr(cluster, "watch_bounds", watch_revision)
+    cluster.watch_bounds = watch_revision
     cluster.change(c=[3, 300, 0, 10])
     running = query("columns")
     _, end = read_up(running)
@@ -130,13 +130,11 @@ def test_columns_are_read_of_a_stream_that_becomes_typed(cluster, options):
     assert (read, set(nexts(end))) == ([(3, 0, 10)], {1, 3})
 
 
-def test_plain_streams_are_asked_about_once(cluster, monkeypatch):
+def test_plain_streams_are_asked_about_once(cluster):
     asked = []
     original = cluster.describe_schemas
-    monkeypatch.setattr(
-        cluster,
-        "describe_schemas",
-        lambda ids, **options: asked.append(list(ids)) or original(ids, **options),
+    cluster.describe_schemas = lambda ids, **options: (
+        asked.append(list(ids)) or original(ids, **options)
     )
     running = query("rows")
     _, end = read_up(running)
@@ -147,17 +145,17 @@ def test_plain_streams_are_asked_about_once(cluster, monkeypatch):
     assert asked == []
 
 
-def test_a_placement_driver_without_schemas(cluster, monkeypatch):
+def test_a_placement_driver_without_schemas(cluster):
     def refuse(*_, **__):
         raise UnsupportedError(StatusCode.UNSUPPORTED_OPERATION, "no schemas")
 
-    monkeypatch.setattr(cluster, "describe_schemas", refuse)
+    cluster.describe_schemas = refuse
     assert set(nexts(read_up(query("rows"))[1])) == {1, 2}
     with pytest.raises(UnsupportedError):
         query("columns").initialOffset()
 
 
-def test_a_stream_that_is_deleted_while_it_is_looked_up(cluster, monkeypatch):
+def test_a_stream_that_is_deleted_while_it_is_looked_up(cluster):
     original = cluster.describe_schemas
 
     def describe(ids, **options):
@@ -170,6 +168,6 @@ def test_a_stream_that_is_deleted_while_it_is_looked_up(cluster, monkeypatch):
     stale = listing()
     del cluster.streams["z"]
     answers = iter([stale])
-    monkeypatch.setattr(cluster, "describe_schemas", describe)
-    monkeypatch.setattr(cluster, "list_streams", lambda: next(answers, None) or listing())
+    cluster.describe_schemas = describe
+    cluster.list_streams = lambda: next(answers, None) or listing()
     assert set(select_streams(matching("columns"))) == {1}

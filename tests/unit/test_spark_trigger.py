@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from sbp_core.client import FetchOutcome, ReceivedBatches
@@ -11,10 +9,9 @@ from sbp_core.errors import StatusCode, StorageError
 from sbp_core.records import encode_rows
 from sbp_spark.options.source import TriggerLimits
 from sbp_spark.reading.planning import RECORD_BYTES_UNKNOWN, RecordSizeEstimates
-from sbp_spark.streaming import trigger as trigger_module
 from sbp_spark.streaming.micro_batch import Way
 from sbp_spark.streaming.stream_watch import Snapshot
-from sbp_spark.streaming.trigger import RECORDS_FIRST, STEP_MAX, PaceMaker, Trigger
+from sbp_spark.streaming.trigger import RECORDS_FIRST, STEP_MAX, Trigger
 from tests.support.clock import ManualClock
 from tests.support.spark import rows_of
 
@@ -47,9 +44,9 @@ def way(bases=(), starts=None, **tails):
 
 def trigger(clock=None, server=None, **limits):
     clock = clock or ManualClock()
-    return Trigger(
-        TriggerLimits(**limits), RecordSizeEstimates(server or FakeServer()), clock=clock.monotonic
-    )
+    sizes = RecordSizeEstimates(server or FakeServer())
+    now = clock.monotonic
+    return Trigger(TriggerLimits(**limits), sizes, clock=now, wall=now)
 
 
 def test_sizes_are_those_of_the_batch_that_is_read_next():
@@ -120,9 +117,9 @@ def test_a_micro_batch_waits_for_enough_records_but_not_too_long():
     assert read(s1=9) == 0
 
 
-def test_a_micro_batch_that_is_full_does_not_wait_for_more(monkeypatch):
+def test_a_micro_batch_that_is_full_does_not_wait_for_more():
     clock = ManualClock()
-    by_time = paced(monkeypatch, clock, records_min=100_000, target_ms=10_000)
+    by_time = trigger(clock, records_min=100_000, target_ms=10_000)
     by_bytes = trigger(clock, FakeServer(s1=1000), records_min=100, bytes_max=50_000)
     for limited, least in ((by_time, RECORDS_FIRST), (by_bytes, 30)):
         limited.ends(way(s1=1), is_waiting_allowed=True)
@@ -131,15 +128,9 @@ def test_a_micro_batch_that_is_full_does_not_wait_for_more(monkeypatch):
         assert least <= end < 90_000
 
 
-def paced(monkeypatch, clock, **limits):
-    maker = partial(PaceMaker, clock=clock.monotonic, wall=clock.monotonic)
-    monkeypatch.setattr(trigger_module, "PaceMaker", maker)
-    return trigger(clock, **limits)
-
-
-def test_a_micro_batch_takes_what_fits_into_its_time(monkeypatch):
+def test_a_micro_batch_takes_what_fits_into_its_time():
     clock = ManualClock()
-    run = paced(monkeypatch, clock, target_ms=10_000)
+    run = trigger(clock, target_ms=10_000)
     sizes = []
     for _ in range(6):
         run.on_asked()
@@ -150,9 +141,9 @@ def test_a_micro_batch_takes_what_fits_into_its_time(monkeypatch):
     assert 950_000 < sizes[-1] < 1_100_000
 
 
-def test_the_time_does_not_lift_other_limits(monkeypatch):
+def test_the_time_does_not_lift_other_limits():
     clock = ManualClock()
-    run = paced(monkeypatch, clock, target_ms=10_000, records_max=12_345)
+    run = trigger(clock, target_ms=10_000, records_max=12_345)
     sizes = []
     for _ in range(3):
         run.on_asked()
@@ -161,9 +152,9 @@ def test_the_time_does_not_lift_other_limits(monkeypatch):
     assert sizes == [RECORDS_FIRST, 12_345, 12_345]
 
 
-def test_time_without_a_micro_batch_is_no_micro_batch(monkeypatch):
+def test_time_without_a_micro_batch_is_no_micro_batch():
     clock = ManualClock()
-    run = paced(monkeypatch, clock, target_ms=1_000, records_min=10)
+    run = trigger(clock, target_ms=1_000, records_min=10)
     run.ends(way(s1=20_000), is_waiting_allowed=True)
     clock.advance(777)
     for tail in (0, 5):
