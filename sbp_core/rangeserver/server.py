@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import ClassVar, Final
 
-from sbp_core import limits
 from sbp_core.errors import LogError, SbpError
+from sbp_core.log.bodies import RecentBodies
 from sbp_core.log.disk import Disk, OsDisk
 from sbp_core.log.durable_log import Log
 from sbp_core.rangeserver.appending.append_handler import AppendHandler
@@ -23,6 +23,7 @@ from sbp_core.rangeserver.appending.append_items import InFlight
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.appending.end_txn import EndTxnHandler, StagedSweep
 from sbp_core.rangeserver.appending.staging import Stagings
+from sbp_core.rangeserver.bounds import DEFAULT_BOUNDS, Bounds
 from sbp_core.rangeserver.fetching.fetch_handler import FetchHandler
 from sbp_core.rangeserver.fetching.payloads import LocalReads
 from sbp_core.rangeserver.hosted_ranges import RangeTable
@@ -82,15 +83,17 @@ class RangeServer:
         clock: Clock | None = None,
         disk: Disk | None = None,
         probe: HostProbe | None = None,
+        bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         self._settings = settings
+        self._bounds = bounds
         self._clock = clock or SystemClock()
         self._disk = disk or OsDisk()
         self._probe = probe or HostProbe()
         self._metrics = Metrics(self._clock)
         self._waiters = StreamWaiters()
         self._readers = ThreadPoolExecutor(
-            limits.READS_AT_WORK_MAX, thread_name_prefix="sbp-log-reader"
+            max(1, bounds.reads_at_work_max), thread_name_prefix="sbp-log-reader"
         )
         self._started = AsyncExitStack()
         """The parts that `stop` ends: the one that was started last first."""
@@ -235,10 +238,14 @@ class RangeServer:
             SpaceFreer(
                 log, partial(self._probe.disk_free_bytes, settings.data_dir), self._disk_space
             ),
-            StagedSweep(log.staged, membership, end_txn.drop, settings.staged_timeout_ms),
+            StagedSweep(
+                *(log.staged, membership, end_txn.drop, settings.staged_timeout_ms),
+                ask_ms=self._bounds.staged_ask_ms,
+            ),
             disk_space=self._disk_space,
             clock=self._clock,
             interval_ms=settings.retention_check_interval_ms,
+            bounds=self._bounds,
         )
 
     def _make_listener(
@@ -273,6 +280,7 @@ class RangeServer:
             clock=self._clock,
             metrics=self._metrics,
             local_reads=local_reads,
+            bounds=self._bounds,
         )
         rights = CachedRights(membership.check_rights, self._clock)
         self._started.push_async_callback(rights.stop)
@@ -312,6 +320,7 @@ class RangeServer:
             now_ms=self._clock.wall_ms,
             segment_bytes=settings.segment_bytes,
         )
+        log.recent = RecentBodies(self._bounds.recent_bodies_bytes_max)
         if identity is None and log.ranges():
             log.close()
             raise LogError(

@@ -29,11 +29,6 @@ BIG = 1 << 20
 TAIL, CATCH_UP = ReadClass("", True), ReadClass("", False)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_in_memory(monkeypatch):
-    monkeypatch.setattr(limits, "RECENT_BODIES_BYTES_MAX", 0)
-
-
 class GatedDisk(OsDisk):
     """Reads of opened segments, which nothing caches, wait for `gate`.
 
@@ -62,9 +57,12 @@ class GatedDisk(OsDisk):
         return file
 
 
-def run(test, folder, **options):
+def run(test, folder, bounds=None, **options):
+    """Run a test of a server that keeps no body in memory."""
+    bounds = {"recent_bodies_bytes_max": 0} | (bounds or {})
+
     async def body():
-        async with core_cluster(folder, **options) as cluster:
+        async with core_cluster(folder, bounds=bounds, **options) as cluster:
             await asyncio.wait_for(test(cluster), 60)
 
     asyncio.run(body())
@@ -156,9 +154,7 @@ def test_more_stuck_readers_than_reads_at_a_time_do_not_stop_a_healthy_one(tmp_p
     run(body, tmp_path)
 
 
-def test_a_read_of_the_tail_does_not_wait_for_a_backlog(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "READS_AT_WORK_MAX", 1)
-    monkeypatch.setattr(limits, "TAIL_WINDOW_BYTES", 64 * limits.KIB)
+def test_a_read_of_the_tail_does_not_wait_for_a_backlog(tmp_path):
     disk = GatedDisk()
 
     async def body(cluster):
@@ -184,14 +180,12 @@ def test_a_read_of_the_tail_does_not_wait_for_a_backlog(tmp_path, monkeypatch):
             for call in backlog:
                 check_values(await call, [bytes(BIG)] * 8)
 
-    run(body, tmp_path, disk=disk)
+    run(body, tmp_path, {"reads_at_work_max": 1, "tail_window_bytes": 64 * limits.KIB}, disk=disk)
 
 
-def test_a_frame_of_old_and_new_is_no_read_of_the_tail(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "TAIL_WINDOW_BYTES", 64 * limits.KIB)
+def test_a_frame_of_old_and_new_is_no_read_of_the_tail(tmp_path):
 
     async def body(cluster):
-        monkeypatch.setattr(limits, "READS_AT_WORK_MAX", 0)  # all reads wait
         stream_id = await filled_stream(cluster, "both", 3, bytes(48 * limits.KIB))
         for offsets, expected in [((2,), TAIL), ((2, 0), CATCH_UP), ((0, 2), CATCH_UP)]:
             async with RawClient.at(cluster.server.endpoint) as client:
@@ -201,12 +195,11 @@ def test_a_frame_of_old_and_new_is_no_read_of_the_tail(tmp_path, monkeypatch):
                 call.cancel()
             await until(lambda: not waiting_count(cluster))
 
-    run(body, tmp_path)
+    run(body, tmp_path, {"tail_window_bytes": 64 * limits.KIB, "reads_at_work_max": 0})
 
 
 @pytest.mark.parametrize("calls", [1, 8])
-def test_reads_for_a_connection_that_ended_are_not_made(tmp_path, monkeypatch, calls):
-    monkeypatch.setattr(limits, "READS_AT_WORK_MAX", 1)
+def test_reads_for_a_connection_that_ended_are_not_made(tmp_path, calls):
     disk = GatedDisk()
 
     async def body(cluster):
@@ -230,14 +223,13 @@ def test_reads_for_a_connection_that_ended_are_not_made(tmp_path, monkeypatch, c
             check_values(await first.call(Opcode.FETCH, fetch(kept, 2)), [bytes(1000)])
         assert max(disk.read_lengths) < 5000
 
-    run(body, tmp_path, disk=disk)
+    run(body, tmp_path, {"reads_at_work_max": 1}, disk=disk)
 
 
-def test_an_isolation_class_is_a_class_of_its_own(tmp_path, monkeypatch):
+def test_an_isolation_class_is_a_class_of_its_own(tmp_path):
     async def body(cluster):
         stream_id = await filled_stream(cluster, "any", 1, b"x")
         queue = queue_of(cluster)
-        monkeypatch.setattr(limits, "READS_AT_WORK_MAX", 0)  # all reads wait
         async with RawClient.at(cluster.server.endpoint) as client:
             await client.greet(Wishes(isolation="backfill"))
             call = asyncio.create_task(client.call(Opcode.FETCH, fetch(stream_id, 0)))
@@ -245,4 +237,4 @@ def test_an_isolation_class_is_a_class_of_its_own(tmp_path, monkeypatch):
             assert set(queue._classes) == {ReadClass("backfill", True)}
             call.cancel()
 
-    run(body, tmp_path)
+    run(body, tmp_path, {"reads_at_work_max": 0})

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, RetryPolicy, StreamSpec
 from sbp_core.errors import DiskFullError
 from sbp_core.log.cleaning import Cleaned
-from sbp_core.rangeserver.housekeeping import keeper
 from sbp_core.rangeserver.housekeeping.disk_space import SpaceFreer
 from tests.support.cluster import CoreCluster, core_cluster, rows_batch
 from tests.support.disk import FixedProbe
@@ -37,15 +35,15 @@ class SmallDisk(FixedProbe):
         return max(0, DISK_BYTES - self.others_bytes - sum(sizes))
 
 
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "DISK_SHORT_CHECK_INTERVAL_MS", 20)
+HASTY = {"short_check_interval_ms": 20}
 
 
 def run(folder: Path, test) -> None:
     async def body() -> None:
         probe = SmallDisk(folder)
-        async with core_cluster(folder, probe=probe, disk_free_floor_bytes=FLOOR) as cluster:
+        async with core_cluster(
+            folder, probe=probe, bounds=HASTY, disk_free_floor_bytes=FLOOR
+        ) as cluster:
             await cluster.server._disk_space.measure()
             await cluster.client.create_streams([StreamSpec("kept"), StreamSpec("other")])
             await asyncio.wait_for(test(cluster, probe), 60)
@@ -118,13 +116,16 @@ def test_without_room_for_a_new_segment_the_log_lives_on(tmp_path: Path, caplog)
 
 @pytest.mark.parametrize("is_deleted", [True, False])
 def test_the_open_segment_is_freed_though_the_disk_has_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+    tmp_path: Path, is_deleted: bool
 ) -> None:
     """Without a retention check for a day: what was removed is looked at soon."""
-    monkeypatch.setattr(keeper, "_REMOVAL_INTERVAL_MS", 20)
 
     async def body() -> None:
-        async with core_cluster(tmp_path, retention_check_interval_ms=86_400_000) as cluster:
+        async with core_cluster(
+            tmp_path,
+            retention_check_interval_ms=86_400_000,
+            bounds=HASTY | {"removal_interval_ms": 20},
+        ) as cluster:
             client = cluster.client
             await client.create_streams([StreamSpec("kept"), StreamSpec("other")])
             await append(client, 1)

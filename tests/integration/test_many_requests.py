@@ -253,8 +253,7 @@ def test_a_fetch_of_too_many_streams_is_refused(tmp_path):
     asyncio.run(asyncio.wait_for(body(), 60))
 
 
-def test_many_requests_of_a_fetch_let_others_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "FETCH_ITEMS_PER_TURN", 1)
+def test_many_requests_of_a_fetch_let_others_go_on(tmp_path):
     count = 2 * limits.RESULTS_PER_FRAME
 
     async def body():
@@ -267,7 +266,7 @@ def test_many_requests_of_a_fetch_let_others_go_on(tmp_path, monkeypatch):
                 await asyncio.sleep(0)
 
         async with (
-            core_cluster(tmp_path) as cluster,
+            core_cluster(tmp_path, bounds={"fetch_items_per_turn": 1}) as cluster,
             RawClient.at(cluster.server.endpoint) as greedy,
         ):
             (info,) = await cluster.client.create_streams([StreamSpec("s")])

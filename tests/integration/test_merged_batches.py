@@ -31,15 +31,16 @@ NAMES = [f"record {number}" for number in range(COUNT)]
 RECORDS = [(offset, name.encode()) for offset, name in enumerate(NAMES)]
 STEP = 10
 """Batches of a frame; fewer than the server remembers of a writer."""
-OPTIONS = {"retention_check_interval_ms": 20}
+OFTEN = {"short_check_interval_ms": 20}
+"""Look for full segments all the time."""
+OPTIONS = {"retention_check_interval_ms": 20, "bounds": OFTEN}
 FETCH_BYTES = 4_000
 """Fewer than those of STEP batches."""
 
 
 @pytest.fixture(autouse=True)
-def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let servers look for full segments all the time, and merge what a slow machine wrote."""
-    monkeypatch.setattr(limits, "DISK_SHORT_CHECK_INTERVAL_MS", 20)
+def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let servers merge what a slow machine wrote."""
     monkeypatch.setattr(merging, "MERGE_SPAN_MS", 600_000)
 
 
@@ -112,7 +113,7 @@ def test_readers_and_writers_notice_nothing(tmp_path: Path) -> None:
             await cluster.client.trim_streams({stream_id: 137})
             assert await cluster.read(stream_id, 137) == RECORDS[137:]
         async with (
-            core_cluster(tmp_path) as cluster,
+            core_cluster(tmp_path, bounds=OFTEN) as cluster,
             RawClient.at(cluster.server.endpoint) as client,
         ):
             assert await cluster.read(stream_id, 137) == RECORDS[137:]

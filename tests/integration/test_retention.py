@@ -36,15 +36,19 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_small_segments(monkeypatch)
 
 
-@pytest.fixture
-def hasty_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wall clock is believed at the second look."""
-    monkeypatch.setattr(limits, "CLOCK_EVEN_MS", 0)
+BELIEVED_SOON = {"clock_even_ms": 0}
+"""A wall clock is believed at the second look."""
 
 
-def cluster_on(folder: Path, clock: SystemClock | None = None):
+def cluster_on(
+    folder: Path, clock: SystemClock | None = None, bounds: dict[str, int] | None = None
+):
     return core_cluster(
-        folder, clock=clock, segment_bytes=10 * BATCH_BYTES, retention_check_interval_ms=20
+        folder,
+        clock=clock,
+        segment_bytes=10 * BATCH_BYTES,
+        retention_check_interval_ms=20,
+        bounds=bounds,
     )
 
 
@@ -96,11 +100,10 @@ async def check_begins_at(cluster: CoreCluster, stream_id: int, start: int, tail
     assert [at for at, _ in await cluster.read(stream_id, start)] == list(range(start, tail))
 
 
-@pytest.mark.usefixtures("hasty_clock")
 def test_records_go_after_their_time_and_free_the_disk(tmp_path: Path) -> None:
     async def main() -> None:
         clock = ShiftedClock()
-        async with cluster_on(tmp_path, clock) as cluster:
+        async with cluster_on(tmp_path, clock, BELIEVED_SOON) as cluster:
             short = await create(cluster, retention_period_ms=HOUR_MS)
             kept = await create(cluster)
             for _ in range(10):
@@ -118,7 +121,7 @@ def test_records_go_after_their_time_and_free_the_disk(tmp_path: Path) -> None:
             await check_begins_at(cluster, short, 101, 101)
             await append(cluster, short, 1)
             assert [at for at, _ in await cluster.read(short, 101)] == [101]
-        async with cluster_on(tmp_path, clock) as cluster:
+        async with cluster_on(tmp_path, clock, BELIEVED_SOON) as cluster:
             assert await start_of(cluster, short) == 101
             assert len(await cluster.read(kept)) == 10
 
@@ -183,7 +186,6 @@ def test_the_oldest_records_go_when_there_are_too_many(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.usefixtures("hasty_clock")
 def test_the_placement_driver_learns_of_it_also_after_it_was_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +203,7 @@ def test_the_placement_driver_learns_of_it_also_after_it_was_down(
 
     async def main() -> None:
         clock = ShiftedClock()
-        async with cluster_on(tmp_path, clock) as cluster:
+        async with cluster_on(tmp_path, clock, BELIEVED_SOON) as cluster:
             stream_id = await create(cluster, retention_period_ms=HOUR_MS)
             await append(cluster, stream_id, 3)
             clock.shift_ms = 2 * HOUR_MS

@@ -8,7 +8,6 @@ import time
 import pyarrow as pa
 import pytest
 
-from sbp_core import limits
 from sbp_core.client import Client
 from sbp_core.errors import TxnAbortedError
 from sbp_spark.options.sink import BatchKey, OnReplayMismatch, parse_sink_options
@@ -21,11 +20,8 @@ KEY = BatchKey("query-1", 7)
 AT_ONCE = SendingPace(waiting_bytes_max=0, append_bytes=1)
 
 
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch):
-    """Servers ask at once about what is staged."""
-    monkeypatch.setattr(limits, "STAGED_ASK_MS", 0)
-    monkeypatch.setattr(limits, "CLOCK_EVEN_MS", 0)
+HASTY = {"staged_ask_ms": 0, "clock_even_ms": 0}
+"""Servers ask at once about what is staged."""
 
 
 def row(value):
@@ -61,7 +57,7 @@ def until(is_so):
 
 def run(folder, body):
     async def main():
-        async with one_driven_stream(folder, retention_check_interval_ms=10) as (
+        async with one_driven_stream(folder, retention_check_interval_ms=10, bounds=HASTY) as (
             cluster,
             stream_id,
             _,

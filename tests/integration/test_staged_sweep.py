@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from sbp_core import limits
 from sbp_core.client import AppendItem, Transaction
 from sbp_core.errors import TxnAbortedError, TxnEndedError
 from tests.support.appends import letters_of, one_driven_stream, open_txns
@@ -16,16 +15,15 @@ from tests.support.cluster import rows_batch
 DIGEST = bytes(8)
 
 
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch):
-    """Ask about staged batches at once, and trust the clock at once."""
-    monkeypatch.setattr(limits, "STAGED_ASK_MS", 0)
-    monkeypatch.setattr(limits, "CLOCK_EVEN_MS", 0)
+HASTY = {"staged_ask_ms": 0, "clock_even_ms": 0}
+"""Ask about staged batches at once, and trust the clock at once."""
 
 
 def run(folder, body, **options):
     async def main():
-        async with one_driven_stream(folder, retention_check_interval_ms=10, **options) as parts:
+        async with one_driven_stream(
+            folder, retention_check_interval_ms=10, bounds=HASTY, **options
+        ) as parts:
             await asyncio.wait_for(body(*parts), 60)
 
     asyncio.run(main())

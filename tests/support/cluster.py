@@ -19,6 +19,7 @@ from sbp_core.cluster import Cluster
 from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import PermissionDeniedError, StatusCode
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
+from sbp_core.rangeserver.bounds import Bounds
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.record_sizes import RecordSizes
@@ -112,6 +113,7 @@ async def core_cluster(
     """Start a cluster on `folder`, on free ports; stop it at the end."""
     files = {} if tls is None else tls_settings(tls)
     ports = {name: server_options.pop(name, None) for name in ("disk", "probe", "clock")}
+    bounds = Bounds(**(server_options.pop("bounds", None) or {}))
     pd = PlacementDriver(PlacementDriverSettings(data_dir=folder / "pd", port=0, **files))
     endpoint = await pd.start()
     server = RangeServer(
@@ -119,6 +121,7 @@ async def core_cluster(
             data_dir=folder / "rs", placement_driver=endpoint, port=0, **files, **server_options
         ),
         **ports,
+        bounds=bounds,
     )
     try:
         await server.start()

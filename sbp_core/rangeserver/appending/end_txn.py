@@ -214,12 +214,19 @@ class StagedSweep:
     """Drops what is staged on this server and will never be published."""
 
     def __init__(
-        self, staged: StagedStates, source: DriverPort, drop: Drop, timeout_ms: int
+        self,
+        staged: StagedStates,
+        source: DriverPort,
+        drop: Drop,
+        timeout_ms: int,
+        *,
+        ask_ms: int = limits.STAGED_ASK_MS,
     ) -> None:
         self._staged = staged
         self._source = source
         self._drop = drop
         self._timeout_ms = timeout_ms
+        self._ask_ms = ask_ms
 
     async def sweep(self, now_ms: int) -> None:
         """Ask about what is old, and drop what the placement driver says is dead.
@@ -260,7 +267,7 @@ class StagedSweep:
         A staging from the future, by a clock that was set back, may have any age.
         """
         age_ms = now_ms - staging.staged_at_ms
-        is_worth_asking = age_ms >= limits.STAGED_ASK_MS or age_ms < 0
+        is_worth_asking = age_ms >= self._ask_ms or age_ms < 0
         if age_ms >= self._timeout_ms:
             record_count = staging.record_count
         elif maybe_batch_of(staging.txn_id) and is_worth_asking:

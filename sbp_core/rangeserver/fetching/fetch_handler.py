@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from sbp_core import limits
 from sbp_core.errors import invalid
 from sbp_core.log.durable_log import Log
+from sbp_core.rangeserver.bounds import DEFAULT_BOUNDS, Bounds
 from sbp_core.rangeserver.fetching.batch_finder import (
     Answer,
     BatchFinder,
@@ -86,6 +87,7 @@ class _Shared:
     clock: Clock
     metrics: Metrics
     local_reads: LocalReads
+    bounds: Bounds
     sending_count: int = 0
 
 
@@ -102,10 +104,13 @@ class FetchHandler(PromptHandler):
         clock: Clock,
         metrics: Metrics,
         local_reads: LocalReads,
+        bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         finder = BatchFinder(host.table, log, readers)
-        reads = ReadScheduler(readers)
-        self._shared = _Shared(host, log, waiters, finder, reads, clock, metrics, local_reads)
+        reads = ReadScheduler(readers, at_work_max=bounds.reads_at_work_max)
+        self._shared = _Shared(
+            host, log, waiters, finder, reads, clock, metrics, local_reads, bounds
+        )
 
     def begin(self, call: ServerCall) -> Rest | None:
         """Answer one FETCH frame at once if that needs no wait for anything.
@@ -244,6 +249,7 @@ class _Fetch:
         A request waits for `min_bytes`; 0 does not wait.
         """
         is_one_frame, finder = self._call.is_one_frame, self._shared.finder
+        items_per_turn = self._shared.bounds.fetch_items_per_turn
         count_max = 1 if self._is_staged else limits.RESULTS_PER_FRAME
         answers: list[Answer] = []
         unready: list[Item] = []
@@ -252,7 +258,7 @@ class _Fetch:
             is_full = frame_bytes >= limits.FETCH_FRAME_BYTES or len(answers) >= count_max
             if is_full and not is_one_frame:
                 return _Collected(answers, unready, self._waiting[at:])
-            if at and not at % limits.FETCH_ITEMS_PER_TURN:
+            if at and not at % items_per_turn:
                 yield None
             if self._is_staged:
                 answer = yield from finder.staged_answer(item)
@@ -306,7 +312,8 @@ class _Fetch:
     def _may_send_at_once(self, *, others: int) -> bool:
         """Whether what is in memory need not wait for a turn; `others` are sending now."""
         call = self._call
-        is_alone = self._shared.reads.is_idle and others < limits.READS_AT_WORK_MAX
+        shared = self._shared
+        is_alone = shared.reads.is_idle and others < shared.bounds.reads_at_work_max
         has_room = call.peer.has_room_for(limits.FETCH_FRAME_BYTES)
         return is_alone and has_room and not call.agreement.has_compression
 
@@ -341,7 +348,8 @@ class _Fetch:
     def _job(self, answers: Sequence[Answer]) -> ReadJob:
         """Return the job for the scheduler: a read of the tail only if all of it is in the tail."""
         first_position = min(each.slots[0].location.position for each in answers if each.slots)
-        is_tail = first_position >= self._shared.log.end_position - limits.TAIL_WINDOW_BYTES
+        shared = self._shared
+        is_tail = first_position >= shared.log.end_position - shared.bounds.tail_window_bytes
         length_bytes = sum(answer.length_bytes for answer in answers)
         return ReadJob(ReadClass(self._call.agreement.isolation, is_tail), length_bytes)
 

@@ -107,9 +107,10 @@ T = TypeVar("T")
 
 
 class ReadScheduler:
-    """Runs READS_AT_WORK_MAX reads at a time on the reader threads, in the order of a ReadQueue."""
+    """Runs `at_work_max` reads at a time on the reader threads, in the order of a ReadQueue."""
 
-    def __init__(self, readers: Executor) -> None:
+    def __init__(self, readers: Executor, *, at_work_max: int = limits.READS_AT_WORK_MAX) -> None:
+        self._at_work_max = at_work_max
         self._readers = readers
         self._queue = ReadQueue()
         self._turns: dict[ReadJob, asyncio.Future[None]] = {}
@@ -141,7 +142,7 @@ class ReadScheduler:
                 self._start_next()
 
     def _start_next(self) -> None:
-        while self._at_work_count < limits.READS_AT_WORK_MAX:
+        while self._at_work_count < self._at_work_max:
             job = self._queue.maybe_pop()
             if job is None:
                 return

@@ -23,6 +23,7 @@ from sbp_core.log.boundaries import HighWaterKeeper
 from sbp_core.log.cleaning import Cleaned
 from sbp_core.log.durable_log import Log
 from sbp_core.rangeserver.appending.end_txn import StagedSweep
+from sbp_core.rangeserver.bounds import DEFAULT_BOUNDS, Bounds
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace, SpaceFreer
@@ -30,8 +31,6 @@ from sbp_core.rangeserver.housekeeping.retention import Held, Retention, SteadyT
 from sbp_core.server.runtime import Clock, LogTally, cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
-_REMOVAL_INTERVAL_MS: Final = 20_000
-"""Between rounds, if something was trimmed or deleted."""
 _LOG_INTERVAL_MS: Final = 1_800_000
 """Between lines of the log about what retention and the cleaner did."""
 
@@ -53,6 +52,7 @@ class Housekeeping:
         disk_space: DiskSpace,
         clock: Clock,
         interval_ms: int,
+        bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         self._host = host
         self._log = log
@@ -64,8 +64,9 @@ class Housekeeping:
         """Trims by retention since the start."""
         self._disk_space = disk_space
         self._sweep = sweep
-        self._time = SteadyTime(clock, log.recovery.newest_ms)
+        self._time = SteadyTime(clock, log.recovery.newest_ms, even_ms=bounds.clock_even_ms)
         self._interval_ms = interval_ms
+        self._bounds = bounds
         self._cleaned_count = -1
         """How much was removed before the last cleaning, by `RangeHost.removal_count`."""
         self._trims = LogTally(clock, _LOG_INTERVAL_MS)
@@ -111,10 +112,10 @@ class Housekeeping:
         """Wait for the next round: only briefly while the disk is short of space."""
         waited_ms = 0
         while waited_ms < self._interval_ms:
-            step_ms = min(self._interval_ms - waited_ms, limits.DISK_SHORT_CHECK_INTERVAL_MS)
+            step_ms = min(self._interval_ms - waited_ms, self._bounds.short_check_interval_ms)
             await asyncio.sleep(step_ms / 1000)
             waited_ms += step_ms
-            is_due = self._has_removals and waited_ms >= _REMOVAL_INTERVAL_MS
+            is_due = self._has_removals and waited_ms >= self._bounds.removal_interval_ms
             if is_due or self._disk_space.is_short:
                 return
 

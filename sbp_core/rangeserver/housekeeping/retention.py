@@ -76,8 +76,11 @@ class SteadyTime:
     it when the server starts is logged.
     """
 
-    def __init__(self, clock: Clock, newest_ms: int = 0) -> None:
+    def __init__(
+        self, clock: Clock, newest_ms: int = 0, *, even_ms: int = limits.CLOCK_EVEN_MS
+    ) -> None:
         self._clock = clock
+        self._even_ms = even_ms
         self._newest_ms = newest_ms
         self._ahead_ms: int | None = None
         """How far the wall clock was ahead of the monotonic one at `_since_ms`."""
@@ -98,10 +101,10 @@ class SteadyTime:
                 "clock leapt leap_s=%d: no record is removed for its age until the clock has gone"
                 " evenly for %d s; if it is wrong, set it right",
                 (ahead_ms - before_ms) // 1000,
-                limits.CLOCK_EVEN_MS // 1000,
+                self._even_ms // 1000,
             )
             self._begin(monotonic_ms, ahead_ms)
-        elif monotonic_ms - self._since_ms >= limits.CLOCK_EVEN_MS:
+        elif monotonic_ms - self._since_ms >= self._even_ms:
             # From here on it is compared with what it is now: clocks are adjusted all the time.
             self._begin(monotonic_ms, ahead_ms, is_believed=True)
         return now_ms if self._is_believed else None
@@ -119,5 +122,5 @@ class SteadyTime:
             " for its age until the clock has gone evenly for %d s; if it is wrong, set it right",
             off_ms // 1000,
             "after" if off_ms > 0 else "before",
-            limits.CLOCK_EVEN_MS // 1000,
+            self._even_ms // 1000,
         )

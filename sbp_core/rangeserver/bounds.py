@@ -1,0 +1,37 @@
+"""Limits of a range server that no setting changes: they are passed to its parts from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sbp_core import limits
+
+_REMOVAL_INTERVAL_MS: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The limits of one range server; the defaults are those of production.
+
+    Intervals in ms: housekeeping looks every `short_check_interval_ms` while the disk is short of
+    space, and after `removal_interval_ms` if something was trimmed or deleted. The wall clock is
+    believed once it has gone evenly for `clock_even_ms`. What is staged for a numbered batch is
+    asked about after `staged_ask_ms`.
+
+    Reads: at most `reads_at_work_max` run on threads. A read within the last `tail_window_bytes` of
+    the log is one of the tail. The loop is given way after `fetch_items_per_turn` items of a FETCH.
+    At most `recent_bodies_bytes_max` bytes of the last bodies stay in memory.
+    """
+
+    short_check_interval_ms: int = limits.DISK_SHORT_CHECK_INTERVAL_MS
+    removal_interval_ms: int = _REMOVAL_INTERVAL_MS
+    clock_even_ms: int = limits.CLOCK_EVEN_MS
+    staged_ask_ms: int = limits.STAGED_ASK_MS
+    reads_at_work_max: int = limits.READS_AT_WORK_MAX
+    tail_window_bytes: int = limits.TAIL_WINDOW_BYTES
+    fetch_items_per_turn: int = limits.FETCH_ITEMS_PER_TURN
+    recent_bodies_bytes_max: int = limits.RECENT_BODIES_BYTES_MAX
+
+
+DEFAULT_BOUNDS: Final = Bounds()
