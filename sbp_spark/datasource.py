@@ -9,8 +9,10 @@ Spark makes a source for each plan, in any of its Python workers, and passes `sc
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
@@ -28,14 +30,26 @@ from sbp_spark.reading.source_streams import find_columns, select_streams
 from sbp_spark.reporting import plain_errors
 from sbp_spark.row_schema import check_selection, check_sink_schema
 from sbp_spark.spark_internals import PROVIDER_OPTION
-from sbp_spark.spark_internals.worker_process import ends_micro_batches, find_once
+from sbp_spark.spark_internals.worker_process import Found, FoundOnce, ends_micro_batches
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from sbp_spark.writing.directory import find_targets, purpose_of
 from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter
 
 
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """How the streams of a sink are found when a plan is made, in one process."""
+
+    find_targets: Callable[[SinkOptions, StreamSchema | None], Found] = find_targets
+    ends_micro_batches: Callable[[], bool] = ends_micro_batches
+    found_once: FoundOnce = field(default_factory=FoundOnce)
+
+
 class SbpDataSource(DataSource):
     """Streams of records as a source and a sink, in batch and in streaming."""
+
+    planning: ClassVar[Planning] = Planning()
+    """Spark makes the sources of all plans, so what they share belongs to the class."""
 
     @classmethod
     def name(cls) -> str:
@@ -99,7 +113,7 @@ class SbpDataSource(DataSource):
                     "option truncate: nothing is trimmed in mode append; use .mode('overwrite'), or"
                     " remove the option"
                 )
-            options = replace(options, found=find_targets(options, columns))
+            options = replace(options, found=self.planning.find_targets(options, columns))
         return SbpBatchWriter(options, columns)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> SbpStreamWriter:  # noqa: N802, FBT001
@@ -118,12 +132,13 @@ class SbpDataSource(DataSource):
                     " foreachBatch, where .outputMode('update') is possible: Spark refuses it for"
                     " sinks in Python"
                 )
-            if not ends_micro_batches():
+            planning = self.planning
+            if not planning.ends_micro_batches():
                 checkpoint = self.options.get("checkpointlocation", "")
-                found = find_once(
+                found = planning.found_once.find(
                     options.servers,
                     f"{purpose_of(options, columns)} {checkpoint}",
-                    partial(find_targets, options, columns),
+                    partial(planning.find_targets, options, columns),
                 )
                 options = replace(options, found=found if checkpoint else {})
         return SbpStreamWriter(options, columns)

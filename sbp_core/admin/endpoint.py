@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from sbp_core.admin.pacing import paced_loop
-from sbp_core.admin.pages import Pages
+from sbp_core.admin.pages import LOOP_SECONDS_MAX, Pages
 from sbp_core.server.runtime import SystemClock
 from sbp_core.server.served import Served
 from sbp_core.server.settings import Exposure, ListenerSettings, join_address
@@ -42,13 +42,19 @@ class AdminEndpoint:
         settings: ListenerSettings,
         port: int,
         config: Callable[[], Mapping[str, object]],
+        *,
+        loop_seconds_max: float = LOOP_SECONDS_MAX,
     ) -> None:
         self._settings = settings
         self._port = port
         self._gate = settings.gate()
         loop = asyncio.get_running_loop()
         host = settings.host if settings.exposure is Exposure.NOBODY else None
-        pages = Pages(servers, loop, self._gate, config, SystemClock().wall_ms, host=host)
+        pages = Pages(
+            *(servers, loop, self._gate, config, SystemClock().wall_ms),
+            host=host,
+            loop_seconds_max=loop_seconds_max,
+        )
         self._listener = HttpListener(
             pages.app(),
             LIMITS,

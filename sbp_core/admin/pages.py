@@ -105,8 +105,10 @@ class Pages:
         now_ms: Callable[[], int],
         *,
         host: str | None = None,
+        loop_seconds_max: float = LOOP_SECONDS_MAX,
     ) -> None:
         self._servers = servers
+        self._loop_seconds_max = loop_seconds_max
         self._loop = loop
         self._gate = gate
         self._config = config
@@ -196,12 +198,12 @@ class Pages:
             question.close()
             raise StuckError("the server has ended") from error
         try:
-            async with asyncio.timeout(LOOP_SECONDS_MAX):
+            async with asyncio.timeout(self._loop_seconds_max):
                 return await asyncio.wrap_future(asked)
         except TimeoutError as error:
             raise StuckError(
-                f"the server's loop has not answered for {LOOP_SECONDS_MAX:.0f} s: see its log, and"
-                " what its process waits for"
+                f"the server's loop has not answered for {self._loop_seconds_max:.0f} s: see its"
+                " log, and what its process waits for"
             ) from error
 
 

@@ -17,7 +17,7 @@ class Bounds:
     Intervals in ms: housekeeping looks every `short_check_interval_ms` while the disk is short of
     space, and after `removal_interval_ms` if something was trimmed or deleted. The wall clock is
     believed once it has gone evenly for `clock_even_ms`. What is staged for a numbered batch is
-    asked about after `staged_ask_ms`.
+    asked about after `staged_ask_ms`; new transactions stage nothing while `stagings_max` are open.
 
     Reads: at most `reads_at_work_max` run on threads. A read within the last `tail_window_bytes` of
     the log is one of the tail. The loop is given way after `fetch_items_per_turn` items of a FETCH.
@@ -28,6 +28,7 @@ class Bounds:
     removal_interval_ms: int = _REMOVAL_INTERVAL_MS
     clock_even_ms: int = limits.CLOCK_EVEN_MS
     staged_ask_ms: int = limits.STAGED_ASK_MS
+    stagings_max: int = limits.STAGINGS_MAX
     reads_at_work_max: int = limits.READS_AT_WORK_MAX
     tail_window_bytes: int = limits.TAIL_WINDOW_BYTES
     fetch_items_per_turn: int = limits.FETCH_ITEMS_PER_TURN

@@ -142,7 +142,7 @@ class RangeServer:
             tls=settings.client_tls,
         )
         in_flight = InFlight()
-        stagings = Stagings(log.staged, in_flight)
+        stagings = Stagings(log.staged, in_flight, stagings_max=self._bounds.stagings_max)
         end_txn = EndTxnHandler(host, stagings, committer)
         started.push_async_callback(end_txn.stop)
         started.push_async_callback(host.primary.stop)

@@ -144,23 +144,32 @@ settle: Final = Settler().settle
 Found = Mapping[str, FoundStream]
 """Streams by what options call them."""
 
-_found: Final[dict[tuple[int, str, str], Found]] = {}
 
+class FoundOnce:
+    """The streams that a process found. `folder` returns where its session keeps them, if at all.
 
-def find_once(servers: Servers, purpose: str, find: Callable[[], Found]) -> Found:
-    """Return what `find` returned when it first succeeded for this cluster and purpose.
-
-    So a first use finds mistakes at once, and a later one does not end a running query when the
-    servers are down for a while. Spark plans in any worker, and ends those that were idle for a
-    minute, so the streams are kept in a file of the session, which Spark removes. Raises
-    what `find` raises.
+    A forked worker inherits what its parent found, so processes are told apart by their ids.
     """
-    key = (os.getpid(), str(servers), purpose)
-    if key not in _found:
-        folder = maybe_session_folder()
-        digest = sha256(f"{servers} {purpose}".encode()).hexdigest()
-        _found[key] = find() if folder is None else _read_or_write(folder / f".sbp-{digest}", find)
-    return _found[key]
+
+    def __init__(self, folder: Callable[[], Path | None] = maybe_session_folder) -> None:
+        self._folder = folder
+        self._found: dict[tuple[int, str, str], Found] = {}
+
+    def find(self, servers: Servers, purpose: str, find: Callable[[], Found]) -> Found:
+        """Return what `find` returned when it first succeeded for this cluster and purpose.
+
+        So a first use finds mistakes at once, and a later one does not end a running query when the
+        servers are down for a while. Spark plans in any worker, and ends those that were idle for a
+        minute, so the streams are kept in a file of the session, which Spark removes. Raises
+        what `find` raises.
+        """
+        key = (os.getpid(), str(servers), purpose)
+        if key not in self._found:
+            folder = self._folder()
+            digest = sha256(f"{servers} {purpose}".encode()).hexdigest()
+            path = None if folder is None else folder / f".sbp-{digest}"
+            self._found[key] = find() if path is None else _read_or_write(path, find)
+        return self._found[key]
 
 
 def _read_or_write(path: Path, find: Callable[[], Found]) -> Found:

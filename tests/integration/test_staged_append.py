@@ -161,7 +161,7 @@ def test_a_full_disk_refuses_staged_batches(tmp_path):
     run(tmp_path, body, probe=probe)
 
 
-def test_there_is_room_for_so_many_transactions(tmp_path, monkeypatch):
+def test_there_is_room_for_so_many_transactions(tmp_path):
     async def body(cluster, stream_id, client):
         for name in ("t", "u"):
             assert await stage(client, stream_id, name, "a") == [-1]
@@ -174,8 +174,7 @@ def test_there_is_room_for_so_many_transactions(tmp_path, monkeypatch):
         assert await stage(client, stream_id, "v", "a", "b") == [-1, -1]
         assert [type(each) for each in await stage(client, stream_id, "w", "a")] == [ThrottledError]
 
-    monkeypatch.setattr(limits, "STAGINGS_MAX", 2)
-    run(tmp_path, body)
+    run(tmp_path, body, bounds={"stagings_max": 2})
 
 
 def test_staged_batches_are_read_frame_by_frame(tmp_path):

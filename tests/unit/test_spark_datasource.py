@@ -4,10 +4,9 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from sbp_core.errors import ConfigurationError, ConnectError
-from sbp_spark import datasource
-from sbp_spark.datasource import SbpDataSource
+from sbp_spark.datasource import Planning, SbpDataSource
 from sbp_spark.options.stream_selection import FoundStream
-from sbp_spark.spark_internals import worker_process
+from sbp_spark.spark_internals.worker_process import FoundOnce
 
 VALUES = StructType([StructField("value", BinaryType())])
 
@@ -15,25 +14,26 @@ VALUES = StructType([StructField("value", BinaryType())])
 class Workers:
     """Python workers of one Spark session, one after the other, and the looks that they take."""
 
-    def __init__(self, monkeypatch):
-        self._monkeypatch = monkeypatch
+    def __init__(self):
         self.looks = []
         self.answers = dict
-        monkeypatch.setattr(datasource, "find_targets", self._find)
+        self._folder = None
+        self._do_they_end = False
         self.start()
 
     def start(self):
         """The next plan runs in a worker that knows nothing."""
-        self._monkeypatch.setattr(worker_process, "_found", {})
+        planning = Planning(self._find, lambda: self._do_they_end, FoundOnce(lambda: self._folder))
+        self._source = type("Source", (SbpDataSource,), {"planning": planning})
 
     def keep_files_in(self, folder):
-        self._monkeypatch.setattr(worker_process, "maybe_session_folder", lambda: folder)
+        self._folder = folder
 
     def end_micro_batches(self, do_they):
-        self._monkeypatch.setattr(datasource, "ends_micro_batches", lambda: do_they)
+        self._do_they_end = do_they
 
     def plan(self, schema=VALUES, **options):
-        sink = SbpDataSource({"endpoint": "pd:1", "stream": "s"} | options)
+        sink = self._source({"endpoint": "pd:1", "stream": "s"} | options)
         return sink.streamWriter(schema, overwrite=False)
 
     def _find(self, *given):
@@ -43,8 +43,8 @@ class Workers:
 
 
 @pytest.fixture
-def workers(monkeypatch):
-    return Workers(monkeypatch)
+def workers():
+    return Workers()
 
 
 def test_the_streams_of_a_streaming_sink_are_looked_at_once_for_each_of_its_kind(workers):

@@ -142,8 +142,15 @@ def _number_of(item: Item) -> StagedNumber:
 class Stagings:
     """The staged batches of all ranges: those in the log, and those in flight."""
 
-    def __init__(self, known: StagedStates, in_flight: InFlight) -> None:
+    def __init__(
+        self,
+        known: StagedStates,
+        in_flight: InFlight,
+        *,
+        stagings_max: int = limits.STAGINGS_MAX,
+    ) -> None:
         self.known = known
+        self._stagings_max = stagings_max
         self._in_flight = in_flight
         self._closing: Counter[tuple[int, str]] = Counter()
         self._count_max = len(known.stagings())
@@ -275,9 +282,9 @@ class Stagings:
             )
 
     def _check_room(self) -> None:
-        if self._count_max >= limits.STAGINGS_MAX:
+        if self._count_max >= self._stagings_max:
             self._count_max = len(self.known.stagings())
-        if self._count_max >= limits.STAGINGS_MAX:
+        if self._count_max >= self._stagings_max:
             raise ThrottledError.of(
                 f"{self._count_max} transactions have something staged at this server already; try"
                 " again when some of them are decided"
