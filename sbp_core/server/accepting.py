@@ -140,8 +140,16 @@ _LOCAL_PART = 4
 class Admission:
     """Counts the connections of each owner, which is an address or a network; see `owner_of`."""
 
-    def __init__(self, per_address_max: int) -> None:
+    def __init__(
+        self,
+        per_address_max: int,
+        *,
+        connections_max: int = limits.CONNECTIONS_MAX,
+        reserved: int = limits.CONNECTIONS_RESERVED,
+    ) -> None:
         self._per_address_max = per_address_max
+        self._connections_max = connections_max
+        self._reserved = reserved
         self._counts: Counter[str] = Counter()
         self._leaving_count = 0
 
@@ -172,7 +180,7 @@ class Admission:
                 f"{owner} has {counted(count, 'connection')} open already, the limit for one"
                 " address: close some, or raise connections_per_address_max of the server"
             )
-        if self.connection_count >= limits.CONNECTIONS_MAX + self._reserve_for(owner):
+        if self.connection_count >= self._connections_max + self._reserve_for(owner):
             raise ThrottledError.of(
                 f"the server has {counted(self.connection_count, 'connection')} open already, its"
                 " limit; retry later, or close some"
@@ -192,11 +200,11 @@ class Admission:
             self._drop(owner)
 
     def _reserve_for(self, owner: str) -> int:
-        """Return how many connections beyond CONNECTIONS_MAX there may be, if it gets the next."""
+        """Return how many connections beyond `connections_max` there may be, for this owner."""
         has_few = self._counts[owner] < limits.CONNECTIONS_RESERVED_PER_ADDRESS
-        few = limits.CONNECTIONS_RESERVED if has_few else 0
+        few = self._reserved if has_few else 0
         is_local = ipaddress.ip_address(owner).is_loopback
-        return few + (local_reserve() if is_local else 0)
+        return few + (local_reserve(self._reserved) if is_local else 0)
 
     def _drop(self, owner: str) -> None:
         self._counts[owner] -= 1
@@ -204,9 +212,9 @@ class Admission:
             del self._counts[owner]
 
 
-def local_reserve() -> int:
+def local_reserve(reserved: int = limits.CONNECTIONS_RESERVED) -> int:
     """Return how many connections beyond all others there are for the machine itself."""
-    return limits.CONNECTIONS_RESERVED // _LOCAL_PART
+    return reserved // _LOCAL_PART
 
 
 def owner_of(address: str) -> str:

@@ -27,11 +27,11 @@ class LineFile(logging.Handler):
     be written, which is logged once, events are lost, and counted.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, queued_max: int = _QUEUED_MAX) -> None:
         """Open the file, or make it. Raises OSError."""
         super().__init__()
         self._path = path
-        self._lines: queue.Queue[bytes | None] = queue.Queue(_QUEUED_MAX)
+        self._lines: queue.Queue[bytes | None] = queue.Queue(queued_max)
         self._unsent_count = 0
         """Events that the queue had no room for; only `emit` counts, under the handler's lock."""
         self._unsent_reported = self._failed_count = 0

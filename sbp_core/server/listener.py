@@ -93,6 +93,8 @@ class Listener:
         speech: Speech,
         clock: Clock,
         connections_per_address_max: int = limits.CONNECTIONS_PER_ADDRESS_MAX,
+        connections_max: int = limits.CONNECTIONS_MAX,
+        connections_reserved: int = limits.CONNECTIONS_RESERVED,
         idle_connection_ms: int = limits.IDLE_CONNECTION_MS,
         in_flight_bytes_max: int = limits.SERVER_IN_FLIGHT_BYTES_MAX,
         sizes: RecordSizes = DEFAULT,
@@ -124,7 +126,11 @@ class Listener:
         """Peers whose connection is closed, and whose requests are still in progress."""
         self._sent_away: set[Peer] = set()
         self._no_spare_until = 0.0
-        self._admission = Admission(connections_per_address_max)
+        self._admission = Admission(
+            connections_per_address_max,
+            connections_max=connections_max,
+            reserved=connections_reserved,
+        )
         self._refused_count = 0
         """Connections since the last sweep."""
         self._refused_before = 0

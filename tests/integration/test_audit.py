@@ -18,7 +18,6 @@ from sbp_core.client import AppendItem, Client, StreamSpec, StreamUpdate
 from sbp_core.cluster import LocalCluster
 from sbp_core.errors import ConfigurationError, NotFoundError
 from sbp_core.pd.streams.stream_operations import delete_streams
-from sbp_core.server import line_file
 from sbp_core.server.audit import EVENTS, MANAGEMENT, AuditTrail
 from sbp_core.server.line_file import LineFile
 from sbp_core.wire.headers import (
@@ -259,8 +258,7 @@ def test_a_disk_that_hangs_holds_up_no_operation(tmp_path, monkeypatch):
     gate = threading.Event()
     write = os.write
     monkeypatch.setattr(os, "write", lambda *arguments: gate.wait() and write(*arguments))
-    monkeypatch.setattr(line_file, "_QUEUED_MAX", 3)
-    file = LineFile(tmp_path / "audit.jsonl")
+    file = LineFile(tmp_path / "audit.jsonl", queued_max=3)
     for number in range(10):
         file.emit(logging.makeLogRecord({"msg": json.dumps(number)}))
     gate.set()

@@ -206,10 +206,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not():
     run(body, idle_connection_ms=50)
 
 
-def test_one_connection_too_many_gets_an_error(monkeypatch):
-    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
-    monkeypatch.setattr(limits, "CONNECTIONS_RESERVED", 0)
-
+def test_one_connection_too_many_gets_an_error():
     async def body(service, listener, port):
         async with RawClient("127.0.0.1", port) as first:
             await first.call(Opcode.PING)
@@ -218,7 +215,7 @@ def test_one_connection_too_many_gets_an_error(monkeypatch):
                     await second.call(Opcode.PING)
             await first.call(Opcode.PING)
 
-    run(body)
+    run(body, connections_max=1, connections_reserved=0)
 
 
 def test_requests_beyond_the_bound_are_not_even_read(monkeypatch):

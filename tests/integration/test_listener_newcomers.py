@@ -3,8 +3,6 @@
 import asyncio
 from contextlib import suppress
 
-import pytest
-
 from sbp_core import limits
 from sbp_core.server.outgoing import Unread
 from sbp_core.wire.frame import encode_frame
@@ -21,12 +19,8 @@ from tests.support.listener import (
     run,
 )
 
-
-@pytest.fixture
-def few(monkeypatch):
-    """Capacity for two connections."""
-    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 2)
-    monkeypatch.setattr(limits, "CONNECTIONS_RESERVED", 0)
+FEW = {"connections_max": 2, "connections_reserved": 0}
+"""Capacity for two connections."""
 
 
 async def connect(bench):
@@ -38,7 +32,7 @@ async def ask(reader, writer):
     return opcodes(await reader.readexactly(ANSWER_BYTES))
 
 
-def test_a_newcomer_gets_the_place_of_an_idle_connection(few):
+def test_a_newcomer_gets_the_place_of_an_idle_connection():
     async def body(bench):
         idle, used = await connect(bench), await connect(bench)
         await ping(*idle)
@@ -53,10 +47,10 @@ def test_a_newcomer_gets_the_place_of_an_idle_connection(few):
         assert bench.listener.connection_count == 2
         assert not bench.listener._sent_away
 
-    run(body)
+    run(body, **FEW)
 
 
-def test_a_newcomer_gets_the_place_of_the_longest_idle_connection(few):
+def test_a_newcomer_gets_the_place_of_the_longest_idle_connection():
     async def body(bench):
         first, second = await connect(bench), await connect(bench)
         for connection in (first, second):
@@ -67,10 +61,10 @@ def test_a_newcomer_gets_the_place_of_the_longest_idle_connection(few):
         assert opcodes(await first[0].readexactly(PREFIX_BYTES)) == [Opcode.GOAWAY]
         assert await ask(*second) == [Opcode.LIST_RANGES]
 
-    run(body)
+    run(body, **FEW)
 
 
-def test_a_young_busy_or_waiting_connection_keeps_its_place(few):
+def test_a_young_busy_or_waiting_connection_keeps_its_place():
     async def body(bench):
         at_work, used = await connect(bench), await connect(bench)
         at_work[1].write(b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1)))
@@ -87,7 +81,7 @@ def test_a_young_busy_or_waiting_connection_keeps_its_place(few):
         bench.gate.set()
         assert len(await at_work[0].readexactly(1 << 20)) == 1 << 20
 
-    run(body)
+    run(body, **FEW)
 
 
 def test_work_that_does_not_end_by_being_cancelled_gives_back_what_it_counts_for(caplog):

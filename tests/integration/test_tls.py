@@ -152,12 +152,11 @@ def test_new_handshakes_take_new_files_and_connections_live_on(authority, foreig
 
 
 @both_clients
-def test_a_full_server_is_no_reason_to_distrust_it(ping, authority, monkeypatch):
-    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
-    monkeypatch.setattr(limits, "CONNECTIONS_RESERVED", 0)
+def test_a_full_server_is_no_reason_to_distrust_it(ping, authority):
     connecting = Connecting(tls=authority.client())
+    full = {"connections_max": 1, "connections_reserved": 0}
     with (
-        ServedListener(authority.server()) as server,
+        ServedListener(authority.server(), **full) as server,
         Client(server.endpoint, connecting=connecting, retry=ONCE) as first,
     ):
         first.ping()

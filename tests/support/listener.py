@@ -52,11 +52,10 @@ class ServedListener:
         self,
         files: ServerTls | None = None,
         clock: Clock | None = None,
-        *,
-        connections_per_address_max: int = limits.CONNECTIONS_PER_ADDRESS_MAX,
+        **options: int,
     ) -> None:
         self._files = files
-        self._per_address_max = connections_per_address_max
+        self._options = options
         self._clock = clock or SystemClock()
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
@@ -67,8 +66,8 @@ class ServedListener:
             {Opcode.HEARTBEAT: greet},
             speech=Speech(ServerRole.PLACEMENT_DRIVER),
             clock=self._clock,
-            connections_per_address_max=self._per_address_max,
             tls=None if self._files is None else Contexts(self._files),
+            **self._options,
         )
         self.port = await self.listener.start("127.0.0.1", 0)
         self.endpoint = f"127.0.0.1:{self.port}"
@@ -175,7 +174,7 @@ class Bench:
     ALLOCATE_ID is answered when `gate` is open, LIST_RANGES at once, APPEND as `deferring` says.
     """
 
-    def __init__(self):
+    def __init__(self, **options):
         self.clock = ManualClock()
         self.gate = asyncio.Event()
         self.deferring = Deferring()
@@ -187,6 +186,7 @@ class Bench:
             },
             speech=Speech(ServerRole.RANGE_SERVER),
             clock=self.clock,
+            **options,
         )
         self.port = 0
         self.begun_count = self.served_count = 0
@@ -221,9 +221,9 @@ class Bench:
         return [peer._outgoing._unsent_bytes() for peer in self.listener._peers]
 
 
-def run(body):
+def run(body, **options):
     async def main():
-        bench = Bench()
+        bench = Bench(**options)
         bench.port = await bench.listener.start("127.0.0.1", 0)
         try:
             await asyncio.wait_for(body(bench), 60)
