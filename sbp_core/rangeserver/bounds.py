@@ -16,7 +16,7 @@ class Bounds:
 
     Intervals in ms: housekeeping looks every `short_check_interval_ms` while the disk is short of
     space, and after `removal_interval_ms` if something was trimmed or deleted. The wall clock is
-    believed once it has gone evenly for `clock_even_ms`. What is staged for a numbered batch is
+    believed once it has gone evenly for `clock_even_ms`. The transactions of numbered batches are
     asked about after `staged_ask_ms`; new transactions stage nothing while `stagings_max` are open.
 
     Reads: at most `reads_at_work_max` run on threads. A read within the last `tail_window_bytes` of
