@@ -19,6 +19,8 @@ from sbp_core.wire.frame import FrameDecoder, encode_frame
 from sbp_core.wire.headers import IdAllocationResponse, decode_header, encode_header
 from sbp_core.wire.opcodes import Flag
 
+pytestmark = pytest.mark.dialect
+
 HERE = Path(__file__).parent
 SCHEMA = HERE / "elasticstream-2023-04.fbs"
 VALID = json.loads((HERE / "vectors" / "elasticstream-2023-04.json").read_text("utf-8"))["valid"]

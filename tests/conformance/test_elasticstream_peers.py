@@ -28,6 +28,8 @@ from tests.support.dialect import ElasticStreamPeer, LaterElasticStreamPeer
 from tests.support.scripted_peer import NO_RETRY
 from tests.support.wire import RawClient
 
+pytestmark = pytest.mark.dialect
+
 BATCH = sequence_batch([b"a", b"b"])
 
 

@@ -59,7 +59,10 @@ NO_STREAM = 2**62
 SHORT_MS, LONG_MS = 200, 30_000
 ONE_FRAME = 0x03
 
-pytestmark = pytest.mark.parametrize("target", [Dialect.ELASTICSTREAM_2023_04], indirect=True)
+pytestmark = [
+    pytest.mark.dialect,
+    pytest.mark.parametrize("target", [Dialect.ELASTICSTREAM_2023_04], indirect=True),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -33,6 +33,8 @@ from tests.support.cluster import values_of
 from tests.support.data.batches import sequence_batch
 from tests.support.wire import RawClient
 
+pytestmark = pytest.mark.dialect
+
 MIB = 1 << 20
 
 

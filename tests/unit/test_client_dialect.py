@@ -52,6 +52,8 @@ from tests.support.dialect import (
 )
 from tests.support.scripted_peer import NO_RETRY, ScriptedPeer, placed, ranges
 
+pytestmark = pytest.mark.dialect
+
 BUSY = Status(1501, "busy")
 
 

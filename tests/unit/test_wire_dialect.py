@@ -46,6 +46,8 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 
+pytestmark = pytest.mark.dialect
+
 FOREIGN = Dialect.ELASTICSTREAM_2023_04
 PD = Speech(ServerRole.PLACEMENT_DRIVER, FOREIGN)
 RS = Speech(ServerRole.RANGE_SERVER, FOREIGN)
