@@ -3,9 +3,7 @@
 import asyncio
 import dataclasses
 import itertools
-import tarfile
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -367,29 +365,5 @@ def test_writers_learnt_while_a_batch_is_looked_for_do_not_make_it_a_gap(
                 (refused,) = await send(raw, stream.stream_id, "a")
                 assert refused.code == StatusCode.WRITERS_NOT_THERE
                 assert await send(raw, stream.stream_id, "a") == [0]
-
-    run(body())
-
-
-def test_data_of_a_release_without_writers_are_read_and_gone_on_with(tmp_path):
-    """The folder was written by the last revision that knew nothing of writers."""
-    with tarfile.open(Path(__file__).with_name("data-before-writers.tar.gz")) as archive:
-        archive.extractall(tmp_path, filter="data")
-
-    async def body():
-        for number in range(2):
-            async with core_cluster(tmp_path) as cluster:
-                kept, sealed = await cluster.client.describe_streams(["kept", "sealed"])
-                found = await values(cluster, sealed.stream_id)
-                assert found[:19] == [
-                    *(f"sealed-{at}-{row}" for at in range(6) for row in range(3)),
-                    "sealed-after",
-                ]
-                assert (await cluster.client.stream_bounds([kept.stream_id]))[0].start_offset == 4
-                async with RawClient.at(cluster.server.endpoint) as client:
-                    for stream, offset in ((kept, 18), (sealed, 19)):
-                        names = ["new", "newer"][: number + 1]
-                        offsets = list(range(offset, offset + len(names)))
-                        assert await send(client, stream.stream_id, *names) == offsets
 
     run(body())

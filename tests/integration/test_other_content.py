@@ -1,9 +1,7 @@
 """A number that is given to two batches: the second one is refused, and not taken for a repeat."""
 
 import asyncio
-import tarfile
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +24,6 @@ from tests.support.appends import (
 )
 from tests.support.cluster import core_cluster, driver_at, rows_batch
 from tests.support.disk import HeldDisk
-from tests.support.wire import RawClient
 
 
 def run(body):
@@ -136,31 +133,5 @@ def test_staged_batches_are_compared_before_and_after_a_restart(tmp_path):
             assert await read_staged(client, stream_id, "t") == ("abcd", 3)
             assert await end(client, stream_id, "t") == (0, 4)
             assert await letters_of(cluster, stream_id) == "abcd"
-
-    run(body())
-
-
-def test_data_of_a_release_without_digests_are_read_and_gone_on_with(tmp_path):
-    """Its entries have no digests: repeats are recognised by their record counts, as before."""
-    with tarfile.open(Path(__file__).with_name("data-before-digests.tar.gz")) as archive:
-        archive.extractall(tmp_path, filter="data")
-
-    async def body():
-        for _ in range(2):
-            async with core_cluster(tmp_path) as cluster:
-                kept, sealed = await cluster.client.describe_streams(["kept", "sealed"])
-                async with RawClient.at(cluster.server.endpoint) as client:
-                    for stream in (kept, sealed):
-                        where = stream.stream_id
-                        old = await eventually(client, where, "a", "whatever", "c")
-                        assert old == [0, 1, 2]
-                        assert await send(client, where, "d", first=3) == [3]
-                        (other,) = await send(client, where, "x", first=3)
-                        check_refused(other)
-                        assert await values(cluster, where) == ["a", "b", "c", "d"]
-                    assert await stage(client, kept.stream_id, "t", "xy", "z") == [-1, -1]
-                    (other,) = await stage(client, kept.stream_id, "t", "x?")
-                    check_refused(other)
-                await cluster.client.seal_streams([sealed.stream_id])
 
     run(body())

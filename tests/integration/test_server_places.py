@@ -26,7 +26,7 @@ from tests.support.appends import end, stage
 from tests.support.cluster import Known, core_cluster, rows_batch
 from tests.support.data.batches import sequence_batch
 from tests.support.machines import RangeServerProcess
-from tests.support.metadata import make_older
+from tests.support.metadata import altered_metadata
 from tests.support.wire import RawClient
 
 SECONDS = 60
@@ -168,7 +168,8 @@ def test_directories_of_an_earlier_version_get_a_secret_and_keep_it(tmp_path):
             return stream_id
 
     stream_id = asyncio.run(before())
-    make_older(tmp_path / "pd", 7)
+    with altered_metadata(tmp_path / "pd") as connection:
+        connection.execute("DELETE FROM server_secrets")
     (tmp_path / "rs" / DRIVER_COMMIT_NAME).unlink()  # an earlier version knows no commits
     path = tmp_path / "rs" / "identity.json"
     content = json.loads(path.read_text())

@@ -18,7 +18,7 @@ from sqlalchemy import make_url
 from sbp_core.access.rights import Grant, Right
 from sbp_core.errors import ConfigurationError, StatusError
 from sbp_core.pd.capacity import CapacityLimits
-from sbp_core.pd.metadata.history import MARK_NAME, CommitMark
+from sbp_core.pd.metadata.history import CommitMark
 from sbp_core.pd.metadata.leadership import Leadership
 from sbp_core.pd.metadata.sqlite_content import commit_number_of, take_stock
 from sbp_core.pd.metadata.store import open_store
@@ -210,43 +210,18 @@ def verdict(folder, expected):
 
 
 SINCE = {
-    3: ("DROP TABLE cursors",),
-    4: ("DROP TABLE writers",),
-    5: ("DROP TABLE txn_parts", "DROP TABLE txns", "DROP TABLE aborted_txns"),
-    6: ("DROP INDEX IF EXISTS txns_one_shot",),
-    7: ("DROP TABLE schemas", "DROP TABLE given_up_parts"),
-    8: (
-        "DROP TABLE server_secrets",
-        "DROP TABLE log_marks",
-        "DROP TABLE lives",
-        "DROP TABLE content",
-    ),
-    9: ("DROP TABLE alembic_version",),
-    10: ("ALTER TABLE ranges DROP COLUMN end_seq", "ALTER TABLE ranges DROP COLUMN end_digest"),
-    11: ("DROP TABLE draining",),
     12: ("DROP TABLE grants", "ALTER TABLE txns DROP COLUMN subject"),
     13: ("DROP TABLE restores",),
     14: ("DROP TABLE group_streams", "DROP TABLE group_members", "DROP TABLE consumer_groups"),
 }
-"""The statements that take away what each version added."""
+"""The statements that take away what each version after the first release added."""
 
 
 def extract_version(version, folder):
-    """Make the store that the last release of a version wrote with `filled_metadata.fill`."""
+    """Make the store that the last release of a version wrote with `fill`."""
     name = f"metadata-version-{version}.tar.gz"
     with tarfile.open(Path(__file__).parent / "data" / name) as archive:
         archive.extractall(folder, filter="data")
-
-
-def make_older(path, version):
-    """Take away from the store in a directory what came after a version before 8."""
-    with sqlite3.connect(path / "metadata.sqlite") as connection:
-        for since, parts in reversed(SINCE.items()):
-            for part in parts if since > version else ():
-                connection.execute(part)
-        connection.execute("UPDATE schema_version SET version = ?", (version,))
-    connection.close()
-    (path / MARK_NAME).unlink()
 
 
 def schema_of(path):

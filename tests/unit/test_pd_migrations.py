@@ -16,17 +16,20 @@ from sbp_core.pd.metadata import tables
 from sbp_core.pd.metadata.history import CommitMark
 from sbp_core.pd.metadata.sqlite_content import Content
 from sbp_core.pd.metadata.store import open_store
-from sbp_core.pd.metadata.tables import CONTENT_VERSION, SCHEMA_VERSION, SCHEMA_VERSION_MIN
+from sbp_core.pd.metadata.tables import SCHEMA_VERSION
 from sbp_core.pd.model import NO_SEQ, NewStream
 from tests.support.metadata import (
     SINCE,
+    altered_metadata,
     contents,
     extract_version,
     fill,
-    make_older,
     next_term,
     schema_of,
 )
+
+FIRST_RELEASED = 11
+"""The version of the metadata of release 0.1.0."""
 
 
 def create(store, *names):
@@ -45,27 +48,7 @@ def test_the_newest_migration_is_the_version_of_the_tables():
     assert ScriptDirectory.from_config(config).get_heads() == [str(SCHEMA_VERSION)]
 
 
-@pytest.mark.parametrize("version", range(SCHEMA_VERSION_MIN, CONTENT_VERSION))
-def test_a_store_of_a_version_before_is_brought_up_to_date(tmp_path, version):
-    store = open_store(tmp_path / "old")
-    (a,) = create(store, "a")
-
-    def described():
-        counts = store.open_range_counts()
-        return store.cluster_id, store.revision(), store.streams_after(-1, 10), counts
-
-    before = described()
-    store.close()
-    make_older(tmp_path / "old", version)
-    for _ in range(2):
-        store = open_store(tmp_path / "old")
-        assert described() == before
-        store.cursors.commit("g", [(a, 4)], 1)
-        store.close()
-    assert schema_of(tmp_path / "old") == fresh_schema(tmp_path)
-
-
-@pytest.mark.parametrize("version", range(CONTENT_VERSION, SCHEMA_VERSION))
+@pytest.mark.parametrize("version", range(FIRST_RELEASED, SCHEMA_VERSION))
 def test_a_store_that_a_release_before_wrote_is_brought_up_to_date(tmp_path, version):
     extract_version(version, tmp_path / "old")
     with contextlib.closing(CommitMark.maybe_open(tmp_path / "old")) as mark:
@@ -88,7 +71,7 @@ def test_a_store_that_a_release_before_wrote_is_brought_up_to_date(tmp_path, ver
 
 
 def test_a_start_that_ends_right_after_the_migration_is_repeated(tmp_path, monkeypatch):
-    extract_version(8, tmp_path)
+    extract_version(FIRST_RELEASED, tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(Content, "begin_life", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -97,7 +80,7 @@ def test_a_start_that_ends_right_after_the_migration_is_repeated(tmp_path, monke
 
 
 def test_a_release_before_refuses_what_was_migrated_by_its_version(tmp_path):
-    extract_version(8, tmp_path / "old")
+    extract_version(FIRST_RELEASED, tmp_path / "old")
     for name in ("old", "new"):
         open_store(tmp_path / name).close()
         with contextlib.closing(sqlite3.connect(tmp_path / name / "metadata.sqlite")) as connection:
@@ -107,28 +90,27 @@ def test_a_release_before_refuses_what_was_migrated_by_its_version(tmp_path):
 
 
 def test_a_migration_that_fails_leaves_the_old_version(tmp_path):
-    open_store(tmp_path).close()
-    make_older(tmp_path, 2)
-    with sqlite3.connect(tmp_path / "metadata.sqlite") as connection:
-        connection.execute("CREATE TABLE other (x)")
-        connection.execute("CREATE INDEX cursors_by_stream ON other (x)")
-    connection.close()
-    with pytest.raises(ConfigurationError, match="cursors_by_stream already exists"):
+    extract_version(FIRST_RELEASED, tmp_path)
+    with altered_metadata(tmp_path) as connection:
+        connection.execute("CREATE TABLE consumer_groups (x)")
+    with pytest.raises(ConfigurationError, match="consumer_groups already exists"):
         open_store(tmp_path)
-    with sqlite3.connect(tmp_path / "metadata.sqlite") as connection:
-        assert connection.execute("SELECT version FROM schema_version").fetchall() == [(2,)]
+    with contextlib.closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as connection:
+        for table, column in (("schema_version", "version"), ("alembic_version", "version_num")):
+            ((found,),) = connection.execute(f"SELECT {column} FROM {table}").fetchall()
+            assert int(found) == FIRST_RELEASED
         names = connection.execute("SELECT name FROM sqlite_master").fetchall()
-        assert not {("cursors",), ("alembic_version",)} & {*names}
-    connection.close()
+        assert ("grants",) not in names
 
 
 def test_a_postgresql_database_of_a_version_before_is_brought_up_to_date(postgresql):
     url = postgresql.new_database()
     open_store(url).close()
     with psycopg.connect(url, autocommit=True) as connection:
-        later = (each for version in range(10, SCHEMA_VERSION + 1) for each in SINCE[version])
-        for statement in (*later, "UPDATE alembic_version SET version_num = '9'"):
+        later = range(FIRST_RELEASED + 1, SCHEMA_VERSION + 1)
+        for statement in (each for version in later for each in SINCE[version]):
             connection.execute(statement)
+        connection.execute(f"UPDATE alembic_version SET version_num = '{FIRST_RELEASED}'")
     store = open_store(url)
     store.lead(next_term(url))
     (stream_id,) = create(store, "a")

@@ -15,7 +15,6 @@ from sbp_core.pd.metadata.history import CommitId, History, Life, is_life_id, ne
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream
 from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME, DriverCommit
-from tests.support.metadata import make_older
 from tests.support.placement_driver import runner
 
 A, B, C = (f"0-{digit * 16}" for digit in "abc")
@@ -120,22 +119,6 @@ def test_a_store_that_was_accepted_twice_never_repeats_an_epoch(tmp_path):
         store.close()
     assert seen == sorted(set(seen))
     assert len({each >> 40 for each in seen}) == 5
-
-
-def test_an_older_version_under_a_newer_mark_is_refused_and_can_be_accepted(tmp_path):
-    data = tmp_path / "data"
-    store = open_store(data)
-    create(store, "a")
-    store.close()
-    mark = (data / "metadata.mark").read_bytes()
-    make_older(data, 7)
-    (data / "metadata.mark").write_bytes(mark)
-    with pytest.raises(ConfigurationError, match="commits may be missing"):
-        open_store(data)
-    assert main(["pd", "accept", str(data)]) == 0
-    store = open_store(data)
-    assert create(store, "b")[0] > 1 << 40
-    store.close()
 
 
 def test_the_right_store_brought_back_is_good_again(tmp_path):

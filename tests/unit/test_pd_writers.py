@@ -3,9 +3,7 @@
 import pytest
 
 from sbp_core.log.states.writer_states import NO_WRITERS, encode_writers
-from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
-from tests.support.metadata import make_older
 
 
 @pytest.fixture
@@ -57,23 +55,3 @@ def test_a_deleted_stream_takes_its_writers_along(store):
     go_on(store, stream_id, 0, b"known")
     store.delete_streams([stream_id])
     assert store.writers_before(stream_id, 1) == b""
-
-
-def test_ranges_sealed_before_writers_existed_have_none(tmp_path):
-    store = open_store(tmp_path)
-    fresh, moved, sealed = created(store, "a"), created(store, "b"), created(store, "c")
-    go_on(store, moved, 0)
-    go_on(store, moved, 1)
-    store.trim_streams([(moved, 0)])
-    store.seal_ranges([SealedRange(sealed, 0, 4)])
-    store.close()
-    make_older(tmp_path, 3)
-    store = open_store(tmp_path)
-    assert [store.writers_before(*key) for key in ((fresh, 1), (moved, 2), (sealed, 1))] == [
-        b"",
-        NO_WRITERS,
-        NO_WRITERS,
-    ]
-    go_on(store, fresh, 0)
-    assert store.writers_before(fresh, 1) == NO_WRITERS
-    store.close()
