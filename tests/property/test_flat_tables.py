@@ -2,7 +2,6 @@
 
 import struct
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -141,11 +140,15 @@ def maybe_decoded_type(table, data):
         return None
 
 
-@pytest.mark.parametrize("table", LAYOUTS, ids=lambda table: table.__name__)
-@settings(max_examples=15, deadline=None)
-@given(st.data())
-def test_round_trip(table, data):
-    value = data.draw(values(table))
+def for_each(tables, check, *, max_examples, **more):
+    """Run `check` with values of each table, and with `more`; a failure shows the value."""
+    for table in tables:
+        run = given(value=values(table), **more)(check)
+        settings(max_examples=max_examples, deadline=None)(run)()
+
+
+def check_round_trip(value):
+    table = type(value)
     encoded, official = SCHEMA.encode(value), encode_officially(LAYOUTS, value)
     assert {SCHEMA.encode(value) for _ in range(2)} == {encoded}, "not so when it is known"
     assert SCHEMA.decode(table, encoded) == value
@@ -155,6 +158,10 @@ def test_round_trip(table, data):
     check_strictly(LAYOUTS, table, official)
 
 
+def test_round_trip():
+    for_each(LAYOUTS, check_round_trip, max_examples=15)
+
+
 def encoded_or_error(schema, value):
     try:
         return schema.encode(value)
@@ -162,12 +169,12 @@ def encoded_or_error(schema, value):
         return str(error)
 
 
-@pytest.mark.parametrize("table", WRITERS, ids=lambda table: table.__name__)
-@settings(max_examples=examples(100), deadline=None)
-@given(st.data())
-def test_generated_writers_write_and_refuse_what_the_generic_one_does(table, data):
-    value = data.draw(values(table))
-    name = data.draw(st.sampled_from(table.__struct_fields__))
+def test_generated_writers_write_and_refuse_what_the_generic_one_does():
+    for_each(WRITERS, check_writer, max_examples=examples(100), data=st.data())
+
+
+def check_writer(value, data):
+    name = data.draw(st.sampled_from(value.__struct_fields__))
     misfit = replace(value, **{name: data.draw(st.sampled_from([2**70, 1.5, "x", (None,), value]))})
     for each in (value, misfit):
         assert encoded_or_error(SCHEMA, each) == encoded_or_error(GENERIC, each)

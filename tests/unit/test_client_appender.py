@@ -30,7 +30,7 @@ from sbp_core.wire.headers import (
     encode_header,
 )
 from sbp_core.wire.opcodes import Flag, Opcode
-from tests.support.client import BlockingDriver
+from tests.support.client import BlockingDriver, both_clients
 from tests.support.clock import until
 from tests.support.cluster import rows_batch
 from tests.support.scripted_client import AppendWorld
@@ -147,6 +147,7 @@ def test_one_of_nothing_sends_no_request(start, server) -> None:
     assert server.requests == []
 
 
+@both_clients
 def test_more_is_sent_before_the_last_is_answered(start, server) -> None:
     server.script(Opcode.APPEND, hold)
     appending = start(server.endpoint, transaction=Transaction("t"))
