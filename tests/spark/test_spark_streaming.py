@@ -56,25 +56,6 @@ def test_available_now_copies_everything_once(sbp, new_streams, client, checkpoi
     assert sorted(tails.values()) == [200, 300]
 
 
-def test_a_restart_reads_nothing_twice_and_loses_nothing(sbp, new_streams, client, checkpoint):
-    stream, copy = new_streams(2)
-    for start in (0, 10, 10, 25):
-        append_values(client, stream, numbered(start, start + 5))
-        sbp.copy(sbp.load_stream(stream), copy, checkpoint)
-    expected = [value for start in (0, 10, 10, 25) for value in numbered(start, start + 5)]
-    assert sbp.values(copy) == expected
-
-
-def test_max_records_per_trigger(sbp, new_streams, client, checkpoint):
-    first, second, copy = new_streams(3)
-    append_values(client, first, numbered(0, 25))
-    append_values(client, second, numbered(25, 30))
-    frame = sbp.load_stream(first, second, maxRecordsPerTrigger="10")
-    query = sbp.copy(frame, copy, checkpoint)
-    assert batch_sizes(query) == [10, 10, 10]
-    assert sorted(sbp.values(copy)) == sorted(numbered(0, 30))
-
-
 def test_bytes_and_records_per_trigger(sbp, new_streams, client, checkpoint):
     (stream,) = new_streams(1)
     for start in range(0, 100, 10):
@@ -85,25 +66,6 @@ def test_bytes_and_records_per_trigger(sbp, new_streams, client, checkpoint):
     assert max(sizes) <= 20
     assert min(sizes[:-1]) >= 15
     assert [int(value[:7]) for value in collected.values] == list(range(100))
-
-
-def test_a_minimum_is_waited_for_but_not_when_all_is_available(
-    sbp, new_streams, client, checkpoint
-):
-    stream, copy = new_streams(2)
-    frame = sbp.load_stream(stream, minRecordsPerTrigger="10").select("value")
-    query = sbp.start_copy(frame, copy, checkpoint, processingTime="0 seconds")
-    query.processAllAvailable()
-    append_values(client, stream, numbered(0, 3))
-    query.processAllAvailable()
-    assert sbp.values(copy) == []
-    append_values(client, stream, numbered(3, 10))
-    query.processAllAvailable()
-    assert sbp.values(copy) == numbered(0, 10)
-    query.stop()
-    append_values(client, stream, numbered(10, 12))
-    sbp.copy(frame, copy, checkpoint)
-    assert sbp.values(copy) == numbered(0, 12)
 
 
 @pytest.mark.spark_feature("trigger `once`")
@@ -143,35 +105,6 @@ def test_a_crash_in_a_later_batch_replays_it_exactly(sbp, new_streams, client, c
     assert run(frame, checkpoint).values == numbered(25, 30)
 
 
-def test_a_replay_gives_the_same_rows(sbp, new_streams, client, tmp_path):
-    """The end of a batch is what is logged, not the tail of now."""
-    streams = new_streams(3)
-    checkpoint = tmp_path / "checkpoint"
-    for number, stream in enumerate(streams):
-        append_values(client, stream, numbered(100 * number, 100 * number + 50))
-    frame = sbp.load_stream(*streams, maxRecordsPerTrigger="60")
-    first = run(frame, checkpoint).batches
-    for commit in (checkpoint / "commits").iterdir():
-        if commit.name.lstrip(".").split(".")[0] == "2":
-            commit.unlink()
-    append_values(client, streams[0], numbered(1000, 1010))
-    again = run(frame, checkpoint).batches
-    assert again[2] == first[2]
-    assert [value for *_, value in again[3]] == numbered(1000, 1010)
-
-
-def test_reading_while_others_append(sbp, new_streams, client, checkpoint):
-    stream, copy = new_streams(2)
-    frame = sbp.load_stream(stream, maxRecordsPerTrigger="400")
-    query = sbp.start_copy(frame, copy, checkpoint, processingTime="0 seconds")
-    for start in range(0, 2_000, 50):
-        append_values(client, stream, numbered(start, start + 50))
-    query.processAllAvailable()
-    query.stop()
-    assert sbp.values(copy) == numbered(0, 2_000)
-    assert max(batch_sizes(query)) <= 400
-
-
 def test_a_query_ends_at_its_ending_offsets(sbp, new_streams, client, checkpoint):
     (stream,) = new_streams(1)
     append_values(client, stream, numbered(0, 10))
@@ -180,38 +113,6 @@ def test_a_query_ends_at_its_ending_offsets(sbp, new_streams, client, checkpoint
     append_values(client, stream, numbered(10, 20))
     assert run(frame, checkpoint).values == numbered(10, 12)
     assert run(frame, checkpoint).values == []
-
-
-def test_a_query_that_runs_on_idles_at_its_end(sbp, new_streams, client, checkpoint):
-    stream, copy = new_streams(2)
-    append_values(client, stream, numbered(0, 10))
-    frame = sbp.load_stream(stream, endingOffsets=f'{{"{stream}": 15}}')
-    query = sbp.start_copy(frame, copy, checkpoint, processingTime="0 seconds")
-    query.processAllAvailable()
-    append_values(client, stream, numbered(10, 20))
-    query.processAllAvailable()
-    assert query.isActive
-    query.stop()
-    assert sbp.values(copy) == numbered(0, 15)
-
-
-def test_a_stream_joins_and_another_leaves(sbp, new_streams, client, checkpoint):
-    first, second = new_streams(2)
-    append_values(client, first, numbered(0, 5))
-    append_values(client, second, numbered(5, 10))
-    assert run(sbp.load_stream(first), checkpoint).values == numbered(0, 5)
-    starts = f'{{"{first}": 0, "{second}": 2}}'
-    joined = sbp.load_stream(first, second, startingOffsets=starts)
-    assert run(joined, checkpoint).values == numbered(7, 10)
-    with pytest.raises(PySparkException, match="the query no longer reads: it exists"):
-        run(sbp.load_stream(second), checkpoint)
-    left = sbp.load_stream(second, failOnDataLoss="false")
-    assert run(left, checkpoint).values == []
-    append_values(client, first, numbered(10, 12))
-    append_values(client, second, numbered(12, 13))
-    assert run(left, checkpoint).values == numbered(12, 13)
-    both = sbp.load_stream(first, second, startingOffsets="earliest")
-    assert run(both, checkpoint).values == numbered(10, 12)
 
 
 def test_streams_that_are_created_while_a_pattern_is_read(sbp, new_streams, client, checkpoint):
@@ -230,17 +131,6 @@ def test_streams_that_are_created_while_a_pattern_is_read(sbp, new_streams, clie
     query.processAllAvailable()
     query.stop()
     assert sorted(sbp.values(copy)) == sorted(numbered(5, 15))
-
-
-def test_a_stream_that_was_created_again(sbp, new_streams, client, checkpoint):
-    (stream,) = new_streams(1)
-    append_values(client, stream, numbered(0, 5))
-    run(sbp.load_stream(stream), checkpoint)
-    client.delete_streams([stream])
-    client.create_streams([StreamSpec(stream)])
-    append_values(client, stream, numbered(5, 20))
-    with pytest.raises(PySparkException, match="created again"):
-        run(sbp.load_stream(stream), checkpoint)
 
 
 def test_trimmed_records_fail_a_query_or_are_reported(sbp, new_streams, client, checkpoint):
@@ -276,15 +166,6 @@ def test_a_stream_that_was_created_again_is_read_from_its_start_if_that_is_no_fa
     assert run(recreated, checkpoint).values == numbered(5, 20)
 
 
-def test_nothing_new_writes_nothing(sbp, new_streams, client, checkpoint):
-    stream, copy = new_streams(2)
-    append_values(client, stream, numbered(0, 5))
-    sbp.copy(sbp.load_stream(stream), copy, checkpoint)
-    logged = sorted(path.name for path in (checkpoint / "offsets").iterdir())
-    sbp.copy(sbp.load_stream(stream), copy, checkpoint)
-    assert sorted(path.name for path in (checkpoint / "offsets").iterdir()) == logged
-
-
 @pytest.mark.spark_feature("output mode `complete`", works=False)
 def test_complete_mode_is_refused(sbp, new_streams, checkpoint, refused):
     stream, copy = new_streams(2)
@@ -297,14 +178,11 @@ def test_complete_mode_is_refused(sbp, new_streams, checkpoint, refused):
         wait_until_over(writer.trigger(availableNow=True).start())
 
 
-@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
-def test_streams_that_are_renamed_are_read_and_written_on(
-    sbp, new_streams, client, checkpoint, delivery
-):
+def test_streams_that_are_renamed_are_read_and_written_on(sbp, new_streams, client, checkpoint):
     origin, target, letters = new_streams(3)
     ids = {info.name: info.stream_id for info in client.describe_streams([origin, target, letters])}
     names = {info.name for info in client.list_streams()}
-    options = {"endpoint": sbp.endpoint, "createStreams": "true", "delivery": delivery}
+    options = {"endpoint": sbp.endpoint, "createStreams": "true"}
     options |= {"stream": target, "onBadRecord": f"deadletter:{letters}"}
     frame = sbp.load_stream(origin).selectExpr(
         "if(value = binary('bad'), repeat('x', 9000000), string(value)) value"

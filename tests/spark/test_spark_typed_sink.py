@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from threading import Barrier
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
-from pyspark.sql.types import IntegerType, LongType, StructType
+from pyspark.sql.types import LongType, StructType
 
 from sbp_core.client import StreamSpec
-from sbp_core.errors import SchemaError
-from sbp_spark.datasource import SbpDataSource
-from tests.support.data.typed import envelopes_of, stored_versions, typed_rows
+from tests.support.data.typed import stored_versions, typed_rows
 from tests.support.spark import append_values, forget_commit, numbered, wait_until_over
 from tests.support.spark_clusters import COMMITTER, end_python_workers
 
@@ -28,50 +23,9 @@ def save(sbp, frame, stream, **options):
     sbp.save(frame, stream=stream, encoding="columns", **options)
 
 
-def test_columns_of_any_type_arrive_as_they_were(sbp, new_streams, client):
+def test_later_writes_fit_by_name_also_at_least_once(sbp, new_streams, client):
     (stream,) = new_streams(1)
-    frame = sbp.spark.sql(
-        "select id, cast(id as byte) as tiny, id / 4 as half, cast(id as decimal(20, 3)) as amount,"
-        " concat('n', id) as name, cast(concat('b', id) as binary) as bytes,"
-        " id % 2 = 0 as is_even,"
-        " date'2026-01-01' + cast(id as int) as day, timestamp_micros(id) as at,"
-        " timestamp_ntz'2026-01-01 00:00:00' as wall, array(id, null) as some,"
-        " map('k', id) as by_name, named_struct('x', id, 'y', 'z') as pair,"
-        " interval '1' day * id as span, if(id = 3, null, id) as gap, named_struct('offset', id) as"
-        " _metadata from range(100)"
-    )
-    sbp.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
-    try:
-        save(sbp, frame.repartition(3), stream)
-    finally:
-        sbp.spark.conf.set("spark.sql.session.timeZone", "UTC")
-    table = typed_rows(client, stream).sort_by("id")
-    assert table.num_rows == 100
-    assert table.slice(3, 1).to_pylist()[0] == {
-        "id": 3,
-        "tiny": 3,
-        "half": 0.75,
-        "amount": Decimal("3.000"),
-        "name": "n3",
-        "bytes": b"b3",
-        "is_even": False,
-        "day": date(2026, 1, 4),
-        "at": datetime(1970, 1, 1, 0, 0, 0, 3, tzinfo=UTC),
-        "wall": datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None),
-        "some": [3, None],
-        "by_name": [("k", 3)],
-        "pair": {"x": 3, "y": "z"},
-        "span": timedelta(days=3),
-        "gap": None,
-    }
-    assert table.schema.field("tiny").type == pa.int8()
-    assert not table.schema.field("id").nullable
-    assert [each.version for each in stored_versions(client, stream)] == [1]
-
-
-@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
-def test_later_writes_fit_by_name(sbp, new_streams, client, delivery):
-    (stream,) = new_streams(1)
+    delivery = "at-least-once"
     frame = sbp.spark.range(10).selectExpr("id", "cast(null as string) as text", "1.5 as rate")
     save(sbp, frame, stream, delivery=delivery)
     narrow = sbp.spark.range(10, 20).selectExpr("cast(1.5 as decimal(2, 1)) as rate", "id")
@@ -82,106 +36,11 @@ def test_later_writes_fit_by_name(sbp, new_streams, client, delivery):
     assert table.column("text").null_count == 20
 
 
-def test_a_change_is_refused_with_what_differs_and_made_if_wanted(sbp, new_streams, client):
-    (stream,) = new_streams(1)
-    save(sbp, sbp.spark.range(3).selectExpr("id", "cast(id as int) as n"), stream)
-    grown = sbp.spark.range(3, 6).selectExpr("id", "id as n", "'x' as word")
-    with pytest.raises(PySparkException, match="set mergeSchema=true") as caught:
-        save(sbp, grown, stream)
-    shown = str(caught.value)
-    assert "~ column n widens from int32 to int64" in shown
-    assert "+ column word string is new" in shown
-    save(sbp, grown, stream, mergeSchema="true")
-    save(sbp, sbp.spark.range(6, 9).selectExpr("id", "cast(id as int) as n"), stream)
-    table = typed_rows(client, stream).sort_by("id")
-    assert table.column("n").to_pylist() == list(range(9))
-    assert table.column("word").to_pylist() == [None] * 3 + ["x"] * 3 + [None] * 3
-    wrong = sbp.spark.range(3).selectExpr("cast(id as string) as id", "id as N")
-    with pytest.raises(PySparkException, match="differs from n by case only") as caught:
-        save(sbp, wrong, stream, mergeSchema="true")
-    assert "! column id is string; the stream has int64" in str(caught.value)
-
-
 def copy(sbp, frame, stream, checkpoint, **options):
     """Write what is available now of a streaming DataFrame."""
     writer = frame.writeStream.format("sbp").option("checkpointLocation", str(checkpoint))
     writer = writer.options(endpoint=sbp.endpoint, stream=stream, encoding="columns", **options)
     wait_until_over(writer.trigger(availableNow=True).start())
-
-
-def test_plain_records_and_columns_do_not_mix(sbp, new_streams, client):
-    plain, typed = new_streams(2)
-    append_values(client, plain, numbered(0, 2))
-    frame = sbp.spark.createDataFrame([("a",)], "value string")
-    with pytest.raises(PySparkException, match="has plain records and no schema"):
-        save(sbp, frame, plain)
-    save(sbp, frame, typed)
-    with pytest.raises(PySparkException, match="set encoding=columns"):
-        sbp.save(frame, stream=typed)
-    with pytest.raises(PySparkException, match="dead letters are plain"):
-        save(sbp, frame, typed, onBadRecord=f"deadletter:{typed}")
-    assert typed_rows(client, typed).to_pylist() == [{"value": "a"}]
-    assert stored_versions(client, plain) == ()
-
-
-def test_plain_rows_by_column_do_not_get_into_a_typed_stream(sbp, new_streams, client):
-    typed, plain, letters = new_streams(3)
-    save(sbp, sbp.spark.range(2), typed)
-    rows = [(typed, "wrong"), (plain, "right")]
-    frame = sbp.spark.createDataFrame(rows, "stream string, value string").coalesce(1)
-    with pytest.raises(PySparkException, match="has a schema, so columns are written to it"):
-        sbp.save(frame)
-    sbp.save(frame, onBadRecord=f"deadletter:{letters}")
-    assert sbp.values(plain) == [b"right"]
-    assert sbp.values(letters) == [b"wrong"]
-    assert typed_rows(client, typed).num_rows == 2
-
-
-def test_plain_rows_that_wait_while_their_stream_gets_a_schema(sbp, new_streams, client):
-    """The first typed write is done when the plain rows are staged, and not yet committed."""
-    (stream,) = new_streams(1)
-    plain = StructType().add("value", "binary")
-    options = {"endpoint": sbp.endpoint, "stream": stream}
-    writer = SbpDataSource(options).writer(plain, overwrite=False)
-    message = writer.write(iter([pa.record_batch({"value": [b"a"]})]))
-    save(sbp, sbp.spark.range(2), stream)
-    with pytest.raises(SchemaError, match="has got a schema since plain records were staged"):
-        writer.commit([message])
-    writer.abort([message])
-    save(sbp, sbp.spark.range(2, 4), stream)
-    assert sorted(typed_rows(client, stream).column("id").to_pylist()) == [0, 1, 2, 3]
-
-
-def test_a_column_of_the_name_that_a_source_uses_is_refused(sbp, new_streams):
-    (stream,) = new_streams(1)
-    with pytest.raises(PySparkException, match="column _metadata has the name of the column"):
-        save(sbp, sbp.spark.sql("select 1 as id, 'mine' as _metadata"), stream)
-
-
-def test_options_name_what_the_frame_lacks(sbp, new_streams):
-    (stream,) = new_streams(1)
-    frame = sbp.spark.sql("select 1 as id, parse_json('1') as doc, null as nothing")
-    with pytest.raises(PySparkException, match="did you mean id") as caught:
-        save(sbp, frame, stream, timestampColumn="ids")
-    assert "column doc has type variant" in str(caught.value)
-    assert "column nothing has type void" in str(caught.value)
-
-
-def test_drivers_that_race_agree_on_a_schema(cluster, new_streams, client):
-    (stream,) = new_streams(1)
-    options = {"endpoint": cluster.endpoint, "stream": stream, "encoding": "columns"}
-    at_once = Barrier(4)
-
-    def plan(number):
-        schema = StructType().add("id", LongType()).add(f"c{number}", IntegerType())
-        at_once.wait()
-        SbpDataSource({**options, "mergeSchema": "true"}).writer(schema, overwrite=False)
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(plan, range(4)))
-    versions = stored_versions(client, stream)
-    assert [each.version for each in versions] == [1, 2, 3, 4]
-    assert sorted(versions[-1].schema.arrow.names) == ["c0", "c1", "c2", "c3", "id"]
 
 
 def test_a_routing_column_spreads_as_spark_computes_it(sbp, new_streams, client):
@@ -203,12 +62,6 @@ def test_a_routing_column_spreads_as_spark_computes_it(sbp, new_streams, client)
             for number in typed_rows(client, name).column("id").to_pylist()
         }
         assert found == {row.id: row.place for row in expected}
-
-
-def test_the_timestamp_column_is_named_in_record_batches(sbp, new_streams, client):
-    (stream,) = new_streams(1)
-    save(sbp, sbp.spark.sql("select 1 as id, now() as at"), stream, timestampColumn="at")
-    assert [each.timestamp_column for each in envelopes_of(client, stream)] == ["at"]
 
 
 def test_nulls_are_looked_at_one_by_one_and_kept_as_json(sbp, new_streams, client):
@@ -301,22 +154,6 @@ def test_a_replay_is_the_same_in_other_partitions_and_types(sbp, new_streams, cl
     with pytest.raises(PySparkException, match="was committed before, with 100 records"):
         copy(sbp, again.withColumn("n", again.n + 1), target, checkpoint, **options)
     assert typed_rows(client, target).num_rows == 100
-
-
-def test_for_each_batch_writes_once(sbp, new_streams, client, checkpoint):
-    source, target = new_streams(2)
-    append_values(client, source, numbered(0, 30))
-
-    def write(frame, batch_id):
-        numbers = {"txnAppId": f"to-{target}", "txnVersion": batch_id, "onReplayMismatch": "fail"}
-        save(sbp, frame.selectExpr(NUMBERED, "timestamp"), target, **numbers)
-
-    for _ in range(2):
-        writer = sbp.load_stream(source).writeStream.foreachBatch(write)
-        writer = writer.option("checkpointLocation", str(checkpoint))
-        wait_until_over(writer.trigger(availableNow=True).start())
-        forget_commit(checkpoint)
-    assert sorted(typed_rows(client, target).column("n").to_pylist()) == list(range(30))
 
 
 def test_streams_are_created_with_their_schema(sbp, client):

@@ -48,25 +48,6 @@ def people_rows(first, stop, *more):
     return [(n, f"name {n}", *more) for n in range(first, stop)]
 
 
-def test_a_typed_stream_is_read_as_its_columns(sbp, new_streams, client):
-    (stream,) = new_streams(1)
-    append_columns(client, stream, people(0, 5))
-    expected = sbp.spark.createDataFrame(people_rows(0, 5), "id int, name string")
-    assert_df_equality(sbp.load(stream), expected)
-
-
-def test_a_typed_stream_without_records_has_columns_and_no_rows(sbp, new_streams, client):
-    (stream,) = new_streams(1)
-    (info,) = client.describe_streams([stream])
-    strict = StreamSchema.of(pa.schema([pa.field("id", pa.int32(), nullable=False)]))
-    client.register_schema(info.stream_id, strict, version=1)
-    frame = sbp.load(stream, includeMetadata="true")
-    assert [(each.name, each.nullable) for each in frame.schema] == [
-        ("id", True), ("_metadata", True),
-    ]  # fmt: skip
-    assert frame.collect() == []
-
-
 NESTED = pa.struct(
     [
         pa.field("required", pa.int32(), nullable=False),
@@ -144,20 +125,6 @@ def test_every_type(sbp, new_streams, client):
     )
 
 
-def test_versions_are_read_in_the_newest_one(sbp, new_streams, client):
-    (stream,) = new_streams(1)
-    append_columns(client, stream, people(0, 3))
-    append_columns(client, stream, people(3, 5, PERSON_WITH_CITY, city="Ulm"))
-    append_columns(client, stream, people(2**40, 2**40 + 2, WIDE_PERSON))
-    expected = [
-        *people_rows(0, 3, None),
-        *people_rows(3, 5, "Ulm"),
-        *people_rows(2**40, 2**40 + 2, None),
-    ]
-    schema = "id long, name string, city string"
-    assert_df_equality(sbp.load(stream), sbp.spark.createDataFrame(expected, schema))
-
-
 def test_columns_and_metadata_of_a_schema(sbp, new_streams, client):
     (stream,) = new_streams(1)
     for first in range(0, 100, 20):
@@ -176,39 +143,6 @@ def test_columns_and_metadata_of_a_schema(sbp, new_streams, client):
     ):
         with pytest.raises(PySparkException, match=message):
             reader.schema(given).load().collect()
-
-
-def test_metadata_have_the_times_of_a_column_or_of_the_batch(sbp, new_streams, client):
-    (stream,) = new_streams(1)
-    schema = schema_of(id=pa.int32(), at=pa.timestamp("us", tz="UTC"))
-    rows = rows_in(schema, [{"id": 0, "at": 5_000_000}, {"id": 1}])
-    append_columns(client, stream, rows, timestamp_ms=7_000, timestamp_column="at")
-    append_columns(client, stream, rows.select(["id"]), timestamp_ms=8_000)
-    (info,) = client.describe_streams([stream])
-    frame = sbp.load(stream, includeMetadata="true").selectExpr(
-        "id", "_metadata.*", "unix_millis(_metadata.timestamp) as ms"
-    )
-    assert [tuple(row) for row in frame.drop("timestamp").orderBy("offset").collect()] == [
-        (0, stream, info.stream_id, 0, 0, 5_000),
-        (1, stream, info.stream_id, 0, 1, 7_000),
-        (0, stream, info.stream_id, 0, 2, 8_000),
-        (1, stream, info.stream_id, 0, 3, 8_000),
-    ]
-
-
-def test_several_streams_have_the_columns_of_all(sbp, new_streams, client):
-    first, second, third = new_streams(3)
-    append_columns(client, first, people(0, 3))
-    append_columns(client, second, rows_in(schema_of(id=pa.int64(), zip=pa.int32()), [{"zip": 7}]))
-    frame = sbp.load(first, second, includeMetadata="true")
-    frame = frame.selectExpr("id", "name", "zip", "_metadata.stream", "_metadata.offset")
-    expected = [(n, f"name {n}", None, first, n) for n in range(3)]
-    expected.append((None, None, 7, second, 0))
-    schema = "id long, name string, zip int, stream string, offset long"
-    assert_df_equality(frame, sbp.spark.createDataFrame(expected, schema), ignore_row_order=True)
-    append_columns(client, third, rows_in(schema_of(name=pa.int64()), [{"name": 1}]))
-    with pytest.raises(PySparkException, match=f"streams {first} and {third} cannot be read toget"):
-        sbp.load(first, second, third)
 
 
 def test_one_record_batch_is_read_by_several_tasks(sbp, new_streams, client):
@@ -269,58 +203,6 @@ def test_a_stream_that_matches_later_is_read_in_the_columns_of_the_query(sbp, cl
     append_values(client, "typed-later-3", numbered(0, 2))
     with pytest.raises(PySparkException, match=r"offset 0 of stream typed-later-3 .*encoding=rows"):
         run(frame, checkpoint)
-
-
-def test_a_pattern_with_an_encoding_selects_streams_of_that_kind(sbp, client, checkpoint):
-    names = [f"kinds-{each}" for each in ("typed", "plain", "later")]
-    client.create_streams([StreamSpec(name) for name in names])
-    append_columns(client, "kinds-typed", people(0, 3))
-    append_values(client, "kinds-plain", numbered(0, 2))
-    options = {
-        "endpoint": sbp.endpoint,
-        "streamsPattern": "kinds-.*",
-        "startingOffsets": "earliest",
-    }
-
-    def load(reader, encoding):
-        return reader.format("sbp").options(encoding=encoding, **options).load()
-
-    assert load(sbp.spark.read, "rows").select("stream", "offset").collect() == [
-        ("kinds-plain", 0), ("kinds-plain", 1),
-    ]  # fmt: skip
-    assert sorted(map(tuple, load(sbp.spark.read, "columns").collect())) == people_rows(0, 3)
-    frame = load(sbp.spark.readStream, "rows").select("stream", "offset")
-    assert run(frame, checkpoint) == [("kinds-plain", 0), ("kinds-plain", 1)]
-    append_columns(client, "kinds-later", people(3, 5))
-    append_values(client, "kinds-plain", numbered(2, 3))
-    assert run(frame, checkpoint) == [("kinds-plain", 2)]
-    assert len(load(sbp.spark.read, "columns").collect()) == 5
-
-
-def test_rows_and_columns_are_not_mixed_up(sbp, new_streams, client):
-    typed, untyped = new_streams(2)
-    append_columns(client, typed, people(0, 3))
-    append_values(client, untyped, numbered(0, 3))
-    with pytest.raises(PySparkException, match=r"is typed.*encoding=columns"):
-        sbp.load(typed, encoding="rows").collect()
-    assert sbp.load(typed, encoding="rows").select("offset").schema.names == ["offset"]
-    with pytest.raises(PySparkException, match=f"none of the streams .{untyped}. has a schema"):
-        sbp.load(untyped, encoding="columns")
-    with pytest.raises(PySparkException, match=rf"stream {untyped} .*encoding=rows"):
-        sbp.load(typed, untyped).collect()
-
-
-def test_sql_reads_a_typed_stream(sbp, new_streams, client):
-    (stream,) = new_streams(1)
-    append_columns(client, stream, people(0, 3))
-    sbp.spark.sql(
-        "create or replace temporary view people using sbp options"
-        f" (endpoint '{sbp.endpoint}', streams '{stream}', includeMetadata 'true')"
-    )
-    found = sbp.spark.sql(
-        "select sum(id), max(_metadata.offset) from people where name <> 'name 1'"
-    )
-    assert tuple(found.first()) == (2, 2)
 
 
 def test_names_may_differ_in_case(sbp, new_streams, client, checkpoint):

@@ -281,26 +281,6 @@ def _last_number(folder: Path) -> int:
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
-def make_doubling_sink():
-    """A sink each task of which writes twice and names the second only, as speculation does."""
-
-    class DoublingWriter(SbpStreamWriter):
-        def write(self, iterator):
-            batches = list(iterator)
-            super().write(iter(batches))
-            return super().write(iter(batches))
-
-    class DoublingSink(SbpDataSource):
-        @classmethod
-        def name(cls):
-            return "sbp-doubling"
-
-        def streamWriter(self, schema, overwrite):  # noqa: N802
-            return DoublingWriter(super().streamWriter(schema, overwrite)._options)
-
-    return DoublingSink
-
-
 def make_forgetful_sink(marker: Path):
     """A sink whose commit takes effect and fails, until there is a file `marker`."""
 
