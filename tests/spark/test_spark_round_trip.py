@@ -46,13 +46,6 @@ def test_every_column_survives_compressed_and_in_a_class_of_its_own(sbp, new_str
     assert_df_equality(read.select("key", "value", "headers", "timestamp"), written)
 
 
-def test_text_columns_are_written_as_utf8(sbp, new_streams):
-    (stream,) = new_streams(1)
-    sbp.save(sbp.spark.createDataFrame([("ä", "ü")], "key string, value string"), stream=stream)
-    (row,) = sbp.load(stream).collect()
-    assert (bytes(row.key), bytes(row.value)) == ("ä".encode(), "ü".encode())
-
-
 def test_records_without_a_time_get_the_time_of_the_append(sbp, new_streams):
     (stream,) = new_streams(1)
     before = datetime.now(UTC).replace(tzinfo=None)
@@ -82,28 +75,6 @@ def test_a_column_routes_rows_to_many_streams(sbp, new_streams, client):
     assert {name: sorted(offsets) for name, offsets in found.items()} == {
         name: list(range(200)) for name in streams
     }
-
-
-def test_a_source_can_be_written_back_and_by_id(sbp, new_streams, client):
-    first, second = new_streams(2)
-    append_values(client, first, numbered(0, 10))
-    (info,) = client.describe_streams([second])
-    sbp.save(sbp.load(first, includeHeaders="true"))
-    assert sbp.values(first) == numbered(0, 10) * 2
-    sbp.save(sbp.load(first).selectExpr(f"'{info.stream_id}' as stream", "value"))
-    assert sbp.values(second) == numbered(0, 10) * 2
-
-
-def test_parts_of_a_stream(sbp, new_streams, client):
-    first, second = new_streams(2)
-    for start in range(0, 100, 10):
-        append_values(client, first, numbered(start, start + 10))
-    append_values(client, second, numbered(0, 5))
-    offsets = f'{{"{first}": 37, "{second}": -2}}'
-    rows = sbp.load(first, second, startingOffsets=offsets).orderBy("stream", "offset").collect()
-    assert [bytes(row.value) for row in rows] == numbered(37, 100) + numbered(0, 5)
-    at_the_end = f'{{"{first}": 100, "{second}": 5}}'
-    assert sbp.load(first, second, startingOffsets=at_the_end).count() == 0
 
 
 def test_starts_and_ends_of_a_batch(sbp, new_streams, client):
@@ -148,15 +119,6 @@ def test_only_the_columns_of_a_schema(sbp, new_streams, client, checkpoint):
     assert sorted(sbp.values(copy)) == numbered(0, 3)
 
 
-def test_an_empty_stream_has_columns_and_no_rows(sbp, new_streams):
-    frame = sbp.load(*new_streams(2))
-    assert frame.columns == [
-        "stream", "stream_id", "range_index", "offset", "timestamp", "key", "value",
-    ]  # fmt: skip
-    assert frame.collect() == []
-    sbp.save(frame.filter("false"))
-
-
 @pytest.mark.spark_feature("batch read, a snapshot")
 def test_a_batch_is_a_snapshot(sbp, new_streams, client):
     (stream,) = new_streams(1)
@@ -176,17 +138,6 @@ def test_sql_reads_a_stream(sbp, new_streams, client):
         f" options (endpoint '{sbp.endpoint}', streams '{stream}')"
     )
     assert sbp.spark.sql("select sum(offset) from log").collect()[0][0] == 3
-
-
-def test_explicit_registration(sbp, new_streams, client):
-    from sbp_spark import register
-
-    (stream,) = new_streams(1)
-    append_values(client, stream, numbered(0, 3))
-    session = sbp.spark.newSession()
-    register(session)
-    reader = session.read.format("sbp").options(endpoint=sbp.endpoint, streams=stream)
-    assert reader.load().count() == 3
 
 
 @pytest.mark.parametrize("count", [1_000_000])
