@@ -69,7 +69,7 @@ class Replica:
     def seq(self) -> int:
         return len(self.entries) if self.readable is None else self.readable
 
-    def replicated_range(self) -> LoggedRange:
+    def logged(self) -> LoggedRange:
         prefix = prefix_of(*self.entries[: self.seq])
         tail = self.model.tail(self.key)
         return LoggedRange(
