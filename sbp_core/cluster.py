@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Final, Self
+from typing import IO, ClassVar, Final, Self
 
 from sbp_core import limits
 from sbp_core.cluster_settings import ClusterSettings
@@ -260,13 +260,7 @@ class LocalCluster:
             ports = reserved_ports(1 + self._range_server_count)
             self._first_port = self._resources.enter_context(ports)
         with os.fdopen(open_private(self.log_path, os.O_WRONLY | os.O_APPEND), "ab") as log:
-            process = subprocess.Popen(
-                self._command(self._first_port),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process = self._popen(self._command(self._first_port), log)
         self._process = process
         self._end = weakref.finalize(self, end_process, process, os.getpid())
         self._endpoints = self._wait_until_ready(process)
@@ -322,6 +316,16 @@ class LocalCluster:
         }
         pairs = [str(word) for pair in options.items() for word in pair]
         return [*COMMAND, "serve", "--until-stdin-closes", *pairs, *self._options]
+
+    def _popen(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start the process in a session of its own."""
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> Endpoints:
         deadline = time.monotonic() + self._start_timeout_ms / 1000

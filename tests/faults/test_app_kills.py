@@ -3,9 +3,9 @@
 import subprocess
 
 from sbp_core import connect
-from sbp_core.cluster import LocalCluster
 from tests.support.clock import until
 from tests.support.programs import program
+from tests.support.warm import WarmCluster
 
 RECORDS_PER_ROUND = 5_000
 
@@ -14,7 +14,7 @@ def test_all_killed_at_any_time(tmp_path, rng, rounds):
     notes = tmp_path / "notes"
     notes.touch()
     end_offset = RECORDS_PER_ROUND * rounds(3)
-    with LocalCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
+    with WarmCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
         sbp.create_stream("numbers")
         commands = {
             "loader": program("app_loader", cluster.endpoint, "numbers", end_offset),

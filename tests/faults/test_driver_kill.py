@@ -9,7 +9,6 @@ from collections import Counter
 import pytest
 
 from sbp_core.client import Client, FetchItem, StreamSpec
-from sbp_core.cluster import LocalCluster
 from sbp_core.records import decode_batch, split_envelopes
 from tests.support.client import producing
 from tests.support.queries import (
@@ -21,6 +20,7 @@ from tests.support.queries import (
     written_batches,
 )
 from tests.support.spark import append_values, numbered
+from tests.support.warm import WarmCluster
 
 NAMES = ("first", "second", "third")
 LIFE_SECONDS_MAX = 3.0
@@ -31,7 +31,7 @@ AVAILABLE_NOW = {"availableNow": True}
 @pytest.fixture
 def client():
     """A client of a cluster of this test's own, whose sealed streams go on elsewhere."""
-    with LocalCluster(range_servers=2) as cluster, Client(cluster.endpoint) as connected:
+    with WarmCluster(range_servers=2) as cluster, Client(cluster.endpoint) as connected:
         connected.create_streams([StreamSpec(name) for name in NAMES])
         yield connected
 

@@ -21,11 +21,12 @@ from test_separate_processes import TIMEOUT_SECONDS, Server, running
 
 from sbp_core.admin.endpoint import LIMITS, AdminEndpoint
 from sbp_core.client import EARLIEST, AppendItem, Client, FetchItem, StreamSpec
-from sbp_core.cluster import Cluster, LocalCluster
+from sbp_core.cluster import Cluster
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.processes import reserved_ports
 from tests.support.cluster import rows_batch
 from tests.support.security import AUDIENCE, ISSUER, Authority, Issuer
+from tests.support.warm import WarmCluster
 
 ADMIN = ("--admin-port", "0")
 CONF = Path(__file__).parents[2] / "conf"
@@ -84,7 +85,7 @@ def append(client, stream_id, *rows):
 def served(tmp_path_factory):
     """A cluster with an admin endpoint, and where that is."""
     folder = tmp_path_factory.mktemp("admin")
-    with LocalCluster(folder, options=ADMIN) as cluster:
+    with WarmCluster(folder, options=ADMIN) as cluster:
         yield cluster, json.loads((folder / "ready.json").read_text())["admin"]
 
 
@@ -296,7 +297,7 @@ def test_a_loop_that_is_stuck_is_reported(tmp_path):
 
 
 def test_each_range_server_of_several_has_an_endpoint(tmp_path):
-    with LocalCluster(tmp_path, range_servers=2, options=ADMIN) as cluster:
+    with WarmCluster(tmp_path, range_servers=2, options=ADMIN) as cluster:
         ready = json.loads((cluster.data_dir / "ready.json").read_text())
         assert samples(ready["admin"])["sbp_pd_range_servers", ("state", "live")] == 2
         for admin in ready["range_server_admins"]:

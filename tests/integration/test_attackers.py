@@ -11,9 +11,9 @@ import pytest
 from benchmarks.core.attacks import ATTACKS, Attackers, Target
 from sbp_core import limits
 from sbp_core.client import AppendItem, Client, Connecting, StreamSpec
-from sbp_core.cluster import LocalCluster
 from tests.support.cluster import rows_batch
 from tests.support.security import Authority
+from tests.support.warm import WarmCluster
 
 OLD_BATCHES = 64
 ROUNDS = 50
@@ -36,7 +36,7 @@ def tls(request, authority):
 @pytest.fixture(scope="module")
 def served(tls, authority, tmp_path_factory):
     files = None if tls is None else authority.server()
-    with LocalCluster(tmp_path_factory.mktemp("attacked") / "data", tls=files) as cluster:
+    with WarmCluster(tmp_path_factory.mktemp("attacked") / "data", tls=files) as cluster:
         yield cluster
 
 

@@ -15,7 +15,6 @@ import pytest
 from sbp_core.access.rights import Grant, Right
 from sbp_core.cli.serving import _maybe_audit_file
 from sbp_core.client import AppendItem, Client, StreamSpec, StreamUpdate
-from sbp_core.cluster import LocalCluster
 from sbp_core.errors import ConfigurationError, NotFoundError
 from sbp_core.pd.streams.stream_operations import delete_streams
 from sbp_core.server.audit import EVENTS, MANAGEMENT, AuditTrail
@@ -30,6 +29,7 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from tests.support.clock import until
 from tests.support.cluster import core_cluster, rows_batch
+from tests.support.warm import WarmCluster
 from tests.support.wire import RawClient
 
 NOT_MANAGEMENT = {
@@ -188,7 +188,7 @@ def test_the_file_of_all_servers_is_opened_again_when_it_was_moved(tmp_path):
     path, moved = tmp_path / "audit.jsonl", tmp_path / "audit.1"
     before = os.umask(0)
     try:
-        cluster = LocalCluster(
+        cluster = WarmCluster(
             tmp_path / "data",
             range_servers=2,
             options=["--audit-file", str(path), "--log-level", "info"],

@@ -10,11 +10,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from sbp_core.cli.main import main as sbp
 from sbp_core.client import AppendItem, AsyncClient, Client, StreamSpec
-from sbp_core.cluster import LocalCluster
 from sbp_spark.reading.offsets import SourceOffset, StreamChangedError
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from tests.support.cluster import cluster_of, read_all, rows_batch
+from tests.support.warm import WarmCluster
 from tests.support.web import BUCKET, SECRET, local_s3
 
 
@@ -105,7 +105,7 @@ def test_a_query_that_is_ahead_of_a_backup_is_told(tmp_path, capsys):
         assert sbp([*words]) == 0
         capsys.readouterr()
 
-    with LocalCluster(tmp_path / "lost") as lost:
+    with WarmCluster(tmp_path / "lost") as lost:
         with Client(lost.endpoint) as client:
             (a,) = (each.stream_id for each in client.create_streams([StreamSpec("a")]))
             append_all(client, a, b"a0", b"a1")
@@ -113,7 +113,7 @@ def test_a_query_that_is_ahead_of_a_backup_is_told(tmp_path, capsys):
             append_all(client, a, b"a2", b"a3")
         running = query(lost)
         end = running.latestOffset(running.initialOffset(), ReadAllAvailable())
-    with LocalCluster(tmp_path / "new") as new:
+    with WarmCluster(tmp_path / "new") as new:
         command("restore", place, "--endpoint", new.endpoint)
         with pytest.raises(StreamChangedError, match="was restored from an older copy"):
             query(new).latestOffset(end, ReadAllAvailable())

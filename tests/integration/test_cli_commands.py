@@ -13,8 +13,8 @@ import pytest
 from sbp_core import limits
 from sbp_core.cli.main import main
 from sbp_core.client import EARLIEST, FetchItem
-from sbp_core.cluster import LocalCluster
 from sbp_core.records import split_envelopes
+from tests.support.warm import WarmCluster
 
 SBP = [sys.executable, "-m", "sbp_core.cli.main"]
 TIMEOUT_SECONDS = 60
@@ -207,7 +207,7 @@ def test_the_ranges_of_a_stream_are_described_with_their_ends(run, stream):
 def test_streams_created_before_a_limit_are_printed(run, tmp_path):
     config = tmp_path / "server.toml"
     config.write_text(f"[placement_driver]\nstreams_max = {limits.STREAMS_PER_CALL}\n")
-    with LocalCluster(tmp_path / "data", options=["--config", str(config)]) as small:
+    with WarmCluster(tmp_path / "data", options=["--config", str(config)]) as small:
         words = ["streams", "create", "s", "--count", str(limits.STREAMS_PER_CALL + 1), "--json"]
         ended = run(*words, endpoint=small.endpoint)
         listed = run("streams", "list", "--json", endpoint=small.endpoint)

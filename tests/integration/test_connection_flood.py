@@ -11,7 +11,6 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, Client, Connecting, RetryPolicy, StreamSpec
-from sbp_core.cluster import LocalCluster
 from sbp_core.errors import Outcome, ThrottledError
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
@@ -22,6 +21,7 @@ from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import core_cluster, rows_batch
 from tests.support.listener import received
 from tests.support.security import Authority
+from tests.support.warm import WarmCluster
 from tests.support.wire import RawClient
 
 DESCRIPTORS = 96
@@ -48,7 +48,7 @@ def served(tls, authority, tmp_path_factory):
     config.write_text(f"[range_server]\nsegment_bytes = {limits.SEGMENT_BYTES_MIN}\n")
     files = None if tls is None else authority.server()
     options = ("--config", str(config))
-    with LocalCluster(folder / "data", options=options, tls=files) as cluster:
+    with WarmCluster(folder / "data", options=options, tls=files) as cluster:
         yield cluster
 
 
@@ -136,7 +136,7 @@ def test_without_any_descriptor_accepting_pauses_and_then_goes_on(served, tls):
 
 
 def test_a_server_that_cannot_accept_can_be_stopped(tmp_path):
-    with LocalCluster(tmp_path) as cluster:
+    with WarmCluster(tmp_path) as cluster:
         with descriptors(cluster.pid, 4), socket.create_connection(address_of(cluster.endpoint)):
             wait_until(lambda: "accept failed" in cluster.log_path.read_text())
         cluster.stop()

@@ -8,9 +8,9 @@ import pytest
 from playwright.sync_api import expect
 
 from sbp_core.client import AppendItem, Client, StreamSpec, StreamUpdate, Transaction
-from sbp_core.cluster import LocalCluster
 from tests.support.clock import until
 from tests.support.cluster import rows_batch
+from tests.support.warm import WarmCluster
 from tests.support.web import browsing, needs_chromium, serving_console
 
 pytestmark = needs_chromium
@@ -22,7 +22,7 @@ HIDDEN = "main form[method=post] input[type=hidden]"
 @pytest.fixture(scope="module")
 def own():
     """A cluster of these tests alone: they drain its server."""
-    with LocalCluster() as running:
+    with WarmCluster() as running:
         yield running
 
 

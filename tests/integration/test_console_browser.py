@@ -13,9 +13,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from sbp_core.client import AppendItem, Client, StreamSpec
-from sbp_core.cluster import LocalCluster
 from sbp_core.records import StreamSchema, encode_columns
 from tests.support.cluster import rows_batch
+from tests.support.warm import WarmCluster
 from tests.support.web import browsing, needs_chromium, serving_console
 
 pytestmark = [pytest.mark.browser, needs_chromium]
@@ -28,7 +28,7 @@ expect.set_options(timeout=TIMEOUT_MS)
 @pytest.fixture(scope="module")
 def own():
     """A cluster that no other tests have streams in, so that the pages show what is expected."""
-    with LocalCluster() as running:
+    with WarmCluster() as running:
         yield running
 
 
@@ -265,7 +265,7 @@ def test_every_page_works_without_the_script(browser, url, streams, client):
 
 
 def test_a_cluster_that_is_down_is_said_to_be_and_its_pages_come_back(browser, streams):
-    with LocalCluster() as other, serving_console(other.endpoint) as served:
+    with WarmCluster() as other, serving_console(other.endpoint) as served:
         context = browser.new_context(base_url=served)
         context.set_default_timeout(TIMEOUT_MS)
         page = context.new_page()

@@ -10,10 +10,10 @@ import pytest
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import AppendItem, Client, Connecting, StreamSpec
-from sbp_core.cluster import LocalCluster
 from sbp_core.tls import ServerTls
 from tests.support.cluster import rows_batch
 from tests.support.security import Authority, Issuer, admin_of, identified_settings
+from tests.support.warm import WarmCluster
 from tests.support.web import serving_console
 
 TIMEOUT_SECONDS = 60
@@ -35,7 +35,7 @@ def url(issuer, tmp_path_factory):
     options += ["--auth-audience", given.auth_audience]
     options += [word for each in given.auth_admins for word in ("--auth-admin", each)]
     files = ServerTls(given.tls_cert_file, given.tls_key_file, authority.ca_file)
-    with LocalCluster(folder / "data", tls=files, options=options) as cluster:
+    with WarmCluster(folder / "data", tls=files, options=options) as cluster:
         connecting = Connecting(tls=authority.client(admin_of(authority)))
         with Client(cluster.endpoint, connecting=connecting) as admin:
             stream, _ = admin.create_streams([StreamSpec("orders"), StreamSpec("payroll")])

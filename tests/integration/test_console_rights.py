@@ -9,12 +9,12 @@ from playwright.sync_api import expect
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import AppendItem, Client, Connecting, Credentials, StreamSpec
-from sbp_core.cluster import LocalCluster
 from sbp_core.tls import ServerTls
 from tests.support.audit import AUDIT_STREAM
 from tests.support.clock import until
 from tests.support.cluster import rows_batch
 from tests.support.security import Authority, Issuer, identified_settings
+from tests.support.warm import WarmCluster
 from tests.support.web import browsing, needs_chromium, serving_console
 
 pytestmark = needs_chromium
@@ -46,7 +46,7 @@ def places(tmp_path_factory, issuer):
     token_file.write_bytes(issuer.token("alice"))
     connecting = Connecting(tls=authority.client(), credentials=Credentials(str(token_file)))
     with (
-        LocalCluster(folder / "data", tls=files, options=options) as cluster,
+        WarmCluster(folder / "data", tls=files, options=options) as cluster,
         Client(cluster.endpoint, connecting=connecting) as client,
         serving_console(cluster.endpoint, "--tls-ca", str(authority.ca_file)) as url,
     ):

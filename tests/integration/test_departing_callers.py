@@ -10,12 +10,12 @@ from contextlib import closing
 from pathlib import Path
 
 from sbp_core.client import Client, StreamSpec
-from sbp_core.cluster import LocalCluster
 from sbp_core.session.connection import Connection
 from sbp_core.wire.headers import RangeId, SealRangesRequest, TrimmedStream, TrimStreamsRequest
 from sbp_core.wire.headers import encode_header as encoded
 from sbp_core.wire.opcodes import Opcode
 from tests.support.clock import until
+from tests.support.warm import WarmCluster
 
 CALLERS = 1_000
 
@@ -30,7 +30,7 @@ def leave_after(endpoint: str, request: bytes, seconds: float) -> None:
 
 def test_callers_that_seal_and_leave(tmp_path):
     rng = random.Random(1)
-    with LocalCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
+    with WarmCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
         descriptors = Path(f"/proc/{cluster.pid}/fd")
         ids = [info.stream_id for info in client.create_streams([StreamSpec(None)] * 20)]
         before = len(list(descriptors.iterdir()))

@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from sbp_core.client import AppendItem, AsyncClient, Connecting, FetchItem, StreamSpec, Transaction
-from sbp_core.cluster import LocalCluster
 from sbp_core.errors import InvalidRequestError, PermissionDeniedError, StatusCode
 from sbp_core.server.trust import proof_of
 from sbp_core.wire.headers import (
@@ -32,6 +31,7 @@ from sbp_core.wire.opcodes import Opcode
 from tests.support.appends import end, open_txns, stage
 from tests.support.cluster import Known, rows_batch, values_of
 from tests.support.security import Authority
+from tests.support.warm import WarmCluster
 from tests.support.wire import RawClient
 
 DENIED, CONFLICT = StatusCode.PERMISSION_DENIED, StatusCode.CONFLICT
@@ -53,7 +53,7 @@ def tls(request, authority):
 def served(tls, authority, tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     files = None if tls is None else authority.server()
-    with LocalCluster(data_dir=folder, options=["--log-level", "debug"], tls=files) as running:
+    with WarmCluster(data_dir=folder, options=["--log-level", "debug"], tls=files) as running:
         yield running
 
 

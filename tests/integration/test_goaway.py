@@ -9,7 +9,6 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
-from sbp_core.cluster import LocalCluster
 from sbp_core.errors import StatusCode
 from sbp_core.wire.frame import Frame, FrameDecoder, encode_frame
 from sbp_core.wire.headers import (
@@ -29,6 +28,7 @@ from sbp_core.wire.opcodes import Flag, Opcode
 from tests.support.client import AsyncDriver, BlockingDriver
 from tests.support.cluster import core_cluster, rows_batch, values_of
 from tests.support.disk import HeldDisk
+from tests.support.warm import WarmCluster
 
 kinds = pytest.mark.parametrize("kind", [BlockingDriver, AsyncDriver], ids=["blocking", "asyncio"])
 
@@ -314,7 +314,7 @@ def test_clients_go_on_after_idle_goaways(tmp_path, kind):
 
 @kinds
 def test_clients_go_on_after_restarts_of_the_servers_at_the_same_ports(tmp_path, kind):
-    with LocalCluster(tmp_path) as cluster:
+    with WarmCluster(tmp_path) as cluster:
         with Client(cluster.endpoint) as client:
             (info,) = client.create_streams([StreamSpec("s")])
         loop = Loop(kind, cluster.endpoint, info.stream_id)

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from sbp_core import failpoints, limits
-from sbp_core.cluster import LocalCluster
 from sbp_core.web.records.tailing import TAILS_MAX
+from tests.support.warm import WarmCluster
 from tests.support.web import TIMEOUT_SECONDS, http_client, lines, post, read, serving_http, values
 
 MIB = limits.MIB
@@ -20,7 +20,7 @@ STREAM = "/v1/streams/orders"
 
 @pytest.fixture
 def cluster(tmp_path):
-    with LocalCluster(tmp_path / "data") as served:
+    with WarmCluster(tmp_path / "data") as served:
         yield served
 
 
@@ -66,7 +66,7 @@ def test_a_key_is_known_after_every_process_was_killed(tmp_path, cluster, served
 @pytest.mark.parametrize("place", ["log.before_sync", "log.after_sync"])
 def test_a_retry_after_a_crash_between_the_records_and_their_answer(tmp_path, monkeypatch, place):
     """The range server dies with the records on their way to the disk, or on it."""
-    cluster = LocalCluster(tmp_path / "data")
+    cluster = WarmCluster(tmp_path / "data")
     with cluster, serving_http(tmp_path, cluster.endpoint) as served:
         with http_client(served) as http:
             assert http.put(STREAM).status_code == 201

@@ -7,9 +7,9 @@ import pytest
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import Client, Connecting, Credentials, StreamSpec
-from sbp_core.cluster import LocalCluster
 from sbp_core.tls import ServerTls
 from tests.support.security import AUDIENCE, ISSUER, Authority, Issuer
+from tests.support.warm import WarmCluster
 from tests.support.web import http_client, serving_http
 
 TEXT = {"Content-Type": "text/plain"}
@@ -40,7 +40,7 @@ def cluster(tmp_path_factory, files, authority, issuer):
     folder = tmp_path_factory.mktemp("cluster")
     token_file = folder / "token"
     token_file.write_bytes(issuer.token("alice"))
-    with LocalCluster(folder / "data", options=options, tls=files) as served:
+    with WarmCluster(folder / "data", options=options, tls=files) as served:
         how = Connecting(tls=authority.client(), credentials=Credentials(token_file))
         with Client(served.endpoint, connecting=how) as client:
             client.create_streams([StreamSpec("orders")])
@@ -133,7 +133,7 @@ def test_the_identity_of_the_process_is_for_requests_without_a_token(
 @pytest.fixture(scope="module")
 def trusting(tmp_path_factory, files):
     """A cluster that speaks TLS and wants no identities."""
-    with LocalCluster(tmp_path_factory.mktemp("trusting") / "data", tls=files) as served:
+    with WarmCluster(tmp_path_factory.mktemp("trusting") / "data", tls=files) as served:
         with Client(served.endpoint, connecting=Connecting(tls=files.as_client)) as client:
             client.create_streams([StreamSpec("orders")])
         yield served

@@ -24,7 +24,6 @@ from sbp_core.client import (
     FetchItem,
     StreamSpec,
 )
-from sbp_core.cluster import LocalCluster
 from sbp_core.errors import (
     ConfigurationError,
     PermissionDeniedError,
@@ -49,6 +48,7 @@ from tests.support.security import (
     served,
     serving_keys,
 )
+from tests.support.warm import WarmCluster
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +298,7 @@ def test_processes_have_the_same_settings_and_read_the_keys_again(
     connecting = Connecting(
         tls=authority.client(), credentials=write_token(tmp_path / "token", issuer.token("alice"))
     )
-    with LocalCluster(tmp_path / "data", range_servers=2, tls=files, options=auth) as cluster:
+    with WarmCluster(tmp_path / "data", range_servers=2, tls=files, options=auth) as cluster:
         with Client(cluster.endpoint, connecting=connecting) as client:
             (stream,) = client.create_streams([StreamSpec("s", replica_count=2)])
             assert list(client.fetch([FetchItem(stream.stream_id, 0, None, 1000)])) != []

@@ -25,7 +25,6 @@ from sbp_core.client import (
     txn_id_of,
 )
 from sbp_core.client.types import Connecting
-from sbp_core.cluster import LocalCluster
 from sbp_core.errors import ConfigurationError, RecordBatchError, SbpError, StatusCode
 from sbp_core.record_sizes import RecordSizes
 from sbp_core.records import (
@@ -48,6 +47,7 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import TIMESTAMP_MS, rows_batch, values_of
+from tests.support.warm import WarmCluster
 from tests.support.wire import RawClient
 
 LARGEST = limits.RECORD_BYTES_LARGEST
@@ -135,7 +135,7 @@ def large():
 
 def test_the_largest_records_outlive_the_server_and_its_setting(tmp_path, large):
     value, row = large
-    with LocalCluster(tmp_path, options=options(LARGEST)) as cluster:
+    with WarmCluster(tmp_path, options=options(LARGEST)) as cluster:
         with Client(cluster.endpoint) as client:
             streams = plain, typed, sequences, staged = new_streams(client, 4)
             client.evolve_schema(typed, SCHEMA, may_change=False)
@@ -160,7 +160,7 @@ def test_the_largest_records_outlive_the_server_and_its_setting(tmp_path, large)
     check = [sys.executable, "-m", "sbp_core.cli.main", "log", "check", str(tmp_path)]
     checked = subprocess.run(check, capture_output=True, check=False, timeout=60)
     assert checked.returncode == 0, checked.stderr
-    with LocalCluster(tmp_path) as cluster:
+    with WarmCluster(tmp_path) as cluster:
         for reads_locally in (True, False):
             with Client(cluster.endpoint, reads_locally=reads_locally) as client:
                 check_all(client, streams, value, row)
@@ -175,7 +175,7 @@ def test_the_largest_records_outlive_the_server_and_its_setting(tmp_path, large)
 @pytest.fixture(scope="module")
 def twelve():
     """A cluster that allows records of 12 MiB."""
-    with LocalCluster(options=options(TWELVE)) as cluster:
+    with WarmCluster(options=options(TWELVE)) as cluster:
         yield cluster
 
 
@@ -295,6 +295,6 @@ def test_a_segment_that_is_too_small_for_the_setting(tmp_path):
     config.write_text("[range_server]\nsegment_bytes = 18000000\nrecord_bytes_max = 67108864\n")
     with (
         pytest.raises(SbpError, match="set it to 76546048 or more, or lower record_bytes_max"),
-        LocalCluster(tmp_path / "data", options=["--config", str(config)]),
+        WarmCluster(tmp_path / "data", options=["--config", str(config)]),
     ):
         pass

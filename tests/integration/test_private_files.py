@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from sbp_core.client import AppendItem, AsyncClient, Client, StreamSpec, Transaction
-from sbp_core.cluster import LocalCluster
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from tests.support.clock import until
 from tests.support.cluster import allow_small_segments, rows_batch
+from tests.support.warm import WarmCluster
 
 VALUES = [b"x" * 50_000] * 4
 
@@ -103,7 +103,7 @@ def test_a_used_data_directory_has_nothing_for_other_users(tmp_path, monkeypatch
 
 def test_a_data_directory_of_before_is_tightened_at_its_start(tmp_path):
     folder = tmp_path / "data"
-    with LocalCluster(folder) as cluster, Client(cluster.endpoint) as client:
+    with WarmCluster(folder) as cluster, Client(cluster.endpoint) as client:
         (stream,) = client.create_streams([StreamSpec("a")])
         client.append([AppendItem(stream.stream_id, rows_batch([b"a"]))])
     own = folder / "notes.txt"
@@ -113,7 +113,7 @@ def test_a_data_directory_of_before_is_tightened_at_its_start(tmp_path):
     outside = tmp_path / "outside"
     outside.touch(mode=0o644)
     (folder / "range-server-0" / "log" / "link").symlink_to(outside)
-    with LocalCluster(folder) as cluster, Client(cluster.endpoint) as client:
+    with WarmCluster(folder) as cluster, Client(cluster.endpoint) as client:
         assert client.list_streams() == [stream]
         ready, log = folder / "ready.json", folder / "serve.log"
         spared = {folder, own, ready, log, folder / "range-server-0" / "log" / "link"}

@@ -14,7 +14,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, StreamSpec
-from sbp_core.cluster import LocalCluster
 from sbp_core.errors import NotFoundError, RangeNotFoundError, SbpError, StatusCode, StatusError
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME
@@ -33,13 +32,14 @@ from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from tests.support.cluster import rows_batch, values_of
 from tests.support.queries import write_checkpoint
+from tests.support.warm import WarmCluster
 
 WAIT_SECONDS = 30
 
 
 @pytest.fixture
 def cluster(tmp_path):
-    made = LocalCluster(tmp_path / "data", options=["--config", str(tmp_path / "server.toml")])
+    made = WarmCluster(tmp_path / "data", options=["--config", str(tmp_path / "server.toml")])
     (tmp_path / "server.toml").write_text("[range_server]\nheartbeat_interval_ms = 50\n")
     yield made
     with contextlib.suppress(RuntimeError):

@@ -16,7 +16,7 @@ from sbp_core import limits
 from sbp_core.access.identity import subject_of_certificate
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import AppendItem, Client, Connecting, Credentials, FetchItem, StreamSpec
-from sbp_core.cluster import Cluster, ClusterSettings, LocalCluster
+from sbp_core.cluster import Cluster, ClusterSettings
 from sbp_core.errors import ConfigurationError, ThrottledError
 from sbp_core.server.quotas import WAIT_SECONDS_MAX
 from sbp_core.tls import ServerTls
@@ -42,6 +42,7 @@ from tests.support.security import (
     identified_settings,
     run,
 )
+from tests.support.warm import WarmCluster
 
 RATE = 4
 """Requests in a second: so few that no machine is too slow to be above it."""
@@ -332,7 +333,7 @@ def test_processes_read_the_quotas_again(authority, issuer, tmp_path):
     etl = Connecting(tls=authority.client(), credentials=Credentials(tmp_path / "token"))
     with contextlib.ExitStack() as opened:
         cluster = opened.enter_context(
-            LocalCluster(tmp_path / "data", range_servers=2, tls=files, options=options)
+            WarmCluster(tmp_path / "data", range_servers=2, tls=files, options=options)
         )
         with Client(cluster.endpoint, connecting=admin) as client:
             (stream,) = client.create_streams([StreamSpec("s")])

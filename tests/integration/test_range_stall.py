@@ -12,12 +12,12 @@ from operator import itemgetter
 import pytest
 
 from sbp_core.client import Client, StreamSpec
-from sbp_core.cluster import LocalCluster
 from sbp_spark.lag import lag
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from tests.support.machines import RangeServerProcess
 from tests.support.spark import append_values, numbered
+from tests.support.warm import WarmCluster
 
 
 class Scene:
@@ -71,7 +71,7 @@ class Query:
 
 @pytest.fixture
 def scene(tmp_path):
-    with LocalCluster() as cluster, Client(cluster.endpoint) as client, asyncio.Runner() as runner:
+    with WarmCluster() as cluster, Client(cluster.endpoint) as client, asyncio.Runner() as runner:
         server = RangeServerProcess(tmp_path / "rs", cluster.endpoint, heartbeat_interval_ms=50)
         runner.run(server.start())
         try:

@@ -12,7 +12,6 @@ from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from sbp_core.client import AppendItem, Client, StreamSpec
-from sbp_core.cluster import LocalCluster
 from sbp_core.records import encode_rows
 from sbp_spark import client_pool
 from sbp_spark.logical_types import logical_arrow_schema
@@ -20,6 +19,7 @@ from sbp_spark.row_schema import source_schema
 from sbp_spark.spark_internals import rows_with_plan
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from tests.support.spark import append_values, numbered, rows_of
+from tests.support.warm import WarmCluster
 
 COLUMNS = source_schema(include_headers=False)
 SCHEMA = logical_arrow_schema(COLUMNS)
@@ -172,7 +172,7 @@ def frozen(pid):
 def test_a_silent_server_delays_the_plan_for_seconds_only():
     """A task waits for a minute; this would come on top of that."""
     patience = client_pool.Patience.STARTING
-    with LocalCluster() as cluster, Client(cluster.endpoint) as client:
+    with WarmCluster() as cluster, Client(cluster.endpoint) as client:
         client.create_streams([StreamSpec("a")])
         append_values(client, "a", numbered(0, 5))
         query = Query(cluster.endpoint, "a")

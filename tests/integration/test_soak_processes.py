@@ -23,8 +23,8 @@ from benchmarks.core.soak.report import all_records
 from benchmarks.core.soak.sampling import maybe_usage
 from benchmarks.harness.model import BenchmarkError
 from sbp_core.client import AppendItem, Client
-from sbp_core.cluster import LocalCluster
 from tests.support.clock import until
+from tests.support.warm import WarmCluster
 
 RECORDS = 200
 RATE = 2_000_000
@@ -32,7 +32,7 @@ RATE = 2_000_000
 
 @pytest.fixture
 def client(tmp_path):
-    with LocalCluster(tmp_path / "data") as cluster, Client(cluster.endpoint) as found:
+    with WarmCluster(tmp_path / "data") as cluster, Client(cluster.endpoint) as found:
         yield found
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, Client, FetchItem, SchemaVersion, StreamSpec
-from sbp_core.cluster import LocalCluster
 from sbp_core.errors import AlreadyExistsError, NotFoundError, SchemaError
 from sbp_core.records import (
     StreamSchema,
@@ -26,6 +25,7 @@ from sbp_core.records import (
 from sbp_core.wire.headers import RegisterSchemasRequest, SchemaEntry
 from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import core_cluster
+from tests.support.warm import WarmCluster
 from tests.support.wire import RawClient
 
 NO_STREAM = 2**40
@@ -46,7 +46,7 @@ def check_chain(versions: tuple[SchemaVersion, ...]) -> None:
 def test_a_schema_grows_and_outlives_the_placement_driver(tmp_path):
     first = schema_of(id=pa.int32(), name=pa.string())
     wider = schema_of(id=pa.int64(), city=pa.string())
-    with LocalCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
+    with WarmCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
         one, two = (
             each.stream_id for each in client.create_streams([StreamSpec("a"), StreamSpec("b")])
         )
@@ -63,7 +63,7 @@ def test_a_schema_grows_and_outlives_the_placement_driver(tmp_path):
         before = client.describe_schemas([one, two])
         assert before[two] == ()
         check_chain(before[one])
-    with LocalCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
+    with WarmCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
         assert client.describe_schemas([one, two]) == before
         assert client.describe_schemas([one, two], newest_only=True) == {one: (newest,), two: ()}
         client.delete_streams([one])
@@ -100,7 +100,7 @@ def test_a_version_is_registered_once_however_often_it_is_asked_for(tmp_path):
 
 def test_racing_changes_of_a_schema_give_one_with_all_columns(tmp_path):
     count = 6
-    with LocalCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
+    with WarmCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
         (stream,) = client.create_streams([StreamSpec("raced")])
         start = Barrier(count)
 
@@ -134,7 +134,7 @@ def test_the_most_columns_and_the_largest_record_of_them_go_all_the_way(tmp_path
     rows = pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
     room = limits.RECORD_BYTES_MAX - int(record_sizes(rows)[0])
     rows = rows.set_column(0, schema.arrow.field(0), pa.array(["x" * (1 + room)]))
-    with LocalCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
+    with WarmCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
         (stream,) = (each.stream_id for each in client.create_streams([StreamSpec("a")]))
         client.evolve_schema(stream, schema, may_change=False)
         batch = encode_columns(rows, schema, stream_id=stream, timestamp_ms=0)

@@ -21,7 +21,7 @@ from sbp_core.client import (
     Writer,
     txn_id_of,
 )
-from sbp_core.cluster import Cluster, LocalCluster
+from sbp_core.cluster import Cluster
 from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import (
     ConnectError,
@@ -41,6 +41,7 @@ from tests.support.clock import until
 from tests.support.cluster import rows_batch, values_of
 from tests.support.listener import ONCE, ServedListener, ping_asyncio, ping_blocking
 from tests.support.security import Authority
+from tests.support.warm import WarmCluster
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +174,7 @@ def served(authority, tmp_path_factory):
     """A cluster of which the servers have to show certificates, and clients need not."""
     pair = authority.issue()
     folder = tmp_path_factory.mktemp("served")
-    with LocalCluster(folder, tls=authority.server(pair), options=["--log-level", "info"]) as it:
+    with WarmCluster(folder, tls=authority.server(pair), options=["--log-level", "info"]) as it:
         it.pair = pair
         yield it
 

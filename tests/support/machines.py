@@ -28,6 +28,7 @@ from sbp_core.processes import COMMAND, reserved_ports
 from tests.support.clock import until
 from tests.support.faults.proxy import FaultProxy
 from tests.support.programs import program
+from tests.support.warm import WarmProcess
 
 
 def parsed(name: str, *words: str) -> dict[str, Any]:
@@ -133,7 +134,7 @@ class Machine:
         """Further words of the command, from the next start on."""
         place = ["--port", str(port), "--advertise", self.endpoint]
         self._words = [command, *data, *place, *words]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WarmProcess | subprocess.Popen[bytes] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -154,12 +155,9 @@ class Machine:
         """Start, and return at once."""
         self._ready_path.unlink(missing_ok=True)
         with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self.release, *self._words, *self.options, "--until-stdin-closes"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-            )
+            words = [*self.release, *self._words, *self.options, "--until-stdin-closes"]
+            popen = WarmProcess if self.release == COMMAND else subprocess.Popen
+            self._process = popen(words, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
     def wait_until_ready(self) -> None:
         """Return when it serves."""

@@ -27,8 +27,8 @@ import pyarrow as pa
 import pytest
 
 from sbp_core.client import Client
-from sbp_core.processes import COMMAND
 from sbp_core.records import StreamSchema
+from tests.support.warm import WarmProcess, sbp
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -53,7 +53,7 @@ class HttpProcess:
     def start(self) -> None:
         """Start the process, and wait until it serves."""
         ready = ("--ready-file", str(self._ready_path))
-        self.process = subprocess.Popen(
+        self.process = WarmProcess(
             [*self._command, "--port", str(self.port), *ready],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -172,11 +172,8 @@ needs_chromium = pytest.mark.skipif(
 @contextlib.contextmanager
 def serving_console(endpoint: str, *words: str) -> Iterator[str]:
     """Run `sbp console` for the cluster at an endpoint; yield its URL."""
-    process = subprocess.Popen(
-        [*COMMAND, "console", "--endpoint", endpoint, "--port", "0", *words],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    words = ("--endpoint", endpoint, "--port", "0", *words)
+    process = sbp("console", *words, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

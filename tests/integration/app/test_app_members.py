@@ -11,9 +11,9 @@ from collections import Counter
 import pytest
 
 from sbp_core import connect
-from sbp_core.cluster import LocalCluster
 from sbp_core.errors import ConfigurationError
 from tests.support.clock import until
+from tests.support.warm import WarmCluster
 
 STREAMS = [f"part-{index}" for index in range(4)]
 SESSION_MS = 4_000
@@ -22,7 +22,7 @@ SHARING = {"group": "readers", "shared": True, "session_timeout_ms": SESSION_MS}
 
 @pytest.fixture
 def sbp(tmp_path):
-    with LocalCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as connection:
+    with WarmCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as connection:
         for each in STREAMS:
             connection.create_stream(each)
         yield connection

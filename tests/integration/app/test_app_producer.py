@@ -14,7 +14,6 @@ import pytest
 
 from sbp_core import aio, connect
 from sbp_core.app import Delivered
-from sbp_core.cluster import LocalCluster
 from sbp_core.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -23,6 +22,7 @@ from sbp_core.errors import (
     SbpError,
     SchemaError,
 )
+from tests.support.warm import WarmCluster
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_full_buffer_waits_for_acknowledgements(sbp, stream):
 
 
 def test_what_was_sent_survives_a_server_that_is_killed(tmp_path):
-    with LocalCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
+    with WarmCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
         sbp.create_stream("orders")
         with sbp.producer("orders", batch_records=10) as producer:
             for index in range(3_000):
@@ -159,7 +159,7 @@ def test_what_was_sent_survives_a_server_that_is_killed(tmp_path):
 
 
 def test_a_flush_that_takes_too_long_says_so(tmp_path):
-    with LocalCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
+    with WarmCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
         sbp.create_stream("orders")
         with sbp.producer("orders") as producer:
             producer.send(b"one").result()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sbp_core.cluster import LocalCluster
+from tests.support.warm import WarmCluster
 from tests.support.web import TYPED, http_client, names, register, serving_http
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    with LocalCluster(tmp_path_factory.mktemp("cluster") / "data") as served:
+    with WarmCluster(tmp_path_factory.mktemp("cluster") / "data") as served:
         yield served
 
 

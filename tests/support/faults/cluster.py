@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import sbp_core
-from sbp_core.cluster import LocalCluster
 from sbp_core.errors import SbpError
 from sbp_core.failpoints import VARIABLE
+from tests.support.warm import WarmCluster
 
 ALTERED_SERVE = Path(__file__).parents[1] / "programs" / "altered_serve.py"
 END_SECONDS = 90
@@ -24,7 +24,7 @@ Settings = Mapping[str, Mapping[str, int | str]]
 """By section and key of the configuration file."""
 
 
-class FaultCluster(LocalCluster):
+class FaultCluster(WarmCluster):
     """A server with small segments, or other `alterations` of altered_serve.py.
 
     It fills its disk to the last byte, so that the disk fails, and frees what is dead of its log
