@@ -111,7 +111,7 @@ async def leave_at_every_step(server, requests):
         assert listener._unread.total_bytes == 0
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", [pytest.param("asyncio", marks=pytest.mark.exhaustive), "uvloop"])
 def test_resources_of_callers_are_free_whenever_they_leave(tmp_path, name, caplog):
     async def body():
         async with core_cluster(tmp_path) as cluster:

@@ -14,9 +14,8 @@ from sbp_core import limits
 from sbp_core.cli.main import main
 from sbp_core.client import EARLIEST, FetchItem
 from sbp_core.records import split_envelopes
-from tests.support.warm import WarmCluster
+from tests.support.warm import WarmCluster, WarmProcess, sbp
 
-SBP = [sys.executable, "-m", "sbp_core.cli.main"]
 TIMEOUT_SECONDS = 60
 
 
@@ -53,13 +52,9 @@ def stream(new_streams) -> str:
     return new_streams(1)[0]
 
 
-def start(cluster, *words: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [*SBP, *words, "--endpoint", cluster.endpoint],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+def start(cluster, *words: str) -> WarmProcess:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return sbp(*words, "--endpoint", cluster.endpoint, **pipes)
 
 
 def done(ended: Ended) -> bytes:

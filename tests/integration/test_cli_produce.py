@@ -14,6 +14,7 @@ import pytest
 
 from sbp_core.cli.main import main
 from sbp_core.records import StreamSchema
+from tests.support.warm import WarmProcess
 
 SBP = [sys.executable, "-m", "sbp_core.cli.main"]
 TIMEOUT_SECONDS = 60
@@ -162,8 +163,8 @@ def test_a_pipe_of_arrow_is_appended_as_it_comes(shell):
     words = ["produce", shell.stream, "--format", "arrow", "--endpoint", shell.endpoint]
     follow = ["consume", shell.stream, "--follow", "--endpoint", shell.endpoint]
     with (
-        subprocess.Popen([*SBP, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as producer,
-        subprocess.Popen([*SBP, *follow], stdout=subprocess.PIPE) as follower,
+        WarmProcess([*SBP, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as producer,
+        WarmProcess([*SBP, *follow], stdout=subprocess.PIPE) as follower,
     ):
         schema = pa.schema([("value", pa.string())])
         with pa.ipc.new_stream(producer.stdin, schema) as writer:
@@ -176,27 +177,23 @@ def test_a_pipe_of_arrow_is_appended_as_it_comes(shell):
 
 
 def test_parquet_needs_a_file(shell):
-    done = subprocess.run(
-        [*SBP, "produce", shell.stream, "--format", "parquet", "--endpoint", shell.endpoint],
-        input=b"PAR1",
-        capture_output=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert b"name a FILE" in done.stderr
+    words = ["produce", shell.stream, "--format", "parquet", "--endpoint", shell.endpoint]
+    process = WarmProcess([*SBP, *words], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    _, errors = process.communicate(b"PAR1", TIMEOUT_SECONDS)
+    assert process.returncode == 2
+    assert b"name a FILE" in errors
 
 
 def test_an_interrupt_reports_what_is_acknowledged(shell):
     words = ["--endpoint", shell.endpoint, shell.stream]
     with (
-        subprocess.Popen(
+        WarmProcess(
             [*SBP, "produce", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         ) as producer,
-        subprocess.Popen([*SBP, "consume", "--follow", *words], stdout=subprocess.PIPE) as follower,
+        WarmProcess([*SBP, "consume", "--follow", *words], stdout=subprocess.PIPE) as follower,
     ):
         producer.stdin.write(b"a\nb\nrest without a newline")
         producer.stdin.flush()
@@ -210,22 +207,19 @@ def test_an_interrupt_reports_what_is_acknowledged(shell):
         )
 
 
-def test_a_terminal_shows_how_far_a_file_is_read(shell):
+def test_a_terminal_shows_how_far_a_file_is_read(shell, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
     path = shell.folder / "lines"
     path.write_bytes(b"a\n" * 10)
     ours, theirs = pty.openpty()
     try:
-        done = subprocess.run(
-            [*SBP, "produce", shell.stream, path, "--endpoint", shell.endpoint],
-            stdout=subprocess.PIPE,
-            stderr=theirs,
-            env={**os.environ, "TERM": "xterm", "NO_COLOR": "1"},
-            timeout=TIMEOUT_SECONDS,
-            check=True,
-        )
+        words = ["produce", shell.stream, path, "--endpoint", shell.endpoint]
+        process = WarmProcess([*SBP, *words], stdout=subprocess.PIPE, stderr=theirs)
+        printed, _ = process.communicate(timeout=TIMEOUT_SECONDS)
         shown = os.read(ours, 65_536)
     finally:
         os.close(theirs)
         os.close(ours)
-    assert done.stdout == f"10 records appended to {shell.stream}\n".encode()
+    assert printed == f"10 records appended to {shell.stream}\n".encode()
     assert b"100%" in shown

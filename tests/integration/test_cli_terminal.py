@@ -5,10 +5,14 @@ import pty
 import signal
 import subprocess
 import sys
+from subprocess import PIPE
 
 import pytest
 
+from tests.support.warm import WarmProcess
+
 SBP = [sys.executable, "-m", "sbp_spark.command"]
+SHELL_SBP = " ".join(SBP)
 TIMEOUT_SECONDS = 60
 VALUES = b"\x1b[2Jred\n\xc2\x9b31m\n\xe2\x80\xaeexe.txt\n\xff\ttab\rback\n"
 
@@ -17,23 +21,23 @@ VALUES = b"\x1b[2Jred\n\xc2\x9b31m\n\xe2\x80\xaeexe.txt\n\xff\ttab\rback\n"
 def stream(cluster, new_streams) -> str:
     """A stream with values that are bad for terminals."""
     (name,) = new_streams(1)
-    subprocess.run(
-        [*SBP, "produce", name, "--endpoint", cluster.endpoint],
-        input=VALUES,
-        stdout=subprocess.DEVNULL,
-        timeout=TIMEOUT_SECONDS,
-        check=True,
-    )
+    piped("produce", name, "--endpoint", cluster.endpoint, given=VALUES)
     return name
+
+
+def piped(*words: str, given: bytes = b"") -> bytes:
+    """Run a command between pipes; return what it prints."""
+    process = WarmProcess([*SBP, *words], stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    output, errors = process.communicate(given, TIMEOUT_SECONDS)
+    assert (process.returncode, errors) == (0, b"")
+    return output
 
 
 def on_a_terminal(words: list[str]) -> bytes:
     """The output of a command on a terminal, which makes \\r\\n of each \\n."""
     ours, theirs = pty.openpty()
     try:
-        with subprocess.Popen(
-            [*SBP, *words], stdin=theirs, stdout=theirs, stderr=theirs
-        ) as process:
+        with WarmProcess([*SBP, *words], stdin=theirs, stdout=theirs, stderr=theirs) as process:
             os.close(theirs)
             written = b""
             try:
@@ -53,13 +57,7 @@ def test_values_do_nothing_to_a_terminal(cluster, stream):
 
 
 def test_values_go_through_a_pipe_as_they_are(cluster, stream):
-    done = subprocess.run(
-        [*SBP, "consume", stream, "--endpoint", cluster.endpoint],
-        capture_output=True,
-        timeout=TIMEOUT_SECONDS,
-        check=True,
-    )
-    assert (done.stdout, done.stderr) == (VALUES, b"")
+    assert piped("consume", stream, "--endpoint", cluster.endpoint) == VALUES
 
 
 @pytest.mark.parametrize("words", [[], ["--from", "1"]])
@@ -69,29 +67,21 @@ def test_json_is_safe_on_a_terminal_and_the_same_in_a_pipe(cluster, stream, word
     assert not {b"\x1b", b"\xc2\x9b", b"\xe2\x80\xae"} & {
         written[at : at + n] for at in range(len(written)) for n in (1, 2, 3)
     }
-    piped = subprocess.run([*SBP, *words], capture_output=True, timeout=TIMEOUT_SECONDS, check=True)
-    assert piped.stdout == written
+    assert piped(*words) == written
 
 
-@pytest.mark.parametrize("words", [["consume", "--follow"], ["produce"]])
-def test_an_interrupt_ends_a_command_without_a_trace(cluster, stream, words):
-    name, *options = words
-    with subprocess.Popen(
-        [*SBP, name, stream, *options, "--endpoint", cluster.endpoint],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        if name == "consume":
-            assert process.stdout.readline()  # it has begun
+def test_an_interrupt_ends_a_command_without_a_trace(cluster, stream):
+    command = [*SBP, "consume", stream, "--follow", "--endpoint", cluster.endpoint]
+    with WarmProcess(command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
+        assert process.stdout.readline()  # it has begun
         process.send_signal(signal.SIGINT)
-        assert process.wait(TIMEOUT_SECONDS) in {130, -signal.SIGINT}
+        assert process.wait(TIMEOUT_SECONDS) == 130
         assert b"KeyboardInterrupt" not in process.stderr.read()
 
 
 def test_standard_input_that_is_closed(cluster, stream):
     done = subprocess.run(
-        f"{' '.join(SBP)} produce {stream} --endpoint {cluster.endpoint} <&-",
+        f"{SHELL_SBP} produce {stream} --endpoint {cluster.endpoint} <&-",
         shell=True,
         capture_output=True,
         text=True,
@@ -103,10 +93,20 @@ def test_standard_input_that_is_closed(cluster, stream):
 
 
 @pytest.mark.parametrize("words", ["consume {}", "consume {} --json", "streams list", "lag"])
-@pytest.mark.parametrize("to", ["> /dev/full", ">&-"])
-def test_output_that_cannot_be_written(cluster, stream, words, to):
+def test_output_that_cannot_be_written(cluster, stream, words):
+    command = [*SBP, *words.format(stream).split(), "--endpoint", cluster.endpoint]
+    with open("/dev/full", "wb") as full:
+        process = WarmProcess(command, stdout=full, stderr=PIPE, text=True)
+    _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 1
+    begin = '{"error": "OutputError", "message": "' if "--json" in words else "sbp: "
+    assert errors.startswith(f"{begin}standard output cannot be written: ")
+    assert errors.count("\n") == 1
+
+
+def test_output_that_is_closed(cluster, stream):
     done = subprocess.run(
-        f"{' '.join(SBP)} {words.format(stream)} --endpoint {cluster.endpoint} {to}",
+        f"{SHELL_SBP} consume {stream} --endpoint {cluster.endpoint} >&-",
         shell=True,
         capture_output=True,
         text=True,
@@ -114,22 +114,12 @@ def test_output_that_cannot_be_written(cluster, stream, words, to):
         check=False,
     )
     assert done.returncode == 1
-    begin = '{"error": "OutputError", "message": "' if "--json" in words else "sbp: "
-    assert done.stderr.startswith(f"{begin}standard output cannot be written: ")
+    assert done.stderr.startswith("sbp: standard output cannot be written: ")
     assert done.stderr.count("\n") == 1
 
 
 def test_separators_are_bytes(cluster, new_streams):
     (name,) = new_streams(1)
     client = ["--endpoint", cluster.endpoint]
-    subprocess.run(
-        [*SBP, "produce", name, "--key-separator", b"\xff", *client],
-        input=b"k\xffv\n",
-        stdout=subprocess.DEVNULL,
-        timeout=TIMEOUT_SECONDS,
-        check=True,
-    )
-    done = subprocess.run(
-        [*SBP, "consume", name, *client], capture_output=True, timeout=TIMEOUT_SECONDS, check=True
-    )
-    assert done.stdout == b"v\n"
+    piped("produce", name, "--key-separator", os.fsdecode(b"\xff"), *client, given=b"k\xffv\n")
+    assert piped("consume", name, *client) == b"v\n"

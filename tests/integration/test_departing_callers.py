@@ -17,7 +17,7 @@ from sbp_core.wire.opcodes import Opcode
 from tests.support.clock import until
 from tests.support.warm import WarmCluster
 
-CALLERS = 1_000
+CALLERS = 300
 
 
 def leave_after(endpoint: str, request: bytes, seconds: float) -> None:

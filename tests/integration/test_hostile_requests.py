@@ -110,7 +110,7 @@ def run_quietly(caplog, body):
     return codes
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("is_driver", [True, False], ids=["placement driver", "range server"])
 def test_no_handler_trips_over_senseless_values(tmp_path, caplog, seed, is_driver):
     async def body():
@@ -127,7 +127,14 @@ def test_no_handler_trips_over_senseless_values(tmp_path, caplog, seed, is_drive
 
 
 @pytest.mark.parametrize("is_driver", [True, False], ids=["placement driver", "range server"])
-@pytest.mark.parametrize("subject", [None, "wrong", "etl", "alice"])
+@pytest.mark.parametrize(
+    "subject",
+    [
+        None,
+        "etl",
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("wrong", "alice")),
+    ],
+)
 def test_no_decision_about_rights_trips_over_senseless_values(tmp_path, caplog, subject, is_driver):
     authority, issuer = Authority(tmp_path / "authority"), Issuer(tmp_path)
     settings = identified_settings(authority, issuer, tmp_path / "data")

@@ -1,17 +1,24 @@
 """HTTP under faults: killed processes, slow and greedy peers."""
 
+import asyncio
 import json
 import select
 import signal
 import socket
 import threading
 
+import httpx
 import pytest
 
 from sbp_core import failpoints, limits
-from sbp_core.web.records.tailing import TAILS_MAX
+from sbp_core.client import AsyncClient, Connecting, RetryPolicy
+from sbp_core.web.callers import Callers
+from sbp_core.web.records.app import records_app
+from sbp_core.web.records.bodies import Bodies
+from sbp_core.web.records.tailing import TAILS_MAX, Tails
+from sbp_core.web.settings import WebSettings
 from tests.support.warm import WarmCluster
-from tests.support.web import TIMEOUT_SECONDS, http_client, lines, post, read, serving_http, values
+from tests.support.web import TIMEOUT_SECONDS, http_client, lines, post, serving_http, values
 
 MIB = limits.MIB
 KEY = {"Idempotency-Key": "order-1"}
@@ -212,10 +219,26 @@ def test_a_stop_ends_tails_and_leaves_no_ready_file(tmp_path, served):
     assert not (tmp_path / "http.json").exists()
 
 
-def test_a_cluster_that_is_down_is_a_problem_to_retry(cluster, served):
-    cluster.kill()
-    status, found, _ = post_once(served, lines({"value": "a"}))
-    assert status in {503, 504}, found
-    cluster.restart()
-    with http_client(served) as http:
-        assert read(http, STREAM) == []
+def test_a_cluster_that_is_down_is_a_problem_to_retry(cluster):
+    def make(endpoint, connecting):
+        return AsyncClient(endpoint, connecting=connecting, retry=RetryPolicy(budget_ms=100))
+
+    async def ask():
+        settings = WebSettings(endpoint=cluster.endpoint, connecting=Connecting(), port=0)
+        callers = Callers(settings, make=make)
+        app = records_app(callers, Bodies(MIB), Tails(asyncio.Event()))
+        transport = httpx.ASGITransport(callers.counting(app))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            answers = [await http.put(STREAM)]
+            cluster.kill()
+            row = lines({"value": "a"})
+            kind = {"Content-Type": "application/x-ndjson"}
+            answers += [await http.post(f"{STREAM}/records", content=row, headers=kind)]
+            cluster.restart()
+            answers += [await http.get(STREAM)]
+        await callers.close()
+        return [each.status_code for each in answers]
+
+    created, posted, found = asyncio.run(ask())
+    assert (created, found) == (201, 200)
+    assert posted in {503, 504}

@@ -204,7 +204,7 @@ def test_a_sealed_range_gets_the_replicas_that_its_stream_is_to_have(tmp_path):
         while not all(is_sealed(each, stream.stream_id) for each in servers):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
-    run(tmp_path, body, heartbeat_interval_ms=1_000, heartbeat_timeout_ms=4_000)
+    run(tmp_path, body, heartbeat_interval_ms=100, heartbeat_timeout_ms=4_000)
 
 
 def test_a_server_that_is_drained_has_no_ranges_any_more(tmp_path):
@@ -258,7 +258,8 @@ def test_a_drain_says_what_it_waits_for(tmp_path, range_servers, obstacle):
             await asyncio.sleep(0.05)
             said = (await client.range_servers())[drained.server_id - 1].drain_obstacle or ""
 
-    run(tmp_path, body, range_servers=range_servers, **NO_FALSE_ALARM)
+    soon = {"heartbeat_interval_ms": 100, "heartbeat_timeout_ms": 1_000}
+    run(tmp_path, body, range_servers=range_servers, **soon)
 
 
 def test_nothing_is_appended_behind_a_fence_that_came_in_between(tmp_path):

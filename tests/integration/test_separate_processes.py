@@ -78,7 +78,7 @@ def down():
 
 def refused(*words: str) -> str:
     process = sbp(*words, stdout=PIPE, stderr=PIPE, text=True)
-    output, errors = process.communicate(TIMEOUT_SECONDS)
+    output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert (process.returncode, output) == (2, "")
     return errors
 

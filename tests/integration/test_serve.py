@@ -38,21 +38,19 @@ from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.entry import COMMIT_BYTES
 from sbp_core.records import encode_envelope, split_envelopes
 from sbp_core.segment_format import ENTRY_PREFIX_BYTES, SEGMENT_HEADER_BYTES
+from tests.support.warm import WarmCluster, WarmProcess
 
 SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
 TIMEOUT_SECONDS = 60
 
 
-def serve(data_dir, *words: str) -> subprocess.Popen[bytes]:
+def serve(data_dir, *words: str) -> WarmProcess:
     ports = ["--pd-port", "0", "--range-server-port", "0"]
-    return subprocess.Popen(
-        [*SERVE, "--data-dir", str(data_dir), *ports, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    command = [*SERVE, "--data-dir", str(data_dir), *ports, *words]
+    return WarmProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def refused(process: subprocess.Popen[bytes], exit_code: int = 2) -> str:
+def refused(process: WarmProcess, exit_code: int = 2) -> str:
     """The one line of a server that cannot start."""
     output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     error = errors.decode()
@@ -114,20 +112,20 @@ def test_serving_from_the_first_line_to_sigterm(tmp_path):
 
 
 def test_the_ports_of_a_cluster_that_is_down_are_given_to_no_other(tmp_path, monkeypatch):
-    first = LocalCluster(tmp_path / "first")
+    first = WarmCluster(tmp_path / "first")
     with first:
         first.stop()
         port = int(first.endpoint.rpartition(":")[2])
         monkeypatch.setattr(processes, "CLUSTER_PORTS", range(port, port + 3))
         with pytest.raises(SbpError, match="no 2 consecutive ports"):
-            LocalCluster(tmp_path / "second").start()
+            WarmCluster(tmp_path / "second").start()
         first.start()
-    with LocalCluster(tmp_path / "second") as second:
+    with WarmCluster(tmp_path / "second") as second:
         assert second.endpoint == first.endpoint
 
 
 def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path):
-    with LocalCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
+    with WarmCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
         endpoints = (cluster.endpoint, cluster.range_servers)
         (info,) = client.create_streams([StreamSpec("kept")])
         written = [b"%d" % number for number in range(20)]
@@ -152,7 +150,7 @@ def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path):
 
 
 def test_a_damaged_snapshot_is_named_and_everything_is_served(tmp_path):
-    cluster = LocalCluster(tmp_path).start()
+    cluster = WarmCluster(tmp_path).start()
     with Client(cluster.endpoint) as client:
         (info,) = client.create_streams([StreamSpec("kept")])
         append(client, info.stream_id, b"before")
@@ -169,14 +167,14 @@ def test_a_damaged_snapshot_is_named_and_everything_is_served(tmp_path):
 
 
 def test_a_log_that_cannot_be_written_ends_the_server(tmp_path):
-    cluster = LocalCluster(tmp_path).start()
+    cluster = WarmCluster(tmp_path).start()
     with Client(cluster.endpoint, retry=RetryPolicy(budget_ms=0)) as client:
         (info,) = client.create_streams([StreamSpec("a")])
         append(client, info.stream_id, b"fits")
         resource.prlimit(cluster.pid, resource.RLIMIT_FSIZE, (limits.MIB, limits.MIB))
         with pytest.raises(SbpError):
             append(client, info.stream_id, bytes(limits.MIB))
-    os.waitid(os.P_PID, cluster.pid, os.WEXITED | os.WNOWAIT)
+    cluster._process.wait(TIMEOUT_SECONDS)
     with pytest.raises(SbpError, match="exit code 1"):
         cluster.stop()
     last_line = cluster.log_path.read_text().splitlines()[-1]
@@ -190,7 +188,7 @@ def test_a_log_that_cannot_be_written_ends_the_server(tmp_path):
 
 
 def test_a_folder_without_the_metadata_of_its_cluster_is_refused(tmp_path):
-    with LocalCluster(tmp_path):
+    with WarmCluster(tmp_path):
         pass
     shutil.rmtree(tmp_path / "placement-driver")
     stale = tmp_path / "stale.json"
@@ -203,7 +201,7 @@ def test_a_folder_without_the_metadata_of_its_cluster_is_refused(tmp_path):
 
 def test_a_folder_and_a_port_that_are_in_use(tmp_path):
     ready_path = tmp_path / "ready.json"
-    with LocalCluster(tmp_path) as cluster:
+    with WarmCluster(tmp_path) as cluster:
         error = refused(serve(tmp_path, "--ready-file", str(ready_path)))
         assert "in use by another `sbp serve`" in error
         assert ready_path.exists()
@@ -236,9 +234,8 @@ def test_ports_of_a_configuration_file(tmp_path):
         f'[serve]\ndata_dir = "{tmp_path}/data"\nlog_level = "info"\n'
         f"[placement_driver]\nport = {port}\n[range_server]\nport = 0\n"
     )
-    with subprocess.Popen(
-        [*SERVE, "--config", str(config)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    command = [*SERVE, "--config", str(config)]
+    with WarmProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == f"placement driver  127.0.0.1:{port}\n".encode()
         process.stdout.close()
         process.send_signal(signal.SIGINT)
@@ -358,16 +355,12 @@ def test_a_signal_while_starting_ends_the_start(tmp_path, monkeypatch):
 
 def test_standard_input_that_cannot_be_watched(tmp_path):
     with open(os.devnull) as nothing:
-        refusal = subprocess.run(
-            [*SERVE, "--data-dir", str(tmp_path), "--until-stdin-closes"],
-            stdin=nothing,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-        )
-    assert (refusal.returncode, refusal.stdout) == (2, "")
-    assert refusal.stderr == (
+        command = [*SERVE, "--data-dir", str(tmp_path), "--until-stdin-closes"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = WarmProcess(command, stdin=nothing, text=True, **pipes)
+    output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert (process.returncode, output) == (2, "")
+    assert errors == (
         "sbp: --until-stdin-closes: standard input is not a pipe or terminal; pass a pipe\n"
     )
 
@@ -376,7 +369,7 @@ def test_a_terminal_that_is_watched_stays_as_it_is(tmp_path):
     ours, theirs = pty.openpty()
     ports = ["--pd-port", "0", "--range-server-port", "0"]
     words = [*SERVE, "--data-dir", str(tmp_path), *ports, "--until-stdin-closes"]
-    with subprocess.Popen(words, stdin=theirs, stdout=subprocess.PIPE, text=True) as server:
+    with WarmProcess(words, stdin=theirs, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout.readline().startswith("placement driver")
             assert os.get_blocking(theirs)

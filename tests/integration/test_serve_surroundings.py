@@ -12,20 +12,22 @@ import pytest
 
 from sbp_core.client import Client
 from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME, read_driver_commit
+from tests.support.warm import WarmProcess
 
 SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
 PORTS = ["--pd-port", "0", "--range-server-port", "0"]
 TIMEOUT_SECONDS = 60
 
 
-def serve(folder, *words: str, prefix=(), **streams) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+def serve(folder, *words: str, prefix=(), **streams) -> subprocess.Popen[bytes] | WarmProcess:
+    popen = subprocess.Popen if prefix else WarmProcess
+    return popen(
         [*prefix, *SERVE, "--data-dir", str(folder / "data"), *PORTS, *words],
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
     )
 
 
-def stopped(process: subprocess.Popen[bytes]) -> str:
+def stopped(process: subprocess.Popen[bytes] | WarmProcess) -> str:
     """The log of a server up to its stop by SIGTERM."""
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
@@ -33,7 +35,7 @@ def stopped(process: subprocess.Popen[bytes]) -> str:
     return errors.decode()
 
 
-def refused(process: subprocess.Popen[bytes]) -> str:
+def refused(process: subprocess.Popen[bytes] | WarmProcess) -> str:
     """The one line of a server that does not start."""
     output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert (process.returncode, output, errors.count(b"\n")) == (2, b"", 1), errors

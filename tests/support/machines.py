@@ -49,7 +49,7 @@ class ServerProcess:
         self.endpoint = ""
         self._words = words
         self._port = "0"
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: WarmProcess | None = None
 
     @property
     def pid(self) -> int:
@@ -59,23 +59,24 @@ class ServerProcess:
 
     async def start(self) -> None:
         """Return once it serves; of a range server the placement driver then knows."""
-        self._process = await asyncio.create_subprocess_exec(
-            *program("server", *self._words, self._port),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+        self._process = await asyncio.to_thread(
+            WarmProcess,
+            program("server", *self._words, self._port),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
-        assert self._process.stdout is not None
         async with asyncio.timeout(START_SECONDS):
-            self.endpoint = (await self._process.stdout.readline()).decode().strip()
+            line = await asyncio.to_thread(self._process.stdout.readline)
+        self.endpoint = line.decode().strip()
         assert self.endpoint, "the server did not start"
         self._port = self.endpoint.rpartition(":")[2]
 
     async def kill(self) -> None:
         """SIGKILL: no GOAWAY, no last words."""
         assert self._process is not None
-        self._process.kill()
-        await self._process.wait()
-        self._process = None
+        process, self._process = self._process, None
+        process.kill()
+        await asyncio.to_thread(process.wait)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -111,13 +111,16 @@ class WarmProcess:
             self._watching.close()
         return self.returncode
 
-    def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
-        """Read both outputs to their ends and wait for the end. Raises TimeoutExpired."""
-        if self.stdin is not None:
-            self.stdin.close()
+    def communicate(self, given: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
+        """Write what is `given`, read both outputs to their ends, and wait for the end.
+
+        Raises TimeoutExpired.
+        """
         files = [each for each in (self.stdout, self.stderr) if each and not each.closed]
-        with ThreadPoolExecutor(2) as reading:
-            found = [reading.submit(each.read) for each in files]
+        with ThreadPoolExecutor(3) as threads:
+            found = [threads.submit(each.read) for each in files]
+            if self.stdin is not None and not self.stdin.closed:
+                threads.submit(self._give, given)
             try:
                 self.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -127,6 +130,11 @@ class WarmProcess:
         for each in files:
             each.close()
         return read.get(id(self.stdout)), read.get(id(self.stderr))
+
+    def _give(self, given: Any) -> None:
+        with suppress(BrokenPipeError), self.stdin:
+            if given is not None:
+                self.stdin.write(given)
 
     def send_signal(self, number: int) -> None:
         """Send a signal, if the process runs."""

@@ -36,7 +36,6 @@ IMPORTED = (
     "sbp_core.processes",
     "sbp_core.server.allocator",
     "sbp_core.server.runtime",
-    "sbp_spark.command",
     "uvloop",
 )
 REQUEST_BYTES_MAX = 1 << 17
@@ -45,6 +44,7 @@ REQUEST_BYTES_MAX = 1 << 17
 def serve(control: socket.socket) -> None:
     """Fork for every request. Returns in each of the processes, and when the test run ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that watch
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until there is something to stop
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, REQUEST_BYTES_MAX, 4)
         if not request:
@@ -94,6 +94,7 @@ def become(streams: list[int], words: list[str], environ: dict[str, str], folder
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
         exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
