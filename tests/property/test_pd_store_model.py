@@ -14,16 +14,20 @@ from hypothesis.stateful import (
 from sbp_core.pd.model import (
     NO_CURSOR,
     CursorRecord,
+    GroupRecord,
     NewStream,
     RangeRecord,
     RangeServerRecord,
     StreamRecord,
 )
+from tests.support.clock import examples
+from tests.support.metadata import SqliteHome
 
-NAMES = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))
+NAMES = st.one_of(st.none(), st.sampled_from(["a", "b", "A"]))
 SERVERS = st.integers(1, 3)
 PICKS = st.integers(0, 7)
 """Which stream: a position among those ever created, so that deleted ones are asked for too."""
+OFFSETS = st.one_of(st.integers(NO_CURSOR, 3), st.just(2**63 - 1))
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -80,23 +84,26 @@ class StoreMachine(RuleBasedStateMachine):
         pick=PICKS,
         server_ids=st.lists(SERVERS, min_size=1, max_size=2, unique=True),
         length=st.sampled_from([None, 0, 5]),
+        is_repeat=st.booleans(),
     )
-    def create_range(self, pick, server_ids, length):
+    def create_range(self, pick, server_ids, length, is_repeat):
         stream_id = self.pick(pick)
-        last = self.store.maybe_last_range(stream_id)
-        index = last.range_index + 1 if last else 0
+        indexes = [index for owner, index in self.ranges if owner == stream_id]
+        index = max(indexes, default=-1) + 1
+        if is_repeat and indexes:
+            index -= 1
         start = 10 * index
         end = None if length is None else start + length
         new = RangeRecord(stream_id, index, start, end, 1, tuple(server_ids), 11)
         (is_made,) = self.store.create_ranges([new])
-        assert is_made == (stream_id in self.streams)
+        assert is_made == (stream_id in self.streams and index not in indexes)
         if is_made:
             self.ranges[stream_id, index] = new
         self.bump(is_made)
 
     @rule(
         group=st.sampled_from(["g", "h"]),
-        moves=st.lists(st.tuples(PICKS, st.integers(NO_CURSOR, 3)), max_size=3),
+        moves=st.lists(st.tuples(PICKS, OFFSETS), max_size=3),
         time_ms=st.integers(0, 9),
     )
     def commit_cursors(self, group, moves, time_ms):
@@ -138,10 +145,17 @@ class StoreMachine(RuleBasedStateMachine):
         everything = [self.ranges[key] for key in sorted(self.ranges)]
         assert store.ranges_after((-1, -1), 1000, stream_id=None, server_id=None) == everything
         for group in ("g", "h"):
-            listed = store.cursors.after(group, -1, 1000)
-            assert listed == [self.cursors[key] for key in sorted(self.cursors) if key[0] == group]
-        groups = [each.name for each in store.cursors.groups_after("", 1000)]
-        assert groups == sorted({group for group, _ in self.cursors})
+            kept = self.cursors_of(group)
+            assert store.cursors.after(group, -1, 1000) == [kept[each] for each in sorted(kept)]
+        assert store.cursors.groups_after("", 1000) == [
+            GroupRecord(group, max(times))
+            for group in ("g", "h")
+            if (
+                times := [
+                    each.committed_at_ms for key, each in self.cursors.items() if key[0] == group
+                ]
+            )
+        ]
         counts = {}
         for server_id in (1, 2, 3):
             hosted = [each for each in everything if server_id in each.server_ids]
@@ -152,9 +166,43 @@ class StoreMachine(RuleBasedStateMachine):
                 counts[server_id] = open_count
         assert store.open_range_counts() == counts
 
+    @rule(pick=PICKS)
+    def look_up(self, pick):
+        """What is asked for by id, in any order, and page by page."""
+        stream_id = self.pick(pick)
+        own = [self.ranges[key] for key in sorted(self.ranges) if key[0] == stream_id]
+        assert self.listed(stream_id=stream_id) == own
+        assert self.store.maybe_last_range(stream_id) == (own[-1] if own else None)
+        hosted = [each for each in own if 2 in each.server_ids]
+        assert self.listed(stream_id=stream_id, server_id=2) == hosted
+        asked = [stream_id, *reversed(self.stream_ids), 1_000_000]
+        assert self.store.streams_by_id(asked) == [self.streams.get(each) for each in asked]
+        named = {each.name: each for each in self.streams.values()}
+        names = ["b", "A", "none", "a"]
+        assert self.store.streams_by_name(names) == [named.get(each) for each in names]
+        kept = self.cursors_of("g")
+        assert self.store.cursors.of_streams("g", asked) == [kept.get(each) for each in asked]
+        assert (
+            self.store.cursors.after("g", stream_id, 2)
+            == [kept[each] for each in sorted(kept) if each > stream_id][:2]
+        )
+
+    def cursors_of(self, group):
+        return {key[1]: each for key, each in self.cursors.items() if key[0] == group}
+
+    def listed(self, *, stream_id=None, server_id=None):
+        """All ranges, two at a time."""
+        found, after = [], (-1, -1)
+        while page := self.store.ranges_after(after, 2, stream_id=stream_id, server_id=server_id):
+            assert (page[0].stream_id, page[0].range_index) > after
+            found += page
+            after = (page[-1].stream_id, page[-1].range_index)
+        return found
+
 
 def test_a_store_equals_a_model(home):
+    count = examples(80) if isinstance(home, SqliteHome) else 25
     run_state_machine_as_test(
         partial(StoreMachine, home),
-        settings=settings(max_examples=25, stateful_step_count=25, deadline=None),
+        settings=settings(max_examples=count, stateful_step_count=25, deadline=None),
     )

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.errors import InvalidRequestError, OffsetOutOfRangeError, StatusCode
+from sbp_core.errors import InvalidRequestError, StatusCode
 from sbp_core.pd.model import RangeRecord, SealedRange
 from sbp_core.wire.headers import (
     RangeServer,
@@ -72,28 +72,6 @@ def store_sealed_ranges(cluster, stream_id, *ends):
 # UPDATE_STREAMS
 
 
-def test_an_update_changes_what_it_names_and_sets_the_retention(run):
-    async def test(cluster):
-        await cluster.add_server()
-        (made,) = await cluster.create(Stream(name="old", retention_period_ms=5))
-        stream_id = made.stream.stream_id
-        before = await revision(cluster)
-        (first,) = await update(cluster, Stream(stream_id=stream_id, retention_period_ms=9))
-        assert first.status.code == StatusCode.NONE
-        assert (first.updated_stream.name, first.updated_stream.retention_period_ms) == ("old", 9)
-        assert first.updated_stream.replica_nums == first.updated_stream.ack_count == 1
-        assert first.updated_stream.created_at_ms == made.stream.created_at_ms
-        assert await revision(cluster) > before
-        (second,) = await update(cluster, Stream(stream_id=stream_id, replica_nums=1, name="new"))
-        assert (second.updated_stream.name, second.updated_stream.retention_period_ms) == ("new", 0)
-        (described,) = await cluster.describe(stream_ids=(stream_id,))
-        assert described.stream == second.updated_stream
-        (gone,) = await cluster.describe(names=("old",))
-        assert gone.status.code == StatusCode.NOT_FOUND
-
-    run(test)
-
-
 def test_a_client_without_the_limit_in_bytes_keeps_it(run):
     async def test(cluster):
         await cluster.add_server()
@@ -147,57 +125,6 @@ def test_each_item_of_an_update_fails_by_itself(run):
 # TRIM_STREAMS
 
 
-def test_whole_ranges_go_and_the_one_with_the_offset_shrinks(run):
-    async def test(cluster):
-        await cluster.add_server()
-        stream_id = await cluster.created_id("a")
-        await store_sealed_ranges(cluster, stream_id, 10, 20, 30)
-        for offset, expected, is_change in [
-            (0, (0, 0, 10), False),
-            (9, (0, 9, 10), True),
-            (10, (1, 10, 20), True),
-            (15, (1, 15, 20), True),
-            (3, (1, 15, 20), False),
-            (30, (2, 30, 30), True),
-            (30, (2, 30, 30), False),
-        ]:
-            before = await revision(cluster)
-            (result,) = await trim(cluster, (stream_id, offset))
-            assert result.status.code == StatusCode.NONE
-            assert result.trimmed_stream.name == "a"
-            assert bounds(result) == expected
-            assert (await revision(cluster) > before) == is_change
-        listed = await cluster.list_one(by_stream(stream_id))
-        assert [each.range_index for each in listed.ranges] == [2]
-        opened = await cluster.create_range(stream_id=stream_id)
-        assert (opened.stream_range.range_index, opened.stream_range.start_offset) == (3, 30)
-
-    run(test)
-
-
-def test_each_item_of_a_trim_fails_by_itself(run):
-    async def test(cluster):
-        await cluster.add_server()
-        stream_id = await cluster.created_id("a")
-        await store_sealed_ranges(cluster, stream_id, 10, 20)
-        results = await trim(
-            cluster, (404, 1), (stream_id, -1), (stream_id, 21), (stream_id, 4), (stream_id, 12)
-        )
-        assert codes(results) == [
-            StatusCode.NOT_FOUND,
-            StatusCode.INVALID_REQUEST,
-            StatusCode.OFFSET_OUT_OF_RANGE,
-            StatusCode.NONE,
-            StatusCode.NONE,
-        ]
-        error = maybe_error(results[2].status)
-        assert isinstance(error, OffsetOutOfRangeError)
-        assert error.bounds == (0, 20)
-        assert [bounds(result) for result in results[3:]] == [(0, 4, 10), (1, 12, 20)]
-
-    run(test)
-
-
 def test_the_tail_of_an_open_range_is_asked_of_its_server(run):
     async def test(cluster):
         await cluster.add_server("127.0.0.1:1")
@@ -226,30 +153,5 @@ def test_a_report_keeps_a_server_alive_and_its_identity_is_checked(run):
             assert refused.status.code == StatusCode.INVALID_REQUEST
         (refused,) = await cluster.client.ask(Opcode.REPORT_METRICS, ReportMetricsRequest())
         assert isinstance(maybe_error(refused.status), InvalidRequestError)
-
-    run(test)
-
-
-def test_new_ranges_go_by_the_reports(run):
-    async def place(cluster):
-        (result,) = await cluster.create(Stream())
-        if result.stream_range is None:
-            return result.status.code
-        return result.stream_range.servers[0].server.server_id
-
-    async def test(cluster):
-        a, b = await cluster.add_server("h:1"), await cluster.add_server("h:2")
-        room, scarce = limits.PLACEMENT_DISK_FREE_BYTES, limits.PLACEMENT_DISK_FREE_BYTES - 1
-        await report(cluster, a, "h:1", disk_free_space=0)
-        assert [await place(cluster) for _ in range(3)] == [b, b, b]
-        await report(cluster, a, "h:1", disk_free_space=room, network_append_rate=50)
-        await report(cluster, b, "h:2", disk_free_space=room, network_append_rate=10)
-        assert [await place(cluster) for _ in range(4)] == [a, a, a, b]
-        await report(cluster, b, "h:2", disk_free_space=scarce)
-        assert [await place(cluster) for _ in range(3)] == [a, a, a]
-        await report(cluster, a, "h:1", disk_free_space=0)
-        assert await place(cluster) == b
-        await report(cluster, b, "h:2", disk_free_space=0)
-        assert await place(cluster) == StatusCode.PD_NO_AVAILABLE_RS
 
     run(test)

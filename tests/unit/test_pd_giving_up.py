@@ -25,7 +25,6 @@ from sbp_core.pd.txns.txn_handlers import explain, refusal
 from sbp_core.wire.headers import CommitTxnRequest, EndTxnResponse
 from sbp_core.wire.opcodes import Opcode
 from tests.support.placement_driver import (
-    DIGEST,
     asked,
     commit,
     decided,
@@ -63,37 +62,6 @@ async def dropped(peer, item):
             if [item] in asked(peer):
                 return
             await asyncio.sleep(0.01)
-
-
-def test_a_lost_batch_is_given_up_and_later_decisions_continue(tmp_path, peer, caplog):
-    async def main():
-        async with running(tmp_path) as cluster:
-            await cluster.add_server(peer.endpoint)
-            one, two = await cluster.created_id(), await cluster.created_id()
-            peer.script(Opcode.END_TXN, end(**{f"s{one}": INCOMPLETE}))
-            lost = (part("p.1.a", one), part("p.1.b", one, count=2))
-            await commit(cluster, 1, *lost, part("p.1.a", two), timeout_ms=100)
-            await commit(cluster, 2, part("p.2.a", one), timeout_ms=100)
-            await decided(cluster, "stuck", "publishing")
-            answer = await give_up(cluster, 1)
-            assert (answer.parts, answer.is_published) == (lost, True)
-            assert (answer.record_count, answer.digest) == (5, DIGEST)
-            await decided(cluster, "lost", "stuck")
-            described = (await describe(cluster))[0]
-            assert (described.parts, described.lost) == ((), lost)
-            await dropped(peer, (one, 0, ("p.1.a", "p.1.b"), False, -1))
-            peer.script(Opcode.END_TXN, end())
-            await decided(cluster, "lost", "published")
-        async with running(tmp_path) as cluster:
-            assert (await give_up(cluster, 1)).parts == lost, "it may be repeated"
-            replay = await commit(cluster, 1, part("p.1.z", one))
-            assert (replay.is_replay, replay.is_published) == (True, True)
-            assert replay.parts == lost, "a replayed commit reports them, too"
-            assert (replay.record_count, replay.digest) == (5, DIGEST)
-
-    asyncio.run(main())
-    assert "records=7 stream=" in caplog.text
-    assert "batch=1 producer=p" in caplog.text
 
 
 def test_a_waiting_batch_is_not_given_up(tmp_path, peer):

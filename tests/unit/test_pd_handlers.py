@@ -3,21 +3,13 @@
 import asyncio
 
 import pytest
-from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.errors import (
-    ConfigurationError,
     StatusCode,
-    StatusError,
-    UnsupportedError,
 )
-from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.wire.headers import (
-    ClientRole,
     CreateRangeRequest,
-    DescribePlacementDriverClusterRequest,
-    HeartbeatRequest,
     RangeCriteria,
     RangeServer,
     Stream,
@@ -25,7 +17,6 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from tests.support.metadata import altered_metadata
 from tests.support.placement_driver import by_server, by_stream, codes, runner
-from tests.support.wire import RawClient
 
 
 @pytest.fixture
@@ -34,35 +25,6 @@ def run(tmp_path):
 
 
 # HEARTBEAT, ALLOCATE_ID, DESCRIBE_PD_CLUSTER
-
-
-def test_a_client_gets_the_cluster(run):
-    async def test(cluster):
-        request = HeartbeatRequest(client_id="c1", client_role=ClientRole.CLIENT)
-        (answer,) = await cluster.client.ask(Opcode.HEARTBEAT, request)
-        assert (answer.client_id, answer.client_role) == ("c1", ClientRole.CLIENT)
-        assert answer.status.code == 0
-        assert len(answer.cluster_id) == 36
-        assert cluster.driver.live_server_count == 0
-
-    run(test)
-
-
-def test_a_range_server_lives_from_heartbeat_to_heartbeat(run):
-    async def test(cluster):
-        server_id = await cluster.allocate()
-        assert cluster.driver.live_server_count == 0
-        answer = await cluster.beat(server_id)
-        assert answer.status.code == 0
-        assert answer.range_server.server_id == server_id
-        for _ in range(5):
-            cluster.clock.advance(limits.HEARTBEAT_TIMEOUT_MS - 1)
-            await cluster.beat(server_id, cluster_id=answer.cluster_id)
-            assert cluster.driver.live_server_count == 1
-        cluster.clock.advance(limits.HEARTBEAT_TIMEOUT_MS)
-        assert cluster.driver.live_server_count == 0
-
-    run(test)
 
 
 def test_a_server_of_another_cluster_is_refused_and_told_to_keep_its_data(run):
@@ -109,15 +71,6 @@ def test_a_server_must_announce_host_and_port(run, address):
     run(test)
 
 
-def test_a_range_server_without_its_table_is_refused(run):
-    async def test(cluster):
-        request = HeartbeatRequest(client_role=ClientRole.RANGE_SERVER)
-        (answer,) = await cluster.client.ask(Opcode.HEARTBEAT, request)
-        assert answer.status.code == StatusCode.INVALID_REQUEST
-
-    run(test)
-
-
 def test_a_server_of_an_earlier_version_needs_no_secret_and_keeps_its_place(run):
     async def test(cluster):
         server_id = await cluster.allocate()
@@ -150,18 +103,6 @@ def test_addresses_are_passed_on(run, address):
         await cluster.add_server(address)
         (result,) = await cluster.create(Stream())
         assert result.stream_range.servers[0].server.advertise_addr == address
-
-    run(test)
-
-
-def test_the_cluster_is_one_leader(run):
-    async def test(cluster):
-        (answer,) = await cluster.client.ask(
-            Opcode.DESCRIBE_PD_CLUSTER, DescribePlacementDriverClusterRequest()
-        )
-        (node,) = answer.cluster.nodes
-        assert (node.advertise_addr, node.is_leader) == (cluster.driver.endpoint, True)
-        assert node.name
 
     run(test)
 
@@ -212,28 +153,6 @@ def test_a_server_with_many_ranges_has_several_results(run):
         assert listed == [result.stream.stream_id for result in created]
         assert last.range_owner.range_server is None
         assert [each.stream_id for each in last.ranges] == [1]
-
-    run(test)
-
-
-def test_nothing_is_listed_while_nothing_changed(run):
-    async def test(cluster):
-        server_id = await cluster.add_server()
-        a = await cluster.created_id()
-        (full,) = await cluster.list(by_stream(a))
-        (same,) = await cluster.list(by_stream(a), since=full.revision)
-        assert (same.list_responses, same.revision) == ((), full.revision)
-        for change in (
-            cluster.created_id(),
-            cluster.delete(a + 1),
-            cluster.beat(server_id, "127.0.0.1:2"),
-        ):
-            await change
-            (fresh,) = await cluster.list(by_stream(a), since=full.revision)
-            assert fresh.revision > full.revision
-            assert len(fresh.list_responses) == 1
-            full = fresh
-        assert full.list_responses[0].ranges[0].servers[0].server.advertise_addr == "127.0.0.1:2"
 
     run(test)
 
@@ -290,52 +209,6 @@ def test_an_open_range_must_be_sealed_first(run):
 # The server
 
 
-@pytest.mark.parametrize(
-    "opcode",
-    [Opcode.APPEND, Opcode.FETCH, Opcode.DESCRIBE_RANGE, Opcode.SYNC_RANGES],
-)
-def test_an_opcode_that_is_not_served_is_refused_by_name(run, opcode):
-    async def test(cluster):
-        with pytest.raises(UnsupportedError, match="placement driver"):
-            await cluster.client.ask(opcode)
-
-    run(test)
-
-
-def test_a_header_that_is_none_fails_its_call_only(run):
-    async def test(cluster):
-        for opcode in (Opcode.HEARTBEAT, Opcode.CREATE_STREAMS, Opcode.LIST_RANGES):
-            for data in (b"", b"\xff" * 40):
-                with pytest.raises(StatusError):
-                    await cluster.client.ask(opcode, data)
-        assert await cluster.allocate() > 0
-
-    run(test)
-
-
-def test_a_restart_keeps_everything_but_who_is_alive(run):
-    async def first(cluster):
-        server_id = await cluster.add_server("h:1")
-        stream_id = await cluster.created_id("a")
-        return server_id, stream_id, (await cluster.list(by_stream(stream_id)))[0]
-
-    server_id, stream_id, before = run(first)
-
-    async def second(cluster):
-        assert cluster.driver.live_server_count == 0
-        (after,) = await cluster.list(by_stream(stream_id))
-        assert after.store_life != before.store_life
-        assert (
-            replace(after, store_life=before.store_life, store_commit=before.store_commit) == before
-        )
-        assert (await cluster.beat(server_id, "h:1")).status.code == 0
-        assert cluster.driver.live_server_count == 1
-        assert await cluster.allocate() > server_id
-        assert await cluster.created_id() > stream_id
-
-    run(second)
-
-
 def test_calls_may_overlap(run):
     async def test(cluster):
         await cluster.add_server()
@@ -343,52 +216,3 @@ def test_calls_may_overlap(run):
         assert sorted(codes([each for (each,) in results])) == [0] + [StatusCode.CONFLICT] * 49
 
     run(test)
-
-
-def test_stopping_says_goodbye_and_frees_the_directory(tmp_path):
-    async def main():
-        settings = PlacementDriverSettings(data_dir=tmp_path, port=0)
-        driver = PlacementDriver(settings)
-        async with RawClient.at(await driver.start()) as client:
-            await client.call(Opcode.PING)
-            other = PlacementDriver(settings)
-            with pytest.raises(ConfigurationError, match="in use"):
-                await other.start()
-            await driver.stop()
-            await client.wait_closed()
-            assert client.was_sent_away
-        await driver.stop()
-        await other.start()
-        await other.stop()
-
-    asyncio.run(main())
-
-
-def test_a_taken_port_is_said_and_leaves_the_directory_free(tmp_path):
-    async def main():
-        first = PlacementDriver(PlacementDriverSettings(data_dir=tmp_path / "1", port=0))
-        endpoint = await first.start()
-        port = int(endpoint.rpartition(":")[2])
-        for _ in range(2):
-            second = PlacementDriver(PlacementDriverSettings(data_dir=tmp_path / "2", port=port))
-            with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
-                await second.start()
-        await first.stop()
-
-    asyncio.run(main())
-
-
-def test_the_advertised_address_is_returned(tmp_path):
-    async def main():
-        settings = PlacementDriverSettings(
-            data_dir=tmp_path, port=0, advertise_host="pd.example.org", advertise_port=80
-        )
-        driver = PlacementDriver(settings)
-        with pytest.raises(RuntimeError):
-            _ = driver.endpoint
-        endpoint = await driver.start()
-        assert endpoint == driver.endpoint == "pd.example.org:80"
-        assert driver.port not in {0, 80}
-        await driver.stop()
-
-    asyncio.run(main())

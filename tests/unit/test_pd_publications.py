@@ -54,34 +54,6 @@ def walk(publication: Publication, *learned: PublicationInput) -> Publication:
     return publication
 
 
-def test_the_way_over_a_sealed_range():
-    publication = Publication.of(1, [Part("a", 1, 0, 5)])
-    assert publication.maybe_learned(SEALED) is Told.SEALED
-    moved = walk(publication, Told.SEALED, Told.MOVED)
-    assert (moved.state, moved.range_index, moved.txn_ids) == (S.ENDING, 1, ("a~0",))
-    assert moved.maybe_learned(INCOMPLETE) is Told.COPIES_LACKING
-    copying = moved.after(Told.COPIES_LACKING)
-    assert copying.maybe_learned(None) is Told.COPIED
-    copied = copying.after(Told.COPIED)
-    assert copied.maybe_learned(None) is Told.DONE
-    assert walk(copied, Told.DONE, Told.RECORDED).state is S.SETTLED
-    assert copied.maybe_learned(INCOMPLETE) is Told.INCOMPLETE, "not at once again"
-    stuck = copied.after(Told.INCOMPLETE)
-    assert stuck.maybe_learned(INCOMPLETE) is Told.COPIES_LACKING, "copies may have been lost"
-    assert stuck.after(Told.COPIES_LACKING).state is S.COPYING
-    assert stuck.maybe_learned(ENDED) is Told.INCOMPLETE
-
-
-@pytest.mark.parametrize("error", [SEALED, ENDED])
-def test_a_server_that_cannot_copy_asks_again_whether_it_was_done(error):
-    copying = walk(
-        Publication.of(1, [Part("a", 1, 0, 5)]), Told.SEALED, Told.MOVED, Told.COPIES_LACKING
-    )
-    assert copying.maybe_learned(error) is Told.COPIES_REFUSED
-    again = copying.after(Told.COPIES_REFUSED)
-    assert (again.state, again.range_index) == (S.ENDING, 1)
-
-
 @pytest.mark.parametrize("error", [INVALID, DAMAGED])
 def test_a_fault_is_shown_as_stuck_but_says_of_nothing_that_it_is_lost(error):
     publication = Publication.of(1, [Part("a", 1, 0, 5)])

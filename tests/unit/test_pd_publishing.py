@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from sbp_core import limits
-from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.errors import InvalidRequestError
 from sbp_core.pd.txns.ending import RangeServers, Route
 from sbp_core.pd.txns.publications import Publication
 from sbp_core.pd.txns.publishing import Publisher
@@ -30,7 +30,7 @@ from tests.support.placement_driver import (
     running,
     seen,
 )
-from tests.support.scripted_peer import Exchange, reset, silent
+from tests.support.scripted_peer import Exchange, silent
 
 
 @pytest.fixture
@@ -72,19 +72,6 @@ def test_a_batch_that_no_range_can_publish_is_not_decided(tmp_path):
             with pytest.raises(InvalidRequestError, match="published at once"):
                 await commit(cluster, 1, many, TxnPart("p.1.b", one, 1, 0, 1))
             assert await describe(cluster) == []
-
-    asyncio.run(main())
-
-
-def test_an_answer_that_is_lost_is_asked_for_again(tmp_path, peer):
-    async def main():
-        async with running(tmp_path) as cluster:
-            await cluster.add_server(peer.endpoint)
-            one = await cluster.created_id()
-            peer.script(Opcode.END_TXN, reset, end())
-            assert (await commit(cluster, 1, part("p.1.a", one))).is_published
-            first, second = asked(peer)
-            assert first == second == [(one, 0, ("p.1.a",), True, 5)]
 
     asyncio.run(main())
 
@@ -210,40 +197,6 @@ def test_few_streams_are_copied_at_a_time():
         await asyncio.gather(*(servers.copy_earlier(each, here) for each in earlier))
         assert len(most) == len(earlier)
         assert max(most) == limits.TXN_COPIES_MAX
-
-    asyncio.run(main())
-
-
-def test_a_batch_that_differs_from_its_commit_is_stuck_and_retried(tmp_path, peer, caplog):
-    async def main():
-        async with running(tmp_path) as cluster:
-            await cluster.add_server(peer.endpoint)
-            one, two = await cluster.created_id(), await cluster.created_id()
-            peer.script(Opcode.END_TXN, end(**{f"s{one}": StatusCode.TXN_INCOMPLETE}))
-            parts = (part("p.1.a", one), part("p.1.a", two))
-            assert not (await commit(cluster, 1, *parts, timeout_ms=100)).is_published
-            await decided(cluster, "stuck")
-            (told,) = await describe(cluster, "p")
-            assert told.parts == parts[:1], "the other stream shows it"
-            assert await describe(cluster, "q") == []
-            peer.script(Opcode.END_TXN, end())
-            await decided(cluster, "published")
-        assert "stuck=True" in caplog.text
-
-    asyncio.run(main())
-
-
-def test_a_stream_that_is_deleted_needs_nothing_any_more(tmp_path, peer):
-    async def main():
-        async with running(tmp_path) as cluster:
-            await cluster.add_server(peer.endpoint)
-            one = await cluster.created_id()
-            peer.script(Opcode.END_TXN, end(**{f"s{one}": StatusCode.NOT_FOUND}))
-            waiting = asyncio.create_task(commit(cluster, 1, part("p.1.a", one)))
-            await decided(cluster, "publishing")
-            await cluster.delete(one)
-            assert (await waiting).is_published
-            await decided(cluster, "published")
 
     asyncio.run(main())
 

@@ -225,36 +225,6 @@ def test_a_heartbeat_is_answered_with_the_last_commit_and_may_accuse(run, tmp_pa
         run(honest)
 
 
-def test_a_client_that_knows_a_lost_commit_gets_an_error_and_stops_nothing(run, tmp_path):
-    async def before(cluster):
-        await cluster.allocate()
-        return (await cluster.list())[0]
-
-    known = run(before)
-    shutil.copytree(tmp_path / "data", tmp_path / "copy")
-
-    async def after(cluster):
-        await cluster.allocate()
-        return (await cluster.list())[0]
-
-    lost = run(after)
-    shutil.rmtree(tmp_path / "data")
-    shutil.copytree(tmp_path / "copy", tmp_path / "data")
-
-    async def overtaken(cluster):
-        for _ in range(3):
-            await cluster.allocate()
-        (now,) = await cluster.list()
-        assert now.store_commit > lost.store_commit
-        for told, is_lacking in ((known, False), (now, False), (lost, True)):
-            (answer,) = await cluster.list(commit=(told.store_commit, told.store_life))
-            assert answer.lacks_commit == is_lacking
-        assert not cluster.driver.failed.done()
-        assert await cluster.allocate() > 0
-
-    run(overtaken)
-
-
 def test_a_range_server_remembers_the_last_commit(tmp_path, caplog):
     known = DriverCommit(tmp_path, OsDisk())
     assert (known.number, known.life) == (-1, None)

@@ -175,27 +175,6 @@ def test_enough_answers_decide_and_a_silent_server_is_not_waited_for(tmp_path, p
     run(tmp_path, test)
 
 
-def test_a_damaged_replica_decides_nothing(tmp_path, peers):
-    async def test(cluster):
-        await add_servers(cluster, peers)
-        stream, _ = await create(cluster, replica_nums=3)
-        peers[0].script(Opcode.SEAL_RANGE, fenced(9, C, 90, is_damaged=True))
-        peers[1].script(Opcode.SEAL_RANGE, fenced(5, A, 50))
-        peers[2].script(Opcode.SEAL_RANGE, refused(StatusCode.RANGE_NOT_FOUND))
-        result = await seal(cluster, stream.stream_id)
-        assert result.status.code == StatusCode.SEAL_NO_SERVER_ANSWERED
-        message = result.status.message
-        assert "2 of its 3 servers have to answer with all their entries, and 1 did" in message
-        assert f"{peers[0].endpoint} lost entries" in message
-        assert peers[2].endpoint in message
-        (still,) = await ranges_of(cluster, stream.stream_id)
-        assert (still.end_offset, still.end_seq) == (NO_END, NO_SEQ)
-        peers[2].script(Opcode.SEAL_RANGE, fenced(4, B, 40))
-        assert (await seal(cluster, stream.stream_id)).stream_range.start_offset == 50
-
-    run(tmp_path, test)
-
-
 @pytest.mark.parametrize(
     "broken", [fenced(5, b"short", 50), fenced(-1, b"", 50), fenced(0, A, 50), sealed_at(90)]
 )

@@ -85,17 +85,6 @@ def versions(store, *stream_ids, **options):
     return [(each.stream_id, each.version) for each in history(store, *stream_ids, **options)[0]]
 
 
-def test_the_store_keeps_versions_in_their_order(store, stream_id):
-    other = create(store, "other")
-    news = [record(stream_id, 1, FIRST), record(other, 1, OTHER), record(stream_id, 2, SECOND, 9)]
-    assert store.schemas.maybe_newest(stream_id) is None
-    store.schemas.register(news)
-    assert store.schemas.maybe_newest(stream_id) == news[2]
-    assert store.schemas.maybe_newest(other) == news[1]
-    following = [store.schemas.maybe_next(stream_id, version) for version in range(3)]
-    assert following == [news[0], news[2], None]
-
-
 def test_the_store_takes_all_or_none(store, stream_id):
     store.schemas.register([record(stream_id, 1, FIRST)])
     for broken in (record(stream_id, 1, SECOND), record(NO_STREAM, 1, SECOND)):
@@ -103,54 +92,6 @@ def test_the_store_takes_all_or_none(store, stream_id):
             store.schemas.register([record(stream_id, 2, SECOND), broken])
         assert store.schemas.maybe_newest(stream_id).version == 1
     assert store.maybe_failure is None
-
-
-def test_a_stream_takes_its_schema_along(store, stream_id):
-    store.schemas.register([record(stream_id, 1, FIRST)])
-    store.delete_streams([stream_id])
-    again = create(store, "typed")
-    assert store.schemas.maybe_newest(stream_id) is store.schemas.maybe_newest(again) is None
-    assert store.schemas.maybe_next(stream_id, 0) is None
-
-
-def test_schemas_are_there_after_a_crash_and_leave_the_revision_alone(home, store, stream_id):
-    before = store.revision()
-    register(store, asked(stream_id, 1, FIRST), time_ms=7)
-    assert store.revision() == before
-    assert home.crash().schemas.maybe_newest(stream_id) == record(stream_id, 1, FIRST, 7)
-
-
-def test_versions_are_added_one_by_one(store, stream_id):
-    answers = register(store, asked(stream_id, 1, FIRST), asked(stream_id, 2, SECOND))
-    assert codes(answers) == [0, 0]
-    assert [each.version for each in answers] == [1, 2]
-    assert codes(register(store, asked(stream_id, 3, THIRD), time_ms=5)) == [0]
-    found, _ = history(store, stream_id)
-    assert [each.version for each in found] == [1, 2, 3]
-    assert [each.schema for each in found] == [each.encode() for each in (FIRST, SECOND, THIRD)]
-    assert [each.registered_at_ms for each in found] == [1, 1, 5]
-
-
-@pytest.mark.parametrize("version", [-1, 0, 1, 2, 3, 2**31 - 1])
-def test_a_schema_equal_to_the_newest_is_not_added_again(store, stream_id, version):
-    (made,) = register(store, asked(stream_id, 1, FIRST))
-    assert register(store, asked(stream_id, version, FIRST), time_ms=9) == [made]
-    assert versions(store, stream_id) == [(stream_id, 1)]
-
-
-@pytest.mark.parametrize("version", [-1, 0, 1, 3, 2**31 - 1])
-def test_an_outdated_change_is_refused_with_the_newest_version(store, stream_id, version):
-    (made,) = register(store, asked(stream_id, 1, FIRST))
-    (answer,) = register(store, asked(stream_id, version, SECOND))
-    assert answer.status.code == StatusCode.CONFLICT
-    assert (answer.version, answer.schema) == (1, made.schema)
-    assert versions(store, stream_id) == [(stream_id, 1)]
-
-
-@pytest.mark.parametrize("version", [-1, 0, 2])
-def test_the_first_version_is_1(store, stream_id, version):
-    (answer,) = register(store, asked(stream_id, version, FIRST))
-    assert (answer.status.code, answer.version, answer.schema) == (StatusCode.CONFLICT, 0, b"")
 
 
 @pytest.mark.parametrize(
@@ -177,46 +118,6 @@ def test_an_invalid_schema_is_refused_with_a_reason(store, stream_id, changes, m
     assert versions(store, stream_id) == [(stream_id, 0)]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (OTHER, "column a is string; the stream has int64"),
-        (schema_of(b=pa.string(), a=pa.int64()), "expected a int64, found b string"),
-        (schema_of(a=pa.int64()), "b string is missing"),
-        (schema_of(a=pa.int32(), b=pa.string(), c=pa.string()), "expected a int64, found a int32"),
-    ],
-)
-def test_a_version_that_does_not_follow_the_newest_is_refused(store, stream_id, wrong, message):
-    register(store, asked(stream_id, 1, FIRST), asked(stream_id, 2, SECOND))
-    (answer,) = register(store, asked(stream_id, 3, wrong))
-    assert (answer.status.code, answer.version) == (StatusCode.INVALID_REQUEST, 2)
-    assert message in answer.status.message
-    assert versions(store, stream_id) == [(stream_id, 1), (stream_id, 2)]
-
-
-def test_an_item_that_fails_fails_alone(store, stream_id):
-    answers = register(
-        store,
-        asked(NO_STREAM, 1, FIRST),
-        asked(stream_id, 2, FIRST),
-        asked(stream_id, 1, FIRST),
-        asked(-1, 1, FIRST),
-        asked(stream_id, 2, OTHER),
-        asked(stream_id, 2, SECOND),
-        asked(stream_id, 2, SECOND),
-    )
-    assert codes(answers) == [
-        StatusCode.NOT_FOUND,
-        StatusCode.CONFLICT,
-        0,
-        StatusCode.NOT_FOUND,
-        StatusCode.INVALID_REQUEST,
-        0,
-        0,
-    ]
-    assert versions(store, stream_id) == [(stream_id, 1), (stream_id, 2)]
-
-
 def test_the_versions_of_a_stream_have_a_limit(store, stream_id):
     answers = register(
         store,
@@ -238,23 +139,6 @@ def test_a_reason_is_never_too_long_to_be_told(store, stream_id):
     header = RegisterSchemasResponse(schemas=tuple(answers))
     assert decode_header(RegisterSchemasResponse, encode_header(header)) == header
     assert all(each.status.message.endswith(" ...") for each in answers)
-
-
-def test_streams_are_described_in_the_order_asked_for(store, stream_id):
-    bare = create(store, "bare")
-    register(store, asked(stream_id, 1, FIRST), asked(stream_id, 2, SECOND))
-    entries, _ = history(store, bare, NO_STREAM, stream_id, bare)
-    assert [(each.stream_id, each.version) for each in entries] == [
-        (bare, 0),
-        (NO_STREAM, -1),
-        (stream_id, 1),
-        (stream_id, 2),
-        (bare, 0),
-    ]
-    assert codes(entries) == [0, StatusCode.NOT_FOUND, 0, 0, 0]
-    newest, _ = history(store, bare, NO_STREAM, stream_id, newest_only=True)
-    assert newest == [entries[0], entries[1], entries[3]]
-    assert history(store) == ([], 1)
 
 
 @pytest.mark.parametrize("per_frame", [1, 2, 3, 4, 5, 100])

@@ -9,7 +9,6 @@ from sbp_core.wire.headers import (
     DeleteStreamsRequest,
     DescribeStreamsRequest,
     ListRangesRequest,
-    RangeServer,
     Stream,
 )
 from sbp_core.wire.opcodes import Opcode
@@ -22,50 +21,6 @@ def run(tmp_path):
 
 
 # CREATE_STREAMS
-
-
-def test_a_created_stream_comes_with_its_range(run):
-    async def test(cluster):
-        server_id = await cluster.add_server("10.0.0.1:10911")
-        (result,) = await cluster.create(Stream(name="orders", retention_period_ms=60_000))
-        stream, first = result.stream, result.stream_range
-        assert (stream.name, stream.replica_nums, stream.ack_count) == ("orders", 1, 1)
-        assert stream.retention_period_ms == 60_000
-        assert stream.created_at_ms == cluster.clock.wall_ms()
-        assert (first.stream_id, first.range_index) == (stream.stream_id, 0)
-        assert (first.start_offset, first.end_offset, first.next_offset) == (0, -1, 0)
-        assert (first.replica_count, first.ack_count, first.epoch) == (1, 1, 0)
-        (replica,) = first.servers
-        assert replica.is_primary
-        assert replica.server == RangeServer(server_id=server_id, advertise_addr="10.0.0.1:10911")
-
-    run(test)
-
-
-def test_without_a_live_server_nothing_is_created(run):
-    async def test(cluster):
-        server_id = await cluster.add_server()
-        cluster.clock.advance(limits.HEARTBEAT_TIMEOUT_MS)
-        results = await cluster.create(Stream(name="a"), Stream(replica_nums=2))
-        assert codes(results) == [StatusCode.PD_NO_AVAILABLE_RS] * 2
-        assert await cluster.describe(all_streams=True) == []
-        await cluster.beat(server_id)
-        assert codes(await cluster.create(Stream(name="a"))) == [0]
-
-    run(test)
-
-
-def test_ranges_are_spread_over_the_servers(run):
-    async def test(cluster):
-        first = await cluster.add_server("h:1")
-        second = await cluster.add_server("h:2")
-        results = await cluster.create(*[Stream()] * 3)
-        hosts = [result.stream_range.servers[0].server.server_id for result in results]
-        assert hosts == [first, second, first]
-        (result,) = await cluster.create(Stream())
-        assert result.stream_range.servers[0].server.server_id == second
-
-    run(test)
 
 
 def test_wrong_items_fail_alone(run):
@@ -148,29 +103,6 @@ def test_names(run, name):
     run(test)
 
 
-def test_ten_thousand_streams_in_one_request(run):
-    async def test(cluster):
-        await cluster.add_server("h:1")
-        await cluster.add_server("h:2")
-        count = 10_000
-        results = await cluster.create(*[Stream(name=f"s-{n}") for n in range(count)])
-        assert [result.stream.name for result in results] == [f"s-{n}" for n in range(count)]
-        ids = tuple(result.stream.stream_id for result in results)
-        assert len(set(ids)) == count
-        answers = await cluster.list(*[by_stream(stream_id) for stream_id in ids])
-        assert len(answers) > 1
-        assert len({answer.revision for answer in answers}) == 1
-        listed = [result for answer in answers for result in answer.list_responses]
-        assert [result.stream_id for result in listed] == list(ids)
-        assert [result.ranges for result in listed] == [(each.stream_range,) for each in results]
-        everything = await cluster.describe(all_streams=True)
-        assert [result.stream.stream_id for result in everything] == sorted(ids)
-        by_name = await cluster.describe(names=tuple(f"s-{n}" for n in reversed(range(count))))
-        assert tuple(result.stream.stream_id for result in reversed(by_name)) == ids
-
-    run(test)
-
-
 def test_too_many_items_are_refused(run):
     async def test(cluster):
         count = limits.STREAMS_PER_REQUEST_MAX + 1
@@ -202,19 +134,5 @@ def test_streams_are_described_by_id_then_by_name(run):
         assert await cluster.describe() == []
         with pytest.raises(InvalidRequestError, match="not both"):
             await cluster.describe(all_streams=True, names=("a",))
-
-    run(test)
-
-
-def test_deleted_streams_are_gone_and_their_ids_stay_theirs(run):
-    async def test(cluster):
-        await cluster.add_server()
-        a, b = await cluster.created_id("a"), await cluster.created_id("b")
-        results = await cluster.delete(b, 99, b)
-        assert codes(results) == [0, StatusCode.NOT_FOUND, StatusCode.NOT_FOUND]
-        assert results[0].deleted_stream.name == "b"
-        again = await cluster.created_id("b")
-        assert again not in {a, b}
-        assert codes([await cluster.list_one(by_stream(b))]) == [StatusCode.NOT_FOUND]
 
     run(test)

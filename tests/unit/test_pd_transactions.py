@@ -69,22 +69,6 @@ def publish(txns, number: int) -> None:
             txns.record_published([(number, each.stream_id) for each in txn.parts])
 
 
-def test_the_first_decision_of_a_batch_counts(txns):
-    first = manifest(7, part("p.7.a"), part("p.7.a", 2), part("p.7.b", 2, count=1))
-    decision = txns.commit(first, 9)
-    assert not decision.is_replay
-    txn = decision.txn
-    assert (txn.producer, txn.batch_number, txn.parts) == ("p", 7, first.parts)
-    assert (txn.record_count, txn.digest, txn.decided_at_ms) == (11, DIGEST, 9)
-    again = txns.commit(manifest(7, part("p.7.c", 99), digest=b"87654321"), 10)
-    assert again.is_replay
-    assert again.txn == txn
-    assert txns.unpublished() == [txn]
-    earlier = txns.commit(manifest(6), 10)
-    assert (earlier.is_replay, earlier.txn) == (True, None)
-    assert commit(txns, 6, producer="q") > txn.txn_number
-
-
 def test_a_number_that_leaps_is_refused_and_changes_nothing(txns):
     assert commit(txns, 2**62) == 1  # the first one is free
     leap = limits.BATCH_NUMBER_LEAP_MAX
@@ -146,6 +130,7 @@ def test_a_batch_is_either_committed_or_given_up(txns):
         txns.abort([part("p.3.a"), part("p.3.a", 2), part("x", 2), *copies], 9)
         == [Verdict.KEPT] * 5
     )
+    assert txns.abort([part("x")], 9) == [Verdict.DEAD], "it is committed in another stream"
     txns.record_published([(number, 1)])
     assert txns.abort([part("p.3.a"), part("p.3.a", 2)], 9) == [Verdict.DEAD, Verdict.KEPT]
     assert txns.aborted_after("", 10) == [], "nobody says that a committed one was given up"
@@ -237,15 +222,6 @@ def test_a_range_is_looked_up_once(txns):
     ledger = SimpleNamespace(is_aborted=txns.is_aborted, is_named=txns.is_named, **counted)
     check_parts(ledger, [part(f"p.1.{number}") for number in range(50)])
     assert asked == {"has_stream": 1, "has_range": 1}
-
-
-def test_decisions_are_there_after_a_restart(home, store):
-    commit(store.transactions, 1, part("p.1.a"))
-    store.transactions.abort([part("x")], 9)
-    before = store.transactions.unpublished(), store.transactions.aborted_after("", 10)
-    again = home.open()
-    assert (again.transactions.unpublished(), again.transactions.aborted_after("", 10)) == before
-    assert again.transactions.commit(manifest(1), 9).is_replay
 
 
 def test_a_trim_leaves_the_ranges_that_publishing_needs(store, txns):
