@@ -182,10 +182,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.streams_by_name(names) == [named.get(each) for each in names]
         kept = self.cursors_of("g")
         assert self.store.cursors.of_streams("g", asked) == [kept.get(each) for each in asked]
-        assert (
-            self.store.cursors.after("g", stream_id, 2)
-            == [kept[each] for each in sorted(kept) if each > stream_id][:2]
-        )
+        for after in (-1, *kept):
+            later = [kept[each] for each in sorted(kept) if each > after]
+            assert self.store.cursors.after("g", after, 2) == later[:2]
 
     def cursors_of(self, group):
         return {key[1]: each for key, each in self.cursors.items() if key[0] == group}

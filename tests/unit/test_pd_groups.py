@@ -41,6 +41,13 @@ def test_a_late_commit_of_an_earlier_holding_is_refused():
     group.check_holds("a", group.generation, 2)
 
 
+def test_a_commit_of_a_stream_that_another_member_holds_is_refused():
+    group = given_up(joined(Group(10), "a", "b"), "a")
+    for member_id, stream_id in (("a", 2), ("b", 1), ("a", 9)):
+        with pytest.raises(StreamNotHeldError, match="does not hold"):
+            group.check_holds(member_id, group.generation, stream_id)
+
+
 def test_a_member_that_was_expelled_and_joined_again_is_another_one():
     group = joined(Group(10), "a")
     before = group.generation
