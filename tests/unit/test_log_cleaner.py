@@ -17,14 +17,13 @@ from sbp_core.log.disk import Disk, OsDisk, OsFile
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import COMMIT_BYTES, Entry
 from sbp_core.log.index_file import index_path
-from sbp_core.log.states.range_states import RangeState
 from sbp_core.segment_format import (
     ENTRY_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
     EntryKind,
     segment_path,
 )
-from tests.support.disk import FAILING_OPERATIONS, FaultyDisk
+from tests.support.disk import FaultyDisk
 from tests.support.log import (
     DIRECTORY,
     batch,
@@ -116,69 +115,6 @@ def check_stream_2(log: Log) -> None:
     bodies = read_bodies((2, 0), list(log.batches_from((2, 0), 0)))
     assert bodies.error is None
     assert list(bodies.data) == [b"%d" % (each * 6) for each in range(5)]
-
-
-def test_a_segment_is_rewritten_again_when_more_of_it_is_dead() -> None:
-    disk = FaultyDisk()
-    log = open_log(disk, segment_bytes=3000)
-    log.append([created(*key) for key in KEYS])
-    log.append([batch(0, body=b"kept", key=(2, 0))])
-    for offset in range(20):
-        log.append([batch(offset, body=BODY)])
-    for start in (6, 20):
-        log.append([trim(1, start)])
-        assert cleaner(log).clean().rewritten_count >= 1
-        assert offsets(log, (1, 0), start) == list(range(start, 20))
-        assert offsets(log, (2, 0), 0) == [0]
-    assert log.extent.sealed[0].generation == 2
-
-
-@pytest.mark.parametrize("is_index_lost", [False, True])
-def test_the_batches_keep_their_times(is_index_lost: bool) -> None:
-    disk = FaultyDisk()
-    times = iter(range(100, 1000))
-    log = Log.open(DIRECTORY, disk=disk, now_ms=lambda: next(times), segment_bytes=SEGMENT_BYTES)
-    log.append([created(*key) for key in KEYS])
-    for offset in range(30):
-        log.append([batch(offset, body=BODY)])
-        log.append([batch(offset, body=b"", key=(2, 0))])
-    before = [slot.time_ms for slot in log.batches_from((2, 0), 0)]
-    assert len(set(before)) == 30
-    log.append([trim(1, 30)])
-    assert cleaner(log).clean().rewritten_count > 2
-    if is_index_lost:
-        disk.kill_process()
-        for path in [path for path in disk.names if path.suffix == ".idx"]:
-            disk.remove(path)
-        log = open_log(disk, segment_bytes=SEGMENT_BYTES)
-    assert [slot.time_ms for slot in log.batches_from((2, 0), 0)] == before
-
-
-def test_batches_found_before_a_cleaning_are_read_after_it() -> None:
-    disk = FaultyDisk()
-    log = filled(disk)
-    found = {key: list(log.batches_from(key, 0)) for key in KEYS}
-    halfway = log.batches_from((2, 0), 0)
-    assert next(halfway).base_offset == 0
-    log.append([trim(1, 25)])
-    assert cleaner(log).clean().rewritten_count > 2
-    log.append([trim(2, 5)])
-    assert cleaner(log).clean().removed_count > 2
-    for key, slots in found.items():
-        bodies = read_bodies(key, slots)
-        assert (len(bodies.data), bodies.error) == (len(slots), None)
-    with pytest.raises(LogCorruptionError, match="cannot be found"):
-        list(halfway)  # the range server looks the range up again
-
-
-def test_a_lookup_that_began_before_goes_on_in_what_is_left() -> None:
-    log = filled(FaultyDisk())
-    log.append([trim(1, 25)])
-    halfway = log.batches_from((2, 0), 0)
-    assert next(halfway).base_offset == 0
-    log.lookup.clear()
-    assert cleaner(log).clean().rewritten_count > 2
-    assert [slot.base_offset for slot in halfway] == [1, 2, 3, 4]
 
 
 @pytest.mark.exhaustive
@@ -316,18 +252,6 @@ def test_deleted_streams_are_forgotten_once_nothing_is_held_of_them() -> None:
     assert offsets(log, (1, 0), 40) == list(range(40, 50))
 
 
-def test_deleted_streams_stay_known_while_the_active_segment_holds_them() -> None:
-    disk = FaultyDisk()
-    log = filled(disk)
-    log.append([batch(5, body=BODY, key=(2, 0)), deletion(2), trim(1, 29)])
-    cleaner(log).clean()
-    for offset in range(30, 40):
-        log.append([batch(offset, body=BODY)])
-    logged = log.maybe_range((2, 0))
-    assert logged is not None
-    assert logged.state is RangeState.DELETED
-
-
 def test_a_damaged_live_batch_is_never_rewritten(caplog: pytest.LogCaptureFixture) -> None:
     disk = FaultyDisk()
     log = filled(disk)
@@ -359,42 +283,6 @@ def test_a_damaged_dead_batch_goes() -> None:
     log.append([trim(1, 25)])
     assert cleaner(log).clean().rewritten_count > 2
     check_stream_2(log)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("is_power_lost", [False, True])
-@pytest.mark.parametrize("operation", FAILING_OPERATIONS)
-def test_a_crash_at_any_step_leaves_all_that_is_live(operation: str, is_power_lost: bool) -> None:
-    for nth in range(1, 50):
-        disk = FaultyDisk()
-        log = filled(disk)
-        log.append([trim(1, 25), trim(2, 2)])
-        calls = disk.calls[operation]
-        disk.fail(operation, nth, errno.EIO)
-        try:
-            cleaner(log).clean()
-        except LogError:
-            assert disk.injected
-        check_after(log)
-        if is_power_lost:
-            disk.lose_power(random.Random(nth).randrange)
-        else:
-            disk.kill_process()
-        log = open_log(disk, segment_bytes=SEGMENT_BYTES)
-        check_after(log)
-        cleaner(log).clean()
-        check_after(log)
-        assert not [path for path in disk.names if path.suffix == ".tmp"]
-        if disk.calls[operation] < calls + nth:
-            return
-        log.close()
-        assert segment_bases(disk)[0] > 0
-    raise AssertionError(f"{operation} never ends")
-
-
-def check_after(log: Log) -> None:
-    assert offsets(log, (1, 0), 25) == list(range(25, 30))
-    assert offsets(log, (2, 0), 2) == [2, 3, 4]
 
 
 def test_a_failed_round_is_made_good_by_the_next() -> None:
@@ -432,18 +320,5 @@ def test_a_lost_snapshot_is_not_made_up_from_a_compacted_segment_but_from_its_in
     with_index = disk_with(contents(disk))
     assert open_log(with_index, segment_bytes=SEGMENT_BYTES).ranges() == ranges
     del disk.names[index_path(DIRECTORY, segment_bases(disk)[-2])]
-    with pytest.raises(LogCorruptionError, match="was compacted"):
-        open_log(disk, segment_bytes=SEGMENT_BYTES)
-
-
-def test_a_snapshot_that_was_cut_off_is_not_made_up_from_a_compacted_segment() -> None:
-    """No crash does that: it was whole before there was anything to compact."""
-    disk = FaultyDisk()
-    log = filled(disk)
-    log.append([trim(1, 30)])
-    assert cleaner(log).clean().rewritten_count > 2
-    disk.kill_process()
-    active = segment_path(DIRECTORY, segment_bases(disk)[-1])
-    disk.names[active].truncate(SEGMENT_HEADER_BYTES + 10)
     with pytest.raises(LogCorruptionError, match="was compacted"):
         open_log(disk, segment_bytes=SEGMENT_BYTES)

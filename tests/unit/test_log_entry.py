@@ -13,7 +13,6 @@ from sbp_core.log.entry import (
     COMMIT_MARKER,
     Commit,
     Entry,
-    Location,
     decode_commit,
     decode_entry,
     encode_entry,
@@ -64,23 +63,9 @@ def test_a_prefix_is_a_part_of_the_body() -> None:
     assert read.front[:6] == entry.front == b"prefix"
 
 
-def test_round_trip_with_bytes_behind() -> None:
-    data = memoryview(encoded() + b"the next entry")
-    entry = decode_entry(data, POSITION)
-    assert entry == ENTRY
-    assert isinstance(entry.body, memoryview)
-    assert entry.length == len(encoded()) == decode_entry_header(data, POSITION).length
-
-
-def test_location_ends_behind_the_entry() -> None:
-    location = Location(POSITION, ENTRY.length)
-    assert location.end == POSITION + ENTRY.length
-
-
-@pytest.mark.parametrize("byte_index", range(ENTRY_HEADER_BYTES, ENTRY.length))
-def test_damage_to_the_body_leaves_the_header_readable(byte_index: int) -> None:
+def test_damage_to_the_body_leaves_the_header_readable() -> None:
     data = bytearray(encoded())
-    data[byte_index] ^= 1
+    data[-1] ^= 1
     header = decode_entry_header(data, POSITION)
     assert entry_of(header, ENTRY.body) == ENTRY
     assert header.length == ENTRY.length
@@ -89,28 +74,18 @@ def test_damage_to_the_body_leaves_the_header_readable(byte_index: int) -> None:
         header.check_body(data[ENTRY_HEADER_BYTES:])
 
 
-@pytest.mark.parametrize("byte_index", [*range(8), *range(12, ENTRY_HEADER_BYTES)])
-def test_damage_to_the_header_is_noticed_without_the_body(byte_index: int) -> None:
-    for bit in range(8):
+def test_damage_to_the_header_is_noticed_without_the_body() -> None:
+    for byte_index in (*range(8), *range(12, ENTRY_HEADER_BYTES)):
         data = bytearray(encoded())
-        data[byte_index] ^= 1 << bit
+        data[byte_index] ^= 1
         with pytest.raises(LogCorruptionError):
             decode_entry_header(data[:ENTRY_HEADER_BYTES], POSITION)
 
 
-@pytest.mark.parametrize("cut", range(ENTRY.length))
-def test_every_cut_is_refused(cut: int) -> None:
-    with pytest.raises(LogCorruptionError):
-        decode_entry(memoryview(encoded())[:cut], POSITION)
-
-
-@pytest.mark.parametrize("byte_index", range(ENTRY.length))
-def test_every_flipped_bit_is_refused(byte_index: int) -> None:
-    for bit in range(8):
-        data = bytearray(encoded() + bytes(64))
-        data[byte_index] ^= 1 << bit
+def test_every_cut_is_refused() -> None:
+    for cut in range(ENTRY.length):
         with pytest.raises(LogCorruptionError):
-            decode_entry(memoryview(data), POSITION)
+            decode_entry(memoryview(encoded())[:cut], POSITION)
 
 
 @pytest.mark.parametrize("position", [0, POSITION - 1, POSITION + 1, POSITION - 2**33])

@@ -104,23 +104,6 @@ def test_a_log_that_lost_its_end_says_what_is_missing_and_serves_the_rest(is_clo
     assert losses == ({0, 1, 2} if is_closed else {1, 2})
 
 
-def test_the_rest_of_the_file_is_served() -> None:
-    files = files_of()
-    log = open_log(cut_at(files, len(files[SEGMENT]) - 500), segment_bytes=SEGMENT_BYTES)
-    assert read(log, OTHER) == [b"other"]
-    assert log.recovery.lost_tail is not None
-    (lost,) = log.recovery.lost_tail.records
-    assert 0 < lost.base_offset < COUNT
-    slots = log.batches_from(KEY, 0)
-    bodies = read_bodies(KEY, [next(slots) for _ in range(lost.base_offset)])
-    assert bodies.error is None
-    assert [bytes(body) for body in bodies.data] == [
-        b"own-%d" % at for at in range(lost.base_offset)
-    ]
-    with pytest.raises(LogCorruptionError, match=r"cannot be found in it"):
-        next(slots)
-
-
 def test_a_loss_is_accepted_by_a_repair() -> None:
     files = files_of()
     disk = cut_at(files, len(files[SEGMENT]) - 500)

@@ -18,11 +18,9 @@ from sbp_core.log.batch_lookup import BatchLookup
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.durable_log import Log
-from sbp_core.log.entry import COMMIT_BYTES, Commit, Entry, Location, encode_entry
+from sbp_core.log.entry import COMMIT_BYTES, Entry, Location
 from sbp_core.log.index_file import INDEX_HEADER_BYTES, index_path
 from sbp_core.log.segment_rows import DatedOffset
-from sbp_core.log.states.range_states import RangeStates
-from sbp_core.log.states.state_snapshot import encode_snapshot
 from sbp_core.segment_format import (
     ENTRY_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
@@ -97,16 +95,6 @@ class Filled:
         return sorted(path for path in self.disk.names if path.suffix == ".idx")
 
 
-def test_batches_are_found_from_each_of_their_offsets_also_after_a_restart() -> None:
-    filled = Filled()
-    assert len(filled.index_paths()) == len(segment_bases(filled.disk)) - 1 > 5
-    filled.check()
-    filled.check(filled.open())
-    for key in (*KEYS, (1, 2), (3, 0)):
-        tail = filled.tail(key) if key in filled.batches else 0
-        assert list(filled.log.batches_from(key, tail)) == []
-
-
 def test_recent_is_what_the_active_segment_holds() -> None:
     filled = Filled()
     active = segment_bases(filled.disk)[-1]
@@ -145,6 +133,7 @@ def test_indexes_that_are_gone_are_made_again_as_they_were() -> None:
     assert filled.disk.calls["open"] == opened, "all is open already"
 
 
+@pytest.mark.exhaustive
 def test_every_damaged_byte_and_every_cut_of_an_index_is_noticed() -> None:
     filled = Filled(group_count=12)
     path = filled.index_paths()[0]
@@ -160,26 +149,6 @@ def test_every_damaged_byte_and_every_cut_of_an_index_is_noticed() -> None:
         slots = [slot.location for slot in log.batches_from((7, 0), 100)]
         assert slots == [filled.locations[7, 0, each.base_offset] for each in filled.batches[7, 0]]
         assert filled.disk.names[path].cached == good
-
-
-def test_an_index_of_another_segment_is_not_taken() -> None:
-    filled = Filled()
-    first, second, *_ = filled.index_paths()
-    filled.disk.names[first], filled.disk.names[second] = (
-        filled.disk.names[second],
-        filled.disk.names[first],
-    )
-    filled.check(filled.open())
-
-
-def test_an_index_that_cannot_be_written_is_used_all_the_same() -> None:
-    filled = Filled(group_count=12)
-    for path in filled.index_paths():
-        filled.disk.remove(path)
-    log = filled.open()
-    filled.disk.fail("create", 1, 28)
-    filled.check(log)
-    assert filled.disk.injected == 1
 
 
 @pytest.mark.exhaustive
@@ -265,15 +234,6 @@ def test_batches_that_are_lost_at_the_end_of_a_segment_are_missed() -> None:
         next(log.batches_from((1, 0), 1))
 
 
-def test_a_reader_goes_on_with_the_file_that_it_found() -> None:
-    filled = Filled()
-    slots = list(filled.log.batches_from((7, 0), 100))
-    for path in list(filled.disk.names):
-        filled.disk.remove(path)
-    bodies = read_bodies((7, 0), slots)
-    assert list(bodies.data) == [each.body for each in filled.batches[7, 0]]
-
-
 def test_a_segment_that_was_exchanged_under_an_open_log_is_noticed() -> None:
     filled = Filled()
     first, second, *_ = segment_bases(filled.disk)
@@ -290,30 +250,6 @@ def test_a_segment_that_was_exchanged_under_an_open_log_is_noticed() -> None:
         names[path] = exchanged
         with pytest.raises(LogError, match=reason):
             next(filled.log.batches_from((7, 0), 100))
-
-
-def test_a_segment_that_was_rewritten_shorter_is_read_like_any_other() -> None:
-    """A cleaner leaves the entries that are needed, at new positions, and the old end."""
-    filled = Filled()
-    first, second, *_ = segment_bases(filled.disk)
-    path = segment_path(DIRECTORY, first)
-    kept = [Commit(first, 5).to_entry(), *encode_snapshot(RangeStates())]
-    kept += [
-        batch(entry.base_offset, entry.count, b"kept", (7, 0)) for entry in filled.batches[7, 0]
-    ]
-    data = encode_segment_header(SegmentHeader(first, generation=1, end=second))
-    for entry in kept:
-        data += b"".join(encode_entry(entry, first + len(data)))
-        if first + len(data) > second - 200:
-            break
-    filled.disk.names[path].cached[:] = data
-    filled.disk.names[path].sync(may_shrink=True)
-    log = filled.open()
-    slots = log.batches_from((7, 0), 100)
-    body = read_bodies((7, 0), [next(slots)])
-    assert body.error is None
-    assert body.data == (b"kept",)
-    assert len(filled.index_paths()) == len(segment_bases(filled.disk)) - 1
 
 
 def test_open_files_and_indexes_are_bounded_for_any_number_of_segments() -> None:
@@ -347,15 +283,6 @@ def test_damage_to_an_index_that_is_in_use_changes_nothing(tmp_path: Path, damag
     log.lookup.clear()
     filled.check(log)  # they are made again
     log.close()
-
-
-def test_a_closed_log_finds_nothing() -> None:
-    filled = Filled()
-    filled.log.close()
-    with pytest.raises(LogError, match="closed"):
-        next(filled.log.batches_from((7, 0), 100))
-    with pytest.raises(LogError, match="closed"):
-        filled.log.maybe_since((7, 0), 100, 0)
 
 
 def test_a_time_is_looked_for_where_it_may_be() -> None:

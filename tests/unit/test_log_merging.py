@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pytest
-
 from sbp_core import limits
 from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.entry import Entry
@@ -28,7 +26,6 @@ from tests.support.log import (
     Clock,
     batch,
     check_all,
-    check_batches,
     commit,
     concatenate,
     counts,
@@ -67,12 +64,6 @@ def test_small_batches_of_interleaved_streams_are_merged_once() -> None:
             disk.remove(path)
         log = opened(disk)
         assert Cleaner(log, concatenate).clean() == Cleaned()
-
-
-def test_without_a_merge_nothing_is() -> None:
-    log = opened(FaultyDisk())
-    filled(log)
-    assert Cleaner(log).clean() == Cleaned()
 
 
 def test_a_merged_batch_has_the_latest_time_so_no_look_up_misses_a_record() -> None:
@@ -126,31 +117,6 @@ def test_a_segment_of_large_batches_stays_and_so_do_large_ones_in_another() -> N
     log.end_segment()
     assert Cleaner(log, concatenate).clean().merged_count > 2_000
     assert counts(log) == [1] * 71
-
-
-def test_only_live_batches_are_merged() -> None:
-    log = opened(FaultyDisk())
-    appended = filled(log)
-    log.append([Entry(EntryKind.TRIM, 1, -1, 10, 0), Entry(EntryKind.STREAM_DELETED, 2, -1, 0, 0)])
-    Cleaner(log, concatenate).clean()
-    found = slots(log, offset=10)
-    assert found[0].base_offset == 10
-    check_batches((1, 0), found, appended[1, 0], 10)
-
-
-def test_a_trim_within_a_merged_batch_keeps_it_until_all_of_it_is_trimmed() -> None:
-    log = opened(FaultyDisk())
-    appended = filled(log)
-    own = Cleaner(log, concatenate)
-    own.clean()
-    first = slots(log)[0]
-    log.append([Entry(EntryKind.TRIM, 1, -1, first.end_offset - 1, 0)])
-    own.clean()
-    check_batches(
-        (1, 0), slots(log, offset=first.end_offset - 1), appended[1, 0], first.end_offset - 1
-    )
-    log.append([Entry(EntryKind.TRIM, key[0], -1, first.end_offset, 0) for key in KEYS])
-    assert own.clean().removed_count == 1
 
 
 def test_staged_batches_stay_and_end_a_run() -> None:
@@ -264,17 +230,6 @@ def test_a_segment_is_rewritten_if_batches_of_any_stream_can_be_merged() -> None
     check_all(log, appended)
 
 
-def test_a_reader_that_found_batches_before_reads_them_in_the_old_file() -> None:
-    disk = FaultyDisk()
-    log = opened(disk)
-    appended = filled(log)
-    before, halfway = slots(log), log.batches_from((1, 0), 0)
-    first = next(halfway)
-    Cleaner(log, concatenate).clean()
-    check_batches((1, 0), before, appended[1, 0], 0)
-    check_batches((1, 0), [first, *halfway], appended[1, 0], 0)
-
-
 def test_writers_are_known_after_their_batches_were_merged() -> None:
     disk = FaultyDisk()
     log = opened(disk)
@@ -289,20 +244,3 @@ def test_writers_are_known_after_their_batches_were_merged() -> None:
     assert writer is not None
     assert writer.last_sequence == 99
     assert [each.base_offset for each in writer.batches] == list(range(84, 100))
-
-
-def test_the_memory_of_a_merge_is_that_of_one_merged_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of any length is read as far as the batches belong together, and no further."""
-    ahead: list[int] = []
-
-    def eight(bodies: Iterable[memoryview]) -> tuple[int, bytes]:
-        parts = [bytes(each) for each, _ in zip(bodies, range(8), strict=False)]
-        ahead.append(len(parts))
-        return len(parts), b"".join(parts)
-
-    log = opened(FaultyDisk())
-    appended = filled(log)
-    Cleaner(log, eight).clean()
-    assert max(ahead) == 8
-    assert counts(log)[:2] == [8, 8]
-    check_all(log, appended)

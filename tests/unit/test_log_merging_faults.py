@@ -31,27 +31,9 @@ from tests.support.log import (
     freed_bytes,
     opened,
     segment_bases,
-    slots,
     small,
 )
 from tests.support.log import KEY as REPLICATED
-
-
-def test_a_damaged_batch_is_left_to_those_who_mend_it(caplog: pytest.LogCaptureFixture) -> None:
-    disk = FaultyDisk()
-    log = opened(disk)
-    filled(log)
-    full = len(log.extent.sealed)
-    slot = slots(log)[5]
-    path, position = slot.view.file.path, slot.location.end - 1 - slot.view.segment.base
-    disk.names[path].write(b"?", position)
-    before = bytes(disk.names[path].cached)
-    own = Cleaner(log, concatenate)
-    with caplog.at_level(logging.ERROR):
-        assert own.clean().rewritten_count == full - 1
-        assert own.clean() == Cleaned()
-    assert bytes(disk.names[path].cached) == before
-    assert "segment not cleaned" in caplog.text
 
 
 def spoil(disk: FaultyDisk, base: int, nth: int) -> None:

@@ -93,17 +93,6 @@ def test_a_group_is_written_while_the_one_before_it_is_synced(tmp_path: Path) ->
         assert 2 <= appender.disk.sync_count <= 3
 
 
-def test_a_restart_finds_the_entries_of_both_groups(tmp_path: Path) -> None:
-    with appending(tmp_path) as appender:
-        groups = [appender.append(batch(offset, body=BODY)) for offset in range(2)]
-        appender.disk.gate.set()
-        for future in groups:
-            future.result(30)
-    log = open_log(OsDisk(), tmp_path / "log")
-    assert offsets(log) == [0, 1]
-    assert not log.recovery.torn_tail
-
-
 def test_a_sync_that_fails_fails_the_group_behind_it_too(tmp_path: Path) -> None:
     with appending(tmp_path) as appender:
         groups = [appender.append(batch(offset, body=BODY)) for offset in range(2)]

@@ -25,51 +25,6 @@ SEAL = Entry(EntryKind.SEAL, 1, 0, 5, 0)
 DELETE = Entry(EntryKind.STREAM_DELETED, 1, -1, 0, 0)
 
 
-def trim(offset: int, stream_id: int = 1) -> Entry:
-    return Entry(EntryKind.TRIM, stream_id, -1, offset, 0)
-
-
-def after(*entries: Entry) -> list[LoggedRange]:
-    states = RangeStates()
-    for entry in entries:
-        states.update(states.after([entry]))
-    at_once = RangeStates()
-    at_once.update(at_once.after(entries))
-    assert list(at_once) == list(states)
-    return list(states)
-
-
-def test_batches_move_the_tail() -> None:
-    assert after(created(1, 2, 10), batch(10, 3, key=(1, 2))) == [LoggedRange(1, 2, 10, 13)]
-
-
-def test_a_range_that_is_created_twice_keeps_what_it_has() -> None:
-    assert after(created(), batch(0, 3), created()) == [LoggedRange(1, 0, 0, 3)]
-
-
-def test_seal_and_delete_are_for_ever_and_of_the_right_ranges() -> None:
-    ranges = [created(), batch(0, 5), SEAL, created(1, 1, 5), created(2)]
-    sealed, opened, other = after(*ranges)
-    assert (sealed.state, opened.state) == (RangeState.SEALED, RangeState.OPEN)
-    assert [each.state for each in after(*ranges, DELETE, SEAL)] == [
-        RangeState.DELETED,
-        RangeState.DELETED,
-        RangeState.OPEN,
-    ]
-    assert other == LoggedRange(2, 0, 0, 0)
-
-
-def test_a_trim_moves_the_start_forward_inside_the_bounds_of_each_range() -> None:
-    ranges = [created(), batch(0, 5), SEAL, created(1, 1, 5), batch(5, 5, key=(1, 1)), created(2)]
-    trims: list[Entry] = []
-    for offset, starts in [(3, [3, 5]), (2, [3, 5]), (7, [5, 7]), (99, [5, 10]), (0, [5, 10])]:
-        trims.append(trim(offset))
-        *own, other = after(*ranges, *trims)
-        assert [each.start_offset for each in own] == starts
-        assert other.start_offset == 0
-    assert after(trim(3, stream_id=77)) == []
-
-
 @pytest.mark.parametrize(
     ("entries", "reason"),
     [

@@ -54,14 +54,6 @@ def test_a_rewritten_segment_moves_its_entries():
     assert kept(log, [replace(slot, view=rewritten)]) is None
 
 
-def test_entries_from_before_the_start_are_not_there():
-    disk = FaultyDisk()
-    with open_log(disk) as log:
-        log.append([created(), batch(0)])
-    with open_log(disk) as log:
-        assert kept(log, list(log.batches_from(KEY, 0))) is None
-
-
 def test_bodies_that_came_in_one_buffer_are_not_copied():
     buffer = bytearray(range(100)) * 1000
     bodies = [memoryview(buffer)[start : start + 25_000] for start in range(0, 100_000, 25_000)]

@@ -1,4 +1,7 @@
-"""Opening a log: every cut and every flipped byte ends in the right one of two ways."""
+"""Opening a log: what proves that bytes were synced, bounded reads, and a disk that fails.
+
+Every cut and every flipped byte of the last entries: test_log_last_entries.py.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,6 @@ from sbp_core.log.segment_scan import maybe_find_proof
 from sbp_core.log.states.range_states import RecordSpan
 from sbp_core.segment_format import (
     ENTRY_HEADER_BYTES,
-    ENTRY_PREFIX_BYTES,
-    SEGMENT_HEADER_BYTES,
     SegmentHeader,
     encode_segment_header,
     segment_path,
@@ -37,56 +38,7 @@ from tests.support.log import (
 
 FIRST = segment_path(DIRECTORY, 0)
 HEADER = encode_segment_header(SegmentHeader(0))
-SNAPSHOT_CRC = SEGMENT_HEADER_BYTES + COMMIT_BYTES + ENTRY_PREFIX_BYTES - 4
-DISPENSABLE = range(SNAPSHOT_CRC, SNAPSHOT_CRC + 4)
 """Buffer of a snapshot that would be empty, and can be done without."""
-
-
-def test_every_cut_of_the_last_group_keeps_the_longest_valid_prefix() -> None:
-    files, locations = written([[note(0)], [note(1), note(2), note(3)]])
-    data = files[FIRST]
-    boundaries = [locations[0].end, *(at.position for at in locations[1:]), len(data)]
-    for size in range(locations[0].end, len(data)):
-        disk = disk_with({FIRST: data[:size]})
-        log, found = reopened(disk)
-        whole = max(end for end in boundaries if end <= size)
-        assert found == [n for n, at in enumerate(locations) if at.end <= size]
-        torn = log.recovery.torn_tail
-        if whole == size:
-            assert torn is None
-        else:
-            assert torn is not None
-            assert (torn.path, torn.position, torn.cut_bytes) == (FIRST, whole, size - whole)
-            assert "bytes are left" in torn.reason
-            assert disk.names[FIRST].durable == data[:whole]
-            assert log.recovery.segment_bases == (0,)
-            assert segment_bases(disk) == [0, whole]
-        log.append([note(9)])
-        disk.lose_power(lambda n: 0)
-        assert reopened(disk)[1] == [*found, 9]
-
-
-def test_every_flipped_byte_before_the_last_group_is_corruption_and_changes_nothing() -> None:
-    files, _ = written([[note(0), note(1)], [note(2)], [note(3)]])
-    data = files[FIRST]
-    last_group = len(data) - COMMIT_BYTES - note(3).length
-    for position in sorted({*range(last_group)} - {*DISPENSABLE}):
-        for mask in (0x01, 0x80, 0xFF):
-            damaged = bytearray(data)
-            damaged[position] ^= mask
-            disk = disk_with({FIRST: bytes(damaged)})
-            with pytest.raises(LogCorruptionError, match=r"0\.log is damaged at log pos.*Restore"):
-                open_log(disk)
-            assert contents(disk) == {FIRST: bytes(damaged)}
-
-
-def test_after_a_clean_end_flips_in_the_last_group_are_corruption_too() -> None:
-    files, locations = written([[note(0)], [note(1)]], is_clean=True)
-    for position in sorted({*range(SEGMENT_HEADER_BYTES, locations[-1].end)} - {*DISPENSABLE}):
-        damaged = bytearray(files[FIRST])
-        damaged[position] ^= 4
-        with pytest.raises(LogCorruptionError, match="proves that it was synced"):
-            reopened(disk_with({FIRST: bytes(damaged)}))
 
 
 @pytest.mark.parametrize("is_last", [True, False])
@@ -96,75 +48,40 @@ def test_a_damaged_batch_with_an_intact_header_is_known_and_everything_else_is_s
     groups = [[created(), batch(0)], [batch(1, 7, b"x" * 20), batch(8)], [batch(9)]]
     files, locations = written(groups, is_clean=True, segment_bytes=10_000 if is_last else 300)
     at = locations[2]
-    damage = None
-    for offset in range(ENTRY_HEADER_BYTES, at.length):
-        path = max(
-            path for path in files if path.suffix == ".log" and int(path.stem) <= at.position
-        )
-        damaged = bytearray(files[path])
-        damaged[at.position - int(path.stem) + offset] ^= 1
-        disk = disk_with({**files, path: bytes(damaged)})
-        log = open_log(disk)
-        if is_last:
-            (damage,) = log.recovery.damaged_batches
-            assert (damage.path, damage.position) == (path, at.position)
-            assert damage.records == RecordSpan(1, 0, 1, 8)
-            assert "checksum" in damage.reason
-        assert log.recovery.torn_tail is None
-        assert log.ranges()[0].next_offset == 10
-        (slot,) = [slot for slot in log.batches_from((1, 0), 0) if slot.base_offset == 1]
-        assert slot.location == at
-        with pytest.raises(LogCorruptionError, match=r"offsets \[1, 8\) of range 0 of stream 1"):
-            raise read_bodies((1, 0), [slot]).error or AssertionError
-        others = [slot for slot in log.batches_from((1, 0), 0) if slot.base_offset != 1]
-        assert read_bodies((1, 0), others).data == (b"body",) * 3
-        assert contents(disk)[path] == damaged
-        log.append([batch(10)])
-        log.close()
+    path = max(path for path in files if path.suffix == ".log" and int(path.stem) <= at.position)
+    damaged = bytearray(files[path])
+    damaged[at.position - int(path.stem) + ENTRY_HEADER_BYTES] ^= 1
+    disk = disk_with({**files, path: bytes(damaged)})
+    log = open_log(disk)
+    if is_last:
+        (damage,) = log.recovery.damaged_batches
+        assert (damage.path, damage.position) == (path, at.position)
+        assert damage.records == RecordSpan(1, 0, 1, 8)
+        assert "checksum" in damage.reason
+    assert log.recovery.torn_tail is None
+    assert log.ranges()[0].next_offset == 10
+    (slot,) = [slot for slot in log.batches_from((1, 0), 0) if slot.base_offset == 1]
+    assert slot.location == at
+    with pytest.raises(LogCorruptionError, match=r"offsets \[1, 8\) of range 0 of stream 1"):
+        raise read_bodies((1, 0), [slot]).error or AssertionError
+    others = [slot for slot in log.batches_from((1, 0), 0) if slot.base_offset != 1]
+    assert read_bodies((1, 0), others).data == (b"body",) * 3
+    assert contents(disk)[path] == damaged
 
 
-def test_a_flip_in_the_unproven_last_group_is_reported_as_a_cut() -> None:
+def test_a_torn_group_is_cut_durably_and_reported() -> None:
     files, locations = written([[note(0)], [note(1), note(2)]])
-    damaged = bytearray(files[FIRST])
-    damaged[locations[1].position + 30] ^= 1
-    log, found = reopened(disk_with({FIRST: bytes(damaged)}))
-    assert found == [0], "entries after the damage are cut, too"
+    start = locations[1].position
+    disk = disk_with({FIRST: files[FIRST][: start + 30]})
+    log, found = reopened(disk)
+    assert found == [0]
     torn = log.recovery.torn_tail
     assert torn is not None
-    assert torn.position == locations[1].position
-    assert torn.cut_bytes == len(damaged) - locations[1].position
-    assert "checksum" in torn.reason
-
-
-@pytest.mark.parametrize("size", [1, 7, 8, 33, 5000])
-def test_a_zero_filled_tail_is_cut(size: int) -> None:
-    files, _ = written([[note(0)], [note(1)]])
-    log, found = reopened(disk_with({FIRST: files[FIRST] + bytes(size)}))
-    assert found == [0, 1]
-    torn = log.recovery.torn_tail
-    assert torn is not None
-    assert (torn.position, torn.cut_bytes) == (len(files[FIRST]), size)
-
-
-def test_zeros_over_proven_entries_are_corruption() -> None:
-    files, locations = written([[note(0)], [note(1)], [note(2)]])
-    data = bytearray(files[FIRST])
-    data[locations[0].position : locations[1].end] = bytes(locations[1].end - locations[0].position)
-    with pytest.raises(LogCorruptionError, match=f"position {locations[0].position}"):
-        reopened(disk_with({FIRST: bytes(data)}))
-
-
-def test_stale_bytes_of_another_place_never_parse() -> None:
-    files, locations = written([[note(0)], [note(1)], [note(2)]])
-    data = files[FIRST]
-    stale = data[locations[0].end : locations[1].end]
-    log, found = reopened(disk_with({FIRST: data + stale}))
-    assert found == [0, 1, 2]
-    assert log.recovery.torn_tail is not None
-    # and they prove nothing either: here a stale group stands behind a torn one
-    torn = data[: locations[2].end - 1] + b"?" + stale
-    log, found = reopened(disk_with({FIRST: torn}))
-    assert found == [0, 1]
+    assert (torn.path, torn.position, torn.cut_bytes) == (FIRST, start, 30)
+    assert "bytes are left" in torn.reason
+    assert disk.names[FIRST].durable == files[FIRST][:start]
+    assert log.recovery.segment_bases == (0,)
+    assert segment_bases(disk) == [0, start]
 
 
 def test_a_log_quoted_in_a_body_proves_nothing() -> None:

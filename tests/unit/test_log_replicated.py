@@ -29,7 +29,6 @@ from sbp_core.log.states.replicated_entries import (
 )
 from sbp_core.log.states.staged_states import StagedStates, staged_entry
 from sbp_core.log.states.writer_states import (
-    NO_WRITERS,
     mark_of,
 )
 from sbp_core.replication import Prefix
@@ -39,7 +38,6 @@ from tests.support.log import (
     CREATED,
     KEY,
     batch,
-    bodies,
     commit,
     contents,
     created,
@@ -64,43 +62,6 @@ def states_after(*entries: Entry) -> RangeStates:
 def range_after(*entries: Entry) -> LoggedRange:
     (found,) = states_after(*entries)
     return found
-
-
-def test_numbered_entries_extend_the_prefix_and_others_do_not():
-    numbered = [
-        Entry(EntryKind.RANGE_WRITERS, *KEY, 0, 0, NO_WRITERS),
-        mark_of(batch(0, 3), "w", 0),
-        batch(0, 3),
-        staged("t", 0),
-        drop("t"),
-    ]
-    found = range_after(CREATED, *numbered, Entry(EntryKind.TRIM, KEY[0], -1, 2, 0), CREATED)
-    assert {entry.kind for entry in numbered} == NUMBERED_KINDS
-    assert found.prefix == prefix_of(*numbered)
-    assert found.highest_seq == 5
-    assert (found.start_offset, found.next_offset, found.created_at_ms) == (2, 3, 77)
-    assert found.is_whole
-
-
-def test_a_range_with_one_copy_has_no_prefix():
-    found = range_after(range_created(*KEY, 0, 77), mark_of(batch(0), "w", 0), batch(0))
-    assert found.prefix is None
-    assert (found.highest_seq, found.is_whole) == (0, True)
-
-
-def test_a_fenced_range_grows_until_it_is_settled():
-    entries = [batch(0, 2), staged("t", 0), batch(2)]
-    before = states_after(CREATED, entries[0], fenced_entry(KEY))
-    assert [each.state for each in before] == [RangeState.FENCED]
-    end = prefix_of(*entries)
-    found = range_after(
-        CREATED, entries[0], fenced_entry(KEY), *entries[1:], settled_entry(KEY, 3, end)
-    )
-    assert (found.state, found.next_offset, found.prefix) == (RangeState.SEALED, 3, end)
-    assert found.is_whole
-    assert range_after(
-        CREATED, *entries, settled_entry(KEY, 3, end), fenced_entry(KEY), drop("t")
-    ) == replace(found)
 
 
 @pytest.mark.parametrize(
@@ -258,30 +219,12 @@ def test_only_numbered_kinds_are_portable(kind: EntryKind):
         decode_portable(encoded)
 
 
-def test_an_end_of_transactions_is_built_again_from_what_is_staged_elsewhere():
-    first, second = open_log(FaultyDisk()), open_log(FaultyDisk())
-    second.append([created(9, 0), batch(0, 1, b"x" * 500, (9, 0))])
-    for log in (first, second):
-        log.append([CREATED, staged("t", 0, b"t0"), staged("u", 0, b"u0"), staged("t", 1, b"t1")])
-    end = commit(first, "t", "u")
-    (received,) = decode_portable(portable_bytes(end))
-    first.append([end])
-    local = to_local(received, second.staged)
-    assert local.body != end.body
-    assert (local.base_offset, local.count) == (0, 3)
-    second.append([local])
-    assert replicated_range(first) == replicated_range(second)
-    assert bodies(first) == bodies(second) == [b"t0", b"t1", b"u0"]
-    assert summary(end) == summary(local) == summary(received)
+def test_an_end_of_what_is_not_staged_here_is_refused():
+    log = open_log(FaultyDisk())
+    log.append([CREATED, staged("t", 0)])
+    (received,) = decode_portable(portable_bytes(commit(log, "t")))
     with pytest.raises(LogError, match="0 are staged here"):
         to_local(received, StagedStates())
-
-
-def test_a_birth_position_is_not_portable():
-    entry = staged("t", 0, b"body")
-    moved = Entry(EntryKind.STAGED, *KEY, 4_711, 1, bytes(entry.prefix) + bytes(entry.body))
-    assert summary(moved) == summary(entry)
-    assert decode_portable(portable_bytes(moved)) == [entry]
 
 
 def test_places_of_another_log_are_refused():
@@ -294,26 +237,6 @@ def test_places_of_another_log_are_refused():
     encoded[8] = EntryKind.TXN_END
     with pytest.raises(LogCorruptionError, match="checksum"):
         decode_portable(memoryview(encoded))
-
-
-def test_prefixes_outlive_segments_and_restarts():
-    disk = FaultyDisk()
-    log = open_log(disk, segment_bytes=600)
-    log.append([CREATED])
-    entries = [batch(number, 1, b"x" * 100) for number in range(20)]
-    for entry in entries:
-        log.append([entry])
-    log.close()
-    log = open_log(disk, segment_bytes=600)
-    assert replicated_range(log).prefix == prefix_of(*entries)
-    assert replicated_range(log).is_whole
-    log.append([fenced_entry(KEY)])
-    log.close()
-    log = open_log(disk, segment_bytes=600)
-    assert (replicated_range(log).state, replicated_range(log).highest_seq) == (
-        RangeState.FENCED,
-        20,
-    )
 
 
 def test_a_range_does_not_end_between_a_mark_and_its_batch():

@@ -14,7 +14,6 @@ from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, segment_path
 from tests.support.disk import FaultyDisk
 from tests.support.log import (
     DIRECTORY,
-    KEY,
     batch,
     bodies,
     commit,
@@ -77,44 +76,6 @@ class Watched:
         return getattr(self._log, name)
 
 
-def test_undecided_batches_live_and_move_with_their_segments():
-    disk = FaultyDisk()
-    log = filled(disk)
-    log.append([trim(2)])
-    cleaned = Cleaner(log).clean()
-    assert cleaned.rewritten_count > 3
-    assert cleaned.removed_count == 0
-    assert staged_bodies(log, "t") == STAGED
-    log.append([commit(log, "t")])
-    for _ in range(2):
-        assert bodies(log) == STAGED
-        assert bodies(log, 4) == STAGED[4:]
-        assert Cleaner(log).clean() == Cleaned()
-        log.close()
-        for path in [each for each in disk.names if each.suffix == ".idx"]:
-            disk.remove(path)
-        log = open_log(disk, segment_bytes=SEGMENT_BYTES)
-
-
-def test_a_segment_is_rewritten_again_and_again():
-    """First without the other stream, then without a transaction: at other positions each time."""
-    disk = FaultyDisk()
-    log = open_log(disk, segment_bytes=SEGMENT_BYTES)
-    log.append([created(), created(*FILLER)])
-    for number in range(4):
-        log.append([staged("gone", number, b"x" * 120)])
-        log.append([staged("kept", number, b"kept%d" % number)])
-        fill(log)
-    log.append([trim(2)])
-    assert Cleaner(log).clean().rewritten_count > 2
-    log.append([drop("gone")])
-    assert Cleaner(log).clean().rewritten_count > 2
-    assert {each.generation for each in log.extent.sealed} >= {2}
-    assert staged_bodies(log, "kept") == [b"kept%d" % number for number in range(4)]
-    log.append([commit(log, "kept")])
-    assert bodies(log) == [b"kept%d" % number for number in range(4)]
-
-
 def test_dropped_entries_are_dead():
     disk = FaultyDisk()
     log = filled(disk)
@@ -159,17 +120,6 @@ def test_an_end_of_which_little_lives_is_not_rewritten_again_and_again():
     assert bodies(log, 9) == [b"staged9", b"u"]
 
 
-def test_a_deleted_stream_has_nothing_that_lives():
-    disk = FaultyDisk()
-    log = filled(disk)
-    log.append([commit(log, "t")])
-    log.append([staged("u", 0)])
-    fill(log, 6)
-    log.append([trim(2), Entry(EntryKind.STREAM_DELETED, 1, -1, 0, 0)])
-    Cleaner(log).clean()
-    assert len(segment_bases(disk)) == 1
-
-
 def test_the_cleaner_sees_publications_that_arrive_while_it_looks():
     """It was undecided when that was asked, or is in the rows that are asked later."""
     disk = FaultyDisk()
@@ -202,19 +152,6 @@ def test_the_cleaner_sees_publications_in_a_segment_that_began_during_a_cleaning
         log.append([commit(log, "t")])
 
     Cleaner(Watched(log, staged=publish)).clean()
-    assert bodies(log) == STAGED
-
-
-def test_a_reader_goes_on_when_the_segment_of_its_batches_is_rewritten():
-    disk = FaultyDisk()
-    log = filled(disk)
-    log.append([commit(log, "t")])
-    slots = log.batches_from(KEY, 0)
-    first = next(slots)
-    log.append([trim(2)])
-    assert Cleaner(log).clean().rewritten_count > 3
-    log.lookup.clear()
-    assert [first.base_offset, *(slot.base_offset for slot in slots)] == list(range(6))
     assert bodies(log) == STAGED
 
 

@@ -115,21 +115,6 @@ def test_writers_that_make_no_sense_are_damage(data) -> None:
         decode_writers(data)
 
 
-def test_a_mark_whose_batch_was_torn_off_means_nothing() -> None:
-    disk = FaultyDisk()
-    log = filled(disk, 2, 10_000)
-    location = log.append(numbered(2, 2)).locations[1]
-    disk.kill_process()
-    disk.names[segment_path(DIRECTORY, 0)].truncate(location.position)
-    log = open_log(disk)
-    assert last_sequence(log) == 1
-    log.append([batch(2)])
-    disk.kill_process()
-    log = open_log(disk)
-    assert last_sequence(log) == 1, "another batch took the place of the one that was marked"
-    assert log.ranges()[0].next_offset == 3
-
-
 def test_a_damaged_batch_is_still_its_writers() -> None:
     disk = FaultyDisk()
     log = filled(disk, 2, 10_000)
