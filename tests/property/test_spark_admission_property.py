@@ -117,3 +117,9 @@ def test_everything_is_read_in_the_end(tails, records_max, bytes_max, turn):
     for next_turn in range(turn, turn + sum(tails.values())):
         at = admit(at, tails, turn=next_turn, record_bytes=dict.fromkeys(tails, 9), **limit)
     assert at == tails
+
+
+def test_huge_backlogs_do_not_round():
+    starts = {1: 0, 2: 0}
+    ends = admit(starts, {1: 2**63 - 1, 2: 2**63 - 1}, records_max=2**60 + 1)
+    assert sorted(ends.values()) == [2**59, 2**59 + 1]

@@ -83,21 +83,6 @@ def test_append_follows_a_sealed_range(make, peers) -> None:
     assert make(pd.endpoint).do("append", [AppendItem(1, b"x")]) == [AppendOutcome(1, 100, 7)]
 
 
-def test_only_failed_items_are_appended_again_and_in_order(make, peer) -> None:
-    peer.script(
-        Opcode.LIST_RANGES,
-        ranges(placed(1, 0, 0, -1, peer.endpoint), placed(2, 0, 0, -1, peer.endpoint)),
-    )
-    busy = StatusCode.TOO_MANY_REQUESTS
-    peer.script(Opcode.APPEND, append_handler(n1=busy, n2=busy), append_handler())
-    items = [AppendItem(1, b"a"), AppendItem(2, b"b"), AppendItem(2, b"c")]
-    make(peer.endpoint).do("append", items)
-    assert [batches(each) for each in peer.seen(Opcode.APPEND)] == [
-        [b"a", b"b", b"c"],
-        [b"b", b"c"],
-    ]
-
-
 def test_an_item_that_was_overtaken_is_not_appended_late(make, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
     peer.script(Opcode.APPEND, append_handler(n0=StatusCode.TOO_MANY_REQUESTS))

@@ -18,7 +18,7 @@ from sbp_core.errors import (
 )
 from sbp_core.wire.headers import Feature, HeartbeatResponse
 from sbp_core.wire.opcodes import Opcode
-from tests.support.scripted_peer import NO_RETRY, append_handler, batches, placed, ranges, reset
+from tests.support.scripted_peer import NO_RETRY, append_handler, placed, ranges, reset
 
 
 @pytest.fixture
@@ -45,29 +45,6 @@ PIECE = RangeInfo(1, 0, 0, None, 0, ("127.0.0.1:1",))
 
 def items(*data):
     return [AppendItem(1, each) for each in data]
-
-
-def test_batches_are_numbered_by_stream(make, server) -> None:
-    server.script(
-        Opcode.LIST_RANGES,
-        ranges(placed(1, 0, 0, -1, server.endpoint), placed(2, 0, 0, -1, server.endpoint)),
-    )
-    writer = Writer("me")
-    driver = make(server.endpoint)
-    driver.do("append", [*items(b"a"), AppendItem(2, b"b"), *items(b"c")], writer=writer)
-    driver.do("append", [AppendItem(2, b"d"), *items(b"e")], writer=writer)
-    assert numbers(server) == [
-        [("me", 0), ("me", 0), ("me", 1)],
-        [("me", 1), ("me", 2)],
-    ]
-
-
-def test_a_lost_append_is_repeated_with_its_numbers(make, server) -> None:
-    server.script(Opcode.APPEND, reset, append_handler())
-    made = make(server.endpoint).do("append", items(b"a", b"b"), writer=Writer("me"))
-    assert made == [AppendOutcome(1, 100, 7), AppendOutcome(1, 101, 7)]
-    assert numbers(server) == [[("me", 0), ("me", 1)]] * 2
-    assert [batches(each) for each in server.seen(Opcode.APPEND)] == [[b"a", b"b"]] * 2
 
 
 def test_no_more_is_in_flight_than_a_server_remembers(make, server) -> None:
@@ -142,17 +119,6 @@ def test_a_failed_append_is_made_again_as_a_whole(make, server, peers, first_of_
     assert numbers(other)[1:] == [[("me", kept)]] * 2
     driver.do("append", call, writer=writer)
     assert numbers(server)[1:] == [[("me", 2), ("me", 3)]], "the same again is new"
-
-
-def test_a_failed_append_is_repeated_by_the_next_one_only(make, server) -> None:
-    server.script(Opcode.APPEND, append_handler(n1=StatusCode.INVALID_REQUEST), append_handler())
-    writer = Writer("me")
-    driver = make(server.endpoint)
-    with pytest.raises(SbpError, match="item 1 of 2"):
-        driver.do("append", items(b"a", b"b"), writer=writer)
-    driver.do("append", items(b"x"), writer=writer)
-    driver.do("append", items(b"a", b"b"), writer=writer)
-    assert numbers(server)[1:] == [[("me", 1)], [("me", 2), ("me", 3)]]
 
 
 def test_a_gap_is_for_the_caller(make, server) -> None:

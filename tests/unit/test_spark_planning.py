@@ -44,26 +44,11 @@ def plan(spans, records=10, count=100):
     return plan_partitions(spans, records_per_partition_max=records, spans_per_partition_max=count)
 
 
-def test_an_interval_is_cut_where_ranges_meet():
-    ranges = [Placed(1, 1, 50, None), Placed(1, 0, 0, 50)]
-    assert cut([(1, 40, 60)], ranges) == [(1, 0, 40, 50), (1, 1, 50, 60)]
-
-
 def test_spans_carry_name_and_servers():
     placed = Placed(1, 4, 0, None, ("b:1", "c:1"))
     (only,) = cover([Interval(1, 2, 3)], [placed], names=NAMES).spans
     assert only == StreamSpan(1, "orders", 4, 2, 3, ("b:1", "c:1"))
     assert (only.primary, only.record_count) == ("b:1", 1)
-
-
-def test_empty_intervals_and_empty_ranges_give_no_spans():
-    assert cut([(1, 5, 5)], []) == []
-    ranges = [Placed(1, 0, 0, 5), Placed(1, 1, 5, 5), Placed(1, 2, 5, None)]
-    assert cut([(1, 0, 9)], ranges) == [(1, 0, 0, 5), (1, 2, 5, 9)]
-
-
-def test_an_open_range_covers_what_is_not_yet_known_of_it():
-    assert cut([(1, 5, 10**15)], [Placed(1, 0, 0, None)]) == [(1, 0, 5, 10**15)]
 
 
 def test_a_range_that_looks_open_ends_where_the_next_one_begins():
@@ -97,15 +82,6 @@ def test_every_lost_part_of_every_stream_is_named_and_the_rest_is_covered():
     assert "stream 2 (clicks): [0, 3)" in message
 
 
-def test_a_range_beside_the_interval_does_not_split_a_loss():
-    ranges = [Placed(1, 0, 0, 10), Placed(1, 1, 12, 12), Placed(1, 2, 20, None)]
-    assert lost([(1, 10, 15)], ranges) == (Loss(1, 10, 15),)
-
-
-def test_ranges_of_other_streams_do_not_count():
-    assert lost([(1, 0, 5)], [Placed(2, 0, 0, None)]) == (Loss(1, 0, 5),)
-
-
 def test_a_loss_survives_pickling_and_stays_short():
     losses = lost([(stream_id, 0, 1) for stream_id in range(3, 1000)], [])
     error = DataLossError(losses, {})
@@ -128,19 +104,6 @@ def test_a_loss_without_a_known_end(caplog):
     assert len(caplog.records) == 1
 
 
-def test_a_long_span_is_split_evenly():
-    parts = plan([span(1, 100, 125)])
-    assert [(part.start_offset, part.end_offset) for (part,) in parts] == [
-        (100, 108),
-        (108, 116),
-        (116, 125),
-    ]
-
-
-def test_a_span_of_exactly_the_maximum_stays_whole():
-    assert plan([span(1, 0, 10)]) == ((span(1, 0, 10),),)
-
-
 def test_short_spans_of_one_server_share_a_partition_in_order():
     spans = [span(3, 0, 2), span(1, 5, 9, range_index=1), span(1, 2, 5), span(2, 0, 1)]
     assert plan(spans) == ((spans[2], spans[1], spans[3], spans[0]),)
@@ -149,76 +112,6 @@ def test_short_spans_of_one_server_share_a_partition_in_order():
 def test_spans_of_different_servers_are_kept_apart():
     spans = [span(1, 0, 1, "b:1"), span(2, 0, 1, "a:1"), span(3, 0, 1, "b:1"), span(4, 0, 1, "")]
     assert plan(spans) == ((spans[3],), (spans[1],), (spans[0], spans[2]))
-
-
-def test_the_number_of_spans_in_a_partition_is_bounded():
-    parts = plan([span(stream_id, 0, 1) for stream_id in range(10)], records=100, count=3)
-    assert sorted(map(len, parts)) == [2, 2, 3, 3]
-
-
-def test_a_full_partition_takes_no_more_spans_though_it_has_the_fewest_records():
-    spans = [span(0, 0, 50), *(span(stream_id, 0, 1) for stream_id in range(1, 6))]
-    parts = plan(spans, records=100, count=3)
-    assert [[each.stream_id for each in part] for part in parts] == [[0], [0, 1, 2], [3, 4, 5]]
-
-
-def test_partitions_are_balanced():
-    sizes = [9, 1, 8, 2, 7, 3, 6, 4]
-    parts = plan([span(i, 0, size) for i, size in enumerate(sizes)])
-    assert [sum(one.record_count for one in part) for part in parts] == [10, 10, 10, 10]
-
-
-def test_a_short_span_is_split_where_partitions_meet():
-    parts = plan([span(stream_id, 0, 6) for stream_id in range(3)])
-    assert parts == (
-        (span(0, 0, 6), span(1, 0, 3)),
-        (span(1, 3, 6), span(2, 0, 6)),
-    )
-
-
-def test_records_of_a_stream_stay_in_order_whichever_servers_have_its_ranges():
-    spans = [
-        span(1, 0, 4, "b:1", range_index=0),
-        span(1, 4, 30, "a:1", range_index=1),
-        span(1, 30, 31, "b:1", range_index=2),
-        span(2, 0, 5, "a:1"),
-    ]
-    pieces = [piece for part in plan(spans) for piece in part if piece.stream_id == 1]
-    assert [piece.start_offset for piece in pieces] == sorted(p.start_offset for p in pieces)
-    assert {piece.primary for piece in pieces} == {"a:1", "b:1"}
-
-
-def test_empty_spans_vanish():
-    assert plan([span(1, 5, 5)]) == ()
-    assert plan([]) == ()
-    assert plan([span(1, 5, 5), span(2, 0, 1)]) == ((span(2, 0, 1),),)
-
-
-def test_bytes_bound_a_partition():
-    sizes = {1: 100, 2: 1}
-    parts = plan_partitions(
-        [span(1, 0, 30), span(2, 0, 30)],
-        records_per_partition_max=1000,
-        spans_per_partition_max=10,
-        bytes_per_partition_max=1000,
-        record_bytes=sizes,
-    )
-    loads = [sum(each.record_count * sizes[each.stream_id] for each in part) for part in parts]
-    assert max(loads) <= 1000
-    assert len(parts) == 4
-
-
-def test_as_many_partitions_as_are_asked_for():
-    spans = [span(1, 0, 100), span(2, 0, 2, "b:1")]
-    for count in (1, 2, 5, 17, 102):
-        parts = plan_partitions(
-            spans, records_per_partition_max=1000, spans_per_partition_max=10, partitions_min=count
-        )
-        assert count <= len(parts) <= 1.5 * count + 2
-    too_many = plan_partitions(
-        spans, records_per_partition_max=1000, spans_per_partition_max=10, partitions_min=500
-    )
-    assert len(too_many) == 102
 
 
 HUGE = 10**13

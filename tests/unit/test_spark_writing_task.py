@@ -3,7 +3,6 @@
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
-from zlib import crc32
 
 import pyarrow as pa
 import pytest
@@ -15,7 +14,7 @@ from sbp_core.limits import MIB, RECORD_BYTES_MAX
 from sbp_core.records import ROWS_SCHEMA, decode_envelope, record_sizes
 from sbp_spark.options.sink import Batching, BatchKey
 from sbp_spark.options.stream_selection import StreamRef
-from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord, Routing
+from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord
 from sbp_spark.writing.bad_records import ERROR_HEADER, STREAM_HEADER, BadRecordError
 from sbp_spark.writing.payload import fill_times, to_rows
 from sbp_spark.writing.sending import SendingPace
@@ -192,35 +191,6 @@ def test_ids_tell_the_stream_where_no_name_does():
     write_rows([pa.record_batch({"stream": names, "stream_id": ids, **values})], client, ROUTED)
     write_rows([pa.record_batch({"stream": ids, **values})], client, ROUTED)
     assert client.values() == {8: [b"a", b"a"], 9: [b"b", b"b", b"b"], 1: [b"a"]}
-
-
-def test_a_key_always_gets_the_same_stream():
-    client = WritingClient()
-    options = sink_options("s0", "s1", "s2")
-    batch = keyed(*((b"%d" % (n % 50), b"%d" % n) for n in range(300)))
-    write_rows([batch.slice(0, 100), batch.slice(100)], client, options)
-    assert set(client.values()) == {0, 1, 2}
-    places = {}
-    for stream_id, values in client.values().items():
-        assert values == sorted(values, key=int)
-        for value in values:
-            assert places.setdefault(int(value) % 50, stream_id) == stream_id
-    assert places[17] == crc32(b"17") % 3
-
-
-def test_rows_without_a_key_and_round_robin_take_turns():
-    client = WritingClient()
-    options = sink_options("s0", "s1", "s2")
-    write_rows([keyed(*((None, b"%d" % n) for n in range(5)))] * 2, client, options)
-    assert client.values() == {
-        0: [b"0", b"3", b"1", b"4"],
-        1: [b"1", b"4", b"2"],
-        2: [b"2", b"0", b"3"],
-    }
-    client = WritingClient()
-    turns = sink_options("s0", "s1", routing=Routing.ROUND_ROBIN)
-    write_rows([keyed((b"k", b"a"), (b"k", b"b"))], client, turns, partition_id=1)
-    assert client.values() == {1: [b"a"], 0: [b"b"]}
 
 
 def test_many_streams_share_an_append():
@@ -434,15 +404,6 @@ def test_rows_that_linger_are_sent():
 
     write_rows(batches(), client, sink_options(batching=Batching(linger_ms=100)), pace=pace)
     assert [decode_envelope(items[0].batch).record_count for items in client.appends] == [3, 1]
-
-
-def test_a_failed_append_fails_the_task():
-    class BrokenClient(WritingClient):
-        def append(self, items, **kind):
-            raise ConnectError("refused")
-
-    with pytest.raises(ConnectError, match="refused"):
-        write_rows([routed(("s1", b"a"))], BrokenClient(), ROUTED)
 
 
 def test_no_failed_append_is_forgotten_when_later_ones_succeed():
