@@ -77,6 +77,22 @@ def test_nothing_is_staged_in_the_beginning() -> None:
     assert Transaction("t").parts() == ()
 
 
+def test_entries_that_a_sealed_range_refuses_go_to_the_next_one_in_order(make, peers) -> None:
+    pd, old, new = peers(), accepting(peers()), accepting(peers())
+    pd.script(
+        Opcode.LIST_RANGES,
+        ranges(placed(1, 0, 0, -1, old.endpoint)),
+        ranges(placed(1, 0, 0, 5, old.endpoint), placed(1, 1, 5, -1, new.endpoint)),
+    )
+    old.script(Opcode.APPEND, append_handler(n1=SEALED, n2=SEALED))
+    transaction = Transaction("t")
+    driver = make(pd.endpoint)
+    driver.do("append", items(b"a", b"bb", b"c"), transaction=transaction)
+    driver.do("append", items(b"d"), transaction=transaction)
+    assert (sent(old), sent(new)) == ([[(0, 0), (0, 1), (0, 2)]], [[(1, 0), (1, 1)], [(1, 2)]])
+    assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1), TxnPart("t", 1, 1, 4, 3))
+
+
 def test_entries_possibly_staged_in_a_deleted_range_are_an_error(make, peers) -> None:
     pd, old, new = peers(), accepting(peers()), accepting(peers())
     pd.script(
