@@ -84,6 +84,12 @@ def test_positions_by_name_or_id(cluster):
         assert told in str(raised.value)
 
 
+def test_a_stream_named_by_name_and_by_id_is_refused(cluster):
+    query = reader("a,1")
+    with pytest.raises(ConfigurationError, match=r"one and the same stream: a and 1 \(id 1\)"):
+        query.latestOffset(query.initialOffset(), ALL)
+
+
 def test_an_end_is_waited_for_and_then_nothing_is_new(cluster):
     query = reader("a", startingOffsets="earliest", endingOffsets='{"a": 55}')
     read, end = read_up(query)
