@@ -119,10 +119,11 @@ def test_a_query_that_is_ahead_of_a_backup_is_told(tmp_path, capsys):
             query(new).latestOffset(end, ReadAllAvailable())
         with Client(new.endpoint) as client:
             append_all(client, a, b"b2", b"b3", b"b4")
-        for _ in range(2):
-            with pytest.raises(StreamChangedError, match="was restored from an older copy"):
-                query(new).latestOffset(end, ReadAllAvailable())
-            new.restart()
+        with pytest.raises(StreamChangedError, match="was restored from an older copy"):
+            query(new).latestOffset(end, ReadAllAvailable())
+        new.restart()
+        with pytest.raises(StreamChangedError, match="was restored from an older copy"):
+            query(new).latestOffset(end, ReadAllAvailable())
         lenient = query(new, failOnDataLoss="false")
         after = lenient.latestOffset(end, ReadAllAvailable())
         assert SourceOffset.from_json(after).next_offsets() == {a: 5}

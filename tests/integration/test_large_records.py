@@ -8,13 +8,13 @@ import secrets
 import socket
 import struct
 import subprocess
-import sys
 from zlib import crc32
 
 import pyarrow as pa
 import pytest
 
 from sbp_core import limits
+from sbp_core.cli.main import main
 from sbp_core.client import (
     AppendItem,
     Client,
@@ -47,7 +47,7 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import TIMESTAMP_MS, rows_batch, values_of
-from tests.support.warm import WarmCluster
+from tests.support.warm import WarmCluster, sbp
 from tests.support.wire import RawClient
 
 LARGEST = limits.RECORD_BYTES_LARGEST
@@ -157,9 +157,7 @@ def test_the_largest_records_outlive_the_server_and_its_setting(tmp_path, large)
         cluster.start()
         with Client(cluster.endpoint, reads_locally=False) as client:
             check_all(client, streams, value, row)
-    check = [sys.executable, "-m", "sbp_core.cli.main", "log", "check", str(tmp_path)]
-    checked = subprocess.run(check, capture_output=True, check=False, timeout=60)
-    assert checked.returncode == 0, checked.stderr
+    assert main(["log", "check", str(tmp_path)]) == 0
     with WarmCluster(tmp_path) as cluster:
         for reads_locally in (True, False):
             with Client(cluster.endpoint, reads_locally=reads_locally) as client:
@@ -274,19 +272,14 @@ def test_a_longer_frame_is_refused_from_its_length(twelve):
 
 
 def test_a_line_as_large_as_a_record(twelve):
-    command = [sys.executable, "-m", "sbp_core.cli.main"]
     with Client(twelve.endpoint) as client:
         (stream_id,) = new_streams(client, 1)
         for size, code in ((11 << 20, 0), (TWELVE + 1, 1)):
-            done = subprocess.run(
-                [*command, "produce", "--endpoint", twelve.endpoint, str(stream_id)],
-                input=b"x" * size + b"\n",
-                capture_output=True,
-                check=False,
-                timeout=60,
-            )
-            assert done.returncode == code, done.stderr
-        assert f"at most {TWELVE} are allowed".encode() in done.stderr
+            words = ("produce", "--endpoint", twelve.endpoint, str(stream_id))
+            process = sbp(*words, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+            _, errors = process.communicate(b"x" * size + b"\n", 60)
+            assert process.returncode == code, errors
+        assert f"at most {TWELVE} are allowed".encode() in errors
         assert [len(values_of(each)[0][1]) for each in fetched(client, stream_id)] == [11 << 20]
 
 

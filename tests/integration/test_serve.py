@@ -271,10 +271,8 @@ def test_the_server_ends_with_the_process_that_started_it(tmp_path):
         "cluster = LocalCluster(sys.argv[1]).start()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    parent = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], timeout=TIMEOUT_SECONDS, check=False
-    )
-    assert parent.returncode == -signal.SIGKILL
+    parent = WarmProcess([sys.executable, "-c", program, str(tmp_path)])
+    assert parent.wait(TIMEOUT_SECONDS) == -signal.SIGKILL
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)  # waits for the server, which holds it
@@ -291,15 +289,11 @@ def test_an_interpreter_that_ends_takes_its_server_along(tmp_path):
         "cluster = LocalCluster().start()\n"
         "print(cluster.pid, cluster.data_dir)\n"
     )
-    parent = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
-    assert (parent.returncode, parent.stderr) == (0, "")
-    pid, data_dir = parent.stdout.split()
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    parent = WarmProcess([sys.executable, "-c", program], text=True, **pipes)
+    output, errors = parent.communicate(timeout=TIMEOUT_SECONDS)
+    assert (parent.returncode, errors) == (0, "")
+    pid, data_dir = output.split()
     assert not Path(data_dir).exists()
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)

@@ -130,7 +130,7 @@ def test_what_one_disk_has_is_acknowledged_when_a_server_that_is_new_to_the_rang
         copies = hosted_at(cluster, *key).values()
         assert {each.end_offset for each in copies} == {2}
 
-    run(tmp_path, body, heartbeat_interval_ms=1_000, heartbeat_timeout_ms=4_000)
+    run(tmp_path, body, heartbeat_interval_ms=200, heartbeat_timeout_ms=2_000)
 
 
 async def numbered(lone, endpoint):

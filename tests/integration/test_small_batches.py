@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from sbp_core.client import AppendItem, Client, StreamSpec
+from sbp_core.client import AppendItem, Client, RetryPolicy, StreamSpec
 from sbp_core.records import encode_rows
 from sbp_spark import client_pool
 from sbp_spark.logical_types import logical_arrow_schema
@@ -179,10 +179,9 @@ def test_a_silent_server_delays_the_plan_for_seconds_only():
         end = query.reader.latestOffset(query.offset, ReadAllAvailable())
         (partition,) = query.reader.partitions(query.offset, end)
         asked = []
-        small_batches = rows_with_plan.SmallBatches(
-            lambda *given: asked.append(given[1]) or client_pool.client_for(*given)
-        )
-        with frozen(cluster.pid):
+        hasty = Client(cluster.endpoint, timeout_ms=300, retry=RetryPolicy(budget_ms=0))
+        small_batches = rows_with_plan.SmallBatches(lambda _, given: asked.append(given) or hasty)
+        with hasty, frozen(cluster.pid):
             assert small_batches.maybe_read([partition], SCHEMA) is None
         assert asked == [patience]
         assert rows_with_plan.SmallBatches().maybe_read([partition], SCHEMA) is not None

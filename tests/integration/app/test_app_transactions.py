@@ -16,6 +16,7 @@ import pytest
 
 from sbp_core import aio
 from sbp_core.errors import ConfigurationError, SchemaError
+from tests.support.warm import WarmProcess
 
 
 @pytest.fixture
@@ -171,10 +172,10 @@ def test_a_producer_that_is_killed_loses_and_doubles_nothing(cluster, sbp, strea
     command = [sys.executable, "-c", textwrap.dedent(LOADER), cluster.endpoint, stream, str(end)]
     consumer = iter(sbp.consumer(stream, follow=True))
     for _ in range(3):
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as loader:
+        with WarmProcess(command, stdout=subprocess.PIPE) as loader:
             loader.stdout.readline()
             for _ in range(200):
                 next(consumer)
             os.kill(loader.pid, signal.SIGKILL)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert WarmProcess(command, stdout=subprocess.DEVNULL).wait() == 0
     assert values(sbp, stream) == [b"%d" % each for each in range(end)]
