@@ -62,7 +62,7 @@ def options(record_bytes_max: int) -> tuple[str, ...]:
 
 
 def new_streams(client: Client, count: int) -> list[int]:
-    specs = [StreamSpec(secrets.token_hex(8)) for _ in range(count)]
+    specs = [StreamSpec(f"s{secrets.token_hex(8)}") for _ in range(count)]
     return [info.stream_id for info in client.create_streams(specs)]
 
 

@@ -277,7 +277,15 @@ def test_placement_drivers_that_name_each_other_are_given_up(kind):
 
 
 @kinds
-@pytest.mark.parametrize("named", [None, "nowhere", "127.0.0.1:0", "x" * 1000])
+@pytest.mark.parametrize(
+    "named",
+    [
+        None,
+        "127.0.0.1:0",
+        pytest.param("nowhere", marks=pytest.mark.exhaustive),
+        pytest.param("x" * 1000, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_leader_that_is_no_address_is_not_followed(kind, named):
     async def body(follower):
         follower.name(named)

@@ -148,7 +148,7 @@ def benched(authority, issuer, tmp_path):
     return run_body
 
 
-@pytest.mark.parametrize("name", ["etl", "certified"])
+@pytest.mark.parametrize("name", ["etl", pytest.param("certified", marks=pytest.mark.exhaustive)])
 def test_an_identity_above_its_rate_is_asked_to_wait_and_no_other_one_is(benched, name):
     """Its connections share its quota. All appends arrive."""
 

@@ -246,7 +246,9 @@ def test_files_that_cannot_be_repaired_are_put_back(
         serve_and_add(folder, "new")
 
 
-@pytest.mark.parametrize("state", ["the log is of another server", "the identity is damaged"])
+@pytest.mark.parametrize(
+    "state", ["the log is missing", "the log is of another server", "the identity is damaged"]
+)
 def test_a_lost_range_server_starts_as_a_new_one(state: str, folder: Path, copies: Copies) -> None:
     damage, _, _ = LOST[state]
     damage(folder, copies)

@@ -1,6 +1,6 @@
 """Processes of this interpreter that start without its imports: see `programs/warm.py`.
 
-What is decided while a module is loaded, such as a failpoint, needs a process of its own.
+Settings that modules read while they load, such as failpoints, need a new interpreter instead.
 """
 
 from __future__ import annotations
