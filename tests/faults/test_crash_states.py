@@ -113,6 +113,7 @@ class StartsTooLate(SteppedDisk):
             self.late = None
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "broken", [NoSync, NoSyncOfNewFiles, NoSyncOfNames, RemovedBeforeReplaced, StartsTooLate]
 )
