@@ -35,7 +35,7 @@ def test_all_killed_at_any_time(tmp_path, history, rng, rounds, alterations):
     with FaultCluster(tmp_path, alterations=alterations, range_servers=2) as cluster:
         stream_ids = new_streams(cluster.endpoint, STREAMS)
         with Committers(cluster.endpoint, history, rng, stream_ids) as committers:
-            for kill_count in range(1, rounds(4) + 1):
+            for kill_count in range(1, rounds(3) + 1):
                 committers.wait_for_progress(lambda: cluster.is_alive)
                 wait_for_death(cluster, rng.uniform(0, LIFE_SECONDS_MAX))
                 armed = f"{rng.choice(names)}=kill:{rng.choice(HITS)}" if rng.random() < 0.5 else ""
@@ -77,7 +77,7 @@ def judge(endpoint, history, stream_ids, committers):
 
 def test_each_server_killed_by_itself(tmp_path, history, rng, rounds):
     """The placement driver dies between a decision and its publication, range servers around it."""
-    asyncio.run(kill_by_turns(tmp_path, history, rng, rounds(4)))
+    asyncio.run(kill_by_turns(tmp_path, history, rng, rounds(3)))
 
 
 async def kill_by_turns(folder, history, rng, kill_count):

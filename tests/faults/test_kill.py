@@ -45,8 +45,8 @@ def test_killed_at_any_time(tmp_path, history, rng, rounds, alterations):
         with Workload(
             *(cluster.endpoint, history, rng, stream_ids), writers=4, numbering=2
         ) as workload:
-            while kill_count < rounds(6) or undone(cluster, history):
-                extra_count = max(kill_count - rounds(6), 0)
+            while kill_count < rounds(3) or undone(cluster, history):
+                extra_count = max(kill_count - rounds(3), 0)
                 assert extra_count < EXTRA_KILLS_MAX, undone(cluster, history)
                 longer = 2 ** (extra_count / EXTRA_KILLS_TO_DOUBLE)
                 live(cluster, workload, longer * rng.uniform(0, LIFE_SECONDS_MAX))

@@ -224,6 +224,7 @@ def test_killed_at_each_step(tmp_path, rng):
     assert find_anomalies(contents, is_ordered=copy.is_ordered) == set()
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(1800)
 def test_a_query_outlives_faults_where_streams_have_replicas(tmp_path, rng, rounds):
     """In each round one fault of those of test_rounds.py; a query that fails is started again."""
