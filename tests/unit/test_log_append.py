@@ -18,7 +18,7 @@ from sbp_core.errors import (
     LogWriteError,
     Outcome,
 )
-from sbp_core.log.disk import OsDisk
+from sbp_core.log.disk import TEMPORARY_SUFFIX, OsDisk
 from sbp_core.log.entry import COMMIT_BYTES, Entry
 from sbp_core.log.index_file import index_path
 from sbp_core.log.readable_log import LogState
@@ -217,6 +217,8 @@ def test_an_index_that_cannot_be_written_costs_nothing_but_itself(operation: str
     log.append([note(2, 100)])
     assert disk.injected == 1
     assert index_path(DIRECTORY, 0) not in disk.names
+    is_left_over = any(path.suffix == TEMPORARY_SUFFIX for path in disk.names)
+    assert is_left_over is (operation == "replace"), "on a full disk it must not keep the space"
     assert recovered(disk) == [note(1, 100), note(2, 100)]
 
 

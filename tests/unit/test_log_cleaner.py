@@ -1,4 +1,7 @@
-"""Freeing segments: data removed and kept, concurrent readers, and a crash at every step."""
+"""Freeing segments: data removed and kept, the space on a real disk, readers in threads, damage.
+
+What is found after crashes and failures: tests/property/test_log_cleaner_model.py.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from sbp_core.log.disk import Disk, OsDisk, OsFile
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import COMMIT_BYTES, Entry
 from sbp_core.log.index_file import index_path
+from sbp_core.log.states.range_states import RangeState
 from sbp_core.segment_format import (
     ENTRY_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
@@ -252,6 +256,18 @@ def test_deleted_streams_are_forgotten_once_nothing_is_held_of_them() -> None:
     assert offsets(log, (1, 0), 40) == list(range(40, 50))
 
 
+def test_deleted_streams_stay_known_while_the_active_segment_holds_them() -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    log.append([batch(5, body=BODY, key=(2, 0)), deletion(2), trim(1, 29)])
+    cleaner(log).clean()
+    for offset in range(30, 40):
+        log.append([batch(offset, body=BODY)])
+    logged = log.maybe_range((2, 0))
+    assert logged is not None
+    assert logged.state is RangeState.DELETED
+
+
 def test_a_damaged_live_batch_is_never_rewritten(caplog: pytest.LogCaptureFixture) -> None:
     disk = FaultyDisk()
     log = filled(disk)
@@ -322,3 +338,24 @@ def test_a_lost_snapshot_is_not_made_up_from_a_compacted_segment_but_from_its_in
     del disk.names[index_path(DIRECTORY, segment_bases(disk)[-2])]
     with pytest.raises(LogCorruptionError, match="was compacted"):
         open_log(disk, segment_bytes=SEGMENT_BYTES)
+
+
+@pytest.mark.parametrize("is_index_lost", [False, True])
+def test_the_batches_keep_their_times(is_index_lost: bool) -> None:
+    disk = FaultyDisk()
+    times = iter(range(100, 1000))
+    log = Log.open(DIRECTORY, disk=disk, now_ms=lambda: next(times), segment_bytes=SEGMENT_BYTES)
+    log.append([created(*key) for key in KEYS])
+    for offset in range(30):
+        log.append([batch(offset, body=BODY)])
+        log.append([batch(offset, body=b"", key=(2, 0))])
+    before = [slot.time_ms for slot in log.batches_from((2, 0), 0)]
+    assert len(set(before)) == 30
+    log.append([trim(1, 30)])
+    assert cleaner(log).clean().rewritten_count > 2
+    if is_index_lost:
+        disk.kill_process()
+        for path in [path for path in disk.names if path.suffix == ".idx"]:
+            disk.remove(path)
+        log = open_log(disk, segment_bytes=SEGMENT_BYTES)
+    assert [slot.time_ms for slot in log.batches_from((2, 0), 0)] == before

@@ -199,8 +199,8 @@ def test_a_damaged_body_names_exactly_its_batch() -> None:
 
 
 @pytest.mark.parametrize("path", SEALED, ids=lambda path: path.name)
-def test_a_full_segment_that_was_cut_is_found_at_every_length(path: Path) -> None:
-    for size in range(SEALED.index(path), len(FILES[path]), 5 * STEP):
+def test_a_full_segment_that_was_cut_is_found(path: Path) -> None:
+    for size in range(SEALED.index(path), len(FILES[path]), 20 * STEP):
         found = check_repair({**FILES, path: FILES[path][:size]})
         assert path in {fault.path for fault in found.faults}
 

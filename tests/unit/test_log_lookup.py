@@ -134,24 +134,6 @@ def test_indexes_that_are_gone_are_made_again_as_they_were() -> None:
 
 
 @pytest.mark.exhaustive
-def test_every_damaged_byte_and_every_cut_of_an_index_is_noticed() -> None:
-    filled = Filled(group_count=12)
-    path = filled.index_paths()[0]
-    good = bytes(filled.disk.names[path].cached)
-    spoilt = [good[:size] for size in range(0, len(good), 7)] + [good + b"\0"]
-    for at in range(len(good)):
-        damaged = bytearray(good)
-        damaged[at] ^= 1 << at % 8
-        spoilt.append(bytes(damaged))
-    for data in spoilt:
-        filled.disk.names[path].cached[:] = data
-        log = filled.open()
-        slots = [slot.location for slot in log.batches_from((7, 0), 100)]
-        assert slots == [filled.locations[7, 0, each.base_offset] for each in filled.batches[7, 0]]
-        assert filled.disk.names[path].cached == good
-
-
-@pytest.mark.exhaustive
 def test_every_damaged_byte_of_a_full_segment_costs_its_batch_and_no_other() -> None:
     """With its index, and when the index has to be made from the damaged segment."""
     filled = Filled(group_count=14)
@@ -263,7 +245,7 @@ def test_open_files_and_indexes_are_bounded_for_any_number_of_segments() -> None
     assert limits.SEGMENT_FILES_OPEN_MAX > 4
 
 
-@pytest.mark.parametrize("damage", ["cut", "emptied", "flipped", "removed"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "removed"])
 def test_damage_to_an_index_that_is_in_use_changes_nothing(tmp_path: Path, damage: str) -> None:
     """A mapped file that is cut short would end the process here."""
     filled = Filled()
@@ -278,7 +260,7 @@ def test_damage_to_an_index_that_is_in_use_changes_nothing(tmp_path: Path, damag
         elif damage == "flipped":
             path.write_bytes(data[:-9] + bytes([data[-9] ^ 255]) + data[-8:])
         else:
-            os.truncate(path, 0 if damage == "emptied" else len(data) // 2)
+            os.truncate(path, len(data) // 2)
     filled.check(log)
     log.lookup.clear()
     filled.check(log)  # they are made again
@@ -370,3 +352,13 @@ def test_readers_in_threads_find_whole_groups_while_the_writer_appends(tmp_path:
     assert failures == []
     assert len(segment_bases(OsDisk(), tmp_path)) > 5
     log.close()
+
+
+def test_an_index_of_another_segment_is_not_taken() -> None:
+    filled = Filled()
+    first, second, *_ = filled.index_paths()
+    filled.disk.names[first], filled.disk.names[second] = (
+        filled.disk.names[second],
+        filled.disk.names[first],
+    )
+    filled.check(filled.open())

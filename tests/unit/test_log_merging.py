@@ -26,6 +26,7 @@ from tests.support.log import (
     Clock,
     batch,
     check_all,
+    check_batches,
     commit,
     concatenate,
     counts,
@@ -244,3 +245,13 @@ def test_writers_are_known_after_their_batches_were_merged() -> None:
     assert writer is not None
     assert writer.last_sequence == 99
     assert [each.base_offset for each in writer.batches] == list(range(84, 100))
+
+
+def test_only_live_batches_are_merged() -> None:
+    log = opened(FaultyDisk())
+    appended = filled(log)
+    log.append([Entry(EntryKind.TRIM, 1, -1, 10, 0), Entry(EntryKind.STREAM_DELETED, 2, -1, 0, 0)])
+    Cleaner(log, concatenate).clean()
+    found = slots(log, offset=10)
+    assert found[0].base_offset == 10
+    check_batches((1, 0), found, appended[1, 0], 10)

@@ -292,3 +292,15 @@ def test_the_only_segment_cannot_do_without_its_snapshot_unless_the_log_starts_t
     write_start(disk, DIRECTORY, int(third.stem))
     with pytest.raises(LogCorruptionError, match="no older segment is left"):
         open_log(disk)
+
+
+def test_the_name_of_a_segment_found_at_recovery_is_made_durable() -> None:
+    files, locations = three_segments()
+    disk = disk_with(files)
+    path = segment_path(DIRECTORY, locations[-1].end)
+    disk.create(path)  # and then the process was killed, before it could sync the directory
+    disk.kill_process()
+    log, _ = reopened(disk)
+    log.append([note(5)])
+    disk.lose_power(lambda n: 0)
+    assert reopened(disk)[1] == [0, 1, 2, 3, 4, 5]

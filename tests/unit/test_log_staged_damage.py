@@ -1,7 +1,4 @@
-"""Damage to what transactions staged, and to its ends: starts, checks and repairs.
-
-An end is there or not, never in part, wherever the log is cut.
-"""
+"""Damage to what transactions staged, and to its ends: starts, checks and repairs."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from sbp_core.log.entry import Location
 from sbp_core.log.index_file import INDEX_MAGIC
 from sbp_core.log.recovery.inspection import inspect_log, repair_log
 from sbp_core.log.segment_scan import Damage, SegmentScanner
-from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, maybe_segment_base, segment_path
+from sbp_core.segment_format import EntryKind, maybe_segment_base
 from tests.support.disk import FaultyDisk
 from tests.support.log import (
     DIRECTORY,
@@ -242,58 +239,3 @@ def test_an_index_of_an_older_version_says_that_there_was_a_segment_behind(is_of
         for slot in (0, 1):
             disk.names.pop(DIRECTORY / f"high-water.{slot}", None)
         open_log(disk, segment_bytes=1_500)
-
-
-ENDING = ["staged", "commit", "drop"]
-
-
-def ended(*, is_closed: bool) -> tuple[FaultyDisk, list[Location]]:
-    """A log that ends with something staged, an end that publishes, and one that drops."""
-    disk = FaultyDisk()
-    log = open_log(disk)
-    log.append([created(), staged("t", 0, b"t0", 2), staged("u", 0, b"u0"), staged("t", 1, b"t1")])
-    locations = [*log.append([staged("v", 0, b"v0")]).locations]
-    locations += log.append([commit(log, "t")]).locations
-    locations += log.append([drop("u")]).locations
-    if is_closed:
-        log.close()
-    return disk, locations
-
-
-def state(log: Log) -> tuple[list[bytes], list[str], int]:
-    return [*bodies(log)], [each.txn_id for each in log.staged.stagings()], len(log.staged.ends(1))
-
-
-STATES = [
-    ([], ["t", "u"], 0),
-    ([], ["t", "u", "v"], 0),
-    ([b"t0", b"t1"], ["u", "v"], 1),
-    ([b"t0", b"t1"], ["v"], 2),
-]
-"""Readable bodies, staged transactions, and the number of ends, after each of the last entries."""
-
-
-@pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("is_closed", [True, False])
-def test_wherever_one_of_the_last_entries_is_damaged(number: int, is_closed: bool):
-    """An entry not proven to be synced is cut; without a proven end the log does not open."""
-    disk, locations = ended(is_closed=is_closed)
-    path = segment_path(DIRECTORY, 0)
-    data = contents(disk)[path]
-    is_proven = is_closed or number < 2
-    for at in range(locations[number].position, locations[number].end):
-        spoilt = bytearray(data)
-        spoilt[at] ^= 0x10
-        is_body = at >= locations[number].position + ENTRY_HEADER_BYTES
-        torn = disk_with({path: bytes(spoilt)})
-        if not is_proven:
-            assert state(open_log(torn)) == STATES[number], at
-        elif number == 0 and is_body:
-            log = open_log(torn)
-            assert len(log.recovery.damaged_batches) == 1
-            assert state(log) == ([b"t0", b"t1"], [], 2)
-        elif number == 0 and 8 <= at - locations[0].position < 12:
-            assert len(open_log(torn).recovery.damaged_batches) == 1, "the body's checksum"
-        else:
-            with pytest.raises(LogCorruptionError):
-                open_log(torn)

@@ -229,3 +229,18 @@ def test_writers_that_make_no_sense_change_nothing() -> None:
         states.apply(Entry(EntryKind.RANGE_WRITERS, 1, 1, 50, 1, b"\3"), 7)
     assert states.maybe_writer(1, "w") is not None
     assert states.known_from(1) == 0
+
+
+def test_a_mark_whose_batch_was_torn_off_means_nothing() -> None:
+    disk = FaultyDisk()
+    log = filled(disk, 2, 10_000)
+    location = log.append(numbered(2, 2)).locations[1]
+    disk.kill_process()
+    disk.names[segment_path(DIRECTORY, 0)].truncate(location.position)
+    log = open_log(disk)
+    assert last_sequence(log) == 1
+    log.append([batch(2)])
+    disk.kill_process()
+    log = open_log(disk)
+    assert last_sequence(log) == 1, "another batch took the place of the one that was marked"
+    assert log.ranges()[0].next_offset == 3

@@ -81,23 +81,6 @@ def test_entries_of_another_server_that_contradict_the_log_are_refused_alone(tmp
     run(tmp_path, body)
 
 
-def test_after_a_failed_sync_nothing_is_acknowledged(tmp_path):
-    async def body(committer, disk, durable):
-        disk.error = OSError(5, "Input/output error")
-        pending = [committer.submit([entry(n)]) for n in range(3)]
-        disk.gate.set()
-        for future in pending:
-            with pytest.raises(LogWriteError, match="nothing more is acknowledged"):
-                await future
-        disk.error = None
-        with pytest.raises(LogWriteError):
-            await committer.submit([entry(9)])
-        assert durable == []
-        assert committer.failed.done()
-
-    run(tmp_path, body)
-
-
 def test_a_failure_without_a_waiter_is_not_reported_to_the_loop(tmp_path, caplog):
     async def body(committer, disk, durable):
         disk.error = OSError(5, "Input/output error")
@@ -273,6 +256,10 @@ def test_a_failed_sync_fails_what_was_written_during_it(tmp_path):
         for future in (*futures, queued):
             with pytest.raises(LogWriteError, match="nothing more is acknowledged"):
                 await future
+        disk.error = None
+        with pytest.raises(LogWriteError):
+            await committer.submit([batch(2)])
+        assert len(durable) == 1, "the range"
         assert committer.failed.done()
 
     run(tmp_path, body)

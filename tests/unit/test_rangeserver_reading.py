@@ -2,10 +2,9 @@
 
 from sbp_core.log.bodies import RecentBodies
 from sbp_core.rangeserver.fetching.payloads import joined, read_slots
-from sbp_core.records import encode_envelope
 from sbp_core.wire.checksum import crc32
 from tests.support.disk import FaultyDisk
-from tests.support.log import KEY, batch, commit, created, open_log, staged
+from tests.support.log import KEY, batch, created, open_log
 
 LARGE = [bytes([n]) * 100_000 for n in range(3)]
 SMALL = [bytes([n]) * 100 for n in range(3)]
@@ -39,24 +38,6 @@ def test_batches_read_from_the_disk_have_no_checksum():
     log, slots = appended(LARGE)
     log.recent = RecentBodies()
     assert read_slots(log, KEY, slots).crc32 is None
-
-
-def test_a_staged_batch_is_sent_with_another_offset_than_it_is_stored_with():
-    log = open_log(FaultyDisk(), segment_bytes=10_000_000)
-    log.append([created()])
-    body = encode_envelope(
-        [bytes(200_000)],
-        stream_id=1,
-        record_count=2,
-        base_timestamp_ms=0,
-        encoding="x",
-        base_offset=99,
-    )
-    log.append([staged("x", 0, body, 2)])
-    log.append([commit(log, "x")])
-    found = read_slots(log, KEY, list(log.batches_from(KEY, 0)))
-    assert found.crc32 is None
-    assert b"".join(found.buffers) != body
 
 
 def test_answers_of_which_all_are_known_make_a_payload_that_is():
