@@ -182,18 +182,14 @@ def test_an_address_with_too_many_connections_gets_an_error():
     asyncio.run(asyncio.wait_for(body(), DEADLINE_SECONDS))
 
 
-@pytest.fixture
-def full(monkeypatch):
-    """No connections beside those that a test has when it asks for it."""
-
-    def fill(count):
-        monkeypatch.setattr(limits, "CONNECTIONS_MAX", count)
-        monkeypatch.setattr(limits, "CONNECTIONS_RESERVED", 0)
-
-    return fill
+def fill(cluster, count):
+    """Let the running servers have `count` connections from now on."""
+    for server in (cluster.pd, cluster.server):
+        admission = server._listener._admission
+        admission._connections_max, admission._reserved = count, 0
 
 
-def test_clients_that_are_refused_at_accept_try_again(tmp_path, full, caplog):
+def test_clients_that_are_refused_at_accept_try_again(tmp_path, caplog):
     """An append that is not to be repeated is: the server looked at nothing."""
 
     async def body():
@@ -208,28 +204,28 @@ def test_clients_that_are_refused_at_accept_try_again(tmp_path, full, caplog):
                     await occupant.call(Opcode.PING)
                     await client.list_streams()
                     await asyncio.to_thread(blocking.list_streams)
-                    full(1)
+                    fill(cluster, 1)
                     appends = [
                         asyncio.create_task(client.append([item])),
                         asyncio.create_task(asyncio.to_thread(blocking.append, [item])),
                     ]
                     while "connection refused" not in caplog.text:
                         await occupant.call(Opcode.PING)
-                    full(10)
+                    fill(cluster, 10)
                     offsets = {(await append)[0].base_offset for append in appends}
                     assert offsets == {0, 1}
 
     asyncio.run(asyncio.wait_for(body(), DEADLINE_SECONDS))
 
 
-def test_a_client_that_is_refused_for_good_knows_that_nothing_was_done(tmp_path, full):
+def test_a_client_that_is_refused_for_good_knows_that_nothing_was_done(tmp_path):
     async def body():
         async with core_cluster(tmp_path) as cluster:
             (stream,) = await cluster.client.create_streams([StreamSpec("s")])
             item = AppendItem(stream.stream_id, rows_batch([b"x"]))
             async with AsyncClient(cluster.pd.endpoint, retry=RetryPolicy(budget_ms=0)) as client:
                 await client.list_ranges([stream.stream_id])
-                full(0)
+                fill(cluster, 0)
                 with pytest.raises(ThrottledError, match="1 connection open already") as caught:
                     await client.append([item])
             assert caught.value.outcome is Outcome.NOT_APPLIED

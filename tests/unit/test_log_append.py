@@ -1,6 +1,6 @@
 """The open log: groups, segments, the lock, and death by the first failed write.
 
-What is found after a power cut, a kill or a failure of the disk: tests/property/test_log_model.py.
+Power cuts, kills and failures of the disk are in tests/property/test_log_model.py.
 """
 
 from __future__ import annotations

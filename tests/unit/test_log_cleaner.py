@@ -1,6 +1,6 @@
 """Freeing segments: data removed and kept, the space on a real disk, readers in threads, damage.
 
-What is found after crashes and failures: tests/property/test_log_cleaner_model.py.
+Crashes and failures while segments are freed are in tests/property/test_log_cleaner_model.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Batches that are staged in the log: lost ones, the ends that are remembered, bytes, and times.
 
-What is staged, published and dropped, over restarts: tests/property/test_log_model.py.
+Staging, publication and dropping over restarts are in tests/property/test_log_model.py.
 """
 
 from __future__ import annotations
