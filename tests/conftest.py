@@ -164,3 +164,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests by folder. The order within a folder stays."""
     order = {name: index for index, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(item.path.relative_to(TESTS).parts[0], len(order)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Show logs as text: Spark gives the handler of pytest a formatter of JSON."""
+    plugin = item.config.pluginmanager.get_plugin("logging-plugin")
+    if plugin is not None:
+        plugin.caplog_handler.setFormatter(plugin.formatter)

@@ -27,6 +27,7 @@ from tests.support.faults.workload import new_streams
 STREAMS = 4
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_a_cluster_lives_through_faults(tmp_path, rng, rounds):
     done = []
