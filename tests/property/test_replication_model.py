@@ -28,6 +28,14 @@ def test_every_interleaving_keeps_the_promises(model: Model, state_count: int) -
     assert explore(model) == state_count
 
 
+def test_a_damaged_copy_has_no_say_in_where_a_range_ends() -> None:
+    """The fault that the model finds, also where not every interleaving is tried."""
+    whole = Replica(stage=Stage.FENCED).appended(Prefix(3, b"3")).fence_answer()
+    damaged = Replica().appended(Prefix(5, b"5")).damaged(Prefix(1, b"1")).fenced().fence_answer()
+    assert decided_end([whole, damaged], 3, 2) is None
+    assert decided_end([whole, damaged, whole], 3, 2) == Prefix(3, b"3")
+
+
 def committed_by_the_primary_alone(durable: Collection[int], ack_count: int) -> int:
     return max(durable)
 

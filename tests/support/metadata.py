@@ -76,7 +76,8 @@ class PostgresqlServer:
     def kill(self):
         """SIGKILL to all of its processes."""
         postmaster = self._server.get_postmaster_info().process
-        victims = [postmaster, *postmaster.children()]
+        postmaster.suspend()  # so that it starts no process that outlives it
+        victims = [*postmaster.children(), postmaster]
         for each in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
