@@ -70,6 +70,33 @@ def test_after_a_while_it_is_asked_whether_the_batch_is_decided():
     ]
 
 
+def test_a_job_that_still_stages_keeps_what_it_staged_long_ago():
+    source = Source("a.1.x", "b.1.x")
+    staged = [
+        (1, 0, "a.1.x", 5, 2 * TIMEOUT_MS),
+        (2, 0, "a.1.y", 5, TIMEOUT_MS - 1),  # another task of it
+        (1, 0, "b.1.x", 5, 2 * TIMEOUT_MS),
+    ]
+    assert sweep(source, *staged) == [(1, 0, ("a.1.x", "b.1.x"))]
+    asked = {part.txn_id: part.record_count for part in source.asked[0]}
+    assert asked == {"a.1.x": -1, "a.1.y": -1, "b.1.x": 5}  # -1: only if it is decided
+
+
+def test_a_task_that_still_stages_keeps_what_it_staged_long_ago():
+    states, source = StagedStates(), Source()
+
+    async def drop(*_):
+        raise AssertionError
+
+    sweeping = StagedSweep(states, source, drop, TIMEOUT_MS)
+    for number, passed_ms in enumerate((0, TIMEOUT_MS, 2 * TIMEOUT_MS, 3 * TIMEOUT_MS)):
+        if number < 3:
+            entry = staged_entry(1, 0, "a.1.x", number, 5, b"batch")
+            states.apply(entry, Location(1000 * number, entry.length), NOW_MS)
+        asyncio.run(sweeping.sweep(NOW_MS + passed_ms))
+    assert [part.record_count for (part,) in source.asked] == [-1, -1, 15]
+
+
 def test_after_the_timeout_it_is_to_be_given_up():
     source = Source("a.1.x", "b")
     staged = [

@@ -210,6 +210,14 @@ Drop = Callable[[int, int, Sequence[str]], Awaitable[int]]
 """Drops what is staged in a range of a stream under some ids; returns how many records."""
 
 
+_Work = tuple[str, int] | str
+"""A batch of a producer, or a transaction of no batch."""
+
+
+def _work_of(staging: Staging) -> _Work:
+    return maybe_batch_of(staging.txn_id) or staging.txn_id
+
+
 class StagedSweep:
     """Drops what is staged on this server and will never be published."""
 
@@ -227,13 +235,19 @@ class StagedSweep:
         self._drop = drop
         self._timeout_ms = timeout_ms
         self._ask_ms = ask_ms
+        self._seen: dict[_Work, tuple[int, int]] = {}
+        """By work: how many batches are staged, and when this process saw that grow last."""
 
     async def sweep(self, now_ms: int) -> None:
         """Ask about what is old, and drop what the placement driver says is dead.
 
         Raises SbpError when it cannot be asked, or the log cannot be written.
         """
-        questions = (self._maybe_question(each, now_ms) for each in self._staged.stagings())
+        active_ms = self._activity(now_ms)
+        questions = (
+            self._maybe_question(each, now_ms, active_ms[_work_of(each)][1])
+            for each in self._staged.stagings()
+        )
         asked = [part for part in questions if part is not None]
         if not asked:
             return
@@ -261,14 +275,31 @@ class StagedSweep:
                 ", ".join(txn_ids),
             )
 
-    def _maybe_question(self, staging: Staging, now_ms: int) -> TxnPart | None:
+    def _activity(self, now_ms: int) -> dict[_Work, tuple[int, int]]:
+        """Return when each batch of a producer was last staged for: that renews all of it.
+
+        The timeout is for what was abandoned, not for a job that runs for longer.
+        """
+        seen: dict[_Work, tuple[int, int]] = {}
+        for each in self._staged.stagings():
+            count, staged_ms = seen.get(_work_of(each), (0, 0))
+            latest_ms = max(staged_ms, each.staged_at_ms)
+            seen[_work_of(each)] = count + each.batch_count, latest_ms
+        for work, (count, staged_ms) in seen.items():
+            count_before, before_ms = self._seen.get(work, (count, staged_ms))
+            grown_ms = now_ms if count > count_before else before_ms
+            seen[work] = count, max(staged_ms, grown_ms)
+        self._seen = seen
+        return seen
+
+    def _maybe_question(self, staging: Staging, now_ms: int, active_ms: int) -> TxnPart | None:
         """Return what to ask; None as long as it is new.
 
         A staging from the future, by a clock that was set back, may have any age.
         """
         age_ms = now_ms - staging.staged_at_ms
         is_worth_asking = age_ms >= self._ask_ms or age_ms < 0
-        if age_ms >= self._timeout_ms:
+        if now_ms - active_ms >= self._timeout_ms:
             record_count = staging.record_count
         elif maybe_batch_of(staging.txn_id) and is_worth_asking:
             record_count = _ONLY_IF_DECIDED
