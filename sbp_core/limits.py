@@ -230,8 +230,7 @@ SERVER_UNREAD_BYTES_MAX: Final = 48 * MIB
 """Answers of all connections that are made, or wait for their peers to read."""
 CONNECTION_UNREAD_OWN_BYTES: Final = 32 * KIB
 """Unread bytes that each connection may have; larger answers are bounded as a whole."""
-UNREAD_LOOK_MS: Final = 20
-"""While as many answers wait as may: how often a server looks whether they were read."""
+UNREAD_LOOK_MS: Final = 20  # how often a server looks whether answers were read, if too many wait
 RESPONSES_RESERVED_MAX: Final = 4
 """Frames beyond WRITE_BUFFER_HIGH_BYTES that one connection keeps room for while they are made."""
 FETCH_FRAME_BYTES: Final = MIB
@@ -432,7 +431,8 @@ RETRY_BACKOFF_MS_MAX: Final = 2_000
 RETRY_BUDGET_MS: Final = 60_000
 """How long an operation is retried while it makes no progress."""
 RETRY_LOG_INTERVAL_MS: Final = 10_000
-"""Time without progress after which a client logs the error, and the interval from then on."""
+"""Time without progress after which a client logs the error, and between lines of others."""
+OUTAGE_MS: Final = 600_000  # how long work of users goes on while servers are down, by default
 REPLICA_PAUSE_MS: Final = 5_000
 """How long a client asks a server that failed last, after the other replicas of a range."""
 REPLICA_TIMEOUT_MS: Final = 10_000

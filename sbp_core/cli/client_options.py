@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
 
-from sbp_core.cli.values import PATH
+from sbp_core.cli.values import PATH, PATIENCE_MS
 
 P = ParamSpec("P")
 O = TypeVar("O")  # noqa: E741 - options
@@ -57,6 +57,14 @@ _CLIENT: Final = [
     ),
     *_TLS,
 ]
+
+
+retry_option: Final = click.option(
+    "--retry-for",
+    type=PATIENCE_MS,
+    default="10m",
+    help="How long to go on while servers are down; off: until they are back. [default: 10m]",
+)
 
 
 def _want_json(context: click.Context, _: click.Parameter, is_wanted: bool) -> bool:  # noqa: FBT001 - as click calls it

@@ -23,8 +23,8 @@ from sbp_core.session.negotiation import NO_WISHES, Wishes
 
 PROMPT: Final = RetryPolicy(budget_ms=limits.CONNECT_TIMEOUT_MS)
 """For a question of an interactive user: fails after seconds."""
-PATIENT: Final = RetryPolicy()
-"""For a transfer: survives a restart of the server."""
+PATIENT: Final = RetryPolicy(budget_ms=limits.OUTAGE_MS)
+"""For a transfer: survives an outage of the servers."""
 _ANSWER_MS: Final = 3_000
 """How long range servers are waited for that do not answer, to say what is known without them."""
 _AGAIN_SECONDS: Final = 0.1

@@ -10,12 +10,12 @@ import click
 
 from sbp_core import limits
 from sbp_core.app.blocking.committing import Committer
-from sbp_core.cli.client_options import ClientOptions, client_options
-from sbp_core.cli.connect import PATIENT, checked_new_name, connect, find_reach, find_stream, titled
+from sbp_core.cli.client_options import ClientOptions, client_options, retry_option
+from sbp_core.cli.connect import checked_new_name, connect, find_reach, find_stream, titled
 from sbp_core.cli.output import write_notice, write_result
 from sbp_core.cli.progress import progress
 from sbp_core.cli.values import POSITION, STREAM
-from sbp_core.client import Client, FetchItem, Reach, StreamInfo, StreamSpec
+from sbp_core.client import Client, FetchItem, Reach, RetryPolicy, StreamInfo, StreamSpec
 from sbp_core.client.stream_position import Position, PositionKind, find_offset
 from sbp_core.errors import (
     AlreadyExistsError,
@@ -58,6 +58,7 @@ _WAIT_MS: Final = 10_000
     help="Name of the copy, under which the cluster counts how far it is. [default: copy.ID of"
     " FROM]",
 )
+@retry_option
 @client_options
 def copy(
     options: ClientOptions,
@@ -68,6 +69,7 @@ def copy(
     *,
     create: bool,
     copy_id: str | None,
+    retry_for: float,
 ) -> int:
     """Copy the records of stream FROM to the end of stream TO, each once.
 
@@ -77,7 +79,7 @@ def copy(
     A POSITION is earliest, latest, an offset, -N (N records before the tail), a time of append such
     as 2025-01-31T09:30 (UTC), or one before now: -90s, -10m, -12h, -7d.
     """
-    with connect(options, PATIENT) as client:
+    with connect(options, RetryPolicy(budget_ms=retry_for)) as client:
         info = find_stream(client, source)
         if create:
             _create(client, info, target)

@@ -5,6 +5,7 @@ Commands that run servers import this before anything that starts threads, so it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -88,6 +89,10 @@ def _parse_number(least: int, text: str) -> int:
     return int(text)
 
 
+def _parse_patience(text: str) -> float:
+    return math.inf if text == "off" else quantities.parse_duration_ms(text)
+
+
 def _parse_position(text: str) -> object:
     from sbp_core.client.stream_position import parse_position
 
@@ -103,6 +108,8 @@ POSITIVE: Final = Value("N", partial(_parse_number, 1))
 """A whole number, 1 or more."""
 DURATION_MS: Final = Value("TIME", quantities.parse_duration_ms)
 """A time such as 90s, 30m, 12h or 7d; the value is in ms."""
+PATIENCE_MS: Final = Value("TIME|off", _parse_patience)
+"""A time for which something is tried, in ms; off is for ever."""
 SIZE: Final = Value("SIZE", quantities.parse_size)
 """A size such as 500MiB or 10GiB; the value is in bytes."""
 POSITION: Final = Value("POSITION", _parse_position)

@@ -8,7 +8,7 @@ import pytest
 from sbp_core import limits
 from sbp_core.cli import connect
 from sbp_core.cli.main import main
-from sbp_core.client import RetryPolicy, StreamSpec
+from sbp_core.client import StreamSpec
 from tests.support.cluster import NO_FALSE_ALARM, append, run
 
 
@@ -16,7 +16,6 @@ from tests.support.cluster import NO_FALSE_ALARM, append, run
 def impatient(monkeypatch):
     """Nothing comes back in this test."""
     monkeypatch.setattr(connect, "_ANSWER_MS", 200)
-    monkeypatch.setattr("sbp_core.cli.consume.command.PATIENT", RetryPolicy(budget_ms=200))
     monkeypatch.setattr(limits, "CONNECT_TIMEOUT_MS", 1_000)
 
 
@@ -61,7 +60,7 @@ def test_commands_show_what_is_known_of_a_stream_whose_primary_is_down(tmp_path,
         assert (exit_code, errors) == (0, "")
         assert output.splitlines()[1].split()[1:5] == ["copied", ">=2", "-", "unknown"]
 
-        exit_code, output, errors = await sbp("consume", "copied")
+        exit_code, output, errors = await sbp("consume", "copied", "--retry-for", "1s")
         assert (exit_code, output) == (1, "one\ntwo\n")
         waiting, failed = errors.splitlines()
         assert "from offset 2 on is unavailable" in waiting

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import Attempts, Context, RetryPolicy
+from sbp_core.client.programs.calls import Attempts, Context, PatienceLog, RetryPolicy
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import DiskFullError, NotFoundError, SbpError, StatusCode
 
@@ -56,14 +58,30 @@ def test_a_long_one_is_reported_with_its_reason_and_how_long_it_is_tried(context
     )
 
 
-def test_it_is_reported_again_after_as_long(context, told):
+def test_an_outage_is_reported_once_and_so_is_its_end(context, told):
     attempts = Attempts(context, 0)
-    fail(attempts, TOLD_MS)
-    assert len(told()) == 1
-    fail(attempts, 2 * TOLD_MS - 1)
-    assert told() == []
-    fail(attempts, 2 * TOLD_MS)
-    assert len(told()) == 1
+    for _ in range(3):
+        fail(attempts, TOLD_MS)
+        fail(attempts, 3 * TOLD_MS)
+        assert len(told()) == 1
+        attempts.on_progress(4 * TOLD_MS)
+        assert told() == ["servers answer again after 40 s"]
+        attempts.on_progress(0)
+        context = replace(context, patience_log=PatienceLog())
+        attempts = Attempts(context, 0)
+
+
+def test_it_may_be_tried_for_ever(context, told):
+    attempts = Attempts(replace(context, policy=RetryPolicy(budget_ms=math.inf)), 0)
+    assert fail(attempts, 10**12) is not None
+    assert "is tried until it succeeds: the disk" in told()[0]
+
+
+def test_a_wrong_address_is_not_tried_for_long(context):
+    context = replace(context, policy=RetryPolicy(first_ms=5_000))
+    assert fail(Attempts(context, 0), 5_000) is None
+    context.drivers.have_answered = True
+    assert fail(Attempts(context, 0), 5_000) is not None
 
 
 def test_operations_that_fail_together_are_reported_once(context, told):

@@ -18,7 +18,15 @@ from sbp_core.app.blocking.producer import OnDelivery, Producer
 from sbp_core.app.blocking.transaction import Transaction
 from sbp_core.app.outbox import Batching
 from sbp_core.app.positions import Start
-from sbp_core.client import Client, Connecting, Credentials, StreamInfo, StreamSpec, Tls
+from sbp_core.client import (
+    Client,
+    Connecting,
+    Credentials,
+    RetryPolicy,
+    StreamInfo,
+    StreamSpec,
+    Tls,
+)
 from sbp_core.errors import AlreadyExistsError, ConfigurationError
 from sbp_core.records import Compression, StreamSchema
 
@@ -27,17 +35,24 @@ def connect(
     endpoint: str,
     *,
     timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
+    retry_ms: float = limits.OUTAGE_MS,
     tls: Tls | None = None,
     credentials: Credentials | None = None,
 ) -> Connection:
     """Return a connection to the cluster at `endpoint`, a context manager that closes it.
 
     `endpoint` is the "host:port" of the placement driver, or several of one cluster, separated by
-    commas. Nothing is sent before the first call, each of which has `timeout_ms` in which failures
-    are retried. Raises ConfigurationError for what is no endpoint.
+    commas. Nothing is sent before the first call. A request has `timeout_ms`; one that fails is
+    retried for `retry_ms`, `math.inf` for as long as servers are down, but only for `timeout_ms`
+    before any has answered. Raises ConfigurationError for what is no endpoint.
     """
-    connecting = Connecting(tls=tls, credentials=credentials)
-    return Connection(Client(endpoint, timeout_ms=timeout_ms, connecting=connecting))
+    made = Client(
+        endpoint,
+        timeout_ms=timeout_ms,
+        connecting=Connecting(tls=tls, credentials=credentials),
+        retry=RetryPolicy(budget_ms=retry_ms, first_ms=timeout_ms),
+    )
+    return Connection(made)
 
 
 class Connection:

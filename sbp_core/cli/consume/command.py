@@ -12,8 +12,8 @@ from typing import Final
 
 import click
 
-from sbp_core.cli.client_options import ClientOptions, client_options
-from sbp_core.cli.connect import PATIENT, connect
+from sbp_core.cli.client_options import ClientOptions, client_options, retry_option
+from sbp_core.cli.connect import connect
 from sbp_core.cli.consume.interrupts import Interrupts
 from sbp_core.cli.consume.reading import Reading, check_group
 from sbp_core.cli.consume.rendering import (
@@ -30,7 +30,7 @@ from sbp_core.cli.consume.template import Template, fill, parse_template
 from sbp_core.cli.consume.writers import TableWriter, TextWriter, Writer
 from sbp_core.cli.output import write_notice
 from sbp_core.cli.values import PATH, POSITION, POSITIVE, STREAM, TIMESTAMP, Value
-from sbp_core.client import Client
+from sbp_core.client import Client, RetryPolicy
 from sbp_core.client.stream_position import (
     Position,
     PositionKind,
@@ -93,6 +93,7 @@ class Output:
 @click.option("--format", "template", type=_TEMPLATE, help=r"Print this for each record.")
 @click.option("--output", type=click.Choice(_FORMS), help="How records are written.")
 @click.option("-o", "--to-file", type=PATH, help="Write a file, in the form of its suffix.")
+@retry_option
 @client_options
 def consume(
     options: ClientOptions,
@@ -111,6 +112,7 @@ def consume(
     template: Template | None,
     output: str | None,
     to_file: str | None,
+    retry_for: float,
 ) -> int:
     r"""Print the records of streams, up to their current ends.
 
@@ -144,7 +146,7 @@ def consume(
     form = "json" if options.json else output or _form_of(to_file, template)
     records = Filter(None if key is None else key.encode(errors="surrogateescape"), grep)
     written = Output(form, template, columns, to_file)
-    with connect(options, PATIENT) as client:
+    with connect(options, RetryPolicy(budget_ms=retry_for)) as client:
         reading = Reading(client, wanted, commits_at_end=to_file is not None)
         with (
             Interrupts(is_deferring=to_file is not None) as interrupts,

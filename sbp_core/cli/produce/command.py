@@ -13,8 +13,8 @@ import click
 
 from sbp_core.app.blocking.committing import Committer
 from sbp_core.app.rows import Target
-from sbp_core.cli.client_options import ClientOptions, client_options
-from sbp_core.cli.connect import PATIENT, checked_new_name, connect, find_stream
+from sbp_core.cli.client_options import ClientOptions, client_options, retry_option
+from sbp_core.cli.connect import checked_new_name, connect, find_stream
 from sbp_core.cli.output import write_error, write_result
 from sbp_core.cli.produce.delivery import Appending, Committing
 from sbp_core.cli.produce.inputs import FORMATS, LINES, format_of, opened, reader_of
@@ -24,7 +24,7 @@ from sbp_core.cli.produce.parsing import Defaults, Parsing, Piece
 from sbp_core.cli.produce.progress import shown_progress
 from sbp_core.cli.produce.sender import Sender
 from sbp_core.cli.values import PATH, STREAM, TIMESTAMP, Value
-from sbp_core.client import Client, Dialect, StreamInfo, StreamSpec, newest_schemas
+from sbp_core.client import Client, Dialect, RetryPolicy, StreamInfo, StreamSpec, newest_schemas
 from sbp_core.errors import AlreadyExistsError, ConfigurationError, NotFoundError, SbpError
 from sbp_core.quantities import quoted
 from sbp_core.wording import counted
@@ -84,6 +84,7 @@ def _parse_header(text: str) -> tuple[str, bytes]:
     help="Count the records under this name: run again on the same input, the command appends those"
     " that are missing. Each batch takes a commit, of milliseconds.",
 )
+@retry_option
 @client_options
 def produce(  # noqa: PLR0917 - click passes names
     options: ClientOptions,
@@ -96,6 +97,7 @@ def produce(  # noqa: PLR0917 - click passes names
     timestamp: datetime | None,
     create: bool,  # noqa: FBT001 - click calls it by name
     producer_id: str | None,
+    retry_for: float,
 ) -> int:
     """Append the records of FILE, or of standard input, to a stream.
 
@@ -121,7 +123,10 @@ def produce(  # noqa: PLR0917 - click passes names
     form = form or format_of(file)
     if key_separator is not None and form != LINES:
         raise ConfigurationError(f"--key-separator is for lines, and the format is {form}")
-    with opened(None if file == "-" else file) as source, connect(options, PATIENT) as client:
+    with (
+        opened(None if file == "-" else file) as source,
+        connect(options, RetryPolicy(budget_ms=retry_for)) as client,
+    ):
         info = _found(client, stream, may_create=create)
         target = _target(client, info)
         parsing = Parsing(target, defaults, key_separator)

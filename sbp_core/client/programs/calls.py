@@ -6,6 +6,7 @@ Read `Attempts` and `ask` first. No I/O: times and random numbers are passed in.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -67,7 +68,9 @@ T = TypeVar("T")
 class RetryPolicy:
     """How long (ms) a client retries a failed operation, and how long it waits between tries.
 
-    `budget_ms` is the time without progress after which the error is raised; 0 disables retries.
+    `budget_ms` is the time without progress after which the error is raised; 0 disables retries,
+    and with `math.inf` they never end. Until a placement driver has answered the client once, it is
+    `first_ms`, if that is less: a wrong address is reported soon.
     The wait before retry n = 0, 1, 2 ... is random, from 0 to the smaller one of backoff_ms * 2**n
     and `backoff_ms_max`. If a server asks for a wait, that is added. Only errors that are
     `retriable` are retried, and only if repeating the call does no harm.
@@ -77,14 +80,16 @@ class RetryPolicy:
     Raises ConfigurationError for a negative value, and for backoff_ms above backoff_ms_max.
     """
 
-    budget_ms: int = limits.RETRY_BUDGET_MS
+    budget_ms: float = limits.RETRY_BUDGET_MS
+    first_ms: float = math.inf
     backoff_ms: int = limits.RETRY_BACKOFF_MS
     backoff_ms_max: int = limits.RETRY_BACKOFF_MS_MAX
 
     def __post_init__(self) -> None:
-        if self.budget_ms < 0 or not 0 <= self.backoff_ms <= self.backoff_ms_max:
+        is_time = min(self.budget_ms, self.first_ms) >= 0
+        if not (is_time and 0 <= self.backoff_ms <= self.backoff_ms_max):
             raise ConfigurationError(
-                f"{self}: expected budget_ms >= 0 and 0 <= backoff_ms <= backoff_ms_max"
+                f"{self}: expected no negative times, and backoff_ms <= backoff_ms_max"
             )
 
     def maybe_wait_ms(
@@ -95,12 +100,14 @@ class RetryPolicy:
         attempt_count: int,
         elapsed_ms: float,
         random: Random,
+        is_first: bool = False,
     ) -> float | None:
         """Return the wait before the next try, None to give up.
 
         `is_repeatable`: doing it twice does no harm (a read, or an append whose caller accepts
         duplicates); otherwise only calls without effect are retried. `attempt_count` tries failed
-        so far, in `elapsed_ms` since the last progress.
+        so far, in `elapsed_ms` since the last progress. `is_first`: no placement driver has
+        answered yet.
         """
         if not error.retriable:
             return None
@@ -112,7 +119,11 @@ class RetryPolicy:
         # not repeated together.
         spread_ms = max(self.backoff_ms << doublings, throttle_ms)
         wait_ms = throttle_ms + random.uniform(0, min(spread_ms, self.backoff_ms_max))
-        return wait_ms if elapsed_ms + wait_ms < self.budget_ms else None
+        return wait_ms if elapsed_ms + wait_ms < self.budget(is_first=is_first) else None
+
+    def budget(self, *, is_first: bool) -> float:
+        """Return the time (ms) without progress after which an error is raised."""
+        return min(self.budget_ms, self.first_ms) if is_first else self.budget_ms
 
 
 class PatienceLog:
@@ -126,20 +137,25 @@ class PatienceLog:
 
     def on_wait(
         self, what: str, error: SbpError, *, since_ms: float, now_ms: float, budget_ms: float
-    ) -> None:
-        """Log that `what` fails with `error` and is retried, without progress since `since_ms`."""
+    ) -> bool:
+        """Log that `what` fails with `error` and is retried, without progress since `since_ms`.
+
+        Whether that was logged.
+        """
         logged_at_ms = since_ms if self._logged_at_ms is None else self._logged_at_ms
         if now_ms - max(since_ms, logged_at_ms) < limits.RETRY_LOG_INTERVAL_MS:
-            return
+            return False
         self._logged_at_ms = now_ms
         elapsed_ms = now_ms - since_ms
+        left = f"for {(budget_ms - elapsed_ms) / 1000:.0f} s more"
         _LOG.warning(
-            "%s has failed for %.0f s and is tried for %.0f s more: %s",
+            "%s has failed for %.0f s and is tried %s: %s",
             what,
             elapsed_ms / 1000,
-            (budget_ms - elapsed_ms) / 1000,
+            left if budget_ms < math.inf else "until it succeeds",
             error,
         )
+        return True
 
 
 R = TypeVar("R", AppendResult, FetchResult)
@@ -165,9 +181,13 @@ class Attempts:
         self._context = context
         self._since_ms = now_ms
         self._count = 0
+        self._is_logged = False
 
     def on_progress(self, now_ms: float) -> None:
-        """Count from zero again."""
+        """Count from zero again; log that an outage is over whose beginning was logged."""
+        if self._is_logged:
+            _LOG.warning("servers answer again after %.0f s", (now_ms - self._since_ms) / 1000)
+            self._is_logged = False
         self._since_ms = now_ms
         self._count = 0
 
@@ -193,21 +213,22 @@ class Attempts:
 
         `endpoint` is the one that was asked, None if `error` names it, or no server was asked.
         """
-        policy = self._context.policy
+        policy, is_first = self._context.policy, not self._context.drivers.have_answered
         wait_ms = policy.maybe_wait_ms(
             error,
             is_repeatable=is_repeatable,
             attempt_count=self._count,
             elapsed_ms=max(0, now_ms - self._since_ms),
             random=self._context.random,
+            is_first=is_first,
         )
-        if wait_ms is not None:
-            self._context.patience_log.on_wait(
+        if wait_ms is not None and not self._is_logged:
+            self._is_logged = self._context.patience_log.on_wait(
                 _asked(operation, endpoint),
                 error,
                 since_ms=self._since_ms,
                 now_ms=now_ms,
-                budget_ms=policy.budget_ms,
+                budget_ms=policy.budget(is_first=is_first),
             )
         return wait_ms
 
@@ -321,7 +342,7 @@ def ask(
             [Call(asked, opcode, header, context.timeout_ms, feature=feature)]
         )
         try:
-            return decode_reply(reply, table)
+            found = decode_reply(reply, table)
         except SbpError as error:
             context.drivers.on_error(asked, error)
             now_ms = yield Now()
@@ -337,6 +358,11 @@ def ask(
                 failure = attempts.explain(error, opcode.name, asked)
                 failure.outcome = error.outcome if is_untouched else Outcome.UNKNOWN
                 raise failure from error
+        else:
+            context.drivers.have_answered = True
+            if not attempts.is_first:
+                attempts.on_progress((yield Now()))
+            return found
         yield from pause(wait_ms)
         tried.clear()
 
@@ -469,5 +495,6 @@ def ping(context: Context) -> Program[float]:
             if not context.drivers.is_passed_over(error, tried, is_repeatable=True):
                 raise Attempts(context, begin_ms).explain(error, "PING", asked) from error
         else:
+            context.drivers.have_answered = True
             end_ms: float = yield Now()
             return end_ms - begin_ms

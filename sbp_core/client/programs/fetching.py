@@ -264,6 +264,7 @@ class _Fetch:
                 if not batches.size_bytes and task.piece and task.piece.is_open_and_replicated:
                     # Its primary may have been cut off, and the stream gone on elsewhere.
                     self._context.router.forget(task.item.stream_id)
+                task.attempts.on_progress(now_ms)
                 yield Emit(task.outcome(batches))
         if arrival.is_last:
             del self._open[arrival.number]

@@ -88,6 +88,8 @@ class PlacementDrivers:
     def __init__(self, given: str) -> None:
         endpoints = parse_endpoints(given)
         self._turn = Turn(endpoints, endpoints)
+        self.have_answered = False
+        """Whether one of them has answered a request of the client."""
 
     @property
     def endpoint(self) -> str:
