@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
+from enum import Enum
 from typing import Final
 
 from sbp_core import limits
@@ -22,19 +22,28 @@ from sbp_core.errors import (
 )
 from sbp_spark.options.endpoints import Servers
 from sbp_spark.options.stream_selection import StreamRef
-from sbp_spark.spark_internals.worker_process import settle
+from sbp_spark.spark_internals.worker_process import SEEN, tune_worker
 
 _CONNECT_TIMEOUT_MS: Final = 2_000
 _FIRST_CALL_TIMEOUT_MS: Final = 5_000
+_STARTING_MS: Final = 1_500
 
 
-class Patience(IntEnum):
-    """How long a call is retried while the servers are down, in ms."""
+class Patience(Enum):
+    """How long a call is retried while the servers are down."""
 
-    STARTING = 1_500
-    """Before anything was read or written: a wrong endpoint is reported at once."""
-    RUNNING = limits.RETRY_BUDGET_MS
-    """During work, which a restart of the servers must not end."""
+    STARTING = "starting"
+    """1.5 s, before anything was read or written: a wrong endpoint is reported at once."""
+    LOOKING = "looking"
+    """A minute, where work goes on without the answer."""
+    RUNNING = "running"
+    """As long as the option retryTimeout says: work that an outage must not end."""
+
+    def budget_ms(self, servers: Servers) -> float:
+        """Return how long a call to these servers is retried."""
+        if self is Patience.RUNNING:
+            return servers.retry_ms
+        return _STARTING_MS if self is Patience.STARTING else limits.RETRY_BUDGET_MS
 
 
 Connect = Callable[[Servers, Patience], Client]
@@ -53,7 +62,7 @@ def new_client(servers: Servers, patience: Patience) -> Client:
             credentials=servers.credentials,
             wishes=Wishes(servers.is_compressed, servers.isolation_class),
         ),
-        retry=RetryPolicy(budget_ms=patience.value),
+        retry=RetryPolicy(budget_ms=patience.budget_ms(servers)),
         reads_locally=servers.reads_locally,
     )
 
@@ -61,20 +70,22 @@ def new_client(servers: Servers, patience: Patience) -> Client:
 class ClientPool:
     """The clients of a process: one for each cluster and patience. None is ever closed."""
 
-    def __init__(self, connect: Connect = new_client, settle: Callable[[], None] = settle) -> None:
+    def __init__(
+        self, connect: Connect = new_client, tune: Callable[[], None] = tune_worker
+    ) -> None:
         self._connect = connect
-        self._settle = settle
+        self._tune = tune
         self._clients: dict[tuple[int, Servers, Patience], Client] = {}
         self._lock = threading.Lock()
 
     def client_for(self, servers: Servers, patience: Patience) -> Client:
         """Return this process's client of a cluster.
 
-        Everything that does work starts here, so a worker process of Spark settles here first.
+        Everything that does work starts here, so a worker process of Spark is tuned here.
         """
         key = (os.getpid(), servers, patience)
         with self._lock:
-            self._settle()
+            self._tune()
             if key not in self._clients:
                 self._clients[key] = self._connect(servers, patience)
             return self._clients[key]
@@ -91,9 +102,15 @@ def client_for(servers: Servers, patience: Patience) -> Client:
 
 @contextmanager
 def first_contact(servers: Servers) -> Iterator[Client]:
-    """Yield a client with short timeouts; without an answer ConnectError names the option."""
+    """Yield a client with short timeouts; without an answer ConnectError names the option.
+
+    A cluster that has answered in this session before is waited for as during any work: the plans
+    of `foreachBatch` are made while a query runs.
+    """
+    seen = SEEN.has_answered(str(servers))
     try:
-        yield client_for(servers, Patience.STARTING)
+        yield client_for(servers, Patience.RUNNING if seen else Patience.STARTING)
+        SEEN.note(str(servers))
     except (TransportError, DeadlineExceededError) as error:
         raise ConnectError(
             f"option endpoint: no placement driver answers at {servers}"

@@ -75,9 +75,8 @@ def logical_spark_schema(schema: pa.Schema) -> StructType:
 
 
 def is_kept_by_arrow(schema: StructType) -> bool:
-    """Whether Spark, shown the columns in Arrow alone, finds the types that they have."""
-    found = from_arrow_schema(to_arrow_schema(schema, timezone="UTC"))
-    return [each.dataType for each in found] == [each.dataType for each in schema]
+    """Whether Spark, shown the columns in Arrow alone, finds the same schema, metadata included."""
+    return from_arrow_schema(logical_arrow_schema(schema)) == schema
 
 
 def _with_logical(arrow: pa.Field, kind: DataType, text: str | None = None) -> pa.Field:

@@ -200,6 +200,10 @@ def _effects(opened: Checkpoint, plan: Rewind) -> Iterator[str]:
         yield f"The other sources of the query ({others}) are rewound to the same batch."
     yield "Records that were trimmed (trimOnCommit) are lost: failOnDataLoss applies to them."
     yield (
+        "An sbp sink accepts a repeated batch if its rows are the same, and fails if they are not:"
+        " to write them again, give it a writerGeneration that the query never had."
+    )
+    yield (
         "A sink that skips the batch numbers it has written loses these records: the file sinks,"
         " Delta, such code in foreachBatch. For it use a new checkpoint with the offsets that"
         " `sbp checkpoint to-starting-offsets` prints."
@@ -321,6 +325,4 @@ def _remark(at: StreamPosition, stalled_since_ms: int | None) -> str:
     """Return what reading waits for, or where it is to end, if it is to."""
     if stalled_since_ms is not None:
         return _stalled(stalled_since_ms)
-    if at.target_offset is not None:
-        return f"an available-now run continues to {at.target_offset}"
     return "" if at.end_offset is None else f"read up to {at.end_offset} only"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +11,9 @@ from enum import Enum
 from typing import Final
 
 from sbp_core.client import Credentials, Tls
-from sbp_core.limits import ISOLATION_CLASS_LENGTH_MAX, PLACEMENT_DRIVERS_MAX
+from sbp_core.limits import ISOLATION_CLASS_LENGTH_MAX, OUTAGE_MS, PLACEMENT_DRIVERS_MAX
 from sbp_spark.options.declaring import (
+    DURATION,
     FLAG,
     Given,
     Kind,
@@ -170,6 +172,10 @@ def _read_credentials(reader: OptionReader) -> Credentials | None:
     return None
 
 
+def _parse_retry(given: Given) -> float | None:
+    return math.inf if given.text.lower() == "off" else DURATION.parse(given)
+
+
 @dataclass(frozen=True, slots=True)
 class Servers:
     """The servers of a cluster: where its placement drivers are, and how to talk to them.
@@ -203,6 +209,13 @@ class Servers:
         " reads."
     )
 
+    retry_ms: float = option(
+        "retryTimeout", Kind(_parse_retry, lambda ms: DURATION.show(int(ms))), float(OUTAGE_MS)
+    ).field(
+        "How long a read or a write is retried while servers are down, such as 30m, or `off`: until"
+        " they are back. After 10 s the cause is in the log (`sbp_spark`, `sbp_core.client`), and"
+        " a line when it is over."
+    )
     tls: Tls | None = field(default=None, metadata=reads(_read_tls, *_TLS_FILES))
     credentials: Credentials | None = field(
         default=None, metadata=reads(_read_credentials, _TOKEN_FILE, _TOKEN_ENV)

@@ -126,7 +126,7 @@ class DeliveryOptions:
     """The guarantee of a write: how often a row is there afterwards.
 
     `key` is the one that the user gave to a batch write, `is_truncating` whether older records
-    of the streams are trimmed.
+    of the streams are trimmed. A query has a producer for each `generation`.
     """
 
     delivery: Delivery = option("delivery", word(Delivery), Delivery.EXACTLY_ONCE).field(
@@ -141,15 +141,27 @@ class DeliveryOptions:
         " elasticstream-2023-04."
     )
     on_replay_mismatch: OnReplayMismatch = option(
-        "onReplayMismatch", word(OnReplayMismatch), OnReplayMismatch.WARN
+        "onReplayMismatch", word(OnReplayMismatch), OnReplayMismatch.FAIL
     ).field(
-        "Reaction to a micro-batch that was committed before and is retried with other rows. The"
-        " first commit stays in any case. `warn` logs the difference (`sbp_spark`), `fail` fails"
-        " the query. Either the query does not give the same rows each time, or two queries run on"
-        " copies of one checkpoint. A batch that was committed by a version of this package whose"
-        " digests cannot be compared counts as different. A batch with rows whose number is below"
-        " that of a committed one, and whose outcome is no longer known, fails the query in any"
-        " case: its rows may never have been written. In a batch write only with txnAppId."
+        "Reaction to a micro-batch that was committed before and now has other rows, or other"
+        " streams. `fail` fails the query before any row is skipped: the checkpoint was copied,"
+        " rewound or restored, see writerGeneration. `warn` skips the rows, as the first commit"
+        " counts, and logs that (`sbp_spark`): for a query that does not give the same rows each"
+        " time. A digest of another version counts as different. A batch below the last committed"
+        " one whose outcome is no longer known fails in any case. In a batch write only with"
+        " txnAppId."
+    )
+    generation: int = option(
+        "writerGeneration",
+        whole(0, "a whole number from 0 on"),
+        0,
+        only=Only(
+            True, "is given in a batch write", "it in a streaming write only", "change txnAppId"
+        ),
+    ).field(
+        "A number that a query never had before lets it commit batch numbers again that it has"
+        " committed: after its checkpoint was rewound or restored, or in a copy of it. Rows of"
+        " batches that are repeated are then written once more. Keep the number from then on."
     )
     key: BatchKey | None = field(default=None, metadata=reads(_maybe_key, _APP_ID, _VERSION))
     is_truncating: bool = option(
@@ -177,7 +189,11 @@ class DeliveryOptions:
             wrong = "is given beside delivery=at-least-once, which decides nothing"
             deciding = tuple(each for each in options_of(type(self)) if each.name != "delivery")
             reader.refuse_given(deciding, wrong, "exactly-once", "remove one of them")
-        elif self.is_truncating and self.key is not None:
+            return
+        if reader.is_given("lingerDuration"):
+            wrong = "is given beside delivery=exactly-once, whose rows wait for the commit"
+            reader.add_fault("lingerDuration", wrong, "at-least-once", "remove one of them")
+        if self.is_truncating and self.key is not None:
             wrong = "is given beside txnAppId: if the write was done before, its own rows would go"
             reader.add_fault("truncate", wrong, "one of the two", "remove one of them")
 
@@ -213,6 +229,7 @@ class Batching:
     linger_ms: int | None = option("lingerDuration", DURATION, None, unset="unlimited").field(
         "How long rows wait for others, such as 1s, before their record batch is sent; checked when"
         " more rows arrive. Without it they wait until the record batch is full or the task ends."
+        " With delivery=at-least-once only."
     )
     compression: Compression = option(
         "batchCompression", words(_COMPRESSIONS), _COMPRESSIONS["none"]

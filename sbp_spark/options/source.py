@@ -55,21 +55,13 @@ _COMMITS: Final = Only(
 )
 
 
-class AvailableNowEnd(Enum):
-    """Values of availableNowEnd: the end of a run that resumes an interrupted one."""
-
-    KEPT = "kept"
-    LATEST = "latest"
-
-
 @dataclass(frozen=True, slots=True)
 class TriggerLimits:
     """How much a micro-batch over all streams takes, and how long it waits; None is no bound.
 
     With fewer than `records_min` records there is none, unless the last one was `delay_ms_max` ago.
     It takes about as many as are read and processed in `target_ms`.
-    Servers that have been down for `stall_ms_max` are not waited for any longer. A run with
-    Trigger.AvailableNow that resumes an interrupted one ends at `available_now_end`.
+    Servers that have been down for `stall_ms_max` are not waited for any longer.
     """
 
     records_max: int | None = option(
@@ -86,10 +78,9 @@ class TriggerLimits:
     bytes_max: int | None = option(
         "maxBytesPerTrigger", SIZE, None, unset="unlimited", only=_TRIGGERS
     ).field(
-        "The same for bytes of records as they are stored, such as 64m. Servers do not"
-        " report the size of records that were not fetched, so it is an estimate: the record batch"
-        " at which reading continues is sampled, again and again, in each stream. It is exact where"
-        " the records of a stream are alike. One record is always read, however long it is."
+        "The same for bytes of records as they are stored, such as 64m. It is an estimate, of the"
+        " bytes that servers report for a stream and the number of its records: exact where these"
+        " are alike. One record is always read, however long it is."
     )
     records_min: int | None = option(
         "minRecordsPerTrigger",
@@ -129,14 +120,6 @@ class TriggerLimits:
         " that was planned is never changed: it is read, or fails. Without the option a query that"
         " runs waits for a minute, and then does the same; one that starts fails after a minute, as"
         " does a run with Trigger.AvailableNow."
-    )
-    available_now_end: AvailableNowEnd = option(
-        "availableNowEnd", word(AvailableNowEnd), AvailableNowEnd.KEPT, only=_TRIGGERS
-    ).field(
-        "Where a run with Trigger.AvailableNow ends if the run before it was interrupted. `kept`:"
-        " where that one was to end, which is in the checkpoint; the run after it reads what has"
-        " come since, and that is logged (`sbp_spark`). `latest`: at the tails as they are when"
-        " it starts, as any other run."
     )
 
     def check_options(self, reader: OptionReader) -> None:
@@ -208,17 +191,18 @@ class PartitionLimits:
         " split, and short ones on the same range server share a task, whose requests serve many"
         " streams at once. The tasks of a stream are numbered in the order of its offsets."
     )
-    bytes_max: int | None = option("maxBytesPerPartition", SIZE, None, unset="unlimited").field(
-        "The same for bytes, such as 128m; estimated as for maxBytesPerTrigger."
+    bytes_max: int = option("maxBytesPerPartition", SIZE, 64 * MIB).field(
+        "The same for bytes as they are stored, such as 128m; estimated as for maxBytesPerTrigger."
     )
-    count_min: int = option(
+    count_min: int | None = option(
         "minPartitions",
         at_most(
             PARTITIONS_MAX,
             COUNT,
             f"{PARTITIONS_MAX} at most, which Spark's driver can keep in memory",
         ),
-        1,
+        None,
+        unset="the cores of the driver's machine, if each task gets 4 MiB",
     ).field(
         "Tasks that read a batch or micro-batch, at least; fewer only if there are fewer records."
         f" At most {PARTITIONS_MAX}."

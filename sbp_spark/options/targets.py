@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from sbp_core import limits
 from sbp_core.client import StreamSpec
 from sbp_spark.options.declaring import (
     COLUMN_NAMES,
@@ -32,7 +33,6 @@ from sbp_spark.options.stream_selection import (
     maybe_stream_ref,
 )
 
-_REPLICAS_MAX: Final = 127
 _DEAD_LETTER: Final = "deadletter:"
 
 
@@ -187,7 +187,7 @@ class Creation:
 
     replica_count: int = option(
         "createReplicas",
-        at_most(_REPLICAS_MAX, COUNT, f"1 to {_REPLICAS_MAX} replicas", "correct it"),
+        at_most(limits.REPLICAS_MAX, COUNT, f"1 to {limits.REPLICAS_MAX} replicas", "correct it"),
         1,
     ).field(
         "Range servers that store each record of a stream that is created. A record is acknowledged"

@@ -11,6 +11,7 @@ failOnDataLoss decides, for exactly their offsets.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -23,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from sbp_core.client import Client, StreamInfo
 from sbp_core.errors import DamagedBatchError
+from sbp_core.limits import MIB
 from sbp_core.records import Envelope
 from sbp_spark.client_pool import Connect, Patience, client_for
 from sbp_spark.filtering.checking import RowFilter
@@ -185,18 +187,27 @@ def read_partition(
 
 
 def layout_for(partition: SpanPartition, schema: pa.Schema, client: Client) -> Layout:
-    """Return what makes the columns of `schema` of a partition's record batches."""
+    """Return what makes the columns of `schema` of a partition's record batches.
+
+    The schemas of all its streams are asked for in one go. Raises SbpError.
+    """
+    versions = None
+    if partition.form.is_typed:
+        versions = SchemaVersions(client, partition.servers)
+        versions.prepare({span.stream_id for span in partition.spans})
+    return _layout(partition, schema, versions)
+
+
+def _layout(partition: SpanPartition, schema: pa.Schema, versions: SchemaVersions | None) -> Layout:
     if partition.columns is not None:
-        own = layout_for(replace(partition, columns=None), partition.columns, client)
+        own = _layout(replace(partition, columns=None), partition.columns, versions)
         return RenamedLayout(own, schema)
     if partition.row_filter is not None:
         wanted = partition.row_filter
-        own = layout_for(replace(partition, row_filter=None), wanted.columns, client)
-        versions = SchemaVersions(client, partition.servers) if partition.form.is_typed else None
+        own = _layout(replace(partition, row_filter=None), wanted.columns, versions)
         return FilteredLayout(own, wanted, schema, versions)
-    if not partition.form.is_typed:
+    if versions is None:
         return RowsLayout(schema)
-    versions = SchemaVersions(client, partition.servers)
     has_metadata = partition.form is Form.COLUMNS_WITH_METADATA
     return ColumnsLayout(schema, versions, has_metadata=has_metadata)
 
@@ -273,6 +284,8 @@ class _Joiner:
 
 
 SPANS_PER_PARTITION_MAX: Final = 1_000
+_TASK_BYTES_MIN: Final = 4 * MIB
+"""Reading fewer bytes takes less time than it takes to start another task."""
 
 
 class Planned(NamedTuple):
@@ -292,11 +305,12 @@ def plan_read(
     columns: pa.Schema | None = None,
     row_filter: RowFilter | None = None,
     as_of: int | None = None,
+    sizes: RecordSizeEstimates | None = None,
 ) -> Planned:
     """Return the partitions that read the intervals, in the form that the query has chosen.
 
     `columns` and `row_filter` are as in SpanPartition; `as_of` is the revision of the metadata, if
-    the caller knows the current one.
+    the caller knows the current one; `sizes` are those that it keeps.
 
     The same intervals are cut in the same way whenever they are planned, as long as the ranges of
     the streams are the same. Raises DataLossError if some offsets are no longer stored, unless
@@ -312,17 +326,16 @@ def plan_read(
         raise DataLossError(losses, names)
     log_losses(losses, names)
     limits = options.partitions
-    sizes = None
-    if limits.bytes_max is not None:
-        starts = {each.stream_id: each.start_offset for each in wanted}
-        ends = {each.stream_id: each.end_offset for each in wanted}
-        sizes = RecordSizeEstimates(client).estimate(starts, ends)
+    starts = {each.stream_id: each.start_offset for each in wanted}
+    ends = {each.stream_id: each.end_offset for each in wanted}
+    record_bytes = (sizes or RecordSizeEstimates(client)).estimate(starts, ends)
+    size_bytes = sum(record_bytes[span.stream_id] * span.record_count for span in spans)
     planned = plan_partitions(
         spans,
         records_per_partition_max=limits.records_max,
         bytes_per_partition_max=limits.bytes_max,
-        record_bytes=sizes,
-        partitions_min=limits.count_min,
+        record_bytes=record_bytes,
+        partitions_min=limits.count_min or _worthwhile(size_bytes),
         spans_per_partition_max=SPANS_PER_PARTITION_MAX,
     )
     partitions = [
@@ -338,6 +351,11 @@ def plan_read(
         for each in planned
     ]
     return Planned(partitions, losses)
+
+
+def _worthwhile(size_bytes: int) -> int:
+    """Return how many tasks to have at least: one for each core, if each has enough to read."""
+    return max(1, min(os.cpu_count() or 1, size_bytes // _TASK_BYTES_MIN))
 
 
 def _look_up(

@@ -10,7 +10,8 @@ was resolved for it, as its base. The start is read back from there.
 Version 1 had an object for each stream. Version 2 has one text for all of them: Spark writes and
 parses the positions, in Python and in Java, each time it asks for the latest offset. Objects take
 forty times as long for thousands of streams. Version 3 is written only for what version 2 cannot
-express, so offsets of earlier releases keep their text.
+express, so offsets of earlier releases keep their text, except for `target`: it was where an
+interrupted run with Trigger.AvailableNow was to end, and is not kept any more.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _INT64_MAX: Final = 2**63 - 1
 _NUMBER: Final = "(0|[1-9][0-9]{0,18})"
 _ENTRY: Final = re.compile(
     f"{_NUMBER}={_NUMBER}(?:@{_NUMBER})?"
-    + "".join(f"(?:,{name}={_NUMBER})?" for name in ("base", "end", "target", "until"))
+    f"(?:,base={_NUMBER})?(?:,end={_NUMBER})?(?:,target={_NUMBER})?(?:,until={_NUMBER})?"
 )
 _GRAMMAR: Final = (
     "STREAM_ID=NEXT_OFFSET@CREATED_MS, perhaps with ,base= ,end= ,target= ,until= in this order,"
@@ -55,7 +56,6 @@ class StreamPosition:
     the first end offset in which the stream appears. `end_offset` is where reading ends, if that
     was resolved from the tail or from a time: it is kept as long as the query asks for such an
     end. `end_time_ms` (Unix time) is that time; without `end_offset` it has not come yet.
-    `target_offset` is how far a run with Trigger.AvailableNow goes that is not there yet.
     """
 
     stream_id: int
@@ -63,7 +63,6 @@ class StreamPosition:
     next_offset: int
     base_offset: int | None = None
     end_offset: int | None = None
-    target_offset: int | None = None
     end_time_ms: int | None = None
 
     def is_same_stream(self, other: StreamPosition) -> bool:
@@ -121,25 +120,24 @@ def _entry(at: StreamPosition) -> str:
     created = "" if at.created_at_ms == CREATED_UNKNOWN else f"@{at.created_at_ms}"
     base = "" if at.base_offset is None else f",base={at.base_offset}"
     end = "" if at.end_offset is None else f",end={at.end_offset}"
-    target = "" if at.target_offset is None else f",target={at.target_offset}"
     until = "" if at.end_time_ms is None else f",until={at.end_time_ms}"
-    return f"{at.stream_id}={at.next_offset}{created}{base}{end}{target}{until}"
+    return f"{at.stream_id}={at.next_offset}{created}{base}{end}{until}"
 
 
 def _parse_entry(entry: str) -> StreamPosition:
     match = _ENTRY.fullmatch(entry)
     if match is None:
         raise foreign(entry, _GRAMMAR)
-    stream_id, next_offset, created_at_ms, *more = (
+    stream_id, next_offset, created_at_ms, base, end, _, until = (
         None if number is None else int(number) for number in match.groups()
     )
     assert stream_id is not None
     assert next_offset is not None
     if created_at_ms is None:
         created_at_ms = CREATED_UNKNOWN
-    if max(stream_id, next_offset, created_at_ms, *filter(None, more)) > _INT64_MAX:
+    if max(stream_id, next_offset, created_at_ms, *filter(None, (base, end, until))) > _INT64_MAX:
         raise foreign(entry, _GRAMMAR)
-    return _checked(StreamPosition(stream_id, created_at_ms, next_offset, *more))
+    return _checked(StreamPosition(stream_id, created_at_ms, next_offset, base, end, until))
 
 
 def _parse_object(key: object, value: object) -> StreamPosition:
@@ -157,7 +155,7 @@ def _parse_object(key: object, value: object) -> StreamPosition:
             raise foreign(
                 number, f"{name} of {where} to be a whole number from {low} to {_INT64_MAX}"
             )
-    ends = (value.get(name) for name in ("base", "end", "target", "until"))
+    ends = (value.get(name) for name in ("base", "end", "until"))
     return _checked(StreamPosition(stream_id, value["created"], value["next"], *ends))
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
-from sbp_core.client import Client, FetchItem, RangeInfo
-from sbp_core.records import split_envelopes
+from sbp_core.client import Client, RangeInfo
 from sbp_spark.options.source import PARTITIONS_MAX
 from sbp_spark.reading.losses import Loss
 from sbp_spark.reading.offsets import Interval
@@ -216,52 +215,61 @@ def _cut(
 
 
 RECORD_BYTES_UNKNOWN: Final = 1024
-"""The assumed size of a record before any stream was sampled."""
-_SAMPLES_PER_FETCH: Final = 16
-_FIRST_SAMPLES_MAX: Final = 256
-"""Streams that are sampled for the first time in one go; others count as the longest known."""
-_SAMPLES_AGAIN_MAX: Final = 8
-"""Streams that are sampled again in one go: a sample is a whole record batch."""
+"""The assumed size of a record before any server has answered."""
+_ANSWER_MS: Final = 3_000
+"""How long range servers are waited for, without which the last known sizes count."""
+_RECORDS_MIN: Final = 10_000
+"""The least number of new records after which the size of a stream is asked for again."""
+
+
+class _Measured(NamedTuple):
+    """The bytes of a record as they were when a stream had `record_count` records up to a tail."""
+
+    record_bytes: int | None
+    record_count: int
+    tail: int
 
 
 class RecordSizeEstimates:
-    """Bytes per record of each stream, envelope included, as stored.
+    """Bytes per record of each stream, envelope included: the average of all that it stores.
 
-    The size is the average of one record batch, the one at the read position when the stream was
-    sampled. So it is exact for streams whose records are alike.
+    It is asked for again when a stream has twice as many records as it had then.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._sampled: dict[int, tuple[int, int]] = {}
-        """By stream id, the one sampled longest ago first: at which offset, bytes per record."""
+        self._known: dict[int, _Measured] = {}
 
     def estimate(self, starts: Mapping[int, int], tails: Mapping[int, int]) -> dict[int, int]:
-        """Return the bytes of one record of each stream of `starts`, sampling some of them.
+        """Return the bytes of one record of each stream of `starts` (SPEC "DESCRIBE_RANGES").
 
-        Streams whose servers are down or fail count with the size known before.
+        A stream whose servers do not answer counts with the size known before, or as that of the
+        longest records.
         """
-        unread = {each: start for each, start in starts.items() if start < tails.get(each, start)}
-        unknown = [each for each in unread if each not in self._sampled]
-        moved = [
-            each
-            for each, (offset, _) in self._sampled.items()
-            if unread.get(each, offset) != offset
-        ]
-        chosen = unknown[:_FIRST_SAMPLES_MAX] + moved[:_SAMPLES_AGAIN_MAX]
-        for first in range(0, len(chosen), _SAMPLES_PER_FETCH):
-            self._sample(
-                {each: starts[each] for each in chosen[first : first + _SAMPLES_PER_FETCH]}
-            )
-        known = [size for _, size in self._sampled.values()]
-        default = max(known, default=RECORD_BYTES_UNKNOWN)
-        return {each: self._sampled.get(each, (0, default))[1] for each in starts}
+        self._measure(
+            {each: tails[each] for each, start in starts.items() if start < tails.get(each, start)}
+        )
+        sizes = {each: at.record_bytes for each, at in self._known.items()}
+        default = max((each for each in sizes.values() if each), default=RECORD_BYTES_UNKNOWN)
+        return {each: sizes.get(each) or default for each in starts}
 
-    def _sample(self, offsets: Mapping[int, int]) -> None:
-        items = [FetchItem(each, offset, offset + 1, 1) for each, offset in offsets.items()]
-        for outcome in self._client.fetch(items):
-            counts = [each.record_count for each in split_envelopes(outcome.payload)]
-            if outcome.error is None and counts:
-                size_bytes = -(-len(outcome.payload) // sum(counts))
-                self._sampled.pop(outcome.stream_id, None)
-                self._sampled[outcome.stream_id] = (offsets[outcome.stream_id], size_bytes)
+    def _measure(self, tails: Mapping[int, int]) -> None:
+        stale = [
+            each
+            for each, tail in tails.items()
+            if (at := self._known.get(each)) is None
+            or tail - at.tail > max(at.record_count, _RECORDS_MIN)
+        ]
+        if not stale:
+            return
+        positions: dict[int, int | None] = dict.fromkeys(stale)
+        reaches = self._client.reach(positions, timeout_ms=_ANSWER_MS, spared={})
+        stored = self._client.stored_bytes(stale, timeout_ms=_ANSWER_MS)
+        for stream_id in stale:
+            before, reach = self._known.get(stream_id), reaches.get(stream_id)
+            record_bytes, count = None if before is None else before.record_bytes, 0
+            if reach is not None and reach.next_offset is not None:
+                count = reach.next_offset - reach.start_offset
+                if count and stream_id in stored:
+                    record_bytes = -(-stored[stream_id] // count)
+            self._known[stream_id] = _Measured(record_bytes, count, tails[stream_id])

@@ -19,7 +19,6 @@ from sbp_core import limits
 from sbp_core.client import Batches, Client, FetchItem, FetchOutcome, ReceivedBatches
 from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
 from sbp_core.records import BatchFilter, Projection
-from sbp_spark.client_pool import Patience
 from sbp_spark.reading.losses import DataLossError, Loss, log_losses
 from sbp_spark.reading.planning import StreamSpan
 
@@ -149,11 +148,12 @@ def _check_outcome(cursor: _SpanProgress, outcome: FetchOutcome, now_s: float) -
         cursor.silent_since_s = None
     elif cursor.silent_since_s is None:
         cursor.silent_since_s = now_s
-    elif (now_s - cursor.silent_since_s) * 1000 >= Patience.RUNNING:
+    elif (now_s - cursor.silent_since_s) * 1000 >= limits.RETRY_BUDGET_MS:
         raise DeadlineExceededError(
-            f"{describe_span(span)}: the server returned nothing at offset {cursor.offset} for"
-            f" {Patience.RUNNING // 1000} s, although the stream ended at {span.end_offset} before;"
-            " the range server may have lost acknowledged records: run `sbp log check` there"
+            f"{describe_span(span)}: no server returned anything at offset {cursor.offset} for"
+            f" {limits.RETRY_BUDGET_MS // 1000} s, and the stream ended at {span.end_offset}"
+            " when the read was planned. A replica that lags catches up: read again. If not,"
+            " `sbp streams describe` shows which server has the range: run `sbp log check` there"
         )
 
 

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import pyarrow as pa
+import pyspark
 
 from sbp_core import limits
 from sbp_core.client import Client, FetchItem
@@ -21,10 +22,16 @@ from sbp_spark.reading.layout import ROWS_PER_BATCH
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import SPANS_PER_FETCH, Chunk
 from sbp_spark.reporting import LOG
+from sbp_spark.spark_internals import SEEN_IN
 
 
-def maybe_own_reader() -> type | None:
-    """Return the class of Spark's own reader that brings rows with a plan, if it has one."""
+def maybe_own_reader(version: str = pyspark.__version__) -> type | None:
+    """Return the class of Spark's own reader that brings rows with a plan.
+
+    None in a release with which that was not tested, or that has no such class.
+    """
+    if version not in SEEN_IN:
+        return None
     try:
         module = import_module("pyspark.sql.datasource_internal")
     except ImportError:
@@ -44,15 +51,16 @@ class RowsWithPlan:
     """
 
     _rows: list[pa.RecordBatch] | None = None
+    _rows_are_of: tuple[dict[str, Any], dict[str, Any]] | None = None
+    """The start and the end of the micro-batch whose rows they are."""
     own_reader: type | None = OWN_READER
 
     def getCache(  # noqa: N802 - Spark's name
         self, start: dict[str, Any], end: dict[str, Any]
-    ) -> Iterator[pa.RecordBatch]:
-        """Return the rows of the micro-batch that was just planned, once."""
+    ) -> Iterator[pa.RecordBatch] | None:
+        """Return the rows of the micro-batch that was just planned, once; None for another one."""
         rows, self._rows = self._rows, None
-        assert rows is not None
-        return iter(rows)
+        return iter(rows) if rows is not None and self._rows_are_of == (start, end) else None
 
     @property  # type: ignore[misc]  # it cannot be set
     def __class__(self) -> type:

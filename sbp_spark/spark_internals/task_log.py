@@ -16,6 +16,8 @@ from sbp_spark.spark_internals.worker_process import is_worker
 
 _PROPERTIES: Final = {"query_id": "sql.streaming.queryId", "batch_id": "streaming.sql.batchId"}
 """Local properties of a job that Spark sets for the tasks of a streaming query."""
+_RUN: Final = "spark.jobGroup.id"
+"""The same, the id of the run: another one each time the query is started."""
 
 
 class TaskIds(logging.Filter):
@@ -42,6 +44,12 @@ def task_ids() -> dict[str, str]:
     properties = {name: task.getLocalProperty(key) for name, key in _PROPERTIES.items()}
     ids = {name: value for name, value in properties.items() if value is not None}
     return {**ids, "partition_id": str(task.partitionId())}
+
+
+def run_id() -> str:
+    """Return the id of the query's run of which the running task is, "" if it is of none."""
+    task = TaskContext.get()
+    return "" if task is None else task.getLocalProperty(_RUN) or ""
 
 
 LOG: Final = _LOG

@@ -18,7 +18,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Final
+from typing import Final
 
 from pyspark import SparkFiles, TaskContext
 
@@ -57,88 +57,69 @@ def _program() -> str | None:
     return None if spec is None else spec.name
 
 
+TUNE_VARIABLE: Final = "SBP_TUNE_WORKERS"
+"""With the value 1 in the environment of Spark's workers their memory is tuned."""
 KEPT_BYTES: Final = 128 << 20
-"""The most freed memory that a worker keeps."""
+"""The most freed memory that a tuned worker keeps."""
 KEPT_BLOCK_BYTES: Final = 32 << 20
 """Larger blocks are returned at once; the largest value that glibc accepts."""
-MALLOC_SETTINGS: Final = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-"""With one of these in the environment the user decides how much memory is kept."""
-
-FURTHER_MODULES: Final = 100
-"""After this number of new modules a process settles again."""
-
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
+_TUNED: Final = set[int]()
+"""The ids of processes that are tuned, which may be parents of this one."""
 
 
-def exempt_what_is_loaded() -> None:
-    """Exempt what is loaded by now from collections.
+def tune_worker(environ: Mapping[str, str] = os.environ) -> None:
+    """Tune the memory of a worker of Spark for many small or large batches, if its user asks.
 
-    Spark collects in full after each task, and after each plan, check or commit of a source or a
-    sink, which is a process's task, too. To walk all modules takes longer than to read a few
-    records, and keeps a processor busy that the next step needs.
+    Loaded modules are exempt from collections: Spark collects in full after each task, which takes
+    longer than to read a few records. And glibc keeps freed memory for the next rows: by default
+    half of a writing worker's time goes into giving pages back and getting them again. Both hold
+    for the user's own Python code in the process, too.
     """
+    if environ.get(TUNE_VARIABLE) != "1" or os.getpid() in _TUNED or not is_worker():
+        return
+    _TUNED.add(os.getpid())
     gc.collect()  # garbage would be frozen, too
     gc.freeze()
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
-def keep_freed_memory(load: Callable[[None], Any] = ctypes.CDLL) -> None:
-    """Let glibc, if that is the C library, keep freed memory for the next rows.
+class SeenClusters:
+    """The clusters that have answered in a session, by their endpoints.
 
-    Rows come in batches of some MiB. By default the memory of each is given back to the system, and
-    requested again, page by page, for the next one: half of a writing worker's time in the kernel.
-    `load` returns the libraries of this process.
-    """
-    if any(name in os.environ for name in MALLOC_SETTINGS):
-        return
-    try:
-        mallopt = load(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return
-    mallopt(_M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
-    mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
-
-
-def _settle_now() -> None:
-    exempt_what_is_loaded()
-    keep_freed_memory()
-
-
-class Settler:
-    """Calls `settle_now` in processes that are Spark's workers, once each as a rule.
-
-    A forked worker inherits what its parent did, so processes are told apart by their ids.
+    Spark plans in any worker: so they are noted in a file of the session, too.
     """
 
-    def __init__(
-        self,
-        settle_now: Callable[[], None] = _settle_now,
-        *,
-        is_worker: Callable[[], bool] = is_worker,
-        pid: Callable[[], int] = os.getpid,
-    ) -> None:
-        self._settle_now = settle_now
-        self._is_worker = is_worker
-        self._pid = pid
-        self._module_counts: dict[int, int] = {}
-        """The modules that a process had when it settled last."""
+    def __init__(self, folder: Callable[[], Path | None] = maybe_session_folder) -> None:
+        self._folder = folder
+        self._known: set[str] = set()
 
-    def settle(self) -> None:
-        """Settle the memory of one of Spark's workers: garbage collection and the C library.
+    def has_answered(self, endpoints: str) -> bool:
+        """Whether a cluster is known to have answered."""
+        path = self._maybe_path(endpoints)
+        return endpoints in self._known or (path is not None and path.exists())
 
-        That is done at the first call, and again once many more modules were loaded: Spark loads
-        some behind the first task. Nothing happens in any other process, which is not Spark's to
-        arrange.
-        """
-        pid, module_count = self._pid(), len(sys.modules)
-        settled_count = self._module_counts.get(pid, 0)
-        if module_count < settled_count + FURTHER_MODULES or not self._is_worker():
+    def note(self, endpoints: str) -> None:
+        """Remember that a cluster answers."""
+        if endpoints in self._known:
             return
-        self._module_counts[pid] = module_count
-        self._settle_now()
+        self._known.add(endpoints)
+        path = self._maybe_path(endpoints)
+        if path is not None:
+            with suppress(OSError):
+                path.touch()
+
+    def _maybe_path(self, endpoints: str) -> Path | None:
+        folder = self._folder()
+        digest = sha256(endpoints.encode()).hexdigest()
+        return None if folder is None else folder / f".sbp-seen-{digest}"
 
 
-settle: Final = Settler().settle
+SEEN: Final = SeenClusters()
 
 
 Found = Mapping[str, FoundStream]

@@ -99,7 +99,7 @@ class LossPolicy:
             return begin, losses
         stalled = {each: at for each, at in begin.stalled.items() if each not in missing_ids}
         left_out = {
-            each: replace(at, base_offset=None, target_offset=None)
+            each: replace(at, base_offset=None)
             for each, at in {**begin.left_out, **left}.items()
             if each not in back
         }

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sbp_core.client import Client
 from sbp_spark.options.read_positions import Ago, AtCursor, AtTime, Position, Positions
-from sbp_spark.options.source import AvailableNowEnd, SourceOptions
+from sbp_spark.options.source import SourceOptions
 from sbp_spark.options.stream_selection import StreamPattern
 from sbp_spark.reading.locating import (
     check_ends,
@@ -137,7 +137,6 @@ class Way:
     which `endings` lists what has to be kept. `losses` lie before `starts`: they were to be read,
     and are trimmed. `stalled` are streams of which more could be read if no server were down, with
     the time since when; those whose start is not known because of that have no other entry here.
-    `targets` are where a run with Trigger.AvailableNow ends.
     """
 
     snapshot: Snapshot
@@ -147,7 +146,6 @@ class Way:
     endings: Mapping[int, Ending]
     losses: tuple[Loss, ...] = ()
     stalled: Mapping[int, int] = field(default_factory=dict)
-    targets: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def record_count(self) -> int:
@@ -164,7 +162,7 @@ class Way:
             each: min(tail, targets.get(each, self.starts[each]))
             for each, tail in self.tails.items()
         }
-        return replace(self, tails=tails, targets=targets)
+        return replace(self, tails=tails)
 
     def positions(self, next_offsets: Mapping[int, int]) -> list[StreamPosition]:
         """Return these offsets with the identity that each stream has now."""
@@ -175,45 +173,10 @@ class Way:
                 next_offset,
                 base_offset=self.bases.get(stream_id),
                 end_offset=self.endings.get(stream_id, NO_ENDING).kept_offset,
-                target_offset=self._maybe_target(stream_id, next_offset),
                 end_time_ms=self.endings.get(stream_id, NO_ENDING).time_ms,
             )
             for stream_id, next_offset in next_offsets.items()
         ]
-
-    def _maybe_target(self, stream_id: int, next_offset: int) -> int | None:
-        target = self.targets.get(stream_id, 0)
-        return target if target > next_offset else None
-
-
-def frozen_targets(begin: SourceOffset, way: Way, ends_at: AvailableNowEnd) -> dict[int, int]:
-    """Return where a run with Trigger.AvailableNow ends: at the tails, which are frozen by that.
-
-    A run that was cut short has left its targets in `begin`. It is carried on to them, where they
-    can still be reached, and no further, unless it `ends_at` the latest offsets.
-    """
-    if ends_at is AvailableNowEnd.LATEST:
-        return dict(way.tails)
-    left = {
-        stream_id: min(at.target_offset, way.tails.get(stream_id, 0))
-        for stream_id, at in begin.streams.items()
-        if at.target_offset is not None
-    }
-    left = {each: target for each, target in left.items() if target > way.starts.get(each, target)}
-    behind = {each: way.tails[each] - target for each, target in left.items()}
-    later = sum(behind.values()) + sum(
-        max(0, way.tails[each] - start) for each, start in way.starts.items() if each not in left
-    )
-    if left and later:
-        ends = [f"{way.snapshot.streams[each].label} at {left[each]}" for each in left]
-        LOG.warning(
-            "run with Trigger.AvailableNow resumed ends=%s later_records=%d: the run before was"
-            " interrupted, so this one ends where that would have; the next run reads the later"
-            " records. To read them in this run, set availableNowEnd to latest",
-            listed(ends),
-            later,
-        )
-    return left or dict(way.tails)
 
 
 def added_streams(
@@ -247,17 +210,13 @@ def way_ahead(
 
     A fresh query starts where its options say, in a stream whose server is down as soon as it is
     back; so do the streams that a restart has `added`. Another stream that is not in `begin` was
-    created since, and is read from its first record. Raises SbpError, ConfigurationError for
-    positions that cannot be.
+    created since, and is read from offset 0: what was trimmed of it is lost. Raises SbpError,
+    ConfigurationError for positions that cannot be.
     """
     asked = snapshot.streams.keys() if begin.is_initial else begin.pending | {*added}
     pending = (asked & snapshot.streams.keys()) - begin.streams.keys()
     chosen = _chosen_starts(client, options, begin, snapshot, pending)
-    joined = {
-        stream_id: bound.start_offset
-        for stream_id, bound in snapshot.bounds.items()
-        if stream_id not in begin.streams and stream_id not in pending
-    }
+    joined = dict.fromkeys(snapshot.bounds.keys() - begin.streams.keys() - pending, 0)
     bases = chosen | joined
     resumed = {
         stream_id: at.next_offset

@@ -8,9 +8,10 @@ request of the client has its own.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -41,12 +42,14 @@ from sbp_spark.streaming.micro_batch import (
     Quiet,
     Way,
     added_streams,
-    frozen_targets,
     is_quiet,
     way_ahead,
 )
 from sbp_spark.streaming.stream_watch import Snapshot, StreamWatch, is_plausible
 from sbp_spark.streaming.trigger import Trigger
+
+AT_ONCE_S: Final = 0.05
+"""Spark asks again so soon with its default trigger, which has no interval."""
 
 
 class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -68,6 +71,8 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
         self._targets: dict[int, int] | None = None
         self._added: frozenset[int] | None = None
         self._quiet: Quiet | None = None
+        self._idle_since_s = -AT_ONCE_S
+        """When Spark was told last that there is nothing new, if it was."""
         self._small_batches = SmallBatches()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -103,6 +108,8 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
         """
         with plain_errors():
             self._trigger.on_asked()
+            if time.monotonic() - self._idle_since_s < AT_ONCE_S:
+                self._streams().wait_for_news(self._snapshot)
             quiet, self._quiet = self._quiet, None
             if quiet is not None and start != quiet.answer:
                 quiet = None
@@ -111,7 +118,9 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             commit = self._losses.settle_put_back(given)
             if quiet is not None and self._snapshot is quiet.snapshot:
                 self._quiet = quiet
-                return self._go_nowhere(quiet, limit)
+                answer = self._go_nowhere(quiet, limit)
+                self._idle_since_s = time.monotonic()
+                return answer
             begin, gone = self._losses.settle_gone(given, self._snapshot)
             self._commits.on_processed(begin)
             if self._added is None:
@@ -123,8 +132,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             self._losses.settle_trimmed(way.losses)
             if self._is_available_now:
                 if self._targets is None:
-                    ends_at = self._options().limits.available_now_end
-                    self._targets = frozen_targets(begin, way, ends_at)
+                    self._targets = dict(way.tails)
                 way = way.until(self._targets)
             # Trigger.Once asks for everything, whatever the limits are.
             is_unlimited = isinstance(limit, ReadAllAvailable)
@@ -132,8 +140,11 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             lost = self._losses.to_report([*gone, *way.losses])
             end = advance(begin, way.positions(ends), lost, way.stalled, commit=commit)
             answer = end.to_json()
-            if end is given and not self._is_available_now and is_quiet(way):
-                self._quiet = Quiet(end, answer, self._snapshot)
+            self._idle_since_s = -AT_ONCE_S
+            if end is given and not self._is_available_now:
+                self._idle_since_s = time.monotonic()
+                if is_quiet(way):
+                    self._quiet = Quiet(end, answer, self._snapshot)
             return answer
 
     def _go_nowhere(self, quiet: Quiet, limit: ReadLimit) -> dict[str, Any]:
@@ -183,12 +194,14 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
                 columns=self._renamed,
                 row_filter=self._row_filter,
                 as_of=as_of,
+                sizes=self._sizes,
             )
             self._losses.note(planned.losses)
             schema = logical_arrow_schema(self._given_schema)
             # For rows that come with the plan Spark uses Arrow's types only.
             if self.own_reader is not None and is_kept_by_arrow(self._given_schema):
                 self._rows = self._small_batches.maybe_read(planned.partitions, schema)
+                self._rows_are_of = start, end
             return planned.partitions
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -235,7 +248,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
 
     @cached_property
     def _commits(self) -> Commits:
-        return Commits(self._streams().client, self._options().commits)
+        return Commits(self._streams().looking, self._options().commits)
 
     @cached_property
     def _losses(self) -> LossPolicy:
@@ -249,7 +262,11 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
 
     @cached_property
     def _trigger(self) -> Trigger:
-        return Trigger(self._options().limits, RecordSizeEstimates(self._streams().client))
+        return Trigger(self._options().limits, self._sizes)
+
+    @cached_property
+    def _sizes(self) -> RecordSizeEstimates:
+        return RecordSizeEstimates(self._streams().looking)
 
     def _admitted(self, way: Way) -> dict[int, int]:
         """Return how far the limits let a micro-batch go."""

@@ -13,7 +13,15 @@ from functools import cached_property
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import BoundsView, Client, Reach, StreamBounds, StreamInfo, UnavailableRange
+from sbp_core.client import (
+    BoundsView,
+    Client,
+    FetchItem,
+    Reach,
+    StreamBounds,
+    StreamInfo,
+    UnavailableRange,
+)
 from sbp_core.errors import NotFoundError, SbpError, StatusError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.source import SourceOptions
@@ -41,6 +49,12 @@ PROBE_PAUSE_FACTOR: Final = 9
 """The pause between probes, as a multiple of the last probe: they cost a tenth of the time."""
 _PAUSE_S: Final = 0.05
 _PAUSE_S_MAX: Final = 1.0
+IDLE_WAIT_MS: Final = 1_000
+"""How long range servers are asked to wait for the next record of any stream."""
+_IDLE_PAUSE_S: Final = 0.1
+"""The pause between looks where they cannot be asked to wait."""
+_AWAITED_MAX: Final = 1_000
+"""More streams are not waited for: the servers would have to look at all of them."""
 _NO_SERVER: Final = ""
 """Stands for the server of ranges that no server hosts."""
 
@@ -291,8 +305,13 @@ class StreamWatch:
 
     @property
     def client(self) -> Client:
-        """A client that waits out a restart of the servers."""
+        """A client that waits out an outage of the servers."""
         return client_for(self._options.servers, Patience.RUNNING)
+
+    @property
+    def looking(self) -> Client:
+        """A client that waits out a restart of the servers: without an answer, others are read."""
+        return client_for(self._options.servers, Patience.LOOKING)
 
     @property
     def revision(self) -> int | None:
@@ -317,6 +336,15 @@ class StreamWatch:
         elif self._kinds is not None and self._kinds.is_open:
             self._streams = self._kinds.select_again(self.client)
         return self._streams
+
+    def wait_for_news(self, snapshot: Snapshot) -> None:
+        """Return when a stream goes on behind its tail in a snapshot, in a second at the latest."""
+        items = [FetchItem(each, tail, None, 1) for each, tail in snapshot.tails.items()]
+        if 0 < len(items) <= _AWAITED_MAX:
+            client = client_for(self._options.servers, Patience.STARTING)
+            if not any(each.error for each in client.fetch(items, max_wait_ms=IDLE_WAIT_MS)):
+                return
+        self._sleep(_IDLE_PAUSE_S)
 
     def look(
         self, known: Mapping[int, int] | None = None, *, believed: Snapshot | None = None
@@ -358,7 +386,7 @@ class StreamWatch:
                     self._last = Snapshot(streams, view.bounds)
                 return self._last
         streams, stalls = self.streams(), self._stalls
-        found = stalls.reach(self.client, streams, known)
+        found = stalls.reach(self.looking, streams, known)
         away = {each: at.unavailable for each, at in found.items() if at.unavailable}
         if not away and self._options.limits.stall_ms_max is None:
             self._stalls = None
@@ -376,11 +404,11 @@ class StreamWatch:
         """
         view = self._view
         if self._streams is not None and view is not None and self._is_current(view):
-            view = self._view = self.client.watch_bounds(tuple(self._streams), view)
+            view = self._view = self.looking.watch_bounds(tuple(self._streams), view)
             if self._is_current(view):
                 return self._streams, view
         streams = self.streams()
-        self._view = self.client.watch_bounds(tuple(streams), view)
+        self._view = self.looking.watch_bounds(tuple(streams), view)
         return streams, self._view
 
     def _is_current(self, view: BoundsView) -> bool:

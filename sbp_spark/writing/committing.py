@@ -156,7 +156,11 @@ def abort_staged(client: Client, messages: Sequence[WriterCommitMessage | None])
 
     A commit that took effect stays, also if its caller got an error.
     """
-    parts = [part for message in staged_messages(messages) for part in message.txn_parts()]
+    give_up(client, [part for message in staged_messages(messages) for part in message.txn_parts()])
+
+
+def give_up(client: Client, parts: Sequence[TxnPart]) -> None:
+    """Give up staged parts that are not committed; failures are only logged."""
     if not parts:
         return
     try:
@@ -174,7 +178,7 @@ def check_replay(
     digest: bytes,
     on_mismatch: OnReplayMismatch,
 ) -> None:
-    """Compare the rows of a replay with those of the decision that counts.
+    """Compare the rows of a replay, and their streams, with those of the decision that counts.
 
     Raises LateCommitError if no decision of the batch is known: whether its rows were ever written
     is not known then, so they must not be left out silently. A batch without rows may come late.
@@ -183,37 +187,41 @@ def check_replay(
     """
     if decision.digest == digest:
         return
-    if not decision.digest:
-        if record_count:
-            raise LateCommitError(
-                f"{key} comes too late: a batch of {key.producer} with a larger number is"
-                " committed, and the outcome of this one is no longer known. Nothing was written of"
-                f" its {counted(record_count, 'record')}. Either a checkpoint was restored, or"
-                " batches were not written in the order of their numbers, or another writer commits"
-                f" as {key.producer}: `sbp txns {key.producer}` lists its last batches. Start with"
-                " a new checkpoint, or use a number above the last one"
-            )
+    if not decision.digest and not record_count:
         LOG.info("%s comes too late, without rows: there was nothing to write", key)
         return
+    if not decision.digest:
+        raise LateCommitError(
+            f"{key} comes too late: a batch of {key.producer} with a larger number is committed,"
+            " and the outcome of this one is no longer known. Nothing was written of its"
+            f" {counted(record_count, 'record')}. {_REPEATED}"
+        )
+    rows = counted(record_count, "record")
     if decision.record_count == record_count and not are_comparable(decision.digest, digest):
         message = (
-            f"{key} was committed before, by a version of sbp-spark with other digests; the retry"
-            f" has {counted(record_count, 'record')}, as many as then, which were skipped."
-            " Whether they are the same is not known"
+            f"{key} was committed before, by a version of sbp-spark with other digests: whether"
+            f" its {rows} were the same is not known"
         )
-        remedy = "finish the batch with the version of sbp-spark that started it"
+        remedy = "Finish the batch with the version of sbp-spark that started it"
     else:
         message = (
-            f"{key} was committed before, with {decision.record_count} records; the"
-            f" retry has {record_count}, which differ, and were skipped. Either the query does not"
-            " give the same rows each time, or two queries run on copies of one checkpoint"
+            f"{key} was committed before, with {counted(decision.record_count or 0, 'record')};"
+            f" now it has {rows}, and the rows or their streams differ"
         )
-        remedy = "give each a checkpoint of its own"
+        remedy = _REPEATED
     if on_mismatch is OnReplayMismatch.FAIL:
         raise ReplayMismatchError(
-            f"{message}: {remedy}. To go on without these rows, set onReplayMismatch=warn"
+            f"{message}. Nothing was skipped, and nothing was written. {remedy}. If the query does"
+            " not give the same rows each time, set onReplayMismatch=warn: the first commit counts"
         )
-    LOG.warning("%s", message)
+    LOG.warning("%s: skipped, as the first commit counts", message)
+
+
+_REPEATED: Final = (
+    "The checkpoint was copied, rewound or restored, or batches come out of order. Start with a new"
+    " checkpoint; or write the rows in any case, beside those that are there, with a"
+    " writerGeneration that the query never had (a batch write: with another txnAppId)"
+)
 
 
 def staged_messages(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -22,14 +22,14 @@ from pyspark.sql.datasource import (
 )
 
 from sbp_core.client import Client, Transaction, one_shot_producer, txn_id_of
-from sbp_core.errors import ConfigurationError, UnsupportedError
+from sbp_core.errors import ConfigurationError, SbpError, UnsupportedError
 from sbp_core.failpoints import failpoint
 from sbp_core.records import BatchBuilder, StreamSchema
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.sink import BatchKey, Delivery, SinkOptions
 from sbp_spark.options.targets import OnBadRecord
 from sbp_spark.reporting import plain_errors
-from sbp_spark.spark_internals.task_log import LOG, task_ids
+from sbp_spark.spark_internals.task_log import LOG, run_id, task_ids
 from sbp_spark.writing.bad_records import (
     BadRows,
     StreamIds,
@@ -47,6 +47,7 @@ from sbp_spark.writing.committing import (
     check_plain_parts,
     commit_and_trim,
     commit_staged,
+    give_up,
     log_lost,
     no_transactions,
     tails_of,
@@ -67,10 +68,28 @@ from sbp_spark.writing.sending import (
 
 @dataclass(frozen=True, slots=True)
 class StagedFor:
-    """The batch that rows are staged for; `is_repeatable` if a retry may be compared with it."""
+    """The batch that rows are staged for; `is_repeatable` if a retry may be compared with it.
+
+    `run` is that of the query, if it has runs.
+    """
 
     key: BatchKey
     is_repeatable: bool
+    run: str = ""
+
+    def attempt_id(self) -> str:
+        """Return what tells a new attempt to stage from others, those of other runs included."""
+        return f"{self.run}{uuid.uuid4().hex}"
+
+    def is_superseded(self, txn_id: str) -> bool:
+        """Whether an attempt was one of another run, which is over since this one began."""
+        unique = txn_id.rpartition(".")[2]
+        return bool(self.run) and len(unique) == _UNIQUE_LENGTH and not unique.startswith(self.run)
+
+
+_RUN_LENGTH: Final = 12
+_UNIQUE_LENGTH: Final = _RUN_LENGTH + 32
+"""Characters that tell an attempt in a run from others."""
 
 
 def write_rows(
@@ -82,13 +101,15 @@ def write_rows(
     schema: StreamSchema | None = None,
     partition_id: int = 0,
     pace: SendingPace = PACE,
+    impatient: Client | None = None,
 ) -> WrittenMessage:
     """Write all rows of a task, those of one stream in their order; return when acknowledged.
 
     Without `staged_for` they are readable at once. Otherwise they are staged in a transaction of
     their own: if servers drop it early, as they may in a replay, the rest is only counted and
-    digested, and the commit reports why it was dropped. With a schema the rows are columns of it,
-    without one plain records. Raises SbpError.
+    digested, and the commit reports why it was dropped. If anything fails it is given up at once,
+    by the `impatient` client if there is one: a failed task is over soon. With a schema the rows
+    are columns of it, without one plain records. Raises SbpError.
     """
     if staged_for is None:
         with Sender(PlainAppend(client), pace) as sender:
@@ -97,15 +118,18 @@ def write_rows(
         failpoint("sink.appended")
         return WrittenMessage(partition_id, *work.counts())
     key, is_repeatable = staged_for.key, staged_for.is_repeatable
-    transaction = Transaction(txn_id_of(key.producer, key.batch_number, uuid.uuid4().hex))
-    with Sender(StagedAppend(client, transaction, may_end=is_repeatable), pace) as sender:
-        work = _TaskWrite(
-            client, options, sender, partition_id, schema, pace=pace, is_digested=is_repeatable
-        )
-        try:
+    transaction = Transaction(txn_id_of(key.producer, key.batch_number, staged_for.attempt_id()))
+    try:
+        with Sender(StagedAppend(client, transaction, may_end=is_repeatable), pace) as sender:
+            work = _TaskWrite(
+                client, options, sender, partition_id, schema, pace=pace, is_digested=is_repeatable
+            )
             work.write(batches)
-        except UnsupportedError as error:
+    except BaseException as error:
+        give_up(impatient or client, transaction.parts())
+        if isinstance(error, UnsupportedError):
             raise no_transactions(error) from error
+        raise
     failpoint("sink.staged")
     parts = tuple(
         (part.txn_id, part.stream_id, part.range_index, part.record_count, part.batch_count)
@@ -261,7 +285,10 @@ class _Sink:
         partition_id = int(task_ids().get("partition_id", 0))
         schema, client = self._schema, self._client()
         written = write_rows(
-            rows, client, self._options, staged_for, schema=schema, partition_id=partition_id
+            *(rows, client, self._options, staged_for),
+            schema=schema,
+            partition_id=partition_id,
+            impatient=self._client(Patience.STARTING),
         )
         LOG.debug("wrote %s", written)
         return written
@@ -310,14 +337,30 @@ UNREPORTED_HOLD_S: Final = 150
 which is spark.network.timeout, 120 s."""
 
 
+_SWEPT: Final = set[tuple[str, str]]()
+"""The producers and runs whose earlier runs this process has swept."""
+
+
 class SbpStreamWriter(_Sink, DataSourceStreamArrowWriter):
     """Writes micro-batches: exactly once each, unless the options ask for less."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task; return when all of them are acknowledged."""
         with plain_errors():
-            staged_for = StagedFor(running_batch(), True) if self._is_exactly_once else None
+            staged_for = None
+            if self._is_exactly_once:
+                ids = task_ids()
+                key = running_batch(ids, self._options.delivery.generation)
+                staged_for = StagedFor(key, True, run_id().replace("-", "")[:_RUN_LENGTH])
+                if ids.get("partition_id") == "0" and staged_for.run:
+                    self._sweep_once(staged_for)
             return self._write(iterator, staged_for)
+
+    def _sweep_once(self, staged_for: StagedFor) -> None:
+        run = staged_for.key.producer, staged_for.run
+        if run not in _SWEPT:
+            _SWEPT.add(run)
+            give_up_earlier_runs(self._client(Patience.STARTING), staged_for)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Make the rows readable. May be called again for the same micro-batch.
@@ -343,15 +386,32 @@ class SbpStreamWriter(_Sink, DataSourceStreamArrowWriter):
         abort_staged(self._client(Patience.STARTING), messages)
 
 
-def running_batch() -> BatchKey:
-    """Return the query and the micro-batch of the task that runs. Raises ConfigurationError."""
-    ids = task_ids()
+def give_up_earlier_runs(client: Client, now: StagedFor) -> None:
+    """Give up what earlier runs of a query staged and never committed; failures are only logged.
+
+    Their tasks were killed, or their commits never came: servers would keep the rows for a day.
+    """
+    try:
+        staged = [each for each in client.describe_txns(now.key.producer) if each.server]
+    except SbpError as error:
+        LOG.debug("stagings of earlier runs are not looked for error=%s", error)
+        return
+    parts = [part for each in staged for part in each.parts if now.is_superseded(part.txn_id)]
+    give_up(client, parts)
+
+
+def running_batch(ids: Mapping[str, str], generation: int = 0) -> BatchKey:
+    """Return the query and the micro-batch of a task by its ids. Raises ConfigurationError.
+
+    The query is another producer in each generation.
+    """
     if "query_id" not in ids or "batch_id" not in ids:
         raise ConfigurationError(
             "option delivery: exactly-once needs the ids of the query and of the micro-batch, and"
             " Spark has set none for this task; set delivery=at-least-once to write without them"
         )
-    return BatchKey(ids["query_id"], int(ids["batch_id"]))
+    producer = f"{ids['query_id']}.{generation}" if generation else ids["query_id"]
+    return BatchKey(producer, int(ids["batch_id"]))
 
 
 def _check_reported(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:

@@ -34,7 +34,7 @@ def offsets(draw, min_size=0):
             draw(st.integers(-1, 2**63 - 1)),
             next_offset,
             base,
-            *draw(st.tuples(*[st.none() | int64] * 3)),
+            *draw(st.tuples(*[st.none() | int64] * 2)),
         )
     lost = draw(st.lists(st.tuples(int64, int64, st.none() | int64), max_size=4))
     losses = {Loss(i, min(a, a if b is None else b), b) for i, a, b in lost}

@@ -6,7 +6,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sbp_spark.streaming.trigger import (
-    APART,
     GROWTH_MIN,
     LATE,
     RECORDS_FIRST,
@@ -142,7 +141,7 @@ def test_a_fixed_time_above_the_target_does_not_make_it_collapse(
     assume(least > 2 * STEP_MAX * RECORDS_MIN)
     *_, last = follow(Pace(target_ms, records_max), fixed_ms, cost_ms, 60)
     found = [pace.records_max for pace in follow(last, fixed_ms, cost_ms, 20)]
-    assert min(found) >= 0.9 * least / STEP_MAX / APART
+    assert min(found) >= least / STEP_MAX**2
     assert 0.9 * least <= max(found) <= 1.1 * least
 
 

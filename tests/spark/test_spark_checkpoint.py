@@ -46,12 +46,11 @@ def test_a_query_reads_again_what_came_after_the_batch_it_is_taken_back_to(
     printed = run("rewind", checkpoint, "--to-batch", "1", "--yes")
     assert "is read again from offset 20 (it was at 50)" in printed
     append_values(client, stream, numbered(50, 55))
-    # Batch 1 has the end of its run: that is read before later records.
-    assert read(frame, checkpoint) == {each: first[each] for each in (2, 3, 4)}
-    run("rewind", checkpoint, "--batches", "2", "--yes")
+    again = {each: first[each] for each in (2, 3, 4)}
+    assert read(frame, checkpoint) == {**again, 5: numbered(50, 55)}
+    run("rewind", checkpoint, "--batches", "3", "--yes")
     other = sbp.load_stream(stream, maxRecordsPerTrigger="100", minPartitions="3")
-    assert read(other, checkpoint) == {3: numbered(30, 50)}
-    assert read(other, checkpoint) == {4: numbered(50, 55)}
+    assert read(other, checkpoint) == {3: numbered(30, 55)}
 
 
 def test_how_far_a_query_is_behind(sbp, new_streams, client, checkpoint, run):

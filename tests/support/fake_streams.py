@@ -38,9 +38,10 @@ class FakeCluster:
     asked for. `cursors` are those of groups, by stream id. `fails` is raised instead of setting
     cursors or trimming. `placed` has the ranges of streams, by id, as (start, end, server); others
     have an open one of their own. `schemas` has the versions of schemas, by id. `away` are
-    servers, or streams whose own one is meant. `commits_had` are those that the metadata have had,
-    as (number, life), the last one last; with none they are not counted. `commits_asked` are those
-    that were asked for.
+    servers, or streams whose own one is meant. `stored` are the bytes of streams, by id. `waits`
+    are the offsets that were waited for; then `on_wait` is called. `commits_had` are those that the
+    metadata have had, as (number, life), the last one last; with none they are not counted.
+    `commits_asked` are those that were asked for.
     """
 
     def __init__(self, **streams):
@@ -58,6 +59,9 @@ class FakeCluster:
         self.schemas = {}
         self.commits_had = []
         self.commits_asked = []
+        self.waits = []
+        self.stored = {}
+        self.on_wait = lambda: None
 
     @property
     def last_commit(self):
@@ -90,6 +94,9 @@ class FakeCluster:
     def describe_schemas(self, stream_ids, *, newest_only=False):
         first = -1 if newest_only else 0
         return {each: tuple(self.schemas.get(each, ())[first:]) for each in stream_ids}
+
+    def stored_bytes(self, stream_ids, *, timeout_ms):
+        return self.stored
 
     def change(self, **streams):
         """Create, or delete those that are None."""
@@ -181,8 +188,12 @@ class FakeCluster:
         away = self._away_servers()
         return {each: ConnectError("scripted") for each in endpoints if each in away}
 
-    def fetch(self, items):
-        raise ConnectError("made-up streams have no records")
+    def fetch(self, items, *, max_wait_ms=None):
+        if max_wait_ms is None:
+            raise ConnectError("made-up streams have no records")
+        self.waits.append({item.stream_id: item.fetch_offset for item in items})
+        self.on_wait()
+        return []
 
     def list_ranges(self, stream_ids, *, as_of=None):
         starts = {entry[0]: entry[2] for entry in self.streams.values()}

@@ -280,7 +280,7 @@ def test_other_errors_tell_the_span():
 def test_silence_has_an_end():
     seconds = iter(range(1_000_000))
     server = FakeServer(stored_to=20)
-    with pytest.raises(DeadlineExceededError, match="nothing at offset 20 for 60 s"):
+    with pytest.raises(DeadlineExceededError, match="anything at offset 20 for 60 s"):
         read(server, [span(0, 30)], clock=lambda: next(seconds))
 
 

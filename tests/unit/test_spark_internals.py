@@ -29,7 +29,7 @@ class Planned(RowsWithPlan):
         self.rows = rows
 
     def partitions(self, start, end):
-        self._rows = self.rows
+        self._rows, self._rows_are_of = self.rows, (start, end)
         return ["partition"]
 
 
@@ -60,6 +60,16 @@ def test_spark_takes_the_rows_of_a_plan_from_the_class_of_its_own_reader():
     assert told_to_spark(reader) == runner.NON_EMPTY_PYARROW_RECORD_BATCHES
     assert type(reader) is reader.__class__  # as soon as they are taken
     assert told_to_spark(Planned(None)) == runner.PREFETCHED_RECORDS_NOT_FOUND
+
+
+def test_rows_of_another_micro_batch_are_not_brought():
+    reader = Planned([ROWS])
+    reader.partitions({"a": 1}, {"a": 2})
+    assert reader.getCache({"a": 1}, {"a": 3}) is None
+
+
+def test_in_a_release_that_was_not_tested_tasks_read():
+    assert maybe_own_reader("9.9.0") is None
 
 
 def test_without_that_class_tasks_read():

@@ -46,9 +46,16 @@ def test_no_streams_yet_is_not_the_sentinel():
 
 
 def test_the_json_form():
-    ends = StreamPosition(18, CREATED_UNKNOWN, 7, end_offset=8, target_offset=9, end_time_ms=10)
+    ends = StreamPosition(18, CREATED_UNKNOWN, 7, end_offset=8, end_time_ms=10)
     assert text(offset(ends, at(17, 120, base=100))) == (
-        '{"streams": "17=120@1700000000000,base=100 18=7,end=8,target=9,until=10", "version": 2}'
+        '{"streams": "17=120@1700000000000,base=100 18=7,end=8,until=10", "version": 2}'
+    )
+
+
+def test_the_target_of_an_interrupted_run_is_read_and_not_kept():
+    older = {"version": 2, "streams": "18=7,end=8,target=9,until=10"}
+    assert text(SourceOffset.from_json(older)) == (
+        '{"streams": "18=7,end=8,until=10", "version": 2}'
     )
 
 

@@ -141,10 +141,14 @@ def test_options_for_one_mode_only_are_refused_in_the_other():
         told = any(re.match(rf"  - {each.name} is given in a batch read", line) for line in lines)
         assert told == each.meaning.endswith(" Streaming only.")
     for each in SINK_OPTIONS:
-        with pytest.raises(ConfigurationError) as raised:
-            parse_sink_options({each.name: ""}, streaming=True)
-        told = f"  - {each.name} is given in a streaming write" in str(raised.value)
-        assert told == each.meaning.endswith(" Batch only.")
+        for streaming, where, only in (
+            (True, "a streaming write", " Batch only."),
+            (False, "a batch write", " Streaming only."),
+        ):
+            with pytest.raises(ConfigurationError) as raised:
+                parse_sink_options({each.name: ""}, streaming=streaming)
+            told = f"  - {each.name} is given in {where}" in str(raised.value)
+            assert told == each.meaning.endswith(only)
 
 
 def test_a_start_that_is_wrong_is_no_start_to_compare_an_end_with():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sbp_spark.options.source import PARTITIONS_MAX, AvailableNowEnd, PartitionLimits, TriggerLimits
+from sbp_spark.options.source import PARTITIONS_MAX, PartitionLimits, TriggerLimits
 from tests.support.spark import GOOD, faults, only_fault, source
 
 
@@ -56,12 +56,6 @@ def test_limits_that_contradict_each_other():
     assert "maxTriggerDelay delays nothing" in only_fault(maxTriggerDelay="1m")
 
 
-def test_the_end_of_a_run_that_goes_on():
-    assert source().limits.available_now_end is AvailableNowEnd.KEPT
-    assert source(availableNowEnd="Latest").limits.available_now_end is AvailableNowEnd.LATEST
-    assert "expected kept or latest" in only_fault(availableNowEnd="newest")
-
-
 def test_a_batch_has_no_limits():
     given = {
         "maxRecordsPerTrigger": "5",
@@ -81,7 +75,9 @@ def test_partitions():
     given["fetchBufferBytes"] = "4m"
     for streaming in (True, False):
         assert source(streaming, **given).partitions == PartitionLimits(5, 1024, 8, 4 * 1024 * 1024)
-    assert source().partitions == PartitionLimits(1_000_000, None, 1, 16 * 1024 * 1024)
+    assert source().partitions == PartitionLimits(
+        1_000_000, 64 * 1024 * 1024, None, 16 * 1024 * 1024
+    )
     lines = faults({**GOOD, **dict.fromkeys(given, "0")})
     assert [line.split()[1] for line in lines] == [
         "maxRecordsPerPartition",

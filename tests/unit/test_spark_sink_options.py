@@ -59,13 +59,13 @@ def test_every_option_of_the_table_is_known():
         "createRetentionPeriod": "7d",
         "createRetentionBytes": "1g",
         "delivery": "Exactly-Once",
-        "onReplayMismatch": "fail",
+        "onReplayMismatch": "warn",
         "txnAppId": "nightly",
         "txnVersion": "0",
         "onBadRecord": "deadletter: bad-ones",
         "batchBytes": "2m",
         "batchRecords": "500",
-        "lingerDuration": "2s",
+        "retryTimeout": "30m",
         "batchCompression": "zstd",
         "networkCompression": "none",
         "tlsCaFile": "/etc/sbp/ca.pem",
@@ -77,11 +77,16 @@ def test_every_option_of_the_table_is_known():
     assert options.targets == Targets((StreamRef("orders"),))
     assert options.creation == Creation(1, 7 * 86_400_000, 1024 * MIB)
     key = BatchKey("nightly", 0)
-    assert options.delivery == DeliveryOptions(Delivery.EXACTLY_ONCE, OnReplayMismatch.FAIL, key)
+    assert options.delivery == DeliveryOptions(
+        Delivery.EXACTLY_ONCE, OnReplayMismatch.WARN, key=key
+    )
     assert options.bad_records == BadRecordPolicy(OnBadRecord.DEAD_LETTER, StreamRef("bad-ones"))
-    assert options.batching == Batching(2 * MIB, 500, 2_000, "zstd")
+    assert options.batching == Batching(2 * MIB, 500, None, "zstd")
     token = {"tlsCaFile": "ca", "tokenFile": "token"}
     assert sink(False, streams="a", **token).servers.credentials == Credentials("token")
+    assert sink(True, stream="a", writerGeneration="3").delivery.generation == 3
+    lingering = sink(stream="a", delivery="at-least-once", lingerDuration="2s")
+    assert lingering.batching.linger_ms == 2_000
     others = {"streams": "a, 7", "routing": "Round-Robin", "truncate": "true"}
     spread = sink(False, **others)
     assert spread.targets == Targets((StreamRef("a"), StreamRef("7")), Routing.ROUND_ROBIN)
@@ -99,7 +104,8 @@ def test_every_option_of_the_table_is_known():
         timestamp_column="at",
         stats_columns=("price", "place.city"),
     )
-    assert {"endpoint", *given, *token, *others, *columns} == {spec.name for spec in SINK_OPTIONS}
+    named = {"endpoint", "writerGeneration", "lingerDuration", *given, *token, *others, *columns}
+    assert named == {spec.name for spec in SINK_OPTIONS}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +120,7 @@ def test_every_option_of_the_table_is_known():
             {"createReplicas": "1", "createRetentionPeriod": "1h", "createRetentionBytes": "1g"},
             ["createReplicas is given without", "createRetentionPeriod is", "createRetentionBytes"],
         ),
-        (None, {"createStreams": "true", "createReplicas": "128"}, ["createReplicas is 128"]),
+        (None, {"createStreams": "true", "createReplicas": "8"}, ["createReplicas is 8"]),
         (None, {"delivery": "twice"}, ["delivery is 'twice'"]),
         (None, {"txnAppId": "a"}, ["txnAppId is given without txnVersion"]),
         (None, {"txnVersion": "1"}, ["txnVersion is given without txnAppId"]),
@@ -126,6 +132,7 @@ def test_every_option_of_the_table_is_known():
             {"txnAppId": "a", "txnVersion": "1", "truncate": "false"},
             ["txnAppId is given in a streaming", "txnVersion is", "truncate is given in a stream"],
         ),
+        (False, {"writerGeneration": "1"}, ["writerGeneration is given in a batch write"]),
         (False, {"onReplayMismatch": "warn"}, ["onReplayMismatch is given without txnAppId"]),
         (
             None,
@@ -141,7 +148,13 @@ def test_every_option_of_the_table_is_known():
         (None, {"onBadRecord": "deadletter:"}, ["onBadRecord names no stream"]),
         (None, {"onBadRecord": "ignore"}, ["onBadRecord is 'ignore'"]),
         (None, {"batchBytes": "10m", "batchRecords": "1000001"}, ["batchBytes is", "batchRecords"]),
-        (None, {"batchBytes": "0", "lingerDuration": "0s"}, ["batchBytes is", "lingerDuration is"]),
+        (
+            None,
+            {"batchBytes": "0", "lingerDuration": "0s", "delivery": "at-least-once"},
+            ["batchBytes is", "lingerDuration is"],
+        ),
+        (None, {"lingerDuration": "2s"}, ["lingerDuration is given beside delivery=exactly-once"]),
+        (None, {"retryTimeout": "never"}, ["retryTimeout is 'never'"]),
         (None, {"batchCompression": "gzip"}, ["batchCompression is 'gzip'"]),
     ],
 )

@@ -113,8 +113,9 @@ def test_a_schema_is_noticed_though_the_metadata_stay_the_same(cluster):
     type_stream(cluster, 3)
     read, end = read_up(running, end)
     assert read == [(3, 0, 10)]
+    cluster.streams["b"][2] = 0
     type_stream(cluster, 2)
-    assert read_up(running, end)[0] == [(2, 10, 30)]
+    assert read_up(running, end)[0] == [(2, 0, 30)]
     assert cluster.listings == listings
 
 

@@ -1,6 +1,7 @@
 """The driver side of a streaming read: which offsets it gives to Spark, and when it refuses."""
 
 import json
+import os
 import pickle
 
 import pytest
@@ -13,13 +14,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from sbp_core.errors import ConfigurationError
+from sbp_spark.reading.losses import DataLossError
 from sbp_spark.reading.offsets import StreamChangedError
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from tests.support.fake_streams import (
     ALL,
     nexts,
-    positions,
     read_up,
     reader,
     spans,
@@ -140,62 +141,73 @@ def test_available_now_stops_at_the_tail_of_its_beginning(cluster):
     assert query.latestOffset(end, ALL) == end
 
 
-def test_available_now_goes_on_to_its_target_after_a_restart(cluster):
+def test_available_now_reads_what_is_there_when_it_is_started_again(cluster):
     options = {"startingOffsets": "earliest", "maxRecordsPerTrigger": "30"}
     query = reader(**options)
     query.prepareForTriggerAvailableNow()
-    begin = query.initialOffset()
-    limit = query.getDefaultReadLimit()
-    end = json.loads(json.dumps(query.latestOffset(begin, limit)))
-    assert {at.target_offset for at in positions(end).values()} == {50, 30}
-    cluster.change(a=[1, 100, 0, 99], b=[2, 200, 10, 25])
-    restarted = reader(**options)
-    restarted.prepareForTriggerAvailableNow()
-    read, last = read_up(restarted, end)
-    assert max(stop for _, _, stop in read) == 50
-    assert nexts(last) == {1: 50, 2: 25}
-    assert positions(last)[1].target_offset is None
-    again = reader(**options)
-    again.prepareForTriggerAvailableNow()
-    assert nexts(read_up(again, last)[1]) == {1: 99, 2: 25}
-
-
-def cut_short(cluster):
-    """A run with Trigger.AvailableNow that is not at its end, and what comes after it."""
-    query = reader("a,b", startingOffsets="earliest", maxRecordsPerTrigger="30")
-    query.prepareForTriggerAvailableNow()
     end = query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
     cluster.streams["a"][3], cluster.streams["b"][3] = 99, 31
-    return json.loads(json.dumps(end))
-
-
-def test_available_now_says_that_it_goes_on_with_a_run_that_was_cut_short(cluster, caplog):
-    end = cut_short(cluster)
-    again = reader()
-    again.prepareForTriggerAvailableNow()
-    assert nexts(read_up(again, end)[1]) == {1: 50, 2: 30}
-    assert caplog.text.count("was interrupted") == 1
-    assert "ends=a at 50, b at 30 later_records=50" in caplog.text
-
-
-def test_available_now_says_nothing_if_nothing_has_come_since(cluster, caplog):
-    end = cut_short(cluster)
-    cluster.streams["a"][3], cluster.streams["b"][3] = 50, 30
-    again = reader()
-    again.prepareForTriggerAvailableNow()
-    assert nexts(read_up(again, end)[1]) == {1: 50, 2: 30}
-    assert caplog.text == ""
-
-
-def test_available_now_ends_at_the_tails_where_that_is_asked_for(cluster, caplog):
-    end = cut_short(cluster)
-    again = reader(availableNowEnd="latest", maxRecordsPerTrigger="30")
+    again = reader(**options)
     again.prepareForTriggerAvailableNow()
     cluster.streams["a"][3] = 500
-    begun = again.latestOffset(end, again.getDefaultReadLimit())
-    assert positions(begun)[1].target_offset == 99
-    assert nexts(read_up(again, begun)[1]) == {1: 99, 2: 31}
-    assert caplog.text == ""
+    assert nexts(read_up(again, json.loads(json.dumps(end)))[1]) == {1: 99, 2: 31}
+
+
+@pytest.mark.parametrize(
+    ("stored_bytes", "count"),
+    [(0, 1), (7 << 20, 1), (8 << 20, 2), (100 << 20, 2), (1 << 30, 16)],
+)
+def test_tasks_take_so_many_bytes_each_and_there_is_one_for_each_core(
+    cluster, monkeypatch, stored_bytes, count
+):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    cluster.streams["a"][3] = 1024
+    cluster.stored = {1: stored_bytes}
+    query = reader("a", startingOffsets="earliest")
+    end = query.latestOffset(query.initialOffset(), ALL)
+    assert len(query.partitions(query.initialOffset(), end)) == count
+
+
+def test_a_query_that_is_asked_again_at_once_waits_for_news(cluster):
+    query = reader(startingOffsets="earliest")
+    end = query.latestOffset(query.initialOffset(), ALL)
+    assert query.latestOffset(end, ALL) == end
+    assert cluster.waits == []  # there was something new just before
+    assert query.latestOffset(end, ALL) == end
+    assert cluster.waits == [{1: 50, 2: 30}]
+
+    def append():
+        cluster.streams["a"][3] = 51
+
+    cluster.on_wait = append
+    assert nexts(query.latestOffset(end, ALL)) == {1: 51, 2: 30}
+
+
+def test_a_query_with_a_trigger_interval_does_not_wait(cluster):
+    query = reader(startingOffsets="earliest")
+    end = query.latestOffset(query.initialOffset(), ALL)
+    for _ in range(3):
+        assert query.latestOffset(end, ALL) == end
+        query._idle_since_s -= 1
+    assert cluster.waits == []
+
+
+def selecting(pattern, **options):
+    given = {"endpoint": "h:1", "streamsPattern": pattern} | options
+    return SbpStreamReader(given, source_schema(include_headers=False))
+
+
+def test_what_was_trimmed_before_the_query_saw_a_stream_is_lost(cluster):
+    query = selecting(".*", startingOffsets="latest")
+    end = query.latestOffset(query.initialOffset(), ALL)
+    cluster.change(c=[3, 300, 6, 10])
+    for again in (query, selecting(".*")):
+        with pytest.raises(DataLossError, match=r"6 offsets are lost.*\(c\): \[0, 6\)"):
+            again.latestOffset(end, ALL)
+    lenient = selecting(".*", failOnDataLoss="report")
+    later = lenient.latestOffset(end, ALL)
+    assert later["lost"] == {"3": [[0, 6]]}
+    assert spans(lenient.partitions(end, later)) == [(3, 6, 10)]
 
 
 def test_once_ignores_the_limits(cluster):

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from sbp_core.client import FetchOutcome, ReceivedBatches
-from sbp_core.errors import StatusCode, StorageError
-from sbp_core.records import encode_rows
+from sbp_core.client import Reach
 from sbp_spark.options.source import TriggerLimits
 from sbp_spark.reading.planning import RECORD_BYTES_UNKNOWN, RecordSizeEstimates
 from sbp_spark.streaming.micro_batch import Way
 from sbp_spark.streaming.stream_watch import Snapshot
 from sbp_spark.streaming.trigger import RECORDS_FIRST, STEP_MAX, Trigger
 from tests.support.clock import ManualClock
-from tests.support.spark import rows_of
 
 
 class FakeServer:
-    """Streams whose record batches have 10 records with values of `sizes[stream]` bytes."""
+    """Streams of `tails[stream]` records of `sizes[stream]` bytes; None: its servers are down."""
 
     def __init__(self, **sizes):
         self.sizes = {int(name[1:]): size for name, size in sizes.items()}
+        self.tails = dict.fromkeys(self.sizes, 1000)
         self.asked = []
 
-    def fetch(self, items, *, max_wait_ms=0, min_bytes=1, leaves_batches=False):
-        for index, item in enumerate(items):
-            self.asked.append((item.stream_id, item.fetch_offset))
-            error, payload = None, b""
-            if self.sizes[item.stream_id] is None:
-                error = StorageError(StatusCode.RS_INTERNAL, "no disk")
-            else:
-                rows = rows_of([b"x" * self.sizes[item.stream_id]] * 10)
-                payload = encode_rows(rows, stream_id=item.stream_id, timestamp_ms=0)
-            batches = ReceivedBatches(memoryview(payload), 0)
-            yield FetchOutcome(index, item.stream_id, batches, error)
+    def reach(self, positions, *, timeout_ms, spared):
+        self.asked.append(sorted(positions))
+        return {
+            each: Reach(each, 0, None if self.sizes[each] is None else self.tails[each], ())
+            for each in positions
+        }
+
+    def stored_bytes(self, stream_ids, *, timeout_ms):
+        known = {each: self.sizes[each] for each in stream_ids}
+        return {each: size * self.tails[each] for each, size in known.items() if size is not None}
 
 
 def way(bases=(), starts=None, **tails):
@@ -49,40 +46,30 @@ def trigger(clock=None, server=None, **limits):
     return Trigger(TriggerLimits(**limits), sizes, clock=now, wall=now)
 
 
-def test_sizes_are_those_of_the_batch_that_is_read_next():
+def test_the_size_of_a_record_is_the_average_of_its_stream():
     server = FakeServer(s1=10_000, s2=100)
-    sizes = RecordSizeEstimates(server).estimate({1: 5, 2: 7}, {1: 100, 2: 100})
-    assert server.asked == [(1, 5), (2, 7)]
-    assert 10_000 <= sizes[1] < 10_100
-    assert 100 <= sizes[2] < 250
+    sizes = RecordSizeEstimates(server)
+    assert sizes.estimate({1: 5, 2: 7}, {1: 1000, 2: 1000}) == {1: 10_000, 2: 100}
+    assert server.asked == [[1, 2]]
 
 
-def test_a_stream_is_sampled_again_when_it_has_moved_and_only_then():
+def test_a_stream_is_asked_about_again_when_it_has_doubled():
     server = FakeServer(s1=1000, s2=1000)
+    server.tails[1] = 20_000
     sizes = RecordSizeEstimates(server)
-    for _ in range(3):
-        sizes.estimate({1: 5, 2: 7}, {1: 100, 2: 7})
-    assert server.asked == [(1, 5)]
+    for tail in (20_000, 30_000, 40_000):
+        sizes.estimate({1: 5, 2: 7}, {1: tail, 2: 7})
+    assert server.asked == [[1]]
     server.sizes[1] = 5000
-    assert sizes.estimate({1: 6, 2: 7}, {1: 100, 2: 7})[1] > 5000
-    assert server.asked == [(1, 5), (1, 6)]
+    assert sizes.estimate({1: 6, 2: 7}, {1: 40_001, 2: 7})[1] == 5000
+    assert server.asked == [[1], [1]]
 
 
-def test_many_streams_are_sampled_in_turn():
-    server = FakeServer(**{f"s{n}": 10 for n in range(20)})
-    sizes = RecordSizeEstimates(server)
-    for at in range(4):
-        sizes.estimate(dict.fromkeys(range(20), at), dict.fromkeys(range(20), 100))
-    again = [stream_id for stream_id, _ in server.asked[20:]]
-    assert again == [*range(20), *range(4)]
-
-
-def test_a_record_that_cannot_be_sampled_counts_as_the_longest_known():
+def test_a_record_of_a_server_that_is_down_counts_as_the_longest_known():
     server = FakeServer(s1=None, s2=2000)
     sizes = RecordSizeEstimates(server)
     assert sizes.estimate({1: 0}, {1: 9}) == {1: RECORD_BYTES_UNKNOWN}
-    found = sizes.estimate({1: 0, 2: 0}, {1: 9, 2: 9})
-    assert found[1] == found[2] > 2000
+    assert sizes.estimate({1: 0, 2: 0}, {1: 9, 2: 9}) == {1: 2000, 2: 2000}
 
 
 def test_bytes_limit_a_micro_batch():
