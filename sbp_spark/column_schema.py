@@ -38,6 +38,7 @@ from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records import StreamSchema, find_column, maybe_statistics_type
 from sbp_spark.logical_types import is_kept, logical_arrow_schema, logical_spark_schema
 from sbp_spark.options.targets import ColumnOptions
+from sbp_spark.spark_internals import CHAR_VARCHAR_KEY
 
 METADATA_COLUMN: Final = "_metadata"
 """The column with what a source knows of a record beside its columns."""
@@ -61,8 +62,6 @@ _REMEDIES: Final[dict[type[DataType], str]] = {
     GeographyType: "convert it to binary, for example with st_asbinary",
     CalendarIntervalType: "split it into columns of months, days and microseconds",
     YearMonthIntervalType: "convert it to a number of months",
-    CharType: "unset spark.sql.preserveCharVarcharTypeInfo, or cast it to a string",
-    VarcharType: "unset spark.sql.preserveCharVarcharTypeInfo, or cast it to a string",
     NullType: "which says nothing about values: cast it to the type that it is to have",
 }
 _ROUTING_TYPES: Final = (StringType, BinaryType, IntegralType, BooleanType, DateType)
@@ -74,7 +73,7 @@ def written_columns(schema: StructType, columns: ColumnOptions) -> StreamSchema:
     Raises ConfigurationError naming all columns that cannot be written, or that options name and
     that cannot be what they say.
     """
-    fields = list(schema)
+    fields = [_with_length(field) for field in schema]
     given, faults = _converted(fields)
     faults += [
         f"column {field.name} has the name of the column that a source adds, with another"
@@ -103,6 +102,33 @@ def written_columns(schema: StructType, columns: ColumnOptions) -> StreamSchema:
         lines = "\n".join(f"  - {fault}" for fault in faults)
         raise ConfigurationError(f"the sbp sink cannot write these columns:\n{lines}")
     return given
+
+
+def _with_length(field: StructField) -> StructField:
+    """Return a column of `char` or `varchar`, at any level, as Spark has it without their types."""
+    plain = _without_length(field.dataType)
+    if plain == field.dataType:
+        return field
+    metadata = {**(field.metadata or {}), CHAR_VARCHAR_KEY: field.dataType.simpleString()}
+    return StructField(field.name, plain, field.nullable, metadata)
+
+
+def _without_length(kind: DataType) -> DataType:
+    match kind:
+        case CharType() | VarcharType():
+            return StringType()
+        case ArrayType():
+            return ArrayType(_without_length(kind.elementType), kind.containsNull)
+        case MapType():
+            key, value = _without_length(kind.keyType), _without_length(kind.valueType)
+            return MapType(key, value, kind.valueContainsNull)
+        case StructType():
+            fields = [
+                StructField(each.name, _without_length(each.dataType), each.nullable, each.metadata)
+                for each in kind
+            ]
+            return StructType(fields)
+    return kind
 
 
 def _converted(fields: list[StructField]) -> tuple[StreamSchema | None, list[str]]:

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError
@@ -33,6 +35,8 @@ from sbp_core.regular_files import read_regular
 from sbp_spark.reading.offsets import INITIAL, CheckpointError, Interval, SourceOffset
 
 _VERSIONS: Final = ("v1", "v2")
+_SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]+")
+"""A scheme of URLs such as s3a or dbfs, which Spark accepts for a checkpointLocation."""
 _HEADER_LINES: Final = 2
 _NO_OFFSET: Final = "-"
 
@@ -158,9 +162,13 @@ class SbpSource:
 
 def open_checkpoint(path: str) -> Checkpoint:
     """Return the checkpoint in a folder. Raises ConfigurationError if it is none."""
-    if "://" in path:
+    scheme, colon, rest = path.partition(":")
+    if colon and scheme == "file":
+        path = unquote(f"/{rest.lstrip('/')}")
+    elif colon and _SCHEME.fullmatch(scheme):
         raise ConfigurationError(
-            f"{path} is a URL; only local folders can be read: copy the checkpoint to one"
+            f"{path} is not on this machine: copy it to a local folder, for example with `hadoop fs"
+            " -copyToLocal`, and after a rewind copy it back"
         )
     folder = Path(path)
     try:

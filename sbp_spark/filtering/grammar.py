@@ -85,7 +85,8 @@ def parse_condition(text: str) -> Condition:
         context = error.errors[0] if error.errors else {"start_context": text, "highlight": ""}
         place = len(context["start_context"] + context["highlight"])
         raise RefusedError(
-            f"is no condition: something is missing, or too much, at character {place}"
+            f"is no condition: something is missing, or too much, at character {place}; a column"
+            " whose name is a word of SQL, such as values or desc, is written in backticks"
         ) from None
     except RecursionError:
         raise RefusedError("is nested too deeply") from None

@@ -193,11 +193,17 @@ def find_offsets(
         if isinstance(at, AtTime | Ago)
     }
     since = find_times(client, times_ms, bounds, timeout_ms=timeout_ms)
+    # All that an empty stream will have is later than a time that has passed.
+    empty = {each for each, bound in bounds.items() if bound.start_offset == bound.next_offset}
+    fresh = {each for each, time_ms in times_ms.items() if each in empty and time_ms <= now_ms}
     cursors = _find_cursors(client, asked)
     missing = [
         f"{streams[stream_id].label}, whose last record is before {times_ms[stream_id]}"
         for stream_id, at in asked.items()
-        if isinstance(at, AtTime | Ago) and at.must_exist and since.get(stream_id, 0) is None
+        if isinstance(at, AtTime | Ago)
+        and at.must_exist
+        and since.get(stream_id, 0) is None
+        and stream_id not in fresh
     ]
     if missing and late_since_ms is not None:
         LOG.warning(

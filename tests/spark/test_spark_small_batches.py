@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from sbp_spark.spark_internals import CHAR_VARCHAR_KEY
 from tests.support.spark import append_values, batch_sizes, numbered, wait_until_over
 
 
@@ -54,3 +57,30 @@ def test_small_and_large_micro_batches_follow_each_other(sbp, new_streams, clien
         stop += count
         sbp.copy(sbp.load_stream(stream).select("value"), copy, checkpoint)
     assert sbp.values(copy) == numbered(0, stop)
+
+
+@pytest.mark.parametrize("partitions", ["1", "2"])
+def test_columns_with_metadata_are_the_same_on_every_path(
+    sbp, new_streams, client, checkpoint, partitions
+):
+    """Comments, and the lengths of `char` and `varchar`, which Spark notes in the schema."""
+    (stream,) = new_streams(1)
+    columns = sbp.spark.sql(
+        "select 'ab' fixed, 'b' bounded, named_struct('y', 'c') deep, 'd' collate UNICODE other"
+    )
+    kinds = {"fixed": "char(2)", "bounded": "varchar(5)", "deep": "struct<y:char(1)>"}
+    for name, kind in kinds.items():
+        columns = columns.withMetadata(name, {CHAR_VARCHAR_KEY: kind})
+    sbp.save(columns.union(columns), stream=stream, encoding="columns")
+    schema = "fixed string comment 'two', bounded string, deep struct<y:string comment 'deep'>"
+    found = []
+    for given in (None, schema):
+        reader = sbp.spark.readStream if given is None else sbp.spark.readStream.schema(given)
+        options = {"startingOffsets": "earliest", "minPartitions": partitions}
+        frame = reader.format("sbp").options(endpoint=sbp.endpoint, **options).load(stream)
+        run(frame, checkpoint / str(given), lambda batch, _: found.append(batch.collect()))
+    batch = sbp.load(stream).collect()
+    assert found[0] == batch
+    assert [row.asDict() for row in found[1]] == [
+        row.asDict() for row in sbp.load(stream).select("fixed", "bounded", "deep").collect()
+    ]

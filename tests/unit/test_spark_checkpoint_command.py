@@ -354,9 +354,15 @@ def test_folders_that_are_none(run, folder, damage, code, told):
     assert told in error
 
 
-def test_only_local_folders(run):
-    code, _, error = run("show", "s3://bucket/checkpoint")
-    assert (code, "only local folders" in error) == (2, True)
+@pytest.mark.parametrize("url", ["s3a://bucket/checkpoint", "dbfs:/checkpoint", "hdfs:///ck"])
+def test_a_checkpoint_in_another_file_system_is_to_be_copied(run, url):
+    code, _, error = run("show", url)
+    assert (code, f"{url} is not on this machine: copy it" in error) == (2, True)
+
+
+@pytest.mark.parametrize("scheme", ["file://", "file:"])
+def test_a_local_folder_may_be_named_by_its_url(run, folder, scheme):
+    assert shown(run, f"{scheme}{folder}") == shown(run, folder)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,9 @@ from pyspark.sql.types import (
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.column_schema import METADATA_FIELD, without_metadata, written_columns
+from sbp_spark.logical_types import logical_spark_schema
 from sbp_spark.options.targets import ColumnOptions
+from sbp_spark.spark_internals import CHAR_VARCHAR_KEY
 
 
 class Point(UserDefinedType):
@@ -72,6 +74,15 @@ def test_types_that_both_have():
     assert found.names == schema.names
 
 
+def test_char_and_varchar_are_kept_as_spark_notes_them():
+    deep = StructType([StructField("y", VarcharType(3), False)])
+    written = written_columns(columns(fixed=CharType(3), deep=ArrayType(deep)), ColumnOptions())
+    fixed, nested = logical_spark_schema(written.arrow)
+    assert (fixed.dataType, fixed.metadata[CHAR_VARCHAR_KEY]) == (StringType(), "char(3)")
+    assert nested.dataType == ArrayType(StructType([StructField("y", StringType(), False)]))
+    assert nested.metadata[CHAR_VARCHAR_KEY] == "array<struct<y:varchar(3)>>"
+
+
 def test_all_that_cannot_be_is_named_with_its_remedy():
     schema = columns(
         any=VariantType(),
@@ -82,8 +93,6 @@ def test_all_that_cannot_be_is_named_with_its_remedy():
         nothing=NullType(),
         deep=columns(x=ArrayType(MapType(StringType(), VariantType()))),
         own=Point(),
-        fixed=CharType(3),
-        bounded=ArrayType(VarcharType(3)),
         fine=LongType(),
         Fine=LongType(),
     )
@@ -92,7 +101,7 @@ def test_all_that_cannot_be_is_named_with_its_remedy():
         ["column", name]
         for name in (
             *["any", "where", "there", "months", "interval", "nothing"],
-            *["deep.x.element.value", "own", "fixed", "bounded.element"],
+            *["deep.x.element.value", "own"],
         )
     ]
     assert all("; " in line or ": " in line for line in lines)
