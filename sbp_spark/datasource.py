@@ -32,7 +32,7 @@ from sbp_spark.row_schema import check_selection, check_sink_schema
 from sbp_spark.spark_internals import PROVIDER_OPTION
 from sbp_spark.spark_internals.worker_process import Found, FoundOnce, ends_micro_batches
 from sbp_spark.streaming.stream_reader import SbpStreamReader
-from sbp_spark.writing.directory import find_targets, purpose_of
+from sbp_spark.writing.directory import PlannedTargets, find_targets, plan_targets, purpose_of
 from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter
 
 
@@ -41,6 +41,7 @@ class Planning:
     """How the streams of a sink are found when a plan is made, in one process."""
 
     find_targets: Callable[[SinkOptions, StreamSchema | None], Found] = find_targets
+    plan_targets: Callable[[SinkOptions, StreamSchema | None], PlannedTargets] = plan_targets
     ends_micro_batches: Callable[[], bool] = ends_micro_batches
     found_once: FoundOnce = field(default_factory=FoundOnce)
 
@@ -114,14 +115,15 @@ class SbpDataSource(DataSource):
                     " remove the option"
                 )
             options = replace(options, found=self.planning.find_targets(options, columns))
-        return SbpBatchWriter(options, columns)
+            planned = self.planning.plan_targets(options, columns)
+        return SbpBatchWriter(options, columns, planned)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> SbpStreamWriter:  # noqa: N802, FBT001
         """Return what writes a stream. Asked for when a micro-batch is planned, and when it ends.
 
-        The streams' placement driver is asked at the first plan only: at the end of a micro-batch
-        that failed, what is wrong with the streams would hide why. Later plans of the query, which
-        its checkpoint identifies, use the streams that were found. Raises SbpError.
+        At the end of a micro-batch no server is asked: what is wrong with the streams would hide
+        why it failed. Names are resolved at the first plan of the query, which its checkpoint
+        identifies; later plans look how these streams are now, for their tasks. Raises SbpError.
         """
         with plain_errors():
             options, columns = self._sink(schema, streaming=True)
@@ -132,7 +134,7 @@ class SbpDataSource(DataSource):
                     " foreachBatch, where .outputMode('update') is possible: Spark refuses it for"
                     " sinks in Python"
                 )
-            planning = self.planning
+            planning, planned = self.planning, None
             if not planning.ends_micro_batches():
                 checkpoint = self.options.get("checkpointlocation", "")
                 found = planning.found_once.find(
@@ -141,7 +143,8 @@ class SbpDataSource(DataSource):
                     partial(planning.find_targets, options, columns),
                 )
                 options = replace(options, found=found if checkpoint else {})
-        return SbpStreamWriter(options, columns)
+                planned = planning.plan_targets(options, columns)
+        return SbpStreamWriter(options, columns, planned)
 
     def _sink(
         self, schema: StructType, *, streaming: bool

@@ -141,7 +141,8 @@ class StreamDirectory:
     """Looks up each name or id once. `where` names the options or columns that have them.
 
     For plain records a stream with a schema is none that rows can go to. `found` are streams that
-    had these names before: as long as one exists it is the one that is meant.
+    had these names before: as long as one exists it is the one that is meant. `planned`
+    are known already, by what options call them.
     """
 
     def __init__(
@@ -152,13 +153,14 @@ class StreamDirectory:
         *,
         is_for_columns: bool = False,
         found: Mapping[str, FoundStream] | None = None,
+        planned: Mapping[str, int] | None = None,
     ) -> None:
         self._client = client
         self._is_for_columns = is_for_columns
         self._creation = creation
         self._where = where
         self._found = found or {}
-        self._ids: dict[str, int] = {}
+        self._ids: dict[str, int] = dict(planned or {})
         self._faults: dict[str, SbpError] = {}
 
     def maybe_id(self, text: str) -> int | None:
@@ -271,6 +273,40 @@ def find_targets(
         may_change = options.columns.is_merging
         evolve_streams(client, _by_id(targets), schema, may_change=may_change)
         return targets | letters
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTargets:
+    """The streams that options name, as a plan found them: its tasks need not ask again.
+
+    `ids` are by what options call the streams; `typed` are those that columns go to, by id.
+    """
+
+    ids: Mapping[str, int]
+    typed: Mapping[int, TypedStream]
+
+
+def plan_targets(options: SinkOptions, schema: StreamSchema | None = None) -> PlannedTargets:
+    """Return the streams that options name, as they are now, for the tasks of one plan.
+
+    Streams that were found before are meant also after they were renamed. Raises SbpError.
+    """
+    refs = options.targets.refs
+    if not refs:
+        return PlannedTargets({}, {})
+    client = client_for(options.servers, Patience.RUNNING)
+    directory = StreamDirectory(
+        *(client, options.creation, options.targets.where),
+        is_for_columns=schema is not None,
+        found=options.found,
+    )
+    texts = [ref.text for ref in refs]
+    ids = dict(zip(texts, directory.ids_of(texts), strict=True))
+    if schema is None or options.columns is None:
+        return PlannedTargets(ids, {})
+    names = {stream_id: text for text, stream_id in ids.items()}
+    typed = evolve_streams(client, names, schema, may_change=options.columns.is_merging)
+    return PlannedTargets(ids, typed)
 
 
 def purpose_of(options: SinkOptions, schema: StreamSchema | None = None) -> str:

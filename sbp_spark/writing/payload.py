@@ -189,11 +189,15 @@ their order) as the stream's builder takes them. Digests are joined by `join_dig
 
 
 def make_payload(
-    client: Client, options: SinkOptions, router: RowRouter, schema: StreamSchema | None
+    client: Client,
+    options: SinkOptions,
+    router: RowRouter,
+    schema: StreamSchema | None,
+    planned: Mapping[int, TypedStream] | None = None,
 ) -> Payload:
     """Return what makes record batches of a DataFrame of this schema; None for plain records.
 
-    Raises SbpError.
+    The streams that were `planned` take its columns. Raises SbpError.
     """
     columns = options.columns
     if schema is None or columns is None:
@@ -202,7 +206,9 @@ def make_payload(
             is_sequence=client.dialect() is Dialect.ELASTICSTREAM_2023_04,
             record_bytes_max=client.record_bytes_max,
         )
-    streams = evolve_streams(client, router.option_streams(), schema, may_change=columns.is_merging)
+    streams = planned or evolve_streams(
+        client, router.option_streams(), schema, may_change=columns.is_merging
+    )
     return ColumnsPayload(
         schema,
         streams,

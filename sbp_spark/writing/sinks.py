@@ -53,7 +53,7 @@ from sbp_spark.writing.committing import (
     tails_of,
 )
 from sbp_spark.writing.digest import join_digests
-from sbp_spark.writing.directory import ON_BAD_RECORD, StreamDirectory
+from sbp_spark.writing.directory import ON_BAD_RECORD, PlannedTargets, StreamDirectory
 from sbp_spark.writing.payload import Payload, fill_times, make_payload
 from sbp_spark.writing.routing import RowRouter
 from sbp_spark.writing.sending import (
@@ -102,6 +102,7 @@ def write_rows(
     partition_id: int = 0,
     pace: SendingPace = PACE,
     impatient: Client | None = None,
+    planned: PlannedTargets | None = None,
 ) -> WrittenMessage:
     """Write all rows of a task, those of one stream in their order; return when acknowledged.
 
@@ -109,11 +110,14 @@ def write_rows(
     their own: if servers drop it early, as they may in a replay, the rest is only counted and
     digested, and the commit reports why it was dropped. If anything fails it is given up at once,
     by the `impatient` client if there is one: a failed task is over soon. With a schema the rows
-    are columns of it, without one plain records. Raises SbpError.
+    are columns of it, without one plain records. `planned` are the streams of the options, if the
+    plan has found them. Raises SbpError.
     """
     if staged_for is None:
         with Sender(PlainAppend(client), pace) as sender:
-            work = _TaskWrite(client, options, sender, partition_id, schema, pace=pace)
+            work = _TaskWrite(
+                client, options, sender, partition_id, schema, pace=pace, planned=planned
+            )
             work.write(batches)
         failpoint("sink.appended")
         return WrittenMessage(partition_id, *work.counts())
@@ -122,7 +126,10 @@ def write_rows(
     try:
         with Sender(StagedAppend(client, transaction, may_end=is_repeatable), pace) as sender:
             work = _TaskWrite(
-                client, options, sender, partition_id, schema, pace=pace, is_digested=is_repeatable
+                *(client, options, sender, partition_id, schema),
+                pace=pace,
+                is_digested=is_repeatable,
+                planned=planned,
             )
             work.write(batches)
     except BaseException as error:
@@ -154,13 +161,16 @@ class _TaskWrite:
         *,
         pace: SendingPace,
         is_digested: bool = False,
+        planned: PlannedTargets | None = None,
     ) -> None:
+        self._planned = planned or PlannedTargets({}, {})
         directory = StreamDirectory(
             client,
             options.creation,
             options.targets.where,
             is_for_columns=schema is not None,
             found=options.found if options.targets.refs else {},
+            planned=self._planned.ids,
         )
         self.digest = 0
         self._is_digested = is_digested
@@ -210,7 +220,9 @@ class _TaskWrite:
     @cached_property
     def _payload(self) -> Payload:
         """How rows are written; made at the first row: a task without rows makes no request."""
-        return make_payload(self._client, self._options, self._router, self._schema)
+        return make_payload(
+            self._client, self._options, self._router, self._schema, self._planned.typed
+        )
 
     def _make_builder(self, stream_id: int) -> BatchBuilder:
         return self._payload.make_builder(stream_id)
@@ -268,9 +280,15 @@ class _Sink:
     messages go from one to the other.
     """
 
-    def __init__(self, options: SinkOptions, schema: StreamSchema | None = None) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        schema: StreamSchema | None = None,
+        planned: PlannedTargets | None = None,
+    ) -> None:
         self._options = options
         self._schema = schema
+        self._planned = planned
 
     @property
     def _is_exactly_once(self) -> bool:
@@ -289,6 +307,7 @@ class _Sink:
             schema=schema,
             partition_id=partition_id,
             impatient=self._client(Patience.STARTING),
+            planned=self._planned,
         )
         LOG.debug("wrote %s", written)
         return written
@@ -309,8 +328,13 @@ class SbpBatchWriter(_Sink, DataSourceArrowWriter):
     The key of the batch is decided here: the same writer is pickled for the tasks and the commit.
     """
 
-    def __init__(self, options: SinkOptions, schema: StreamSchema | None = None) -> None:
-        super().__init__(options, schema)
+    def __init__(
+        self,
+        options: SinkOptions,
+        schema: StreamSchema | None = None,
+        planned: PlannedTargets | None = None,
+    ) -> None:
+        super().__init__(options, schema, planned)
         self._staged_for: StagedFor | None = None
         if self._is_exactly_once:
             key = options.delivery.key

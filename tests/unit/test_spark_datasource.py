@@ -7,6 +7,7 @@ from sbp_core.errors import ConfigurationError, ConnectError
 from sbp_spark.datasource import Planning, SbpDataSource
 from sbp_spark.options.stream_selection import FoundStream
 from sbp_spark.spark_internals.worker_process import FoundOnce
+from sbp_spark.writing.directory import PlannedTargets
 
 VALUES = StructType([StructField("value", BinaryType())])
 
@@ -23,7 +24,12 @@ class Workers:
 
     def start(self):
         """The next plan runs in a worker that knows nothing."""
-        planning = Planning(self._find, lambda: self._do_they_end, FoundOnce(lambda: self._folder))
+        planning = Planning(
+            self._find,
+            lambda *_: PlannedTargets({}, {}),
+            lambda: self._do_they_end,
+            FoundOnce(lambda: self._folder),
+        )
         self._source = type("Source", (SbpDataSource,), {"planning": planning})
 
     def keep_files_in(self, folder):
