@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError
@@ -163,8 +162,8 @@ class SbpSource:
 def open_checkpoint(path: str) -> Checkpoint:
     """Return the checkpoint in a folder. Raises ConfigurationError if it is none."""
     scheme, colon, rest = path.partition(":")
-    if colon and scheme == "file":
-        path = unquote(f"/{rest.lstrip('/')}")
+    if scheme == "file" and rest.startswith("/") and (rest[:2] != "//" or rest[:3] == "///"):
+        path = f"/{rest.lstrip('/')}"
     elif colon and _SCHEME.fullmatch(scheme):
         raise ConfigurationError(
             f"{path} is not on this machine: copy it to a local folder, for example with `hadoop fs"

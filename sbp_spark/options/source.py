@@ -191,8 +191,11 @@ class PartitionLimits:
         " split, and short ones on the same range server share a task, whose requests serve many"
         " streams at once. The tasks of a stream are numbered in the order of its offsets."
     )
-    bytes_max: int = option("maxBytesPerPartition", SIZE, 64 * MIB).field(
+    bytes_max: int | None = option(
+        "maxBytesPerPartition", SIZE, None, unset="unlimited (streaming), 64m (batch)"
+    ).field(
         "The same for bytes as they are stored, such as 128m; estimated as for maxBytesPerTrigger."
+        " So a micro-batch that is repeated may be cut in other places; its rows are the same."
     )
     count_min: int | None = option(
         "minPartitions",
@@ -202,7 +205,7 @@ class PartitionLimits:
             f"{PARTITIONS_MAX} at most, which Spark's driver can keep in memory",
         ),
         None,
-        unset="the cores of the driver's machine, if each task gets 4 MiB",
+        unset="1 (streaming), the cores of the driver if each task gets 4m (batch)",
     ).field(
         "Tasks that read a batch or micro-batch, at least; fewer only if there are fewer records."
         f" At most {PARTITIONS_MAX}."

@@ -284,6 +284,7 @@ class _Joiner:
 
 
 SPANS_PER_PARTITION_MAX: Final = 1_000
+_TASK_BYTES_MAX: Final = 64 * MIB
 _TASK_BYTES_MIN: Final = 4 * MIB
 """Reading fewer bytes takes less time than it takes to start another task."""
 
@@ -306,15 +307,17 @@ def plan_read(
     row_filter: RowFilter | None = None,
     as_of: int | None = None,
     sizes: RecordSizeEstimates | None = None,
+    is_repeatable: bool = False,
 ) -> Planned:
     """Return the partitions that read the intervals, in the form that the query has chosen.
 
     `columns` and `row_filter` are as in SpanPartition; `as_of` is the revision of the metadata, if
     the caller knows the current one; `sizes` are those that it keeps.
 
-    The same intervals are cut in the same way whenever they are planned, as long as the ranges of
-    the streams are the same. Raises DataLossError if some offsets are no longer stored, unless
-    failOnDataLoss says to continue.
+    If it `is_repeatable`, the same intervals are cut in the same way whenever they are planned, as
+    long as the ranges of the streams are the same and no option is about bytes. Else tasks are as
+    many as the bytes and the cores are worth. Raises DataLossError if some offsets are no longer
+    stored, unless failOnDataLoss says to continue.
     """
     wanted = [each for each in intervals if each.start_offset < each.end_offset]
     if not wanted:
@@ -328,14 +331,19 @@ def plan_read(
     limits = options.partitions
     starts = {each.stream_id: each.start_offset for each in wanted}
     ends = {each.stream_id: each.end_offset for each in wanted}
-    record_bytes = (sizes or RecordSizeEstimates(client)).estimate(starts, ends)
-    size_bytes = sum(record_bytes[span.stream_id] * span.record_count for span in spans)
+    bytes_max, count_min, record_bytes = limits.bytes_max, limits.count_min or 1, None
+    if bytes_max is not None or not is_repeatable:
+        record_bytes = (sizes or RecordSizeEstimates(client)).estimate(starts, ends)
+        size_bytes = sum(record_bytes[span.stream_id] * span.record_count for span in spans)
+    if not is_repeatable:
+        bytes_max = bytes_max or _TASK_BYTES_MAX
+        count_min = limits.count_min or _worthwhile(size_bytes)
     planned = plan_partitions(
         spans,
         records_per_partition_max=limits.records_max,
-        bytes_per_partition_max=limits.bytes_max,
+        bytes_per_partition_max=bytes_max,
         record_bytes=record_bytes,
-        partitions_min=limits.count_min or _worthwhile(size_bytes),
+        partitions_min=count_min,
         spans_per_partition_max=SPANS_PER_PARTITION_MAX,
     )
     partitions = [

@@ -61,6 +61,7 @@ class SchemaVersions:
             if key not in self._known and len(self._known) >= self._streams_max:
                 self._known.pop(next(iter(self._known)), None)  # another thread may be faster
             self._known[key] = versions
+        self._prepared |= {each: found[each] for each in found.keys() & self._prepared.keys()}
         return found
 
     def known(self, stream_id: int) -> Collection[SchemaVersion]:

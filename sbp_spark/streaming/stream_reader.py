@@ -141,10 +141,9 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
             end = advance(begin, way.positions(ends), lost, way.stalled, commit=commit)
             answer = end.to_json()
             self._idle_since_s = -AT_ONCE_S
-            if end is given and not self._is_available_now:
+            if end is given and not self._is_available_now and is_quiet(way):
                 self._idle_since_s = time.monotonic()
-                if is_quiet(way):
-                    self._quiet = Quiet(end, answer, self._snapshot)
+                self._quiet = Quiet(end, answer, self._snapshot)
             return answer
 
     def _go_nowhere(self, quiet: Quiet, limit: ReadLimit) -> dict[str, Any]:
@@ -195,6 +194,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
                 row_filter=self._row_filter,
                 as_of=as_of,
                 sizes=self._sizes,
+                is_repeatable=True,
             )
             self._losses.note(planned.losses)
             schema = logical_arrow_schema(self._given_schema)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -49,8 +50,9 @@ PROBE_PAUSE_FACTOR: Final = 9
 """The pause between probes, as a multiple of the last probe: they cost a tenth of the time."""
 _PAUSE_S: Final = 0.05
 _PAUSE_S_MAX: Final = 1.0
-IDLE_WAIT_MS: Final = 1_000
-"""How long range servers are asked to wait for the next record of any stream."""
+IDLE_WAIT_MS: Final = 500
+"""How long range servers are asked to wait for the next record of any stream: other sources of the
+query are looked at after that."""
 _IDLE_PAUSE_S: Final = 0.1
 """The pause between looks where they cannot be asked to wait."""
 _AWAITED_MAX: Final = 1_000
@@ -338,11 +340,16 @@ class StreamWatch:
         return self._streams
 
     def wait_for_news(self, snapshot: Snapshot) -> None:
-        """Return when a stream goes on behind its tail in a snapshot, in a second at the latest."""
+        """Return when a stream goes on behind its tail in a snapshot, after a while in any case.
+
+        No server is asked to wait while one is down: it would hold up the news of the others.
+        """
         items = [FetchItem(each, tail, None, 1) for each, tail in snapshot.tails.items()]
-        if 0 < len(items) <= _AWAITED_MAX:
+        if 0 < len(items) <= _AWAITED_MAX and not snapshot.away:
             client = client_for(self._options.servers, Patience.STARTING)
-            if not any(each.error for each in client.fetch(items, max_wait_ms=IDLE_WAIT_MS)):
+            with closing(client.fetch(items, max_wait_ms=IDLE_WAIT_MS)) as outcomes:
+                first = next((each for each in outcomes if each.error or each.payload), None)
+            if first is None or first.error is None:
                 return
         self._sleep(_IDLE_PAUSE_S)
 

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Thread
 from typing import Final
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from sbp_core.client import Client, Transaction, one_shot_producer, txn_id_of
 from sbp_core.errors import ConfigurationError, SbpError, UnsupportedError
 from sbp_core.failpoints import failpoint
 from sbp_core.records import BatchBuilder, StreamSchema
+from sbp_core.wire.txn_id import original_of
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.sink import BatchKey, Delivery, SinkOptions
 from sbp_spark.options.targets import OnBadRecord
@@ -83,11 +85,12 @@ class StagedFor:
 
     def is_superseded(self, txn_id: str) -> bool:
         """Whether an attempt was one of another run, which is over since this one began."""
-        unique = txn_id.rpartition(".")[2]
+        unique = original_of(txn_id).rpartition(".")[2]
         return bool(self.run) and len(unique) == _UNIQUE_LENGTH and not unique.startswith(self.run)
 
 
 _RUN_LENGTH: Final = 12
+_OVERLAP_MS: Final = 60_000
 _UNIQUE_LENGTH: Final = _RUN_LENGTH + 32
 """Characters that tell an attempt in a run from others."""
 
@@ -132,6 +135,7 @@ def write_rows(
                 planned=planned,
             )
             work.write(batches)
+        tails = tails_of(client, work.target_ids()) if options.delivery.is_truncating else ()
     except BaseException as error:
         give_up(impatient or client, transaction.parts())
         if isinstance(error, UnsupportedError):
@@ -142,7 +146,6 @@ def write_rows(
         (part.txn_id, part.stream_id, part.range_index, part.record_count, part.batch_count)
         for part in transaction.parts()
     )
-    tails = tails_of(client, work.target_ids()) if options.delivery.is_truncating else ()
     return StagedMessage(
         partition_id, *work.counts(), key.producer, key.batch_number, parts, work.digest, tails
     )
@@ -384,7 +387,8 @@ class SbpStreamWriter(_Sink, DataSourceStreamArrowWriter):
         run = staged_for.key.producer, staged_for.run
         if run not in _SWEPT:
             _SWEPT.add(run)
-            give_up_earlier_runs(self._client(Patience.STARTING), staged_for)
+            client = self._client(Patience.STARTING)
+            Thread(target=give_up_earlier_runs, args=(client, staged_for), daemon=True).start()
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Make the rows readable. May be called again for the same micro-batch.
@@ -410,16 +414,20 @@ class SbpStreamWriter(_Sink, DataSourceStreamArrowWriter):
         abort_staged(self._client(Patience.STARTING), messages)
 
 
-def give_up_earlier_runs(client: Client, now: StagedFor) -> None:
+def give_up_earlier_runs(client: Client, now: StagedFor, *, overlap_ms: int = _OVERLAP_MS) -> None:
     """Give up what earlier runs of a query staged and never committed; failures are only logged.
 
-    Their tasks were killed, or their commits never came: servers would keep the rows for a day.
+    Their tasks were killed, or their commits never came: servers would keep the rows for a day. A
+    run that was not stopped yet may look on for `overlap_ms`, and must not end the one after it.
     """
     try:
-        staged = [each for each in client.describe_txns(now.key.producer) if each.server]
+        known = client.describe_txns(now.key.producer)
     except SbpError as error:
         LOG.debug("stagings of earlier runs are not looked for error=%s", error)
+        _SWEPT.discard((now.key.producer, now.run))
         return
+    until_ms = _now_us() // 1_000 - overlap_ms
+    staged = [each for each in known if each.server and (each.staged_at_ms or 0) <= until_ms]
     parts = [part for each in staged for part in each.parts if now.is_superseded(part.txn_id)]
     give_up(client, parts)
 

@@ -45,7 +45,7 @@ def sweep(source, *staged, dropped=None, failing=()):
         dropped.append((stream_id, range_index, tuple(txn_ids)))
         return 1
 
-    asyncio.run(StagedSweep(states, source, drop, TIMEOUT_MS).sweep(NOW_MS))
+    asyncio.run(StagedSweep(states, source, drop, TIMEOUT_MS, grace_ms=0).sweep(NOW_MS))
     return dropped
 
 
@@ -88,13 +88,23 @@ def test_a_task_that_still_stages_keeps_what_it_staged_long_ago():
     async def drop(*_):
         raise AssertionError
 
-    sweeping = StagedSweep(states, source, drop, TIMEOUT_MS)
+    sweeping = StagedSweep(states, source, drop, TIMEOUT_MS, grace_ms=0)
     for number, passed_ms in enumerate((0, TIMEOUT_MS, 2 * TIMEOUT_MS, 3 * TIMEOUT_MS)):
         if number < 3:
             entry = staged_entry(1, 0, "a.1.x", number, 5, b"batch")
             states.apply(entry, Location(1000 * number, entry.length), NOW_MS)
         asyncio.run(sweeping.sweep(NOW_MS + passed_ms))
     assert [part.record_count for (part,) in source.asked] == [-1, -1, 15]
+
+
+def test_after_a_start_a_task_has_time_to_show_that_it_goes_on():
+    states, source = StagedStates(), Source()
+    entry = staged_entry(1, 0, "a.1.x", 0, 5, b"batch")
+    states.apply(entry, Location(0, entry.length), NOW_MS - 2 * TIMEOUT_MS)
+    sweeping = StagedSweep(states, source, None, TIMEOUT_MS, grace_ms=1_000)
+    for passed_ms in (0, 999, 1_000):
+        asyncio.run(sweeping.sweep(NOW_MS + passed_ms))
+    assert [part.record_count for (part,) in source.asked] == [-1, -1, 5]
 
 
 def test_after_the_timeout_it_is_to_be_given_up():

@@ -354,7 +354,7 @@ def test_folders_that_are_none(run, folder, damage, code, told):
     assert told in error
 
 
-@pytest.mark.parametrize("url", ["s3a://bucket/checkpoint", "dbfs:/checkpoint", "hdfs:///ck"])
+@pytest.mark.parametrize("url", ["s3a://b/ck", "dbfs:/ck", "hdfs:///ck", "file://host/ck"])
 def test_a_checkpoint_in_another_file_system_is_to_be_copied(run, url):
     code, _, error = run("show", url)
     assert (code, f"{url} is not on this machine: copy it" in error) == (2, True)

@@ -75,9 +75,7 @@ def test_partitions():
     given["fetchBufferBytes"] = "4m"
     for streaming in (True, False):
         assert source(streaming, **given).partitions == PartitionLimits(5, 1024, 8, 4 * 1024 * 1024)
-    assert source().partitions == PartitionLimits(
-        1_000_000, 64 * 1024 * 1024, None, 16 * 1024 * 1024
-    )
+    assert source().partitions == PartitionLimits(1_000_000, None, None, 16 * 1024 * 1024)
     lines = faults({**GOOD, **dict.fromkeys(given, "0")})
     assert [line.split()[1] for line in lines] == [
         "maxRecordsPerPartition",

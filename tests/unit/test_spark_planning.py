@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import os
 import pickle
 from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
 
-from sbp_spark.options.source import PARTITIONS_MAX
+from sbp_spark.options.source import PARTITIONS_MAX, parse_source_options
+from sbp_spark.reading.input_partitions import plan_read
+from sbp_spark.reading.layout import Form
 from sbp_spark.reading.losses import DataLossError, Loss, log_losses
 from sbp_spark.reading.offsets import Interval
 from sbp_spark.reading.planning import StreamSpan, cover, plan_partitions
+from tests.support.fake_streams import FakeCluster
 
 
 @dataclass(frozen=True)
@@ -154,3 +158,28 @@ def test_partitions_that_are_larger_than_asked_for_are_logged(caplog):
 def test_many_ranges_are_planned_as_before():
     spans = [span(1, at, at + 1, range_index=at) for at in range(20_000)]
     assert len(plan(spans, records=10, count=100)) == 2_000
+
+
+@pytest.mark.parametrize(
+    ("stored_bytes", "count"),
+    [(0, 1), (7 << 20, 1), (8 << 20, 2), (100 << 20, 2), (1 << 30, 16)],
+)
+def test_tasks_of_a_batch_take_so_many_bytes_each_and_there_is_one_for_each_core(
+    monkeypatch, stored_bytes, count
+):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    cluster = FakeCluster(a=[1, 100, 0, 1024])
+    cluster.stored = {1: stored_bytes}
+    streams = {info.stream_id: info for info in cluster.list_streams()}
+    planned = [
+        plan_read(
+            cluster,
+            parse_source_options({"endpoint": "h:1", "streams": "a"}, streaming=False),
+            [Interval(1, 0, 1024)],
+            streams,
+            Form.ROWS,
+            is_repeatable=is_repeatable,
+        )
+        for is_repeatable in (False, True)
+    ]
+    assert [len(each.partitions) for each in planned] == [count, 1]

@@ -1,7 +1,6 @@
 """The driver side of a streaming read: which offsets it gives to Spark, and when it refuses."""
 
 import json
-import os
 import pickle
 
 import pytest
@@ -151,21 +150,6 @@ def test_available_now_reads_what_is_there_when_it_is_started_again(cluster):
     again.prepareForTriggerAvailableNow()
     cluster.streams["a"][3] = 500
     assert nexts(read_up(again, json.loads(json.dumps(end)))[1]) == {1: 99, 2: 31}
-
-
-@pytest.mark.parametrize(
-    ("stored_bytes", "count"),
-    [(0, 1), (7 << 20, 1), (8 << 20, 2), (100 << 20, 2), (1 << 30, 16)],
-)
-def test_tasks_take_so_many_bytes_each_and_there_is_one_for_each_core(
-    cluster, monkeypatch, stored_bytes, count
-):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    cluster.streams["a"][3] = 1024
-    cluster.stored = {1: stored_bytes}
-    query = reader("a", startingOffsets="earliest")
-    end = query.latestOffset(query.initialOffset(), ALL)
-    assert len(query.partitions(query.initialOffset(), end)) == count
 
 
 def test_a_query_that_is_asked_again_at_once_waits_for_news(cluster):

@@ -229,14 +229,19 @@ class StagedSweep:
         timeout_ms: int,
         *,
         ask_ms: int = limits.STAGED_ASK_MS,
+        grace_ms: int = 3_600_000,
     ) -> None:
         self._staged = staged
         self._source = source
         self._drop = drop
         self._timeout_ms = timeout_ms
         self._ask_ms = ask_ms
-        self._seen: dict[_Work, tuple[int, int]] = {}
-        """By work: how many batches are staged, and when this process saw that grow last."""
+        self._grace_ms = min(grace_ms, timeout_ms)
+        self._quiet_from_ms = 0
+        self._active: dict[_Work, int] = {}
+        """When each work staged last, as far as this process saw it."""
+        self._counts: dict[tuple[int, int, str], int] = {}
+        """How many batches are staged, by stream, range and id."""
 
     async def sweep(self, now_ms: int) -> None:
         """Ask about what is old, and drop what the placement driver says is dead.
@@ -245,7 +250,7 @@ class StagedSweep:
         """
         active_ms = self._activity(now_ms)
         questions = (
-            self._maybe_question(each, now_ms, active_ms[_work_of(each)][1])
+            self._maybe_question(each, now_ms, active_ms[_work_of(each)])
             for each in self._staged.stagings()
         )
         asked = [part for part in questions if part is not None]
@@ -275,22 +280,24 @@ class StagedSweep:
                 ", ".join(txn_ids),
             )
 
-    def _activity(self, now_ms: int) -> dict[_Work, tuple[int, int]]:
+    def _activity(self, now_ms: int) -> dict[_Work, int]:
         """Return when each batch of a producer was last staged for: that renews all of it.
 
-        The timeout is for what was abandoned, not for a job that runs for longer.
+        The timeout is for what was abandoned, not for a job that runs for longer. After a start it
+        is not known what grew before, so nothing is abandoned for a while.
         """
-        seen: dict[_Work, tuple[int, int]] = {}
+        active: dict[_Work, int] = {}
+        counts: dict[tuple[int, int, str], int] = {}
+        self._quiet_from_ms = self._quiet_from_ms or now_ms - self._timeout_ms + self._grace_ms
         for each in self._staged.stagings():
-            count, staged_ms = seen.get(_work_of(each), (0, 0))
-            latest_ms = max(staged_ms, each.staged_at_ms)
-            seen[_work_of(each)] = count + each.batch_count, latest_ms
-        for work, (count, staged_ms) in seen.items():
-            count_before, before_ms = self._seen.get(work, (count, staged_ms))
-            grown_ms = now_ms if count > count_before else before_ms
-            seen[work] = count, max(staged_ms, grown_ms)
-        self._seen = seen
-        return seen
+            key, work = (each.stream_id, each.range_index, each.txn_id), _work_of(each)
+            counts[key] = each.batch_count
+            known_ms = self._active.get(work, self._quiet_from_ms)
+            has_grown = each.batch_count > self._counts.get(key, each.batch_count)
+            latest_ms = now_ms if has_grown else max(known_ms, each.staged_at_ms)
+            active[work] = max(active.get(work, 0), latest_ms)
+        self._active, self._counts = active, counts
+        return active
 
     def _maybe_question(self, staging: Staging, now_ms: int, active_ms: int) -> TxnPart | None:
         """Return what to ask; None as long as it is new.
