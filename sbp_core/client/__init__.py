@@ -43,7 +43,7 @@ from sbp_core.client.types import (
 from sbp_core.session.negotiation import Wishes
 from sbp_core.tls import Tls
 from sbp_core.wire.dialect import Dialect
-from sbp_core.wire.txn_id import is_producer, one_shot_producer, txn_id_of
+from sbp_core.wire.txn_id import is_producer, one_shot_producer, original_of, txn_id_of
 
 __all__ = [
     "EARLIEST",
@@ -95,6 +95,7 @@ __all__ = [
     "is_producer",
     "newest_schemas",
     "one_shot_producer",
+    "original_of",
     "parse_endpoint",
     "parse_endpoints",
     "txn_id_of",

@@ -22,11 +22,10 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from sbp_core.client import Client, Transaction, one_shot_producer, txn_id_of
+from sbp_core.client import Client, Transaction, one_shot_producer, original_of, txn_id_of
 from sbp_core.errors import ConfigurationError, SbpError, UnsupportedError
 from sbp_core.failpoints import failpoint
 from sbp_core.records import BatchBuilder, StreamSchema
-from sbp_core.wire.txn_id import original_of
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.sink import BatchKey, Delivery, SinkOptions
 from sbp_spark.options.targets import OnBadRecord
