@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.support.clock import until
 from tests.support.spark import append_values, numbered
-from tests.support.spark_clusters import COMMITTER, PLANNER, end_python_workers
+from tests.support.spark_clusters import (
+    COMMITTER,
+    PLANNER,
+    end_python_workers,
+    python_workers,
+)
 
 
 @pytest.fixture
@@ -75,7 +82,7 @@ def test_a_process_that_is_new_waits_for_the_server_too(own_sbp, tmp_path):
     tracker = spark.sparkContext.statusTracker()
     until(lambda: not tracker.getActiveStageIds())  # Spark takes note of their ends a little later
     (texts / "second").write_text("2", encoding="utf-8")
-    until(lambda: tracker.getActiveStageIds() or query.exception())
+    until(lambda: python_workers(os.getpid(), PLANNER) or query.exception())
     cluster.start()
     query.processAllAvailable()
     query.stop()
