@@ -431,7 +431,7 @@ RETRY_BACKOFF_MS_MAX: Final = 2_000
 RETRY_BUDGET_MS: Final = 60_000
 """How long an operation is retried while it makes no progress."""
 RETRY_LOG_INTERVAL_MS: Final = 10_000
-"""Time without progress after which a client logs the error, and between lines of others."""
+"""Time without progress after which a client logs an error; two such lines are as far apart."""
 OUTAGE_MS: Final = 600_000  # how long work of users goes on while servers are down, by default
 REPLICA_PAUSE_MS: Final = 5_000
 """How long a client asks a server that failed last, after the other replicas of a range."""

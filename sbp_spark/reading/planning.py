@@ -243,8 +243,8 @@ class RecordSizeEstimates:
     def estimate(self, starts: Mapping[int, int], tails: Mapping[int, int]) -> dict[int, int]:
         """Return the bytes of one record of each stream of `starts` (SPEC "DESCRIBE_RANGES").
 
-        A stream whose servers do not answer counts with the size known before, or as that of the
-        longest records.
+        A stream whose servers do not answer counts with the size known before, or else with the
+        largest size that is known of any stream.
         """
         self._measure(
             {each: tails[each] for each, start in starts.items() if start < tails.get(each, start)}

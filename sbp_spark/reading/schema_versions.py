@@ -31,7 +31,7 @@ class SchemaVersions:
         self._known = known
         self._streams_max = streams_max
         self._prepared: dict[int, dict[str, SchemaVersion]] = {}
-        """Those of the task's own streams, however few are kept."""
+        """The versions of the task's own streams, which no other task can push out."""
 
     def maybe_find(self, stream_id: int, fingerprint: str) -> SchemaVersion | None:
         """Return the version that a record batch names, None if there is none. Raises SbpError."""

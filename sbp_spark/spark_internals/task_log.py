@@ -47,7 +47,7 @@ def task_ids() -> dict[str, str]:
 
 
 def run_id() -> str:
-    """Return the id of the query's run of which the running task is, "" if it is of none."""
+    """Return the id of the run whose task this process works on, "" if there is no such run."""
     task = TaskContext.get()
     return "" if task is None else task.getLocalProperty(_RUN) or ""
 

@@ -71,7 +71,7 @@ from sbp_spark.writing.sending import (
 class StagedFor:
     """The batch that rows are staged for; `is_repeatable` if a retry may be compared with it.
 
-    `run` is that of the query, if it has runs.
+    `run` begins the ids of all attempts of one run of a query; a batch write has none.
     """
 
     key: BatchKey
@@ -79,7 +79,7 @@ class StagedFor:
     run: str = ""
 
     def attempt_id(self) -> str:
-        """Return what tells a new attempt to stage from others, those of other runs included."""
+        """Return a new id for an attempt to stage: no other attempt of any run has it."""
         return f"{self.run}{uuid.uuid4().hex}"
 
     def is_superseded(self, txn_id: str) -> bool:
@@ -89,9 +89,11 @@ class StagedFor:
 
 
 _RUN_LENGTH: Final = 12
-_OVERLAP_MS: Final = 60_000
+"""Characters of a run's id in the ids of its transactions."""
 _UNIQUE_LENGTH: Final = _RUN_LENGTH + 32
-"""Characters that tell an attempt in a run from others."""
+"""Characters of an attempt's id, which begins with the run."""
+_OVERLAP_MS: Final = 60_000
+"""How long an earlier run may still be at work after its query was started again."""
 
 
 def write_rows(
@@ -416,8 +418,9 @@ class SbpStreamWriter(_Sink, DataSourceStreamArrowWriter):
 def give_up_earlier_runs(client: Client, now: StagedFor, *, overlap_ms: int = _OVERLAP_MS) -> None:
     """Give up what earlier runs of a query staged and never committed; failures are only logged.
 
-    Their tasks were killed, or their commits never came: servers would keep the rows for a day. A
-    run that was not stopped yet may look on for `overlap_ms`, and must not end the one after it.
+    Their tasks were killed, or their commits never came: servers would keep the rows for a day.
+    Younger stagings than `overlap_ms` are left alone: a run that is just being stopped
+    must not give up what the next run stages.
     """
     try:
         known = client.describe_txns(now.key.producer)

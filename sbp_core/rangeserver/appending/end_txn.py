@@ -210,6 +210,8 @@ Drop = Callable[[int, int, Sequence[str]], Awaitable[int]]
 """Drops what is staged in a range of a stream under some ids; returns how many records."""
 
 
+_GRACE_MS: Final = 3_600_000
+"""How long after the start of a server a task may take to show that it still stages."""
 _Work = tuple[str, int] | str
 """A batch of a producer, or a transaction of no batch."""
 
@@ -229,7 +231,7 @@ class StagedSweep:
         timeout_ms: int,
         *,
         ask_ms: int = limits.STAGED_ASK_MS,
-        grace_ms: int = 3_600_000,
+        grace_ms: int = _GRACE_MS,
     ) -> None:
         self._staged = staged
         self._source = source
@@ -238,6 +240,7 @@ class StagedSweep:
         self._ask_ms = ask_ms
         self._grace_ms = min(grace_ms, timeout_ms)
         self._quiet_from_ms = 0
+        """When work of which nothing is known counts as active last, set by the first sweep."""
         self._active: dict[_Work, int] = {}
         """When each work staged last, as far as this process saw it."""
         self._counts: dict[tuple[int, int, str], int] = {}
