@@ -22,8 +22,10 @@ STREAMS = 3
 HITS = (1, 2, 3, 5)
 DISKS = pytest.mark.parametrize(
     "alterations",
-    [["small-segments"], ["small-segments", "volatile-disk"]],
-    ids=["kernel's cache survives", "nothing unsynced survives"],
+    [
+        pytest.param(["small-segments"], id="kernel's cache survives", marks=pytest.mark.faults),
+        pytest.param(["small-segments", "volatile-disk"], id="nothing unsynced survives"),
+    ],
 )
 
 

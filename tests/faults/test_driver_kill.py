@@ -94,8 +94,8 @@ def test_killed_at_any_time(tmp_path, client, rng, rounds):
     kills = Counter()
     triggers = {"endless": ENDLESS, "available now": AVAILABLE_NOW}
     with producing(client.endpoint, rng, NAMES, sealed=NAMES, seal_share=0.02):
-        while kills["in all"] < rounds(3) or len(kills) < 4:
-            assert query.life_count < 10 * rounds(3), f"not all kinds of kills: {kills}"
+        while kills["in all"] < rounds(2) or len(kills) < 4:
+            assert query.life_count < 10 * rounds(2), f"not all kinds of kills: {kills}"
             kind = list(triggers)[query.life_count % 2]
             limits = {"maxRecordsPerTrigger": str(rng.randint(50, 500))}
             limits["minPartitions"] = str(rng.randint(1, 4))

@@ -31,8 +31,10 @@ SELDOM = ("log.recovery.", "cleaner.", "start.")
 
 DISKS = pytest.mark.parametrize(
     "alterations",
-    [["small-segments"], ["small-segments", "volatile-disk"]],
-    ids=["kernel's cache survives", "nothing unsynced survives"],
+    [
+        pytest.param(["small-segments"], id="kernel's cache survives", marks=pytest.mark.faults),
+        pytest.param(["small-segments", "volatile-disk"], id="nothing unsynced survives"),
+    ],
 )
 
 

@@ -133,13 +133,6 @@ def find_anomalies(contents, *, is_ordered):
     return found
 
 
-def kill_driver(copy, life, rng):
-    life.live(rng.uniform(0, LIFE_SECONDS_MAX))
-    was_alive, was_in_a_batch = life.is_alive, copy.is_in_a_batch
-    life.kill()
-    return ["driver", *(["driver in a micro-batch"] if was_in_a_batch else [])] if was_alive else []
-
-
 def kill_worker(copy, life, rng):
     """A running task fails, and is retried; any other failure ends the query."""
     until(lambda: life.python_workers() or not life.is_alive, PATIENCE_SECONDS)
@@ -149,8 +142,6 @@ def kill_worker(copy, life, rng):
         return []
     with suppress(ProcessLookupError):
         os.kill(rng.choice(victims), signal.SIGKILL)
-    life.live(rng.uniform(0, LIFE_SECONDS_MAX))
-    life.kill()
     return ["worker"]
 
 
@@ -158,12 +149,19 @@ def kill_servers(copy, life, rng):
     life.live(rng.uniform(0, LIFE_SECONDS_MAX / 2))
     copy.cluster.kill()
     copy.cluster.start()
-    life.live(rng.uniform(0, LIFE_SECONDS_MAX))
-    life.kill()
     return ["servers"]
 
 
-KILLS = (kill_driver, kill_worker, kill_servers)
+def kill_driver(copy, life, rng):
+    life.live(rng.uniform(0, LIFE_SECONDS_MAX))
+    was_alive, was_in_a_batch = life.is_alive, copy.is_in_a_batch
+    life.kill()
+    return ["driver", *(["driver in a micro-batch"] if was_in_a_batch else [])] if was_alive else []
+
+
+SURVIVED = (kill_worker, kill_servers)
+"""Kills that a life goes on after. Each life ends with the kill of its driver."""
+NAMES = ("driver", "worker", "servers")
 
 
 @pytest.mark.timeout(1800)  # a life begins with a JVM
@@ -175,22 +173,20 @@ def test_killed_at_any_time(tmp_path, rng, rounds):
         with producing(
             cluster.endpoint, producer_rng, ["numbers"], sealed=STREAMS, seal_share=0.05
         ):
-            while sum(done := [kills[name] for name in NAMES]) < rounds(3) or not all(done):
-                assert copy.life_count < 10 * rounds(3), f"not all kinds of kills: {kills}"
-                kill = KILLS[copy.life_count % len(KILLS)]
+            while copy.life_count < rounds(1) or not all(kills[name] for name in NAMES):
+                assert copy.life_count < 10 * rounds(1), f"not all kinds of kills: {kills}"
+                chosen = rng.sample(SURVIVED, rng.randint(0, len(SURVIVED)))
                 life = copy.begin(rng)
                 life.wait_until_it("starts")
                 if copy.life_count % START_KILLED_EVERY:
                     copy.wait_until_it_works(life)
-                kills.update(kill(copy, life, rng))
+                for kill in (*(chosen if copy.life_count > 1 else SURVIVED), kill_driver):
+                    kills.update(kill(copy, life, rng))
         assert copy.last_commit > 0, "nothing was at work when it was killed"
         copy.finish(rng)
         contents = copy.contents()
     report(copy, kills, contents)
     assert find_anomalies(contents, is_ordered=copy.is_ordered) == set()
-
-
-NAMES = ("driver", "worker", "servers")
 
 
 def report(copy, kills, contents):
