@@ -42,6 +42,8 @@ PUBLIC += [
 ]
 CLICKS_MAX = 3
 
+pytestmark = pytest.mark.site
+
 
 class Links(HTMLParser):
     """The links of a page, and the ids that links may lead to. Drawings are ignored."""
