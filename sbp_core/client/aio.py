@@ -39,6 +39,7 @@ from sbp_core.client.types import (
     Connecting,
     FetchItem,
     FetchOutcome,
+    MetadataChanges,
     RangeInfo,
     Reach,
     SchemaVersion,
@@ -221,12 +222,13 @@ class AsyncClient(AsyncGroupMethods):
         """Let streams, by id, go on in new ranges; return the new writable range of each."""
         return await self._run(changes.seal_streams(self._context, stream_ids))
 
-    async def maybe_revision(self) -> int | None:
-        """Return the revision of the placement driver's metadata, None if it counts none.
+    async def metadata_changes(self, since: int = -1) -> MetadataChanges | None:
+        """Return the revision of the metadata, and the streams that changed since an earlier one.
 
-        It grows with every change of streams and ranges: if it is the same, nothing has changed.
+        The revision grows with every change of streams and ranges. None if the placement driver
+        counts no revisions.
         """
-        return await self._run(placement.maybe_revision(self._context))
+        return await self._run(placement.metadata_changes(self._context, since))
 
     async def dialect(self) -> Dialect:
         """Return the dialect of the servers, which decides what can be appended to them."""

@@ -42,6 +42,7 @@ from sbp_core.client.types import (
     Connecting,
     FetchItem,
     FetchOutcome,
+    MetadataChanges,
     RangeInfo,
     Reach,
     SchemaVersion,
@@ -222,12 +223,13 @@ class SocketClient(GroupMethods):
         """Let streams, by id, go on in new ranges; return the new writable range of each."""
         return self._run(changes.seal_streams(self._context, stream_ids))
 
-    def maybe_revision(self) -> int | None:
-        """Return the revision of the placement driver's metadata, None if it counts none.
+    def metadata_changes(self, since: int = -1) -> MetadataChanges | None:
+        """Return the revision of the metadata, and the streams that changed since an earlier one.
 
-        It grows with every change of streams and ranges: if it is the same, nothing has changed.
+        The revision grows with every change of streams and ranges. None if the placement driver
+        counts no revisions.
         """
-        return self._run(placement.maybe_revision(self._context))
+        return self._run(placement.metadata_changes(self._context, since))
 
     def dialect(self) -> Dialect:
         """Return the dialect of the servers, which decides what can be appended to them."""

@@ -147,6 +147,17 @@ class StoreCommit(NamedTuple):
         return is_word and is_short and 0 <= self.number < 2**63
 
 
+class MetadataChanges(NamedTuple):
+    """The revision of the placement driver's metadata, and what changed since an earlier revision.
+
+    `stream_ids` are the streams that were created, changed, moved, trimmed or deleted since. It is
+    None if the placement driver does not know them all: any stream may have changed then.
+    """
+
+    revision: int
+    stream_ids: frozenset[int] | None
+
+
 @dataclass(frozen=True, slots=True)
 class UnavailableRange:
     """The offsets [start_offset, end_offset) of a stream that cannot be read now, and why.

@@ -90,10 +90,10 @@ class Sampling:
 
     async def _find_streams(self) -> None:
         """List the streams again if something changed."""
-        revision = await self._client.maybe_revision()
-        if revision is None or revision != self._revision:
+        changes = await self._client.metadata_changes()
+        if changes is None or changes.revision != self._revision:
             self.samples.streams = await self._client.list_streams()
-            self._revision = revision
+            self._revision = changes and changes.revision
 
     async def _find_bounds(
         self, stream_ids: Sequence[int]

@@ -38,6 +38,7 @@ from sbp_core.wire.headers import (
     REQUEST_TABLES,
     RESPONSE_TABLES,
     RESULT_FIELDS,
+    ListRangesResponse,
     SealCause,
     SealRangesRequest,
 )
@@ -365,7 +366,17 @@ class Guard:
             if error is not None and not isinstance(error, PermissionDeniedError | NotFoundError):
                 raise error
         kept = tuple(each for each, error in zip(results, judgement, strict=True) if error is None)
-        return [replace(header, **{field: kept})]
+        header = replace(header, **{field: kept})
+        if isinstance(header, ListRangesResponse) and header.changed_streams:
+            changed = list(map(Target, header.changed_streams))
+            judgement = await self._authority.judge(identity, rights, changed)
+            visible = tuple(
+                each.stream_id
+                for each, error in zip(changed, judgement, strict=True)
+                if not isinstance(error, PermissionDeniedError)
+            )
+            header = replace(header, changed_streams=visible)
+        return [header]
 
     async def _answer_refused(
         self, call: ServerCall, rule: Rule, request: Any, refusals: Mapping[int, SbpError]

@@ -950,6 +950,8 @@ class ListRangesResponse(Struct, frozen=True, gc=False):
     store_commit: int = -1
     store_life: str | None = None
     lacks_commit: bool = False
+    lists_changes: bool = False
+    changed_streams: tuple[int, ...] = ()
 
 
 class SealRangesResponse(Struct, frozen=True, gc=False):
@@ -1349,6 +1351,8 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         I64,
         TEXT,
         BOOL,
+        BOOL,
+        Vector(I64),
     ),
     SealRangesResponse: (I32, Vector(Table("SealRangesResult")), Table("Status")),
     SyncRangesRequest: (I32, Vector(Table("StreamRanges"))),

@@ -103,22 +103,19 @@ def select_streams(options: SourceOptions) -> Mapping[int, StreamInfo]:
     """
     selection = options.selection
     if isinstance(selection, StreamPattern):
+        kinds = maybe_kinds(options)
         with first_contact(options.servers) as client:
-            return select_matching(client, selection, maybe_kinds(options))
+            matching = find_matching(client, selection)
+            return matching if kinds is None else kinds.select(client, matching)
     infos = describe_refs(options.servers, selection.refs, selection.option)
     _check_distinct(selection, infos)
     check_option_positions(options, infos)
     return {info.stream_id: info for info in infos}
 
 
-def select_matching(
-    client: Client, pattern: StreamPattern, kinds: StreamKinds | None
-) -> Mapping[int, StreamInfo]:
-    """Return the streams that match, and are of the kind if only one is wanted. Raises SbpError."""
-    matching = {
-        info.stream_id: info for info in client.list_streams() if pattern.matches(info.name)
-    }
-    return matching if kinds is None else kinds.select(client, matching)
+def find_matching(client: Client, pattern: StreamPattern) -> dict[int, StreamInfo]:
+    """Return the streams that match, by id. Raises SbpError."""
+    return {info.stream_id: info for info in client.list_streams() if pattern.matches(info.name)}
 
 
 def _check_distinct(selection: StreamList, infos: Sequence[StreamInfo]) -> None:

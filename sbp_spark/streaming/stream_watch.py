@@ -28,7 +28,6 @@ from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.source import SourceOptions
 from sbp_spark.options.stream_selection import (
     FoundStream,
-    Selection,
     StreamList,
     StreamPattern,
     find_ids,
@@ -37,8 +36,8 @@ from sbp_spark.reading.losses import DOUBT_WAITS_S
 from sbp_spark.reading.offsets import StreamPosition
 from sbp_spark.reading.source_streams import (
     StreamKinds,
+    find_matching,
     maybe_kinds,
-    select_matching,
     select_streams,
 )
 from sbp_spark.reporting import LOG, listed
@@ -301,6 +300,7 @@ class StreamWatch:
         self._plain = PlainStreams(kinds) if kinds is not None and is_held_back else None
         self._streams: Mapping[int, StreamInfo] | None = None
         self._found: dict[str, FoundStream] = {}
+        self._matching: Mapping[int, StreamInfo] = {}
         self._revision: int | None = None
         self._view: BoundsView | None = None
         self._last = Snapshot()
@@ -331,10 +331,11 @@ class StreamWatch:
                 refs = zip(self._options.selection.refs, self._streams.values(), strict=True)
                 self._found = {ref.text: FoundStream.of(info) for ref, info in refs}
             return self._streams
-        revision = self.client.maybe_revision()
-        if revision is None or revision != self._revision:
-            self._streams = self._select_again(self._options.selection)
-            self._revision = revision
+        since = -1 if self._revision is None else self._revision
+        changes = self.client.metadata_changes(since)
+        if changes is None or changes.revision != since:
+            self._streams = self._select_again(self._streams, changes and changes.stream_ids)
+            self._revision = changes and changes.revision
         elif self._kinds is not None and self._kinds.is_open:
             self._streams = self._kinds.select_again(self.client)
         return self._streams
@@ -427,18 +428,48 @@ class StreamWatch:
             return False
         return self._revision is not None and view.revision == self._revision
 
-    def _select_again(self, selection: Selection) -> Mapping[int, StreamInfo]:
+    def _select_again(
+        self, known: Mapping[int, StreamInfo], changed: Collection[int] | None
+    ) -> Mapping[int, StreamInfo]:
+        """Return the streams that are selected now, the same object if they are as `known`.
+
+        Only streams in `changed` have changed; None: any stream may have.
+        """
+        selection = self._options.selection
         if isinstance(selection, StreamPattern):
-            return select_matching(self.client, selection, self._kinds)
-        found = set(self._found.values())
-        infos = self.client.find_streams(sorted(each.stream_id for each in found))
-        if set(map(FoundStream.of, infos)) != found:
+            self._matching = self._match_again(selection, changed)
+            if self._kinds is not None:
+                return self._kinds.select(self.client, self._matching)
+            return known if self._matching == known else self._matching
+        found = {each.stream_id: each for each in self._found.values()}
+        if changed is None or found.keys() != known.keys():  # one may be created again
+            asked = set(found)
+        else:
+            asked = found.keys() & changed
+        news = {info.stream_id: info for info in self._find(asked)}
+        if any(each not in news or FoundStream.of(news[each]) != found[each] for each in asked):
             there = {each.stream_id: each for each in self.client.list_streams()}
             ids = find_ids(there.values(), self._found)
             again = {text: there[ids[text]] for text in self._found if text in ids}
             self._found |= {text: FoundStream.of(info) for text, info in again.items()}
-            infos = list(again.values())
-        return {info.stream_id: info for info in infos}
+            return {info.stream_id: info for info in again.values()}
+        infos = {**known, **news}
+        return known if infos == known else infos
+
+    def _match_again(
+        self, pattern: StreamPattern, changed: Collection[int] | None
+    ) -> Mapping[int, StreamInfo]:
+        """Return the streams that match now, by id."""
+        if changed is None:
+            return find_matching(self.client, pattern)
+        kept = {each: info for each, info in self._matching.items() if each not in changed}
+        news = self._find(changed)
+        kept |= {info.stream_id: info for info in news if pattern.matches(info.name)}
+        return dict(sorted(kept.items()))
+
+    def _find(self, stream_ids: Collection[int]) -> list[StreamInfo]:
+        """Return those of the streams that exist."""
+        return self.client.find_streams(sorted(stream_ids)) if stream_ids else []
 
 
 def _maybe_bound(at: Reach, known: Mapping[int, int]) -> StreamBounds | None:

@@ -1,5 +1,6 @@
-"""UPDATE_STREAMS, TRIM_STREAMS, SYNC_RANGES and REPORT_METRICS."""
+"""UPDATE_STREAMS, TRIM_STREAMS, SYNC_RANGES, REPORT_METRICS, and the changes in LIST_RANGES."""
 
+from msgspec.structs import replace
 from spec_target import Target, append, batch, fetch_request, list_ranges
 
 from sbp_core.wire.headers import (
@@ -8,6 +9,7 @@ from sbp_core.wire.headers import (
     FetchResponse,
     HeartbeatRequest,
     IdAllocationRequest,
+    ListRangesRequest,
     RangeCriteria,
     RangeId,
     RangeServer,
@@ -189,5 +191,32 @@ def test_report_metrics_reports_load_metrics_of_range_server_to_pd(target):
                 assert not is_success(answer.status)
         async with target.streams(5) as placed:
             assert server.server_id not in {each.server.server_id for each in placed}
+
+    target.run(body)
+
+
+def test_streams_that_changed_are_listed(target):
+    """`changed_streams` of LIST_RANGES. Rule: list-changes."""
+
+    async def body(target):
+        async with target.streams() as (placed,), target.pd() as client:
+            (before,) = await client.ask(Opcode.LIST_RANGES, ListRangesRequest())
+            request = ListRangesRequest(since_revision=before.revision)
+            (unchanged,) = await client.ask(Opcode.LIST_RANGES, request)
+            assert unchanged.changed_streams == ()
+            async with target.streams() as (other,):
+                (created,) = await client.ask(Opcode.LIST_RANGES, request)
+            (deleted,) = await client.ask(
+                Opcode.LIST_RANGES, replace(request, since_revision=created.revision)
+            )
+            for answer in (created, deleted):
+                if answer.lists_changes:
+                    assert other.stream_id in answer.changed_streams
+                    assert placed.stream_id not in answer.changed_streams
+                else:
+                    assert answer.changed_streams == ()
+            owners = (RangeCriteria(stream_id=placed.stream_id),)
+            (listed,) = await client.ask(Opcode.LIST_RANGES, replace(request, range_owners=owners))
+            assert (listed.lists_changes, listed.changed_streams) == (False, ())
 
     target.run(body)

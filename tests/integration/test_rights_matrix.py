@@ -279,6 +279,25 @@ def test_a_refused_batch_of_a_frame_keeps_no_other_from_being_appended(tmp_path,
     asyncio.run(asyncio.wait_for(body(), 60))
 
 
+def test_streams_that_changed_are_listed_to_those_who_may_use_them(tmp_path, addresses):
+    async def body():
+        async with core_cluster(tmp_path) as cluster:
+            await cluster.client.change_grants(GRANTS)
+            before = await cluster.client.metadata_changes()
+            specs = [StreamSpec(name) for name in ("orders-1", "bills", "orders-2")]
+            ids = [each.stream_id for each in await cluster.client.create_streams(specs)]
+            await cluster.client.delete_streams(["orders-2"])
+            request = h.ListRangesRequest(MS, since_revision=before.revision)
+            for name, hidden in (("admin", ()), ("reader", ids[1:2]), ("wrong", ids[:1])):
+                at = addresses[name]
+                async with RawClient.at(cluster.pd.endpoint, from_address=at) as client:
+                    (answer,) = await client.ask(Opcode.LIST_RANGES, request)
+                assert answer.lists_changes
+                assert {*answer.changed_streams} == {*ids} - {*hidden}
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
 def test_appends_go_on_while_the_placement_driver_is_down(tmp_path, addresses):
     async def body():
         async with core_cluster(tmp_path) as cluster:

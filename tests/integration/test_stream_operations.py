@@ -444,10 +444,10 @@ def test_a_full_server_gets_no_ranges(tmp_path):
 def test_the_revision_shows_whether_streams_have_changed(tmp_path):
     async def body(cluster):
         client = cluster.client
-        seen = [await client.maybe_revision()]
+        seen = [(await client.metadata_changes()).revision]
 
         async def has_changed():
-            seen.append(await client.maybe_revision())
+            seen.append((await client.metadata_changes()).revision)
             return seen[-1] != seen[-2]
 
         assert not await has_changed()

@@ -41,6 +41,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.cursors = {}
         self.stream_ids, self.server_ids = [], []
         self.revision = 0
+        self.seen = {0: ({}, {})}
+        self.known_since = None
 
     def teardown(self):
         self.home.empty()
@@ -51,7 +53,10 @@ class StoreMachine(RuleBasedStateMachine):
     def bump(self, changed):
         now = self.store.revision()
         assert (now > self.revision) == bool(changed)
+        if self.known_since is None and changed:
+            self.known_since = self.revision
         self.revision = now
+        self.seen[now] = dict(self.streams), dict(self.ranges)
 
     @rule(wanted=st.lists(st.tuples(NAMES, SERVERS), max_size=4))
     def create_streams(self, wanted):
@@ -129,13 +134,29 @@ class StoreMachine(RuleBasedStateMachine):
         address = f"h:{port}"
         is_known = server_id in self.server_ids
         assert self.store.servers.register(RangeServerRecord(server_id, address)) == is_known
-        self.bump(is_known and self.addresses.get(server_id) != address)
-        if is_known:
+        is_moved = is_known and self.addresses.get(server_id) != address
+        self.bump(is_moved)
+        if is_moved:
+            self.known_since = self.revision  # any stream may be on that server
             self.addresses[server_id] = address
 
     @rule()
     def crash(self):
         self.store = self.home.crash()
+        self.known_since = None
+
+    @invariant()
+    def changed_streams_are_known(self):
+        for revision, (streams, ranges) in self.seen.items():
+            changed = self.store.servers.maybe_changed_since(revision)
+            if revision == self.revision:
+                assert changed == []
+            elif self.known_since is None or revision < self.known_since:
+                assert changed is None
+            else:
+                differing = streams.items() ^ self.streams.items()
+                moved = ranges.items() ^ self.ranges.items()
+                assert {each for each, _ in differing} | {key[0] for key, _ in moved} <= {*changed}
 
     @invariant()
     def store_equals_model(self):

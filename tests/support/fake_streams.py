@@ -9,6 +9,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from sbp_core.client import (
     BoundsView,
     CursorInfo,
+    MetadataChanges,
     RangeInfo,
     Reach,
     StreamBounds,
@@ -47,6 +48,7 @@ class FakeCluster:
     def __init__(self, **streams):
         self.streams = streams
         self.revision = 1
+        self._changed_at = {}
         self.listings = 0
         self.times = {}
         self.lookups = []
@@ -71,8 +73,11 @@ class FakeCluster:
         self.commits_asked.append(commit)
         return commit in self.commits_had if self.commits_had else None
 
-    def maybe_revision(self):
-        return self.revision
+    def metadata_changes(self, since=-1):
+        if self.revision is None:
+            return None
+        changed = {each for each, at in self._changed_at.items() if at > since}
+        return MetadataChanges(self.revision, frozenset(changed) if since >= 1 else None)
 
     def list_streams(self):
         self.listings += 1
@@ -101,6 +106,8 @@ class FakeCluster:
     def change(self, **streams):
         """Create, or delete those that are None."""
         self.revision += 1
+        for name, at in streams.items():
+            self._changed_at[(at or self.streams[name])[0]] = self.revision
         self.streams |= streams
         self.streams = {name: at for name, at in self.streams.items() if at is not None}
 
@@ -114,7 +121,7 @@ class FakeCluster:
         bounds = {each.stream_id: each for each in self.stream_bounds(stream_ids)}
         if any(self.ranges_ahead(each, each.next_offset)[-1][-1] for each in bounds.values()):
             raise ConnectError("scripted")
-        return earlier if earlier and earlier.bounds == bounds else BoundsView(bounds, stream_ids)
+        return earlier if earlier and earlier.bounds == bounds else BoundsView(bounds)
 
     def _away_servers(self):
         return {f"rs{each}:1" if isinstance(each, int) else each for each in self.away}

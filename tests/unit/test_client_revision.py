@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sbp_core.client import StoreCommit
+from sbp_core.client import MetadataChanges, StoreCommit
 from sbp_core.errors import StatusCode
 from sbp_core.wire.headers import ListRangesResponse
 from sbp_core.wire.opcodes import Opcode
@@ -13,14 +13,28 @@ from tests.support.scripted_peer import Exchange, status
 LIFE = "0-0123456789abcdef"
 
 
-@pytest.mark.parametrize(("counted", "told"), [(7, 7), (0, 0), (-1, None)])
-def test_the_revision_is_asked_for_without_naming_a_stream(make, peer, counted, told) -> None:
-    def answer(exchange: Exchange) -> None:
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (ListRangesResponse(revision=-1), None),
+        (ListRangesResponse(revision=0), MetadataChanges(0, None)),
+        (ListRangesResponse(revision=5), MetadataChanges(5, frozenset())),
+        (ListRangesResponse(revision=7), MetadataChanges(7, None)),
+        (ListRangesResponse(revision=7, lists_changes=True), MetadataChanges(7, frozenset())),
+        (
+            ListRangesResponse(revision=7, lists_changes=True, changed_streams=(2, 1)),
+            MetadataChanges(7, frozenset({1, 2})),
+        ),
+    ],
+)
+def test_changes_are_asked_for_without_naming_a_stream(make, peer, answer, told) -> None:
+    def handle(exchange: Exchange) -> None:
         assert exchange.header.range_owners == ()
-        exchange.answer(ListRangesResponse(revision=counted))
+        assert exchange.header.since_revision == 5
+        exchange.answer(answer)
 
-    peer.script(Opcode.LIST_RANGES, answer)
-    assert make(peer.endpoint).do("maybe_revision") == told
+    peer.script(Opcode.LIST_RANGES, handle)
+    assert make(peer.endpoint).do("metadata_changes", 5) == told
 
 
 def test_a_server_that_wants_streams_to_be_named_counts_no_revisions(make, peer) -> None:
@@ -28,7 +42,7 @@ def test_a_server_that_wants_streams_to_be_named_counts_no_revisions(make, peer)
         exchange.answer(ListRangesResponse(status=status(StatusCode.INVALID_REQUEST)))
 
     peer.script(Opcode.LIST_RANGES, refuse)
-    assert make(peer.endpoint).do("maybe_revision") is None
+    assert make(peer.endpoint).do("metadata_changes") is None
 
 
 def test_the_last_commit_is_remembered_and_others_are_asked_for(make, peer) -> None:
@@ -49,7 +63,7 @@ def test_the_last_commit_is_remembered_and_others_are_asked_for(make, peer) -> N
     peer.script(Opcode.LIST_RANGES, answer)
     driver = make(peer.endpoint)
     assert driver.client.last_commit is None
-    driver.do("maybe_revision")
+    driver.do("metadata_changes")
     assert driver.client.last_commit == StoreCommit(1, LIFE)
     assert driver.do("has_commit", StoreCommit(7, "lost")) is False
     assert driver.do("has_commit", StoreCommit(7, LIFE)) is True
@@ -75,7 +89,7 @@ def test_a_commit_that_none_can_be_is_not_remembered(make, peer, number, life, i
         lambda each: each.answer(ListRangesResponse(store_commit=number, store_life=life)),
     )
     driver = make(peer.endpoint)
-    driver.do("maybe_revision")
+    driver.do("metadata_changes")
     assert driver.client.last_commit is None
     assert driver.do("has_commit", StoreCommit(1, LIFE)) is (True if is_counted else None)
 

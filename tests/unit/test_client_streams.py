@@ -334,7 +334,7 @@ def test_bounds_ask_each_server_once_and_the_driver_by_revision(make, peers) -> 
         (len(each.header.range_owners), each.header.since_revision)
         for each in pd.seen(Opcode.LIST_RANGES)
     ]
-    assert asked == [(3, -1), (1, 6)]
+    assert asked == [(3, -1), (0, 6)]
 
 
 def test_bounds_follow_a_range_that_was_sealed(make, peers) -> None:

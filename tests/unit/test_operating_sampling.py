@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from sbp_core.client import BoundsView, CursorInfo, GroupInfo, Reach, StreamBounds, StreamInfo
+from sbp_core.client import (
+    BoundsView,
+    CursorInfo,
+    GroupInfo,
+    MetadataChanges,
+    Reach,
+    StreamBounds,
+    StreamInfo,
+)
 from sbp_core.errors import ConnectError, PermissionDeniedError
 from sbp_core.operating.samples import HISTORY_SECONDS, SPAN_SECONDS, Ends, Lags, Samples
 from sbp_core.web.console.overview_view import make_overview
@@ -62,8 +70,8 @@ class Cluster:
     async def stored_bytes(self, stream_ids, *, timeout_ms):
         return dict.fromkeys(stream_ids, 100)
 
-    async def maybe_revision(self):
-        return 1
+    async def metadata_changes(self):
+        return MetadataChanges(1, None)
 
     async def list_streams(self):
         return [StreamInfo(each, f"s{each}", 1, 0, 0) for each in (1, 2)]
@@ -75,7 +83,7 @@ class Cluster:
         self.asked.append("watch_bounds")
         if self.is_down:
             raise ConnectError("refused")
-        return BoundsView({each: StreamBounds(each, 10, 100) for each in stream_ids}, (1, 2))
+        return BoundsView({each: StreamBounds(each, 10, 100) for each in stream_ids})
 
     async def reach(self, positions, *, timeout_ms, spared):
         self.asked.append("reach")

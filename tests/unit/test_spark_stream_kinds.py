@@ -102,7 +102,7 @@ def test_a_schema_is_noticed_though_the_metadata_stay_the_same(cluster):
 
     def watch_revision(ids, earlier=None):
         basis = SimpleNamespace(revision=cluster.revision)
-        return BoundsView(watch(ids).bounds, ids, basis)
+        return BoundsView(watch(ids).bounds, basis)
 
     cluster.watch_bounds = watch_revision
     cluster.change(c=[3, 300, 0, 10])

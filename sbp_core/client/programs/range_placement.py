@@ -15,7 +15,7 @@ from sbp_core.client.programs.program import (
     Program,
 )
 from sbp_core.client.programs.router import Router
-from sbp_core.client.types import RangeInfo, StoreCommit
+from sbp_core.client.types import MetadataChanges, RangeInfo, StoreCommit
 from sbp_core.errors import (
     InvalidRequestError,
     NoRangeServerError,
@@ -107,10 +107,13 @@ def no_server(piece: RangeInfo) -> NoRangeServerError:
     )
 
 
-def refresh(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, SbpError]]:
+def refresh(
+    context: Context, stream_ids: Iterable[int], as_of: int | None = None
+) -> Program[dict[int, SbpError]]:
     """Look the streams up at the placement driver; return the error of each that failed.
 
-    SPEC "LIST_RANGES". The router learns the others.
+    SPEC "LIST_RANGES". The router learns the others, `as_of` a revision that was reported before,
+    or as of the one of the answer.
     """
     errors: dict[int, SbpError] = {}
     for chunk in chunks(list(dict.fromkeys(stream_ids))):
@@ -124,7 +127,7 @@ def refresh(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, Sb
         except SbpError as error:
             errors.update(dict.fromkeys(chunk, error))
             continue
-        revision = answers[-1].revision
+        revision = answers[-1].revision if as_of is None else as_of
         context.router.learn_dialect(dialect_of(answers[-1].status))
         for stream_id, found in listed.items():
             if isinstance(found, SbpError):
@@ -179,43 +182,60 @@ def locate(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, Sbp
 def revalidate(context: Context, stream_ids: Sequence[int]) -> Program[dict[int, SbpError]]:
     """Make sure that what the router knows of the streams is current; return the errors.
 
-    A server that counts revisions is asked about one stream only, as long as nothing changed.
+    A placement driver that counts revisions is asked only for the streams that changed.
     """
-    revision = context.router.maybe_revision(stream_ids) if stream_ids else None
-    if revision is not None:
-        header = ListRangesRequest(
-            timeout_ms=context.timeout_ms,
-            range_owners=(RangeCriteria(stream_id=stream_ids[0]),),
-            since_revision=revision,
-        )
-        try:
-            answers = yield from _list(context, header)
-        except SbpError as error:
-            return dict.fromkeys(stream_ids, error)
-        if answers[-1].revision == revision:
-            return {}
-    return (yield from refresh(context, stream_ids))
+    known = context.router.known(stream_ids)
+    since = context.router.maybe_revision(known) if known else None
+    if since is None:
+        return (yield from refresh(context, stream_ids))
+    try:
+        changes = yield from metadata_changes(context, since)
+    except SbpError as error:
+        return dict.fromkeys(stream_ids, error)
+    if changes is None or changes.stream_ids is None:
+        return (yield from refresh(context, stream_ids))
+    return (yield from follow(context, stream_ids, since, changes))
 
 
-def maybe_revision(context: Context) -> Program[int | None]:
-    """Return the revision of the metadata, None where the placement driver does not count them.
+def follow(
+    context: Context, stream_ids: Sequence[int], since: int, changes: MetadataChanges
+) -> Program[dict[int, SbpError]]:
+    """Look up those streams that changed since a revision, or are not known; return the errors."""
+    assert changes.stream_ids is not None
+    for stream_id in changes.stream_ids:
+        context.router.forget(stream_id)
+    context.router.confirm(stream_ids, since, changes.revision)
+    return (yield from refresh(context, context.router.unknown(stream_ids), changes.revision))
+
+
+def metadata_changes(context: Context, since: int = -1) -> Program[MetadataChanges | None]:
+    """Return what changed since a revision; None if the placement driver counts no revisions.
 
     SPEC "LIST_RANGES", for no stream: the shortest answer there is.
     """
-    header = ListRangesRequest(timeout_ms=context.timeout_ms)
+    header = ListRangesRequest(timeout_ms=context.timeout_ms, since_revision=since)
     try:
         answers = yield from _list(context, header)
     except (InvalidRequestError, UnsupportedError):  # that no stream is named
         return None
     context.router.learn_dialect(dialect_of(answers[-1].status))
-    revision = answers[-1].revision
-    return None if revision < 0 else revision
+    return maybe_changes(answers[-1], since)
+
+
+def maybe_changes(answer: ListRangesResponse, since: int) -> MetadataChanges | None:
+    """Return what an answer without ranges reports; None if it has no revision."""
+    if answer.revision < 0:
+        return None
+    if answer.revision == since:
+        return MetadataChanges(since, frozenset())
+    changed = frozenset(answer.changed_streams) if answer.lists_changes else None
+    return MetadataChanges(answer.revision, changed)
 
 
 def dialect(context: Context) -> Program[Dialect]:
     """Return what the servers speak, asking the placement driver if it has not shown that yet."""
     if not context.router.has_seen_dialect:
-        yield from maybe_revision(context)
+        yield from metadata_changes(context)
     return context.router.dialect
 
 

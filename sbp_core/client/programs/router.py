@@ -197,6 +197,17 @@ class Router:
         """Return which of the streams must be looked up, each once."""
         return [each for each in dict.fromkeys(stream_ids) if each not in self._placements]
 
+    def known(self, stream_ids: Iterable[int]) -> list[int]:
+        """Return which of the streams need not be looked up."""
+        return [each for each in stream_ids if each in self._placements]
+
+    def confirm(self, stream_ids: Iterable[int], since: int, revision: int) -> None:
+        """Record that streams which are known as of one revision have not changed up to another."""
+        for stream_id in stream_ids:
+            placement = self._placements.get(stream_id)
+            if placement is not None and placement.revision == since:
+                self._placements[stream_id] = replace(placement, revision=revision)
+
     def maybe_revision(self, stream_ids: Iterable[int]) -> int | None:
         """Return the one revision as of which all the streams are known, None if there is none."""
         placements = [self._placements.get(each) for each in stream_ids]

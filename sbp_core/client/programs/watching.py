@@ -2,7 +2,7 @@
 
 `watch_bounds` is for callers that poll. While nothing changes it costs one short call to the
 placement driver and to each range server, all at the same time: servers count changes, and report
-the ranges that changed since a count (SPEC "DESCRIBE_RANGE").
+what changed since a count (SPEC "LIST_RANGES", "DESCRIBE_RANGE").
 
 `reach` does not wait until a server is available again; only the placement driver has to be.
 """
@@ -10,7 +10,7 @@ the ranges that changed since a count (SPEC "DESCRIBE_RANGE").
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
@@ -25,7 +25,9 @@ from sbp_core.client.programs.program import Call, Now, Program, Reply, gather
 from sbp_core.client.programs.range_placement import (
     check_errors,
     checked_range,
+    follow,
     locate,
+    maybe_changes,
     no_server,
     note_commit,
     revalidate,
@@ -33,7 +35,7 @@ from sbp_core.client.programs.range_placement import (
 )
 from sbp_core.client.programs.replicas import Replicas, worst_failure
 from sbp_core.client.programs.router import Router
-from sbp_core.client.types import RangeInfo, Reach, StreamBounds, UnavailableRange
+from sbp_core.client.types import MetadataChanges, RangeInfo, Reach, StreamBounds, UnavailableRange
 from sbp_core.errors import SbpError
 from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import (
@@ -70,20 +72,16 @@ class BoundsView:
     """Where streams begin and end, by id.
 
     The next look that starts from a view gives the same `bounds`, not a copy, if nothing changed.
+    `basis` is for that look only.
     """
 
     bounds: Mapping[int, StreamBounds]
-    _stream_ids: tuple[int, ...]
-    _basis: _Basis | None = None
+    basis: _Basis | None = None
 
     @property
     def revision(self) -> int | None:
         """The revision of the placement driver's metadata then; None: a next look asks for all."""
-        return None if self._basis is None else self._basis.revision
-
-    def of(self, stream_ids: Sequence[int]) -> _Basis | None:
-        """Return what a look at these streams may start from."""
-        return self._basis if self._stream_ids == stream_ids else None
+        return None if self.basis is None else self.basis.revision
 
 
 def watch_bounds(
@@ -94,9 +92,8 @@ def watch_bounds(
     Raises as `stream_bounds` does.
     """
     wanted = tuple(stream_ids)
-    basis = None if earlier is None else earlier.of(wanted)
-    if earlier is not None and basis is not None:
-        view = yield from _maybe_later(context, earlier, basis)
+    if earlier is not None:
+        view = yield from _maybe_later(context, earlier, wanted)
         if view is not None:
             return view
     return (yield from _look(context, wanted))
@@ -111,7 +108,7 @@ def _look(context: Context, stream_ids: tuple[int, ...]) -> Program[BoundsView]:
     found = yield from stream_bounds(context, stream_ids)
     if basis is not None and context.router.maybe_revision(stream_ids) != basis.revision:
         basis = None
-    return BoundsView({each.stream_id: each for each in found}, stream_ids, basis)
+    return BoundsView({each.stream_id: each for each in found}, basis)
 
 
 def _maybe_basis(context: Context, stream_ids: tuple[int, ...]) -> Program[_Basis | None]:
@@ -121,9 +118,7 @@ def _maybe_basis(context: Context, stream_ids: tuple[int, ...]) -> Program[_Basi
     if revision is None or router.dialect is not Dialect.SPECIFICATION:
         return None
     ranges = {each: router.maybe_ranges(each) or () for each in stream_ids}
-    counts = Counter(
-        server for pieces in ranges.values() if (server := _maybe_server(pieces)) is not None
-    )
+    counts = _server_counts(ranges)
     header = DescribeRangesRequest(context.timeout_ms)
     replies = yield from gather([_question(each, header) for each in counts])
     sources = []
@@ -135,22 +130,59 @@ def _maybe_basis(context: Context, stream_ids: tuple[int, ...]) -> Program[_Basi
     return _Basis(revision, ranges, tuple(sources))
 
 
+def _server_counts(ranges: Mapping[int, Sequence[RangeInfo]]) -> Counter[str]:
+    """Return of how many streams each range server knows the end."""
+    servers = map(_maybe_server, ranges.values())
+    return Counter(each for each in servers if each is not None)
+
+
 def _maybe_later(
-    context: Context, earlier: BoundsView, basis: _Basis
+    context: Context, earlier: BoundsView, wanted: tuple[int, ...]
 ) -> Program[BoundsView | None]:
     """Return the view of now by what changed since an earlier one.
 
-    None if the server does not say, or if more changed than the bounds of open ranges.
+    None if the servers do not say, or if an open range is no longer as its server knew it.
     """
-    placement = ListRangesRequest(context.timeout_ms)
+    basis = earlier.basis
+    if basis is None:
+        return None
+    placement = ListRangesRequest(context.timeout_ms, since_revision=basis.revision)
     placed, *replies = yield from gather(
         [
             Call(context.drivers.endpoint, Opcode.LIST_RANGES, placement, context.timeout_ms),
             *(_news_of(each, context.timeout_ms) for each in basis.sources),
         ]
     )
-    if _maybe_revision(context.router, placed) != basis.revision:
+    changes = _maybe_changes(context.router, placed, basis.revision)
+    if changes is None or changes.stream_ids is None:
         return None
+    if changes.revision == basis.revision and wanted == tuple(earlier.bounds):
+        return _maybe_updated(earlier, basis, replies)
+    check_errors((yield from follow(context, wanted, basis.revision, changes)))
+    moved = [each for each in wanted if each in changes.stream_ids or each not in earlier.bounds]
+    found = {each.stream_id: each for each in (yield from stream_bounds(context, moved))}
+    ranges = {each: context.router.maybe_ranges(each) or () for each in wanted}
+    counts = _server_counts(ranges)
+    is_asked = counts.keys() <= {each.endpoint for each in basis.sources}
+    if not is_asked or context.router.maybe_revision(wanted) != changes.revision:
+        return None
+    sources = tuple(replace(each, stream_count=counts[each.endpoint]) for each in basis.sources)
+    bounds = {each: found.get(each) or earlier.bounds[each] for each in wanted}
+    now = _Basis(changes.revision, ranges, sources)
+    view = BoundsView(earlier.bounds if bounds == earlier.bounds else bounds, now)
+    return _maybe_updated(view, now, replies, newer=found)
+
+
+def _maybe_updated(
+    view: BoundsView,
+    basis: _Basis,
+    replies: Sequence[Reply],
+    newer: Container[int] = (),
+) -> BoundsView | None:
+    """Return a view with the news of its range servers, except of streams of which it is `newer`.
+
+    None if a server did not answer, or an open range has ended.
+    """
     sources: list[_Source] = []
     changed: dict[int, StreamBounds] = {}
     for source, reply in zip(basis.sources, replies, strict=True):
@@ -160,8 +192,9 @@ def _maybe_later(
         revision, results = news
         sources.append(replace(source, revision=revision))
         for result in results:
-            pieces = basis.ranges.get(stream_id_of(result), ())
-            if _maybe_server(pieces) != source.endpoint:
+            stream_id = stream_id_of(result)
+            pieces = basis.ranges.get(stream_id, ())
+            if _maybe_server(pieces) != source.endpoint or stream_id in newer:
                 continue
             if maybe_error(result.status) is not None or result.stream_range is None:
                 return None
@@ -171,12 +204,12 @@ def _maybe_later(
             if tail.range_index > pieces[-1].range_index or tail.end_offset is not None:
                 return None
             bound = bounds_between(pieces[0], tail, tail.next_offset)
-            if bound != earlier.bounds[bound.stream_id]:
-                changed[bound.stream_id] = bound
+            if bound != view.bounds[stream_id]:
+                changed[stream_id] = bound
     if tuple(sources) == basis.sources:
-        return earlier
-    bounds = {**earlier.bounds, **changed} if changed else earlier.bounds
-    return replace(earlier, bounds=bounds, _basis=replace(basis, sources=tuple(sources)))
+        return view
+    bounds = {**view.bounds, **changed} if changed else view.bounds
+    return BoundsView(bounds, replace(basis, sources=tuple(sources)))
 
 
 def _news_of(source: _Source, timeout_ms: int) -> Call:
@@ -190,14 +223,14 @@ def _question(endpoint: str, header: DescribeRangesRequest) -> Call:
     return Call(endpoint, Opcode.DESCRIBE_RANGE, header, header.timeout_ms)
 
 
-def _maybe_revision(router: Router, reply: Reply) -> int | None:
-    """Return the revision of the placement driver's metadata, None if it reports none."""
+def _maybe_changes(router: Router, reply: Reply, since: int) -> MetadataChanges | None:
+    """Return what changed since a revision; None if the placement driver does not say."""
     try:
         answer = decode_reply(reply, ListRangesResponse)[-1]
     except SbpError:
         return None
     note_commit(router, answer)
-    return answer.revision
+    return maybe_changes(answer, since)
 
 
 def _maybe_news(reply: Reply) -> tuple[int, list[DescribeRangeResult]] | None:

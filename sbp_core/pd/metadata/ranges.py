@@ -342,7 +342,7 @@ class RangeTables:
                     range_index=range_index,
                     position=position,
                 )
-            self._servers.bump_revision()
+            self._servers.bump_revision([stream_id])
             return True
 
     def maybe_last_range(self, stream_id: int) -> RangeRecord | None:
@@ -359,7 +359,7 @@ class RangeTables:
         with self._transaction():
             made = [self._create_range(new) for new in news]
             if any(made):
-                self._servers.bump_revision()
+                self._servers.bump_revision([new.stream_id for new in news])
             return made
 
     def writers_before(self, stream_id: int, range_index: int) -> bytes:
@@ -372,7 +372,7 @@ class RangeTables:
         with self._transaction():
             sealed = [self._seal_range(end) for end in ends]
             if any(sealed):
-                self._servers.bump_revision()
+                self._servers.bump_revision([end.stream_id for end in ends])
             return sealed
 
     def _create_range(self, new: RangeRecord) -> bool:

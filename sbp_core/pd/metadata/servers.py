@@ -11,6 +11,7 @@ from typing import Final
 from sqlalchemy import BindParameter, bindparam, delete, insert, select, update
 
 from sbp_core.errors import InvalidRequestError, StatusCode
+from sbp_core.pd.metadata.change_log import ChangeLog
 from sbp_core.pd.metadata.database import Database, Put
 from sbp_core.pd.metadata.history import SERVER_ID_MAX
 from sbp_core.pd.metadata.tables import cluster, draining, log_marks, server_secrets, servers
@@ -53,6 +54,7 @@ class ServerTables:
         self._database = database
         self._query = database.query
         self._transaction = database.transaction
+        self._changes = ChangeLog()
         self.cluster_id: Final = str(self._query(_CLUSTER_ID)[0][0])
         """Identity of the cluster, made with the store and never changed."""
 
@@ -60,9 +62,18 @@ class ServerTables:
         """Return the number of changes of streams, ranges or their addresses."""
         return int(self._query(_REVISION)[0][0])
 
-    def bump_revision(self) -> None:
-        """Note a change of streams, ranges or addresses, within a transaction."""
+    def bump_revision(self, stream_ids: Iterable[int] | None) -> None:
+        """Note a change of streams or their ranges, within a transaction; None: of an address."""
         self._database.change(_BUMP_REVISION)
+        self._changes.note(self.revision(), stream_ids)
+
+    def forget_changes(self) -> None:
+        """Forget which streams changed: another placement driver may have changed others."""
+        self._changes = ChangeLog()
+
+    def maybe_changed_since(self, revision: int) -> list[int] | None:
+        """Return the streams that changed since a revision; None if that is not known."""
+        return self._changes.maybe_since(revision, self.revision())
 
     def last_stream_id(self) -> int:
         """Return the id that a stream got last."""
@@ -92,7 +103,7 @@ class ServerTables:
             known = self._query(_ADDRESS, server_id=server.server_id)
             if known != [(server.address,)]:
                 self._database.put(_PUT_SERVER, server_id=server.server_id, address=server.address)
-                self.bump_revision()
+                self.bump_revision(None)
             return True
 
     def addresses(self) -> Mapping[int, str]:

@@ -89,6 +89,7 @@ class MetadataStore(StreamTables):
         A store on SQLite always leads. Raises NotLeaderError if the term has ended already.
         """
         self._database.lead(term)
+        self.servers.forget_changes()
 
     @property
     def commits_tried(self) -> int:

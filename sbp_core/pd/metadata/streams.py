@@ -103,7 +103,7 @@ class StreamTables(RangeTables):
                 last_id += created[-1] is not None and stream.stream_id is None
             if any(created):
                 self._change(_SET_LAST_STREAM_ID, last_id=last_id)
-                self._servers.bump_revision()
+                self._servers.bump_revision([made[0].stream_id for made in created if made])
             return created
 
     def restore_streams(self, news: Sequence[tuple[StreamRecord, RangeRecord]]) -> None:
@@ -113,7 +113,7 @@ class StreamTables(RangeTables):
                 if self._maybe_stream(stream.stream_id) is None:
                     self._add_stream(stream, first)
                     self._begin_without_writers(first)
-            self._servers.bump_revision()
+            self._servers.bump_revision([stream.stream_id for stream, _ in news])
 
     def delete_streams(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
         """Delete streams with their ranges and cursors; None where there is none."""
@@ -123,7 +123,7 @@ class StreamTables(RangeTables):
                 deleted.append(self._maybe_stream(stream_id))
                 self._change(_DELETE_STREAM, stream_id=stream_id)
             if any(deleted):
-                self._servers.bump_revision()
+                self._servers.bump_revision(stream_ids)
             return deleted
 
     def update_streams(self, changes: Sequence[StreamChange]) -> list[StreamRecord | ChangeRefusal]:
@@ -131,7 +131,7 @@ class StreamTables(RangeTables):
         with self._transaction():
             results = [self._update_stream(change) for change in changes]
             if any(isinstance(result, StreamRecord) for result in results):
-                self._servers.bump_revision()
+                self._servers.bump_revision([change.stream_id for change in changes])
             return results
 
     def trim_streams(
@@ -148,7 +148,7 @@ class StreamTables(RangeTables):
                 changed_count += self._trim_stream(stream_id, offset)
                 trimmed.append(self._maybe_smallest_range(stream_id))
             if changed_count:
-                self._servers.bump_revision()
+                self._servers.bump_revision([stream_id for stream_id, _ in trims])
             return trimmed
 
     def streams_by_id(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:

@@ -409,7 +409,7 @@ class PlacementDriverHandlers:
             last_id = results[-1].stream_id
 
     async def list_ranges(self, call: ServerCall) -> None:
-        """SPEC "LIST_RANGES": results in the order of the owners.
+        """SPEC "LIST_RANGES": results in the order of the owners; without owners, what changed.
 
         The revision is read before the ranges, so a client that asks again "since" it misses no
         change. A client that names a commit which the store lacks proves nothing about the store,
@@ -418,9 +418,7 @@ class PlacementDriverHandlers:
         request = call.decode(ListRangesRequest)
         owners = request.range_owners
         check_item_count(len(owners))
-        revision, commit, lacks_commit = await self._store.run(
-            _standing, request.store_commit, request.store_life
-        )
+        revision, commit, lacks_commit, changed = await self._store.run(_standing, request)
         if revision == request.since_revision:
             owners = ()
 
@@ -440,6 +438,8 @@ class PlacementDriverHandlers:
                 store_commit=commit.number,
                 store_life=commit.life_id,
                 lacks_commit=lacks_commit,
+                lists_changes=changed is not None,
+                changed_streams=tuple(changed or ()),
             ),
         )
 
@@ -478,13 +478,19 @@ class PlacementDriverHandlers:
 
 
 def _standing(
-    store: MetadataStore, known_commit: int, known_life: str | None
-) -> tuple[int, CommitId, bool]:
-    """Return the revision, the last commit, and whether the store lacks one that a client knows."""
-    lacks_commit = known_life is not None and not (
-        is_life_id(known_life) and store.has_commit(CommitId(known_commit, known_life))
+    store: MetadataStore, request: ListRangesRequest
+) -> tuple[int, CommitId, bool, list[int] | None]:
+    """Return the revision, the last commit, whether the store lacks one, and what changed.
+
+    The streams that changed are None if they are not asked for or not known.
+    """
+    life = request.store_life
+    lacks_commit = life is not None and not (
+        is_life_id(life) and store.has_commit(CommitId(request.store_commit, life))
     )
-    return store.revision(), store.last_commit, lacks_commit
+    is_asked = not request.range_owners and request.since_revision >= 0
+    changed = store.servers.maybe_changed_since(request.since_revision) if is_asked else None
+    return store.revision(), store.last_commit, lacks_commit, changed
 
 
 def _allocate(store: MetadataStore, secret: str | None) -> int:
