@@ -19,27 +19,32 @@ CHECKPOINT: Final = (
 
 
 _SERVERS: Final = frozenset({"serve", "pd", "range-server"})
+INTERRUPTED: Final = 130
+"""What `main` returns after an interrupt, whatever signal it was."""
 
 
 def script() -> int:
-    """Run the command as a process of its own, which Ctrl-C ends without a trace at any time.
+    """Run the command as a process of its own, which a signal ends without a trace at any time.
 
     SIGHUP waits for a server until that can handle it: the imports take longer than a service
     manager may.
     """
     if not _SERVERS.isdisjoint(sys.argv[1:2]):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return main()  # started in the background by a shell, which has SIGINT ignored
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    import_module("sbp_core.cli.main")
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        return main()
-    except KeyboardInterrupt:  # just before or after `main` handles it
-        return 130
-    finally:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    import_module("sbp_core.cli.main")
+    signals = import_module("sbp_core.cli.signals")
+    try:
+        signals.end_on_signals()
+        exit_code = main()
+        return signals.exit_code() if exit_code == INTERRUPTED else exit_code
+    except KeyboardInterrupt:  # just before or after `main` handles it
+        return int(signals.exit_code())
+    finally:
+        signals.disarm()
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

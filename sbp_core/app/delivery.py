@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sbp_core.errors import DeadlineExceededError, SbpError
+from sbp_core.errors import ConfigurationError, DeadlineExceededError, SbpError
 
 _LOG: Final = logging.getLogger("sbp_core.app")
 
@@ -48,6 +48,13 @@ class Receipt:
         for callback in callbacks:
             call_back(callback)
 
+    def abandon(self, error: SbpError) -> None:
+        """Settle the copy in the child of a fork: without callbacks, with a lock of its own."""
+        self._lock = threading.Lock()
+        self._callbacks = []
+        if not self.is_settled:
+            self.error, self.is_settled = error, True
+
     def on_settled(self, callback: Callable[[], None]) -> None:
         """Run a callback once it is settled: in the thread that settles it, or now."""
         with self._lock:
@@ -69,10 +76,25 @@ NOTHING: Final = (_nothing(), 0)
 
 def call_back(callback: Callable[..., object], *arguments: object) -> None:
     """Call a callback of the caller; an error of it is logged, as others wait for the producer."""
+    _thread.is_calling_back = True
     try:
         callback(*arguments)
     except Exception:  # noqa: BLE001 - whatever it is, it is logged
         _LOG.exception("callback failed name=%r", callback)
+    finally:
+        _thread.is_calling_back = False
+
+
+_thread: Final = threading.local()
+
+
+def check_may_wait(call: str) -> None:
+    """Raise ConfigurationError for a call within a callback that would wait for the callback."""
+    if getattr(_thread, "is_calling_back", False):
+        raise ConfigurationError(
+            f"{call} within a callback waits for the producer, which waits for the callback; note"
+            " what was delivered, and call it elsewhere"
+        )
 
 
 class _Delivery:
@@ -107,9 +129,11 @@ class Delivery(_Delivery):
         """Return the offset once the record is on disk, as its stream demands.
 
         Raises SbpError if it was not appended, or may not have been, see its `outcome`;
-        DeadlineExceededError if that is not known after `timeout_ms`.
+        DeadlineExceededError if that is not known after `timeout_ms`, ConfigurationError in a
+        callback, where it would never be known.
         """
         if not self._receipt.is_settled:
+            check_may_wait("result()")
             settled = threading.Event()
             self._receipt.on_settled(settled.set)
             if not settled.wait(None if timeout_ms is None else timeout_ms / 1000):

@@ -29,6 +29,8 @@ def record_bytes(
         size_bytes += len(key)
     if headers:
         for name, content in headers.items():
+            if type(name) is not str:
+                raise TypeError(f"the name of a header is {name!r:.80}; pass a str")
             if content is not None and type(content) is not bytes:
                 raise _no_bytes(f"header {name!r}", content)
             size_bytes += len(name.encode()) + len(content or b"")
@@ -46,7 +48,8 @@ def encode_collected(batch: Collected, stream_id: int, compression: Compression)
         for index, each in batch.headers.items():
             pairs[index] = list(each.items())
         headers = pa.array(pairs, _HEADERS)
-    times = pa.array(np.fromiter(batch.times_us, np.int64, count)).view(_TIME)
+    times_us = pa.py_buffer(np.fromiter(batch.times_us, np.int64, count))
+    times = pa.Array.from_buffers(_TIME, count, [None, times_us])  # `pa.array` imports pandas
     rows = pa.RecordBatch.from_arrays(
         [keys, pa.array(batch.values, _VALUE), headers, times], schema=ROWS_SCHEMA
     )

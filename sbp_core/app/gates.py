@@ -39,6 +39,13 @@ class Gate:
         if self._worker is not None:
             self._worker.join()
 
+    def finish(self, seconds: float) -> None:
+        """Let the worker finish what it has, before the process ends."""
+        with self.lock:
+            self.notify()
+        if self._worker is not None:
+            self._worker.join(max(0.0, seconds))
+
 
 class AsyncGate:
     """For the tasks of one event loop."""
@@ -67,3 +74,6 @@ class AsyncGate:
         """Wait for the end of the worker."""
         if self._worker is not None:
             await asyncio.wait([self._worker])
+
+    def finish(self, seconds: float) -> None:
+        """Return: when the process ends, no loop runs that could run the worker."""

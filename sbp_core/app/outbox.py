@@ -141,6 +141,12 @@ class Outbox:
         return waiting + sum(each.size_bytes for each in self._unsettled.values())
 
     @property
+    def unsettled_count(self) -> int:
+        """How many records are not settled."""
+        waiting = 0 if self._open is None else self._open.record_count
+        return waiting + sum(each.record_count for each in self._unsettled.values())
+
+    @property
     def is_empty(self) -> bool:
         """Whether all records are settled."""
         return self._open is None and not self._unsettled

@@ -36,8 +36,20 @@ class Record(NamedTuple):
 
     @property
     def timestamp(self) -> datetime:
-        """When the record was written, by the clock of its producer, in UTC."""
-        return _EPOCH + self.timestamp_us * _MICROSECOND
+        """When the record was written, by the clock of its producer, in UTC.
+
+        Raises ValueError for a time outside the years 1 to 9999.
+        """
+        try:
+            return _EPOCH + self.timestamp_us * _MICROSECOND
+        except OverflowError:
+            raise ValueError(
+                f"timestamp_us {self.timestamp_us} is no time from the year 1 to 9999, which a"
+                " datetime could be; use timestamp_us"
+            ) from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Record, (*self[:5], dict(self.headers), self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +83,26 @@ class Batch:
 def timestamp_us_of(time: datetime) -> int:
     """Return microseconds since the epoch; a time without a zone is local time."""
     return (time.astimezone(UTC) - _EPOCH) // _MICROSECOND
+
+
+_FIRST_US: Final = timestamp_us_of(datetime.min.replace(tzinfo=UTC))
+_LAST_US: Final = timestamp_us_of(datetime.max.replace(tzinfo=UTC))
+
+
+def checked_timestamp_us(given: object) -> int:
+    """Return the time of a record that is sent, in microseconds since the epoch.
+
+    `given` is that, or a datetime. Raises TypeError for anything else, ValueError for a time
+    outside the years 1 to 9999.
+    """
+    if isinstance(given, datetime):
+        return timestamp_us_of(given)
+    if type(given) is not int:
+        raise TypeError(
+            f"timestamp_us is {given!r:.80}; pass microseconds since 1970 as an int, or a datetime"
+        )
+    if not _FIRST_US <= given <= _LAST_US:
+        raise ValueError(
+            f"timestamp_us is {given}, no time from the year 1 to 9999; it is in microseconds"
+        )
+    return given

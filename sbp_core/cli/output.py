@@ -12,9 +12,14 @@ import contextlib
 import io
 import json
 import os
+import select
+import signal
+import stat
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from types import FrameType
 from typing import Any, Final, TextIO
 
 from sbp_core.errors import SbpError, StatusError
@@ -22,6 +27,10 @@ from sbp_core.wording import escape, is_unsafe
 
 _WRONG_WAY: Final = (os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)
 """Modes of /dev/null in place of standard input, output and error: using them fails, as before."""
+
+
+_READER_LOOK_MS: Final = 500
+"""How often a watch of the reader looks whether it is still needed."""
 
 
 class OutputError(SbpError):
@@ -64,6 +73,46 @@ def writing() -> Iterator[None]:
     except OSError as error:
         discard(sys.stdout)
         raise OutputError(f"standard output cannot be written: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def noticing_reader() -> Iterator[None]:
+    """Raise ReaderGoneError in the body once nothing reads standard output, also while it waits.
+
+    Only the main thread can be interrupted, and only a pipe says that its reader is gone.
+    """
+    descriptor = sys.stdout.fileno() if _is_pipe(sys.stdout) else -1
+    if descriptor < 0 or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_gone(_: int, __: FrameType | None) -> None:
+        raise ReaderGoneError
+
+    def watch() -> None:
+        poller = select.poll()
+        poller.register(descriptor, 0)  # errors are reported in any case
+        while not is_over.is_set():
+            if poller.poll(_READER_LOOK_MS):
+                os.kill(os.getpid(), signal.SIGPIPE)
+                return
+
+    is_over = threading.Event()
+    former = signal.signal(signal.SIGPIPE, on_gone)
+    watcher = threading.Thread(target=watch, name="sbp-reader", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        signal.signal(signal.SIGPIPE, former)
+
+
+def _is_pipe(stream: TextIO) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # closed, or no file
+        return False
 
 
 def flush() -> None:

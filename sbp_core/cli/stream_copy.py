@@ -14,9 +14,9 @@ from sbp_core.cli.client_options import ClientOptions, client_options, retry_opt
 from sbp_core.cli.connect import checked_new_name, connect, find_reach, find_stream, titled
 from sbp_core.cli.output import write_notice, write_result
 from sbp_core.cli.progress import progress
-from sbp_core.cli.values import POSITION, STREAM
+from sbp_core.cli.values import POSITION, STREAM, check_interval
 from sbp_core.client import Client, FetchItem, Reach, RetryPolicy, StreamInfo, StreamSpec
-from sbp_core.client.stream_position import Position, PositionKind, find_offset
+from sbp_core.client.stream_position import Position, PositionKind, check_order, find_offset
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -79,6 +79,7 @@ def copy(
     A POSITION is earliest, latest, an offset, -N (N records before the tail), a time of append such
     as 2025-01-31T09:30 (UTC), or one before now: -90s, -10m, -12h, -7d.
     """
+    check_order(start, end)
     with connect(options, RetryPolicy(budget_ms=retry_for)) as client:
         info = find_stream(client, source)
         if create:
@@ -210,7 +211,9 @@ def _has_records(client: Client, info: StreamInfo) -> bool:
 def _interval(client: Client, info: StreamInfo, start: Position, end: Position) -> tuple[int, int]:
     """Return the first offset to copy, and that behind the last. Raises SbpError."""
     at = find_reach(client, [info.stream_id])[info.stream_id]
-    return _offset(client, at, start), _offset(client, at, end)
+    first, last = _offset(client, at, start), _offset(client, at, end)
+    check_interval(first, last)
+    return first, last
 
 
 def _offset(client: Client, at: Reach, position: Position) -> int:

@@ -112,6 +112,16 @@ PATIENCE_MS: Final = Value("TIME|off", _parse_patience)
 """A time for which something is tried, in ms; off is for ever."""
 SIZE: Final = Value("SIZE", quantities.parse_size)
 """A size such as 500MiB or 10GiB; the value is in bytes."""
+
+
+def check_interval(start: int, end: int) -> None:
+    """Raise ConfigurationError for offsets of --from and --to that are the wrong way round."""
+    if start > end:
+        raise ConfigurationError(
+            f"--from is offset {start}, behind --to, which is offset {end}: exchange them"
+        )
+
+
 POSITION: Final = Value("POSITION", _parse_position)
 """A position in a stream: earliest, latest, an offset, -N, or a time."""
 STREAM: Final = StreamValue()

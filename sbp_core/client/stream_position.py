@@ -65,6 +65,20 @@ def position_at(moment: datetime) -> Position:
     return Position(PositionKind.TIME, (moment - _EPOCH) // timedelta(microseconds=1))
 
 
+def check_order(start: Position, end: Position) -> None:
+    """Raise ConfigurationError for a part that begins behind its end, whatever the stream has."""
+    if _is_backwards(start, end):
+        raise ConfigurationError("the start is behind the end, which is exclusive: exchange them")
+
+
+def _is_backwards(start: Position, end: Position) -> bool:
+    if start.kind is not end.kind:
+        return start.kind is PositionKind.LATEST or end.kind is PositionKind.EARLIEST
+    if start.kind is PositionKind.BEFORE_LATEST:
+        return start.number < end.number
+    return start.number > end.number
+
+
 def find_offset(position: Position, at: Reach, found_by_time: int | None = None) -> int:
     """Return the offset of a position in a stream.
 

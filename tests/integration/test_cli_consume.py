@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,11 +17,14 @@ import pytest
 
 from sbp_core.app.blocking.connection import Connection
 from sbp_core.cli.main import main
-from sbp_core.client import AppendItem
+from sbp_core.client import AppendItem, Client, StreamSpec
+from sbp_core.cluster import LocalCluster
 from sbp_core.records import StreamSchema, encode_columns
 from sbp_core.wording import counted
+from tests.support.clock import until
+from tests.support.cluster import rows_batch
 
-SBP = [sys.executable, "-m", "sbp_core.cli.main"]
+SBP = [sys.executable, "-m", "sbp_spark.command"]
 TIMEOUT_SECONDS = 60
 
 
@@ -222,15 +226,77 @@ def test_typed_streams(shown, failed, client, new_streams, tmp_path):
     assert "has columns and no keys" in failed(name, "--key", "k")
 
 
-def test_an_interrupt_completes_the_file(cluster, streams, tmp_path):
+ENDING = pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+
+
+@ENDING
+def test_an_interrupt_completes_the_file(cluster, streams, tmp_path, number, exit_code):
     path = tmp_path / "r.parquet"
     log = tmp_path / "log"
-    command = [*SBP, "consume", streams[0], "-f", "-o", str(path), "--endpoint", cluster.endpoint]
+    command = [
+        *SBP,
+        "consume",
+        streams[0],
+        "-f",
+        "-o",
+        str(path),
+        "--endpoint",
+        cluster.endpoint,
+    ]
     with log.open("wb") as errors, subprocess.Popen(command, stderr=errors) as process:
         while not any(each.name.startswith(".r.parquet.") for each in tmp_path.iterdir()):
             assert process.poll() is None, log.read_text()
             time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(TIMEOUT_SECONDS) == 130
+        process.send_signal(number)
+        assert process.wait(TIMEOUT_SECONDS) == exit_code
     count = counted(pq.read_table(path).num_rows, "record")
     assert log.read_text() == f"sbp: interrupted: {path} has {count}\n"
+
+
+@ENDING
+def test_an_interrupt_commits_what_was_printed(cluster, client, streams, number, exit_code):
+    command = [*SBP, "consume", streams[0], "-f", "--group", f"ended-{number}"]
+    command += ["--endpoint", cluster.endpoint]
+    (info,) = client.describe_streams([streams[0]])
+    (bound,) = client.stream_bounds([info.stream_id])
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        for _ in range(bound.next_offset - bound.start_offset):
+            assert process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(TIMEOUT_SECONDS) == exit_code
+    (cursor,) = client.describe_cursors(f"ended-{number}")
+    assert cursor.next_offset == bound.next_offset
+
+
+@pytest.mark.parametrize("words", [["--group", "g"], ["-o", "r.jsonl"]])
+def test_an_interrupt_does_not_wait_for_a_server_that_is_stopped(tmp_path, words):
+    with LocalCluster() as cluster, Client(cluster.endpoint) as client:
+        (info,) = client.create_streams([StreamSpec("a")])
+        client.append([AppendItem(info.stream_id, rows_batch([b"v"], info.stream_id))])
+        command = [*SBP, "consume", "a", "-f", "--endpoint", cluster.endpoint, *words]
+        log = tmp_path / "log"
+        with (
+            log.open("wb") as errors,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, cwd=tmp_path
+            ) as process,
+        ):
+            until(lambda: client.describe_cursors("g") or [*tmp_path.glob(".r.jsonl.*")])
+            os.kill(cluster.pid, signal.SIGSTOP)
+            try:
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(TIMEOUT_SECONDS) == 143
+            finally:
+                os.kill(cluster.pid, signal.SIGCONT)
+        assert not [*tmp_path.glob(".r.jsonl.*")]
+
+
+def test_an_idle_command_ends_with_its_reader(cluster, streams):
+    command = [*SBP, "consume", streams[0], "-f", "--endpoint", cluster.endpoint]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(TIMEOUT_SECONDS) == 0
+        assert process.stderr.read() == b""

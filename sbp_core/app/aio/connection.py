@@ -15,6 +15,7 @@ from sbp_core.app.aio.producer import AsyncProducer, OnDelivery
 from sbp_core.app.aio.transaction import AsyncTransaction
 from sbp_core.app.outbox import Batching
 from sbp_core.app.positions import Start
+from sbp_core.app.process import Unsendable
 from sbp_core.client import (
     AsyncClient,
     Connecting,
@@ -52,7 +53,7 @@ def connect(
     return AsyncConnection(made)
 
 
-class AsyncConnection:
+class AsyncConnection(Unsendable):
     """Producers, consumers and transactions over one client. Made by `connect`.
 
     The tasks of one loop may share it; a producer too, but each consumer is for one task.

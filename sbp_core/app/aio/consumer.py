@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import datetime
 from typing import Self
 
@@ -19,14 +19,20 @@ from sbp_core.app.decoding import (
     split_fetched,
 )
 from sbp_core.app.positions import NO_SPANS, Position, Positions, Span, Start
+from sbp_core.app.process import OfProcess, use_here
 from sbp_core.app.record import Batch, Record, timestamp_us_of
 from sbp_core.app.selection import Selection
 from sbp_core.client import AsyncClient, FetchOutcome, StreamInfo
-from sbp_core.errors import ConfigurationError, DeadlineExceededError
+from sbp_core.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    MemberUnknownError,
+    OffsetOutOfRangeError,
+)
 from sbp_core.records import StreamSchema
 
 
-class AsyncConsumer:
+class AsyncConsumer(OfProcess):
     """Reads streams, record by record or in batches. Made by `AsyncConnection.consumer`.
 
     For one task. Records of a stream come in the order of their offsets, each once. With a group
@@ -69,6 +75,8 @@ class AsyncConsumer:
         self._found_first: frozenset[int] = frozenset()
         self._schemas: dict[int, dict[str, StreamSchema]] = {}
         self._is_begun = self._is_idle = self._is_closed = False
+        self._refusal: ConfigurationError | None = None
+        """The error of every use in the child of a fork."""
         self._refresh_at = 0.0
         self._commit_at = self._own_at = self._duty_at = math.inf
         """When to commit, when to ask for the consumer's streams, and the earlier of both."""
@@ -98,8 +106,10 @@ class AsyncConsumer:
     async def commit(self) -> None:
         """Commit all records that were handed out, the last one included. Raises SbpError.
 
-        Raises ConfigurationError without a group.
+        Raises ConfigurationError without a group, MemberUnknownError if the consumer shares a group
+        and was expelled from it: nothing is committed then, and others read the records again.
         """
+        self._check_process()
         if not self._assignment.has_cursors:
             raise ConfigurationError("this consumer has no group to commit for; pass group=...")
         self._positions.finish()
@@ -123,7 +133,8 @@ class AsyncConsumer:
     async def seek(self, stream: str, to: Start) -> None:
         """Read on elsewhere in a stream; what is committed changes when it is committed next.
 
-        Raises ConfigurationError for a stream that is not being read, SbpError.
+        Raises ConfigurationError for a stream that is not being read, OffsetOutOfRangeError for an
+        offset that the stream does not have, SbpError.
         """
         await self._begin()
         at = self._positions.of(stream)
@@ -137,6 +148,8 @@ class AsyncConsumer:
         self._is_closed = True
         if self._on_close is not None:
             self._on_close(self)
+        if self._refusal is not None:
+            return
         try:
             await self._commit_done()
         finally:
@@ -208,10 +221,21 @@ class AsyncConsumer:
             known.update((each.schema.fingerprint, each.schema) for each in versions[at.stream_id])
         return decode_fetched(at.stream, envelopes, at.next_offset, at.end_offset, known)
 
+    def on_fork(self, error: ConfigurationError) -> None:
+        """Hand out nothing: this is the copy in the child of a fork."""
+        self._refusal = error
+        self._duty_at = -math.inf
+
+    def _check_process(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
     async def _begin(self) -> None:
+        self._check_process()
         if self._is_closed:
             raise ConfigurationError("this consumer is closed; make another one")
         if not self._is_begun:
+            use_here(self)
             await self._refresh()
             self._is_begun = True
             await self._commit_done()
@@ -283,6 +307,7 @@ class AsyncConsumer:
         if not stream_ids:
             return {}
         if isinstance(to, int):
+            await self._check_offset(stream_ids, to)
             return dict.fromkeys(stream_ids, to)
         if isinstance(to, datetime):
             return await self._client.lookup_offsets(dict.fromkeys(stream_ids, timestamp_us_of(to)))
@@ -296,8 +321,19 @@ class AsyncConsumer:
             for each in bounds
         }
 
+    async def _check_offset(self, stream_ids: Sequence[int], offset: int) -> None:
+        """Raise OffsetOutOfRangeError unless all streams have an offset, or end there."""
+        for bound in await self._client.stream_bounds(stream_ids):
+            if not bound.start_offset <= offset <= bound.next_offset:
+                raise OffsetOutOfRangeError.of(
+                    f"stream {self._selected[bound.stream_id].label} has no offset {offset}: it"
+                    f" begins at {bound.start_offset} and ends at {bound.next_offset}; use one"
+                    " from there, or 'earliest' or 'latest'"
+                )
+
     async def _do_duties(self) -> None:
         """Commit, and look which streams are the consumer's, if either is due."""
+        self._check_process()
         now = time.monotonic()
         if now >= self._commit_at:
             await self._commit_done()
@@ -306,7 +342,8 @@ class AsyncConsumer:
 
     async def _commit_done(self) -> None:
         if self._commit_seconds is not None and self._assignment.has_cursors:
-            await self._commit(self._positions.to_commit())
+            with suppress(MemberUnknownError):  # which the member has logged
+                await self._commit(self._positions.to_commit())
             self._commit_at = time.monotonic() + self._commit_seconds
             self._duty_at = min(self._commit_at, self._own_at)
 

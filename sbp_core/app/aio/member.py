@@ -85,13 +85,17 @@ class AsyncMember:
         return {each.stream_id: each.next_offset for each in found}
 
     async def commit(self, offsets: Mapping[int, int]) -> None:
-        """Set the group's cursors, unless the member was expelled: then others read from there."""
+        """Set the group's cursors. Raises MemberUnknownError if the member was expelled."""
         if self._membership is None:
-            return
+            raise MemberUnknownError.of(
+                f"nothing was committed: this member of group {self._group} was expelled, as it was"
+                " silent for its session timeout; its records are read again, perhaps by others"
+            )
         try:
             await self._client.commit_cursors(self._group, offsets, membership=self._membership)
         except MemberUnknownError as error:
             self._on_expelled(error)
+            raise
 
     async def close(self) -> None:
         """Leave the group."""

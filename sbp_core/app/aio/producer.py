@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Self
+from datetime import datetime
+from typing import Self, get_args
 
 from sbp_core.app import defaults
 from sbp_core.app.aio.committing import AsyncCommitter
 from sbp_core.app.aio.targets import find_target
-from sbp_core.app.delivery import NOTHING, AsyncDelivery, Delivered, call_back
+from sbp_core.app.delivery import (
+    NOTHING,
+    AsyncDelivery,
+    Delivered,
+    call_back,
+    check_may_wait,
+)
 from sbp_core.app.encoding import encode_collected, record_bytes
 from sbp_core.app.gates import AsyncGate
 from sbp_core.app.outbox import Batching, Encoded, Outbox, Outgoing, State
+from sbp_core.app.process import (
+    OfProcess,
+    flush_at_exit,
+    report_lost,
+    use_here,
+    warn_unclosed,
+)
+from sbp_core.app.record import checked_timestamp_us
 from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, AppendOutcome, AsyncClient, Writer
 from sbp_core.errors import ConfigurationError, DeadlineExceededError, SbpError
@@ -21,7 +36,7 @@ from sbp_core.records import Compression
 OnDelivery = Callable[[Delivered], None]
 
 
-class AsyncProducer:
+class AsyncProducer(OfProcess):
     """Sends records to one stream, in order. Made by `AsyncConnection.producer`.
 
     The tasks of one loop may share it. `send` collects records; a worker makes record batches of
@@ -45,6 +60,10 @@ class AsyncProducer:
         on_delivery: OnDelivery | None = None,
         on_close: Callable[[AsyncProducer], None] | None = None,
     ) -> None:
+        if compression not in get_args(Compression):
+            raise ConfigurationError(
+                f"compression {compression!r} is not one of {', '.join(get_args(Compression))}"
+            )
         self._client = client
         self._stream = stream
         self._compression: Compression = compression
@@ -56,6 +75,8 @@ class AsyncProducer:
         self._lock = self._gate.lock
         self._outbox = Outbox(batching or Batching(), time.monotonic)
         self._is_begun = False
+        self._is_copy = False
+        """Whether this is the copy in the child of a fork."""
         self._plain_bytes_max = 0
         """Bytes of the largest record that `send` accepts: none of a typed stream."""
         self._target = Target(stream, -1, None, 0)
@@ -67,14 +88,15 @@ class AsyncProducer:
         *,
         key: bytes | None = None,
         headers: Mapping[str, bytes | None] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
     ) -> AsyncDelivery:
         """Send a record; return the future of its offset. Waits while the buffer is full.
 
-        `timestamp_us` is in microseconds since the epoch (UTC), by default now. Raises the error
-        that ended the producer, ConfigurationError if it is closed, RecordBatchError for a record
-        that is too large, SchemaError for a typed stream, which `send_many` is for, and TypeError
-        for what is not bytes.
+        `timestamp_us` is in microseconds since the epoch (UTC), or a datetime; by default now.
+        Raises the error that ended the producer, ConfigurationError if it is closed,
+        RecordBatchError for a record that is too large, SchemaError for a typed stream, which
+        `send_many` is for, TypeError for what is not bytes, and ValueError for a time outside the
+        years 1 to 9999.
         """
         if not self._is_begun:
             await self._begin()
@@ -85,12 +107,14 @@ class AsyncProducer:
         if size_bytes > self._plain_bytes_max:
             self._target.check_plain(size_bytes)
         if timestamp_us is None:
-            timestamp_us = time.time_ns() // 1000
+            time_us = time.time_ns() // 1000
+        else:
+            time_us = checked_timestamp_us(timestamp_us)
         outbox = self._outbox
         with self._lock:
             if outbox.room_bytes <= 0:
                 await self._wait_for_room()
-            batch, is_new = outbox.add(value, key, headers, timestamp_us, size_bytes)
+            batch, is_new = outbox.add(value, key, headers, time_us, size_bytes)
             if is_new:
                 self._gate.notify()
             return AsyncDelivery(batch.receipt, len(batch.values) - 1)
@@ -132,8 +156,9 @@ class AsyncProducer:
         """Return when all that was sent before is on disk, as its stream demands.
 
         Raises the error that ended the producer, DeadlineExceededError after `timeout_ms`; the
-        producer goes on then.
+        producer goes on then. ConfigurationError in a callback, which it would wait for.
         """
+        check_may_wait("flush()")
         until = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         outbox = self._outbox
         with self._lock:
@@ -153,16 +178,39 @@ class AsyncProducer:
     async def close(self) -> None:
         """Send what is there, wait until it is on disk, and end. Idempotent.
 
-        Raises the error that ended the producer.
+        Raises the error that ended the producer, ConfigurationError in a callback, which it would
+        wait for.
         """
+        check_may_wait("close()")
         with self._lock:
             self._outbox.close()
             self._gate.notify()
         await self._gate.join()
         if self._on_close is not None:
             self._on_close(self)
-        if self._outbox.error is not None:
+        if self._outbox.error is not None and not self._is_copy:
             raise self._outbox.error
+
+    def on_fork(self, error: ConfigurationError) -> None:
+        """Refuse every use: this is the copy in the child of a fork, which has no worker."""
+        self._is_copy = True
+        self._gate = AsyncGate()
+        self._lock = self._gate.lock
+        for batch in self._outbox.fail(error):
+            batch.receipt.abandon(error)
+
+    def on_exit(self, deadline: float) -> None:
+        """Send what is there until a time of the monotonic clock, and report what is left."""
+        record_count = self._outbox.unsettled_count
+        if not record_count:
+            return
+        warn_unclosed(self._stream, record_count, self)
+        with self._lock:
+            self._outbox.close()
+        self._gate.finish(deadline - time.monotonic())
+        left_count = self._outbox.unsettled_count
+        if left_count:
+            report_lost(self._stream, left_count, SbpError("the process ends before they are sent"))
 
     async def __aenter__(self) -> Self:
         await self._begin()
@@ -190,6 +238,8 @@ class AsyncProducer:
             self._plain_bytes_max = 0 if target.schema is not None else target.record_bytes_max
             self._is_begun = True
             self._outbox.check_open()
+            use_here(self)
+            flush_at_exit(self)
             self._gate.start(self._run)
 
     async def _wait_for_room(self) -> None:
@@ -205,6 +255,9 @@ class AsyncProducer:
         except SbpError as error:
             self._fail(error)
         except BaseException as error:
+            record_count = self._outbox.unsettled_count
+            if record_count:
+                warn_unclosed(self._stream, record_count, self)
             self._fail(SbpError(f"the producer of stream {self._stream} was ended by {error!r}"))
             raise
 
@@ -264,8 +317,11 @@ class AsyncProducer:
 
     def _fail(self, error: SbpError) -> None:
         with self._lock:
+            record_count = self._outbox.unsettled_count
             lost = self._outbox.fail(error)
             self._gate.notify()
+        if record_count:
+            report_lost(self._stream, record_count, error)
         for batch in lost:
             self._settle(batch, -1, error)
 

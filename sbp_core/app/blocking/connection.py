@@ -18,6 +18,7 @@ from sbp_core.app.blocking.producer import OnDelivery, Producer
 from sbp_core.app.blocking.transaction import Transaction
 from sbp_core.app.outbox import Batching
 from sbp_core.app.positions import Start
+from sbp_core.app.process import Unsendable
 from sbp_core.client import (
     Client,
     Connecting,
@@ -55,7 +56,7 @@ def connect(
     return Connection(made)
 
 
-class Connection:
+class Connection(Unsendable):
     """Producers, consumers and transactions over one client. Made by `connect`.
 
     Threads may share it; a producer too, but each consumer is for one thread.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from typing import Self
 
@@ -21,14 +21,20 @@ from sbp_core.app.decoding import (
     split_fetched,
 )
 from sbp_core.app.positions import NO_SPANS, Position, Positions, Span, Start
+from sbp_core.app.process import OfProcess, use_here
 from sbp_core.app.record import Batch, Record, timestamp_us_of
 from sbp_core.app.selection import Selection
 from sbp_core.client import Client, FetchOutcome, StreamInfo
-from sbp_core.errors import ConfigurationError, DeadlineExceededError
+from sbp_core.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    MemberUnknownError,
+    OffsetOutOfRangeError,
+)
 from sbp_core.records import StreamSchema
 
 
-class Consumer:
+class Consumer(OfProcess):
     """Reads streams, record by record or in batches. Made by `Connection.consumer`.
 
     For one thread. Records of a stream come in the order of their offsets, each once. With a group
@@ -71,6 +77,8 @@ class Consumer:
         self._found_first: frozenset[int] = frozenset()
         self._schemas: dict[int, dict[str, StreamSchema]] = {}
         self._is_begun = self._is_idle = self._is_closed = False
+        self._refusal: ConfigurationError | None = None
+        """The error of every use in the child of a fork."""
         self._refresh_at = 0.0
         self._commit_at = self._own_at = self._duty_at = math.inf
         """When to commit, when to ask for the consumer's streams, and the earlier of both."""
@@ -100,8 +108,10 @@ class Consumer:
     def commit(self) -> None:
         """Commit all records that were handed out, the last one included. Raises SbpError.
 
-        Raises ConfigurationError without a group.
+        Raises ConfigurationError without a group, MemberUnknownError if the consumer shares a group
+        and was expelled from it: nothing is committed then, and others read the records again.
         """
+        self._check_process()
         if not self._assignment.has_cursors:
             raise ConfigurationError("this consumer has no group to commit for; pass group=...")
         self._positions.finish()
@@ -125,7 +135,8 @@ class Consumer:
     def seek(self, stream: str, to: Start) -> None:
         """Read on elsewhere in a stream; what is committed changes when it is committed next.
 
-        Raises ConfigurationError for a stream that is not being read, SbpError.
+        Raises ConfigurationError for a stream that is not being read, OffsetOutOfRangeError for an
+        offset that the stream does not have, SbpError.
         """
         self._begin()
         at = self._positions.of(stream)
@@ -139,6 +150,8 @@ class Consumer:
         self._is_closed = True
         if self._on_close is not None:
             self._on_close(self)
+        if self._refusal is not None:
+            return
         try:
             self._commit_done()
         finally:
@@ -210,10 +223,21 @@ class Consumer:
             known.update((each.schema.fingerprint, each.schema) for each in versions[at.stream_id])
         return decode_fetched(at.stream, envelopes, at.next_offset, at.end_offset, known)
 
+    def on_fork(self, error: ConfigurationError) -> None:
+        """Hand out nothing: this is the copy in the child of a fork."""
+        self._refusal = error
+        self._duty_at = -math.inf
+
+    def _check_process(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
     def _begin(self) -> None:
+        self._check_process()
         if self._is_closed:
             raise ConfigurationError("this consumer is closed; make another one")
         if not self._is_begun:
+            use_here(self)
             self._refresh()
             self._is_begun = True
             self._commit_done()
@@ -285,6 +309,7 @@ class Consumer:
         if not stream_ids:
             return {}
         if isinstance(to, int):
+            self._check_offset(stream_ids, to)
             return dict.fromkeys(stream_ids, to)
         if isinstance(to, datetime):
             return self._client.lookup_offsets(dict.fromkeys(stream_ids, timestamp_us_of(to)))
@@ -298,8 +323,19 @@ class Consumer:
             for each in bounds
         }
 
+    def _check_offset(self, stream_ids: Sequence[int], offset: int) -> None:
+        """Raise OffsetOutOfRangeError unless all streams have an offset, or end there."""
+        for bound in self._client.stream_bounds(stream_ids):
+            if not bound.start_offset <= offset <= bound.next_offset:
+                raise OffsetOutOfRangeError.of(
+                    f"stream {self._selected[bound.stream_id].label} has no offset {offset}: it"
+                    f" begins at {bound.start_offset} and ends at {bound.next_offset}; use one"
+                    " from there, or 'earliest' or 'latest'"
+                )
+
     def _do_duties(self) -> None:
         """Commit, and look which streams are the consumer's, if either is due."""
+        self._check_process()
         now = time.monotonic()
         if now >= self._commit_at:
             self._commit_done()
@@ -308,7 +344,8 @@ class Consumer:
 
     def _commit_done(self) -> None:
         if self._commit_seconds is not None and self._assignment.has_cursors:
-            self._commit(self._positions.to_commit())
+            with suppress(MemberUnknownError):  # which the member has logged
+                self._commit(self._positions.to_commit())
             self._commit_at = time.monotonic() + self._commit_seconds
             self._duty_at = min(self._commit_at, self._own_at)
 

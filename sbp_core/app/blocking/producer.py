@@ -7,15 +7,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Self
+from datetime import datetime
+from typing import Self, get_args
 
 from sbp_core.app import defaults
 from sbp_core.app.blocking.committing import Committer
 from sbp_core.app.blocking.targets import find_target
-from sbp_core.app.delivery import NOTHING, Delivered, Delivery, call_back
+from sbp_core.app.delivery import (
+    NOTHING,
+    Delivered,
+    Delivery,
+    call_back,
+    check_may_wait,
+)
 from sbp_core.app.encoding import encode_collected, record_bytes
 from sbp_core.app.gates import Gate
 from sbp_core.app.outbox import Batching, Encoded, Outbox, Outgoing, State
+from sbp_core.app.process import (
+    OfProcess,
+    flush_at_exit,
+    report_lost,
+    use_here,
+    warn_unclosed,
+)
+from sbp_core.app.record import checked_timestamp_us
 from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, AppendOutcome, Client, Writer
 from sbp_core.errors import ConfigurationError, DeadlineExceededError, SbpError
@@ -24,7 +39,7 @@ from sbp_core.records import Compression
 OnDelivery = Callable[[Delivered], None]
 
 
-class Producer:
+class Producer(OfProcess):
     """Sends records to one stream, in order. Made by `Connection.producer`.
 
     Threads may share it. `send` collects records; a worker makes record batches of
@@ -48,6 +63,10 @@ class Producer:
         on_delivery: OnDelivery | None = None,
         on_close: Callable[[Producer], None] | None = None,
     ) -> None:
+        if compression not in get_args(Compression):
+            raise ConfigurationError(
+                f"compression {compression!r} is not one of {', '.join(get_args(Compression))}"
+            )
         self._client = client
         self._stream = stream
         self._compression: Compression = compression
@@ -59,6 +78,8 @@ class Producer:
         self._lock = self._gate.lock
         self._outbox = Outbox(batching or Batching(), time.monotonic)
         self._is_begun = False
+        self._is_copy = False
+        """Whether this is the copy in the child of a fork."""
         self._plain_bytes_max = 0
         """Bytes of the largest record that `send` accepts: none of a typed stream."""
         self._target = Target(stream, -1, None, 0)
@@ -70,14 +91,15 @@ class Producer:
         *,
         key: bytes | None = None,
         headers: Mapping[str, bytes | None] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
     ) -> Delivery:
         """Send a record; return the future of its offset. Waits while the buffer is full.
 
-        `timestamp_us` is in microseconds since the epoch (UTC), by default now. Raises the error
-        that ended the producer, ConfigurationError if it is closed, RecordBatchError for a record
-        that is too large, SchemaError for a typed stream, which `send_many` is for, and TypeError
-        for what is not bytes.
+        `timestamp_us` is in microseconds since the epoch (UTC), or a datetime; by default now.
+        Raises the error that ended the producer, ConfigurationError if it is closed,
+        RecordBatchError for a record that is too large, SchemaError for a typed stream, which
+        `send_many` is for, TypeError for what is not bytes, and ValueError for a time outside the
+        years 1 to 9999.
         """
         if not self._is_begun:
             self._begin()
@@ -88,12 +110,14 @@ class Producer:
         if size_bytes > self._plain_bytes_max:
             self._target.check_plain(size_bytes)
         if timestamp_us is None:
-            timestamp_us = time.time_ns() // 1000
+            time_us = time.time_ns() // 1000
+        else:
+            time_us = checked_timestamp_us(timestamp_us)
         outbox = self._outbox
         with self._lock:
             if outbox.room_bytes <= 0:
                 self._wait_for_room()
-            batch, is_new = outbox.add(value, key, headers, timestamp_us, size_bytes)
+            batch, is_new = outbox.add(value, key, headers, time_us, size_bytes)
             if is_new:
                 self._gate.notify()
             return Delivery(batch.receipt, len(batch.values) - 1)
@@ -135,8 +159,9 @@ class Producer:
         """Return when all that was sent before is on disk, as its stream demands.
 
         Raises the error that ended the producer, DeadlineExceededError after `timeout_ms`; the
-        producer goes on then.
+        producer goes on then. ConfigurationError in a callback, which it would wait for.
         """
+        check_may_wait("flush()")
         until = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         outbox = self._outbox
         with self._lock:
@@ -156,16 +181,39 @@ class Producer:
     def close(self) -> None:
         """Send what is there, wait until it is on disk, and end. Idempotent.
 
-        Raises the error that ended the producer.
+        Raises the error that ended the producer, ConfigurationError in a callback, which it would
+        wait for.
         """
+        check_may_wait("close()")
         with self._lock:
             self._outbox.close()
             self._gate.notify()
         self._gate.join()
         if self._on_close is not None:
             self._on_close(self)
-        if self._outbox.error is not None:
+        if self._outbox.error is not None and not self._is_copy:
             raise self._outbox.error
+
+    def on_fork(self, error: ConfigurationError) -> None:
+        """Refuse every use: this is the copy in the child of a fork, which has no worker."""
+        self._is_copy = True
+        self._gate = Gate()
+        self._lock = self._gate.lock
+        for batch in self._outbox.fail(error):
+            batch.receipt.abandon(error)
+
+    def on_exit(self, deadline: float) -> None:
+        """Send what is there until a time of the monotonic clock, and report what is left."""
+        record_count = self._outbox.unsettled_count
+        if not record_count:
+            return
+        warn_unclosed(self._stream, record_count, self)
+        with self._lock:
+            self._outbox.close()
+        self._gate.finish(deadline - time.monotonic())
+        left_count = self._outbox.unsettled_count
+        if left_count:
+            report_lost(self._stream, left_count, SbpError("the process ends before they are sent"))
 
     def __enter__(self) -> Self:
         self._begin()
@@ -193,6 +241,8 @@ class Producer:
             self._plain_bytes_max = 0 if target.schema is not None else target.record_bytes_max
             self._is_begun = True
             self._outbox.check_open()
+            use_here(self)
+            flush_at_exit(self)
             self._gate.start(self._run)
 
     def _wait_for_room(self) -> None:
@@ -208,6 +258,9 @@ class Producer:
         except SbpError as error:
             self._fail(error)
         except BaseException as error:
+            record_count = self._outbox.unsettled_count
+            if record_count:
+                warn_unclosed(self._stream, record_count, self)
             self._fail(SbpError(f"the producer of stream {self._stream} was ended by {error!r}"))
             raise
 
@@ -265,8 +318,11 @@ class Producer:
 
     def _fail(self, error: SbpError) -> None:
         with self._lock:
+            record_count = self._outbox.unsettled_count
             lost = self._outbox.fail(error)
             self._gate.notify()
+        if record_count:
+            report_lost(self._stream, record_count, error)
         for batch in lost:
             self._settle(batch, -1, error)
 

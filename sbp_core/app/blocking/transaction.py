@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from enum import Enum
 from hashlib import blake2b
 from types import TracebackType
@@ -16,6 +17,8 @@ from typing import Final, Self
 from sbp_core.app.blocking.targets import find_target
 from sbp_core.app.encoding import encode_collected, record_bytes
 from sbp_core.app.outbox import Collected
+from sbp_core.app.process import OfProcess, use_here
+from sbp_core.app.record import checked_timestamp_us
 from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, Client, one_shot_producer, txn_id_of
 from sbp_core.client import Transaction as Staging
@@ -31,7 +34,7 @@ class _State(Enum):
     ABORTED = "aborted"
 
 
-class Transaction:
+class Transaction(OfProcess):
     """Records of several streams that become visible together, or not at all.
 
     Made by `Connection.transaction`. As a context manager it commits at the end of the block,
@@ -50,6 +53,9 @@ class Transaction:
         self._hash = blake2b(digest_size=16)
         self._record_count = 0
         self._state = _State.OPEN
+        self._refusal: ConfigurationError | None = None
+        """The error of every use in the child of a fork."""
+        use_here(self)
 
     def send(
         self,
@@ -58,13 +64,14 @@ class Transaction:
         *,
         key: bytes | None = None,
         headers: Mapping[str, bytes | None] | None = None,
-        timestamp_us: int | None = None,
+        timestamp_us: int | datetime | None = None,
     ) -> None:
         """Send a record to one of the streams.
 
-        `timestamp_us` is in microseconds since the epoch (UTC), by default now. Raises
-        ConfigurationError for another stream, or if the transaction is over, RecordBatchError for
-        a record that is too large, SchemaError for a typed stream, SbpError.
+        `timestamp_us` is in microseconds since the epoch (UTC), or a datetime; by default now.
+        Raises ConfigurationError for another stream, or if the transaction is over,
+        RecordBatchError for a record that is too large, SchemaError for a typed stream, TypeError
+        and ValueError as the method of producers does, SbpError.
         """
         target = self._target(stream)
         size_bytes = record_bytes(value, key, headers)
@@ -75,7 +82,10 @@ class Transaction:
             batch = None
         if batch is None:
             batch = self._open[stream] = Collected(0.0)
-        time_us = time.time_ns() // 1000 if timestamp_us is None else timestamp_us
+        if timestamp_us is None:
+            time_us = time.time_ns() // 1000
+        else:
+            time_us = checked_timestamp_us(timestamp_us)
         batch.add(value, key, headers, time_us, size_bytes)
 
     def send_many(self, stream: str, rows: Rows) -> None:
@@ -95,6 +105,7 @@ class Transaction:
         After an error with the outcome UNKNOWN they may be visible, now or later: call it again.
         Raises ConfigurationError if the transaction is over, or if something was not staged.
         """
+        self._check_process()
         if self._state not in {_State.OPEN, _State.COMMITTING}:
             raise self._over()
         for stream in list(self._open):
@@ -119,6 +130,7 @@ class Transaction:
 
         Raises ConfigurationError once `commit` was called.
         """
+        self._check_process()
         if self._state is not _State.OPEN:
             raise self._over()
         self._state = _State.ABORTED
@@ -143,7 +155,16 @@ class Transaction:
         else:
             self.abort()
 
+    def on_fork(self, error: ConfigurationError) -> None:
+        """Refuse every use: this is the copy in the child of a fork."""
+        self._refusal = error
+
+    def _check_process(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
     def _target(self, stream: str) -> Target:
+        self._check_process()
         if self._state is not _State.OPEN:
             raise self._over()
         if stream not in self._names:

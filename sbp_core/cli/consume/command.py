@@ -15,7 +15,7 @@ import click
 from sbp_core.cli.client_options import ClientOptions, client_options, retry_option
 from sbp_core.cli.connect import connect
 from sbp_core.cli.consume.interrupts import Interrupts
-from sbp_core.cli.consume.reading import Reading, check_group
+from sbp_core.cli.consume.reading import Reading, check_wanted
 from sbp_core.cli.consume.rendering import (
     Render,
     column_lines,
@@ -28,7 +28,7 @@ from sbp_core.cli.consume.spans import Wanted
 from sbp_core.cli.consume.target import Target, file_target, standard_output
 from sbp_core.cli.consume.template import Template, fill, parse_template
 from sbp_core.cli.consume.writers import TableWriter, TextWriter, Writer
-from sbp_core.cli.output import write_notice
+from sbp_core.cli.output import noticing_reader, write_notice
 from sbp_core.cli.values import PATH, POSITION, POSITIVE, STREAM, TIMESTAMP, Value
 from sbp_core.client import Client, RetryPolicy
 from sbp_core.client.stream_position import (
@@ -130,7 +130,8 @@ def consume(
     A TEMPLATE has %t stream, %o offset, %T time in ms, %k key, %K its length, %v or %s value, %S
     its length, %h headers, %% percent sign, and \n \t \r \\ \xHH. REGEX is in the syntax of RE2.
 
-    A file gets its name when it is complete, also after Ctrl-C; if something fails, there is none.
+    A file gets its name when it is complete, also after Ctrl-C, SIGTERM and SIGHUP; if something
+    fails, there is none.
     """
     _check_together(
         {"--from": start, "--from-timestamp": from_timestamp, "--last": last},
@@ -140,16 +141,16 @@ def consume(
     )
     if from_timestamp is not None:
         start = position_at(from_timestamp)
-    _check_order(start, end)
     wanted = Wanted(streams, start or _EARLIEST, end, last, group, is_following=follow)
-    check_group(wanted)
+    check_wanted(wanted)
     form = "json" if options.json else output or _form_of(to_file, template)
     records = Filter(None if key is None else key.encode(errors="surrogateescape"), grep)
     written = Output(form, template, columns, to_file)
     with connect(options, RetryPolicy(budget_ms=retry_for)) as client:
         reading = Reading(client, wanted, commits_at_end=to_file is not None)
         with (
-            Interrupts(is_deferring=to_file is not None) as interrupts,
+            noticing_reader() if follow else nullcontext(),
+            Interrupts(is_file=to_file is not None, has_group=group is not None) as interrupts,
             _opened(to_file) as target,
             _writer(client, written, target) as writer,
         ):
@@ -157,7 +158,8 @@ def consume(
         if to_file is not None:
             reading.commit()
     if interrupts.has_come:
-        write_notice(f"interrupted: {to_file} has {counted(count, 'record')}")
+        if to_file is not None:
+            write_notice(f"interrupted: {to_file} has {counted(count, 'record')}")
         return _EXIT_INTERRUPTED
     return 0
 
@@ -168,14 +170,6 @@ def _check_together(*groups: Mapping[str, object]) -> None:
         given = [name for name, value in each.items() if value is not None]
         if len(given) > 1:
             raise click.UsageError(f"{given[0]} is not allowed with {given[1]}")
-
-
-def _check_order(start: Position | None, end: Position | None) -> None:
-    offsets = [each for each in (start, end) if each and each.kind is PositionKind.OFFSET]
-    if len(offsets) > 1 and offsets[0].number > offsets[1].number:
-        raise ConfigurationError(
-            f"--from {offsets[0].number} is behind --to {offsets[1].number}: exchange them"
-        )
 
 
 def _form_of(path: str | None, template: Template | None) -> str:
@@ -236,4 +230,5 @@ def _copy(
             else:
                 reading.on_written(batch.stream, rows.end_offset)
                 reading.stop_at(batch.stream, rows.end_offset)
+        reading.finish()
     return count_max - left

@@ -1,31 +1,37 @@
-"""Ctrl-C while a file is being written: the loop over records ends, and the file is completed."""
+"""A signal while records are written: the loop over them ends, and what was written counts.
+
+A file is completed; a group's cursors are committed.
+"""
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterator
-from types import FrameType
-from typing import Any, Self, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Self, TypeVar
+
+from sbp_core.cli.signals import handled
 
 T = TypeVar("T")
 
 
 class Interrupts:
-    """A context in which Ctrl-C is noted, if `is_deferring`; it ends only a wait for what is next.
+    """A context in which an interrupt is noted, if there is a file or a group.
 
-    Otherwise it raises KeyboardInterrupt as ever, or is ignored where a shell ignores it.
+    It ends only a wait for records. The second one raises KeyboardInterrupt unless there is a file:
+    the reader of a pipe may be stuck. Without file and group the first one does.
     """
 
-    def __init__(self, *, is_deferring: bool) -> None:
-        self._is_deferring = is_deferring and _raises_interrupts()
+    def __init__(self, *, is_file: bool, has_group: bool) -> None:
+        self._is_file = is_file
         self._is_waiting = False
-        self._former: Any = None
         self.has_come = False
-        """Whether Ctrl-C was pressed."""
+        """Whether there was an interrupt."""
+        self._handling: AbstractContextManager[bool] = (
+            handled(self._on_signal) if is_file or has_group else nullcontext(False)
+        )
 
     def maybe_next(self, items: Iterator[T]) -> T | None:
-        """Return the next item; None at the end, and once Ctrl-C was pressed."""
+        """Return the next item; None at the end, and once there was an interrupt."""
         if not self._is_deferring:
             return next(items, None)
         try:
@@ -37,21 +43,13 @@ class Interrupts:
             self._is_waiting = False
 
     def __enter__(self) -> Self:
-        if self._is_deferring:
-            self._former = signal.signal(signal.SIGINT, self._on_signal)
+        self._is_deferring = self._handling.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_deferring:
-            signal.signal(signal.SIGINT, self._former)
+        self._handling.__exit__(None, None, None)
 
-    def _on_signal(self, _: int, __: FrameType | None) -> None:
-        self.has_come = True
-        if self._is_waiting:
+    def _on_signal(self) -> None:
+        is_first, self.has_come = not self.has_come, True
+        if self._is_waiting or not (is_first or self._is_file):
             raise KeyboardInterrupt
-
-
-def _raises_interrupts() -> bool:
-    """Whether Ctrl-C raises KeyboardInterrupt in this thread."""
-    is_main = threading.current_thread() is threading.main_thread()
-    return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler

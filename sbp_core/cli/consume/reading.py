@@ -11,6 +11,7 @@ from sbp_core.cli.connect import parse_stream
 from sbp_core.cli.consume.spans import Plan, Wanted, make_plan, rest_of
 from sbp_core.cli.output import flush, write_notice
 from sbp_core.client import Client
+from sbp_core.client.stream_position import check_order
 from sbp_core.errors import ConfigurationError, DamagedBatchError, RecordBatchError
 
 
@@ -50,6 +51,11 @@ class Reading:
         """Let the records before an offset be the last ones of the batch that are done."""
         self._consumers[-1].seek(stream, offset)
 
+    def finish(self) -> None:
+        """Commit that everything that was read is written, unless that is left to `commit`."""
+        if self._group is not None and self._consumers:
+            self._consumers[-1].commit()
+
     def commit(self) -> None:
         """Commit for the group what is written. Raises SbpError."""
         if self._wanted.group is None or not self._written:
@@ -76,8 +82,10 @@ class Reading:
                 ) from error
 
 
-def check_group(wanted: Wanted) -> None:
-    """Raise ConfigurationError for a part that a group cannot have read."""
+def check_wanted(wanted: Wanted) -> None:
+    """Raise ConfigurationError for a part that has no records, or that a group cannot have read."""
+    if wanted.end is not None:
+        check_order(wanted.start, wanted.end)
     if wanted.group is not None and (wanted.last is not None or wanted.end is not None):
         raise ConfigurationError(
             "--group reads on to the tail from where the group is: leave --last and --to out"

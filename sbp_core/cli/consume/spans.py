@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from sbp_core.app.positions import Span
 from sbp_core.app.selection import Selection
 from sbp_core.cli.connect import find_reach, parse_stream
+from sbp_core.cli.values import check_interval
 from sbp_core.client import Client, Reach
 from sbp_core.client.stream_position import Position, PositionKind, find_offset
 from sbp_core.errors import NotFoundError, OffsetOutOfRangeError
@@ -43,7 +44,11 @@ class Plan:
 
 
 def make_plan(client: Client, wanted: Wanted) -> Plan:
-    """Return what to read. Raises NotFoundError, OffsetOutOfRangeError, SbpError."""
+    """Return what to read.
+
+    Raises ConfigurationError for an end before the start, NotFoundError, OffsetOutOfRangeError,
+    SbpError.
+    """
     patterns = [each for each in wanted.streams if "*" in each]
     stream_ids = _find_streams(client, wanted.streams, patterns)
     if patterns and not stream_ids and not wanted.is_following:
@@ -55,12 +60,19 @@ def make_plan(client: Client, wanted: Wanted) -> Plan:
     reaches = find_reach(client, stream_ids)
     finder = _Finder(client, wanted, reaches)
     spans = {each: finder.span(each) for each in stream_ids}
+    if not any(_is_in_order(each) for each in spans.values()):
+        first = next(iter(spans.values()))
+        check_interval(first.start_offset, first.end_offset or 0)
     open_ended = {
         each
         for each in stream_ids
         if wanted.end is None and finder.reaches[each].next_offset is None
     }
     return Plan(selection, spans, frozenset(open_ended))
+
+
+def _is_in_order(span: Span) -> bool:
+    return span.end_offset is None or span.start_offset <= span.end_offset
 
 
 def rest_of(client: Client, plan: Plan) -> Plan:

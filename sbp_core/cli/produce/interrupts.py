@@ -1,16 +1,16 @@
-"""Ctrl-C, held back while records are appended."""
+"""Interrupts, held back while records are appended."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Self
+
+from sbp_core.cli.signals import handled
 
 
 class Interrupts:
-    """Raises KeyboardInterrupt at Ctrl-C; the first one not within `held`, but at the end of it.
+    """Raises KeyboardInterrupt at a signal; the first one not within `held`, but at the end of it.
 
     So it is known what became of the records that are on their way. Does nothing where Ctrl-C is
     ignored, as by commands that a shell runs in the background.
@@ -20,6 +20,7 @@ class Interrupts:
         self._is_held = False
         self._is_due = False
         self._has_come = False
+        self._handling = handled(self._on_interrupt)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -34,16 +35,13 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def __enter__(self) -> Self:
-        self._previous = signal.getsignal(signal.SIGINT)
-        if self._previous is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._on_interrupt)
+        self._handling.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._previous is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._previous)
+        self._handling.__exit__(None, None, None)
 
-    def _on_interrupt(self, _: int, __: FrameType | None) -> None:
+    def _on_interrupt(self) -> None:
         is_first, self._has_come = not self._has_come, True
         if not (is_first and self._is_held):
             raise KeyboardInterrupt

@@ -34,7 +34,7 @@ from sbp_core.client.programs.program import (
     timed,
 )
 from sbp_core.client.types import Connecting, parse_endpoint
-from sbp_core.errors import SbpError
+from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.sockets import AsyncSocket, TlsLink
 from sbp_core.tls import Channel, ready
 from sbp_core.tls_errors import PlainTextError, tls_error
@@ -301,9 +301,10 @@ _LATER: Final = _Pause.LATER
 
 
 class AsyncPool:
-    """The connections of the tasks of one loop; see `Connections`.
+    """The connections of the tasks of one loop at a time; see `Connections`.
 
-    Raises ConfigurationError if the files of TLS cannot be used.
+    A second loop, as of another `asyncio.run`, starts without connections. Raises
+    ConfigurationError if the files of TLS cannot be used.
     """
 
     def __init__(
@@ -313,10 +314,9 @@ class AsyncPool:
         if connecting.tls is not None:
             ready(connecting.tls)
         self._clock = clock
-        client_id = uuid.uuid4().hex
-        self._connections = Connections(
-            lambda endpoint: AsyncConnection(endpoint, client_id, connecting), clock
-        )
+        self._client_id = uuid.uuid4().hex
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connections = Connections(self._make, clock)
 
     def start(self, call: Call, sink: Sink) -> tuple[AsyncConnection, Ticket]:
         """Send a call. Raises SbpError when it cannot be sent."""
@@ -328,9 +328,24 @@ class AsyncPool:
     def acquire(self, endpoint: str) -> AsyncConnection:
         """Return the connection that a call uses if it is started now; it may have to be made.
 
-        Raises SbpError as `start` does.
+        Raises SbpError as `start` does, ConfigurationError while another loop uses the client.
         """
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._change_loop(loop)
         return self._connections.acquire(endpoint)
+
+    def _make(self, endpoint: str) -> AsyncConnection:
+        return AsyncConnection(endpoint, self._client_id, self._connecting)
+
+    def _change_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not None:
+            if self._loop.is_running():
+                raise ConfigurationError(
+                    "another event loop uses this client now: connect once in each loop"
+                )
+            self._connections.forget()
+        self._loop = loop
 
     async def close(self) -> None:
         """End all connections; calls that are open fail, new ones are refused.

@@ -107,6 +107,11 @@ class Connections(Generic[C]):
         fresh = self._by_endpoint[endpoint] = self._make(endpoint)
         return fresh
 
+    def forget(self) -> None:
+        """Leave all connections to a loop that has ended."""
+        self._by_endpoint.clear()
+        self._retired.clear()
+
     def close(self) -> list[C]:
         """Refuse new calls; return the connections that are to be closed, again if repeated."""
         self._is_closed = True

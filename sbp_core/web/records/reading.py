@@ -14,9 +14,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from sbp_core.client.aio import AsyncClient
-from sbp_core.client.stream_position import PositionKind, parse_position
+from sbp_core.client.stream_position import check_order, parse_position
 from sbp_core.client.types import StreamInfo
-from sbp_core.errors import SbpError
+from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.records import ROWS_SCHEMA
 from sbp_core.web.callers import Callers
 from sbp_core.web.records.contents import ARROW, NDJSON
@@ -88,7 +88,10 @@ async def _find_span(request: Request, client: AsyncClient, info: StreamInfo) ->
     first = request.query_params.get("from", "earliest")
     last = request.query_params.get("to")
     if last is not None:
-        _check_order(first, last)
+        try:
+            check_order(parse_position(first), parse_position(last))
+        except ConfigurationError as error:
+            raise bad_request(str(error)) from None
     at = await find_reach(client, info.stream_id)
     start = await resolve(client, at, first)
     if start == tail_of(at) and wait_ms:
@@ -97,20 +100,12 @@ async def _find_span(request: Request, client: AsyncClient, info: StreamInfo) ->
     end = tail_of(at)
     if last is not None:
         end = min(end, await resolve(client, at, last, is_end=True))
+        if start > end:
+            raise bad_request(
+                f"from={first} is offset {start}, behind to={last}, which is offset {end}: exchange"
+                " them"
+            )
     return Span(start, max(start, min(end, start + count_max)))
-
-
-def _check_order(first: str, last: str) -> None:
-    """Raise ProblemError for two offsets, or two times, in the wrong order.
-
-    Other positions depend on the stream as it is now: between them there may be nothing.
-    """
-    start, end = parse_position(first), parse_position(last)
-    is_fixed = start.kind in {PositionKind.OFFSET, PositionKind.TIME}
-    if is_fixed and start.kind is end.kind and start.number > end.number:
-        raise bad_request(
-            f"from={first} is behind to={last}, which is the end, exclusive: exchange them"
-        )
 
 
 async def _find_start(request: Request, client: AsyncClient, info: StreamInfo) -> int:

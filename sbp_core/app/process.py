@@ -1,0 +1,105 @@
+"""Producers, consumers and transactions when their process forks, or ends.
+
+A fork copies them without the threads that work for them: two processes would append and commit the
+same records. Therefore only the process that made them may use them. A child may use the connection
+that it inherits: the client below opens sockets of its own there.
+
+Producers that are still open when the interpreter ends get EXIT_FLUSH_MS to send their records. The
+records that are left are counted in the log; Python writes it to stderr if logging is not set up.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread  # noqa: F401 - pyarrow may need it at exit, which is too late
+import logging
+import os
+import time
+import warnings
+import weakref
+from typing import Final, NoReturn, Protocol
+
+from sbp_core.errors import ConfigurationError, SbpError
+
+_LOG: Final = logging.getLogger("sbp_core.app")
+
+EXIT_FLUSH_MS: Final = 10_000
+"""How long the end of a process is held up by all its open producers together."""
+
+
+class Unsendable:
+    """A mixin: an object that cannot be sent to another process."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be sent to another process; send the endpoint, and"
+            " connect there"
+        )
+
+
+class OfProcess(Unsendable):
+    """A mixin: an object that only the process that made it can use."""
+
+    def on_fork(self, error: ConfigurationError) -> None:
+        """Refuse every use with this error: this is the copy in a child."""
+        raise NotImplementedError
+
+
+class _Unclosed(Protocol):
+    """A producer, as the end of the process sees it."""
+
+    def on_exit(self, deadline: float) -> None:
+        """Send what is there until a time of the monotonic clock, and report what is left."""
+
+
+_in_use: Final[weakref.WeakSet[OfProcess]] = weakref.WeakSet()
+_unclosed: Final[weakref.WeakSet[_Unclosed]] = weakref.WeakSet()
+
+
+def use_here(used: OfProcess) -> None:
+    """Note that an object has begun to work, so that the children of a fork refuse it."""
+    _in_use.add(used)
+
+
+def flush_at_exit(producer: _Unclosed) -> None:
+    """Let a producer send what it has before the process ends."""
+    _unclosed.add(producer)
+
+
+def report_lost(stream: str, record_count: int, error: SbpError) -> None:
+    """Report records that were sent to a producer and are not, or may not be, stored."""
+    _LOG.error("records lost count=%d stream=%s: %s", record_count, stream, error)
+
+
+def warn_unclosed(stream: str, record_count: int, producer: object) -> None:
+    """Warn of a producer that was left open."""
+    warnings.warn(
+        f"the producer of stream {stream} was not closed: {record_count} records were not flushed."
+        " Close it, or enter it with `with`",
+        ResourceWarning,
+        source=producer,
+        stacklevel=2,
+    )
+
+
+def _refuse_in_child() -> None:
+    for each in list(_in_use):
+        each.on_fork(
+            ConfigurationError(
+                f"this {type(each).__name__} was made in process {os.getppid()}, and this is a"
+                " child of it: make one here, after the fork (gunicorn: post_fork; multiprocessing:"
+                " in the function that the process runs)"
+            )
+        )
+    _in_use.clear()
+    _unclosed.clear()
+
+
+def _flush_all() -> None:
+    deadline = time.monotonic() + EXIT_FLUSH_MS / 1000
+    for each in list(_unclosed):
+        each.on_exit(deadline)
+
+
+os.register_at_fork(after_in_child=_refuse_in_child)
+atexit.register(_flush_all)
