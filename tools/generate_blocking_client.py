@@ -83,22 +83,28 @@ GROUPS: Final = Twin(
 
 _APP_NAMES: Final[Mapping[str, str]] = {
     "AsyncAssignment": "Assignment",
+    "AsyncBatchIterator": "BatchIterator",
     "AsyncClient": "Client",
     "AsyncCommitter": "Committer",
     "AsyncConnection": "Connection",
     "AsyncConsumer": "Consumer",
     "AsyncDelivery": "Delivery",
+    "AsyncFetcher": "Fetcher",
     "AsyncGate": "Gate",
     "AsyncGenerator": "Generator",
     "AsyncIterator": "Iterator",
     "AsyncMember": "Member",
     "AsyncProducer": "Producer",
+    "AsyncRecordIterator": "RecordIterator",
     "AsyncTransaction": "Transaction",
     "AsyncWholeSelection": "WholeSelection",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
+    "StopAsyncIteration": "StopIteration",
     "__aiter__": "__iter__",
+    "__anext__": "__next__",
     "aclosing": "closing",
+    "asynccontextmanager": "contextmanager",
 }
 
 
@@ -132,11 +138,12 @@ TWINS: Final = (
         "consumer.py",
         {
             **_APP_IMPORTS,
-            "import asyncio\n": "",
-            "asyncio.sleep": "time.sleep",
             "For one task.": "For one thread.",
+            "another task waits": "another thread waits",
         },
     ),
+    _app("fetching.py", {"import asyncio\n": "", "asyncio.sleep": "time.sleep"}),
+    _app("iterating.py", _APP_IMPORTS),
     _app("committing.py", {}),
     _app("targets.py", {}),
     _app("transaction.py", {**_APP_IMPORTS, "For one task.": "For one thread."}),

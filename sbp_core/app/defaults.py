@@ -8,6 +8,8 @@ from sbp_core import limits
 
 COMMIT_INTERVAL_MS: Final = 5_000
 """How often a consumer with a group commits what is done."""
+MANY_RECORDS: Final = 1_000
+"""Records that a consumer hands out at a time at most, by default."""
 REFRESH_INTERVAL_MS: Final = 5_000
 """How often a consumer looks for new streams that match its patterns."""
 FETCH_BYTES: Final = 4 * limits.MIB

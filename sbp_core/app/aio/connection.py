@@ -10,6 +10,7 @@ from sbp_core import group_limits, limits
 from sbp_core.app import defaults
 from sbp_core.app.aio.assignment import AsyncAssignment, AsyncWholeSelection
 from sbp_core.app.aio.consumer import AsyncConsumer
+from sbp_core.app.aio.fetching import OnTrimmed
 from sbp_core.app.aio.member import AsyncMember
 from sbp_core.app.aio.producer import AsyncProducer, OnDelivery
 from sbp_core.app.aio.transaction import AsyncTransaction
@@ -110,6 +111,7 @@ class AsyncConnection(Unsendable):
         commit_interval_ms: int | None = defaults.COMMIT_INTERVAL_MS,
         refresh_interval_ms: int = defaults.REFRESH_INTERVAL_MS,
         fetch_bytes: int = defaults.FETCH_BYTES,
+        on_trimmed: OnTrimmed = "error",
         assignment: AsyncAssignment | None = None,
     ) -> AsyncConsumer:
         """Return a consumer of streams, given by names and patterns of names such as `audit-*`.
@@ -120,6 +122,10 @@ class AsyncConnection(Unsendable):
         found every `refresh_interval_ms`, and read from their beginning. It commits every
         `commit_interval_ms`, and at its end; None leaves that to `commit`. `fetch_bytes` are
         fetched of a stream at a time.
+
+        Records that were trimmed before they were read are an error. With `on_trimmed` "earliest"
+        or "latest" the consumer logs a warning, and goes on there. A consumer that is `shared`
+        reports the error in its log, gives the stream up, and goes on with its other streams.
 
         Consumers that are `shared` divide the streams of their group: each stream is read by one of
         them at a time, and those of one that ends, or is silent for `session_timeout_ms` (1 s to
@@ -143,6 +149,8 @@ class AsyncConnection(Unsendable):
             refresh_interval_ms=refresh_interval_ms,
             fetch_bytes=fetch_bytes,
             assignment=assignment or AsyncWholeSelection(self.client, group),
+            group=group,
+            on_trimmed=on_trimmed,
             on_close=self._forget,
         )
         self._open[made] = None

@@ -13,6 +13,7 @@ from sbp_core import group_limits, limits
 from sbp_core.app import defaults
 from sbp_core.app.blocking.assignment import Assignment, WholeSelection
 from sbp_core.app.blocking.consumer import Consumer
+from sbp_core.app.blocking.fetching import OnTrimmed
 from sbp_core.app.blocking.member import Member
 from sbp_core.app.blocking.producer import OnDelivery, Producer
 from sbp_core.app.blocking.transaction import Transaction
@@ -113,6 +114,7 @@ class Connection(Unsendable):
         commit_interval_ms: int | None = defaults.COMMIT_INTERVAL_MS,
         refresh_interval_ms: int = defaults.REFRESH_INTERVAL_MS,
         fetch_bytes: int = defaults.FETCH_BYTES,
+        on_trimmed: OnTrimmed = "error",
         assignment: Assignment | None = None,
     ) -> Consumer:
         """Return a consumer of streams, given by names and patterns of names such as `audit-*`.
@@ -123,6 +125,10 @@ class Connection(Unsendable):
         found every `refresh_interval_ms`, and read from their beginning. It commits every
         `commit_interval_ms`, and at its end; None leaves that to `commit`. `fetch_bytes` are
         fetched of a stream at a time.
+
+        Records that were trimmed before they were read are an error. With `on_trimmed` "earliest"
+        or "latest" the consumer logs a warning, and goes on there. A consumer that is `shared`
+        reports the error in its log, gives the stream up, and goes on with its other streams.
 
         Consumers that are `shared` divide the streams of their group: each stream is read by one of
         them at a time, and those of one that ends, or is silent for `session_timeout_ms` (1 s to
@@ -146,6 +152,8 @@ class Connection(Unsendable):
             refresh_interval_ms=refresh_interval_ms,
             fetch_bytes=fetch_bytes,
             assignment=assignment or WholeSelection(self.client, group),
+            group=group,
+            on_trimmed=on_trimmed,
             on_close=self._forget,
         )
         self._open[made] = None

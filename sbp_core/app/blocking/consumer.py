@@ -7,31 +7,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Self
+from typing import Self, get_args
 
 from sbp_core.app import defaults
 from sbp_core.app.blocking.assignment import Assignment
-from sbp_core.app.decoding import (
-    decode_fetched,
-    fingerprints_of,
-    records_of,
-    split_fetched,
-)
+from sbp_core.app.blocking.fetching import Fetcher, OnTrimmed
+from sbp_core.app.blocking.iterating import BatchIterator, RecordIterator
 from sbp_core.app.positions import NO_SPANS, Position, Positions, Span, Start
 from sbp_core.app.process import OfProcess, use_here
 from sbp_core.app.record import Batch, Record, timestamp_us_of
 from sbp_core.app.selection import Selection
-from sbp_core.client import Client, FetchOutcome, StreamInfo
+from sbp_core.client import Client, StreamInfo
 from sbp_core.errors import (
     ConfigurationError,
     DeadlineExceededError,
     MemberUnknownError,
     OffsetOutOfRangeError,
+    SbpError,
 )
-from sbp_core.records import StreamSchema
 
 
 class Consumer(OfProcess):
@@ -60,50 +56,107 @@ class Consumer(OfProcess):
         refresh_interval_ms: int = defaults.REFRESH_INTERVAL_MS,
         fetch_bytes: int = defaults.FETCH_BYTES,
         assignment: Assignment,
+        group: str | None = None,
+        on_trimmed: OnTrimmed = "error",
         on_close: Callable[[Consumer], None] | None = None,
     ) -> None:
         self._client = client
         self._selection = streams if isinstance(streams, Selection) else Selection.of(streams)
+        if on_trimmed not in get_args(OnTrimmed):
+            raise ConfigurationError(
+                f"on_trimmed {on_trimmed!r} is not one of {', '.join(get_args(OnTrimmed))}"
+            )
         self._assignment = assignment
         self._start = start
         self._spans = spans
         self._is_following = follow
         self._commit_seconds = commit_interval_ms and commit_interval_ms / 1000
         self._refresh_seconds = refresh_interval_ms / 1000
-        self._fetch_bytes = fetch_bytes
         self._on_close = on_close
         self._positions = Positions()
+        self._fetcher = Fetcher(
+            client,
+            self._positions,
+            is_following=follow,
+            fetch_bytes=fetch_bytes,
+            on_trimmed=on_trimmed,
+            group=group,
+            is_member=assignment.own_interval_ms is not None,
+        )
         self._selected: dict[int, StreamInfo] = {}
         self._found_first: frozenset[int] = frozenset()
-        self._schemas: dict[int, dict[str, StreamSchema]] = {}
-        self._is_begun = self._is_idle = self._is_closed = False
+        self._is_begun = self._is_closed = False
         self._refusal: ConfigurationError | None = None
         """The error of every use in the child of a fork."""
+        self._is_taking = False
+        self._hand = RecordIterator(self, math.inf)
+        """The records that are handed out now, also by `poll`, which needs no iterator."""
         self._refresh_at = 0.0
-        self._commit_at = self._own_at = self._duty_at = math.inf
-        """When to commit, when to ask for the consumer's streams, and the earlier of both."""
+        self._commit_at = self._own_at = math.inf
+        """When to commit, and when to ask for the consumer's streams."""
 
-    def __iter__(self) -> Generator[Record]:
-        """Yield records, each done when the next one is asked for. Raises SbpError."""
-        with closing(self._batches()) as batches:
-            for at, batch in batches:
-                seek_count = at.seek_count
-                for record in records_of(batch):
-                    at.done_offset = record.offset
-                    at.next_offset = record.offset + 1
-                    yield record
-                    if time.monotonic() >= self._duty_at:
-                        at.done_offset = at.next_offset
-                        self._do_duties()
-                    if at.seek_count != seek_count:
-                        break
+    def __iter__(self) -> RecordIterator:
+        """Return an iterator over records, each done when the next one is asked for.
 
-    def batches(self) -> Generator[Batch]:
-        """Yield Arrow batches, each done when the next one is asked for. Raises SbpError."""
-        with closing(self._batches()) as batches:
-            for at, batch in batches:
-                at.next_offset = batch.end_offset
-                yield batch
+        A consumer has one iterator at a time: an older one raises ConfigurationError. Raises
+        ConfigurationError if the consumer is closed.
+        """
+        return self._begin_iteration()
+
+    def batches(self) -> BatchIterator:
+        """Return an iterator over Arrow batches, in place of one over records."""
+        return BatchIterator(self, self._begin_iteration())
+
+    def poll(
+        self,
+        timeout: float | None = None,
+    ) -> Record | None:
+        """Return the next record, None if there is none within `timeout` seconds, or at the end.
+
+        The records that were handed out before are done. Raises SbpError.
+        """
+        self._check_open()
+        return self._take_record(_until(timeout))
+
+    def getone(
+        self,
+        timeout: float | None = None,
+    ) -> Record:
+        """Return the next record, as `poll` does. Raises DeadlineExceededError if there is none."""
+        record = self.poll(timeout)
+        if record is None:
+            raise DeadlineExceededError(
+                "the streams are read to their ends"
+                if timeout is None
+                else f"there was no record within {timeout} s; call again"
+            )
+        return record
+
+    def getmany(
+        self,
+        timeout: float | None = 0,
+        max_records: int = defaults.MANY_RECORDS,
+    ) -> list[Record]:
+        """Return the next records: as many as are here once one is, which has `timeout` seconds.
+
+        The list is empty if none has come, or at the end. The records that were handed out before
+        are done. Raises SbpError.
+        """
+        first = self.poll(timeout)
+        if first is None:
+            return []
+        records = [first]
+        while len(records) < max_records:
+            found = self._hand.maybe_next()
+            if found is not None:
+                records.append(found)
+                continue
+            with suppress(SbpError):  # of what comes next: the next call raises it
+                self._hand.turn_to(self._fetcher.maybe_next())
+                if self._hand.has_records:
+                    continue
+            break
+        return records
 
     def commit(self) -> None:
         """Commit all records that were handed out, the last one included. Raises SbpError.
@@ -148,6 +201,8 @@ class Consumer(OfProcess):
         if self._is_closed:
             return
         self._is_closed = True
+        self._hand.mark_done()
+        self._forget_fetched()
         if self._on_close is not None:
             self._on_close(self)
         if self._refusal is not None:
@@ -163,79 +218,106 @@ class Consumer(OfProcess):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _batches(self) -> Generator[tuple[Position, Batch]]:
-        """Yield what is fetched, with the position that the caller moves while it hands it out."""
-        self._begin()
+    def take_record(self, iterator: RecordIterator) -> Record | None:
+        """Return the next record for an iterator; None at the end."""
+        self._check_current(iterator)
+        return self._take_record(None)
+
+    def take_batch(self, iterator: RecordIterator) -> Batch | None:
+        """Return the next batch for an iterator; None at the end."""
+        self._check_current(iterator)
+        if (
+            self._hand.has_records
+        ):  # `poll` has taken some records of a batch: the rest is read again
+            self._forget_fetched()
+        with self._taking():
+            found = self._next_batch(None)
+            if found is None:
+                return None
+            at, batch = found
+            at.next_offset = batch.end_offset
+            return batch
+
+    def _begin_iteration(self) -> RecordIterator:
+        self._check_open()
+        self._forget_fetched()
+        duty_at, self._hand.duty_at = self._hand.duty_at, -math.inf
+        self._hand = RecordIterator(self, duty_at)
+        return self._hand
+
+    def _check_current(self, iterator: RecordIterator) -> None:
+        if iterator is not self._hand:
+            raise ConfigurationError(
+                "this iterator was replaced by a later one of the same consumer; make a consumer"
+                " for each"
+            )
+
+    def _forget_fetched(self) -> None:
+        self._hand.turn_to(None)
+        self._fetcher.clear()
+
+    def _take_record(self, until: float | None) -> Record | None:
+        with self._taking():
+            while (record := self._hand.maybe_next()) is None:
+                self._hand.turn_to(self._next_batch(until))
+                if not self._hand.has_records:
+                    return None
+            return record
+
+    @contextmanager
+    def _taking(self) -> Generator[None]:
+        """Let what was handed out before be done, and do what is due, before more is taken."""
+        if self._is_taking:
+            raise ConfigurationError("another thread waits for this consumer: each has its own")
+        self._is_taking = True
+        try:
+            self._positions.finish()
+            if time.monotonic() >= self._hand.duty_at and not self._is_closed:
+                self._do_duties()
+            yield
+        finally:
+            self._is_taking = False
+
+    def _next_batch(self, until: float | None) -> tuple[Position, Batch] | None:
+        """Return the next batch, with the position that moves while it is handed out.
+
+        None at the end, and if there is none at a time of the monotonic clock. A call that is
+        cancelled has taken nothing.
+        """
+        if not self._is_begun:
+            self._begin()
         while not self._is_closed:
+            found = self._fetcher.maybe_next()
+            if found is not None:
+                return found
             self._refresh_when_due()
-            if time.monotonic() >= self._duty_at:  # also while no record comes
+            if time.monotonic() >= self._hand.duty_at:  # also while no record comes
                 self._do_duties()
             if not self._is_following and self._positions.is_over:
                 self._commit_done()
-                return
-            for outcome in self._fetch():
-                at = self._positions.maybe_at(outcome.stream_id)
-                if at is None or not outcome.payload:
-                    continue
-                seek_count = at.seek_count
-                for batch in self._decode(at, outcome):
-                    if at.seek_count != seek_count:
-                        break
-                    yield at, batch
-                    if at.seek_count == seek_count:
-                        at.done_offset = at.next_offset
-                    if time.monotonic() >= self._duty_at:
-                        self._do_duties()
-
-    def _fetch(self) -> list[FetchOutcome]:
-        """Return what is there now of all streams, or what comes first."""
-        items = self._positions.next_items(self._fetch_bytes)
-        if not items:
-            time.sleep(defaults.FETCH_WAIT_MS / 1000)
-            return []
-        wait_ms = defaults.FETCH_WAIT_MS if self._is_idle else 0
-        if not self._is_following:
-            wait_ms = defaults.END_WAIT_MS
-        found = []
-        with closing(self._client.fetch(items, max_wait_ms=wait_ms)) as outcomes:
-            for outcome in outcomes:
-                if outcome.error is not None:
-                    raise outcome.error
-                found.append(outcome)
-                if outcome.payload and self._is_idle:
-                    break  # the others may have nothing for as long as the fetch waits
-        self._is_idle = self._is_following and not any(each.payload for each in found)
-        if not self._is_following and not any(each.payload for each in found):
-            missing = items[0]
-            raise DeadlineExceededError(
-                f"no records of stream {missing.stream_id} at offset {missing.fetch_offset} within"
-                f" {wait_ms} ms, although it has them up to {missing.end_offset}; try again, then"
-                " run `sbp log check` on its range server"
-            )
-        return found
-
-    def _decode(self, at: Position, outcome: FetchOutcome) -> Iterator[Batch]:
-        """Return the batches, each decoded when it is asked for, up to a damaged one."""
-        envelopes = split_fetched(outcome.payload)
-        known = self._schemas.setdefault(at.stream_id, {})
-        if fingerprints_of(envelopes) - known.keys():
-            versions = self._client.describe_schemas([at.stream_id])
-            known.update((each.schema.fingerprint, each.schema) for each in versions[at.stream_id])
-        return decode_fetched(at.stream, envelopes, at.next_offset, at.end_offset, known)
+                return None
+            self._fetcher.fetch(until)
+            found = self._fetcher.maybe_next()
+            if found is not None or (until is not None and time.monotonic() >= until):
+                return found
+        return None
 
     def on_fork(self, error: ConfigurationError) -> None:
         """Hand out nothing: this is the copy in the child of a fork."""
         self._refusal = error
-        self._duty_at = -math.inf
+        self._hand.duty_at = -math.inf
 
     def _check_process(self) -> None:
         if self._refusal is not None:
             raise self._refusal
 
-    def _begin(self) -> None:
+    def _check_open(self) -> None:
         self._check_process()
         if self._is_closed:
             raise ConfigurationError("this consumer is closed; make another one")
+
+    def _begin(self) -> None:
+        self._check_open()
         if not self._is_begun:
             use_here(self)
             self._refresh()
@@ -264,10 +346,11 @@ class Consumer(OfProcess):
     def _take_own(self) -> None:
         """Begin to read the streams that are the consumer's now; give up those that are not."""
         own = self._assignment.own(frozenset(self._selected)) & self._selected.keys()
+        own -= self._fetcher.given_up
         interval_ms = self._assignment.own_interval_ms
         if interval_ms is not None:
             self._own_at = time.monotonic() + interval_ms / 1000
-            self._duty_at = min(self._commit_at, self._own_at)
+            self._hand.duty_at = min(self._commit_at, self._own_at)
         lost = self._positions.stream_ids - own
         if lost:
             self._commit_done()
@@ -344,12 +427,17 @@ class Consumer(OfProcess):
 
     def _commit_done(self) -> None:
         if self._commit_seconds is not None and self._assignment.has_cursors:
+            self._hand.mark_done()
             with suppress(MemberUnknownError):  # which the member has logged
                 self._commit(self._positions.to_commit())
             self._commit_at = time.monotonic() + self._commit_seconds
-            self._duty_at = min(self._commit_at, self._own_at)
+            self._hand.duty_at = min(self._commit_at, self._own_at)
 
     def _commit(self, offsets: Mapping[int, int]) -> None:
         if offsets:
             self._assignment.commit(offsets)
             self._positions.on_committed(offsets)
+
+
+def _until(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout

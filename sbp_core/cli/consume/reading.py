@@ -71,6 +71,7 @@ class Reading:
             spans=plan.spans,
             follow=self._wanted.is_following,
             assignment=WholeSelection(self._client, self._group),
+            group=self._wanted.group,
         )
         self._consumers.append(consumer)
         with consumer:

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from sbp_core import connect
-from sbp_core.errors import ConfigurationError
+from sbp_core.errors import ConfigurationError, MemberUnknownError
 from tests.support.clock import until
 from tests.support.warm import WarmCluster, WarmProcess
 
@@ -136,6 +136,19 @@ def test_a_member_that_is_expelled_joins_again_and_misses_nothing(sbp):
         sent = write.sent
         until(lambda: read() or found >= sent)
     assert sbp.client.describe_group("readers").members == ()
+
+
+def test_the_commit_of_a_member_that_is_expelled_raises(sbp):
+    Writing(sbp)()
+    sharing = SHARING | {"commit_interval_ms": None}
+    with sbp.consumer("part-*", follow=True, **sharing) as consumer:
+        consumer.getone()
+        (info,) = sbp.client.describe_group("readers").members
+        sbp.client.leave_group("readers", info.member_id)
+        for _ in range(2):
+            with pytest.raises(MemberUnknownError):
+                consumer.commit()
+    assert not any(each.next_offset for each in sbp.client.describe_cursors("readers"))
 
 
 def is_other(members, info):

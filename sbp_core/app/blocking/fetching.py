@@ -1,0 +1,156 @@
+"""Fetching the batches that a consumer hands out next.
+
+Generated from ../aio/fetching.py: do not edit. Change that one, and run `make client`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Final, Literal
+
+from sbp_core.app import defaults
+from sbp_core.app.decoding import decode_fetched, fingerprints_of, split_fetched
+from sbp_core.app.positions import Position, Positions
+from sbp_core.app.record import Batch
+from sbp_core.client import Client, FetchOutcome
+from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
+from sbp_core.records import StreamSchema
+
+OnTrimmed = Literal["error", "earliest", "latest"]
+"""Where a consumer goes on if records were trimmed before it has read them."""
+
+_LOG: Final = logging.getLogger("sbp_core.app")
+
+
+class Fetcher:
+    """Fetches from the positions of a consumer, and keeps the batches until they are handed out.
+
+    `is_member`: the consumer shares the streams of its `group` with others. It does not end if
+    records of a stream were trimmed, but gives that stream up: `given_up` has those streams, by id.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        positions: Positions,
+        *,
+        is_following: bool,
+        fetch_bytes: int,
+        on_trimmed: OnTrimmed,
+        group: str | None,
+        is_member: bool,
+    ) -> None:
+        self.given_up: set[int] = set()
+        self._client = client
+        self._positions = positions
+        self._is_following = is_following
+        self._fetch_bytes = fetch_bytes
+        self._on_trimmed = on_trimmed
+        self._group = group
+        self._is_member = is_member
+        self._is_idle = False
+        self._schemas: dict[int, dict[str, StreamSchema]] = {}
+        self._ready: deque[tuple[Position, int, Iterator[Batch]]] = deque()
+        """Positions, their seek counts when they were fetched from, and the batches left."""
+
+    def clear(self) -> None:
+        """Forget what was fetched; it is fetched again from the positions."""
+        self._ready.clear()
+
+    def maybe_next(self) -> tuple[Position, Batch] | None:
+        """Return the next batch that is here, with its position. Raises DamagedBatchError."""
+        while self._ready:
+            at, seek_count, batches = self._ready[0]
+            batch = next(batches, None) if at.seek_count == seek_count else None
+            if batch is not None:
+                return at, batch
+            self._ready.popleft()
+        return None
+
+    def fetch(self, until: float | None) -> None:
+        """Fetch what is there now of all streams, or what comes first before a time, if anything.
+
+        A call that is cancelled changes nothing. Raises SbpError.
+        """
+        for outcome in self._fetch(until):
+            at = self._positions.maybe_at(outcome.stream_id)
+            if at is not None and outcome.payload:
+                self._ready.append((at, at.seek_count, self._decode(at, outcome)))
+
+    def _fetch(self, until: float | None) -> list[FetchOutcome]:
+        items = self._positions.next_items(self._fetch_bytes)
+        wait_ms = defaults.FETCH_WAIT_MS
+        if until is not None:
+            wait_ms = max(0, min(wait_ms, int(1000 * (until - time.monotonic()))))
+        if not items:
+            time.sleep(wait_ms / 1000)
+            return []
+        if not self._is_idle:
+            wait_ms = 0
+        if not self._is_following:
+            wait_ms = defaults.END_WAIT_MS
+        found: list[FetchOutcome] = []
+        is_moved = False
+        with closing(self._client.fetch(items, max_wait_ms=wait_ms)) as outcomes:
+            for outcome in outcomes:
+                if outcome.error is not None:
+                    self._skip_trimmed(outcome.stream_id, outcome.error)
+                    is_moved = True
+                    continue
+                found.append(outcome)
+                if outcome.payload and self._is_idle:
+                    break  # the others may have nothing for as long as the fetch waits
+        self._is_idle = self._is_following and not any(each.payload for each in found)
+        if not self._is_following and not is_moved and not any(each.payload for each in found):
+            missing = items[0]
+            raise DeadlineExceededError(
+                f"no records of stream {missing.stream_id} at offset {missing.fetch_offset} within"
+                f" {wait_ms} ms, although it has them up to {missing.end_offset}; try again, then"
+                " run `sbp log check` on its range server"
+            )
+        return found
+
+    def _skip_trimmed(self, stream_id: int, error: SbpError) -> None:
+        """Go on behind records that were trimmed before they were read, as `on_trimmed` says.
+
+        Raises the error if it is another one, or if that is wanted. A member of a group does not:
+        it reports the error, and goes on with its other streams.
+        """
+        at = self._positions.maybe_at(stream_id)
+        if at is None or not isinstance(error, OffsetOutOfRangeError):
+            raise error
+        (bound,) = self._client.stream_bounds([stream_id])
+        if at.next_offset >= bound.start_offset:
+            raise error
+        text = f"records {at.next_offset} to {bound.start_offset - 1} of stream {at.stream} were"
+        text += " trimmed before they were read"
+        if self._on_trimmed != "error":
+            is_latest = self._on_trimmed == "latest"
+            to = bound.next_offset if is_latest else bound.start_offset
+            self._positions.seek(at, to)
+            _LOG.warning("records trimmed stream=%s next_offset=%d: %s", at.stream, to, text)
+            return
+        text += "; set on_trimmed to 'earliest' or 'latest' to go on"
+        if self._group is not None:
+            text += (
+                f", or stop the group's consumers and run `sbp groups reset {self._group} --stream"
+                f" {at.stream} --to earliest --yes`"
+            )
+        if not self._is_member:
+            raise OffsetOutOfRangeError.of(text) from error
+        self.given_up.add(stream_id)
+        self._positions.drop([stream_id])
+        _LOG.error("stream given up group=%s stream=%s: %s", self._group, at.stream, text)
+
+    def _decode(self, at: Position, outcome: FetchOutcome) -> Iterator[Batch]:
+        """Return the batches, each decoded when it is asked for, up to a damaged one."""
+        envelopes = split_fetched(outcome.payload)
+        known = self._schemas.setdefault(at.stream_id, {})
+        if fingerprints_of(envelopes) - known.keys():
+            versions = self._client.describe_schemas([at.stream_id])
+            known.update((each.schema.fingerprint, each.schema) for each in versions[at.stream_id])
+        return decode_fetched(at.stream, envelopes, at.next_offset, at.end_offset, known)
