@@ -8,6 +8,8 @@ from sbp_core import limits
 
 COMMIT_INTERVAL_MS: Final = 5_000
 """How often a consumer with a group commits what is done."""
+MAX_POLL_INTERVAL_MS: Final = 300_000
+"""How long a member of a group may work on a record before it loses its streams."""
 MANY_RECORDS: Final = 1_000
 """Records that a consumer hands out at a time at most, by default."""
 REFRESH_INTERVAL_MS: Final = 5_000

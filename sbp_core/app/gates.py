@@ -31,7 +31,7 @@ class Gate:
 
     def start(self, work: Callable[[], None]) -> None:
         """Let a worker do its work. It ends with the process, if it was not ended before."""
-        self._worker = threading.Thread(target=work, name="sbp-producer", daemon=True)
+        self._worker = threading.Thread(target=work, name="sbp-worker", daemon=True)
         self._worker.start()
 
     def join(self) -> None:
@@ -68,7 +68,7 @@ class AsyncGate:
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Let a worker do its work, on the running loop."""
-        self._worker = asyncio.get_running_loop().create_task(work(), name="sbp-producer")
+        self._worker = asyncio.get_running_loop().create_task(work(), name="sbp-worker")
 
     async def join(self) -> None:
         """Wait for the end of the worker."""

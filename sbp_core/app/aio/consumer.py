@@ -38,7 +38,7 @@ class AsyncConsumer(OfProcess):
     In a stream of `spans`, by id, it reads that part only, wherever the cursor of a group is.
 
     Consumers that share a group divide its streams: each stream is read by one of them at a time.
-    One that works on a record for longer than the session timeout of the group loses its streams.
+    A consumer whose caller works on a record for longer than `max_poll_interval_ms` loses its own.
     """
 
     def __init__(
@@ -154,6 +154,11 @@ class AsyncConsumer(OfProcess):
                     continue
             break
         return records
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the caller waits for a record now, and does not work on one."""
+        return self._is_taking
 
     async def commit(self) -> None:
         """Commit all records that were handed out, the last one included. Raises SbpError.

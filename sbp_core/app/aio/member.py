@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from sbp_core import group_limits
+from sbp_core.app import defaults
+from sbp_core.app.gates import AsyncGate
 from sbp_core.client import AsyncClient, Membership
-from sbp_core.errors import MemberUnknownError
+from sbp_core.errors import MemberUnknownError, SbpError
 
 _LOG: Final = logging.getLogger("sbp_core.app")
 _HEARTBEATS_PER_SESSION: Final = 3
@@ -18,10 +21,11 @@ _HEARTBEATS_PER_SESSION: Final = 3
 class AsyncMember:
     """The assignment of a member: the placement driver decides which streams are its own.
 
-    `own` sends the heartbeats. A stream is given up by the heartbeat after the one whose answer no
-    longer has it, when the consumer has committed its position. A member that was silent for too
-    long is expelled: others may read its streams by then, so it drops them all, with what it did
-    not commit, and joins again.
+    A worker sends the heartbeats, however long the caller works on a record, as long as the
+    consumer asks for its streams every `max_poll_interval_ms`. A stream is given up by the
+    heartbeat after the one whose answer no longer has it, when the consumer has committed its
+    position. A member that was silent for too long is expelled: others may read its streams by
+    then, so it drops them all, with what it did not commit, and joins again.
     """
 
     def __init__(
@@ -30,21 +34,32 @@ class AsyncMember:
         group: str,
         patterns: Sequence[str],
         session_timeout_ms: int = group_limits.GROUP_SESSION_MS,
+        max_poll_interval_ms: int = defaults.MAX_POLL_INTERVAL_MS,
     ) -> None:
         self._client = client
         self._group = group
         self._patterns = tuple(patterns)
         self._session_timeout_ms = session_timeout_ms
+        self._max_poll_interval_ms = max_poll_interval_ms
+        self._heartbeat_seconds = session_timeout_ms / 1000 / _HEARTBEATS_PER_SESSION
+        self._gate = AsyncGate()
+        self._lock = self._gate.lock
         self._membership: Membership | None = None
         self._own: frozenset[int] = frozenset()
         """The streams that the consumer reads."""
         self._reported: frozenset[int] = frozenset()
-        """Those that the last heartbeat named."""
-        self._heartbeat_at = 0.0
+        """The streams that the last heartbeat named."""
+        self.is_waiting: Callable[[], bool] = lambda: False
+        """Whether the caller waits for the consumer now, and does not work on a record."""
+        self._polled_at = 0.0
+        """When the consumer asked for its streams last."""
+        self._error: SbpError | None = None
+        """The error that ended the worker."""
+        self._expulsion = ""
 
     @property
     def own_interval_ms(self) -> int | None:
-        """The time between heartbeats."""
+        """The time between heartbeats: their answers may change the streams of the member."""
         return self._session_timeout_ms // _HEARTBEATS_PER_SESSION
 
     @property
@@ -53,31 +68,24 @@ class AsyncMember:
         return True
 
     async def own(self, selected: frozenset[int]) -> frozenset[int]:
-        """Return the streams of the member as of the last heartbeat, which is sent when due."""
-        membership = self._membership
-        now = time.monotonic()
-        if membership is None:
-            if self._own:  # expelled: the consumer drops these first
+        """Return the streams of the member as of the last heartbeat.
+
+        If the consumer has given streams up since, a heartbeat that says so comes first.
+        """
+        self._polled_at = time.monotonic()
+        if self._membership is None and not self._own:
+            await self._join()
+        with self._lock:
+            self._gate.notify()
+            while self._membership is not None and self._own != self._reported:
+                self._check_worker()
+                await self._gate.wait(None)
+            self._check_worker()
+            if self._membership is None:  # expelled: the consumer drops its streams first
                 self._own = frozenset()
-                return self._own
-            membership = await self._client.join_group(
-                self._group, self._patterns, session_timeout_ms=self._session_timeout_ms
-            )
-            self._reported = frozenset()
-        elif now >= self._heartbeat_at or self._own != self._reported:
-            self._reported = self._own
-            try:
-                membership = await self._client.group_heartbeat(membership, self._own)
-            except MemberUnknownError as error:
-                self._on_expelled(error)
-                self._own = frozenset()
-                return self._own
-        else:
+            else:
+                self._own = frozenset(self._membership.stream_ids) & selected
             return self._own
-        self._membership = membership
-        self._heartbeat_at = now + self._session_timeout_ms / 1000 / _HEARTBEATS_PER_SESSION
-        self._own = frozenset(membership.stream_ids) & selected
-        return self._own
 
     async def cursors(self, stream_ids: Sequence[int]) -> Mapping[int, int]:
         """Return the group's cursors."""
@@ -86,27 +94,100 @@ class AsyncMember:
 
     async def commit(self, offsets: Mapping[int, int]) -> None:
         """Set the group's cursors. Raises MemberUnknownError if the member was expelled."""
-        if self._membership is None:
+        membership = self._membership
+        if membership is None:
             raise MemberUnknownError.of(
-                f"nothing was committed: this member of group {self._group} was expelled, as it was"
-                " silent for its session timeout; its records are read again, perhaps by others"
+                f"nothing was committed for group {self._group}: {self._expulsion}; the records are"
+                " read again, perhaps by other members"
             )
         try:
-            await self._client.commit_cursors(self._group, offsets, membership=self._membership)
+            await self._client.commit_cursors(self._group, offsets, membership=membership)
         except MemberUnknownError as error:
-            self._on_expelled(error)
+            self._expel(str(error))
             raise
 
     async def close(self) -> None:
         """Leave the group."""
-        if self._membership is not None:
-            member_id, self._membership = self._membership.member_id, None
-            await self._client.leave_group(self._group, member_id)
+        with self._lock:
+            membership, self._membership = self._membership, None
+            self._gate.notify()
+        if membership is not None:
+            await self._client.leave_group(self._group, membership.member_id)
 
-    def _on_expelled(self, error: MemberUnknownError) -> None:
-        self._membership = None
+    async def _join(self) -> None:
+        membership = await self._client.join_group(
+            self._group, self._patterns, session_timeout_ms=self._session_timeout_ms
+        )
+        with self._lock:
+            self._membership = membership
+            self._own = self._reported = frozenset()
+            self._gate.start(self._beat)
+
+    async def _beat(self) -> None:
+        """Send heartbeats until the member leaves, or is expelled."""
+        beat_at = time.monotonic() + self._heartbeat_seconds
+        try:
+            while True:
+                with self._lock:
+                    while self._membership is not None and self._own == self._reported:
+                        seconds = beat_at - time.monotonic()
+                        if seconds <= 0:
+                            break
+                        await self._gate.wait(seconds)
+                    membership, held = self._membership, self._own
+                if membership is None:
+                    return
+                if self.is_waiting():
+                    self._polled_at = time.monotonic()
+                idle_ms = 1000 * (time.monotonic() - self._polled_at)
+                if idle_ms > self._max_poll_interval_ms:
+                    await self._give_up(membership, idle_ms)
+                    return
+                answer = await self._client.group_heartbeat(membership, held)
+                beat_at = time.monotonic() + self._heartbeat_seconds
+                with self._lock:
+                    if self._membership is membership:
+                        self._membership, self._reported = answer, held
+                    self._gate.notify()
+        except MemberUnknownError as error:
+            self._expel(str(error))
+        except SbpError as error:
+            self._fail(error)
+        except BaseException as error:
+            self._fail(SbpError(f"the heartbeats of group {self._group} were ended by {error!r}"))
+            raise
+
+    def _fail(self, error: SbpError) -> None:
+        with self._lock:
+            self._error = error
+            self._gate.notify()
+
+    def _check_worker(self) -> None:
+        """Raise the error that ended the worker, once."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._membership = None
+            raise error
+
+    async def _give_up(self, membership: Membership, idle_ms: float) -> None:
+        """Leave the group, as the caller works on a record for too long."""
+        self._expel(
+            f"the consumer was not asked for a record for {idle_ms / 1000:.0f} s, longer than"
+            f" max_poll_interval_ms={self._max_poll_interval_ms} allows: raise it, or work on"
+            " records faster"
+        )
+        with suppress(SbpError):
+            await self._client.leave_group(self._group, membership.member_id)
+
+    def _expel(self, reason: str) -> None:
+        with self._lock:
+            if self._membership is None:
+                return
+            self._membership = None
+            self._expulsion = f"the member was expelled: {reason}"
+            self._gate.notify()
         _LOG.warning(
             "member expelled group=%s streams=%d: %s; it joins again, and records that it did not"
             " commit are read again, perhaps by others",
-            *(self._group, len(self._own), error),
+            *(self._group, len(self._own), reason),
         )

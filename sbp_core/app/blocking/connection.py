@@ -109,6 +109,7 @@ class Connection(Unsendable):
         group: str | None = None,
         shared: bool = False,
         session_timeout_ms: int = group_limits.GROUP_SESSION_MS,
+        max_poll_interval_ms: int = defaults.MAX_POLL_INTERVAL_MS,
         start: Start = "earliest",
         follow: bool = False,
         commit_interval_ms: int | None = defaults.COMMIT_INTERVAL_MS,
@@ -132,8 +133,9 @@ class Connection(Unsendable):
 
         Consumers that are `shared` divide the streams of their group: each stream is read by one of
         them at a time, and those of one that ends, or is silent for `session_timeout_ms` (1 s to
-        30 min), go to others. A consumer is silent while its loop works on a record. They have a
-        group and `follow`. Another `assignment` may say which of the streams are its own, and keep
+        30 min), go to others. So do those of one whose loop works on a record for longer than
+        `max_poll_interval_ms`; its `commit` raises MemberUnknownError then. They have a group and
+        `follow`. Another `assignment` may say which of the streams are its own, and keep
         the positions instead of the group. Raises ConfigurationError.
         """
         if shared and (group is None or not follow or assignment is not None):
@@ -141,8 +143,9 @@ class Connection(Unsendable):
                 "consumers share the streams of a group as long as they read: shared=True goes with"
                 " group=... and follow=True, and without an assignment"
             )
+        member = None
         if shared and group is not None:
-            assignment = Member(self.client, group, streams, session_timeout_ms)
+            member = Member(self.client, group, streams, session_timeout_ms, max_poll_interval_ms)
         made = Consumer(
             self.client,
             streams,
@@ -151,11 +154,13 @@ class Connection(Unsendable):
             commit_interval_ms=commit_interval_ms,
             refresh_interval_ms=refresh_interval_ms,
             fetch_bytes=fetch_bytes,
-            assignment=assignment or WholeSelection(self.client, group),
+            assignment=assignment or member or WholeSelection(self.client, group),
             group=group,
             on_trimmed=on_trimmed,
             on_close=self._forget,
         )
+        if member is not None:
+            member.is_waiting = lambda: made.is_waiting
         self._open[made] = None
         return made
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -149,6 +150,42 @@ def test_the_commit_of_a_member_that_is_expelled_raises(sbp):
             with pytest.raises(MemberUnknownError):
                 consumer.commit()
     assert not any(each.next_offset for each in sbp.client.describe_cursors("readers"))
+
+
+def work_for(seconds):
+    """Take some seconds, as a slow handler does."""
+    until_s = time.monotonic() + seconds
+    until(lambda: time.monotonic() > until_s)
+
+
+def test_a_member_whose_handler_is_slow_keeps_its_streams(sbp):
+    write = Writing(sbp)
+    write()
+    sharing = SHARING | {"session_timeout_ms": SHORT_SESSION_MS}
+    with sbp.consumer("part-*", follow=True, **sharing) as consumer:
+        found = []
+        for record in consumer:
+            found.append((record.stream, record.offset))
+            if len(found) == 2:
+                break
+            work_for(2 * SHORT_SESSION_MS / 1000)
+        consumer.commit()
+    assert len(set(found)) == 2
+
+
+def test_a_handler_that_takes_too_long_loses_its_streams_and_is_told_why(sbp, caplog):
+    write = Writing(sbp)
+    write()
+    sharing = SHARING | {"session_timeout_ms": SHORT_SESSION_MS, "max_poll_interval_ms": 500}
+    with sbp.consumer("part-*", follow=True, commit_interval_ms=None, **sharing) as consumer:
+        first = consumer.getone()
+        until(lambda: sbp.client.describe_group("readers").members == ())
+        with pytest.raises(MemberUnknownError, match="max_poll_interval_ms=500"):
+            consumer.commit()
+        again = [consumer.getone() for _ in STREAMS]
+        assert first in again
+        consumer.commit()
+    assert "max_poll_interval_ms=500" in caplog.text
 
 
 def is_other(members, info):
