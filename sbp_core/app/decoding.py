@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbp_core import limits
+from sbp_core.app import defaults
 from sbp_core.app.record import NO_HEADERS, Batch, Record
 from sbp_core.errors import RecordBatchError
 from sbp_core.records import (
@@ -75,6 +76,14 @@ def decode_fetched(
             wanted = slice(skipped, skipped + count)
             yield Batch(stream, offset, rows[wanted], times[wanted], is_typed)
             offset = wanted_end
+
+
+def pieces_of(batch: Batch) -> Iterator[Batch]:
+    """Return a batch in pieces of CUT_ROWS: the records of one are made in some ms."""
+    for start in range(0, len(batch), defaults.CUT_ROWS):
+        rows = batch.rows.slice(start, defaults.CUT_ROWS)
+        times = batch.times.slice(start, defaults.CUT_ROWS)
+        yield Batch(batch.stream, batch.base_offset + start, rows, times, batch.is_typed)
 
 
 def records_of(batch: Batch) -> Iterator[Record]:

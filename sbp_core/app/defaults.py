@@ -31,6 +31,9 @@ LINGER_MS: Final = 5
 """How long a record waits for others at most, while nothing is on its way."""
 BUFFER_BYTES: Final = 32 * limits.MIB
 """Bytes of records of one producer that are not acknowledged; `send` waits at this bound."""
+CUT_BYTES: Final = 4 * limits.MIB
+"""Bytes of rows that a producer encodes, and rows that a consumer makes records of, at a time."""
+CUT_ROWS: Final = 8_192
 RECORD_OVERHEAD_BYTES: Final = 24
 """Bytes of a record beside key, value and headers: offsets, and its time."""
 TAKE_BYTES: Final = limits.APPENDS_ON_WAY_BYTES

@@ -29,6 +29,9 @@ class Gate:
         """Return when woken, or after some seconds; others have the lock in between."""
         self._changed.wait(seconds)
 
+    def breathe(self) -> None:
+        """Do nothing: threads take turns anyway."""
+
     def start(self, work: Callable[[], None]) -> None:
         """Let a worker do its work. It ends with the process, if it was not ended before."""
         self._worker = threading.Thread(target=work, name="sbp-worker", daemon=True)
@@ -65,6 +68,10 @@ class AsyncGate:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
+
+    async def breathe(self) -> None:
+        """Let other tasks of the loop run: work on a batch has held it for some ms."""
+        await asyncio.sleep(0)
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Let a worker do its work, on the running loop."""

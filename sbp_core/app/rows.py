@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sbp_core.app import defaults
 from sbp_core.app.outbox import Encoded
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import (
@@ -25,7 +26,7 @@ from sbp_core.records import (
     schema_text,
 )
 
-_MAPPINGS_PER_BATCH: Final = 8_192
+_MAPPINGS_PER_BATCH: Final = 4_096
 
 
 class ArrowStream(Protocol):
@@ -98,16 +99,19 @@ class Target:
         return map_columns(canonical, self.schema.arrow, is_loss_allowed=False)
 
 
-def encode_given(rows: Rows, target: Target, now_us: int) -> Iterator[Encoded]:
+def encode_given(rows: Rows, target: Target, now_us: int) -> Iterator[Encoded | None]:
     """Yield rows as record batches of about BATCH_TARGET_BYTES, in their order.
+
+    Yields None, too, after each step of some ms, so that other tasks may run.
 
     `now_us`, in microseconds since the epoch, is the time of plain records that have none. Raises
     SchemaError for rows that do not fit, RecordBatchError for a row that is too large.
     """
     builder = target.builder()
-    for batch in _batches(rows, target.columns):
+    for batch in _cut(_batches(rows, target.columns)):
         mapped = target.mapped(batch, now_us)
         yield from map(_counted, builder.add(mapped, timestamp_ms=now_us // 1000))
+        yield None
     yield from map(_counted, builder.flush())
 
 
@@ -140,6 +144,15 @@ def _batches(rows: Any, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield from pa.RecordBatchReader.from_stream(rows)
     else:
         yield from _batches_of_mappings(rows, columns)
+
+
+def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield batches of about CUT_BYTES, so that one is worked on for some ms at a time."""
+    for batch in batches:
+        pieces = batch.nbytes // defaults.CUT_BYTES + 1
+        count = max(1, -(-batch.num_rows // pieces))
+        for start in range(0, batch.num_rows, count):
+            yield batch.slice(start, count)
 
 
 def _batches_of_mappings(

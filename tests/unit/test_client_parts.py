@@ -115,6 +115,11 @@ def test_throttling_sets_the_shortest_wait() -> None:
     assert decide(error, elapsed_ms=400) is None
 
 
+def test_the_last_try_comes_when_the_budget_ends() -> None:
+    assert decide(ConnectError("x"), elapsed_ms=999.5) == 0.5
+    assert decide(ConnectError("x"), elapsed_ms=1000) is None
+
+
 @pytest.mark.parametrize("values", [(-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 2, 1)])
 def test_contradictory_policies(values) -> None:
     with pytest.raises(ConfigurationError, match="no negative times"):

@@ -273,6 +273,7 @@ class AsyncConsumer(OfProcess):
             raise ConfigurationError("another task waits for this consumer: each has its own")
         self._is_taking = True
         try:
+            await self._fetcher.breathe()
             self._positions.finish()
             if time.monotonic() >= self._hand.duty_at and not self._is_closed:
                 await self._do_duties()

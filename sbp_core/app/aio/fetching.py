@@ -69,6 +69,10 @@ class AsyncFetcher:
             self._ready.popleft()
         return None
 
+    async def breathe(self) -> None:
+        """Let others run: work on what is here may hold an event loop for some ms."""
+        await asyncio.sleep(0)
+
     async def fetch(self, until: float | None) -> None:
         """Fetch what is there now of all streams, or what comes first before a time, if anything.
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
-from sbp_core.app.decoding import records_of
+from sbp_core.app.decoding import pieces_of, records_of
 from sbp_core.app.positions import Position
 from sbp_core.app.record import Batch, Record
 
@@ -26,6 +26,7 @@ class AsyncRecordIterator:
         self.has_records = False
         """Whether a batch is handed out."""
         self._consumer = consumer
+        self._pieces: Iterator[Batch] = iter(())
         self._records: Iterator[Record] = iter(())
         self._at = Position(-1, "", 0, 0, None, None)
         self._seek_count = 0
@@ -34,10 +35,11 @@ class AsyncRecordIterator:
         """Hand out the records of a batch next, or none."""
         self.has_records = found is not None
         self._records = iter(())
+        self._pieces = iter(())
         if found is not None:
             self._at, batch = found
             self._seek_count = self._at.seek_count
-            self._records = records_of(batch)
+            self._pieces = pieces_of(batch)
 
     def maybe_next(self) -> Record | None:
         """Return the next record of the batch; None behind the last one, and after a seek."""
@@ -45,6 +47,9 @@ class AsyncRecordIterator:
         if at.seek_count != self._seek_count:
             return None
         record = next(self._records, None)
+        if record is None and (piece := next(self._pieces, None)) is not None:
+            self._records = records_of(piece)
+            record = next(self._records)
         if record is not None:
             at.next_offset = record.offset + 1
         return record

@@ -115,9 +115,12 @@ class AsyncProducer(OfProcess):
             if outbox.room_bytes <= 0:
                 await self._wait_for_room()
             batch, is_new = outbox.add(value, key, headers, time_us, size_bytes)
+            index = len(batch.values) - 1
             if is_new:
                 self._gate.notify()
-            return AsyncDelivery(batch.receipt, len(batch.values) - 1)
+        if is_new:
+            await self._gate.breathe()
+        return AsyncDelivery(batch.receipt, index)
 
     async def send_many(self, rows: Rows) -> AsyncDelivery:
         """Send rows; return the future of the last one: when it is done, all are.
@@ -131,6 +134,9 @@ class AsyncProducer(OfProcess):
             await self._begin()
         last = None
         for encoded in encode_given(rows, self._target, time.time_ns() // 1000):
+            await self._gate.breathe()
+            if encoded is None:
+                continue
             with self._lock:
                 await self._wait_for_room()
                 self._outbox.add_encoded(encoded)
@@ -271,10 +277,12 @@ class AsyncProducer(OfProcess):
             is_answered = True
             while (batches := await self._next_batches(may_wait=is_answered)) is not None:
                 if batches:
-                    items = [
-                        AppendItem(self._target.stream_id, self._encode(each)) for each in batches
-                    ]
-                    await appender.append(items)
+                    await appender.append(
+                        [
+                            AppendItem(self._target.stream_id, await self._encode(each))
+                            for each in batches
+                        ]
+                    )
                 else:
                     await appender.flush()
                 is_answered = not batches
@@ -283,7 +291,7 @@ class AsyncProducer(OfProcess):
         number = 0
         while (batches := await self._next_batches(may_wait=True)) is not None:
             record_count = sum(each.record_count for each in batches)
-            await committer.commit([self._encode(each) for each in batches], record_count)
+            await committer.commit([await self._encode(each) for each in batches], record_count)
             for _ in batches:
                 self._on_stored(number, -1)
                 number += 1
@@ -299,7 +307,8 @@ class AsyncProducer(OfProcess):
                     return None
                 await self._gate.wait(self._outbox.seconds_until_due())
 
-    def _encode(self, batch: Outgoing) -> bytes:
+    async def _encode(self, batch: Outgoing) -> bytes:
+        await self._gate.breathe()
         if isinstance(batch, Encoded):
             return batch.batch
         return encode_collected(batch, self._target.stream_id, self._target.compression)

@@ -94,7 +94,8 @@ class AsyncTransaction(OfProcess):
         if stream in self._open:
             await self._stage_collected(target, self._open.pop(stream))
         for encoded in encode_given(rows, target, time.time_ns() // 1000):
-            await self._stage(target, encoded.batch, encoded.record_count)
+            if encoded is not None:
+                await self._stage(target, encoded.batch, encoded.record_count)
 
     async def commit(self) -> None:
         """Let all records become visible. Raises SbpError.

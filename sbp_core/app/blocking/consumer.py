@@ -276,6 +276,7 @@ class Consumer(OfProcess):
             raise ConfigurationError("another thread waits for this consumer: each has its own")
         self._is_taking = True
         try:
+            self._fetcher.breathe()
             self._positions.finish()
             if time.monotonic() >= self._hand.duty_at and not self._is_closed:
                 self._do_duties()

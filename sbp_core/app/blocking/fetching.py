@@ -71,6 +71,10 @@ class Fetcher:
             self._ready.popleft()
         return None
 
+    def breathe(self) -> None:
+        """Let others run: work on what is here may hold an event loop for some ms."""
+        time.sleep(0)
+
     def fetch(self, until: float | None) -> None:
         """Fetch what is there now of all streams, or what comes first before a time, if anything.
 

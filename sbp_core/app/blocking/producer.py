@@ -118,9 +118,12 @@ class Producer(OfProcess):
             if outbox.room_bytes <= 0:
                 self._wait_for_room()
             batch, is_new = outbox.add(value, key, headers, time_us, size_bytes)
+            index = len(batch.values) - 1
             if is_new:
                 self._gate.notify()
-            return Delivery(batch.receipt, len(batch.values) - 1)
+        if is_new:
+            self._gate.breathe()
+        return Delivery(batch.receipt, index)
 
     def send_many(self, rows: Rows) -> Delivery:
         """Send rows; return the future of the last one: when it is done, all are.
@@ -134,6 +137,9 @@ class Producer(OfProcess):
             self._begin()
         last = None
         for encoded in encode_given(rows, self._target, time.time_ns() // 1000):
+            self._gate.breathe()
+            if encoded is None:
+                continue
             with self._lock:
                 self._wait_for_room()
                 self._outbox.add_encoded(encoded)
@@ -272,10 +278,9 @@ class Producer(OfProcess):
             is_answered = True
             while (batches := self._next_batches(may_wait=is_answered)) is not None:
                 if batches:
-                    items = [
-                        AppendItem(self._target.stream_id, self._encode(each)) for each in batches
-                    ]
-                    appender.append(items)
+                    appender.append(
+                        [AppendItem(self._target.stream_id, self._encode(each)) for each in batches]
+                    )
                 else:
                     appender.flush()
                 is_answered = not batches
@@ -301,6 +306,7 @@ class Producer(OfProcess):
                 self._gate.wait(self._outbox.seconds_until_due())
 
     def _encode(self, batch: Outgoing) -> bytes:
+        self._gate.breathe()
         if isinstance(batch, Encoded):
             return batch.batch
         return encode_collected(batch, self._target.stream_id, self._target.compression)

@@ -97,7 +97,8 @@ class Transaction(OfProcess):
         if stream in self._open:
             self._stage_collected(target, self._open.pop(stream))
         for encoded in encode_given(rows, target, time.time_ns() // 1000):
-            self._stage(target, encoded.batch, encoded.record_count)
+            if encoded is not None:
+                self._stage(target, encoded.batch, encoded.record_count)
 
     def commit(self) -> None:
         """Let all records become visible. Raises SbpError.

@@ -70,10 +70,9 @@ class RetryPolicy:
 
     `budget_ms` is the time without progress after which the error is raised; 0 disables retries,
     and with `math.inf` they never end. Until a placement driver has answered the client once, it is
-    `first_ms`, if that is less: a wrong address is reported soon.
-    The wait before retry n = 0, 1, 2 ... is random, from 0 to the smaller one of backoff_ms * 2**n
-    and `backoff_ms_max`. If a server asks for a wait, that is added. Only errors that are
-    `retriable` are retried, and only if repeating the call does no harm.
+    `first_ms`, if that is less: a wrong address is reported soon. The wait before retry n = 0, 1, 2
+    is random, from 0 to the smaller one of backoff_ms * 2**n and `backoff_ms_max`. If a server asks
+    for a wait, that is added. Only `retriable` errors are retried, if repeating does no harm.
 
         Client(endpoint, retry=RetryPolicy(budget_ms=5_000))
 
@@ -106,8 +105,7 @@ class RetryPolicy:
 
         `is_repeatable`: doing it twice does no harm (a read, or an append whose caller accepts
         duplicates); otherwise only calls without effect are retried. `attempt_count` tries failed
-        so far, in `elapsed_ms` since the last progress. `is_first`: no placement driver has
-        answered yet.
+        in `elapsed_ms` since the last progress. `is_first`: no placement driver has answered yet.
         """
         if not error.retriable:
             return None
@@ -119,7 +117,9 @@ class RetryPolicy:
         # not repeated together.
         spread_ms = max(self.backoff_ms << doublings, throttle_ms)
         wait_ms = throttle_ms + random.uniform(0, min(spread_ms, self.backoff_ms_max))
-        return wait_ms if elapsed_ms + wait_ms < self.budget(is_first=is_first) else None
+        left_ms = self.budget(is_first=is_first) - elapsed_ms
+        # The last try comes at the end of the budget, so that the caller gets all of it.
+        return min(wait_ms, left_ms) if left_ms > throttle_ms else None
 
     def budget(self, *, is_first: bool) -> float:
         """Return the time (ms) without progress after which an error is raised."""
