@@ -37,7 +37,7 @@ async def removing(place: Place) -> AsyncIterator[None]:
         found = sorted(await place.sizes(_TAKING))
         if found:
             problem = f"nothing was removed, as a backup is being taken to {place.name}"
-            raise _error(place, problem, found, "sbp backup")
+            raise _error(place, problem, found, "sbp backup create")
         yield
 
 

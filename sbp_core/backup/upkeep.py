@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,11 +23,20 @@ _CHUNKS: Final = "chunks/"
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Removed objects: ids of backups, and chunks that no other one refers to."""
+    """Objects to remove: ids of backups, and sizes by path of chunks that no other one needs."""
 
     backup_ids: tuple[str, ...]
-    chunk_count: int
-    size: int
+    chunks: Mapping[str, int]
+
+    @property
+    def chunk_count(self) -> int:
+        """The number of the chunks."""
+        return len(self.chunks)
+
+    @property
+    def size(self) -> int:
+        """The size of the chunks in bytes."""
+        return sum(self.chunks.values())
 
 
 async def backup_ids(place: Place) -> list[str]:
@@ -112,16 +121,21 @@ async def prune(place: Place, keep_count: int) -> Pruned:
     its chunks are not known then.
     """
     async with removing(place):
-        known = await backup_ids(place)
-        kept, removed = known[-keep_count:], known[:-keep_count]
-        needed = {
-            stream.path_of(chunk)
-            for backup_id in kept
-            for stream in (await read_manifest(place, backup_id)).streams
-            for chunk in stream.chunks
-        }
-        await place.delete([manifest_path(each) for each in removed])
-        sizes = await chunk_sizes(place)
-        spare = {path: size for path, size in sizes.items() if path not in needed}
-        await place.delete(list(spare))
-    return Pruned(tuple(removed), len(spare), sum(spare.values()))
+        found = await find_prunable(place, keep_count)
+        await place.delete([manifest_path(each) for each in found.backup_ids])
+        await place.delete(list(found.chunks))
+    return found
+
+
+async def find_prunable(place: Place, keep_count: int) -> Pruned:
+    """Return what `prune` would remove. Raises BackupError as `prune` does for a manifest."""
+    known = await backup_ids(place)
+    needed = {
+        stream.path_of(chunk)
+        for backup_id in known[-keep_count:]
+        for stream in (await read_manifest(place, backup_id)).streams
+        for chunk in stream.chunks
+    }
+    sizes = await chunk_sizes(place)
+    spare = {path: size for path, size in sizes.items() if path not in needed}
+    return Pruned(tuple(known[:-keep_count]), spare)

@@ -16,12 +16,14 @@ from sbp_core.backup.upkeep import (
     Pruned,
     backup_ids,
     check_backup,
+    find_prunable,
     newest_or,
     prune,
     read_manifest,
 )
 from sbp_core.cli.client_options import ClientOptions, client_options, json_option
-from sbp_core.cli.commands import CommandWithActions, complete_action
+from sbp_core.cli.commands import Actions
+from sbp_core.cli.confirming import write_effects, yes_option
 from sbp_core.cli.connect import PATIENT, connect, connecting
 from sbp_core.cli.output import (
     one_line,
@@ -45,13 +47,14 @@ _PLACE_HELP: Final = (
 _HEADING: Final = ("BACKUP", "TAKEN", "STREAMS", "RECORDS", "SIZE")
 
 
-_place: Final = click.argument("place", shell_complete=complete_action, help=_PLACE_HELP)
+backup: Final = Actions("backup", help="Take, list, check and remove backups.")
+_place: Final = click.argument("place", help=_PLACE_HELP)
 _backup_id: Final = click.option(
     "--backup", "backup_id", metavar="ID", help="Which one; the newest by default."
 )
 
 
-@click.command(cls=CommandWithActions)
+@backup.command("create")
 @_place
 @click.option(
     "--bytes-per-second",
@@ -60,12 +63,11 @@ _backup_id: Final = click.option(
     help="Read no more than this from the range servers, such as 20MiB; no limit by default.",
 )
 @client_options
-def backup(options: ClientOptions, place: str, bytes_per_second: int) -> int:
+def create(options: ClientOptions, place: str, bytes_per_second: int) -> int:
     """Take a backup of a running cluster: its metadata and records at one moment.
 
     Chunks that an earlier backup left in the same place are used again. For administrators, where
-    servers ask for identities. A backup is as sensitive as the records. Write -- before a directory
-    that has the name of an action.
+    servers ask for identities. A backup is as sensitive as the records.
     """
 
     async def take() -> Taken:
@@ -79,7 +81,8 @@ def backup(options: ClientOptions, place: str, bytes_per_second: int) -> int:
                     on_progress=_shower(report, "copied"),
                 )
 
-    connect(options).close()
+    with connect(options):
+        pass
     taken = asyncio.run(take())
     manifest, done = taken.manifest, taken.progress
     write_result(
@@ -94,7 +97,7 @@ def backup(options: ClientOptions, place: str, bytes_per_second: int) -> int:
     return 0
 
 
-@backup.action("list")
+@backup.command("list")
 @_place
 @json_option
 def list_backups(place: str, *, json: bool) -> int:
@@ -113,7 +116,7 @@ def list_backups(place: str, *, json: bool) -> int:
     return 0
 
 
-@backup.action("check")
+@backup.command("check")
 @_place
 @_backup_id
 @json_option
@@ -140,27 +143,32 @@ def check(place: str, backup_id: str | None, *, json: bool) -> int:
     return 1 if faults else 0
 
 
-@backup.action("prune")
+@backup.command("prune")
 @_place
 @click.option("--keep", type=POSITIVE, required=True, help="Backups to keep, 1 or more.")
+@yes_option
 @json_option
-def prune_backups(place: str, keep: int, *, json: bool) -> int:
-    """Remove all backups but the newest ones, and what only they refer to."""
+def prune_backups(place: str, keep: int, *, json: bool, yes: bool) -> int:
+    """Remove all backups but the newest ones, and the records that only those backups refer to.
+
+    Without --yes it is only shown what would happen.
+    """
 
     async def remove() -> Pruned:
-        return await prune(Place.open(place), keep)
+        return await (prune if yes else find_prunable)(Place.open(place), keep)
 
     pruned = asyncio.run(remove())
-    write_result(
-        {
-            "removed": list(pruned.backup_ids),
-            "chunks": pruned.chunk_count,
-            "bytes": pruned.size,
-        },
-        f"{counted(len(pruned.backup_ids), 'backup')} removed, and"
-        f" {counted(pruned.chunk_count, 'chunk')} of {show_bytes(pruned.size)}",
-        is_json=json,
+    shown = {
+        "removed": list(pruned.backup_ids),
+        "chunks": pruned.chunk_count,
+        "bytes": pruned.size,
+    }
+    texts = [*pruned.backup_ids] if not yes else []
+    texts.append(
+        f"{counted(len(pruned.backup_ids), 'backup')} {'removed' if yes else 'would be removed'},"
+        f" and {counted(pruned.chunk_count, 'chunk')} of {show_bytes(pruned.size)}"
     )
+    write_effects([(shown, texts)], "removed", is_done=yes, is_json=json)
     return 0
 
 
@@ -184,7 +192,8 @@ def restore(options: ClientOptions, place: str, backup_id: str | None) -> int:
                 restored = await restore_backup(client, opened, manifest, on_progress=on_progress)
         return manifest, restored
 
-    connect(options).close()
+    with connect(options):
+        pass
     manifest, restored = asyncio.run(copy())
     if options.json:
         complete = {"was_complete": restored.was_complete}

@@ -26,7 +26,6 @@ class LateCommands(click.Group):
 
     def __init__(self, listed: Sequence[Listed], **settings: Any) -> None:
         super().__init__(**settings)
-        self.no_args_is_help = False
         self._listed = {each.name: each for each in listed}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -73,8 +72,19 @@ class Actions(click.Group):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.no_args_is_help = False
         self.subcommand_metavar = "ACTION [ARGS]..."
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the action that a line calls; name all actions if it calls none of them."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            if error.possibilities:
+                raise
+            text = f"{error.message} The actions are {', '.join(self.commands)}."
+            raise click.exceptions.NoSuchCommand(args[0], text, ctx=ctx) from error
 
 
 class CommandWithActions(click.Command):

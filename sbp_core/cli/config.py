@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 import tomllib
 from collections.abc import Mapping
@@ -123,6 +124,7 @@ class Configuration(Generic[S]):
         values: dict[str, Any] = {}
         if options["config"] is not None:
             values = self.read_file(Path(options["config"]))
+        of_file = frozenset(values)
         settings = {
             each.name: each
             for section, keys in self.sections.items()
@@ -144,6 +146,16 @@ class Configuration(Generic[S]):
                     f"{name} is not set; give {OPTIONS_OF_REQUIRED[name]}, or set {name} in the"
                     " file of --config"
                 )
+        try:
+            return self._settings(values)
+        except ConfigurationError as error:
+            name = re.split(r"\W", str(error), maxsplit=1)[0]
+            if name not in of_file or options.get(name) not in (None, ()):
+                raise
+            text = str(error).removeprefix(name)
+            raise ConfigurationError(f"{options['config']}: {self.key_of(name)}{text}") from error
+
+    def _settings(self, values: Mapping[str, Any]) -> ServeSettings[S]:
         of_servers = {each.name for each in fields(self.servers)}
         servers = self.servers(**{name: values[name] for name in values if name in of_servers})
         return ServeSettings(servers, **{name: values[name] for name in values.keys() - of_servers})

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Final
 
 from sbp_core import limits
@@ -18,28 +21,61 @@ from sbp_core.client import (
     StreamInfo,
     Tls,
 )
-from sbp_core.errors import ConfigurationError
+from sbp_core.errors import ConfigurationError, NotFoundError, SbpError
 from sbp_core.session.negotiation import NO_WISHES, Wishes
 
 PROMPT: Final = RetryPolicy(budget_ms=limits.CONNECT_TIMEOUT_MS)
 """For a question of an interactive user: fails after seconds."""
 PATIENT: Final = RetryPolicy(budget_ms=limits.OUTAGE_MS)
 """For a transfer: survives an outage of the servers."""
+AT_ONCE: Final = RetryPolicy(budget_ms=500)
+"""For a question that nobody asked: what helps a user who waits for something else."""
+_NUMBERED: Final = re.compile(r"\bstream (\d{1,18})\b", re.ASCII)
+_ABSENT: Final = re.compile(r"\bstream '([^']+)'")
 _ANSWER_MS: Final = 3_000
 """How long range servers are waited for that do not answer, to say what is known without them."""
 _AGAIN_SECONDS: Final = 0.1
 _TOKEN_VARIABLE: Final = "SBP_TOKEN"  # noqa: S105 - the name of the variable
 
 
-def connect(options: ClientOptions, retry: RetryPolicy = PROMPT) -> Client:
-    """Return a client of the cluster at --endpoint. Raises SbpError without an answer."""
-    client = Client(options.endpoint, connecting=connecting(options), retry=retry)
-    try:
+@contextmanager
+def connect(options: ClientOptions, retry: RetryPolicy = PROMPT) -> Iterator[Client]:
+    """Yield a client of the cluster at --endpoint. Raises SbpError without an answer.
+
+    An error in the body gets notes: the names of streams that it has the ids of, and names that are
+    close to an unknown one.
+    """
+    with Client(options.endpoint, connecting=connecting(options), retry=retry) as client:
         client.ping()
-    except BaseException:
-        client.close()
-        raise
-    return client
+        try:
+            yield client
+        except SbpError as error:
+            for note in _notes(error, options):
+                error.add_note(note)
+            raise
+
+
+def suggestion(names: Iterable[str], known: Sequence[str]) -> str:
+    """Return a question with the known names that are close to some names; "" without any."""
+    close = dict.fromkeys(near for each in names for near in get_close_matches(each, known))
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def _notes(error: SbpError, options: ClientOptions) -> list[str]:
+    """Return what helps to understand an error; nothing if the cluster does not answer at once."""
+    ids = set(map(int, _NUMBERED.findall(str(error))))
+    absent = _ABSENT.findall(str(error)) if isinstance(error, NotFoundError) else []
+    if not ids and not absent:
+        return []
+    try:
+        # The caller's client may be a patient one: it would wait for servers that are down.
+        with Client(options.endpoint, connecting=connecting(options), retry=AT_ONCE) as client:
+            found = client.find_streams([*ids]) if ids else []
+            known = [each.name for each in client.list_streams() if each.name] if absent else []
+    except SbpError:
+        return []
+    notes = [f"stream {each.stream_id} is {each.name!r}" for each in found if each.name]
+    return [*notes, *filter(None, [suggestion(absent, known)])]
 
 
 def connecting(options: TlsOptions, wishes: Wishes = NO_WISHES) -> Connecting:

@@ -11,7 +11,7 @@ import click
 
 from sbp_core import limits
 from sbp_core.cli.client_options import ClientOptions, client_options
-from sbp_core.cli.connect import connect, find_reach
+from sbp_core.cli.connect import connect, find_reach, suggestion
 from sbp_core.cli.output import write_json, write_table
 from sbp_core.client import Client, CursorInfo
 from sbp_core.client.group_lag import Lag, measure_group, unread_offsets
@@ -28,11 +28,11 @@ def lag(options: ClientOptions, group: str | None) -> int:
     """Compare the cursors of a consumer group with the tails of their streams.
 
     Lag is shown in records, and by the age of the record that is to be read next. In a group with
-    members, each stream shows the member that reads it. Without GROUP, list the groups.
+    members, each stream shows the member that reads it. Without GROUP, show the sums of all groups.
     """
     with connect(options) as client:
         if group is None:
-            write_groups(client, is_json=options.json)
+            _write_all(client, is_json=options.json)
             return 0
         found = find_lags(client, find_cursors(client, group))
         described = describe_members(client, group)
@@ -42,6 +42,20 @@ def lag(options: ClientOptions, group: str | None) -> int:
     else:
         write_lags(found, described)
     return 0
+
+
+def _write_all(client: Client, *, is_json: bool) -> None:
+    """Write how far each group is behind: its streams for programs, its sum for people."""
+    rows = []
+    for each in client.list_groups():
+        found = find_lags(client, client.describe_cursors(each.group))
+        if is_json:
+            for lag_of_stream in lag_objects(found, describe_members(client, each.group)):
+                write_json({"group": each.group, **lag_of_stream})
+        ago = show_age(each.committed_at_ms, _now_ms())
+        rows.append((each.group, len(found), *_sums(found), ago))
+    if not is_json:
+        write_table(("GROUP", "STREAMS", "LAG", "BEHIND", "COMMITTED"), rows)
 
 
 def write_groups(client: Client, *, is_json: bool) -> None:
@@ -59,8 +73,9 @@ def find_cursors(client: Client, group: str) -> list[CursorInfo]:
     """Return the cursors of a group. Raises NotFoundError if it has none."""
     cursors = client.describe_cursors(group)
     if not cursors:
+        near = suggestion([group], [each.group for each in client.list_groups()])
         raise NotFoundError.of(
-            f"group {group} has no cursors; `sbp groups list` shows the groups that there are"
+            f"group {group} has no cursors; {near or '`sbp groups list` shows the groups'}"
         )
     return cursors
 
@@ -111,10 +126,14 @@ def _row(each: Lag, member: str | None, now_ms: int) -> tuple[object, ...]:
 
 
 def _total(found: Sequence[Lag]) -> tuple[object, ...]:
-    """Return the row of the sum, and of the longest time."""
-    records = sum(each.lag_records or 0 for each in found)
-    longest_ms = max(each.lag_ms or 0 for each in found)
-    return ("total", "", "", "", records, _duration(longest_ms), "", "", "")
+    """Return the row of the sums."""
+    return ("total", "", "", "", *_sums(found), "", "", "")
+
+
+def _sums(found: Sequence[Lag]) -> tuple[object, object]:
+    """Return the records that are behind, and the longest time."""
+    longest_ms = max((each.lag_ms or 0 for each in found), default=0)
+    return sum(each.lag_records or 0 for each in found), _duration(longest_ms)
 
 
 def _now_ms() -> int:

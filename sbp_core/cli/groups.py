@@ -11,6 +11,7 @@ import click
 from sbp_core import limits
 from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.commands import Actions
+from sbp_core.cli.confirming import write_effects, yes_option
 from sbp_core.cli.connect import connect, find_reach, parse_stream
 from sbp_core.cli.group_lag import (
     describe_members,
@@ -47,7 +48,6 @@ _streams = click.option(
     metavar="NAME_OR_ID",
     help="Only in this stream; may be repeated.",
 )
-_yes = click.option("--yes", is_flag=True, help="Do it, after it is shown.")
 
 
 groups: Final = Actions(
@@ -99,7 +99,7 @@ def describe(options: ClientOptions, group: str) -> int:
     help="earliest, latest, an offset, -N (N records before the tail), a time of append such as"
     " 2025-01-31T09:30 (UTC), or one before now such as -10m.",
 )
-@_yes
+@yes_option
 @client_options
 def reset(
     options: ClientOptions, group: str, streams: Sequence[str], position: Position, *, yes: bool
@@ -125,7 +125,7 @@ def reset(
 @groups.command()
 @click.argument("group")
 @_streams
-@_yes
+@yes_option
 @client_options
 def delete(options: ClientOptions, group: str, streams: Sequence[str], *, yes: bool) -> int:
     """Delete the cursors of a group. Without --yes it is only shown what would happen.
@@ -180,7 +180,7 @@ def _carry_out(
     elif not rows:
         write_line(f"no cursor of group {group} would be {verb}")
     elif obstacle is None:
-        write_line(f"nothing is {verb} yet: repeat this with --yes")
+        write_effects((), verb, is_done=False, is_json=False)
     if obstacle is not None:
         write_notice(obstacle)
 

@@ -22,6 +22,7 @@ _EXIT_OK: Final = 0
 _EXIT_FAILURE: Final = 1
 _EXIT_USAGE: Final = 2
 _EXIT_INTERRUPTED: Final = 130
+_HELP: Final = ("-h", "--help")
 
 COMMANDS: Final = (
     Listed("serve", "sbp_core.cli.serve:serve", "Run a placement driver and range servers."),
@@ -34,7 +35,7 @@ COMMANDS: Final = (
     Listed("produce", "sbp_core.cli.produce.command:produce", "Append records to a stream."),
     Listed("consume", "sbp_core.cli.consume.command:consume", "Print the records of streams."),
     Listed("groups", "sbp_core.cli.groups:groups", "Show, move and delete consumer groups."),
-    Listed("lag", "sbp_core.cli.group_lag:lag", "Show how far a consumer group is behind."),
+    Listed("lag", "sbp_core.cli.group_lag:lag", "Show how far consumer groups are behind."),
     Listed("txns", "sbp_core.cli.txns:txns", "List transactions, and give up stuck ones."),
     Listed(
         "cluster",
@@ -101,6 +102,7 @@ def command(more: Sequence[Listed] = ()) -> LateCommands:
         (*COMMANDS, *more),
         name="sbp",
         params=[version],
+        context_settings={"help_option_names": [*_HELP]},
         help="Run and use streams of the Streaming Batch Protocol.",
     )
 
@@ -114,7 +116,8 @@ def _run(arguments: Sequence[str], more: Sequence[Listed]) -> int:
         from click.shell_completion import shell_complete
 
         return shell_complete(group, {}, "sbp", COMPLETE_VARIABLE, instruction)
-    context = click.Context(group, info_name="sbp", obj=False)  # obj: whether --json is given
+    # obj: whether --json is given
+    context = click.Context(group, info_name="sbp", obj=False, **group.context_settings)
     try:
         with context, _printing_help(arguments):
             group.parse_args(context, [*arguments])
@@ -122,6 +125,9 @@ def _run(arguments: Sequence[str], more: Sequence[Listed]) -> int:
             return exit_code
     except click.exceptions.Exit as ended:  # help was printed
         return ended.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        output.write_error_line(error.format_message())
+        return _EXIT_USAGE
     except click.UsageError as error:
         path = "sbp" if error.ctx is None else error.ctx.command_path
         text = f"{error.format_message().rstrip('.')} (see `{path} --help`)"
@@ -144,7 +150,7 @@ def _run(arguments: Sequence[str], more: Sequence[Listed]) -> int:
 
 def _printing_help(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
     """Guard standard output where click itself writes to it."""
-    return output.writing() if "--help" in arguments else contextlib.nullcontext()
+    return output.writing() if {*_HELP} & {*arguments} else contextlib.nullcontext()
 
 
 if __name__ == "__main__":

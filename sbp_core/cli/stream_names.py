@@ -7,11 +7,9 @@ from dataclasses import fields
 from typing import Any, Final
 
 from sbp_core.cli.client_options import DEFAULT_ENDPOINT, ClientOptions, TlsOptions
-from sbp_core.cli.connect import connect
-from sbp_core.client import RetryPolicy
+from sbp_core.cli.connect import AT_ONCE, connect
 from sbp_core.errors import SbpError
 
-_AT_ONCE: Final = RetryPolicy(budget_ms=500)
 _NAMES_MAX: Final = 1_000
 
 
@@ -23,7 +21,7 @@ def find_names(given: Mapping[str, Any], prefix: str) -> list[str]:
     files: dict[str, Any] = {each.name: given.get(each.name) for each in fields(TlsOptions)}
     options = ClientOptions(**files, endpoint=given.get("endpoint") or DEFAULT_ENDPOINT)
     try:
-        with connect(options, _AT_ONCE) as client:
+        with connect(options, AT_ONCE) as client:
             names = [each.name for each in client.list_streams()]
     except SbpError:
         return []

@@ -11,6 +11,7 @@ import click
 from sbp_core import limits
 from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.commands import Actions
+from sbp_core.cli.confirming import write_effects, yes_option
 from sbp_core.cli.connect import (
     checked_new_name,
     connect,
@@ -41,9 +42,11 @@ from sbp_core.client import (
     StreamUpdate,
     newest_schemas,
 )
-from sbp_core.errors import ConfigurationError, SchemaError
+from sbp_core.client.stream_position import Position, PositionKind, find_offset
+from sbp_core.errors import ConfigurationError, NoRangeServerError, SbpError, SchemaError
 from sbp_core.quantities import round_size, show_retention
 from sbp_core.records.stream_schema import name_text
+from sbp_core.wording import counted
 
 streams: Final = Actions("streams", help="Create, list, describe, copy, change and delete streams.")
 
@@ -119,9 +122,31 @@ def create(
         write_result(asdict(info), text, is_json=options.json)
 
     with connect(options) as client:
+        _check_replicas(client, replicas, ack_count)
         client.create_streams(specs, on_created=show)
         _warn_of_missing(client, replicas)
     return 0
+
+
+def _check_replicas(client: Client, replica_count: int, ack_count: int | None) -> None:
+    """Raise NoRangeServerError if the cluster never had the servers that acknowledge a record.
+
+    The placement driver would let the command wait for their heartbeats.
+    """
+    if replica_count <= 1:
+        return
+    try:
+        known_count = len(client.describe_cluster().range_servers)
+    except SbpError:  # only administrators may ask
+        return
+    needed_count = ack_count or replica_count // 2 + 1
+    if known_count < needed_count:
+        option = "--replicas" if ack_count is None else "--ack-count"
+        raise NoRangeServerError.of(
+            f"--replicas {replica_count} needs {counted(needed_count, 'range server')} that store a"
+            f" record before it is acknowledged, and the cluster has {known_count}: start more"
+            f" range servers, or lower {option}"
+        )
 
 
 def _warn_of_missing(client: Client, replica_count: int) -> None:
@@ -181,17 +206,30 @@ streams.add_command(copy)
 
 @streams.command("delete")
 @click.argument("refs", type=STREAM, nargs=-1, required=True, metavar=_NAME_OR_ID)
+@yes_option
 @client_options
-def delete(options: ClientOptions, refs: Sequence[str]) -> int:
-    """Delete streams: all of them, or none if one does not exist."""
+def delete(options: ClientOptions, refs: Sequence[str], *, yes: bool) -> int:
+    """Delete streams: all of them, or none. Without --yes it is only shown what would happen."""
     parsed = [parse_stream(text) for text in refs]
     with connect(options) as client:
         infos = list(dict.fromkeys(client.describe_streams(parsed)))
-        client.delete_streams([info.stream_id for info in infos])
-    for info in infos:
-        text = f"deleted {titled(info)}"
-        write_result(asdict(info), text, is_json=options.json)
+        if yes:
+            client.delete_streams([info.stream_id for info in infos])
+            texts = [f"deleted {titled(info)}" for info in infos]
+        else:
+            reaches = find_reach(client, [info.stream_id for info in infos])
+            texts = [
+                f"would delete {titled(info)}: {_extent(reaches[info.stream_id])}" for info in infos
+            ]
+    effects = [(asdict(info), [text]) for info, text in zip(infos, texts, strict=True)]
+    write_effects(effects, "deleted", is_done=yes, is_json=options.json)
     return 0
+
+
+def _extent(at: Reach) -> str:
+    """Return how many records a stream has, as far as the servers that answer know."""
+    least = "at least " if at.next_offset is None else ""
+    return f"{least}{counted(at.readable_end - at.start_offset, 'record')}"
 
 
 @streams.command("update")
@@ -229,6 +267,7 @@ def update(
     if rename is not None:
         checked_new_name(rename)
     with connect(options) as client:
+        _check_replicas(client, replicas or 1, ack_count)
         (info,) = client.update_streams([change])
         if replicas is not None:
             _warn_of_missing(client, replicas)
@@ -242,19 +281,32 @@ def update(
 @streams.command("trim")
 @click.argument("stream", type=STREAM, metavar=_NAME_OR_ID)
 @click.argument("offset", type=NUMBER, metavar="OFFSET")
+@yes_option
 @client_options
-def trim(options: ClientOptions, stream: str, offset: int) -> int:
+def trim(options: ClientOptions, stream: str, offset: int, *, yes: bool) -> int:
     """Remove the records of a stream below OFFSET permanently.
 
-    Readers below it get an error with the new start of the stream. OFFSET may not be beyond the end
-    of the stream.
+    Without --yes it is only shown what would happen. Readers below OFFSET get an error with the new
+    start of the stream. OFFSET may not be beyond the end of the stream.
     """
     with connect(options) as client:
         info = find_stream(client, stream)
-        client.trim_streams({info.stream_id: offset})
+        if yes:
+            client.trim_streams({info.stream_id: offset})
         (held,) = client.stream_bounds([info.stream_id])
-    text = f"trimmed {titled(info)}: offsets {held.start_offset} to {held.next_offset}, exclusive"
-    write_result({**asdict(info), **asdict(held)}, text, is_json=options.json)
+    start, end = held.start_offset, held.next_offset
+    if not yes:
+        find_offset(
+            Position(PositionKind.OFFSET, max(offset, start)), Reach(info.stream_id, start, end)
+        )
+    text = (
+        f"trimmed {titled(info)}: offsets {start} to {end}, exclusive"
+        if yes
+        else f"would remove {counted(max(offset - start, 0), 'record')} of {titled(info)}: it has"
+        f" offsets {start} to {end}, exclusive"
+    )
+    effects = [({**asdict(info), **asdict(held)}, [text])]
+    write_effects(effects, "removed", is_done=yes, is_json=options.json)
     return 0
 
 

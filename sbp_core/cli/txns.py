@@ -12,11 +12,13 @@ import click
 from sbp_core import limits
 from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.commands import CommandWithActions, complete_action
+from sbp_core.cli.confirming import write_effects, yes_option
 from sbp_core.cli.connect import connect
-from sbp_core.cli.output import write_json, write_line, write_notice, write_table
+from sbp_core.cli.output import write_json, write_notice, write_table
 from sbp_core.cli.values import NUMBER
-from sbp_core.client import Client, TxnInfo
+from sbp_core.client import Client, TxnInfo, TxnPart
 from sbp_core.client.txn_remarks import loss_lines
+from sbp_core.wording import counted
 
 _HEADING = ("STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACTION", "SERVER")
 
@@ -36,10 +38,7 @@ def txns(options: ClientOptions, producer: str | None) -> int:
     servers that are down are left out. Write -- before a producer that is called give-up.
     """
     with connect(options) as client:
-        down = client.probe(_range_servers(client), timeout_ms=limits.CONNECT_TIMEOUT_MS)
-        found = client.describe_txns(producer, spared=down)
-    for server in down:
-        write_notice(f"range server {server} does not answer: its staged batches are left out")
+        found = _find(client, producer)
     if options.json:
         for each in found:
             write_json({**asdict(each), "digest": each.digest.hex()})
@@ -52,21 +51,45 @@ def txns(options: ClientOptions, producer: str | None) -> int:
 @txns.action("give-up")
 @click.argument("producer", help="Producer that committed the batch.")
 @click.argument("batch", type=NUMBER, metavar="BATCH", help="The number of the batch.")
+@yes_option
 @client_options
-def give_up(options: ClientOptions, producer: str, batch: int) -> int:
-    """Unblock streams behind a stuck batch.
+def give_up(options: ClientOptions, producer: str, batch: int, *, yes: bool) -> int:
+    """Unblock streams behind a stuck batch. Without --yes it is only shown what would happen.
 
     The parts that are incomplete at their range servers are dropped, and lost permanently; the
     others are published. Try first to bring the server or its disk back, or see `sbp log check`.
     """
+    shown: dict[str, object] = {"producer": producer, "batch_number": batch}
     with connect(options) as client:
-        loss = client.give_up_txn(producer, batch)
-    if options.json:
-        write_json({"producer": producer, "batch_number": batch, **asdict(loss)})
-        return 0
-    for line in loss_lines(producer, batch, loss):
-        write_line(line)
+        if yes:
+            loss = client.give_up_txn(producer, batch)
+            shown |= asdict(loss)
+            lines = loss_lines(producer, batch, loss)
+        else:
+            parts = [
+                part
+                for each in _find(client, producer)
+                if each.batch_number == batch and each.state == "stuck"
+                for part in each.parts
+            ]
+            shown |= {"parts": [asdict(part) for part in parts]}
+            lines = [f"would be lost, where it is incomplete: {_extent(part)}" for part in parts]
+            lines = lines or [f"batch {batch} of {producer} is not stuck: nothing would be lost"]
+    write_effects([(shown, lines)], "given up", is_done=yes, is_json=options.json)
     return 0
+
+
+def _extent(part: TxnPart) -> str:
+    count = counted(part.record_count, "record") if part.record_count >= 0 else "records"
+    return f"{count} of stream {part.stream_id}"
+
+
+def _find(client: Client, producer: str | None) -> list[TxnInfo]:
+    """Return the transactions of a producer, or all; name the range servers that do not answer."""
+    down = client.probe(_range_servers(client), timeout_ms=limits.CONNECT_TIMEOUT_MS)
+    for server in down:
+        write_notice(f"range server {server} does not answer: its staged batches are left out")
+    return client.describe_txns(producer, spared=down)
 
 
 def _range_servers(client: Client) -> set[str]:

@@ -53,20 +53,25 @@ def test_a_backup_is_taken_listed_checked_pruned_and_restored(tmp_path, place, c
                 a, b = (each.stream_id for each in created)
                 await append(client, a, b"1")
                 await append(client, b, b"2", b"3")
-                said = await called(capsys, "backup", place, *endpoint)
+                said = await called(capsys, "backup", "create", place, *endpoint)
                 assert "2 streams, 3 records" in said
                 assert ", 0 B reused; commits were held for " in said
                 await append(client, a, b"4")
-                said = json.loads(await called(capsys, "backup", place, *endpoint, "--json"))
+                said = json.loads(
+                    await called(capsys, "backup", "create", place, *endpoint, "--json")
+                )
                 assert said["bytes_reused"] > 0
                 assert (said["streams"], said["records"], said["deleted"]) == (2, 4, [])
         listed = await called(capsys, "backup", "list", place, "--json")
         assert [json.loads(each)["records"] for each in listed.splitlines()] == [3, 4]
         assert said["backup"] in await called(capsys, "backup", "list", place)
         assert "is undamaged" in await called(capsys, "backup", "check", place)
-        assert "1 backup removed, and 1 chunk of" in (
-            await called(capsys, "backup", "prune", place, "--keep", "1")
-        )
+        prune = ("backup", "prune", place, "--keep", "1")
+        preview = (await called(capsys, *prune)).splitlines()
+        assert preview[1].startswith("1 backup would be removed, and 1 chunk of ")
+        assert preview[2] == "nothing is removed yet: repeat this with --yes"
+        assert preview[0] in await called(capsys, "backup", "list", place)
+        assert "1 backup removed, and 1 chunk of" in await called(capsys, *prune, "--yes")
         async with cluster_of(tmp_path / "new", 2) as cluster:
             endpoint = ("--endpoint", cluster.endpoints.pd)
             assert "is restored as of 20" in await called(capsys, "restore", place, *endpoint)
@@ -109,7 +114,7 @@ def test_a_query_that_is_ahead_of_a_backup_is_told(tmp_path, capsys):
         with Client(lost.endpoint) as client:
             (a,) = (each.stream_id for each in client.create_streams([StreamSpec("a")]))
             append_all(client, a, b"a0", b"a1")
-            command("backup", place, "--endpoint", lost.endpoint)
+            command("backup", "create", place, "--endpoint", lost.endpoint)
             append_all(client, a, b"a2", b"a3")
         running = query(lost)
         end = running.latestOffset(running.initialOffset(), ReadAllAvailable())

@@ -245,7 +245,19 @@ def test_streams_are_created_listed_described_and_deleted(run, cluster):
     assert "records    2" in shown
     assert "retention  7d" in shown
 
-    done(run("streams", "delete", "many-0", str(created[1]["stream_id"]), "many-1"))
+    doomed = ("many-0", str(created[1]["stream_id"]), "many-1")
+    preview = done(run("streams", "delete", *doomed)).decode().splitlines()
+    assert preview[1].startswith("would delete many-1 (id ")
+    assert preview[1].endswith("): 2 records")
+    assert preview[2:] == ["nothing is deleted yet: repeat this with --yes"]
+    previewed = objects(done(run("streams", "delete", *doomed, "--json")))
+    assert [(each["name"], each["done"]) for each in previewed] == [
+        ("many-0", False),
+        ("many-1", False),
+    ]
+    assert done(run("consume", "many-1")) == b"a\nb\n"
+    deleted = objects(done(run("streams", "delete", *doomed, "--yes", "--json")))
+    assert [each["done"] for each in deleted] == [True, True]
     left = {each["name"] for each in objects(done(run("streams", "list", "--json")))}
     assert {"many-2", "kept"} <= left
     assert not {"many-0", "many-1"} & left
@@ -287,6 +299,7 @@ def test_an_offset_that_the_stream_does_not_have(run, stream):
     error = failed(run("consume", stream, "--from", "1"), 1)
     assert "offset 1:" in error
     assert "0 to 0" in error
+    assert re.search(rf"; stream \d+ is '{stream}'$", error)
 
 
 def test_a_name_that_is_taken(run, stream):
@@ -325,7 +338,11 @@ def test_streams_are_updated_trimmed_and_sealed(run, stream):
     (info,) = objects(done(run("streams", "update", new_name, "--rename", stream, "--json")))
     assert (info["name"], info["retention_period_ms"]) == (stream, 7_200_000)
     assert info["retention_bytes"] == 10 * 2**30
-    output = done(run("streams", "trim", stream, "2"))
+    preview = done(run("streams", "trim", stream, "2")).decode()
+    assert preview.startswith(f"would remove 2 records of {stream} (id ")
+    assert preview.endswith("nothing is removed yet: repeat this with --yes\n")
+    assert done(run("consume", stream)) == b"a\nb\nc\n"
+    output = done(run("streams", "trim", stream, "2", "--yes"))
     assert output.endswith(b": offsets 2 to 3, exclusive\n")
     assert done(run("consume", stream)) == b"c\n"
     (opened,) = objects(done(run("streams", "seal", stream, "--json")))
@@ -333,7 +350,7 @@ def test_streams_are_updated_trimmed_and_sealed(run, stream):
     done(run("produce", stream, stdin=b"d\n"))
     assert done(run("consume", stream)) == b"c\nd\n"
     assert b"it continues in range 2 from 4, on " in done(run("streams", "seal", stream))
-    (trimmed,) = objects(done(run("streams", "trim", stream, "3", "--json")))
+    (trimmed,) = objects(done(run("streams", "trim", stream, "3", "--yes", "--json")))
     assert (trimmed["start_offset"], trimmed["next_offset"]) == (3, 4)
 
 
@@ -346,11 +363,28 @@ def test_replicas_that_no_server_is_there_for_are_noticed(run, stream):
         assert ended.errors.startswith(warning)
         assert ended.errors.count(b"\n") == 1
     assert done(run("streams", "update", stream, "--replicas", "1"))
-    assert done(run("streams", "delete", f"{stream}-copied"))
+    assert done(run("streams", "delete", f"{stream}-copied", "--yes"))
+
+
+def test_replicas_that_the_cluster_never_had_servers_for_are_refused(run, stream):
+    for words, option in (((), "--replicas"), (("--ack-count", "3"), "--ack-count")):
+        for action in (("create", f"{stream}-copied"), ("update", stream)):
+            error = failed(run("streams", *action, "--replicas", "3", *words), 1)
+            assert "--replicas 3 needs " in error
+            assert "the cluster has 1: start more range servers" in error
+            assert f"or lower {option}" in error
+
+
+def test_names_that_are_close_to_an_unknown_one_are_suggested(run, stream):
+    for words in (("consume",), ("produce",), ("streams", "delete"), ("streams", "describe")):
+        assert f"; did you mean '{stream}'" in failed(run(*words, f"{stream}x"), 1)
+    assert "did you mean" not in failed(run("consume", "quite-different"), 1)
+    assert "did you mean" not in failed(run("streams", "create", stream), 1)
 
 
 def test_changes_that_cannot_be_are_one_line(run, stream):
-    assert "beyond its tail, 0" in failed(run("streams", "trim", stream, "1"), 1)
+    assert "has offsets 0 to 0" in failed(run("streams", "trim", stream, "1"), 1)
+    assert "beyond its tail, 0" in failed(run("streams", "trim", stream, "1", "--yes"), 1)
     assert "nothing to change" in failed(run("streams", "update", stream), 2)
     assert "only digits" in failed(run("streams", "update", stream, "--rename", "12"), 2)
     assert "missing" in failed(run("streams", "seal", "missing"), 1)

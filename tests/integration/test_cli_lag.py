@@ -86,10 +86,14 @@ def test_groups_are_listed_and_one_without_cursors_is_an_error(run, client, new_
     (info,) = client.describe_streams(new_streams(1))
     group = f"listed-{info.stream_id}"
     client.commit_cursors(group, {info.stream_id: 0})
-    assert group in {each["group"] for each in objects(run, "lag")}
+    append(client, info.stream_id, b"a", b"b")
+    assert group in {each["group"] for each in objects(run, "groups", "list")}
+    lags = {(each["group"], each["lag_records"]) for each in objects(run, "lag")}
+    assert (group, 2) in lags
     heading, *rows = shown(run, "lag")
-    assert heading.split() == ["GROUP", "COMMITTED"]
-    assert group in {row.split()[0] for row in rows}
+    assert heading.split() == ["GROUP", "STREAMS", "LAG", "BEHIND", "COMMITTED"]
+    assert [group, "1", "2"] in [row.split()[:3] for row in rows]
+    assert f"did you mean '{group}'" in run("lag", f"{group}x")[2]
     client.delete_streams([info.stream_id])
     exit_code, output, errors = run("lag", group)
     assert (exit_code, output) == (1, "")

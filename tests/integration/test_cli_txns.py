@@ -70,12 +70,22 @@ def test_a_stream_goes_on_without_what_is_lost(shown, capfd, cluster, client, ne
     later = stage(client, f"{producer}.2.a", stream_id)
     client.commit_txn(producer, 2, later, record_count=2, digest=b"12345678", timeout_ms=200)
     assert [row.split()[0] for row in shown(producer)[1:3]] == ["stuck", "publishing"]
-    assert main(["txns", "give-up", producer, "2", "--endpoint", cluster.endpoint]) == 1
+    preview = shown("give-up", producer, "1")
+    assert preview == [
+        f"would be lost, where it is incomplete: 3 records of stream {stream_id}",
+        "nothing is given up yet: repeat this with --yes",
+    ]
+    (previewed,) = map(json.loads, shown("give-up", producer, "1", "--json"))
+    assert (previewed["done"], len(previewed["parts"])) == (False, 1)
+    assert "is not stuck: nothing would be lost" in shown("give-up", producer, "2")[0]
+    assert [row.split()[0] for row in shown(producer)[1:3]] == ["stuck", "publishing"]
+    endpoint = ("--endpoint", cluster.endpoint)
+    assert main(["txns", "give-up", producer, "2", "--yes", *endpoint]) == 1
     assert "an earlier batch" in capfd.readouterr().err
-    assert shown("give-up", producer, "1") == [
+    assert shown("give-up", producer, "1", "--yes") == [
         f"lost: 3 records of batch 1 of {producer}; stream {stream_id} continues without"
     ]
-    (result,) = map(json.loads, shown("give-up", producer, "1", "--json"))
+    (result,) = map(json.loads, shown("give-up", producer, "1", "--yes", "--json"))
     assert (result["is_published"], result["parts"]) == (
         True,
         [asdict(replace(more, batch_count=-1))],
@@ -85,7 +95,7 @@ def test_a_stream_goes_on_without_what_is_lost(shown, capfd, cluster, client, ne
     assert bounds.next_offset == 2
     assert [row.split()[0] for row in shown(producer)[1:3]] == ["lost", "published"]
     assert str(stream_id) in shown(producer)[1].split()
-    assert shown("give-up", producer, "2") == [
+    assert shown("give-up", producer, "2", "--yes") == [
         f"nothing of batch 2 of {producer} is lost: it is published"
     ]
 

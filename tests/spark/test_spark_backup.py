@@ -22,7 +22,7 @@ def test_a_micro_batch_that_the_backup_has_is_not_written_again(spark, tmp_path)
             client.create_streams([StreamSpec("end")])
         copy(lost, "first")
         copy(lost, "second")
-        assert main(["backup", str(place), "--endpoint", lost.endpoint]) == 0
+        assert main(["backup", "create", str(place), "--endpoint", lost.endpoint]) == 0
     for name in ("1", ".1.crc"):  # as if Spark had died before it noted the commit
         (checkpoint / "commits" / name).unlink()
     with LocalCluster(tmp_path / "new") as new:

@@ -171,6 +171,23 @@ def test_paths_that_are_none_are_refused(config, line, fault):
     assert fault in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("section", "line", "named"),
+    [
+        ("range_server", 'fsync = "sometimes"', "fsync in [range_server]: expected one of"),
+        ("range_server", "port = 70000", "port in [range_server]: expected an integer"),
+        ("serve", 'host = "a b"', "host in [serve]: 'a b' is not a host"),
+        ("serve", 'log_level = "loud"', "log_level in [serve]: expected one of"),
+        ("serve", 'ready_file = "/no/such/x"', "ready_file in [serve] /no/such/x: there is no"),
+    ],
+)
+def test_a_value_that_cannot_work_is_named_with_its_file_and_section(config, section, line, named):
+    path = config(f"[{section}]\n{line}\n")
+    with pytest.raises(ConfigurationError) as caught:
+        SERVE.load(options("--config", str(path)))
+    assert str(caught.value).startswith(f"{path}: {named}")
+
+
 @pytest.mark.parametrize("name", ["absent.toml", "."])
 def test_a_file_that_cannot_be_read_is_refused(tmp_path, name):
     with pytest.raises(ConfigurationError, match="cannot be read"):

@@ -44,11 +44,11 @@ def test_every_command_has_help(capsys, words):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ([], "Missing command"),
         (["serv"], "Did you mean 'serve'?"),
         (["txns", "--endpiont"], "Did you mean '--endpoint'?"),
         (["server"], "'server'"),
-        (["streams"], "sbp streams: Missing command"),
+        (["backup", "lst"], "Did you mean 'list'?"),
+        (["backup", "/tmp/backups"], "The actions are create, list, check, prune"),
         (["streams", "create"], "'NAME'"),
         (["streams", "create", "a", "--count", "0"], "'0' is not a whole number, 1 or more"),
         (["streams", "create", "a", "--count", "-1"], "--count"),
@@ -72,6 +72,8 @@ def test_every_command_has_help(capsys, words):
         (["consume", "a", "--from", "-10m", "--to", "-20m"], "exchange them"),
         (["consume", "a", "--from=-5", "--to=-10"], "exchange them"),
         (["streams", "copy", "a", "b", "--from", "latest", "--to", "earliest"], "exchange them"),
+        (["consume", "a", "--format", "json"], "'json' has no field such as %v"),
+        (["consume", "a", "--format", "100%% \\n"], "write --output json"),
         (["consume", "a", "--format", "%x"], "'%x' in the format is none of %t"),
         (["consume", "a", "--grep", "("], "'(' is no regular expression"),
         (["consume", "a", "--columns", "b,"], "'b,' is not a list of columns"),
@@ -102,6 +104,23 @@ def test_a_mistake_in_the_call_is_one_line_and_exit_code_2(capsys, words, named)
     assert named in printed.err
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert len(printed.err) < 400
+
+
+@pytest.mark.parametrize("words", [[], ["streams"], ["backup"]])
+def test_a_call_without_a_command_prints_the_help(capsys, words):
+    assert command.main(words) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.splitlines()[0][:10]) == ("", "Usage: sbp")
+    assert "Commands:" in printed.err
+
+
+@pytest.mark.parametrize("words", [[], ["streams"], ["streams", "create"], ["txns", "give-up"]])
+def test_h_is_help(capsys, words):
+    helps = []
+    for option in ("-h", "--help"):
+        assert command.main([*words, option]) == 0
+        helps.append(capsys.readouterr().out)
+    assert helps[0] == helps[1]
 
 
 def test_versions(capsys):
@@ -222,7 +241,7 @@ def test_options_of_txns_stand_anywhere(capsys, monkeypatch, words):
     monkeypatch.setattr(txns.txns, "callback", client_options(note))
     monkeypatch.setattr(txns.give_up, "callback", client_options(note))
     assert command.main(["txns", *words]) == 0
-    assert ran == [("p", 7) if words[0] == "give-up" else ("give-up",)]
+    assert ran == [("p", 7, False) if words[0] == "give-up" else ("give-up",)]
 
 
 def test_notes_of_an_error_stand_in_its_line(capsys):

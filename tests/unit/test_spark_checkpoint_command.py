@@ -366,7 +366,7 @@ def test_a_local_folder_may_be_named_by_its_url(run, folder, scheme):
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["show"], ["rewind", "x"], ["rewind", "x", "--to-batch", "-1"], ["go"]]
+    "words", [["show"], ["rewind", "x"], ["rewind", "x", "--to-batch", "-1"], ["go"]]
 )
 def test_mistakes_are_named(words, capsys):
     assert main(["checkpoint", *words]) == 2

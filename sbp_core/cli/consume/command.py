@@ -90,7 +90,12 @@ class Output:
 @click.option("--key", metavar="TEXT", help="Only records with this key.")
 @click.option("--grep", type=_PATTERN, help="Only records with this in the value, or a column.")
 @click.option("--columns", type=Value("NAME[,...]", _names), help="Only these columns.")
-@click.option("--format", "template", type=_TEMPLATE, help=r"Print this for each record.")
+@click.option(
+    "--format",
+    "template",
+    type=_TEMPLATE,
+    help="Print this for each record. A form such as JSON is an --output.",
+)
 @click.option("--output", type=click.Choice(_FORMS), help="How records are written.")
 @click.option("-o", "--to-file", type=PATH, help="Write a file, in the form of its suffix.")
 @retry_option

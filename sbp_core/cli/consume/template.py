@@ -16,6 +16,7 @@ from sbp_core.cli.consume.json_text import json_texts, object_texts
 from sbp_core.cli.consume.rows import Rows
 from sbp_core.cli.output import value_text
 from sbp_core.errors import ConfigurationError
+from sbp_core.quantities import quoted
 
 _TOKEN: Final = re.compile(
     rb"%(?P<field>[\x20-\x7e])|\\x(?P<byte>[0-9A-Fa-f]{2})|\\(?P<escape>[^x])|(?P<text>[^%\\]+)",
@@ -65,6 +66,11 @@ def parse_template(text: str) -> Template:
             )
         parts.append(part)
         at = token.end()
+    if not any(isinstance(each, Field) for each in parts):
+        raise ConfigurationError(
+            f"{quoted(text)} has no field such as %v, so each record would look the same; for JSON,"
+            " CSV, Parquet or Arrow write --output json and so on"
+        )
     return Template(tuple(parts))
 
 
