@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbp_core.app import defaults
+from sbp_core.app.frames import as_storable, is_pandas
 from sbp_core.app.outbox import Encoded
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import (
@@ -91,9 +92,7 @@ class Target:
 
     def mapped(self, batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
         """Return rows with the columns of the stream. Raises SchemaError for what does not fit."""
-        canonical = batch.cast(
-            StreamSchema.of(pa.schema(map(_without_variants, batch.schema))).arrow
-        )
+        canonical = as_storable(batch)
         if self.schema is None:
             return _plain(canonical, now_us)
         return map_columns(canonical, self.schema.arrow, is_loss_allowed=False)
@@ -119,26 +118,10 @@ def _counted(batch: bytes) -> Encoded:
     return Encoded(batch, peek_batch(batch).record_count)
 
 
-def _without_variants(field: pa.Field) -> pa.Field:
-    """Return a field whose text and bytes are plain: data frames have views, or large ones."""
-    kind = field.type
-    if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
-        kind = pa.string()
-    elif pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
-        kind = pa.binary()
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = pa.list_(_without_variants(kind.value_field))
-    elif pa.types.is_struct(kind):
-        kind = pa.struct([_without_variants(kind.field(index)) for index in range(kind.num_fields)])
-    return field.with_type(kind)
-
-
 def _batches(rows: Any, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     if isinstance(rows, pa.RecordBatch):
         yield rows
-    elif (
-        type(rows).__module__.partition(".")[0] == "pandas"
-    ):  # its stream has the index as a column
+    elif is_pandas(rows):
         yield from pa.Table.from_pandas(rows, preserve_index=False).to_batches()
     elif hasattr(rows, "__arrow_c_stream__"):
         yield from pa.RecordBatchReader.from_stream(rows)

@@ -102,9 +102,15 @@ class Place:
             raise self._error("listed", prefix, error) from error
 
     def _put(self, path: str, data: bytes) -> None:
+        if self._folder is None:
+            self._store.put(path, data, use_multipart=False)
+            return
+        file = self._folder / path
+        for parent in reversed(file.relative_to(self._folder).parents):
+            (self._folder / parent).mkdir(mode=0o700, exist_ok=True)
         self._store.put(path, data, use_multipart=False)
-        if self._folder is not None:
-            _sync(self._folder, self._folder / path)
+        file.chmod(0o600)  # records are as secret here as at a range server
+        _sync(self._folder, file)
 
     def _sizes(self, prefix: str) -> dict[str, int]:
         return {each["path"]: each["size"] for batch in self._store.list(prefix) for each in batch}

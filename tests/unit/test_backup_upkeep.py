@@ -1,6 +1,7 @@
 """Removing backups, while the place has the mark of one that is being taken, or was killed."""
 
 import asyncio
+import stat
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -52,3 +53,11 @@ def test_backups_are_not_taken_while_some_are_removed(tmp_path):
         assert (await prune(place, 1)).backup_ids == ()
 
     asyncio.run(main())
+
+
+def test_objects_are_for_their_owner_only(tmp_path):
+    place = Place.open(str(tmp_path / "backups"), is_new=True)
+    asyncio.run(place.put("chunks/a/b", b"secret"))
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert set(modes.values()) == {0o700, 0o600}
+    assert [path.name for path, mode in modes.items() if mode == 0o600] == ["b"]

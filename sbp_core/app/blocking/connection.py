@@ -17,9 +17,11 @@ from sbp_core.app.blocking.fetching import OnTrimmed
 from sbp_core.app.blocking.member import Member
 from sbp_core.app.blocking.producer import OnDelivery, Producer
 from sbp_core.app.blocking.transaction import Transaction
+from sbp_core.app.frames import schema_of
 from sbp_core.app.outbox import Batching
 from sbp_core.app.positions import Start
 from sbp_core.app.process import Unsendable
+from sbp_core.app.rows import ArrowStream
 from sbp_core.client import (
     Client,
     Connecting,
@@ -30,7 +32,7 @@ from sbp_core.client import (
     Tls,
 )
 from sbp_core.errors import AlreadyExistsError, ConfigurationError
-from sbp_core.records import Compression, StreamSchema
+from sbp_core.records import Compression
 
 
 def connect(
@@ -72,17 +74,20 @@ class Connection(Unsendable):
         self,
         name: str,
         *,
-        schema: pa.Schema | None = None,
+        schema: pa.Schema | ArrowStream | None = None,
         replicas: int = 1,
         retention_ms: int = 0,
         if_missing: bool = False,
     ) -> StreamInfo:
         """Create a stream; return it. With a `schema` it is a typed one.
 
+        `schema` is one of Arrow, or a table or data frame that has its columns.
+
         `retention_ms` 0 keeps records for ever. If it exists already it is returned as it is, if
         that is allowed by `if_missing`; its schema has to fit then. Raises AlreadyExistsError,
         SchemaError, SbpError.
         """
+        columns = None if schema is None else schema_of(schema)
         spec = StreamSpec(name, replica_count=replicas, retention_period_ms=retention_ms)
         try:
             (info,) = self.client.create_streams([spec])
@@ -90,8 +95,7 @@ class Connection(Unsendable):
             if not if_missing:
                 raise
             (info,) = self.client.describe_streams([name])
-        if schema is not None:
-            columns = StreamSchema.of(schema)
+        if columns is not None:
             self.client.evolve_schema(info.stream_id, columns, may_change=False)
         return info
 

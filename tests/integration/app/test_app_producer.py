@@ -282,3 +282,50 @@ def test_an_asyncio_producer_of_a_failed_stream_raises(cluster, sbp, stream):
                 await producer.close()
 
     asyncio.run(main())
+
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001 - a column without a zone
+FRAME = {"id": [1, 2], "at": [NOW, None], "name": ["a", None], "kind": ["x", "y"]}
+FRAMES = {
+    "pandas": pd.DataFrame(FRAME).astype({"kind": "category", "at": "datetime64[ns]"}),
+    "polars": pl.DataFrame(FRAME).with_columns(
+        pl.col("kind").cast(pl.Categorical),
+        pl.col("at").cast(pl.Datetime("ns")),
+        pl.col("id").cast(pl.UInt32),
+    ),
+    "arrow": pa.table(FRAME).cast(
+        pa.schema(
+            [
+                *(("id", pa.uint16()), ("at", pa.timestamp("ns"))),
+                *(("name", pa.large_string()), ("kind", pa.string_view())),
+            ]
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_a_stream_takes_the_columns_of_a_frame(sbp, request, kind):
+    name = re.sub(r"[^\w-]", "-", request.node.name)
+    frame = FRAMES[kind]
+    sbp.create_stream(name, schema=frame)
+    with sbp.producer(name) as producer:
+        producer.send_many(frame)
+    found = [each.columns for each in sbp.consumer(name)]
+    assert found == [
+        dict(zip(FRAME, row, strict=True)) for row in zip(*FRAME.values(), strict=True)
+    ]
+
+
+def test_a_frame_whose_values_would_change_is_refused(sbp, request):
+    frame = pd.DataFrame({"at": pd.to_datetime([1], unit="ns")})
+    sbp.create_stream(request.node.name, schema=frame)
+    with (
+        sbp.producer(request.node.name) as producer,
+        pytest.raises(SchemaError, match=r"column at: .* would lose data"),
+    ):
+        producer.send_many(frame)
+    with pytest.raises(SchemaError, match="column late has type duration"):
+        sbp.create_stream("late", schema=pd.DataFrame({"late": pd.to_timedelta([1], unit="s")}))
+    with pytest.raises(TypeError, match="pass a schema or table of Arrow"):
+        sbp.create_stream("late", schema={"a": "int"})
