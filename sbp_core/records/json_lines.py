@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any, Final
@@ -19,6 +20,31 @@ _HALF_PAIR: Final = re.compile(
     re.DOTALL,
 )
 """A line up to the first escape that is half of a surrogate pair, which is no character."""
+_NAME_END: Final = re.compile(rb'"[ \t\r\n]*:')
+"""The end of a name in an object. Texts with JSON in them have some, too."""
+
+
+def check_names(data: bytes | bytearray) -> None:
+    """Raise ValueError for an object that has a name twice: readers differ in its value."""
+    json.loads(data.decode(), object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        raise ValueError(f"an object has {ascii(twice)[:40]} twice")
+
+
+def _name_count(value: Any) -> int:
+    """Return the names in all objects of a value."""
+    if isinstance(value, dict):
+        return len(value) + sum(
+            _name_count(each) for each in value.values() if isinstance(each, dict | list)
+        )
+    if isinstance(value, list):
+        return sum(_name_count(each) for each in value if isinstance(each, dict | list))
+    return 0
 
 
 def parse_json_lines(
@@ -37,7 +63,10 @@ def parse_json_lines(
 
 def _decoded(index: int, line: bytes) -> Any:
     try:
-        return msgspec.json.decode(line)
+        value = msgspec.json.decode(line)
+        if _name_count(value) < len(_NAME_END.findall(line)):
+            check_names(line)
+        return value
     except RecursionError as error:
         raise RowFault(index, "it is nested too deeply") from error
     except ValueError as error:  # also UnicodeDecodeError

@@ -3,7 +3,8 @@
 What `describe_columns` returns is accepted again, with the same types and forms: ISO 8601 for
 times (or microseconds, for those of columns that no calendar has), text for decimals, text or
 base64 for bytes, an object or a list of pairs for a map. Numbers have to fit: nothing is rounded or
-cut. Beside them a float column accepts integers, and a decimal one too.
+cut. Beside them a float column accepts integers, and a decimal one too; an integer column accepts
+2.0 for 2.
 
 The timestamp of a plain record is never a number: many programs have seconds or milliseconds, which
 would be years of another century as microseconds. So a time that no calendar has is not accepted.
@@ -34,6 +35,10 @@ _US: Final = timedelta(microseconds=1)
 _TIME: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:\.(\d{1,9}))?", re.ASCII)
 _UTC_TIME: Final = "a time such as 2025-01-31T09:30:00Z"
 _FLOATS: Final = {text: float(text) for text in ("nan", "inf", "-inf")}
+_LOST_DIGITS: Final = re.compile(r"[.,]\d{6}\d*[1-9]", re.ASCII)
+"""A fraction of a second with more than microseconds."""
+_EXACT_FLOATS_END: Final = 2**53
+"""From here on a float may be another number than the one in the text."""
 _SHOWN_MAX: Final = 40
 _JSON_WORDS: Final = {None: "null", True: "true", False: "false"}
 _INT64: Final = range(-(2**63), 2**63)
@@ -223,6 +228,12 @@ def _bool(value: Any) -> bool:
     return value
 
 
+def maybe_whole(number: float) -> int | float:
+    """Return the integer that a number is, or the number itself: JSON has one type of numbers."""
+    is_whole = number.is_integer() and abs(number) < _EXACT_FLOATS_END
+    return int(number) if is_whole else number
+
+
 def _integer(kind: pa.DataType) -> Parse:
     bound = 2 ** (kind.bit_width - 1)
     return _number(range(-bound, bound), type_text(kind))
@@ -230,9 +241,10 @@ def _integer(kind: pa.DataType) -> Parse:
 
 def _number(allowed: range, what: str) -> Parse:
     def parse(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value not in allowed:
+        number = maybe_whole(value) if isinstance(value, float) else value
+        if not isinstance(number, int) or isinstance(value, bool) or number not in allowed:
             raise _wrong(f"an integer ({what}) from {allowed[0]} to {allowed[-1]}", value)
-        return value
+        return number
 
     return parse
 
@@ -301,8 +313,10 @@ def _local_time(value: Any) -> int:
 
 
 def _time(value: Any, expected: str, *, has_zone: bool) -> int:
-    if isinstance(value, int):
+    if isinstance(value, int | float):
         return int(_number(_INT64, "microseconds")(value))
+    if isinstance(value, str) and _LOST_DIGITS.search(value):
+        raise _wrong(f"{expected}, of microseconds at most", value)
     try:
         moment = datetime.fromisoformat(value)
     except (TypeError, ValueError) as error:
@@ -316,7 +330,7 @@ def _time(value: Any, expected: str, *, has_zone: bool) -> int:
 
 def _date(value: Any) -> int:
     """Return days since the epoch."""
-    if isinstance(value, int):
+    if isinstance(value, int | float):
         return int(_number(range(-(2**31), 2**31), "days")(value))
     try:
         return (date.fromisoformat(value) - _EPOCH_DATE).days

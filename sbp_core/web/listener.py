@@ -16,9 +16,10 @@ from sbp_core.server.accepting import Acceptor, is_spare
 from sbp_core.server.settings import Exposure
 from sbp_core.tls import Contexts
 from sbp_core.web.connections import Connection, HttpLimits
+from sbp_core.web.problems import Problem
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class HttpListener:
         self._name = name
         self._port_name = port_name
         self._http = Config(
-            app,
+            _of_one_length(app),
             log_config=None,
             log_level="error",  # peers that send no HTTP are no events of the server
             access_log=False,
@@ -151,6 +152,25 @@ class HttpListener:
         except (OSError, TimeoutError) as error:  # also what is no TLS
             _LOG.debug("HTTP connection lost at once: %s", error)
             accepted.close()
+
+
+def _of_one_length(app: ASGIApp) -> ASGIApp:
+    """Return an application that refuses requests with two lengths, and closes their connections.
+
+    A proxy may believe Content-Length where h11 believes Transfer-Encoding: then the rest of the
+    body is a request of somebody else (RFC 9112, 6.3).
+    """
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope["headers"]}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            detail = "the request has Content-Length and Transfer-Encoding: send one of them"
+            problem = Problem(400, "bad-request", detail, headers={"Connection": "close"})
+            await problem.response()(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return checked
 
 
 def _idle_since(connection: Connection) -> float:

@@ -100,6 +100,22 @@ def test_a_head_that_has_no_end_is_refused():
     run(body())
 
 
+def test_a_request_with_two_lengths_is_refused_and_its_connection_closed():
+    async def body():
+        async with listening(PATIENT) as connect:
+            reader, writer = await connect()
+            writer.write(
+                b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
+                b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n"
+            )
+            answer = await rest_of(reader)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert answer.count(b"HTTP/1.1") == 1
+            writer.close()
+
+    run(body())
+
+
 def test_a_peer_that_accepts_nothing_of_an_answer_is_cut_off():
     ended = asyncio.Event()
 

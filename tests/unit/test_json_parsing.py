@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.records import ROWS_SCHEMA, StreamSchema
+from sbp_core.records.json_lines import parse_json_lines
 from sbp_core.records.json_parsing import RowFault, parse_plain_rows, parse_typed_rows
 from sbp_core.records.json_values import describe_columns
 from sbp_core.records.stream_decoder import describe_rows
@@ -94,6 +95,7 @@ def test_members_that_are_left_out_are_null_and_the_time_is_the_default():
     assert rows.column("key").null_count == rows.column("value").null_count == 2
 
 
+NO_TIME = {"default_timestamp_us": None}
 EXPECTED_TIME = "timestamp: expected a time such as 2025-01-31T09:30:00Z"
 
 
@@ -117,6 +119,10 @@ EXPECTED_TIME = "timestamp: expected a time such as 2025-01-31T09:30:00Z"
         ({"timestamp": True}, f"{EXPECTED_TIME}, got true"),
         ({"timestamp": 1_700_000_000_000}, f"{EXPECTED_TIME}, got 1700000000000"),
         ({"timestamp": 0}, f"{EXPECTED_TIME}, got 0"),
+        (
+            {"timestamp": "2025-01-31T09:30:00.000000001Z"},
+            f"{EXPECTED_TIME}, of microseconds at most, got '2025-01-31T09:30:00.000000001Z'",
+        ),
     ],
 )
 def test_the_first_record_that_is_wrong_is_named(record, reason):
@@ -134,7 +140,9 @@ def one(kind, *, nullable=True):
     ("kind", "value", "reason"),
     [
         (pa.int8(), 128, "c: expected an integer (int8) from -128 to 127, got 128"),
-        (pa.int64(), 1.0, "c: expected an integer"),
+        (pa.int64(), 1.5, "c: expected an integer"),
+        (pa.int64(), 2.0**53, "c: expected an integer"),  # or 2**53 + 1 in the text
+        (pa.int8(), 128.0, "c: expected an integer (int8) from -128 to 127, got 128.0"),
         (pa.int64(), True, "c: expected an integer"),
         (pa.int64(), 2**200, "c: expected an integer (int64) from -9223372036854775808"),
         (pa.float64(), 10**400, "c: expected a number that a double has, got an integer of"),
@@ -147,6 +155,8 @@ def one(kind, *, nullable=True):
         (pa.decimal128(4, 2), "NaN", "c: expected a finite number"),
         (pa.decimal128(4, 2), 1.5, "c: expected a decimal number in a text"),
         (pa.timestamp("us"), "2025-01-31T09:30:00Z", "c: expected a time without a zone"),
+        (pa.timestamp("us"), "2025-01-31T09:30:00.1234567", "c: expected a time without a zone"),
+        (UTC, "2025-01-31T09:30:00,123456001Z", "c: expected a time such as"),
         (pa.date32(), "2025-02-30", "c: expected a date"),
         (pa.time64("ns"), "24:00:00", "c: expected a time of day"),
         (pa.list_(pa.int8()), [1, "a"], "c: 1: expected an integer"),
@@ -164,6 +174,39 @@ def test_a_value_that_does_not_fit_is_refused_with_its_place(kind, value, reason
     with pytest.raises(RowFault) as raised:
         parse_typed_rows([{"c": value}], one(kind))
     assert raised.value.reason.startswith(reason)
+
+
+def test_a_number_without_a_fraction_is_an_integer():
+    for kind in (pa.int8(), pa.date32(), UTC, pa.duration("us")):
+        rows = parse_typed_rows(sent([{"c": 2.0}]), one(kind))
+        assert rows.equals(parse_typed_rows([{"c": 2}], one(kind)))
+
+
+def test_a_time_may_have_zeros_behind_its_microseconds():
+    texts = ("2025-01-31T09:30:00.123456000Z", "2025-01-31T09:30:00.123456Z")
+    first, second = parse_plain_rows([{"timestamp": text} for text in texts], **NO_TIME).to_pylist()
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"value": "a", "value": "b"}',
+        b'{"value": "a", "v\\u0061lue": "b"}',
+        b'{"headers": [], "value": {"base64": "", "base64" :"YQ=="}}',
+        b'{"columns": {"a": 1, "a": 1}}',
+        b'[{"x": "\\":", "x": 1}]',
+    ],
+)
+def test_a_name_that_an_object_has_twice_is_refused(line):
+    with pytest.raises(RowFault, match="twice"):
+        parse_json_lines([b"{}", line], None, **NO_TIME)
+
+
+def test_a_text_with_json_in_it_is_no_object():
+    text = json.dumps('{"a": 1, "a": 2}')
+    (row,) = parse_json_lines([b'{"value": %b}' % text.encode()], None, **NO_TIME).to_pylist()
+    assert row["value"] == b'{"a": 1, "a": 2}'
 
 
 def test_required_columns_have_values():

@@ -69,10 +69,17 @@ class _Path:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        operation = self._by_method.get(request.method)
+        is_head = request.method == "HEAD"
+        operation = self._by_method.get("GET" if is_head else request.method)
         if operation is None:
-            raise HTTPException(405, headers={"Allow": ", ".join(self._by_method)})
-        await (await operation.handle(request))(scope, receive, send)
+            allowed = [*self._by_method, *(["HEAD"] if "GET" in self._by_method else [])]
+            raise HTTPException(405, headers={"Allow": ", ".join(allowed)})
+        answer = await operation.handle(request)
+        if is_head:  # the records are not read, and a tail is not followed
+            bare = Response(status_code=answer.status_code)
+            bare.raw_headers = answer.raw_headers
+            answer = bare
+        await answer(scope, receive, send)
 
 
 def _of_no_page(app: ASGIApp) -> ASGIApp:

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from sbp_core import limits
 from sbp_core.web.problems import ProblemError
-from sbp_core.web.records.declaring import refusal
+from sbp_core.web.records.declaring import check_charset, refusal
 
 BODY_BYTES_MAX: Final = 16 * limits.MIB
 """Bytes of a body, decompressed; the default."""
@@ -37,9 +37,10 @@ class Bodies:
     async def received(self, request: Request) -> AsyncIterator[bytearray]:
         """Receive the body of a request; its memory counts until the request is answered.
 
-        Raises ProblemError: 413 if it is too large, 415 for a coding that is not known, 400 for
-        damaged gzip, 429 if the bodies of other requests leave no room.
+        Raises ProblemError: 413 if it is too large, 415 for a coding or charset that is not known,
+        400 for damaged gzip, 429 if the bodies of other requests leave no room.
         """
+        check_charset(request)
         coding = request.headers.get("content-encoding", "identity").strip().lower()
         if coding not in {"identity", "gzip"}:
             raise refusal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from email.message import Message
 from enum import Enum
 from typing import Any, Final
 
@@ -119,6 +120,18 @@ def parse_count(request: Request, name: str, default: int, high: int) -> int:
     if not is_number or int(text) > high:
         raise bad_request(f"{name}={text[:40]!a}: expected a whole number from 0 to {high}")
     return int(text)
+
+
+def check_charset(request: Request) -> None:
+    """Raise ProblemError, 415, for a body that is not in UTF-8."""
+    header = Message()
+    header["Content-Type"] = request.headers.get("content-type", "")
+    charset = header.get_content_charset("utf-8")
+    if charset != "utf-8":
+        raise refusal(
+            *(415, "unsupported-charset"),
+            f"Content-Type: charset {charset[:40]!a}: expected utf-8, or none",
+        )
 
 
 def media_type(header: str) -> str:

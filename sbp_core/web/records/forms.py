@@ -16,6 +16,9 @@ from sbp_core.records.stream_decoder import Records
 _RECORDS_AT_ONCE: Final = 512
 """Records that are described at a time; then other requests have a turn."""
 
+RECORD_HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+"""Headers of answers with records: nothing keeps the records, or takes them for a page."""
+
 _encode: Final = msgspec.json.Encoder().encode
 
 

@@ -29,7 +29,7 @@ from sbp_core.web.records.fetching import (
     tail_of,
     wait_for_records,
 )
-from sbp_core.web.records.forms import arrow_stream, behind, json_lines
+from sbp_core.web.records.forms import RECORD_HEADERS, arrow_stream, behind, json_lines
 from sbp_core.web.records.streams import find_stream, maybe_schema
 from sbp_core.web.records.tailing import EVENTS, Tails
 
@@ -67,7 +67,11 @@ class Reading:
         else:
             body = json_lines(found, info.label)
         first = await anext(body, b"")  # an error before the answer begins is a problem
-        headers = {FIRST_HEADER: str(span.start), NEXT_HEADER: str(span.end)}
+        headers = {
+            **RECORD_HEADERS,
+            FIRST_HEADER: str(span.start),
+            NEXT_HEADER: str(span.end),
+        }
         return _Whole(behind(first, body), headers=headers, media_type=form)
 
 

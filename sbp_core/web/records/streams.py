@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -17,6 +17,8 @@ from sbp_core.errors import NotFoundError, UnsupportedError
 from sbp_core.quantities import is_offset
 from sbp_core.records import StreamSchema, field_text
 from sbp_core.records.column_text import parse_columns
+from sbp_core.records.json_lines import check_names
+from sbp_core.records.json_parsing import maybe_whole
 from sbp_core.web.callers import Callers
 from sbp_core.web.records.bodies import Bodies
 from sbp_core.web.records.declaring import bad_request, json_answer, refusal
@@ -25,6 +27,8 @@ from sbp_core.web.records.fetching import REACH_MS, find_reach, tail_of
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Copies = Annotated[int, msgspec.Meta(ge=1, le=limits.REPLICAS_MAX)]
+_WHOLE_NUMBERS: Final = msgspec.json.Decoder(float_hook=lambda text: maybe_whole(float(text)))
+"""Returns 2 for the number 2.0."""
 
 
 class StreamChange(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -148,7 +152,9 @@ class Streams:
         """Return the object that a request has. Raises ProblemError."""
         async with self._bodies.received(request) as body:
             try:
-                return msgspec.json.decode(body or b"{}", type=kind)
+                found = _WHOLE_NUMBERS.decode(body or b"{}")
+                check_names(body or b"{}")
+                return msgspec.convert(found, kind)
             except (ValueError, RecursionError) as error:
                 raise refusal(422, "wrong-body", f"the body: {error}") from error
 

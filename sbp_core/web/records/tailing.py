@@ -22,7 +22,7 @@ from sbp_core.records.stream_decoder import Records, StreamDecoder
 from sbp_core.web.problems import problem_of
 from sbp_core.web.records.declaring import refusal
 from sbp_core.web.records.fetching import fetch_records
-from sbp_core.web.records.forms import events, pieces
+from sbp_core.web.records.forms import RECORD_HEADERS, events, pieces
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class _Following(StreamingResponse):
     """An answer that is counted while it is sent."""
 
     def __init__(self, tails: Tails, content: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(content, headers={"Cache-Control": "no-store"}, media_type=EVENTS)
+        super().__init__(content, headers=RECORD_HEADERS, media_type=EVENTS)
         self._tails = tails
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

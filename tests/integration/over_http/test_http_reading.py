@@ -115,6 +115,21 @@ def test_accept_chooses_the_form(http, stream):
     problem(http.get(path, headers={"Accept": "image/png"}), 406, "not-acceptable")
 
 
+def test_answers_with_records_are_not_kept_and_head_has_their_headers(http, stream):
+    assert post(http, stream, "<script>", "text/plain")[0] == 200
+    path = f"{stream}/records"
+    for accept in ("application/x-ndjson", ARROW, EVENTS):
+        head = http.head(path, headers={"Accept": accept})
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"].startswith(accept)
+        assert head.headers["cache-control"] == "no-store"
+        assert head.headers["x-content-type-options"] == "nosniff"
+    assert http.get(path).headers["x-content-type-options"] == "nosniff"
+    assert http.head(path).headers["sbp-next-offset"] == "1"
+    assert http.head(stream).headers["content-length"] == http.get(stream).headers["content-length"]
+    assert http.head("/v1/streams/nothing").status_code == 404
+
+
 def test_an_answer_that_is_cut_off_has_no_end(cluster, http, stream):
     assert post(http, stream, "a", "text/plain")[0] == 200
     with Client(cluster.endpoint) as client:

@@ -62,6 +62,7 @@ def test_lines_become_records_and_are_read_as_sbp_consume_shows_them(cluster, ht
     ("kind", "content", "expected"),
     [
         ("text/plain; charset=utf-8", b"a\n\nb", ["a", "", "b"]),
+        ('text/plain; charset="UTF-8"', b"a", ["a"]),
         ("text/plain", b"a\r\n\xff\n", ["a\r", {"base64": "/w=="}]),
         ("application/octet-stream", b"a\nb\n", ["a\nb\n"]),
         ("application/octet-stream", b"", [""]),
@@ -210,6 +211,7 @@ def test_a_line_that_is_wrong_is_named_and_nothing_is_appended(http, stream, lin
         (b"\n", NDJSON, 400, "bad-request"),
         (b"a", {"Content-Type": "application/json"}, 415, "unsupported-content"),
         (b"a", {}, 415, "unsupported-content"),
+        (b"a", {"Content-Type": 'text/plain; charset="Latin-1"'}, 415, "unsupported-charset"),
         (b"a", NDJSON | {"Content-Encoding": "br"}, 415, "unsupported-coding"),
         (b"a", NDJSON | {"Content-Encoding": "gzip"}, 400, "damaged-body"),
         (
