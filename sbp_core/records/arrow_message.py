@@ -138,13 +138,14 @@ def check_record_batch_message(data: memoryview, *, record_count: int) -> Messag
 def read_outline(
     data: memoryview,
     *,
-    record_count: int,
+    record_count: int | None,
     is_for_arrow: bool = True,
     message_bytes: int | None = None,
 ) -> Outline:
     """Return the outline of `data` if that is one record batch message of `record_count` rows.
 
     Without `is_for_arrow` the metadata are enough; then `message_bytes` are those of the message.
+    None for `record_count` allows any number of rows.
 
     It is not safe to hand to Arrow before `check_outline`. A server passes `is_for_arrow=False`: it
     stores bodies unread, so a hostile one must not even reach Arrow's check of the metadata. Raises
@@ -161,7 +162,7 @@ def read_outline(
             f"Arrow message announces {body_length} bytes of buffers, but {buffers_bytes} follow"
             " its metadata"
         )
-    if length != record_count:
+    if record_count is not None and length != record_count:
         raise RecordBatchError(
             f"Arrow message of {length} rows in a record batch that declares {record_count} records"
         )

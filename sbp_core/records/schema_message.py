@@ -98,11 +98,12 @@ SCHEMA_MESSAGE_SCHEMA: Final = Schema(
 )
 
 
-def check_schema_message(data: memoryview) -> None:
+def check_schema_message(data: memoryview, *, is_metadata_allowed: bool = False) -> None:
     """Check that `data` is one schema message and nothing else, safe to hand to Arrow.
 
-    Raises SchemaError: another kind of message, more columns or longer texts than a stream may
-    have, dictionaries, metadata other than logical types.
+    `is_metadata_allowed` is for schemas of other programs, whose metadata no stream stores. Raises
+    SchemaError: another kind of message, more columns or longer texts than a stream may have,
+    dictionaries, metadata other than logical types.
     """
     try:
         header = _read_header(data)
@@ -125,7 +126,7 @@ def check_schema_message(data: memoryview) -> None:
         has_metadata = has_metadata or keys not in ([], [LOGICAL_TYPE_KEY])
         if field.dictionary is not None:
             raise SchemaError("a schema with a column of a dictionary, which no stream can have")
-    if has_metadata:
+    if has_metadata and not is_metadata_allowed:
         raise SchemaError(
             f"a schema with metadata; in that of a stream a field has {LOGICAL_TYPE_KEY} at most"
         )

@@ -126,6 +126,11 @@ class Callers:
         used.append(entry)
         return entry.client
 
+    @property
+    def has_identities(self) -> bool:
+        """Whether requests may have identities, and so rights."""
+        return self._settings.connecting.tls is not None
+
     async def close(self) -> None:
         """Close all clients."""
         if self._sweeping is not None:

@@ -91,6 +91,13 @@ def test_each_request_has_the_rights_of_its_token(http, issuer):
     assert tail(http, issuer) == before + 1
 
 
+def test_the_right_to_append_is_checked_before_the_body_is_read(http, issuer):
+    for subject, status in (("reader", 403), ("writer", 413)):
+        huge = b"a" * (17 << 20)
+        headers = TEXT | bearer(issuer.token(subject))
+        assert http.post(RECORDS, content=huge, headers=headers).status_code == status
+
+
 def test_a_retry_with_a_key_needs_no_right_to_read(http, issuer):
     headers = bearer(issuer.token("writer")) | {"Idempotency-Key": "one"}
     first, second = append(http, **headers), append(http, **headers)

@@ -10,11 +10,14 @@ bytes, so such a record has only the time that it brings.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from starlette.requests import Request
@@ -34,8 +37,9 @@ from sbp_core.records import (
 )
 from sbp_core.web.callers import Callers
 from sbp_core.web.problems import Problem, ProblemError
+from sbp_core.web.records.arrow_contents import batch_too_large, check_rows
 from sbp_core.web.records.bodies import Bodies
-from sbp_core.web.records.contents import PARSERS, Target
+from sbp_core.web.records.contents import ARROW, PARSERS, Target
 from sbp_core.web.records.declaring import bad_request, json_answer, media_type, refusal
 from sbp_core.web.records.streams import find_stream, maybe_schema
 
@@ -44,8 +48,11 @@ KEY_LENGTH_MAX: Final = 255
 REPLAY_HEADER: Final = "Idempotent-Replay"
 _UNKNOWN_TIME_MS: Final = 2**63 - 1
 """Time of a batch whose records have no time of their own: no time that readers know."""
+_RIGHT_KEPT_SECONDS: Final = 10.0
+_RIGHTS_KEPT_MAX: Final = 1024
 _LOOP_BYTES_MAX: Final = 16 * limits.KIB
-"""Bodies up to here are parsed at once; a thread would take longer to begin."""
+"""Bodies up to here are parsed at once, where a thread would take longer to begin. Arrow's may be
+compressed."""
 
 
 class Appending:
@@ -55,11 +62,14 @@ class Appending:
         self._callers = callers
         self._bodies = bodies
         self._parsing = parsing
+        self._checked: WeakKeyDictionary[AsyncClient, dict[int, float]] = WeakKeyDictionary()
+        """By client and stream id: when the right to append was last checked."""
 
     async def append(self, request: Request) -> Response:
         """Append the records of a request; answer when the cluster has acknowledged them."""
         key = _maybe_key(request)
-        parse = PARSERS.get(media_type(request.headers.get("content-type", "")))
+        kind = media_type(request.headers.get("content-type", ""))
+        parse = PARSERS.get(kind)
         if parse is None:
             raise refusal(
                 *(415, "unsupported-content"),
@@ -68,6 +78,7 @@ class Appending:
             )
         client = await self._callers.client(request)
         info = await find_stream(client, request)
+        await self._check_right(client, info)
         schema = await maybe_schema(client, info)
         now_ms = time.time_ns() // 1_000_000
         target = Target(schema, None if key is not None else now_ms * 1000)
@@ -75,15 +86,52 @@ class Appending:
 
             def encode() -> _Encoded:
                 time_ms = now_ms if key is None else _UNKNOWN_TIME_MS
+                target.check_wanted()
                 return _encoded(parse(body, target), info, schema, time_ms)
 
-            if len(body) <= _LOOP_BYTES_MAX:
+            if len(body) <= _LOOP_BYTES_MAX and kind != ARROW:
                 encoded = encode()
             else:
-                loop = asyncio.get_running_loop()
-                encoded = await loop.run_in_executor(self._parsing, encode)
+                encoded = await self._parsed(request, encode, target)
             await _check_sizes(client, info, encoded)
             return await _append(client, info, encoded, key)
+
+    async def _check_right(self, client: AsyncClient, info: StreamInfo) -> None:
+        """Raise PermissionDeniedError for a caller that may not append, before its body is read.
+
+        No operation tells a caller its rights, so a batch of one byte is sent: the server checks
+        rights first, and then refuses the batch. The append itself is checked again, so the answer
+        may be kept for a while.
+        """
+        if not self._callers.has_identities:
+            return
+        checked = self._checked.setdefault(client, {})
+        now = time.monotonic()
+        if now < checked.get(info.stream_id, 0.0) + _RIGHT_KEPT_SECONDS:
+            return
+        with contextlib.suppress(InvalidRequestError):
+            await client.append([AppendItem(info.stream_id, b"\0")])
+        if len(checked) >= _RIGHTS_KEPT_MAX:
+            checked.clear()
+        checked[info.stream_id] = now
+
+    async def _parsed(
+        self, request: Request, encode: Callable[[], _Encoded], target: Target
+    ) -> _Encoded:
+        """Call `encode` on a thread. It stops soon when the client leaves.
+
+        Its memory counts until then, so it is waited for.
+        """
+        work = asyncio.get_running_loop().run_in_executor(self._parsing, encode)
+        leaving = asyncio.ensure_future(request.receive())  # the body is whole: the end comes next
+        try:
+            awaited: set[asyncio.Future[Any]] = {work, leaving}
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                target.has_left.set()
+            return await work
+        finally:
+            leaving.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +174,7 @@ async def _append(
 def _encoded(
     rows: pa.RecordBatch, info: StreamInfo, schema: StreamSchema | None, time_ms: int
 ) -> _Encoded:
-    if rows.num_rows > limits.BATCH_RECORDS_MAX:
-        raise refusal(
-            *(413, "too-many-records"),
-            f"{rows.num_rows} records in a request; at most {limits.BATCH_RECORDS_MAX} are allowed:"
-            " send them in several requests",
-        )
+    check_rows(rows.num_rows)
     if not rows.num_rows:
         raise bad_request("the body has no records")
     if schema is None:
@@ -158,11 +201,7 @@ async def _check_sizes(client: AsyncClient, info: StreamInfo, encoded: _Encoded)
                 f" {record_too_large(size_bytes, bytes_max)}",
             )
     if len(encoded.batch) > limits.BATCH_BYTES_MAX:
-        raise refusal(
-            *(413, "batch-too-large"),
-            f"the records have {len(encoded.batch)} bytes as one record batch; at most"
-            f" {limits.BATCH_BYTES_MAX} are allowed: send them in several requests",
-        )
+        raise batch_too_large(f"{len(encoded.batch)}")
 
 
 def _maybe_key(request: Request) -> str | None:

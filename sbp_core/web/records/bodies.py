@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,8 @@ IN_FLIGHT_BYTES_MAX: Final = 64 * limits.MIB
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _PIECE_BYTES: Final = 64 * limits.KIB
 """Bytes that are decompressed at a time."""
+_MEMBERS_MAX: Final = 1024
+"""Members of a gzip body. Writers of blocks fill each with some 64 KiB."""
 
 
 class Bodies:
@@ -58,7 +61,7 @@ class Bodies:
                 if inflater is None:
                     body.add(chunk)
                 else:
-                    inflater.add(chunk)
+                    await inflater.add(chunk)
             if inflater is not None:
                 inflater.finish()
             yield body.data
@@ -98,36 +101,50 @@ class _Growing:
         self.data = bytearray()
         self.reserved_bytes = 0
 
+    def check_size(self, size_bytes: int) -> None:
+        self._bodies.check_size(size_bytes)
+
     def add(self, chunk: bytes) -> None:
-        self._bodies.check_size(len(self.data) + len(chunk))
+        self.check_size(len(self.data) + len(chunk))
         self._bodies.reserve(len(chunk))
         self.reserved_bytes += len(chunk)
         self.data += chunk
 
 
 class _Inflater:
-    """Decompresses gzip, a piece at a time, so that a few bytes never fill the memory."""
+    """Decompresses gzip, a piece at a time, so that a few bytes never fill the memory.
+
+    Other requests have a turn after each piece. Members and bytes that hold nothing take time, too,
+    so both are bounded.
+    """
 
     def __init__(self, body: _Growing) -> None:
         self._body = body
         self._member = zlib.decompressobj(_GZIP_WINDOW)
-        self._has_begun = False
+        self._member_count = 1
+        self._received_bytes = 0
 
-    def add(self, chunk: bytes) -> None:
-        rest = chunk
+    async def add(self, chunk: bytes) -> None:
+        self._received_bytes += len(chunk)
+        self._body.check_size(self._received_bytes)
+        rest = memoryview(chunk)
         while rest:
             if self._member.eof:  # gzip may have several members, one behind the other
                 self._member = zlib.decompressobj(_GZIP_WINDOW)
-            self._has_begun = True
+                self._member_count += 1
+                if self._member_count > _MEMBERS_MAX:
+                    raise _damaged(f"it has more than {_MEMBERS_MAX} members: compress it as one")
             try:
-                self._body.add(self._member.decompress(rest, _PIECE_BYTES))
+                self._body.add(self._member.decompress(rest[:_PIECE_BYTES], _PIECE_BYTES))
             except zlib.error as error:
                 raise _damaged(str(error)) from error
-            rest = self._member.unconsumed_tail or self._member.unused_data
+            taken = min(len(rest), _PIECE_BYTES)
+            rest = rest[taken - len(self._member.unconsumed_tail or self._member.unused_data) :]
+            await asyncio.sleep(0)
 
     def finish(self) -> None:
         """Raise ProblemError if the end is missing; an empty body is none."""
-        if self._has_begun and not self._member.eof:
+        if self._received_bytes and not self._member.eof:
             raise _damaged("its end is missing")
 
 

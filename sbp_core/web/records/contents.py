@@ -5,19 +5,23 @@ All work off the loop, and none raises anything but ProblemError and SbpError.
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Event
 from typing import Final
 
 import pyarrow as pa
 
-from sbp_core.errors import SchemaError
+from sbp_core import limits
+from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import ROWS_SCHEMA, StreamSchema
 from sbp_core.records.arrow_body import check_values
-from sbp_core.records.evolution import map_columns
 from sbp_core.records.json_lines import parse_json_lines
 from sbp_core.records.json_parsing import RowFault
 from sbp_core.web.problems import Problem, ProblemError
+from sbp_core.web.records.arrow_contents import check_rows, read_arrow_stream, row_bits
 from sbp_core.web.records.declaring import bad_request, refusal
 
 NDJSON: Final = "application/x-ndjson"
@@ -26,7 +30,12 @@ TEXT: Final = "text/plain"
 BYTES: Final = "application/octet-stream"
 _LINES_AT_ONCE: Final = 4096
 """Lines whose values are objects of Python at a time, which take several times their bytes."""
-_ARROW_BATCHES_MAX: Final = 10_000
+_GROUP_BYTES_MAX: Final = limits.MIB
+"""Bytes of these lines, if there are several."""
+_CONTAINERS_MAX: Final = 250_000
+"""Objects and lists of a longer line: of 3 bytes each, and some 70 as an object of Python."""
+_TEXTS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+"""Texts of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +47,38 @@ class Target:
 
     schema: StreamSchema | None
     timestamp_us: int | None
+    has_left: Event = field(default_factory=Event)
+    """Set when nobody waits for the rows any more."""
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The columns of the stream."""
+        return ROWS_SCHEMA if self.schema is None else self.schema.arrow
+
+    def check_wanted(self) -> None:
+        """Raise ProblemError if nobody waits for the rows."""
+        if self.has_left.is_set():
+            raise refusal(400, "incomplete-request", "the client has left: nothing was appended")
 
 
 def parse_ndjson(body: bytearray, target: Target) -> pa.RecordBatch:
     """Return a row for each line of JSON; empty lines are left out."""
-    batches = [_rows_of_lines(lines, target) for lines in _groups(body)]
-    return _joined(batches, ROWS_SCHEMA if target.schema is None else target.schema.arrow)
+    bits = row_bits(target.arrow.types)
+    batches: list[pa.RecordBatch] = []
+    count = 0
+    for lines in _groups(body):
+        target.check_wanted()
+        count += len(lines)
+        check_rows(count, count * bits)
+        batches.append(_rows_of_lines(lines, target))
+    return _joined(batches, target.arrow)
 
 
 def parse_text(body: bytearray, target: Target) -> pa.RecordBatch:
     """Return a record for each line: bytes up to each newline; the last one may have none."""
     _check_plain(target, TEXT)
+    count = body.count(b"\n")
+    check_rows(count, count * row_bits(ROWS_SCHEMA.types))
     lines = bytes(body).split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -66,18 +96,10 @@ def parse_arrow(body: bytearray, target: Target) -> pa.RecordBatch:
 
     For a plain stream the columns are those of ROWS_SCHEMA; one that is missing is null.
     """
-    schema = ROWS_SCHEMA if target.schema is None else target.schema.arrow
-    batches: list[pa.RecordBatch] = []
     try:
-        with pa.ipc.open_stream(pa.py_buffer(bytes(body))) as reader:
-            for batch in reader:
-                if len(batches) == _ARROW_BATCHES_MAX:
-                    raise bad_request(f"more than {_ARROW_BATCHES_MAX} Arrow batches: join them")
-                batch.validate(full=True)
-                batches.append(map_columns(batch, schema, is_loss_allowed=False))
-    except (pa.ArrowException, OSError, ValueError, NotImplementedError) as error:
+        rows = read_arrow_stream(body, target.arrow, target.check_wanted)
+    except (pa.ArrowException, RecordBatchError, OSError, ValueError, NotImplementedError) as error:
         raise bad_request(f"the body is no stream of Arrow's IPC format: {error}") from error
-    rows = _joined(batches, schema)
     if target.schema is None:
         rows = _with_times(rows, target)
     check_values(rows)
@@ -94,15 +116,33 @@ PARSERS: Final[Mapping[str, Callable[[bytearray, Target], pa.RecordBatch]]] = {
 
 
 def _groups(body: bytearray) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield the lines that are not empty, with their numbers, some at a time."""
+    """Yield the lines that are not empty, with their numbers, some at a time. Raises ProblemError.
+
+    Empty lines count against the records of a request: each takes time.
+    """
+    check_rows(body.count(b"\n"))
     group: list[tuple[int, bytes]] = []
-    for number, line in enumerate(body.split(b"\n"), 1):
-        if line.strip():
-            group.append((number, bytes(line)))
-        if len(group) == _LINES_AT_ONCE:
+    size_bytes = 0
+    for number, line in enumerate(io.BytesIO(body), 1):
+        if not line.strip():
+            continue
+        size_bytes += len(line)
+        if group and (size_bytes > _GROUP_BYTES_MAX or len(group) == _LINES_AT_ONCE):
             yield group
-            group = []
+            group, size_bytes = [], len(line)
+        if len(line) > _GROUP_BYTES_MAX and _container_count(line) > _CONTAINERS_MAX:
+            raise _wrong_line(number, f"it has more than {_CONTAINERS_MAX} objects and lists")
+        group.append((number, line.removesuffix(b"\n")))
     yield group
+
+
+def _container_count(line: bytes) -> int:
+    """Return the objects and lists of a line; brackets in its texts are none."""
+    found = line.count(b"[") + line.count(b"{")
+    if found <= _CONTAINERS_MAX:
+        return found
+    bare = _TEXTS.sub(b"", line)
+    return bare.count(b"[") + bare.count(b"{")
 
 
 def _rows_of_lines(lines: list[tuple[int, bytes]], target: Target) -> pa.RecordBatch:
