@@ -421,6 +421,7 @@ ABORTED_TXNS_MAX: Final = 1_000_000
 ROWS_MAX: Final = 100_000_000
 """Largest value that each of the six that are settings can be set to."""
 STREAMS_PER_REQUEST_MAX: Final = 20_000
+TXN_PARTS_MAX: Final = 100_000  # of a decision: 28 bytes each in its request
 RESULTS_PER_FRAME: Final = 1_000
 """Results of a batch of requests in one response frame."""
 DRAIN_TIMEOUT_MS: Final = 10_000
@@ -433,8 +434,7 @@ RETRY_BUDGET_MS: Final = 60_000
 RETRY_LOG_INTERVAL_MS: Final = 10_000
 """Time without progress after which a client logs an error; two such lines are as far apart."""
 OUTAGE_MS: Final = 600_000  # how long work of users goes on while servers are down, by default
-REPLICA_PAUSE_MS: Final = 5_000
-"""How long a client asks a server that failed last, after the other replicas of a range."""
+REPLICA_PAUSE_MS: Final = 5_000  # a client asks a replica that failed after the others
 REPLICA_TIMEOUT_MS: Final = 10_000
 """How long a client waits for an answer before it asks another replica of a range."""
 PRIMARY_PATIENCE_MS: Final = 1_000

@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from msgspec import Struct
@@ -126,7 +127,7 @@ RULES: Final[Mapping[Opcode, Rule | Caller]] = {
     Opcode.CHECK_RIGHTS: Caller.SERVER,
     Opcode.TAKE_CUT: Caller.ADMIN,
     Opcode.RESTORE_METADATA: Caller.ADMIN,
-    Opcode.COMMIT_TXN: Rule(_APPEND, ("parts",), is_whole=True),
+    Opcode.COMMIT_TXN: Rule(_APPEND, ("parts", "staged"), is_whole=True),
     Opcode.DESCRIBE_TXNS: Caller.ADMIN,
 }
 """Every operation of the protocol."""
@@ -461,7 +462,9 @@ def _rights_for(rule: Rule, request: Any) -> frozenset[Right]:
 def _items_in(rule: Rule, request: Any) -> Iterator[Any]:
     for field in rule.items:
         value = getattr(request, field)
-        if isinstance(value, tuple):
+        if field == "staged":
+            yield from dict.fromkeys(chain.from_iterable(each.stream_ids for each in value))
+        elif isinstance(value, tuple):
             yield from value
         else:
             yield value

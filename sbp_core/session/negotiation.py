@@ -67,6 +67,7 @@ class FeatureName(enum.StrEnum):
     HEADER_CHECKSUM = "header-checksum"
     IDEMPOTENT_APPEND = "idempotent-append"
     TRANSACTIONS = "transactions"
+    PART_COLUMNS = "part-columns"
     SCHEMAS = "schemas"
     GROUPS = "groups"
     REPLICATION = "replication"
@@ -84,8 +85,9 @@ class Agreement:
     its log shows. `has_handler_duration`: answers report how long the server took. `isolation`: the
     class in which the server schedules the connection's reads. `has_header_checksum`: checksums
     are of whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
-    `has_transactions`: batches may be staged, and are appended or dropped together. `has_schemas`:
-    streams may have schemas. `has_groups`: consumer groups may have members. `replication_version`:
+    `has_transactions`: batches may be staged, and are appended or dropped together.
+    `has_part_columns`: a decision may name its parts column by column. `has_schemas`: streams may
+    have schemas. `has_groups`: consumer groups may have members. `replication_version`:
     that of what goes between copies of ranges, one of REPLICATION_VERSIONS; 0 if nothing may.
     `restoring` is the id of the backup that the client restores, empty if it restores none. `sizes`
     are what the peer accepts, or reads where that is the client.
@@ -99,6 +101,7 @@ class Agreement:
     has_header_checksum: bool = False
     has_idempotent_append: bool = False
     has_transactions: bool = False
+    has_part_columns: bool = False
     has_schemas: bool = False
     has_groups: bool = False
     replication_version: int = 0
@@ -115,6 +118,7 @@ _FLAGS: Final = {
     FeatureName.HEADER_CHECKSUM: "has_header_checksum",
     FeatureName.IDEMPOTENT_APPEND: "has_idempotent_append",
     FeatureName.TRANSACTIONS: "has_transactions",
+    FeatureName.PART_COLUMNS: "has_part_columns",
     FeatureName.SCHEMAS: "has_schemas",
     FeatureName.GROUPS: "has_groups",
     FeatureName.HANDLER_DURATION: "has_handler_duration",
@@ -193,6 +197,7 @@ def offer(
         Feature(FeatureName.HEADER_CHECKSUM),
         Feature(FeatureName.IDEMPOTENT_APPEND),
         Feature(FeatureName.TRANSACTIONS),
+        Feature(FeatureName.PART_COLUMNS),
         Feature(FeatureName.SCHEMAS),
         Feature(FeatureName.GROUPS),
         Feature(FeatureName.REPLICATION, replication_versions),

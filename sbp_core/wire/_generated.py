@@ -237,6 +237,16 @@ class ReplicatedRange(Struct, frozen=True, gc=False):
     committed_offset: int = -1
 
 
+class StagedParts(Struct, frozen=True, gc=False):
+    """What one transaction has staged, column by column: a decision of many tasks names many parts."""
+
+    txn_id: str | None = None
+    stream_ids: tuple[int, ...] = ()
+    range_indexes: tuple[int, ...] = ()
+    record_counts: tuple[int, ...] = ()
+    batch_counts: tuple[int, ...] = ()
+
+
 class Status(Struct, frozen=True, gc=False):
     """Outcome of a request or of one item of a batch. `code` 0 (or 1200) is success."""
 
@@ -312,6 +322,7 @@ class CommitTxnRequest(Struct, frozen=True, gc=False):
     digest: bytes = b""
     commit: bool = False
     give_up: bool = False
+    staged: tuple[StagedParts, ...] = ()
 
 
 class CommitTxnResponse(Struct, frozen=True, gc=False):
@@ -1144,6 +1155,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     RangeServer: (I32, TEXT, TEXT),
     ReadEntriesRequest: (I32, I64, I32, I64, I64, I32, I64),
     ReplicatedRange: (I64, I32, I64, BYTES, I32, I64, I64),
+    StagedParts: (TEXT, Vector(I64), Vector(I32), Vector(I64), Vector(I32)),
     Status: (I16, TEXT, BYTES, I64),
     Stream: (I64, I8, I64, I8, TEXT, I64, I64),
     TakeCutRequest: (I32,),
@@ -1153,7 +1165,17 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     BatchFilter: (TEXT, Vector(Table("KeyBounds"))),
     ChangeGrantsRequest: (I32, Vector(Table("Grant")), BOOL),
     ChangeGrantsResponse: (I32, Table("Status")),
-    CommitTxnRequest: (I32, TEXT, I64, Vector(Table("TxnPart")), I64, BYTES, BOOL, BOOL),
+    CommitTxnRequest: (
+        I32,
+        TEXT,
+        I64,
+        Vector(Table("TxnPart")),
+        I64,
+        BYTES,
+        BOOL,
+        BOOL,
+        Vector(Table("StagedParts")),
+    ),
     CommitTxnResponse: (I32, Table("Status"), BOOL, BOOL, I64, BYTES, Vector(Table("TxnPart"))),
     CreateStreamsRequest: (I32, Vector(Table("Stream"))),
     Cursor: (I64, I64, I64, Table("Status"), TEXT),

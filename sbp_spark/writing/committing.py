@@ -88,7 +88,7 @@ def commit_staged(
     key: BatchKey,
     on_mismatch: OnReplayMismatch,
     *,
-    parts_max: int = limits.STREAMS_PER_REQUEST_MAX,
+    parts_max: int = limits.TXN_PARTS_MAX,
 ) -> TxnDecision:
     """Decide that the batch is what the messages of its tasks say, those of lower partitions first.
 
@@ -120,6 +120,8 @@ def commit_staged(
             digest=encode_digest(digest),
         )
     except UnsupportedError as error:
+        if len(parts) > limits.STREAMS_PER_REQUEST_MAX:
+            raise _too_many_parts(key, len(staged), len(parts), str(error)) from None
         raise no_transactions(error) from error
     except HeaderError as error:
         raise _too_many_parts(key, len(staged), len(parts), str(error)) from None

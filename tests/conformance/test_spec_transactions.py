@@ -17,6 +17,7 @@ from sbp_core.wire.headers import (
     FetchInfo,
     FetchRequest,
     FetchResponse,
+    StagedParts,
     StreamRange,
     TxnPart,
     decode_header,
@@ -115,6 +116,29 @@ def test_the_first_decision_counts(staging):
         assert (again.record_count, again.digest) == (2, DIGEST)
         assert await txns.bodies() == [b"b", b"a"]
         assert await txns.abort(other) == [other]
+
+    staging(body)
+
+
+def test_parts_may_be_named_column_by_column(staging):
+    """`staged` of COMMIT_TXN. Rules: commit-txn, commit-txn-refused."""
+
+    async def body(txns):
+        a, b, c = [await txns.stage(0, each) for each in "abc"]
+        columns = [
+            StagedParts(
+                each.txn_id, (each.stream_id,), (each.range_index,), (each.record_count,), (1,)
+            )
+            for each in (c, b)
+        ]
+        request = CommitTxnRequest(20_000, txns.producer, 0, (a,), 3, DIGEST, commit=True)
+        broken = (replace(columns[0], record_counts=()), columns[1])
+        for wrong in (replace(request, staged=broken), replace(request, commit=False)):
+            with pytest.raises(InvalidRequestError):
+                await txns.pd.ask(Opcode.COMMIT_TXN, replace(wrong, staged=wrong.staged or broken))
+        (answer,) = await txns.pd.ask(Opcode.COMMIT_TXN, replace(request, staged=tuple(columns)))
+        assert (answer.is_replay, answer.is_published) == (False, True)
+        assert await txns.bodies() == [b"a", b"c", b"b"]
 
     staging(body)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from sbp_core import limits
 from sbp_core.client import TxnDecision, TxnInfo, TxnLoss, TxnPart
 from sbp_core.errors import (
     ConfigurationError,
@@ -180,3 +182,47 @@ def test_all_servers_are_asked_what_they_have(make, peers) -> None:
     )
     with pytest.raises(StatusError, match=f"DESCRIBE_TXNS at {away.endpoint}: scripted"):
         client.do("describe_txns", "p")
+
+
+def many_parts() -> list[TxnPart]:
+    return [
+        TxnPart(f"p.1.{task}", stream_id, 0, task, 2)
+        for task in range(3)
+        for stream_id in range(limits.STREAMS_PER_REQUEST_MAX // 2)
+    ]
+
+
+def test_many_parts_are_sent_in_columns(make, peer) -> None:
+    agreed = headers.HeartbeatResponse(features=(headers.Feature("part-columns"),), status=Status())
+    peer.script(Opcode.HEARTBEAT, answer(agreed))
+    peer.script(Opcode.COMMIT_TXN, answer(CommitTxnResponse(is_published=True, status=Status())))
+    parts = many_parts()
+    make(peer.endpoint).do("commit_txn", "p", 1, parts, **DECISION)
+    (asked,) = [each.header for each in peer.seen(Opcode.COMMIT_TXN)]
+    assert asked.parts == ()
+    found = [
+        TxnPart(each.txn_id, *numbers)
+        for each in asked.staged
+        for numbers in zip(
+            *(each.stream_ids, each.range_indexes, each.record_counts, each.batch_counts),
+            strict=True,
+        )
+    ]
+    assert found == parts
+
+
+def test_a_placement_driver_that_knows_no_columns_gets_no_decision(make, peer) -> None:
+    """It would decide the batch without these parts."""
+    with pytest.raises(UnsupportedError, match="decisions of many parts"):
+        make(peer.endpoint).do("commit_txn", "p", 1, many_parts(), **DECISION)
+    assert not peer.seen(Opcode.COMMIT_TXN)
+
+
+def test_a_description_in_pieces_is_one_decision(make, peer) -> None:
+    one = TxnDescription("p", 1, wire(PARTS[0]), "publishing", 6, DIGEST, 5)
+    pieces = (one, replace(one, parts=wire(PARTS[1])), replace(one, batch_number=2))
+    peer.script(Opcode.DESCRIBE_TXNS, answer(DescribeTxnsResponse(txns=pieces, status=Status())))
+    peer.script(Opcode.DESCRIBE_STREAMS, answer(DescribeStreamsResponse(status=Status())))
+    first, second = make(peer.endpoint).do("describe_txns", "p")
+    assert (first.batch_number, first.parts) == (1, tuple(PARTS))
+    assert (second.batch_number, second.parts) == (2, tuple(PARTS[:1]))

@@ -41,6 +41,7 @@ def test_everything_that_is_offered_is_agreed_on():
         has_header_checksum=True,
         has_idempotent_append=True,
         has_transactions=True,
+        has_part_columns=True,
         has_schemas=True,
         has_groups=True,
         replication_version=1,

@@ -77,6 +77,7 @@ from sbp_core.wire.status import maybe_error
 _WITHOUT: Final = {
     FeatureName.IDEMPOTENT_APPEND: "idempotent appends: upgrade it, or append without a writer",
     FeatureName.TRANSACTIONS: "transactions: upgrade it, or append without one",
+    FeatureName.PART_COLUMNS: "decisions of many parts: upgrade it, or write with fewer tasks",
     FeatureName.SCHEMAS: "schemas of streams: upgrade it, or write and read without one",
     FeatureName.GROUPS: "members of consumer groups: upgrade the placement driver",
     FeatureName.REPLICATION: "copies of ranges in a version known here: upgrade the older server",

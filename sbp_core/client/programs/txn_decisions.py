@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 
 from sbp_core import limits
 from sbp_core.client.programs.calls import Context, ask, decode_reply, unanswered
@@ -11,6 +13,7 @@ from sbp_core.client.programs.program import Call, Program, gather
 from sbp_core.client.programs.range_placement import chunks, locate, revalidate
 from sbp_core.client.types import TxnDecision, TxnInfo, TxnLoss, TxnPart
 from sbp_core.errors import ConfigurationError, SbpError, StatusCode, UnsupportedError
+from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire import headers
 from sbp_core.wire.headers import (
     CommitTxnRequest,
@@ -49,16 +52,24 @@ def commit_txn(
             f"a digest has {limits.TXN_DIGEST_BYTES_MIN} to {limits.TXN_DIGEST_BYTES_MAX} bytes,"
             f" got {len(digest)}"
         )
+    has_many = len(parts) > limits.STREAMS_PER_REQUEST_MAX
     header = CommitTxnRequest(
         timeout_ms=context.timeout_ms,
         producer=producer,
         batch_number=batch_number,
-        parts=tuple(map(_part_table, parts)),
+        parts=() if has_many else tuple(map(_part_table, parts)),
+        staged=tuple(_columns(parts)) if has_many else (),
         record_count=record_count,
         digest=digest,
         commit=True,
     )
-    answers = yield from ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse)
+    answers = yield from ask(
+        context,
+        Opcode.COMMIT_TXN,
+        header,
+        CommitTxnResponse,
+        feature=FeatureName.PART_COLUMNS if has_many else None,
+    )
     last = answers[-1]
     return TxnDecision(
         last.is_replay,
@@ -119,7 +130,7 @@ def describe_txns(
     """
     header = DescribeTxnsRequest(context.timeout_ms, producer)
     answers = yield from ask(context, Opcode.DESCRIBE_TXNS, header, DescribeTxnsResponse)
-    found = [_info(each, None) for answer in answers for each in answer.txns]
+    found = _joined([_info(each, None) for answer in answers for each in answer.txns])
     servers = [each for each in (yield from range_servers(context)) if each not in spared]
     replies = yield from gather(
         [Call(each, Opcode.DESCRIBE_TXNS, header, context.timeout_ms) for each in servers]
@@ -162,6 +173,19 @@ def _part_table(part: TxnPart) -> headers.TxnPart:
     )
 
 
+def _columns(parts: Sequence[TxnPart]) -> Iterator[headers.StagedParts]:
+    """Yield the parts column by column, in their order: those of one transaction together."""
+    for txn_id, run in groupby(parts, lambda part: part.txn_id):
+        own = list(run)
+        yield headers.StagedParts(
+            txn_id,
+            tuple(part.stream_id for part in own),
+            tuple(part.range_index for part in own),
+            tuple(part.record_count for part in own),
+            tuple(part.batch_count for part in own),
+        )
+
+
 def _part(part: headers.TxnPart) -> TxnPart:
     if part.txn_id is None:
         raise unanswered("the id of a transaction")
@@ -183,6 +207,18 @@ def _info(found: TxnDescription, server: str | None) -> TxnInfo:
         lost=tuple(map(_part, found.lost)),
         server=server,
     )
+
+
+def _joined(found: Sequence[TxnInfo]) -> list[TxnInfo]:
+    """Return decisions whole: one of many parts is described in several pieces."""
+    joined: list[TxnInfo] = []
+    for each in found:
+        last = joined[-1] if joined else None
+        if last is not None and last == replace(each, parts=last.parts, lost=last.lost):
+            joined[-1] = replace(last, parts=last.parts + each.parts, lost=last.lost + each.lost)
+        else:
+            joined.append(each)
+    return joined
 
 
 def _maybe(number: int) -> int | None:

@@ -6,7 +6,7 @@ batches visible while the call waits.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
@@ -42,6 +42,7 @@ from sbp_core.wire.headers import (
     CommitTxnResponse,
     DescribeTxnsRequest,
     DescribeTxnsResponse,
+    StagedParts,
     TxnDescription,
     TxnPart,
 )
@@ -87,6 +88,8 @@ class TxnHandlers:
         """Decide a batch, and wait for it to be published; or give up transactions, or parts."""
         request = call.decode(CommitTxnRequest)
         check_item_count(len(request.parts))
+        if request.staged and not request.commit:
+            raise invalid("`staged` is for commits: give up transactions by `parts`")
         check_has_features(call, "transactions")
         parts = tuple(
             Part(
@@ -98,6 +101,7 @@ class TxnHandlers:
             )
             for each in request.parts
         )
+        parts += tuple(_staged_parts(request.staged))
         if request.give_up:
             await self._give_up(call, request)
             return
@@ -187,7 +191,11 @@ class TxnHandlers:
         number = -1
         while txns := await self._store.run(_txns_after, number, producer):
             stuck = self._publisher.stuck_numbers()
-            described = [_description(txn, is_stuck=txn.txn_number in stuck) for txn in txns]
+            described = [
+                piece
+                for txn in txns
+                for piece in _pieces(_description(txn, is_stuck=txn.txn_number in stuck))
+            ]
             for some in cut_by_weight(described, lambda each: 1 + len(each.parts) + len(each.lost)):
                 yield tuple(some)
             number = txns[-1].txn_number
@@ -195,6 +203,20 @@ class TxnHandlers:
         while aborted := await self._store.run(_aborted_after, txn_id, producer):
             yield tuple(map(_aborted_description, aborted))
             txn_id = aborted[-1].txn_id
+
+
+def _staged_parts(staged: Iterable[StagedParts]) -> Iterator[Part]:
+    """Yield parts that are named column by column. Raises InvalidRequestError."""
+    count = 0
+    for each in staged:
+        columns = (each.stream_ids, each.range_indexes, each.record_counts, each.batch_counts)
+        count += len(each.stream_ids)
+        if len(set(map(len, columns))) > 1 or count > limits.TXN_PARTS_MAX:
+            raise invalid(
+                f"a decision names at most {limits.TXN_PARTS_MAX} parts, in columns of one length"
+            )
+        for numbers in zip(*columns, strict=True):
+            yield Part(each.txn_id or "", *numbers)
 
 
 def _subject_of(call: ServerCall, *, spares_admins: bool = False) -> str | None:
@@ -289,6 +311,14 @@ def _description(txn: TxnRecord, *, is_stuck: bool) -> TxnDescription:
         digest=txn.digest,
         decided_at_ms=txn.decided_at_ms,
     )
+
+
+def _pieces(described: TxnDescription) -> Iterator[TxnDescription]:
+    """Yield a description in pieces that fit into a header, by its parts."""
+    size = limits.STREAMS_PER_CALL
+    for at in range(0, max(len(described.parts), len(described.lost), 1), size):
+        end = at + size
+        yield replace(described, parts=described.parts[at:end], lost=described.lost[at:end])
 
 
 def _aborted_description(txn: AbortedTxn) -> TxnDescription:
