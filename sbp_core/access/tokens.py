@@ -142,6 +142,20 @@ class Tokens:
         return Claims(str(subject), ends_ms)
 
 
+def unverified_subject(token: bytes) -> str:
+    """Return the `sub` of a token, which is the subject if a server accepts the token.
+
+    Raises UnauthenticatedError for what no server accepts.
+    """
+    try:
+        subject = parse_object(_decode(token.split(b".")[1])).get("sub")
+    except (IndexError, ValueError) as error:
+        raise _refused("it is no JSON Web Token", "send one that is signed") from error
+    if not is_token_subject(subject):
+        raise _refused("its sub is not a subject", "get another one from the issuer")
+    return str(subject)
+
+
 _all_tokens: Final[WeakSet[Tokens]] = WeakSet()
 
 

@@ -18,6 +18,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sbp_core.access.credentials import TOKEN_BYTES_MAX, BearerToken
+from sbp_core.access.tokens import unverified_subject
 from sbp_core.client.aio import AsyncClient
 from sbp_core.client.io.identifying import NO_IDENTITIES
 from sbp_core.client.programs.calls import RetryPolicy
@@ -28,6 +29,8 @@ from sbp_core.web.settings import WebSettings
 
 CLIENTS_MAX: Final = 256
 IDLE_SECONDS: Final = 600.0
+VERIFYING_MAX: Final = 8
+"""Connections to the cluster at a time that are for tokens which it has not accepted yet."""
 
 _RETRY_MS: Final = 20_000
 """How long a request is retried: a fail-over takes less, and callers do not wait for ever."""
@@ -68,6 +71,7 @@ class Callers:
         self._clock = clock
         self._entries: dict[bytes, _Entry] = {}
         """By digest of the token."""
+        self._verifying = asyncio.Semaphore(VERIFYING_MAX)
         self._sweeping: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -105,6 +109,24 @@ class Callers:
                 f" of {TOKEN_BYTES_MAX} bytes at most"
             )
         return token
+
+    async def verify(self, token: bytes) -> str:
+        """Return the subject of a token, once the cluster has accepted the token.
+
+        Raises UnauthenticatedError if the cluster refuses the token, other errors if the cluster
+        does not answer. The client for the question is not kept, so that refused tokens close no
+        client of others.
+        """
+        subject = unverified_subject(token)
+        if self._settings.connecting.tls is None:
+            raise UnauthenticatedError.of(NO_IDENTITIES)
+        async with self._verifying:
+            client = self._make(self._settings.endpoint, self._connecting(token))
+            try:
+                await client.placement_drivers()
+            finally:
+                await client.close()
+        return subject
 
     async def client(self, request: HTTPConnection) -> AsyncClient:
         """Return the client with the identity of a request; it may be used until that is answered.

@@ -12,20 +12,27 @@ from typing import Final
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
+from sbp_core.errors import ThrottledError
+
 COOKIE: Final = "sbp_session"
 SESSION_SECONDS: Final = 12 * 3600
 SESSIONS_MAX: Final = 1024
+SESSIONS_PER_SUBJECT_MAX: Final = 16
 _ID_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class _Session:
+    subject: str
     token: bytes = field(repr=False)
     ends_at: float
 
 
 class Sessions:
-    """The sessions that are open: SESSIONS_MAX at most, the oldest ends for one more.
+    """The sessions that are open: SESSIONS_MAX at most, SESSIONS_PER_SUBJECT_MAX of a subject.
+
+    A further session of a subject ends the oldest session of the same subject. No subject ends the
+    session of another one.
 
     Ids are kept as digests, so that a dump of the memory opens no session that is a cookie.
     """
@@ -35,16 +42,24 @@ class Sessions:
         self._sessions: dict[bytes, _Session] = {}
         """By digest of the id, the oldest first."""
 
-    def open(self, response: Response, token: bytes, *, is_secure: bool) -> None:
+    def open(self, response: Response, subject: str, token: bytes, *, is_secure: bool) -> None:
         """Begin a session; the response gives its cookie to the browser.
 
-        `is_secure`: the browser sends the cookie with TLS only.
+        The cluster has accepted `token` as one of `subject`. `is_secure`: the browser sends the
+        cookie with TLS only. Raises ThrottledError if other subjects have all sessions.
         """
         self._drop_ended()
-        while len(self._sessions) >= SESSIONS_MAX:
-            del self._sessions[next(iter(self._sessions))]
+        is_full = len(self._sessions) >= SESSIONS_MAX
+        own = [key for key, each in self._sessions.items() if each.subject == subject]
+        if own and (is_full or len(own) >= SESSIONS_PER_SUBJECT_MAX):
+            del self._sessions[own[0]]
+        elif is_full:
+            raise ThrottledError.of(
+                f"{SESSIONS_MAX} sessions are open, as many as can be: sign in again later"
+            )
         session_id = secrets.token_urlsafe(_ID_BYTES)
-        self._sessions[_digest(session_id)] = _Session(token, self._clock() + SESSION_SECONDS)
+        ends_at = self._clock() + SESSION_SECONDS
+        self._sessions[_digest(session_id)] = _Session(subject, token, ends_at)
         response.set_cookie(
             COOKIE,
             session_id,

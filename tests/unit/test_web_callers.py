@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx
 import pytest
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -12,6 +13,9 @@ from sbp_core.errors import ThrottledError, UnauthenticatedError
 from sbp_core.tls import PublicTls, Tls
 from sbp_core.web import callers as module
 from sbp_core.web.callers import IDLE_SECONDS, Callers
+from sbp_core.web.console.app import make_app
+from sbp_core.web.console.sampling import Sampler
+from sbp_core.web.console.site import Site
 from sbp_core.web.sessions import COOKIE, SESSION_SECONDS, SESSIONS_MAX, Sessions
 from sbp_core.web.settings import WebSettings
 
@@ -176,10 +180,10 @@ def test_clients_that_are_unused_for_long_are_closed():
     asyncio.run(run())
 
 
-def opened(sessions, token):
+def opened(sessions, token, subject="etl"):
     """Return the id of a new session."""
     response = Response()
-    sessions.open(response, token, is_secure=True)
+    sessions.open(response, subject, token, is_secure=True)
     cookie = response.headers["set-cookie"]
     assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Secure"))
     assert token.decode() not in cookie
@@ -203,10 +207,59 @@ def test_a_session_has_its_token_until_it_ends():
     assert sessions.maybe_token(request()) is None
 
 
-def test_the_number_of_sessions_is_bounded():
+def test_a_subject_ends_only_its_own_oldest_session():
     sessions = Sessions(Clock())
+    other = opened(sessions, b"other.token", "dashboard")
     first, second = opened(sessions, b"first.token"), opened(sessions, b"second.token")
-    for _ in range(SESSIONS_MAX - 1):
+    for _ in range(SESSIONS_MAX):
         opened(sessions, b"another.token")
     assert sessions.maybe_token(request(cookie=first)) is None
-    assert sessions.maybe_token(request(cookie=second)) == b"second.token"
+    assert sessions.maybe_token(request(cookie=second)) is None
+    assert sessions.maybe_token(request(cookie=other)) == b"other.token"
+
+
+def test_a_subject_without_a_session_waits_while_other_subjects_have_all():
+    sessions = Sessions(Clock())
+    first, *_ = [opened(sessions, b"a.token", f"user-{at}") for at in range(SESSIONS_MAX)]
+    with pytest.raises(ThrottledError, match="1024 sessions are open"):
+        opened(sessions, b"late.token", "late")
+    assert sessions.maybe_token(request(cookie=first)) == b"a.token"
+    again = opened(sessions, b"again.token", "user-0")
+    assert sessions.maybe_token(request(cookie=first)) is None
+    assert sessions.maybe_token(request(cookie=again)) == b"again.token"
+
+
+class RefusedClient(FakeClient):
+    """A client of a cluster that refuses the token."""
+
+    async def list_streams(self):
+        raise UnauthenticatedError.of("the token is refused: it has expired")
+
+    placement_drivers = metadata_changes = list_streams
+
+
+def test_a_refused_token_opens_no_session_and_ends_the_session_that_it_had():
+    sessions = Sessions()
+    cookies = {COOKIE: opened(sessions, b"a.b.c")}
+
+    async def run():
+        callers = Callers(settings(), sessions, make=RefusedClient)
+        with pytest.raises(UnauthenticatedError, match="no JSON Web Token"):
+            await callers.verify(b"aaaa.bbbb.cccc")
+        with pytest.raises(UnauthenticatedError, match="sub is not a subject"):
+            await callers.verify(b"e30.e30.e30")
+        with pytest.raises(UnauthenticatedError, match="it has expired"):
+            await callers.verify(b"e30.eyJzdWIiOiJldGwifQ.e30")
+        assert not callers._entries, "a refused token keeps no client"
+        app = make_app(Site(callers, Sampler(asyncio.Event()), "127.0.0.1:1"))
+        transport = httpx.ASGITransport(callers.counting(app))
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", cookies=cookies
+        ) as web:
+            answer = await web.get("/streams")
+            assert answer.headers["location"] == "/login?next=%2Fstreams&refused=1"
+            assert "refused the token" in (await web.get(answer.headers["location"])).text
+        await callers.close()
+
+    asyncio.run(run())
+    assert sessions.maybe_token(request(cookie=cookies[COOKIE])) is None

@@ -402,7 +402,7 @@ class Conversation:
         self._is_ours = answer.cluster_id is not None
         self.cluster_id = answer.cluster_id or None
         self._session.adopt(settle(self._offer, answer.features), is_client=True)
-        if self._identifying is not None:
+        if self._identifying is not None and not isinstance(failure, UnauthenticatedError):
             failure = self._identifying.accepted(answer.features) or failure
         if isinstance(failure, UnauthenticatedError):
             self._refuse_calls(failure)

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from sbp_core.errors import UnauthenticatedError
 from sbp_core.web.callers import is_token
 from sbp_core.web.console.site import Site
 from sbp_core.web.sessions import SESSION_SECONDS
@@ -44,15 +45,19 @@ async def show(request: Request) -> Response:
 
 
 async def sign_in(request: Request) -> Response:
-    """Begin a session, if the token has the form of one; the cluster decides what it is worth."""
+    """Begin a session, if the cluster accepts the token."""
     site = Site.of(request)
     fields = await site.form(request)
     token = fields.get("token", "").strip().encode()
     target = fields.get("next", "/")
     if not is_token(token):
         return _form(request, target, "That is no token: a signed JSON Web Token is expected.")
+    try:
+        subject = await site.verify(token)
+    except UnauthenticatedError as error:
+        return _form(request, target, str(error))
     response = site.done(_local(target))
-    site.sessions.open(response, token, is_secure=request.url.scheme == "https")
+    site.sessions.open(response, subject, token, is_secure=request.url.scheme == "https")
     return response
 
 

@@ -88,6 +88,10 @@ class Site:
         """Return the client that acts for the caller. Raises UnauthenticatedError without one."""
         return await self._callers.client(request)
 
+    async def verify(self, token: bytes) -> str:
+        """Return the subject of a token. Raises UnauthenticatedError if the cluster refuses it."""
+        return await self._callers.verify(token)
+
     async def samples(self, request: Request) -> Samples:
         """Return what was sampled for the caller, and go on with it while somebody looks."""
         return self._sampler.look(await self.client(request))
