@@ -155,6 +155,8 @@ class ServerCall:
         self._narrowed: Any = None
         self.revise: Revise | None = None
         """Makes the frames of the answer from one of the handler, with what it does not know."""
+        self.judge_again: JudgeAgain | None = None
+        """Judges the rights of the caller once more; None for a caller that may do everything."""
 
     @property
     def is_one_frame(self) -> bool:
@@ -364,6 +366,12 @@ class Revise(Protocol):
     async def __call__(self, header: Any, *, is_end: bool) -> Sequence[object]:
         """Return them."""
 
+
+JudgeAgain = Callable[[Sequence[int]], Awaitable[Sequence[SbpError | None]]]
+"""Returns why the caller may not use streams by now, None for each stream that it may use.
+
+A handler asks before it answers a request that has waited: the right may have been revoked.
+"""
 
 AsyncHandler = Callable[[ServerCall], Awaitable[None]]
 

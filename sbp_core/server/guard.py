@@ -340,6 +340,12 @@ class Guard:
             raise next(iter(refusals.values()))
         return await self._answer_refused(call, rule, request, dict(sorted(refusals.items())))
 
+    async def judge_again(self, call: ServerCall, rule: Rule, ids: Sequence[int]) -> Judgement:
+        """Return why a caller that was admitted may not use streams, by id, any longer."""
+        identity = call.peer.standing.identity
+        assert identity is not None, "nothing is judged without an identity"
+        return await self._authority.judge(identity, rule.rights, list(map(Target, ids)))
+
     async def _find_protected(self, targets: Sequence[Target]) -> dict[int, SbpError]:
         """Return why targets are refused that are protected, by position."""
         assert self._protection is not None
@@ -393,9 +399,8 @@ class Guard:
         is_all = len(results) == len(items)
         if not is_all:
             if call.is_one_frame and rule.results is Results.BY_INDEX:
-                raise next(
-                    iter(refusals.values())
-                )  # the handler may answer with a frame of its own
+                # The handler may answer with a frame of its own.
+                raise next(iter(refusals.values()))
             narrow(call, rule.items, request, results)
             if rule.results is not Results.BY_INDEX:
                 merger = Merger(len(items), results, by_stream=rule.results is Results.BY_STREAM)
@@ -421,6 +426,7 @@ class _Prompt(PromptHandler):
         if guard.is_free(call, rule):
             return self._handler.begin(call)
         assert isinstance(rule, Rule)
+        call.judge_again = partial(guard.judge_again, call, rule)
         if guard.maybe_admit(call, rule):
             return self._handler.begin(call)
         return partial(self._serve, call)
@@ -464,10 +470,8 @@ def _items_in(rule: Rule, request: Any) -> Iterator[Any]:
         value = getattr(request, field)
         if field == "staged":
             yield from dict.fromkeys(chain.from_iterable(each.stream_ids for each in value))
-        elif isinstance(value, tuple):
-            yield from value
         else:
-            yield value
+            yield from value if isinstance(value, tuple) else (value,)
 
 
 def _targets_in(rule: Rule, request: Any) -> list[Target]:

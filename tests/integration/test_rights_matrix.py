@@ -16,6 +16,7 @@ from sbp_core.errors import (
     StatusError,
     UnauthenticatedError,
 )
+from sbp_core.rangeserver import rights
 from sbp_core.wire import headers as h
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, RESULT_FIELDS
 from sbp_core.wire.opcodes import Opcode
@@ -336,6 +337,49 @@ def test_a_fetch_answers_refused_items_at_once_and_waits_for_the_others(tmp_path
                 await cluster.client.append([AppendItem(ids[0], rows_batch([b"v"]))])
                 _, last = await waiting
                 assert values_of(last.payload) == [(0, b"v")]
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_a_fetch_that_waits_ends_with_the_right_to_read(tmp_path, addresses, monkeypatch):
+    """Both FETCHes wait for records of two streams, of which one is not for the reader any more."""
+    monkeypatch.setattr(rights, "REFRESH_MS", 0)
+    read = [Grant("reader", Right.READ, name) for name in ("orders-1", "bills")]
+
+    async def body():
+        async with core_cluster(tmp_path) as cluster:
+            await cluster.client.change_grants(read)
+            specs = [StreamSpec(name) for name in ("orders-1", "bills")]
+            ids = [each.stream_id for each in await cluster.client.create_streams(specs)]
+            infos = tuple(h.FetchInfo(stream_id=each, request_index=each) for each in ids)
+            address = (cluster.server.endpoint, addresses["reader"])
+            async with (
+                RawClient.at(address[0], from_address=address[1]) as client,
+                RawClient.at(address[0], from_address=address[1]) as other,
+            ):
+                waiting = asyncio.create_task(
+                    client.call(Opcode.FETCH, h.FetchRequest(60_000, 1, infos))
+                )
+                while not cluster.server._waiters._events:
+                    await client.call(Opcode.PING)
+                await cluster.client.change_grants(read[:1], is_revoked=True)
+                codes = {0}
+                while codes == {0}:
+                    answers = await other.ask(Opcode.FETCH, h.FetchRequest(0, 1, infos[:1]))
+                    codes = {each.status.code for each in answers[-1].fetch_responses}
+                await cluster.client.append(
+                    [AppendItem(each, rows_batch([b"secret"])) for each in ids]
+                )
+                frames = await waiting
+            results = {
+                each.request_index: each
+                for frame in frames
+                for each in h.decode_header(h.FetchResponse, frame.header).fetch_responses
+            }
+            assert results[ids[0]].status.code == StatusCode.PERMISSION_DENIED
+            assert results[ids[0]].batch_count == 0
+            assert results[ids[1]].status.code == 0
+            assert [values_of(f.payload) for f in frames if f.payload] == [[(0, b"secret")]]
 
     asyncio.run(asyncio.wait_for(body(), 60))
 

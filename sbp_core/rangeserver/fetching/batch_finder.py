@@ -92,7 +92,7 @@ class Answer(Struct, frozen=True):
         If that is the first one, its status says so.
         """
         if not slot_count:
-            return _failed(self.item, error)
+            return failed(self.item, error)
         slots = self.slots[:slot_count]
         next_offset = slots[-1].end_offset
         if self.item.txn_id is not None:
@@ -244,7 +244,7 @@ class BatchFinder:
                     hosted, offset = place
             slots = _readable(item, slots)
         except SbpError as error:
-            return _failed(item, error)
+            return failed(item, error)
         next_offset = slots[-1].end_offset if slots else offset
         is_ready = (
             next_offset == hosted.end_offset
@@ -269,7 +269,7 @@ class BatchFinder:
             )
             slots = _readable(item, slots)
         except SbpError as error:
-            return _failed(item, error)
+            return failed(item, error)
         return Answer(item, slots, item.fetch_offset + len(slots), item.range_index)
 
     def with_more(self, answers: Sequence[Answer]) -> list[Search[Answer]]:
@@ -412,5 +412,6 @@ def _readable(item: Item, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
     return slots
 
 
-def _failed(item: Item, error: SbpError) -> Answer:
+def failed(item: Item, error: SbpError) -> Answer:
+    """Return the answer to a request that cannot be served."""
     return Answer(item, (), item.fetch_offset, status=status_for(error))

@@ -9,7 +9,8 @@ Every request of a frame is answered exactly once: as soon as `min_bytes` of its
 or its end offset or the end of a sealed range is reached, or `max_wait_ms` passed (then with what
 there is, perhaps nothing). Requests that are ready together share response frames of about
 FETCH_FRAME_BYTES; the next frame is read from disk when the socket has taken the one before it, so
-a slow reader holds little memory, however much it asked for. First it waits for room at the peer,
+a slow reader holds little memory, however much it asked for. The rights are judged again after each
+wait, because a right may have been revoked. First it waits for room at the peer,
 then for its turn among all reads: no reader waits for a peer that does not read.
 """
 
@@ -35,6 +36,7 @@ from sbp_core.rangeserver.fetching.batch_finder import (
     BatchFinder,
     Item,
     Search,
+    failed,
     from_memory,
     item_of,
     response_of,
@@ -168,6 +170,8 @@ class _Fetch:
         if identity is not None and identity.expires_at_ms is not None:
             wait_ms = min(wait_ms, identity.expires_at_ms - shared.clock.wall_ms())
         self._give_up_at = shared.clock.monotonic() + wait_ms / 1000
+        self._has_waited = False
+        """Whether time has passed since the rights of the caller were judged."""
 
     def maybe_prompt_frame(self) -> _Frame | None:
         """Return the only frame of the answer, if all requests are ready and it is in memory."""
@@ -210,6 +214,7 @@ class _Fetch:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), self._give_up_at - clock.monotonic())
                 changed.clear()
+                self._has_waited = True
 
     def send_now(self, frame: _Frame, *, is_end: bool) -> None:
         """Send a frame without waiting."""
@@ -237,11 +242,23 @@ class _Fetch:
             self._waiting = found.rest
             is_end = not unready and not found.rest
             if found.answers or is_end:
-                await self._send(found.answers, is_end=is_end)
+                await self._send(await self._allowed(found.answers), is_end=is_end)
+                self._has_waited = True  # for the peer, which may read slowly
             if not found.rest:
                 break
         self._waiting = unready
         return not unready
+
+    async def _allowed(self, answers: list[Answer]) -> list[Answer]:
+        """Return answers, with a refusal in place of what the caller may not read any longer."""
+        judge_again = self._call.judge_again
+        if not self._has_waited or judge_again is None:
+            return answers
+        judgement = await judge_again([answer.item.stream_id for answer in answers])
+        return [
+            answer if error is None else failed(answer.item, error)
+            for answer, error in zip(answers, judgement, strict=True)
+        ]
 
     def _collect(self, min_bytes: int, *, needs_all: bool = False) -> Search[_Collected]:
         """Search the answers of the next frame; with `needs_all` up to the first that is unready.
