@@ -44,7 +44,7 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     " or the address, of another range server that is alive",
     StatusCode.TOO_MANY_REQUESTS: "a range server: too many appends wait for the disk (with"
     " `throttle_time_ms`); both servers: too many connections or open calls, also for"
-    " the quota of an identity",
+    " the quota of an identity, and requests that waited too long for it",
     StatusCode.RANGE_ALREADY_SEALED: "a range server: APPEND to a sealed range",
     StatusCode.OFFSET_OVERFLOW: f"{ALSO_ACCEPTED}. An offset beyond the end of a range",
     StatusCode.APPEND_TO_COMMITTED_OFFSET: f"{LATER}. The offset of an append is committed already",

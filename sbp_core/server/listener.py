@@ -56,7 +56,7 @@ _THROTTLED: Final = COMMON.counter(
 )
 _ABOVE_QUOTA: Final = COMMON.counter(
     "sbp_quota_refusals_total",
-    "Requests that were refused, as their identity has too many connections.",
+    "Requests that were refused, as their identity has too many connections, or is above a rate.",
     "role",
 )
 _MEMORY: Final = COMMON.gauge(

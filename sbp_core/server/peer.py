@@ -362,8 +362,8 @@ class Peer(asyncio.BufferedProtocol):
     def _begin_within_quota(self, frame: Frame) -> bool:
         """Begin a request and count it for its identity; return False if it has to wait.
 
-        Refuse it if the identity has too many connections. Before the first request the identity
-        is not known, nor whether it is above its quota.
+        Refuse it if the identity has too many connections, or if the request has waited too long.
+        Before the first request the identity is not known, nor whether it is above its quota.
         """
         try:
             self._allowance.bind(self._dispatcher.gate.maybe_metered(self), self)
@@ -374,8 +374,12 @@ class Peer(asyncio.BufferedProtocol):
             return True
         if not self._allowance.is_open:
             return False
-        self._allowance.charge_request(len(frame.header) + len(frame.payload))
-        self._begin(frame)
+        try:
+            self._allowance.charge_request(len(frame.header) + len(frame.payload))
+        except ThrottledError as error:
+            self._refuse(frame, error)
+        else:
+            self._begin(frame)
         return True
 
     def _answer_ping(self, frame: Frame) -> None:

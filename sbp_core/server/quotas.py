@@ -3,7 +3,8 @@
 A request above a rate is executed, and its answer says in `throttle_time_ms` how long the client
 should wait. For that time the server reads nothing more of the connection, so a client that does
 not wait gains nothing. Nor is anything read of the identity's other connections, but each frame has
-a last moment: its caller would give up otherwise.
+a last moment: its caller would give up otherwise. One frame a second of the identity is executed at
+its last moment, and the others are refused, so more connections do not raise the rate.
 
 `Rate` bounds one quantity. `Meter` has the rates of one identity, its connections, and the memory
 of its requests. `Allowance` is one connection: it finds the meter when the identity is known, and
@@ -38,6 +39,11 @@ UNTOLD_SECONDS_MAX: Final = 8.0
 connection: it asks another replica later than that."""
 LOOK_SECONDS: Final = 1.0
 """How often to look whether a connection may go on, as the rules may have changed."""
+LET_THROUGH_SECONDS: Final = 1.0
+"""The least time between two frames of an identity that are executed in spite of its debt.
+
+Such frames are charged as well, and the lowest rate is one request a second, so the debt does not
+grow by them."""
 assert LOOK_SECONDS < UNTOLD_SECONDS_MAX < limits.REPLICA_TIMEOUT_MS / 1000
 assert UNTOLD_SECONDS_MAX < WAIT_SECONDS_MAX < limits.IDLE_CONNECTION_MS / 2000
 assert min(limits.REQUEST_TIMEOUT_MS, limits.WRITE_STALL_MS) > WAIT_SECONDS_MAX * 1000
@@ -113,6 +119,7 @@ class Meter:
         self._waiting: dict[Callable[[], None], None] = {}
         """Called when there is memory again."""
         self._throttled_at = -math.inf
+        self._let_through_at = -math.inf
 
     def change(self, rules: QuotaRules, now: float) -> None:
         """Count by other rules from now on."""
@@ -165,6 +172,17 @@ class Meter:
         """Call `on_memory`, once, when another request may be begun."""
         self._waiting[on_memory] = None
 
+    def lets_through(self, now: float) -> bool:
+        """Return whether a frame at its last moment may be executed; False while there is debt.
+
+        One frame in LET_THROUGH_SECONDS is an exception, for all connections together.
+        """
+        if self.wait_seconds(now) > 0:
+            if now - self._let_through_at < LET_THROUGH_SECONDS:
+                return False
+            self._let_through_at = now
+        return True
+
     def charge_request(self, size: int, now: float) -> None:
         """Count a request of `size` bytes."""
         has_debt = self.bytes_in.charge(size, now)
@@ -215,7 +233,7 @@ class Allowance:
         """Since when a frame waits for debt to be paid off."""
         self._told_until = -math.inf
         """When the wait is over that an answer asked for last."""
-        self._is_let_through = False
+        self._is_overdue = False
         """Whether the next frame has waited for as long as one may."""
         self._is_over = False
 
@@ -259,7 +277,7 @@ class Allowance:
     def is_open(self) -> bool:
         """Whether another frame may be handled; once it may not, until `look` finds that it may."""
         meter = self._meter
-        return meter is None or meter.is_free or self._is_let_through or self._is_over
+        return meter is None or meter.is_free or self._is_overdue or self._is_over
 
     def look(self) -> None:
         """See whether another frame may be handled by now."""
@@ -272,7 +290,7 @@ class Allowance:
         if not meter.look(now):
             self._since = None
         elif self._since is not None and now >= self._last_moment(self._since):
-            self._is_let_through = meter.has_memory
+            self._is_overdue = meter.has_memory
 
     def maybe_wait_seconds(self) -> float | None:
         """Return after how long to look again while it is not open; None if memory is lacking."""
@@ -284,7 +302,7 @@ class Allowance:
         return max(min(wait_seconds, self._last_moment(self._since) - now), 0.0)
 
     def _last_moment(self, since: float) -> float:
-        """Return when a frame that waits goes on, whatever debt there is."""
+        """Return when a frame that waits is executed or refused, whatever debt there is."""
         return max(since + UNTOLD_SECONDS_MAX, self._told_until)
 
     def when_memory(self, on_memory: Callable[[], None]) -> None:
@@ -299,11 +317,26 @@ class Allowance:
             self._meter.hold(size)
 
     def charge_request(self, size: int) -> None:
-        """Count a request of `size` bytes."""
-        if self._meter is not None:
-            self._since = None
-            self._is_let_through = False
-            self._meter.charge_request(size, self._quotas.monotonic())
+        """Count a request of `size` bytes.
+
+        Raises ThrottledError if the request has waited to its last moment, and may not be executed.
+        """
+        meter = self._meter
+        if meter is None:
+            return
+        now = self._quotas.monotonic()
+        is_overdue, self._is_overdue = self._is_overdue, False
+        if is_overdue and not meter.lets_through(now):
+            # The client tries again, and should not wait from the beginning.
+            self._since = now - UNTOLD_SECONDS_MAX + LOOK_SECONDS
+            self._quotas.refused_count += 1
+            raise ThrottledError.of(
+                f"{meter.subject} is above its quota at this server, and requests wait on many of"
+                f" its {counted(len(meter.connections), 'connection')}: use fewer, send less, or"
+                " raise its rates in [quotas] of the server"
+            )
+        self._since = None
+        meter.charge_request(size, now)
 
     def charge_answer(self, buffers: Sequence[Buffer]) -> None:
         """Count an answer, or a part of it."""
@@ -351,7 +384,7 @@ class Quotas:
         self.throttled_count = 0
         """Answers that asked for a wait."""
         self.refused_count = 0
-        """Requests of connections beyond the quota of their identity."""
+        """Requests that were refused: of connections, or at their last moment, beyond a quota."""
         self._meters: dict[str, Meter] = {}
 
     def meter_of(self, subject: str) -> Meter:
