@@ -377,12 +377,9 @@ class Guard:
         if isinstance(header, ListRangesResponse) and header.changed_streams:
             changed = list(map(Target, header.changed_streams))
             judgement = await self._authority.judge(identity, rights, changed)
-            visible = tuple(
-                each.stream_id
-                for each, error in zip(changed, judgement, strict=True)
-                if not isinstance(error, PermissionDeniedError)
-            )
-            header = replace(header, changed_streams=visible)
+            pairs = zip(header.changed_streams, judgement, strict=True)
+            visible = [one for one, error in pairs if not isinstance(error, PermissionDeniedError)]
+            header = replace(header, changed_streams=tuple(visible))
         return [header]
 
     async def _answer_refused(

@@ -238,7 +238,7 @@ class ReplicatedRange(Struct, frozen=True, gc=False):
 
 
 class StagedParts(Struct, frozen=True, gc=False):
-    """What one transaction has staged, column by column: a decision of many tasks names many parts."""
+    """The parts that one transaction has staged, column by column: a decision may name very many."""
 
     txn_id: str | None = None
     stream_ids: tuple[int, ...] = ()
