@@ -61,6 +61,7 @@ def test_both_servers_accept_what_they_know(tmp_path):
                     has_header_checksum=True,
                     has_idempotent_append=True,
                     has_transactions=True,
+                    has_part_columns=True,
                     has_schemas=True,
                     has_groups=True,
                     replication_version=1,
