@@ -76,13 +76,14 @@ NOTHING: Final = (_nothing(), 0)
 
 def call_back(callback: Callable[..., object], *arguments: object) -> None:
     """Call a callback of the caller; an error of it is logged, as others wait for the producer."""
+    was_calling_back = getattr(_thread, "is_calling_back", False)
     _thread.is_calling_back = True
     try:
         callback(*arguments)
-    except Exception:  # noqa: BLE001 - whatever it is, it is logged
+    except (Exception, SystemExit):  # noqa: BLE001 - whatever it is, it is logged
         _LOG.exception("callback failed name=%r", callback)
     finally:
-        _thread.is_calling_back = False
+        _thread.is_calling_back = was_calling_back
 
 
 _thread: Final = threading.local()

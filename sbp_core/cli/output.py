@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from types import FrameType
-from typing import Any, Final, TextIO
+from typing import Any, BinaryIO, Final, TextIO
 
 from sbp_core.errors import SbpError, StatusError
 from sbp_core.wording import escape, is_unsafe
@@ -263,8 +263,15 @@ def write_notice(text: str) -> None:
 
 def _write_bytes(lines: Iterable[bytes]) -> None:
     with writing():
-        sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
-        sys.stdout.buffer.flush()
+        write_all(sys.stdout.buffer, b"".join(line + b"\n" for line in lines))
+
+
+def write_all(file: BinaryIO, data: memoryview | bytes) -> None:
+    """Write all bytes, at once. With PYTHONUNBUFFERED a pipe takes only a part at a time."""
+    left = memoryview(data).cast("B")
+    while left:
+        left = left[file.write(left) or 0 :]
+    file.flush()
 
 
 def _json_shown(char: str) -> str:

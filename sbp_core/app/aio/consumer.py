@@ -143,6 +143,7 @@ class AsyncConsumer(OfProcess):
         if first is None:
             return []
         records = [first]
+        self._hand.are_several = True
         while len(records) < max_records:
             found = self._hand.maybe_next()
             if found is not None:
@@ -275,6 +276,7 @@ class AsyncConsumer(OfProcess):
         try:
             await self._fetcher.breathe()
             self._positions.finish()
+            self._hand.are_several = False
             if time.monotonic() >= self._hand.duty_at and not self._is_closed:
                 await self._do_duties()
             yield
@@ -356,8 +358,10 @@ class AsyncConsumer(OfProcess):
             self._hand.duty_at = min(self._commit_at, self._own_at)
         lost = self._positions.stream_ids - own
         if lost:
-            await self._commit_done()
-            self._positions.drop(lost)
+            try:
+                await self._commit_done()
+            finally:  # they are no longer the consumer's, whatever becomes of the commit
+                self._positions.drop(lost)
         fresh = sorted(own - self._positions.stream_ids)
         if fresh:
             await self._add(fresh)

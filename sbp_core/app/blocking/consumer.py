@@ -146,6 +146,7 @@ class Consumer(OfProcess):
         if first is None:
             return []
         records = [first]
+        self._hand.are_several = True
         while len(records) < max_records:
             found = self._hand.maybe_next()
             if found is not None:
@@ -278,6 +279,7 @@ class Consumer(OfProcess):
         try:
             self._fetcher.breathe()
             self._positions.finish()
+            self._hand.are_several = False
             if time.monotonic() >= self._hand.duty_at and not self._is_closed:
                 self._do_duties()
             yield
@@ -359,8 +361,10 @@ class Consumer(OfProcess):
             self._hand.duty_at = min(self._commit_at, self._own_at)
         lost = self._positions.stream_ids - own
         if lost:
-            self._commit_done()
-            self._positions.drop(lost)
+            try:
+                self._commit_done()
+            finally:  # they are no longer the consumer's, whatever becomes of the commit
+                self._positions.drop(lost)
         fresh = sorted(own - self._positions.stream_ids)
         if fresh:
             self._add(fresh)

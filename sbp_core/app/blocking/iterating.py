@@ -28,6 +28,8 @@ class RecordIterator:
         self.duty_at = duty_at
         self.has_records = False
         """Whether a batch is handed out."""
+        self.are_several = False
+        """Whether the last call has returned several records, none of which is done."""
         self._consumer = consumer
         self._pieces: Iterator[Batch] = iter(())
         self._records: Iterator[Record] = iter(())
@@ -60,7 +62,7 @@ class RecordIterator:
     def mark_done(self) -> None:
         """Let all records be done that were handed out, except the last one."""
         at = self._at
-        if self.has_records and at.seek_count == self._seek_count:
+        if self.has_records and not self.are_several and at.seek_count == self._seek_count:
             at.done_offset = max(at.done_offset, at.next_offset - 1)
 
     def __iter__(self) -> Self:

@@ -106,6 +106,7 @@ class Producer(OfProcess):
         if type(value) is bytes and key is None and not headers:  # without a call
             size_bytes = defaults.RECORD_OVERHEAD_BYTES + len(value)
         else:
+            headers = None if headers is None else dict(headers)
             size_bytes = record_bytes(value, key, headers)
         if size_bytes > self._plain_bytes_max:
             self._target.check_plain(size_bytes)
@@ -254,6 +255,7 @@ class Producer(OfProcess):
     def _wait_for_room(self) -> None:
         """Return once a record can be added, with the lock. Raises what ended the producer."""
         while self._outbox.state is State.OPEN and self._outbox.room_bytes <= 0:
+            check_may_wait("send() with a full buffer")
             self._gate.wait(None)
         self._outbox.check_open()
 

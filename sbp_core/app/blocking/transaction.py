@@ -74,6 +74,7 @@ class Transaction(OfProcess):
         and ValueError as the method of producers does, SbpError.
         """
         target = self._target(stream)
+        headers = None if headers is None else dict(headers)
         size_bytes = record_bytes(value, key, headers)
         target.check_plain(size_bytes)
         batch = self._open.get(stream)

@@ -152,7 +152,8 @@ def consume(
     records = Filter(None if key is None else key.encode(errors="surrogateescape"), grep)
     written = Output(form, template, columns, to_file)
     with connect(options, RetryPolicy(budget_ms=retry_for)) as client:
-        reading = Reading(client, wanted, commits_at_end=to_file is not None)
+        is_held = to_file is not None or form in _TABLES  # nothing is written before the end
+        reading = Reading(client, wanted, commits_at_end=is_held)
         with (
             noticing_reader() if follow else nullcontext(),
             Interrupts(is_file=to_file is not None, has_group=group is not None) as interrupts,
@@ -160,7 +161,7 @@ def consume(
             _writer(client, written, target) as writer,
         ):
             count = _copy(reading, records, count_max or sys.maxsize, writer, interrupts)
-        if to_file is not None:
+        if is_held:
             reading.commit()
     if interrupts.has_come:
         if to_file is not None:
@@ -235,5 +236,6 @@ def _copy(
             else:
                 reading.on_written(batch.stream, rows.end_offset)
                 reading.stop_at(batch.stream, rows.end_offset)
-        reading.finish()
+        if interrupts.has_come:
+            reading.finish()
     return count_max - left

@@ -52,9 +52,14 @@ class Reading:
         self._consumers[-1].seek(stream, offset)
 
     def finish(self) -> None:
-        """Commit that everything that was read is written, unless that is left to `commit`."""
+        """Commit what is written, unless that is left to `commit`, or was done at the end."""
         if self._group is not None and self._consumers:
-            self._consumers[-1].commit()
+            try:
+                for stream, offset in self._written.items():
+                    self._consumers[-1].seek(stream, offset)
+                self._consumers[-1].commit()
+            except ConfigurationError:  # the interrupt has closed it, perhaps before all was done
+                self.commit()
 
     def commit(self) -> None:
         """Commit for the group what is written. Raises SbpError."""

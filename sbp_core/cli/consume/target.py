@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from sbp_core.cli.output import OutputError, writing
+from sbp_core.cli.output import OutputError, write_all, writing
 
 _UMASK_MODE: Final = 0o666
 
@@ -27,8 +27,7 @@ class Target:
     def write(self, data: memoryview | bytes) -> None:
         """Write bytes, at once. Raises OutputError, ReaderGoneError."""
         with self.guard():
-            self.file.write(data)
-            self.file.flush()
+            write_all(self.file, data)
 
 
 def standard_output() -> Target:

@@ -71,6 +71,14 @@ def test_what_was_polled_last_is_not_done(sbp, name):
     assert sbp.consumer(name, group=name).lag() == {name: 4}
 
 
+def test_none_of_several_records_is_done_before_the_next_call(sbp, name):
+    send(sbp, name, VALUES)
+    with sbp.consumer(name, group=name, follow=True) as consumer:
+        assert values(consumer.getmany(60, max_records=2)) == VALUES[:2]
+        assert values(consumer.getmany(60, max_records=2)) == VALUES[2:4]
+    assert sbp.consumer(name, group=name).lag() == {name: 3}
+
+
 def test_calls_and_iterators_take_each_record_once(sbp, name):
     send(sbp, name, VALUES)
     consumer = sbp.consumer(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import threading
 from datetime import UTC, datetime
 
@@ -329,3 +330,28 @@ def test_a_frame_whose_values_would_change_is_refused(sbp, request):
         sbp.create_stream("late", schema=pd.DataFrame({"late": pd.to_timedelta([1], unit="s")}))
     with pytest.raises(TypeError, match="pass a schema or table of Arrow"):
         sbp.create_stream("late", schema={"a": "int"})
+
+
+def test_headers_are_those_of_the_call(sbp, stream):
+    headers = {}
+    with sbp.producer(stream) as producer:
+        for number in range(3):
+            headers["n"] = b"%d" % number
+            producer.send(b"v", headers=headers)
+        headers["n"] = 1
+    assert [each.headers["n"] for each in sbp.consumer(stream)] == [b"0", b"1", b"2"]
+
+
+def test_calls_that_would_wait_for_their_callback_are_refused(sbp, stream, caplog):
+    with sbp.producer(stream, buffer_bytes=1 << 20, batch_bytes=1 << 20) as producer:
+
+        def call_back(_):
+            delivery.add_done_callback(lambda _: None)
+            producer.flush()
+
+        delivery = producer.send(b"1")
+        delivery.add_done_callback(call_back)
+        producer.send(b"2").add_done_callback(lambda _: sys.exit())
+        assert producer.send(b"3").result() == 2
+    assert "flush() within a callback" in caplog.text
+    assert "SystemExit" in caplog.text
