@@ -226,12 +226,24 @@ def test_typed_streams(shown, failed, client, new_streams, tmp_path):
     assert "has columns and no keys" in failed(name, "--key", "k")
 
 
+@pytest.fixture
+def heeded():
+    """Let commands heed all signals, also if the tests run under `nohup` or in the background."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    defaults = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL)
+    former = [signal.signal(*each) for each in zip(numbers, defaults, strict=True)]
+    yield
+    for each in zip(numbers, former, strict=True):
+        signal.signal(*each)
+
+
 ENDING = pytest.mark.parametrize(
     ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 
 
 @ENDING
+@pytest.mark.usefixtures("heeded")
 def test_an_interrupt_completes_the_file(cluster, streams, tmp_path, number, exit_code):
     path = tmp_path / "r.parquet"
     log = tmp_path / "log"
@@ -256,6 +268,7 @@ def test_an_interrupt_completes_the_file(cluster, streams, tmp_path, number, exi
 
 
 @ENDING
+@pytest.mark.usefixtures("heeded")
 def test_an_interrupt_commits_what_was_printed(cluster, client, streams, number, exit_code):
     command = [*SBP, "consume", streams[0], "-f", "--group", f"ended-{number}"]
     command += ["--endpoint", cluster.endpoint]
