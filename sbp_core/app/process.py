@@ -14,9 +14,11 @@ import atexit
 import concurrent.futures.thread  # noqa: F401 - pyarrow may need it at exit, which is too late
 import logging
 import os
+import sys
 import time
 import warnings
 import weakref
+from abc import ABC, abstractmethod
 from typing import Final, NoReturn, Protocol
 
 from sbp_core.errors import ConfigurationError, SbpError
@@ -37,12 +39,12 @@ class Unsendable:
         )
 
 
-class OfProcess(Unsendable):
+class OfProcess(Unsendable, ABC):
     """A mixin: an object that only the process that made it can use."""
 
+    @abstractmethod
     def on_fork(self, error: ConfigurationError) -> None:
         """Refuse every use with this error: this is the copy in a child."""
-        raise NotImplementedError
 
 
 class _Unclosed(Protocol):
@@ -54,6 +56,8 @@ class _Unclosed(Protocol):
 
 _in_use: Final[weakref.WeakSet[OfProcess]] = weakref.WeakSet()
 _unclosed: Final[weakref.WeakSet[_Unclosed]] = weakref.WeakSet()
+_finalized: Final[set[int]] = set()
+"""The process whose end flushes producers by a finalizer of `multiprocessing`."""
 
 
 def use_here(used: OfProcess) -> None:
@@ -62,8 +66,17 @@ def use_here(used: OfProcess) -> None:
 
 
 def flush_at_exit(producer: _Unclosed) -> None:
-    """Let a producer send what it has before the process ends."""
+    """Let a producer send its records before the process ends.
+
+    Children of `multiprocessing` end without `atexit`. They have finalizers of their own, which are
+    registered in the child.
+    """
     _unclosed.add(producer)
+    workers = sys.modules.get("multiprocessing.util")
+    if workers is not None and os.getpid() not in _finalized:
+        _finalized.clear()
+        _finalized.add(os.getpid())
+        workers.Finalize(None, _flush_all, exitpriority=0)
 
 
 def report_lost(stream: str, record_count: int, error: SbpError) -> None:

@@ -96,7 +96,10 @@ def checked_timestamp_us(given: object) -> int:
     outside the years 1 to 9999.
     """
     if isinstance(given, datetime):
-        return timestamp_us_of(given)
+        try:
+            return timestamp_us_of(given)
+        except OverflowError:
+            raise ValueError(f"{given} is outside the years 1 to 9999 in UTC") from None
     if type(given) is not int:
         raise TypeError(
             f"timestamp_us is {given!r:.80}; pass microseconds since 1970 as an int, or a datetime"

@@ -21,8 +21,9 @@ _HEARTBEATS_PER_SESSION: Final = 3
 class AsyncMember:
     """The assignment of a member: the placement driver decides which streams are its own.
 
-    A worker sends the heartbeats, however long the caller works on a record, as long as the
-    consumer asks for its streams every `max_poll_interval_ms`. A stream is given up by the
+    A worker sends the heartbeats while the caller works on a record, for `max_poll_interval_ms`.
+    The consumer asks for its streams between two records, but no more often than heartbeats are
+    sent, so that bound holds to within the time between heartbeats. A stream is given up by the
     heartbeat after the one whose answer no longer has it, when the consumer has committed its
     position. A member that was silent for too long is expelled: others may read its streams by
     then, so it drops them all, with what it did not commit, and joins again.
@@ -51,6 +52,7 @@ class AsyncMember:
         """The streams that the last heartbeat named."""
         self.is_waiting: Callable[[], bool] = lambda: False
         """Whether the caller waits for the consumer now, and does not work on a record."""
+        self._is_closed = False
         self._polled_at = 0.0
         """When the consumer asked for its streams last."""
         self._error: SbpError | None = None
@@ -73,7 +75,7 @@ class AsyncMember:
         If the consumer has given streams up since, a heartbeat that says so comes first.
         """
         self._polled_at = time.monotonic()
-        if self._membership is None and not self._own:
+        if self._membership is None and not self._own and not self._is_closed:
             await self._join()
         with self._lock:
             self._gate.notify()
@@ -109,6 +111,7 @@ class AsyncMember:
     async def close(self) -> None:
         """Leave the group."""
         with self._lock:
+            self._is_closed = True
             membership, self._membership = self._membership, None
             self._gate.notify()
         if membership is not None:
@@ -119,9 +122,12 @@ class AsyncMember:
             self._group, self._patterns, session_timeout_ms=self._session_timeout_ms
         )
         with self._lock:
-            self._membership = membership
-            self._own = self._reported = frozenset()
-            self._gate.start(self._beat)
+            if not self._is_closed:
+                self._membership = membership
+                self._own = self._reported = frozenset()
+                self._gate.start(self._beat)
+                return
+        await self._client.leave_group(self._group, membership.member_id)  # closed by another
 
     async def _beat(self) -> None:
         """Send heartbeats until the member leaves, or is expelled."""
@@ -140,7 +146,7 @@ class AsyncMember:
                 if self.is_waiting():
                     self._polled_at = time.monotonic()
                 idle_ms = 1000 * (time.monotonic() - self._polled_at)
-                if idle_ms > self._max_poll_interval_ms:
+                if idle_ms > self._max_poll_interval_ms + 1000 * self._heartbeat_seconds:
                     await self._give_up(membership, idle_ms)
                     return
                 answer = await self._client.group_heartbeat(membership, held)

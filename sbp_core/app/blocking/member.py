@@ -24,8 +24,9 @@ _HEARTBEATS_PER_SESSION: Final = 3
 class Member:
     """The assignment of a member: the placement driver decides which streams are its own.
 
-    A worker sends the heartbeats, however long the caller works on a record, as long as the
-    consumer asks for its streams every `max_poll_interval_ms`. A stream is given up by the
+    A worker sends the heartbeats while the caller works on a record, for `max_poll_interval_ms`.
+    The consumer asks for its streams between two records, but no more often than heartbeats are
+    sent, so that bound holds to within the time between heartbeats. A stream is given up by the
     heartbeat after the one whose answer no longer has it, when the consumer has committed its
     position. A member that was silent for too long is expelled: others may read its streams by
     then, so it drops them all, with what it did not commit, and joins again.
@@ -54,6 +55,7 @@ class Member:
         """The streams that the last heartbeat named."""
         self.is_waiting: Callable[[], bool] = lambda: False
         """Whether the caller waits for the consumer now, and does not work on a record."""
+        self._is_closed = False
         self._polled_at = 0.0
         """When the consumer asked for its streams last."""
         self._error: SbpError | None = None
@@ -76,7 +78,7 @@ class Member:
         If the consumer has given streams up since, a heartbeat that says so comes first.
         """
         self._polled_at = time.monotonic()
-        if self._membership is None and not self._own:
+        if self._membership is None and not self._own and not self._is_closed:
             self._join()
         with self._lock:
             self._gate.notify()
@@ -112,6 +114,7 @@ class Member:
     def close(self) -> None:
         """Leave the group."""
         with self._lock:
+            self._is_closed = True
             membership, self._membership = self._membership, None
             self._gate.notify()
         if membership is not None:
@@ -122,9 +125,12 @@ class Member:
             self._group, self._patterns, session_timeout_ms=self._session_timeout_ms
         )
         with self._lock:
-            self._membership = membership
-            self._own = self._reported = frozenset()
-            self._gate.start(self._beat)
+            if not self._is_closed:
+                self._membership = membership
+                self._own = self._reported = frozenset()
+                self._gate.start(self._beat)
+                return
+        self._client.leave_group(self._group, membership.member_id)  # closed by another
 
     def _beat(self) -> None:
         """Send heartbeats until the member leaves, or is expelled."""
@@ -143,7 +149,7 @@ class Member:
                 if self.is_waiting():
                     self._polled_at = time.monotonic()
                 idle_ms = 1000 * (time.monotonic() - self._polled_at)
-                if idle_ms > self._max_poll_interval_ms:
+                if idle_ms > self._max_poll_interval_ms + 1000 * self._heartbeat_seconds:
                     self._give_up(membership, idle_ms)
                     return
                 answer = self._client.group_heartbeat(membership, held)

@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 
 from sbp_core import connect
+from sbp_core.client import Client
 from sbp_core.errors import ConfigurationError, MemberUnknownError
 from tests.support.clock import until
 from tests.support.warm import WarmCluster, WarmProcess
@@ -186,6 +187,36 @@ def test_a_handler_that_takes_too_long_loses_its_streams_and_is_told_why(sbp, ca
         assert first in again
         consumer.commit()
     assert "max_poll_interval_ms=500" in caplog.text
+
+
+def test_a_member_that_polls_all_the_time_is_not_expelled(sbp, caplog):
+    with sbp.producer("part-0") as producer:
+        for _ in range(1_000):
+            producer.send(b"v")
+    sharing = SHARING | {"session_timeout_ms": SHORT_SESSION_MS, "max_poll_interval_ms": 20}
+    found = []
+    with sbp.consumer("part-*", follow=True, **sharing) as consumer:
+        for record in consumer:
+            found.append(record.offset)
+            if len(found) == 1_000:
+                break
+            work_for(0.001)
+        consumer.commit()
+    assert (found, "member expelled" in caplog.text) == ([*range(1_000)], False)
+
+
+def test_a_consumer_that_is_closed_while_it_joins_leaves_no_member(sbp, monkeypatch):
+    consumer = sbp.consumer("part-*", follow=True, **SHARING)
+    join = Client.join_group
+
+    def join_and_close(client, *given, **more):
+        membership = join(client, *given, **more)
+        consumer.close()
+        return membership
+
+    monkeypatch.setattr(Client, "join_group", join_and_close)
+    assert consumer.poll(0) is None
+    assert sbp.client.describe_group("readers").members == ()
 
 
 def is_other(members, info):

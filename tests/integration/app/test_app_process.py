@@ -150,6 +150,23 @@ def test_a_worker_of_multiprocessing_is_refused(sbp, stream):
         worker.join()
 
 
+def send_and_end(endpoint, stream, count):
+    producer = connect(endpoint).producer(stream, linger_ms=60_000)
+    for number in range(count):
+        producer.send(b"%d" % number)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_of_multiprocessing_sends_its_records_when_it_ends(cluster, sbp, stream, method):
+    with sbp.producer(stream) as producer:  # the child has to register its own end
+        producer.send(b"x").result()
+    context = multiprocessing.get_context(method)
+    worker = context.Process(target=send_and_end, args=(cluster.endpoint, stream, 100))
+    worker.start()
+    worker.join()
+    assert (worker.exitcode, len(list(sbp.consumer(stream)))) == (0, 101)
+
+
 def test_a_consumer_of_a_group_may_be_made_in_the_child(cluster, sbp, stream):
     def read():
         with connect(cluster.endpoint) as own:
