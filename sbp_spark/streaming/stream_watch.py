@@ -468,7 +468,7 @@ class StreamWatch:
         return dict(sorted(kept.items()))
 
     def _find(self, stream_ids: Collection[int]) -> list[StreamInfo]:
-        """Return those of the streams that exist."""
+        """Return the streams that exist."""
         return self.client.find_streams(sorted(stream_ids)) if stream_ids else []
 
 

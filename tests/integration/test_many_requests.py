@@ -27,6 +27,7 @@ from sbp_core.wire.headers import (
     decode_header,
 )
 from sbp_core.wire.opcodes import Opcode
+from tests.support.clock import counted_turns
 from tests.support.cluster import core_cluster, driver_at, rows_batch, values_of
 from tests.support.wire import RawClient
 
@@ -257,14 +258,6 @@ def test_many_requests_of_a_fetch_let_others_go_on(tmp_path):
     count = 2 * limits.RESULTS_PER_FRAME
 
     async def body():
-        turns = 0
-
-        async def take_turns():
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
         async with (
             core_cluster(tmp_path, bounds={"fetch_items_per_turn": 1}) as cluster,
             RawClient.at(cluster.server.endpoint) as greedy,
@@ -272,10 +265,9 @@ def test_many_requests_of_a_fetch_let_others_go_on(tmp_path):
             (info,) = await cluster.client.create_streams([StreamSpec("s")])
             items = tuple(FetchInfo(None, at, 0, 1, info.stream_id) for at in range(count))
             request = FetchRequest(fetch_requests=items)
-            other = asyncio.create_task(take_turns())
-            results = await results_of(greedy, Opcode.FETCH, request, "fetch_responses")
-            other.cancel()
+            async with counted_turns() as turns:
+                results = await results_of(greedy, Opcode.FETCH, request, "fetch_responses")
         assert [result.request_index for result in results] == list(range(count))
-        assert turns > 0.9 * count
+        assert turns() > 0.9 * count
 
     asyncio.run(asyncio.wait_for(body(), 60))

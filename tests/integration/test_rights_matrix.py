@@ -342,7 +342,7 @@ def test_a_fetch_answers_refused_items_at_once_and_waits_for_the_others(tmp_path
 
 
 def test_a_fetch_that_waits_ends_with_the_right_to_read(tmp_path, addresses, monkeypatch):
-    """Both FETCHes wait for records of two streams, of which one is not for the reader any more."""
+    """Both FETCHes wait for records of two streams; the reader loses the right to one of them."""
     monkeypatch.setattr(rights, "REFRESH_MS", 0)
     read = [Grant("reader", Right.READ, name) for name in ("orders-1", "bills")]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from hypothesis import settings
 
@@ -52,3 +54,21 @@ settings.register_profile("quick", deadline=None, max_examples=25)
 def examples(count: int) -> int:
     """Return `count`, and a quarter of it under the profile of quick runs."""
     return max(count * settings.default.max_examples // 100, 1)
+
+
+@asynccontextmanager
+async def counted_turns() -> AsyncIterator[Callable[[], int]]:
+    """Count how often another task of the loop has had a turn since the body began."""
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    try:
+        yield lambda: turns
+    finally:
+        other.cancel()

@@ -13,6 +13,7 @@ from sbp_core.records import StreamSchema
 from sbp_core.web.problems import ProblemError
 from sbp_core.web.records.bodies import Bodies
 from sbp_core.web.records.contents import ARROW, NDJSON, PARSERS, TEXT, Target
+from tests.support.clock import counted_turns
 
 POINT = pa.struct([pa.field("x", pa.int64()), pa.field("y", pa.string())])
 NESTED = StreamSchema.of(
@@ -154,21 +155,9 @@ def received(body, **headers):
         return messages.pop(0)
 
     async def run():
-        turns = 0
-
-        async def count():
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        counting = asyncio.create_task(count())
-        try:
-            request = Request({"type": "http", "headers": fields}, receive)
-            async with Bodies().received(request) as found:
-                return bytes(found), turns
-        finally:
-            counting.cancel()
+        request = Request({"type": "http", "headers": fields}, receive)
+        async with counted_turns() as turns, Bodies().received(request) as found:
+            return bytes(found), turns()
 
     return asyncio.run(run())
 

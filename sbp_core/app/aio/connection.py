@@ -134,10 +134,10 @@ class AsyncConnection(Unsendable):
 
         Consumers that are `shared` divide the streams of their group: each stream is read by one of
         them at a time, and those of one that ends, or is silent for `session_timeout_ms` (1 s to
-        30 min), go to others. So do those of one whose loop works on a record for longer than
-        `max_poll_interval_ms`; its `commit` raises MemberUnknownError then. They have a group and
-        `follow`. Another `assignment` may say which of the streams are its own, and keep
-        the positions instead of the group. Raises ConfigurationError.
+        30 min), go to others. A consumer whose loop works on a record for longer than
+        `max_poll_interval_ms` loses its streams, too; its `commit` raises MemberUnknownError then.
+        Shared consumers have a group and `follow`. Another `assignment` may say which streams the
+        consumer reads, and keep the positions instead of the group. Raises ConfigurationError.
         """
         if shared and (group is None or not follow or assignment is not None):
             raise ConfigurationError(

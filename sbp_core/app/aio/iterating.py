@@ -26,7 +26,7 @@ class AsyncRecordIterator:
         self.has_records = False
         """Whether a batch is handed out."""
         self.are_several = False
-        """Whether the last call has returned several records, none of which is done."""
+        """Whether the last call has returned several records: none of them is done."""
         self._consumer = consumer
         self._pieces: Iterator[Batch] = iter(())
         self._records: Iterator[Record] = iter(())

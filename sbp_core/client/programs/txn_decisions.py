@@ -174,7 +174,7 @@ def _part_table(part: TxnPart) -> headers.TxnPart:
 
 
 def _columns(parts: Sequence[TxnPart]) -> Iterator[headers.StagedParts]:
-    """Yield the parts column by column, in their order: those of one transaction together."""
+    """Yield the parts in their order, column by column for each run of the same transaction."""
     for txn_id, run in groupby(parts, lambda part: part.txn_id):
         own = list(run)
         yield headers.StagedParts(

@@ -179,7 +179,7 @@ def _maybe_updated(
     replies: Sequence[Reply],
     newer: Container[int] = (),
 ) -> BoundsView | None:
-    """Return a view with the news of its range servers, except of streams of which it is `newer`.
+    """Return a view with the news of its range servers, without the streams that are `newer` in it.
 
     None if a server did not answer, or an open range has ended.
     """
