@@ -36,8 +36,11 @@ class AsyncMember:
         patterns: Sequence[str],
         session_timeout_ms: int = group_limits.GROUP_SESSION_MS,
         max_poll_interval_ms: int = defaults.MAX_POLL_INTERVAL_MS,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
+        self._clock = clock
         self._group = group
         self._patterns = tuple(patterns)
         self._session_timeout_ms = session_timeout_ms
@@ -74,7 +77,7 @@ class AsyncMember:
 
         If the consumer has given streams up since, a heartbeat that says so comes first.
         """
-        self._polled_at = time.monotonic()
+        self._polled_at = self._clock()
         if self._membership is None and not self._own and not self._is_closed:
             await self._join()
         with self._lock:
@@ -131,12 +134,12 @@ class AsyncMember:
 
     async def _beat(self) -> None:
         """Send heartbeats until the member leaves, or is expelled."""
-        beat_at = time.monotonic() + self._heartbeat_seconds
+        beat_at = self._clock() + self._heartbeat_seconds
         try:
             while True:
                 with self._lock:
                     while self._membership is not None and self._own == self._reported:
-                        seconds = beat_at - time.monotonic()
+                        seconds = beat_at - self._clock()
                         if seconds <= 0:
                             break
                         await self._gate.wait(seconds)
@@ -144,13 +147,13 @@ class AsyncMember:
                 if membership is None:
                     return
                 if self.is_waiting():
-                    self._polled_at = time.monotonic()
-                idle_ms = 1000 * (time.monotonic() - self._polled_at)
+                    self._polled_at = self._clock()
+                idle_ms = 1000 * (self._clock() - self._polled_at)
                 if idle_ms > self._max_poll_interval_ms + 1000 * self._heartbeat_seconds:
                     await self._give_up(membership, idle_ms)
                     return
                 answer = await self._client.group_heartbeat(membership, held)
-                beat_at = time.monotonic() + self._heartbeat_seconds
+                beat_at = self._clock() + self._heartbeat_seconds
                 with self._lock:
                     if self._membership is membership:
                         self._membership, self._reported = answer, held

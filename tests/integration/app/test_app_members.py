@@ -189,22 +189,6 @@ def test_a_handler_that_takes_too_long_loses_its_streams_and_is_told_why(sbp, ca
     assert "max_poll_interval_ms=500" in caplog.text
 
 
-def test_a_member_that_polls_all_the_time_is_not_expelled(sbp, caplog):
-    with sbp.producer("part-0") as producer:
-        for _ in range(1_000):
-            producer.send(b"v")
-    sharing = SHARING | {"session_timeout_ms": SHORT_SESSION_MS, "max_poll_interval_ms": 20}
-    found = []
-    with sbp.consumer("part-*", follow=True, **sharing) as consumer:
-        for record in consumer:
-            found.append(record.offset)
-            if len(found) == 1_000:
-                break
-            work_for(0.001)
-        consumer.commit()
-    assert (found, "member expelled" in caplog.text) == ([*range(1_000)], False)
-
-
 def test_a_consumer_that_is_closed_while_it_joins_leaves_no_member(sbp, monkeypatch):
     consumer = sbp.consumer("part-*", follow=True, **SHARING)
     join = Client.join_group
