@@ -1,10 +1,10 @@
-"""How long the driver looks for news of streams that have none, as the streams grow in number."""
+"""How long the driver takes to find one new record, as the streams grow in number."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
 
@@ -13,22 +13,36 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from benchmarks.harness.interleave import Run
 from benchmarks.harness.model import BenchmarkError
 from benchmarks.scenarios.bench import Bench
-from benchmarks.systems.base import System
-from benchmarks.systems.sbp import Sbp
+from benchmarks.systems.base import Append, System
+from benchmarks.systems.sbp import Sbp, Streams
 from sbp_core import limits
 from sbp_core.client import Client, StreamSpec
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 
+Offset = dict[str, Any]
+
 _LOOKS: Final = 5
 
 
 def planning(bench: Bench, system: System) -> Run:
-    """Look for news of as many idle streams as the bench has."""
+    """Look for news of as many streams as the bench has, when one of them has a new record."""
     assert isinstance(system, Sbp)
     reader = _reader(system.endpoint, bench.shape.streams)
+    log = Streams(system.spark, system.endpoint, bench.shape, system.tasks, system.sink_options)
     offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    return lambda: [median(_look_seconds(reader, offset) for _ in range(_LOOKS))]
+
+    def measure() -> list[float]:
+        with log.appending() as append:
+            return [median(look(append) for _ in range(_LOOKS))]
+
+    def look(append: Append) -> float:
+        nonlocal offset
+        append(b"1")
+        seconds, offset = _look(reader, offset)
+        return seconds
+
+    return measure
 
 
 def _reader(endpoint: str, names: Sequence[str]) -> SbpStreamReader:
@@ -41,12 +55,15 @@ def _reader(endpoint: str, names: Sequence[str]) -> SbpStreamReader:
     return SbpStreamReader(options, source_schema(include_headers=False))
 
 
-def _look_seconds(reader: SbpStreamReader, offset: Mapping[str, Any]) -> float:
-    """Return how long a look takes from an offset that was just parsed, as Spark does."""
+def _look(reader: SbpStreamReader, offset: Offset) -> tuple[float, Offset]:
+    """Return how long a look takes from an offset that was just parsed, and the latest offset.
+
+    It is for a stream that has news: a look that finds none waits for some.
+    """
     start = json.loads(json.dumps(offset))
     started = time.perf_counter()
     latest = reader.latestOffset(start, ReadAllAvailable())
     seconds = time.perf_counter() - started
-    if latest != offset:
-        raise BenchmarkError("streams to which nothing was appended have moved")
-    return seconds
+    if latest == offset:
+        raise BenchmarkError("the record that was appended was not found")
+    return seconds, latest
