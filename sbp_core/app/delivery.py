@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -98,6 +100,14 @@ def check_may_wait(call: str) -> None:
         )
 
 
+def timeout_seconds(timeout: float | None, timeout_ms: float | None) -> float | None:
+    """Return the timeout of a call, which may have been given by its old name."""
+    if timeout_ms is None:
+        return timeout
+    warnings.warn("timeout_ms=... is now timeout=..., in seconds", DeprecationWarning, stacklevel=3)
+    return timeout_ms / 1000
+
+
 class _Delivery:
     """The common part: a record that was sent."""
 
@@ -118,38 +128,61 @@ class _Delivery:
         return base_offset if base_offset < 0 else base_offset + self._index
 
 
-class Delivery(_Delivery):
+class DeliveryTimeoutError(DeadlineExceededError, TimeoutError):
+    """It is not known yet what became of a record."""
+
+
+class Delivery(_Delivery, Future[int]):
     """The future of a record that was sent: the offset at which it was appended.
 
     The offset is -1 if the producer has an id: its records get theirs when they are published.
+    It cannot be cancelled. Callbacks run in the producer's thread, and must return soon: the
+    producer waits for them.
     """
 
-    __slots__ = ()
-
-    def result(self, timeout_ms: float | None = None) -> int:
+    def result(self, timeout: float | None = None, *, timeout_ms: float | None = None) -> int:
         """Return the offset once the record is on disk, as its stream demands.
 
         Raises SbpError if it was not appended, or may not have been, see its `outcome`;
-        DeadlineExceededError if that is not known after `timeout_ms`, ConfigurationError in a
-        callback, where it would never be known.
+        DeliveryTimeoutError if that is not known after `timeout` seconds, ConfigurationError in a
+        callback, where it would never be known. `timeout_ms` is the old name, in ms.
         """
+        seconds = timeout_seconds(timeout, timeout_ms)
         if not self._receipt.is_settled:
             check_may_wait("result()")
             settled = threading.Event()
             self._receipt.on_settled(settled.set)
-            if not settled.wait(None if timeout_ms is None else timeout_ms / 1000):
-                raise DeadlineExceededError(
-                    f"the record is not acknowledged after {timeout_ms} ms; the producer goes on"
+            if not settled.wait(seconds):
+                raise DeliveryTimeoutError(
+                    f"the record is not acknowledged after {seconds:g} s; the producer goes on"
                     " with it"
                 )
         return self._offset()
 
-    def add_done_callback(self, callback: Callable[[Delivery], None]) -> None:
-        """Call `callback` with this, in the producer's thread, or now if it is done already.
+    def __getattr__(self, name: str) -> Any:
+        """Become a whole future once somebody looks into it, as `concurrent.futures.wait` does.
 
-        It must return soon: the producer waits for it.
+        Most deliveries are never looked at, and a future costs more than to send a record.
         """
-        self._receipt.on_settled(lambda: callback(self))
+        if name.startswith("__"):
+            raise AttributeError(name)
+        with _becoming:
+            is_first = "_condition" not in self.__dict__
+            if is_first:
+                Future.__init__(self)
+                self.set_running_or_notify_cancel()
+        if is_first:
+            self._receipt.on_settled(self._complete)
+        return object.__getattribute__(self, name)
+
+    def _complete(self) -> None:
+        try:
+            self.set_result(self._offset())
+        except SbpError as error:
+            self.set_exception(error)
+
+
+_becoming: Final = threading.Lock()
 
 
 class AsyncDelivery(_Delivery):

@@ -37,7 +37,7 @@ def record_bytes(
     return size_bytes
 
 
-def encode_collected(batch: Collected, stream_id: int, compression: Compression) -> bytes:
+def encode_collected(batch: Collected, compression: Compression) -> bytes:
     """Return collected records as one record batch. Raises RecordBatchError."""
     count = batch.record_count
     keys, headers = pa.nulls(count, _KEY), pa.nulls(count, _HEADERS)
@@ -55,7 +55,7 @@ def encode_collected(batch: Collected, stream_id: int, compression: Compression)
     )
     return encode_rows(
         rows,
-        stream_id=stream_id,
+        stream_id=batch.stream_id,
         timestamp_ms=batch.times_us[0] // 1000,
         compression=compression,
     )

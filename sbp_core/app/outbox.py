@@ -1,18 +1,21 @@
 """The records of a producer from `send` to the acknowledgement. No I/O: the clock is given.
 
-Records are collected in one open batch. That is *sealed* when it is full, when it has lingered, at
-a flush and at the close; sealed batches have numbers from 0 on. They are *taken* in this order to
-be appended, and *settled* when their outcome is known::
+Records are collected in one open batch for each stream. A batch is *sealed* when it is full, when
+it has lingered, at a flush and at the close. Sealed batches are *taken* in this order to be
+appended, and *settled* when their outcome is known::
 
     OPEN  --close-->  CLOSING  --all settled-->  CLOSED
       `------fail-------+-> FAILED
+
+A stream that fails accepts nothing more, and loses what is not settled; the others go on.
 
 No method may be called by two threads at a time: the producer has a lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -65,6 +68,7 @@ class Batching:
 class Collected:
     """Plain records of one batch, column by column; `headers` only of those that have some."""
 
+    stream_id: int
     opened_at: float
     receipt: Receipt = field(default_factory=Receipt)
     values: list[bytes | None] = field(default_factory=list)
@@ -104,6 +108,7 @@ class Collected:
 class Encoded:
     """A record batch that was encoded by the caller."""
 
+    stream_id: int
     batch: bytes
     record_count: int
     receipt: Receipt = field(default_factory=Receipt)
@@ -123,33 +128,45 @@ class Outbox:
     def __init__(self, batching: Batching, clock: Callable[[], float]) -> None:
         self.state = State.OPEN
         self.error: SbpError | None = None
+        self.failed: dict[int, SbpError] = {}
+        """By stream: why it accepts nothing more."""
         self.room_bytes = batching.buffer_bytes
         """Bytes that are accepted now: a record is if this is positive, however large it is."""
         self._clock = clock
         self._batch_bytes = batching.batch_bytes
         self._batch_records = batching.batch_records
         self._linger_seconds = batching.linger_ms / 1000
-        self._open: Collected | None = None
-        self._ready: list[Outgoing] = []
+        self._open: dict[int, Collected] = {}
+        """By stream, the oldest first."""
         self._unsettled: dict[int, Outgoing] = {}
+        """Sealed batches, by their numbers."""
         self._next_number = 0
+        self._ready: list[int] = []
+        """The numbers of those that are not taken."""
+        self._taken: dict[int, int] = {}
+        """The numbers of those that are, by the order in which they were taken."""
+        self._taken_count = 0
 
     @property
     def unsettled_bytes(self) -> int:
         """Bytes of the records that are not settled."""
-        waiting = 0 if self._open is None else self._open.size_bytes
-        return waiting + sum(each.size_bytes for each in self._unsettled.values())
+        return sum(each.size_bytes for each in self._all())
 
-    @property
-    def unsettled_count(self) -> int:
-        """How many records are not settled."""
-        waiting = 0 if self._open is None else self._open.record_count
-        return waiting + sum(each.record_count for each in self._unsettled.values())
+    def unsettled_counts(self) -> Counter[int]:
+        """Return how many records are not settled, by stream."""
+        counts: Counter[int] = Counter()
+        for each in self._all():
+            counts[each.stream_id] += each.record_count
+        return counts
+
+    def _all(self) -> Iterator[Outgoing]:
+        yield from self._open.values()
+        yield from self._unsettled.values()
 
     @property
     def is_empty(self) -> bool:
         """Whether all records are settled."""
-        return self._open is None and not self._unsettled
+        return not self._open and not self._unsettled
 
     def check_open(self) -> None:
         """Raise the error that ended the producer, or ConfigurationError if it is closed."""
@@ -159,8 +176,15 @@ class Outbox:
         if self.state is not State.OPEN:
             raise ConfigurationError("this producer is closed; make another one")
 
-    def add(
+    def check(self) -> None:
+        """Raise the error that ended the producer, or that of the first stream that failed."""
+        for error in (self.error, *self.failed.values()):
+            if error is not None:
+                raise error
+
+    def add(  # noqa: PLR0917 - the parts of a record
         self,
+        stream_id: int,
         value: bytes | None,
         key: bytes | None,
         headers: Headers | None,
@@ -169,17 +193,20 @@ class Outbox:
     ) -> tuple[Collected, bool]:
         """Add a record; return its batch, of which it is the last, and whether that is a new one.
 
-        The hot path of `send`: it does itself what `Collected.add` does.
+        Raises the error of a stream that failed. The hot path of `send`: it does itself what
+        `Collected.add` does.
         """
-        batch, is_new = self._open, False
+        if stream_id in self.failed:
+            raise self.failed[stream_id]
+        batch, is_new = self._open.get(stream_id), False
         if (
             batch is None
             or batch.size_bytes + size_bytes > self._batch_bytes
             or len(batch.values) >= self._batch_records
         ):
-            self.seal()
-            batch, is_new = Collected(self._clock()), True
-            self._open = batch
+            self._seal(stream_id)
+            batch, is_new = Collected(stream_id, self._clock()), True
+            self._open[stream_id] = batch
         if headers:
             batch.headers[len(batch.values)] = headers
         batch.values.append(value)
@@ -190,20 +217,29 @@ class Outbox:
         return batch, is_new
 
     def add_encoded(self, batch: Encoded) -> None:
-        """Accept a batch behind all records that were sent before."""
-        self.seal()
+        """Accept a batch behind all records that were sent before to its stream.
+
+        Raises the error of a stream that failed.
+        """
+        if batch.stream_id in self.failed:
+            raise self.failed[batch.stream_id]
+        self._seal(batch.stream_id)
         self.room_bytes -= batch.size_bytes
         self._number(batch)
 
     def seal(self) -> int:
-        """Let the open batch be sent; return the number of the next one."""
-        if self._open is not None:
-            self._number(self._open)
-            self._open = None
+        """Let the open batches be sent; return the number of the next one."""
+        for stream_id in list(self._open):
+            self._seal(stream_id)
         return self._next_number
 
+    def _seal(self, stream_id: int) -> None:
+        batch = self._open.pop(stream_id, None)
+        if batch is not None:
+            self._number(batch)
+
     def _number(self, batch: Outgoing) -> None:
-        self._ready.append(batch)
+        self._ready.append(self._next_number)
         self._unsettled[self._next_number] = batch
         self._next_number += 1
 
@@ -211,30 +247,42 @@ class Outbox:
         """Return when there is something to take, 0 if there is; None if nothing lingers."""
         if self._ready:
             return 0.0
-        if self._open is None:
-            return None
-        return max(0.0, self._open.opened_at + self._linger_seconds - self._clock())
+        for oldest in self._open.values():
+            return max(0.0, self._due_at(oldest) - self._clock())
+        return None
+
+    def _due_at(self, batch: Collected) -> float:
+        return batch.opened_at + self._linger_seconds
 
     def take(self, bytes_max: int = defaults.TAKE_BYTES) -> list[Outgoing]:
         """Return the next batches, at least one if any is due, up to `bytes_max` of them."""
-        if not self._ready and self.seconds_until_due() == 0.0:
-            self.seal()
-        size_bytes = count = 0
-        for batch in self._ready:
-            size_bytes += batch.size_bytes
-            if count and size_bytes > bytes_max:
+        now = self._clock()
+        for each in list(self._open.values()):
+            if self._due_at(each) > now:
                 break
-            count += 1
-        taken, self._ready = self._ready[:count], self._ready[count:]
+            self._seal(each.stream_id)
+        taken: list[Outgoing] = []
+        size_bytes = 0
+        for number in self._ready:
+            batch = self._unsettled[number]
+            size_bytes += batch.size_bytes
+            if taken and size_bytes > bytes_max:
+                break
+            taken.append(batch)
+            self._taken[self._taken_count] = number
+            self._taken_count += 1
+        del self._ready[: len(taken)]
         return taken
 
-    def unsettled(self, number: int) -> Outgoing:
-        """Return a batch that was taken and is not settled."""
-        return self._unsettled[number]
+    def unsettled(self, order: int) -> Outgoing:
+        """Return a batch that was taken and is not settled, by the order of taking, from 0 on."""
+        return self._unsettled[self._taken[order]]
 
-    def settle(self, number: int) -> None:
+    def settle(self, order: int) -> None:
         """Forget a batch whose outcome is known."""
-        batch = self._unsettled.pop(number)
+        self._free(self._unsettled.pop(self._taken.pop(order)))
+
+    def _free(self, batch: Outgoing) -> None:
         if self.state is State.OPEN:
             self.room_bytes += batch.size_bytes
         elif self.state is State.CLOSING and self.is_empty:
@@ -251,6 +299,20 @@ class Outbox:
             self.room_bytes = 0
             self.state = State.CLOSED if self.is_empty else State.CLOSING
 
+    def fail_stream(self, stream_id: int, error: SbpError) -> Sequence[Outgoing]:
+        """Accept nothing more for a stream, and give up what is not settled of it; return it."""
+        self._seal(stream_id)
+        self.failed[stream_id] = error
+        lost = {
+            number: each for number, each in self._unsettled.items() if each.stream_id == stream_id
+        }
+        self._ready = [number for number in self._ready if number not in lost]
+        self._taken = {order: number for order, number in self._taken.items() if number not in lost}
+        for number, each in lost.items():
+            del self._unsettled[number]
+            self._free(each)
+        return list(lost.values())
+
     def fail(self, error: SbpError) -> Sequence[Outgoing]:
         """Accept nothing more, and give up what is not settled; return it."""
         self.seal()
@@ -258,5 +320,6 @@ class Outbox:
         lost = list(self._unsettled.values())
         self._unsettled.clear()
         self._ready.clear()
+        self._taken.clear()
         self.room_bytes = 0
         return lost

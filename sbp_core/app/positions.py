@@ -142,6 +142,19 @@ class Positions:
             if each.done_offset != each.committed_offset
         }
 
+    def checked(self, offsets: Mapping[str, int]) -> dict[int, int]:
+        """Return offsets to commit by stream id. Raises ConfigurationError for others."""
+        chosen = {}
+        for stream, offset in offsets.items():
+            at = self.of(stream)
+            if not 0 <= offset <= at.next_offset:
+                raise ConfigurationError(
+                    f"offset {offset} of stream {stream} cannot be committed: the next record is at"
+                    f" {at.next_offset}, and those from there on were not handed out"
+                )
+            chosen[at.stream_id] = offset
+        return chosen
+
     def on_committed(self, offsets: Mapping[int, int]) -> None:
         """Record that offsets are committed."""
         for stream_id, offset in offsets.items():

@@ -84,10 +84,10 @@ def report_lost(stream: str, record_count: int, error: SbpError) -> None:
     _LOG.error("records lost count=%d stream=%s: %s", record_count, stream, error)
 
 
-def warn_unclosed(stream: str, record_count: int, producer: object) -> None:
-    """Warn of a producer that was left open."""
+def warn_unclosed(streams: str, record_count: int, producer: object) -> None:
+    """Warn of a producer of some `streams` that was left open."""
     warnings.warn(
-        f"the producer of stream {stream} was not closed: {record_count} records were not flushed."
+        f"the producer of {streams} was not closed: {record_count} records were not flushed."
         " Close it, or enter it with `with`",
         ResourceWarning,
         source=producer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, Protocol
 
@@ -56,6 +56,12 @@ class Target:
     compression: Compression = "none"
     timestamp_column: str | None = None
     is_sequence: bool = False
+    plain_bytes_max: int = field(init=False)
+    """The bytes of the largest record without columns that it takes: none if it is typed."""
+
+    def __post_init__(self) -> None:
+        plain_bytes_max = self.record_bytes_max if self.schema is None else 0
+        object.__setattr__(self, "plain_bytes_max", plain_bytes_max)
 
     @property
     def columns(self) -> pa.Schema:
@@ -106,16 +112,16 @@ def encode_given(rows: Rows, target: Target, now_us: int) -> Iterator[Encoded | 
     `now_us`, in microseconds since the epoch, is the time of plain records that have none. Raises
     SchemaError for rows that do not fit, RecordBatchError for a row that is too large.
     """
+
+    def counted(batch: bytes) -> Encoded:
+        return Encoded(target.stream_id, batch, peek_batch(batch).record_count)
+
     builder = target.builder()
     for batch in _cut(_batches(rows, target.columns)):
         mapped = target.mapped(batch, now_us)
-        yield from map(_counted, builder.add(mapped, timestamp_ms=now_us // 1000))
+        yield from map(counted, builder.add(mapped, timestamp_ms=now_us // 1000))
         yield None
-    yield from map(_counted, builder.flush())
-
-
-def _counted(batch: bytes) -> Encoded:
-    return Encoded(batch, peek_batch(batch).record_count)
+    yield from map(counted, builder.flush())
 
 
 def _batches(rows: Any, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -173,17 +179,17 @@ def _plain(batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
     if not set(batch.schema.names) <= names or "value" not in batch.schema.names:
         raise _unknown(batch.schema.names, names)
     columns = []
-    for field in ROWS_SCHEMA:
-        if field.name not in batch.schema.names:
-            column = pa.nulls(batch.num_rows, field.type)
+    for wanted in ROWS_SCHEMA:
+        if wanted.name not in batch.schema.names:
+            column = pa.nulls(batch.num_rows, wanted.type)
         else:
-            column = batch.column(field.name)
+            column = batch.column(wanted.name)
         try:
-            column = column.cast(field.type)
+            column = column.cast(wanted.type)
         except pa.ArrowException as error:
-            raise SchemaError(f"column {field.name}: {error}; cast it first") from error
-        if field.name == "timestamp" and column.null_count:
-            column = pc.fill_null(column, pa.scalar(now_us, field.type))
+            raise SchemaError(f"column {wanted.name}: {error}; cast it first") from error
+        if wanted.name == "timestamp" and column.null_count:
+            column = pc.fill_null(column, pa.scalar(now_us, wanted.type))
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
 

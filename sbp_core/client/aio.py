@@ -26,7 +26,7 @@ from sbp_core.client.programs import range_placement as placement
 from sbp_core.client.programs import stored_bytes as sizes
 from sbp_core.client.programs import stream_changes as changes
 from sbp_core.client.programs import txn_decisions as txns
-from sbp_core.client.programs.appending import AsyncAppender, OnAppended
+from sbp_core.client.programs.appending import AsyncAppender, OnAppended, OnFailed
 from sbp_core.client.programs.calls import Context, RetryPolicy
 from sbp_core.client.programs.numbering import Transaction, Writer
 from sbp_core.client.programs.program import Call
@@ -452,17 +452,20 @@ class AsyncClient(AsyncGroupMethods):
         writer: Writer | None = None,
         transaction: Transaction | None = None,
         on_appended: OnAppended | None = None,
+        on_failed: OnFailed | None = None,
     ) -> AsyncAppender:
         """Return an appender, which sends batches while earlier ones wait for their answers.
 
         The keywords are those of `append`, and `on_appended`, which is called within the methods of
         the appender with the number of a batch, from 0 on in the order in which they were given,
-        and its outcome. All batches are appended once `flush` or `finish` returns. With a
+        and its outcome. A batch that fails ends the appender; with `on_failed` only its stream:
+        that is called with the stream's id and the error, and later batches for the stream raise
+        ConfigurationError. All other batches are appended once `flush` or `finish` returns. With a
         `writer` or a `transaction`, several frames of one stream are sent at a time, else one. It
         cannot be used elsewhere before the appender is finished or closed.
         """
         kind = appending.AppendKind(retry_unknown, writer, transaction)
-        work = appending.GradualAppend(self._context, kind, on_appended)
+        work = appending.GradualAppend(self._context, kind, on_appended, on_failed)
         return AsyncAppender(work, AsyncRunner(self._pool).stream(work.program()))
 
     def fetch(

@@ -1,5 +1,9 @@
 """The records of a producer between `send` and the acknowledgement."""
 
+import asyncio
+import threading
+from concurrent import futures
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -11,34 +15,58 @@ from sbp_core.errors import ConfigurationError, DeadlineExceededError, SbpError
 BATCHING = Batching(batch_bytes=100, batch_records=5, linger_ms=1_000, buffer_bytes=400)
 
 
+STREAMS = st.integers(1, 3)
+
+
+def values_of(batch):
+    return [batch.batch] if isinstance(batch, Encoded) else batch.values
+
+
 class Outside(RuleBasedStateMachine):
-    """A caller that sends, a clock, and a server that acknowledges in any order."""
+    """A caller that sends to streams, a clock, and servers that acknowledge in any order, or fail.
+
+    `waiting` has the values of each stream that are not settled, in the order of sending.
+    """
 
     def __init__(self):
         super().__init__()
         self.now = 0.0
         self.outbox = Outbox(BATCHING, lambda: self.now)
-        self.sent = []
+        self.count = 0
+        self.waiting = {1: [], 2: [], 3: []}
         self.taken = {}
-        self.settled = []
-        self.next_number = 0
+        self.taken_count = 0
 
-    @precondition(lambda self: self.outbox.state is State.OPEN and self.outbox.room_bytes > 0)
-    @rule(size_bytes=st.integers(1, 150))
-    def send(self, size_bytes):
-        value = b"%d" % len(self.sent)
-        batch, _ = self.outbox.add(value, None, None, 0, size_bytes)
-        assert batch.values[-1] == value
+    def next_value(self, stream_id):
+        self.count += 1
+        value = b"%d" % self.count
+        self.waiting[stream_id].append(value)
+        return value
+
+    def has_room(self):
+        return self.outbox.state is State.OPEN and self.outbox.room_bytes > 0
+
+    @precondition(has_room)
+    @rule(stream_id=STREAMS, size_bytes=st.integers(1, 150))
+    def send(self, stream_id, size_bytes):
+        if stream_id in self.outbox.failed:
+            with pytest.raises(SbpError, match="gone"):
+                self.outbox.add(stream_id, b"", None, None, 0, size_bytes)
+            return
+        value = self.next_value(stream_id)
+        batch, _ = self.outbox.add(stream_id, value, None, None, 0, size_bytes)
+        assert (batch.stream_id, batch.values[-1]) == (stream_id, value)
         assert len(batch.values) <= BATCHING.batch_records
         assert batch.size_bytes <= BATCHING.batch_bytes or len(batch.values) == 1
-        self.sent.append(value)
 
-    @precondition(lambda self: self.outbox.state is State.OPEN and self.outbox.room_bytes > 0)
-    @rule()
-    def send_an_encoded_batch(self):
-        value = b"%d" % len(self.sent)
-        self.outbox.add_encoded(Encoded(value, 1))
-        self.sent.append(value)
+    @precondition(has_room)
+    @rule(stream_id=STREAMS)
+    def send_an_encoded_batch(self, stream_id):
+        if stream_id in self.outbox.failed:
+            with pytest.raises(SbpError, match="gone"):
+                self.outbox.add_encoded(Encoded(stream_id, b"", 1))
+            return
+        self.outbox.add_encoded(Encoded(stream_id, self.next_value(stream_id), 1))
 
     @rule(seconds=st.floats(0, 0.6))
     def wait(self, seconds):
@@ -51,23 +79,31 @@ class Outside(RuleBasedStateMachine):
         assert bool(batches) == is_due
         assert len(batches) == 1 or sum(each.size_bytes for each in batches) <= 150
         for each in batches:
-            self.taken[self.next_number] = each
-            self.next_number += 1
+            self.taken[self.taken_count] = each
+            self.taken_count += 1
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
     def settle(self, data):
-        number = data.draw(st.sampled_from(sorted(self.taken)))
-        batch = self.taken.pop(number)
-        assert self.outbox.unsettled(number) is batch
-        self.outbox.settle(number)
-        self.settled += batch.values if not isinstance(batch, Encoded) else [batch.batch]
+        order = data.draw(st.sampled_from(sorted(self.taken)))
+        batch = self.taken.pop(order)
+        assert self.outbox.unsettled(order) is batch
+        self.outbox.settle(order)
+        for each in values_of(batch):
+            self.waiting[batch.stream_id].remove(each)
+
+    @rule(stream_id=STREAMS)
+    def fail(self, stream_id):
+        if stream_id not in self.outbox.failed:
+            lost = self.outbox.fail_stream(stream_id, SbpError("gone"))
+            assert [v for each in lost for v in values_of(each)] == self.waiting[stream_id]
+            self.waiting[stream_id] = []
+            self.taken = {n: each for n, each in self.taken.items() if each.stream_id != stream_id}
 
     @rule()
     def flush(self):
         number = self.outbox.seal()
-        is_settled = set(self.settled) == set(self.sent)
-        assert self.outbox.is_settled_before(number) == is_settled
+        assert self.outbox.is_settled_before(number) == (not any(self.waiting.values()))
 
     @rule()
     def close(self):
@@ -75,7 +111,7 @@ class Outside(RuleBasedStateMachine):
 
     @invariant()
     def it_is_closed_once_all_is_settled(self):
-        is_all_settled = len(self.settled) == len(self.sent)
+        is_all_settled = not any(self.waiting.values())
         assert self.outbox.is_empty == is_all_settled
         expected = {State.OPEN, State.CLOSED if is_all_settled else State.CLOSING}
         assert self.outbox.state in expected
@@ -89,13 +125,13 @@ class Outside(RuleBasedStateMachine):
             assert self.outbox.room_bytes == 0
 
     @invariant()
-    def batches_are_taken_in_the_order_of_their_records(self):
-        waiting = [
-            value
-            for _, batch in sorted(self.taken.items())
-            for value in (batch.values if not isinstance(batch, Encoded) else [batch.batch])
-        ]
-        assert waiting == sorted(waiting, key=int)
+    def batches_of_a_stream_are_taken_in_the_order_of_their_records(self):
+        counts = self.outbox.unsettled_counts()
+        for stream_id, waiting in self.waiting.items():
+            assert counts[stream_id] == len(waiting)
+            batches = [each for _, each in sorted(self.taken.items())]
+            taken = [v for b in batches if b.stream_id == stream_id for v in values_of(b)]
+            assert taken == sorted(taken, key=int)
 
 
 TestOutside = Outside.TestCase
@@ -104,7 +140,7 @@ TestOutside = Outside.TestCase
 def test_a_failure_gives_up_all_that_is_not_settled():
     outbox = Outbox(BATCHING, lambda: 0.0)
     for _ in range(7):
-        outbox.add(b"", None, None, 0, 20)
+        outbox.add(1, b"", None, None, 0, 20)
     outbox.take()
     outbox.settle(0)
     lost = outbox.fail(SbpError("the disk is full"))
@@ -133,12 +169,37 @@ def test_a_future_is_done_when_its_batch_is():
     delivery, found = Delivery(receipt, 3), []
     delivery.add_done_callback(found.append)
     assert not delivery.done()
-    with pytest.raises(DeadlineExceededError, match="not acknowledged after 1 ms"):
-        delivery.result(timeout_ms=1)
+    with pytest.raises(TimeoutError, match=r"not acknowledged after 0\.001 s"):
+        delivery.result(0.001)
     receipt.settle(10)
-    assert (delivery.result(), found) == (13, [delivery])
+    assert (delivery.result(), delivery.exception(), found) == (13, None, [delivery])
     delivery.add_done_callback(found.append)
     assert len(found) == 2
+
+
+def test_deliveries_work_where_futures_do():
+    settled, failed, late = Receipt(), Receipt(), Receipt()
+    settled.settle(5)
+    failed.settle(-1, SbpError("gone"))
+    first, second, third = Delivery(settled, 1), Delivery(failed, 0), Delivery(late, 2)
+    done, waiting = futures.wait([first, second, third], return_when=futures.FIRST_COMPLETED)
+    assert (done, waiting) == ({first, second}, {third})
+    assert (first.result(), str(second.exception()), third.cancel()) == (6, "gone", False)
+    threading.Timer(0, late.settle, [10]).start()
+    assert next(futures.as_completed([third])) is third
+
+    async def wrapped():
+        return await asyncio.wrap_future(Delivery(late, 0))
+
+    assert (third.result(), asyncio.run(wrapped())) == (12, 10)
+
+
+def test_the_old_name_of_a_timeout_is_in_milliseconds():
+    with (
+        pytest.warns(DeprecationWarning, match=r"timeout=\.\.\., in seconds"),
+        pytest.raises(DeadlineExceededError, match=r"after 0\.001 s"),
+    ):
+        Delivery(Receipt(), 0).result(timeout_ms=1)
 
 
 def test_a_callback_that_raises_is_logged_and_holds_nothing_up(caplog):

@@ -218,6 +218,24 @@ def test_a_failure_is_raised_when_more_is_given_or_in_the_end(start, server) -> 
     assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1),)
 
 
+@pytest.mark.parametrize("numberer", ["writer", "transaction"])
+def test_a_stream_that_fails_can_be_given_up(start, server, numberer) -> None:
+    server.script(Opcode.APPEND, append_handler(n0=StatusCode.INVALID_REQUEST), append_handler())
+    number = Writer() if numberer == "writer" else Transaction("t")
+    failed = []
+    kind = {numberer: number, "on_failed": lambda *failure: failed.append(failure)}
+    appending = start(server.endpoint, **kind)
+    appending.do("append", items(b"a") + items(b"b", stream_id=2))
+    appending.do("flush")
+    assert [(stream_id, each.outcome) for stream_id, each in failed] == [(1, Outcome.NOT_APPLIED)]
+    appending.do("append", items(b"c", stream_id=2))
+    appending.do("flush")
+    assert appending.appender.unacknowledged == []
+    with pytest.raises(ConfigurationError, match="an earlier batch of stream 1 failed"):
+        appending.do("append", items(b"d"))
+    assert numberer == "writer" or number.has_failed
+
+
 def test_unacknowledged_batches_can_be_appended_another_way(start, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
     peer.script(Opcode.APPEND, append_handler())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Self, get_args
 
@@ -16,6 +17,7 @@ from sbp_core.app.delivery import (
     Delivered,
     call_back,
     check_may_wait,
+    timeout_seconds,
 )
 from sbp_core.app.encoding import encode_collected, record_bytes
 from sbp_core.app.gates import AsyncGate
@@ -37,12 +39,13 @@ OnDelivery = Callable[[Delivered], None]
 
 
 class AsyncProducer(OfProcess):
-    """Sends records to one stream, in order. Made by `AsyncConnection.producer`.
+    """Sends records to streams, those of each in order. Made by `AsyncConnection.producer`.
 
     The tasks of one loop may share it. `send` collects records; a worker makes record batches of
     them, and appends each once: what is retried has the number of the first try. An error that
-    retries do not cure ends the producer: deliveries that are open get it, and the next `send`,
-    `flush` or `close` raises it.
+    retries do not cure ends the producer for the stream: its deliveries that are open get it, and
+    the next `send` to it, `flush` and `close` raise it. Other streams go on, but while one is
+    retried, they wait.
 
     With a `producer_id` batches are committed one after the other, and counted under the id, so
     that a producer that is restarted knows how far it had come: see `position`.
@@ -51,7 +54,7 @@ class AsyncProducer(OfProcess):
     def __init__(
         self,
         client: AsyncClient,
-        stream: str,
+        stream: str | None,
         *,
         producer_id: str | None = None,
         batching: Batching | None = None,
@@ -63,6 +66,10 @@ class AsyncProducer(OfProcess):
         if compression not in get_args(Compression):
             raise ConfigurationError(
                 f"compression {compression!r} is not one of {', '.join(get_args(Compression))}"
+            )
+        if producer_id is not None and stream is None:
+            raise ConfigurationError(
+                "a producer with an id counts the records of one stream: producer(stream, id=...)"
             )
         self._client = client
         self._stream = stream
@@ -77,36 +84,36 @@ class AsyncProducer(OfProcess):
         self._is_begun = False
         self._is_copy = False
         """Whether this is the copy in the child of a fork."""
-        self._plain_bytes_max = 0
-        """Bytes of the largest record that `send` accepts: none of a typed stream."""
-        self._target = Target(stream, -1, None, 0)
+        self._targets: dict[str | None, Target] = {}
+        """By name; None stands for the stream of the producer."""
+        self._names: dict[int, str] = {}
         self._committer: AsyncCommitter | None = None
 
     async def send(
         self,
         value: bytes | None,
         *,
+        stream: str | None = None,
         key: bytes | None = None,
         headers: Mapping[str, bytes | None] | None = None,
         timestamp_us: int | datetime | None = None,
     ) -> AsyncDelivery:
         """Send a record; return the future of its offset. Waits while the buffer is full.
 
-        `timestamp_us` is in microseconds since the epoch (UTC), or a datetime; by default now.
-        Raises the error that ended the producer, ConfigurationError if it is closed,
-        RecordBatchError for a record that is too large, SchemaError for a typed stream, which
-        `send_many` is for, TypeError for what is not bytes, and ValueError for a time outside the
-        years 1 to 9999.
+        It goes to `stream`, by default that of the producer. `timestamp_us` is in microseconds
+        since the epoch (UTC), or a datetime; by default now. Raises the error that ended the
+        producer, for all streams or this one, ConfigurationError if it is closed, RecordBatchError
+        for a record that is too large, SchemaError for a typed stream, which `send_many` is for,
+        TypeError for what is not bytes, and ValueError for a time outside the years 1 to 9999.
         """
-        if not self._is_begun:
-            await self._begin()
+        target = self._targets.get(stream) or await self._find(stream)
         if type(value) is bytes and key is None and not headers:  # without a call
             size_bytes = defaults.RECORD_OVERHEAD_BYTES + len(value)
         else:
             headers = None if headers is None else dict(headers)
             size_bytes = record_bytes(value, key, headers)
-        if size_bytes > self._plain_bytes_max:
-            self._target.check_plain(size_bytes)
+        if size_bytes > target.plain_bytes_max:
+            target.check_plain(size_bytes)
         if timestamp_us is None:
             time_us = time.time_ns() // 1000
         else:
@@ -115,7 +122,7 @@ class AsyncProducer(OfProcess):
         with self._lock:
             if outbox.room_bytes <= 0:
                 await self._wait_for_room()
-            batch, is_new = outbox.add(value, key, headers, time_us, size_bytes)
+            batch, is_new = outbox.add(target.stream_id, value, key, headers, time_us, size_bytes)
             index = len(batch.values) - 1
             if is_new:
                 self._gate.notify()
@@ -123,18 +130,19 @@ class AsyncProducer(OfProcess):
             await self._gate.breathe()
         return AsyncDelivery(batch.receipt, index)
 
-    async def send_many(self, rows: Rows) -> AsyncDelivery:
+    async def send_many(self, rows: Rows, *, stream: str | None = None) -> AsyncDelivery:
         """Send rows; return the future of the last one: when it is done, all are.
+
+        They go to `stream`, by default that of the producer.
 
         `rows` is an Arrow table or batch, a data frame of pandas or polars, or anything that gives
         an Arrow stream, or an iterable of mappings. For a typed stream it has the columns of its
         schema; for any other `value`, and if need be `key`, `headers` and `timestamp`. Waits while
         the buffer is full. Raises what `send` raises, and SchemaError for rows that do not fit.
         """
-        if not self._is_begun:
-            await self._begin()
+        target = self._targets.get(stream) or await self._find(stream)
         last = None
-        for encoded in encode_given(rows, self._target, time.time_ns() // 1000):
+        for encoded in encode_given(rows, target, time.time_ns() // 1000):
             await self._gate.breathe()
             if encoded is None:
                 continue
@@ -159,34 +167,40 @@ class AsyncProducer(OfProcess):
             )
         return self._committer.position
 
-    async def flush(self, timeout_ms: float | None = None) -> None:
-        """Return when all that was sent before is on disk, as its stream demands.
+    async def flush(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109 - as futures have
+        *,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Return when all that was sent before is on disk, as its streams demand.
 
-        Raises the error that ended the producer, DeadlineExceededError after `timeout_ms`; the
-        producer goes on then. ConfigurationError in a callback, which it would wait for.
+        Raises the error that ended the producer, or the first stream of it, DeadlineExceededError
+        after `timeout` seconds; the producer goes on then. ConfigurationError in a callback, which
+        it would wait for. `timeout_ms` is the old name, in ms.
         """
         check_may_wait("flush()")
-        until = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        seconds = timeout_seconds(timeout, timeout_ms)
+        until = None if seconds is None else time.monotonic() + seconds
         outbox = self._outbox
         with self._lock:
             number = outbox.seal()
             self._gate.notify()
             while outbox.state is not State.FAILED and not outbox.is_settled_before(number):
-                seconds = None if until is None else until - time.monotonic()
-                if seconds is not None and seconds <= 0:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
                     raise DeadlineExceededError(
-                        f"{outbox.unsettled_bytes} bytes for stream {self._stream} are not"
-                        f" acknowledged after {timeout_ms} ms; the producer goes on with them"
+                        f"{outbox.unsettled_bytes} bytes for {self._called()} are not acknowledged"
+                        f" after {seconds:g} s; the producer goes on with them"
                     )
-                await self._gate.wait(seconds)
-            if outbox.state is State.FAILED:
-                outbox.check_open()
+                await self._gate.wait(left)
+            outbox.check()
 
     async def close(self) -> None:
         """Send what is there, wait until it is on disk, and end. Idempotent.
 
-        Raises the error that ended the producer, ConfigurationError in a callback, which it would
-        wait for.
+        Raises the error that ended the producer, or the first stream of it, ConfigurationError in a
+        callback, which it would wait for.
         """
         check_may_wait("close()")
         with self._lock:
@@ -195,8 +209,8 @@ class AsyncProducer(OfProcess):
         await self._gate.join()
         if self._on_close is not None:
             self._on_close(self)
-        if self._outbox.error is not None and not self._is_copy:
-            raise self._outbox.error
+        if not self._is_copy:
+            self._outbox.check()
 
     def on_fork(self, error: ConfigurationError) -> None:
         """Refuse every use: this is the copy in the child of a fork, which has no worker."""
@@ -208,32 +222,51 @@ class AsyncProducer(OfProcess):
 
     def on_exit(self, deadline: float) -> None:
         """Send what is there until a time of the monotonic clock, and report what is left."""
-        record_count = self._outbox.unsettled_count
-        if not record_count:
+        if not self._warn_unclosed():
             return
-        warn_unclosed(self._stream, record_count, self)
         with self._lock:
             self._outbox.close()
         self._gate.finish(deadline - time.monotonic())
-        left_count = self._outbox.unsettled_count
-        if left_count:
-            report_lost(self._stream, left_count, SbpError("the process ends before they are sent"))
+        error = SbpError("the process ends before they are sent")
+        for stream_id, left_count in self._outbox.unsettled_counts().items():
+            report_lost(self._names[stream_id], left_count, error)
 
     async def __aenter__(self) -> Self:
-        await self._begin()
+        if self._stream is not None:
+            await self._find(None)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _begin(self) -> None:
-        """Look the stream up, and start the worker."""
+    async def _find(self, stream: str | None) -> Target:
+        """Return what to encode records for; begin with the first. Raises SbpError."""
+        name = self._stream if stream is None else stream
+        if name is None:
+            raise ConfigurationError("say which stream: send(..., stream=...), or producer(stream)")
+        if self._producer_id is not None and name != self._stream:
+            raise ConfigurationError(
+                f"the producer has an id, and counts the records of stream {self._stream} only:"
+                f" make another one for stream {name}"
+            )
+        if self._is_begun:
+            with self._lock:
+                self._outbox.check_open()
         target = await find_target(
             self._client,
-            self._stream,
+            name,
             compression=self._compression,
             timestamp_column=self._timestamp_column,
         )
+        if not self._is_begun:
+            await self._begin(target)
+        with self._lock:
+            self._names[target.stream_id] = name
+            self._targets[stream] = target
+        return target
+
+    async def _begin(self, target: Target) -> None:
+        """Start the worker."""
         committer = None
         if self._producer_id is not None:
             committer = AsyncCommitter(self._client, self._producer_id, target.stream_id)
@@ -241,8 +274,7 @@ class AsyncProducer(OfProcess):
         with self._lock:
             if self._is_begun:
                 return
-            self._target, self._committer = target, committer
-            self._plain_bytes_max = 0 if target.schema is not None else target.record_bytes_max
+            self._committer = committer
             self._is_begun = True
             self._outbox.check_open()
             use_here(self)
@@ -263,10 +295,8 @@ class AsyncProducer(OfProcess):
         except SbpError as error:
             self._fail(error)
         except BaseException as error:
-            record_count = self._outbox.unsettled_count
-            if record_count:
-                warn_unclosed(self._stream, record_count, self)
-            self._fail(SbpError(f"the producer of stream {self._stream} was ended by {error!r}"))
+            self._warn_unclosed()
+            self._fail(SbpError(f"the producer of {self._called()} was ended by {error!r}"))
             raise
 
     async def _deliver(self) -> None:
@@ -274,16 +304,13 @@ class AsyncProducer(OfProcess):
             await self._deliver_committed(self._committer)
             return
         async with self._client.appender(
-            writer=Writer(), on_appended=self._on_appended
+            writer=Writer(), on_appended=self._on_appended, on_failed=self._on_failed
         ) as appender:
             is_answered = True
             while (batches := await self._next_batches(may_wait=is_answered)) is not None:
                 if batches:
                     await appender.append(
-                        [
-                            AppendItem(self._target.stream_id, await self._encode(each))
-                            for each in batches
-                        ]
+                        [AppendItem(each.stream_id, await self._encode(each)) for each in batches]
                     )
                 else:
                     await appender.flush()
@@ -313,7 +340,7 @@ class AsyncProducer(OfProcess):
         await self._gate.breathe()
         if isinstance(batch, Encoded):
             return batch.batch
-        return encode_collected(batch, self._target.stream_id, self._target.compression)
+        return encode_collected(batch, self._compression)
 
     def _on_appended(self, number: int, outcome: AppendOutcome) -> None:
         self._on_stored(number, outcome.base_offset)
@@ -326,13 +353,24 @@ class AsyncProducer(OfProcess):
             self._outbox.settle(number)
             self._gate.notify()
 
+    def _on_failed(self, stream_id: int, error: SbpError) -> None:
+        with self._lock:
+            lost = self._outbox.fail_stream(stream_id, error)
+            self._gate.notify()
+        self._give_up(lost, error)
+
     def _fail(self, error: SbpError) -> None:
         with self._lock:
-            record_count = self._outbox.unsettled_count
             lost = self._outbox.fail(error)
             self._gate.notify()
-        if record_count:
-            report_lost(self._stream, record_count, error)
+        self._give_up(lost, error)
+
+    def _give_up(self, lost: Sequence[Outgoing], error: SbpError) -> None:
+        counts: Counter[int] = Counter()
+        for batch in lost:
+            counts[batch.stream_id] += batch.record_count
+        for stream_id, record_count in counts.items():
+            report_lost(self._names[stream_id], record_count, error)
         for batch in lost:
             self._settle(batch, -1, error)
 
@@ -340,5 +378,18 @@ class AsyncProducer(OfProcess):
         """Let the futures of a batch be done, and call the callback of the producer."""
         batch.receipt.settle(base_offset, error)
         if self._on_delivery is not None:
-            delivered = Delivered(self._stream, base_offset, batch.record_count, error)
+            name = self._names[batch.stream_id]
+            delivered = Delivered(name, base_offset, batch.record_count, error)
             call_back(self._on_delivery, delivered)
+
+    def _warn_unclosed(self) -> bool:
+        """Warn if records are left that nobody waited for; return whether there are any."""
+        record_count = self._outbox.unsettled_counts().total()
+        if record_count:
+            warn_unclosed(self._called(), record_count, self)
+        return bool(record_count)
+
+    def _called(self) -> str:
+        """Return the streams, as messages name them."""
+        names = sorted(set(self._names.values())) or [self._stream or "none"]
+        return f"stream {names[0]}" if len(names) == 1 else f"{len(names)} streams"

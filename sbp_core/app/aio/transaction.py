@@ -79,7 +79,7 @@ class AsyncTransaction(OfProcess):
             await self._stage_collected(target, batch)
             batch = None
         if batch is None:
-            batch = self._open[stream] = Collected(0.0)
+            batch = self._open[stream] = Collected(target.stream_id, 0.0)
         if timestamp_us is None:
             time_us = time.time_ns() // 1000
         else:
@@ -176,7 +176,7 @@ class AsyncTransaction(OfProcess):
         return self._targets[stream]
 
     async def _stage_collected(self, target: Target, batch: Collected) -> None:
-        encoded = encode_collected(batch, target.stream_id, target.compression)
+        encoded = encode_collected(batch, target.compression)
         await self._stage(target, encoded, batch.record_count)
 
     async def _stage(self, target: Target, batch: bytes, record_count: int) -> None:

@@ -170,7 +170,7 @@ class Connection(Unsendable):
 
     def producer(
         self,
-        stream: str,
+        stream: str | None = None,
         *,
         id: str | None = None,  # noqa: A002 - as a caller says it
         batch_bytes: int = defaults.BATCH_BYTES,
@@ -181,7 +181,9 @@ class Connection(Unsendable):
         timestamp_column: str | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Producer:
-        """Return a producer of records of a stream, a context manager that closes it.
+        """Return a producer of records, a context manager that closes it.
+
+        They go to `stream`, or to where each `send` says: one producer serves many streams.
 
         A record batch is sent with `batch_bytes` of records, or `batch_records` of them, or
         `linger_ms` after its first record, if nothing is on its way then; 0 does not wait for
@@ -189,9 +191,10 @@ class Connection(Unsendable):
         typed stream has the times of its records. `on_delivery` is called with what became of each
         batch, by the producer's worker: it must return soon.
 
-        A producer with an `id` counts what it has committed under that: after a restart, skip
-        `position` records of the source, and each is stored once. One at a time may have an id.
-        Its records have no offsets to report, and each batch takes a commit, of milliseconds.
+        A producer with an `id`, which is for one stream, counts what it has committed under that:
+        after a restart, skip `position` records of the source, and each is stored once. One at a
+        time may have an id. Its records have no offsets to report, and each batch takes a commit,
+        of milliseconds.
         Raises ConfigurationError.
         """
         made = Producer(

@@ -164,15 +164,23 @@ class Consumer(OfProcess):
         """Whether the caller waits for a record now, and does not work on one."""
         return self._is_taking
 
-    def commit(self) -> None:
+    def commit(self, offsets: Mapping[str, int] | None = None) -> None:
         """Commit all records that were handed out, the last one included. Raises SbpError.
 
-        Raises ConfigurationError without a group, MemberUnknownError if the consumer shares a group
-        and was expelled from it: nothing is committed then, and others read the records again.
+        With `offsets`, commit only those before an offset, by the names of their streams: for the
+        record `r` it is `r.offset + 1`. Use a `commit_interval_ms` of None then, as the interval
+        commits all that was handed out. Raises ConfigurationError without a group, for a stream
+        that is not being read, and for records that were not handed out; MemberUnknownError if the
+        consumer shares a group and was expelled from it: nothing is committed then, and others read
+        the records again.
         """
         self._check_process()
         if not self._assignment.has_cursors:
             raise ConfigurationError("this consumer has no group to commit for; pass group=...")
+        if offsets is not None:
+            self._begin()
+            self._commit(self._positions.checked(offsets))
+            return
         self._positions.finish()
         self._commit(self._positions.to_commit())
 

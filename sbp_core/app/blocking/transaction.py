@@ -82,7 +82,7 @@ class Transaction(OfProcess):
             self._stage_collected(target, batch)
             batch = None
         if batch is None:
-            batch = self._open[stream] = Collected(0.0)
+            batch = self._open[stream] = Collected(target.stream_id, 0.0)
         if timestamp_us is None:
             time_us = time.time_ns() // 1000
         else:
@@ -179,7 +179,7 @@ class Transaction(OfProcess):
         return self._targets[stream]
 
     def _stage_collected(self, target: Target, batch: Collected) -> None:
-        encoded = encode_collected(batch, target.stream_id, target.compression)
+        encoded = encode_collected(batch, target.compression)
         self._stage(target, encoded, batch.record_count)
 
     def _stage(self, target: Target, batch: bytes, record_count: int) -> None:

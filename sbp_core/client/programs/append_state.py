@@ -158,6 +158,8 @@ class AppendState:
         self.appended_count = 0
         self.outcomes: dict[int, AppendOutcome] = {}
         self.failures: dict[int, SbpError] = {}
+        self.given_up: set[int] = set()
+        """Streams whose batches failed, while others went on."""
         self.is_throttled = False
         """Whether a server had no room for more at a time."""
         self._context = context
@@ -181,6 +183,11 @@ class AppendState:
         """
         for index, item in enumerate(items, start=self._count):
             _check_item(index, item)
+            if item.stream_id in self.given_up:
+                raise ConfigurationError(
+                    f"an earlier batch of stream {item.stream_id} failed in this appender: begin"
+                    " another one"
+                )
         self._uncertain.update(self._numbering.add(items))
         known = self._numbering.known if not self._count else {}
         self.outcomes |= known
@@ -420,8 +427,27 @@ class AppendState:
             and (known.range_index, known.servers[0]) == (piece.range_index, piece.servers[0])
         ]
 
-    def error(self) -> SbpError:
-        """Return the first failure, with the outcome of the whole append."""
+    def give_up_failed(self) -> dict[int, SbpError]:
+        """Forget the streams of batches that failed; return the first failure of each."""
+        failed: dict[int, SbpError] = {}
+        for index in sorted(self.failures):
+            stream_id = self._batches[index].item.stream_id
+            if stream_id not in failed:
+                failed[stream_id] = with_message(self.failures[index], f"stream {stream_id}: ")
+        self.failures.clear()
+        for stream_id, error in failed.items():
+            indexes = self._by_stream.pop(stream_id)
+            is_sure = self._uncertain.isdisjoint(indexes)
+            error.outcome = Outcome.NOT_APPLIED if is_sure else Outcome.UNKNOWN
+            for index in indexes:
+                del self._batches[index]
+        self.given_up |= failed.keys()
+        return failed
+
+    def check(self) -> None:
+        """Raise the first failure, if there is one, with the outcome of the whole append."""
+        if not self.failures:
+            return
         index = min(self.failures)
         stream_id = self._batches[index].item.stream_id
         before = f"stream {stream_id}: "
@@ -431,7 +457,7 @@ class AppendState:
         error = with_message(self.failures[index], before, after if self._count > 1 else "")
         is_untouched = not self.appended_count and not self._uncertain
         error.outcome = Outcome.NOT_APPLIED if is_untouched else Outcome.UNKNOWN
-        return error
+        raise error
 
 
 def _check_item(index: int, item: AppendItem) -> None:

@@ -83,7 +83,7 @@ class AppendKind:
         is_complete = False
         try:
             yield state
-            is_complete = True
+            is_complete = not state.given_up
         finally:
             numbering.end(state.in_doubt, is_complete=is_complete)
 
@@ -101,11 +101,15 @@ def append(
     with kind.begin(context) as state:
         state.add(items)
         yield from _Delivery(context, state, is_repeatable=kind.is_repeatable).run()
+        state.check()
     return [state.outcomes[index] for index in range(len(items))]
 
 
 OnAppended = Callable[[int, AppendOutcome], None]
 """Is called with the number of a batch, and where it was appended."""
+
+OnFailed = Callable[[int, SbpError], None]
+"""Is called with the id of a stream, and why its batches are given up."""
 
 
 class GradualAppend:
@@ -115,14 +119,22 @@ class GradualAppend:
     it is ready, it has sent the groups before; after an empty group, and when it is over, all are
     appended. `on_appended` is called with the outcome of each batch, numbered from 0 in the order
     in which they were given. Raises what `append` raises.
+
+    With `on_failed`, a stream whose batch fails finally is reported and given up, and the others go
+    on; more batches for that stream raise ConfigurationError.
     """
 
     def __init__(
-        self, context: Context, kind: AppendKind, on_appended: OnAppended | None = None
+        self,
+        context: Context,
+        kind: AppendKind,
+        on_appended: OnAppended | None = None,
+        on_failed: OnFailed | None = None,
     ) -> None:
         self._context = context
         self._kind = kind
         self._on_appended = on_appended
+        self._on_failed = on_failed
         self._state: AppendState | None = None
         self.is_over = False
         """Whether the appender that drives this accepts nothing more."""
@@ -157,15 +169,24 @@ class GradualAppend:
                     state.add(items)
                     yield from delivery.run(until_answered=not items)
                     self._report(state.outcomes)
+                    self._give_up(state)
                 yield from delivery.run()
             finally:
                 self._report(state.outcomes)
+            self._give_up(state)
 
     def _report(self, outcomes: dict[int, AppendOutcome]) -> None:
         if self._on_appended is not None:
             for index, outcome in outcomes.items():
                 self._on_appended(index, outcome)
         outcomes.clear()
+
+    def _give_up(self, state: AppendState) -> None:
+        if self._on_failed is None:
+            state.check()
+            return
+        for stream_id, error in state.give_up_failed().items():
+            self._on_failed(stream_id, error)
 
 
 @dataclass(slots=True)
@@ -197,7 +218,10 @@ class _Delivery:
         self._attempts: Attempts | None = None
 
     def run(self, *, until_answered: bool = True) -> Program[None]:
-        """Send everything; return then, or when all of it is answered. Raises as `append` does."""
+        """Send everything; return then, or when all of it is answered.
+
+        The state has the failures then.
+        """
         state = self._state
         now_ms: float = yield Now()
         if self._attempts is None:
@@ -215,8 +239,6 @@ class _Delivery:
                 yield from self._settle(attempts)
             elif not unsent:
                 break
-        if state.failures:
-            raise state.error()
 
     def _send(self, unsent: Sequence[int]) -> Program[bool]:
         """Send the next frames; return whether there were any."""

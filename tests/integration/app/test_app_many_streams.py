@@ -1,0 +1,140 @@
+"""One producer for many streams, and commits of chosen offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pyarrow as pa
+import pytest
+
+from sbp_core import aio, connect
+from sbp_core.errors import ConfigurationError, NotFoundError, Outcome
+from tests.support.warm import WarmCluster
+
+
+@pytest.fixture
+def names(sbp, request):
+    made = [f"{request.node.name}-{each}" for each in range(3)]
+    for each in made:
+        sbp.create_stream(each)
+    return made
+
+
+def values(sbp, stream):
+    return [each.value for each in sbp.consumer(stream)]
+
+
+def test_one_worker_serves_all_streams_in_the_order_of_each(sbp, names):
+    with sbp.producer(batch_records=7) as producer:
+        deliveries = [producer.send(b"%d" % each, stream=names[each % 3]) for each in range(300)]
+        workers = [each for each in threading.enumerate() if each.name == "sbp-worker"]
+        assert len(workers) == 1
+        rows = producer.send_many([{"value": b"a"}, {"value": b"b"}], stream=names[0])
+        assert rows.result() == 101
+    assert [each.result() for each in deliveries] == [each // 3 for each in range(300)]
+    assert values(sbp, names[0]) == [b"%d" % each for each in range(0, 300, 3)] + [b"a", b"b"]
+    assert values(sbp, names[2]) == [b"%d" % each for each in range(2, 300, 3)]
+
+
+def test_streams_of_any_kind_may_be_mixed(sbp, names):
+    sbp.create_stream(f"{names[0]}-typed", schema=pa.schema([("id", pa.int64())]))
+    with sbp.producer(names[0]) as producer:
+        producer.send_many([{"id": 1}], stream=f"{names[0]}-typed")
+        producer.send(b"own")
+        producer.send(b"other", stream=names[1])
+    (typed,) = sbp.consumer(f"{names[0]}-typed")
+    assert typed.columns == {"id": 1}
+    assert (values(sbp, names[0]), values(sbp, names[1])) == ([b"own"], [b"other"])
+
+
+def test_a_stream_that_fails_leaves_the_others_alone(sbp, names, caplog):
+    reports = []
+    producer = sbp.producer(linger_ms=3_600_000, on_delivery=reports.append)
+    producer.send(b"one", stream=names[0]).done()
+    sbp.delete_stream(names[0])
+    lost = producer.send(b"two", stream=names[0])
+    kept = producer.send(b"three", stream=names[1])
+    with pytest.raises(NotFoundError):
+        producer.flush()
+    assert kept.result() == 0
+    with pytest.raises(NotFoundError) as failure:
+        lost.result()
+    assert failure.value.outcome is Outcome.NOT_APPLIED
+    with pytest.raises(NotFoundError):
+        producer.send(b"four", stream=names[0])
+    with pytest.raises(NotFoundError):
+        producer.send_many([{"value": b"four"}], stream=names[0])
+    late = producer.send(b"five", stream=names[1])
+    with pytest.raises(NotFoundError):
+        producer.close()
+    assert late.result() == 1
+    assert values(sbp, names[1]) == [b"three", b"five"]
+    assert {(each.stream, each.error is None) for each in reports} == {
+        (names[0], False),
+        (names[1], True),
+    }
+    assert f"records lost count=2 stream={names[0]}" in caplog.text
+
+
+def test_an_asyncio_producer_does_the_same(cluster, sbp, names):
+    async def main():
+        async with aio.connect(cluster.endpoint) as connection:
+            producer = connection.producer()
+            sent = [await producer.send(b"%d" % each, stream=names[each]) for each in range(3)]
+            assert [await each for each in sent] == [0, 0, 0]
+            await connection.delete_stream(names[0])
+            lost = await producer.send(b"lost", stream=names[0])
+            with pytest.raises(NotFoundError):
+                await lost
+            assert await (await producer.send(b"kept", stream=names[1])) == 1
+            with pytest.raises(NotFoundError):
+                await producer.close()
+
+    asyncio.run(main())
+
+
+def test_records_of_many_streams_survive_a_server_that_is_killed(tmp_path):
+    names = [f"s-{each}" for each in range(20)]
+    with WarmCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
+        for each in names:
+            sbp.create_stream(each)
+        with sbp.producer() as producer:
+            for index in range(2_000):
+                producer.send(b"%d" % index, stream=names[index % 20])
+                if index == 1_000:
+                    cluster.kill()
+                    cluster.restart()
+        for each, name in enumerate(names):
+            assert values(sbp, name) == [b"%d" % index for index in range(each, 2_000, 20)]
+
+
+def test_a_producer_says_which_streams_it_cannot_serve(sbp, names):
+    with sbp.producer() as producer, pytest.raises(ConfigurationError, match="say which stream"):
+        producer.send(b"one")
+    with pytest.raises(ConfigurationError, match="counts the records of one stream"):
+        sbp.producer(id="loader")
+    with (
+        sbp.producer(names[0], id="loader") as producer,
+        pytest.raises(ConfigurationError, match=f"of stream {names[0]} only"),
+    ):
+        producer.send(b"one", stream=names[1])
+
+
+def test_chosen_offsets_are_committed(sbp, names):
+    stream = names[0]
+    with sbp.producer(stream) as producer:
+        for each in range(10):
+            producer.send(b"%d" % each)
+    with sbp.consumer(stream, group="chosen", commit_interval_ms=None) as consumer:
+        records = consumer.getmany(5, 6)
+        consumer.commit({stream: records[2].offset + 1})
+        for offset in (-1, 7):
+            with pytest.raises(ConfigurationError, match=f"offset {offset} of stream .* next .* 6"):
+                consumer.commit({stream: offset})
+        with pytest.raises(ConfigurationError, match="does not read stream 'other'"):
+            consumer.commit({"other": 0})
+    with sbp.consumer(stream, group="chosen", commit_interval_ms=None) as consumer:
+        assert consumer.getone(5).value == b"3"
+        consumer.commit({stream: 0})
+    assert next(iter(sbp.consumer(stream, group="chosen"))).value == b"0"
