@@ -16,8 +16,11 @@ def sampled(*records: dict[tuple[str, int], int]) -> Samples:
     return samples
 
 
-def lag(stream_id: int, records: int | None, lag_ms: int | None = 0) -> Lag:
-    return Lag(stream_id, 0, 0, f"s{stream_id}", 0, 9, lag_records=records, lag_ms=lag_ms)
+def lag(
+    stream_id: int, records: int | None, lag_ms: int | None = 0, *, committed_at_ms: int = 0
+) -> Lag:
+    name = f"s{stream_id}"
+    return Lag(stream_id, 0, committed_at_ms, name, 0, 9, lag_records=records, lag_ms=lag_ms)
 
 
 def test_groups_are_listed_with_their_lag_once_it_was_sampled():
@@ -36,6 +39,12 @@ def test_the_longest_time_is_not_known_if_that_of_a_stream_is_not():
     assert (known.records, known.longest_ms) == (2, 500)
     assert make_group("g", [lag(1, 2, 500), lag(2, 1, None)], Samples(), 0).longest_ms is None
     assert make_group("g", [lag(1, 0)], Samples(), 0).longest_ms == 0
+
+
+def test_the_last_commit_of_a_group_is_that_of_any_stream():
+    lags = [lag(1, 0, committed_at_ms=7), lag(2, 0, committed_at_ms=9), lag(3, 0)]
+    assert make_group("g", lags, Samples(), 0).committed_at_ms == 9
+    assert make_group("g", [], Samples(), 0).committed_at_ms is None
 
 
 def test_the_chart_has_the_streams_that_lag_most_and_their_sum():

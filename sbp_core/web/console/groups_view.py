@@ -54,10 +54,14 @@ LAG_COLUMNS: Final[tuple[Column[Lag], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group in all its streams; `longest_ms` is None if the time of one is not known."""
+    """A group in all its streams; `longest_ms` is None if the time of one is not known.
+
+    `committed_at_ms` is the time of the last commit of any cursor; None without cursors.
+    """
 
     records: int
     longest_ms: int | None
+    committed_at_ms: int | None
     chart: Chart
 
 
@@ -124,6 +128,7 @@ def make_group(group: str, lags: Sequence[Lag], samples: Samples, now_ms: float)
     return GroupView(
         sum(each.lag_records or 0 for each in lags),
         None if None in ages_ms else max(filter(None, ages_ms), default=0),
+        max((each.committed_at_ms for each in lags), default=None),
         draw("Records behind", _series(group, lags, samples), now_ms, ""),
     )
 
