@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from sbp_core import limits
 from sbp_core.web.records.appending import KEY_HEADER, KEY_LENGTH_MAX, REPLAY_HEADER, Appending
 from sbp_core.web.records.contents import ARROW, BYTES, NDJSON, TEXT
 from sbp_core.web.records.declaring import COUNT, JSON, Answer, Operation, Parameter, Place, Schema
@@ -21,8 +22,12 @@ from sbp_core.web.records.reading import (
 from sbp_core.web.records.streams import CursorChange, StreamChange, Streams
 from sbp_core.web.records.tailing import EVENTS
 
-_STREAM: Final = Parameter("stream", Place.PATH, "Name of the stream, or its id.")
-_GROUP: Final = Parameter("group", Place.PATH, "Name of the consumer group.")
+_NAME: Final[Schema] = {
+    "type": "string",
+    "pattern": f"^[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}$",
+}
+_STREAM: Final = Parameter("stream", Place.PATH, "Name of the stream, or its id.", _NAME)
+_GROUP: Final = Parameter("group", Place.PATH, "Name of the consumer group.", _NAME)
 _POSITION_DOC: Final = (
     "earliest, latest, an offset, -N for N records before the tail, a time such as"
     " 2025-01-31T09:30 (UTC), or one before now such as -10m: the first record that was"

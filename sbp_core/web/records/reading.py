@@ -87,6 +87,8 @@ class _Whole(StreamingResponse):
 
 
 async def _find_span(request: Request, client: AsyncClient, info: StreamInfo) -> Span:
+    if LAST_EVENT_HEADER in request.headers:
+        raise bad_request(f"{LAST_EVENT_HEADER} is only for {EVENTS}; use `from` instead")
     wait_ms = parse_count(request, "wait_ms", 0, WAIT_MS_MAX)
     count_max = parse_count(request, "max", COUNT_MAX, COUNT_MAX)
     first = request.query_params.get("from", "earliest")

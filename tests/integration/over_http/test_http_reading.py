@@ -87,6 +87,8 @@ def test_a_tail_goes_on_behind_the_last_event(served, http, stream):
         assert next(events(answer)) == (2, "c")
     wrong = {"Accept": EVENTS, "Last-Event-ID": "x"}
     problem(http.get(path, headers=wrong), 400, "bad-request")
+    told = problem(http.get(path, headers={"Last-Event-ID": "1"}), 400, "bad-request")
+    assert "Last-Event-ID is only for text/event-stream" in told["detail"]
     problem(http.get(path, params={"max": 1}, headers={"Accept": EVENTS}), 400, "bad-request")
 
 
