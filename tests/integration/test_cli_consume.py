@@ -108,7 +108,7 @@ def test_several_streams_and_patterns(shown, failed, client, streams):
     first, second = streams
     (info,) = client.describe_streams([second])
     assert sorted(shown(first, str(info.stream_id), second)) == [*"0123456789xy"]
-    lines = shown(f"{second}*", "--format", "%t %o %k %v %h %S%%\\n")
+    lines = shown(f"{second}*", "--template", "%t %o %k %v %h %S%%\\n")
     assert [each for each in lines if each.startswith(f"{second} ")] == [
         f"{second} 0 a x h=1 1%",
         f"{second} 1 b y h=1 1%",
@@ -155,6 +155,7 @@ EXPECTED = {"offset": [8, 9], "key": [b"a", b"b"], "value": [b"8", b"9"]}
     [
         ("r.parquet", pq.read_table),
         ("r.arrow", lambda path: pa.ipc.open_file(path).read_all()),
+        ("r.arrows", lambda path: pa.ipc.open_stream(path).read_all()),
     ],
 )
 def test_tables_in_files(shown, streams, tmp_path, name, read):
@@ -168,9 +169,9 @@ def test_tables_in_files(shown, streams, tmp_path, name, read):
 
 
 def test_tables_in_a_pipe(sbp, streams):
-    _, output, _ = sbp(streams[0], "--last", "2", "--output", "arrow")
+    _, output, _ = sbp(streams[0], "--last", "2", "--format", "arrow")
     assert pa.ipc.open_stream(output).read_all().select(list(EXPECTED)).to_pydict() == EXPECTED
-    _, output, _ = sbp(streams[0], "--last", "2", "--output", "parquet")
+    _, output, _ = sbp(streams[0], "--last", "2", "--format", "parquet")
     assert pq.read_table(io.BytesIO(output)).select(list(EXPECTED)).to_pydict() == EXPECTED
 
 
@@ -187,6 +188,15 @@ def test_text_in_files(shown, streams, tmp_path):
     path = tmp_path / "r.jsonl"
     shown(streams[1], "-o", str(path))
     assert [json.loads(line)["value"] for line in path.read_text().splitlines()] == ["x", "y"]
+    shown(streams[1], "-o", str(path), "--format", "lines")
+    assert path.read_text() == "x\ny\n"
+
+
+def test_a_format_is_printed(shown, streams):
+    assert shown(streams[1], "--format", "lines") == ["x", "y"]
+    assert shown(streams[1], "--format", "json") == shown(streams[1], "--json")
+    heading, *rows = shown(streams[1], "--format", "csv", "--columns", "key,value")
+    assert (heading, rows) == ('"key","value"', ['"a","x"', '"b","y"'])
 
 
 def test_a_failure_leaves_the_file_as_it_was(failed, client, streams, tmp_path):
@@ -198,7 +208,7 @@ def test_a_failure_leaves_the_file_as_it_was(failed, client, streams, tmp_path):
     assert path.read_bytes() == b"former"
     assert list(tmp_path.iterdir()) == [path]
     assert "cannot be written" in failed(streams[0], "-o", str(tmp_path / "no" / "r.csv"))
-    assert "No space left on device" in failed(streams[0], "-o", "/dev/full", "--output", "parquet")
+    assert "No space left on device" in failed(streams[0], "-o", "/dev/full", "--format", "parquet")
     assert "does not follow from its name" in failed(streams[0], "-o", str(tmp_path / "r.doc"))
 
 

@@ -97,6 +97,17 @@ def test_options_that_do_not_fit(typed, words, fault):
     assert fault in typed.produce(*words, code=2)
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.csv"])
+def test_a_suffix_does_not_tell_what_lines_for_a_plain_stream_are(shell, name):
+    path, lines = shell.folder / name, ['{"value": "a"}', '{"value": "b"}']
+    path.write_text("".join(f"{each}\n" for each in lines))
+    assert "write --format lines to store each line of" in shell.produce(str(path), code=2)
+    assert shell.consumed() == []
+    shell.produce(str(path), "--format", "lines")
+    shell.produce(str(path), "--format", "json")
+    assert [each["value"] for each in shell.consumed()] == [*lines, "a", "b"]
+
+
 def test_what_consume_prints_is_produced_again(shell, new_streams):
     (copy,) = new_streams(1)
     shell.produce(
@@ -122,7 +133,7 @@ def test_files_of_consume_are_produced_again(shell, new_streams, form):
     path = str(shell.folder / f"records.{form}")
     columns = "stream,offset,timestamp,key,value"
     assert shell.run("consume", shell.stream, "--columns", columns, "-o", path)[0] == 0
-    assert shell.run("produce", copy, path)[0] == 0
+    assert shell.run("produce", copy, path, "--format", form)[0] == 0
     assert shell.consumed(copy) == shell.consumed()
 
 

@@ -142,7 +142,7 @@ def test_a_format_is_filled_for_each_record(records, tokens):
 
 @pytest.mark.parametrize("text", ["%", "%x", "\\", "\\q", "\\x0", "\\xg0", "%\u00fc", "%\n"])
 def test_other_formats_are_refused(text):
-    with pytest.raises(ConfigurationError, match="in the format is none of"):
+    with pytest.raises(ConfigurationError, match="in the template is none of"):
         parse_template(f"%o{text}")
 
 

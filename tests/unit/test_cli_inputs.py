@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.app.rows import Target
-from sbp_core.cli.produce.inputs import format_of, opened, reader_of
+from sbp_core.cli.formats import maybe_format_of
+from sbp_core.cli.produce.inputs import opened, reader_of
 from sbp_core.cli.produce.parsing import Defaults, Parsing
 from sbp_core.errors import ConfigurationError, RecordBatchError, SchemaError
 from sbp_core.records import ROWS_SCHEMA, StreamSchema
@@ -63,9 +64,9 @@ def plain(value, key=None, headers=None, timestamp_us=5):
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        (None, "lines"),
+        ("", None),
         ("a.txt", "lines"),
-        ("csv", "lines"),
+        ("csv", None),
         ("a.NDJSON", "json"),
         ("a.csv", "csv"),
         ("b.c/a.parquet", "parquet"),
@@ -73,7 +74,7 @@ def plain(value, key=None, headers=None, timestamp_us=5):
     ],
 )
 def test_the_suffix_of_a_file_chooses_the_format(path, expected):
-    assert format_of(path) == expected
+    assert maybe_format_of(path) == expected
 
 
 BYTES = st.none() | st.binary(max_size=8)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import PurePath
 from typing import Final
 
 import click
 
+from sbp_core.cli import formats
 from sbp_core.cli.client_options import ClientOptions, client_options, retry_option
 from sbp_core.cli.connect import connect
 from sbp_core.cli.consume.interrupts import Interrupts
@@ -41,17 +41,7 @@ from sbp_core.wording import counted
 
 _EXIT_INTERRUPTED: Final = 130
 _EARLIEST: Final = Position(PositionKind.EARLIEST)
-_TABLES: Final = frozenset({"parquet", "arrow"})
-_FORMS: Final = ("text", "json", "csv", *sorted(_TABLES))
-_SUFFIXES: Final = {
-    ".txt": "text",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
+_TABLES: Final = frozenset({formats.PARQUET, formats.ARROW})
 _TEMPLATE: Final = Value("TEMPLATE", parse_template)
 _PATTERN: Final = Value("REGEX", parse_pattern)
 
@@ -65,7 +55,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How records are written: the form, a template in place of it, the columns, the file."""
+    """How records are written: the format, a template in place of it, the columns, the file."""
 
     form: str
     template: Template | None
@@ -92,12 +82,12 @@ class Output:
 @click.option("--columns", type=Value("NAME[,...]", _names), help="Only these columns.")
 @click.option(
     "--format",
-    "template",
-    type=_TEMPLATE,
-    help="Print this for each record. A form such as JSON is an --output.",
+    "form",
+    type=formats.FORMAT,
+    help="The format of the output. [default: by the suffix of a file, else lines]",
 )
-@click.option("--output", type=click.Choice(_FORMS), help="How records are written.")
-@click.option("-o", "--to-file", type=PATH, help="Write a file, in the form of its suffix.")
+@click.option("--template", type=_TEMPLATE, help="Print this for each record.")
+@click.option("-o", "--to-file", type=PATH, help="Write a file.")
 @retry_option
 @client_options
 def consume(
@@ -114,8 +104,8 @@ def consume(
     key: str | None,
     grep: str | None,
     columns: tuple[str, ...] | None,
+    form: str | None,
     template: Template | None,
-    output: str | None,
     to_file: str | None,
     retry_for: float,
 ) -> int:
@@ -127,10 +117,11 @@ def consume(
     A POSITION is earliest, latest, an offset, -N (N records before the tail), a time of append
     such as 2025-01-31T09:30 (UTC), or one before now: -90s, -10m, -12h, -7d.
 
-    Text is the value of each record and a newline; of a stream with a schema, the columns as an
-    object of JSON. A terminal shows control characters as escapes such as \x1b; a pipe or a file
-    gets values as they were written. --json prints an object for each record, with its offset;
-    bytes that are not UTF-8 are {"base64": ...} there. Parquet and Arrow are for a file or a pipe.
+    The format `lines` has the value of each record and a newline; of a stream with a schema, the
+    columns as an object of JSON. A terminal shows control characters as escapes such as \x1b; a
+    pipe or a file gets values as they were written. `json`, or --json, has an object for each
+    record, with its offset; bytes that are not UTF-8 are {"base64": ...} there. `parquet` and
+    `arrow` are for a file or a pipe.
 
     A TEMPLATE has %t stream, %o offset, %T time in ms, %k key, %K its length, %v or %s value, %S
     its length, %h headers, %% percent sign, and \n \t \r \\ \xHH. REGEX is in the syntax of RE2.
@@ -140,15 +131,15 @@ def consume(
     """
     _check_together(
         {"--from": start, "--from-timestamp": from_timestamp, "--last": last},
-        {"--format": template, "--output": output, "--json": options.json or None},
-        {"--format": template, "--columns": columns},
+        {"--template": template, "--format": form, "--json": options.json or None},
+        {"--template": template, "--columns": columns},
         {"--follow": follow or None, "--to": end},
     )
     if from_timestamp is not None:
         start = position_at(from_timestamp)
     wanted = Wanted(streams, start or _EARLIEST, end, last, group, is_following=follow)
     check_wanted(wanted)
-    form = "json" if options.json else output or _form_of(to_file, template)
+    form = formats.JSON if options.json else form or _format_of(to_file, template)
     records = Filter(None if key is None else key.encode(errors="surrogateescape"), grep)
     written = Output(form, template, columns, to_file)
     with connect(options, RetryPolicy(budget_ms=retry_for)) as client:
@@ -178,14 +169,14 @@ def _check_together(*groups: Mapping[str, object]) -> None:
             raise click.UsageError(f"{given[0]} is not allowed with {given[1]}")
 
 
-def _form_of(path: str | None, template: Template | None) -> str:
+def _format_of(path: str | None, template: Template | None) -> str:
     if template is not None or path is None:
-        return "text"
-    form = _SUFFIXES.get(PurePath(path).suffix.lower())
+        return formats.LINES
+    form = formats.maybe_format_of(path)
     if form is None:
         raise ConfigurationError(
-            f"the form of {path!a} does not follow from its name: it ends with none of"
-            f" {', '.join(_SUFFIXES)}; add --output"
+            f"the format of {path!a} does not follow from its name: it ends with none of"
+            f" {', '.join(formats.SUFFIXES)}; add --format"
         )
     return form
 
@@ -200,11 +191,12 @@ def _writer(client: Client, output: Output, target: Target) -> Writer:
     if output.form in _TABLES:
         if target.is_terminal:
             raise ConfigurationError(
-                f"--output {output.form} is nothing for a terminal: write it to a pipe, or to a"
+                f"--format {output.form} is nothing for a terminal: write it to a pipe, or to a"
                 " file with --to-file"
             )
-        is_file = output.path is not None
-        return TableWriter(target, choice, is_parquet=output.form == "parquet", is_file=is_file)
+        is_parquet = output.form == formats.PARQUET
+        is_file = output.path is not None and not output.path.lower().endswith(".arrows")
+        return TableWriter(target, choice, is_parquet=is_parquet, is_file=is_file)
     return TextWriter(target, _render(output, choice, is_terminal=target.is_terminal))
 
 
@@ -213,9 +205,9 @@ def _render(output: Output, choice: Choice, *, is_terminal: bool) -> Render:
     if template is not None:
         return lambda rows: fill(template, rows, is_terminal=is_terminal)
     match output.form:
-        case "csv":
+        case formats.CSV:
             return csv_lines(choice, is_terminal=is_terminal)
-        case "json":
+        case formats.JSON:
             return json_lines(choice if output.columns else None)
     return column_lines(choice) if output.columns else value_lines(is_terminal=is_terminal)
 

@@ -126,7 +126,7 @@ def _csv_column(rows: Rows, name: str, column: pa.Array) -> pa.Array:
         except pa.ArrowInvalid as error:
             raise RecordBatchError(
                 f"stream {rows.stream}: a {name} of records {rows.offsets[0]} to"
-                f" {rows.end_offset - 1} is not UTF-8, which CSV needs; use --output json or"
+                f" {rows.end_offset - 1} is not UTF-8, which CSV needs; use --format json or"
                 " parquet, or leave the column out with --columns"
             ) from error
     if (

@@ -1,4 +1,4 @@
-r"""The lines that `sbp consume --format` prints: `%t %o %k %v\n`, as kcat has them."""
+r"""The lines that `sbp consume --template` prints: `%t %o %k %v\n`, as kcat has them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def parse_template(text: str) -> Template:
         if token is None or part is None:
             wrong = os.fsdecode(data[at : at + 2])
             raise ConfigurationError(
-                f"{wrong!a} in the format is none of %t %o %T %k %K %v %s %S %h %% \\n \\t \\r"
+                f"{wrong!a} in the template is none of %t %o %T %k %K %v %s %S %h %% \\n \\t \\r"
                 " \\xHH, nor a backslash as \\\\"
             )
         parts.append(part)
@@ -69,7 +69,7 @@ def parse_template(text: str) -> Template:
     if not any(isinstance(each, Field) for each in parts):
         raise ConfigurationError(
             f"{quoted(text)} has no field such as %v, so each record would look the same; for JSON,"
-            " CSV, Parquet or Arrow write --output json and so on"
+            " CSV, Parquet or Arrow write --format json and so on"
         )
     return Template(tuple(parts))
 

@@ -15,9 +15,10 @@ from sbp_core.app.blocking.committing import Committer
 from sbp_core.app.rows import Target
 from sbp_core.cli.client_options import ClientOptions, client_options, retry_option
 from sbp_core.cli.connect import checked_new_name, connect, find_stream
+from sbp_core.cli.formats import CSV, FORMAT, JSON, LINES, maybe_format_of
 from sbp_core.cli.output import write_error, write_result
 from sbp_core.cli.produce.delivery import Appending, Committing
-from sbp_core.cli.produce.inputs import FORMATS, LINES, format_of, opened, reader_of
+from sbp_core.cli.produce.inputs import opened, reader_of
 from sbp_core.cli.produce.interrupts import Interrupts
 from sbp_core.cli.produce.lines import Opened
 from sbp_core.cli.produce.parsing import Defaults, Parsing, Piece
@@ -51,8 +52,9 @@ def _parse_header(text: str) -> tuple[str, bytes]:
 @click.option(
     "--format",
     "form",
-    type=click.Choice([*FORMATS]),
-    help="The format of the input. [default: by the suffix of FILE, else lines]",
+    type=FORMAT,
+    help="The format of the input. [default: by the suffix of FILE, else lines; JSON and CSV for a"
+    " stream without a schema have to be named]",
 )
 @click.option(
     "--key-separator",
@@ -120,7 +122,8 @@ def produce(  # noqa: PLR0917 - click passes names
     """
     timestamp_us = None if timestamp is None else (timestamp - _EPOCH) // timedelta(microseconds=1)
     defaults = Defaults(key, headers, timestamp_us)
-    form = form or format_of(file)
+    is_guess = form is None
+    form = form or maybe_format_of(file or "") or LINES
     if key_separator is not None and form != LINES:
         raise ConfigurationError(f"--key-separator is for lines, and the format is {form}")
     with (
@@ -130,7 +133,7 @@ def produce(  # noqa: PLR0917 - click passes names
         info = _found(client, stream, may_create=create)
         target = _target(client, info)
         parsing = Parsing(target, defaults, key_separator)
-        _check_fit(parsing, form)
+        _check_fit(parsing, form, guessed_from=file if is_guess else None)
         sender = _sender(client, target, producer_id)
         skipped = sender.left_to_skip
         with _reporting(sender, is_json=options.json):
@@ -172,9 +175,19 @@ def _target(client: Client, info: StreamInfo) -> Target:
     )
 
 
-def _check_fit(parsing: Parsing, form: str) -> None:
-    """Raise ConfigurationError for options that a stream with a schema does not have."""
+def _check_fit(parsing: Parsing, form: str, *, guessed_from: str | None) -> None:
+    """Raise ConfigurationError for options that a stream with a schema does not have.
+
+    Without a schema, lines of JSON or CSV may be values as they are, or have value, key and so on:
+    the suffix of a file, if the format was guessed from that, does not tell.
+    """
     if parsing.target.schema is None:
+        if guessed_from is not None and form in {JSON, CSV}:
+            raise ConfigurationError(
+                f"{parsing.target.stream} has no schema: write --format lines to store each line of"
+                f" {guessed_from} as a value, or --format {form} if it has value, key, headers and"
+                " timestamp"
+            )
         return
     if form == LINES:
         raise ConfigurationError(
