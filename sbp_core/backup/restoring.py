@@ -50,7 +50,7 @@ async def restore_backup(
     Raises BackupError if the backup is damaged, InvalidRequestError if the cluster is not empty,
     and other SbpError; the cluster serves nobody then until a restore is complete.
     """
-    progress = Progress(len(manifest.streams))
+    progress = Progress(len(manifest.streams), byte_count=manifest.size)
     await check_present(place, manifest)
     for part in stream_parts(manifest):
         if await _send(client, manifest, part):
@@ -121,6 +121,7 @@ class _Filler:
                 self._progress.bytes_copied += chunk.size
             else:
                 self._progress.bytes_reused += chunk.size
+            self._progress.bytes_done += chunk.size
             self._on_progress(self._progress)
         if position != stream.end_offset:
             raise _foreign(stream, stream.end_offset, position)

@@ -49,6 +49,7 @@ SMALL_CHUNK_BYTES: Final = 4 << 20
 """A smaller chunk at the end of a stream is written again with what follows it."""
 _FETCH_BYTES: Final = 4 << 20
 _FETCH_WAIT_MS: Final = 1_000
+_SIZES_MS: Final = 3_000
 _EMPTY_MAX: Final = 30
 """Answers without a record in a row, for records that are there."""
 _AT_A_TIME: Final = 4
@@ -60,10 +61,15 @@ ChunksByStream = Mapping[tuple[int, int], Sequence[ChunkRef]]
 
 @dataclass(slots=True)
 class Progress:
-    """How far a backup or a restore is. Bytes are those of chunks."""
+    """How far a backup or a restore is. Bytes are those of chunks, but for `bytes_done`.
+
+    `bytes_done` of about `byte_count` are read. That is None if it is not known.
+    """
 
     stream_count: int = 0
     streams_done: int = 0
+    byte_count: int | None = None
+    bytes_done: int = 0
     bytes_copied: int = 0
     bytes_reused: int = 0
 
@@ -114,7 +120,7 @@ async def take_backup(
             place,
             await _reusable(client, place, cut),
             pace=Pace(bytes_per_second),
-            progress=Progress(len(cut.streams)),
+            progress=Progress(len(cut.streams), byte_count=await _maybe_size(client, cut)),
             on_progress=on_progress,
         )
         copied = await copier.copy_all(cut.streams)
@@ -142,6 +148,16 @@ async def take_backup(
         )
         await place.put(manifest_path(backup_id), encode_manifest(manifest))
     return Taken(manifest, copier.progress)
+
+
+async def _maybe_size(client: AsyncClient, cut: Cut) -> int | None:
+    """Return about how many bytes the records have, None if not all servers say so soon."""
+    ids = [each.stream_id for each in cut.streams]
+    try:
+        sizes = await client.stored_bytes(ids, timeout_ms=_SIZES_MS)
+    except NotFoundError:  # a stream was deleted since the cut
+        return None
+    return sum(sizes.values()) if len(sizes) == len(ids) else None
 
 
 async def _reusable(client: AsyncClient, place: Place, cut: Cut) -> ChunksByStream:
@@ -207,7 +223,9 @@ class _Copier:
 
     async def _copy(self, stream: StreamEntry) -> StreamEntry | None:
         chunks = self._kept(stream)
-        self.progress.bytes_reused += sum(each.size for each in chunks)
+        reused = sum(each.size for each in chunks)
+        self.progress.bytes_reused += reused
+        self.progress.bytes_done += reused
         position = chunks[-1].end if chunks else stream.start_offset
         writer, trimmed_to, empty_count = ChunkWriter(), 0, 0
         while position < stream.end_offset:
@@ -228,6 +246,8 @@ class _Copier:
             ):
                 writer.add(batch, start, end)
                 position = end
+            self.progress.bytes_done += len(outcome.payload)
+            self._on_progress(self.progress)
             await self._pace.spend(len(outcome.payload))
             empty_count = empty_count + 1 if position == before else 0
             if empty_count > _EMPTY_MAX:
@@ -266,7 +286,6 @@ class _Copier:
         chunk, data = writer.finish()
         await self._place.put(stream.path_of(chunk), data)
         self.progress.bytes_copied += chunk.size
-        self._on_progress(self.progress)
         return chunk
 
 

@@ -34,9 +34,10 @@ from sbp_core.cli.output import (
     write_result,
     write_table,
 )
-from sbp_core.cli.progress import OnProgress, progress
+from sbp_core.cli.progress import BYTES, OnProgress, progress
 from sbp_core.cli.values import POSITIVE, SIZE
 from sbp_core.client import AsyncClient
+from sbp_core.quantities import round_size
 from sbp_core.session.negotiation import Wishes
 from sbp_core.wording import counted
 
@@ -73,12 +74,12 @@ def create(options: ClientOptions, place: str, bytes_per_second: int) -> int:
     async def take() -> Taken:
         opened = Place.open(place, is_new=True)
         async with _client(options) as client:
-            with progress("streams") as report:
+            with progress(BYTES) as report:
                 return await take_backup(
                     client,
                     opened,
                     bytes_per_second=bytes_per_second,
-                    on_progress=_shower(report, "copied"),
+                    on_progress=_shower(report),
                 )
 
     with connect(options):
@@ -87,8 +88,8 @@ def create(options: ClientOptions, place: str, bytes_per_second: int) -> int:
     manifest, done = taken.manifest, taken.progress
     write_result(
         _summary(manifest) | _copied(done) | {"held_us": manifest.held_us},
-        f"backup {manifest.backup_id}: {_extent(manifest)}, {show_bytes(done.bytes_copied)}"
-        f" copied, {show_bytes(done.bytes_reused)} reused; commits were held for"
+        f"backup {manifest.backup_id}: {_extent(manifest)}, {round_size(done.bytes_copied)}"
+        f" copied, {round_size(done.bytes_reused)} reused; commits were held for"
         f" {manifest.held_us / 1000:.1f} ms",
         is_json=options.json,
     )
@@ -126,7 +127,7 @@ def check(place: str, backup_id: str | None, *, json: bool) -> int:
     async def read() -> tuple[Manifest, list[BackupError]]:
         opened = Place.open(place)
         manifest = await read_manifest(opened, await newest_or(opened, backup_id))
-        with progress("bytes") as report:
+        with progress(BYTES) as report:
             faults = await check_backup(
                 opened, manifest, lambda size: report(size, manifest.size, "")
             )
@@ -166,7 +167,7 @@ def prune_backups(place: str, keep: int, *, json: bool, yes: bool) -> int:
     texts = [*pruned.backup_ids] if not yes else []
     texts.append(
         f"{counted(len(pruned.backup_ids), 'backup')} {'removed' if yes else 'would be removed'},"
-        f" and {counted(pruned.chunk_count, 'chunk')} of {show_bytes(pruned.size)}"
+        f" and {counted(pruned.chunk_count, 'chunk')} of {round_size(pruned.size)}"
     )
     write_effects([(shown, texts)], "removed", is_done=yes, is_json=json)
     return 0
@@ -187,8 +188,8 @@ def restore(options: ClientOptions, place: str, backup_id: str | None) -> int:
         opened = Place.open(place)
         manifest = await read_manifest(opened, await newest_or(opened, backup_id))
         async with _client(options, manifest.backup_id) as client:
-            with progress("streams") as report:
-                on_progress = _shower(report, "restored")
+            with progress(BYTES) as report:
+                on_progress = _shower(report)
                 restored = await restore_backup(client, opened, manifest, on_progress=on_progress)
         return manifest, restored
 
@@ -210,16 +211,6 @@ def restore(options: ClientOptions, place: str, backup_id: str | None) -> int:
     return 0
 
 
-def show_bytes(size: int) -> str:
-    """Return a size for people, with one digit after the point."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
-
-
 def _client(options: ClientOptions, restoring: str = "") -> AsyncClient:
     return AsyncClient(
         options.endpoint,
@@ -228,9 +219,10 @@ def _client(options: ClientOptions, restoring: str = "") -> AsyncClient:
     )
 
 
-def _shower(report: OnProgress, verb: str) -> Callable[[Progress], None]:
+def _shower(report: OnProgress) -> Callable[[Progress], None]:
     def show(at: Progress) -> None:
-        report(at.streams_done, at.stream_count, f"{show_bytes(at.bytes_copied)} {verb}")
+        remark = f"{at.streams_done} of {counted(at.stream_count, 'stream')}"
+        report(at.bytes_done, at.byte_count, remark)
 
     return show
 
@@ -241,7 +233,7 @@ def _row(manifest: Manifest) -> tuple[object, ...]:
         show_time(manifest.taken_at_ms),
         len(manifest.streams),
         manifest.record_count,
-        show_bytes(manifest.size),
+        round_size(manifest.size),
     )
 
 

@@ -276,7 +276,8 @@ def test_an_interrupted_restore_serves_nobody_until_it_is_repeated(tmp_path, pla
                     with pytest.raises(ThrottledError, match="is being restored from backup"):
                         await ask
             hidden.write_bytes(whole)
-            await restore(cluster, place, manifest)
+            progress = (await restore(cluster, place, manifest)).progress
+            assert progress.bytes_done == progress.byte_count == manifest.size
             assert (cluster.unready(), await restoring(cluster)) == ([], [0])
             async with client_of(cluster) as client:
                 for each in ids:

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from subprocess import PIPE
 
 import pytest
 
-from tests.support.warm import WarmProcess
+from tests.support.warm import WarmCluster, WarmProcess
 
 SBP = [sys.executable, "-m", "sbp_spark.command"]
 SHELL_SBP = " ".join(SBP)
@@ -54,6 +55,21 @@ def on_a_terminal(words: list[str]) -> bytes:
 def test_values_do_nothing_to_a_terminal(cluster, stream):
     written = on_a_terminal(["consume", stream, "--endpoint", cluster.endpoint])
     assert written.decode() == "\\x1b[2Jred\n\\x9b31m\n\\u202eexe.txt\n\\xff\ttab\\rback\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "remark"),
+    [("consume {} -o {}/records.csv", "4 records"), ("backup create {1}", "of 1 stream")],
+)
+def test_a_terminal_shows_how_many_bytes_are_read(tmp_path, monkeypatch, words, remark):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with WarmCluster(tmp_path / "data") as own:
+        piped("produce", "s", "--create", "--endpoint", own.endpoint, given=b"a\nb\nc\nd\n")
+        (place := tmp_path / "place").mkdir()
+        words = words.format("s", place).split()
+        shown = on_a_terminal([*words, "--endpoint", own.endpoint]).decode()
+        assert re.search(rf"[1-9]\d*/[1-9]\d* bytes .*{remark}", shown), shown
 
 
 def test_values_go_through_a_pipe_as_they_are(cluster, stream):

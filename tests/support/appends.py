@@ -13,7 +13,7 @@ from typing import Any
 
 from sbp_core.backup.format import Manifest
 from sbp_core.backup.place import Place
-from sbp_core.backup.restoring import restore_backup
+from sbp_core.backup.restoring import Restored, restore_backup
 from sbp_core.client import (
     AppendItem,
     AsyncClient,
@@ -366,9 +366,9 @@ def restorer(cluster, manifest: Manifest):
     return client_of(cluster, connecting=Connecting(wishes=wishes))
 
 
-async def restore(cluster, place: Place, manifest: Manifest) -> None:
+async def restore(cluster, place: Place, manifest: Manifest) -> Restored:
     async with restorer(cluster, manifest) as client:
-        await restore_backup(client, place, manifest)
+        return await restore_backup(client, place, manifest)
 
 
 async def read_all(client: AsyncClient, stream_id: int) -> dict[int, bytes]:

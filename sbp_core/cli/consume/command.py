@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,10 +11,12 @@ from typing import Final
 
 import click
 
+from sbp_core.app.record import Batch
 from sbp_core.cli import formats
 from sbp_core.cli.client_options import ClientOptions, client_options, retry_option
 from sbp_core.cli.connect import connect
 from sbp_core.cli.consume.interrupts import Interrupts
+from sbp_core.cli.consume.progress import shown_progress
 from sbp_core.cli.consume.reading import Reading, check_wanted
 from sbp_core.cli.consume.rendering import (
     Render,
@@ -24,7 +26,7 @@ from sbp_core.cli.consume.rendering import (
     value_lines,
 )
 from sbp_core.cli.consume.rows import Choice, Filter, Rows, parse_pattern
-from sbp_core.cli.consume.spans import Wanted
+from sbp_core.cli.consume.spans import Plan, Wanted
 from sbp_core.cli.consume.target import Target, file_target, standard_output
 from sbp_core.cli.consume.template import Template, fill, parse_template
 from sbp_core.cli.consume.writers import TableWriter, TextWriter, Writer
@@ -141,21 +143,22 @@ def consume(
     check_wanted(wanted)
     form = formats.JSON if options.json else form or _format_of(to_file, template)
     records = Filter(None if key is None else key.encode(errors="surrogateescape"), grep)
-    written = Output(form, template, columns, to_file)
+    written, is_file = Output(form, template, columns, to_file), to_file is not None
     with connect(options, RetryPolicy(budget_ms=retry_for)) as client:
-        is_held = to_file is not None or form in _TABLES  # nothing is written before the end
+        is_held = is_file or form in _TABLES  # nothing is written before the end
         reading = Reading(client, wanted, commits_at_end=is_held)
         with (
             noticing_reader() if follow else nullcontext(),
-            Interrupts(is_file=to_file is not None, has_group=group is not None) as interrupts,
+            Interrupts(is_file=is_file, has_group=group is not None) as interrupts,
             _opened(to_file) as target,
             _writer(client, written, target) as writer,
+            shown_progress(client, is_wanted=is_file, has_end=not (follow or count_max)) as show,
         ):
-            count = _copy(reading, records, count_max or sys.maxsize, writer, interrupts)
+            count = _copy(reading, records, count_max or sys.maxsize, writer, interrupts, show=show)
         if is_held:
             reading.commit()
     if interrupts.has_come:
-        if to_file is not None:
+        if is_file:
             write_notice(f"interrupted: {to_file} has {counted(count, 'record')}")
         return _EXIT_INTERRUPTED
     return 0
@@ -213,7 +216,13 @@ def _render(output: Output, choice: Choice, *, is_terminal: bool) -> Render:
 
 
 def _copy(
-    reading: Reading, records: Filter, count_max: int, writer: Writer, interrupts: Interrupts
+    reading: Reading,
+    records: Filter,
+    count_max: int,
+    writer: Writer,
+    interrupts: Interrupts,
+    *,
+    show: Callable[[Plan, Batch], None],
 ) -> int:
     """Write the records that are wanted, at most `count_max`; return how many. Raises SbpError."""
     left = count_max
@@ -228,6 +237,7 @@ def _copy(
             else:
                 reading.on_written(batch.stream, rows.end_offset)
                 reading.stop_at(batch.stream, rows.end_offset)
+            show(reading.plan, batch)
         if interrupts.has_come:
             reading.finish()
     return count_max - left

@@ -27,10 +27,12 @@ class Reading:
         self._group = None if commits_at_end else wanted.group
         self._written: dict[str, int] = {}
         self._consumers: list[Consumer] = []
+        self.plan: Plan
+        """The streams and their parts; it is there with the first batch."""
 
     def batches(self) -> Generator[Batch]:
         """Yield the batches, each done when the next one is asked for. Raises SbpError."""
-        plan = make_plan(self._client, self._wanted)
+        plan = self.plan = make_plan(self._client, self._wanted)
         yield from self._read(plan)
         if plan.open_ended and not self._wanted.is_following:
             flush()
