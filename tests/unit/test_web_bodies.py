@@ -182,3 +182,18 @@ def test_a_body_is_in_utf_8():
     for charset in ("latin-1", "utf-16", '"us-ascii"', ""):
         with pytest.raises(ProblemError, match="expected utf-8, or none"):
             received(b"a", content_type=f"text/plain; charset={charset}")
+
+
+def test_a_client_whose_body_is_refused_waits_while_others_are_served():
+    async def run():
+        request = Request({"type": "http", "headers": []}, receive)
+        async with counted_turns() as turns:
+            with pytest.raises(SchemaError):
+                async with Bodies().received(request):
+                    raise SchemaError("no such column")
+            return turns()
+
+    async def receive():
+        return {"type": "http.request", "body": b"x"}
+
+    assert asyncio.run(run()) > 10

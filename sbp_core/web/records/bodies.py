@@ -11,6 +11,7 @@ from typing import Final
 from starlette.requests import ClientDisconnect, Request
 
 from sbp_core import limits
+from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.web.problems import ProblemError
 from sbp_core.web.records.declaring import check_charset, refusal
 
@@ -21,6 +22,9 @@ IN_FLIGHT_BYTES_MAX: Final = 64 * limits.MIB
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _PIECE_BYTES: Final = 64 * limits.KIB
 """Bytes that are decompressed at a time."""
+_REFUSAL_SECONDS: Final = 0.05
+"""How long the answer to a body that is refused is held, so that a client that sends one such body
+after the other takes little time from the other clients."""
 _MEMBERS_MAX: Final = 1024
 """Members of a gzip body. Writers of blocks fill each with some 64 KiB."""
 
@@ -55,6 +59,7 @@ class Bodies:
         if int(declared) > self.body_bytes_max:  # h11 has checked that it is a number
             raise self._too_large()
         body = _Growing(self)
+        held_seconds = 0.0
         try:
             inflater = None if coding == "identity" else _Inflater(body)
             async for chunk in request.stream():
@@ -67,8 +72,12 @@ class Bodies:
             yield body.data
         except ClientDisconnect:
             raise refusal(400, "incomplete-body", "the connection ended in the body") from None
+        except (ProblemError, SchemaError, RecordBatchError):
+            held_seconds = _REFUSAL_SECONDS
+            raise
         finally:
             self._left_bytes += body.reserved_bytes
+            await asyncio.sleep(held_seconds)
 
     def reserve(self, size_bytes: int) -> None:
         """Count bytes of a body. Raises ProblemError if there is no room for them."""
