@@ -50,12 +50,12 @@ class Fault:
         """Whether the fault takes place the `hit_count`th time."""
         return hit_count == self.nth or (self.repeats and hit_count > self.nth)
 
-    def do(self) -> None:
+    def do(self, sleep: Callable[[float], object]) -> None:
         """Let it happen. Raises OSError if that is what happens."""
         if self.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.action == "sleep":
-            time.sleep(int(self.argument or 0) / 1000)
+            sleep(int(self.argument or 0) / 1000)
         else:
             code = getattr(errno, self.argument or "EIO")
             raise OSError(code, os.strerror(code))
@@ -67,7 +67,8 @@ class ArmedFailpoints:
     Raises ValueError when `text` is not such a list.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, sleep: Callable[[float], object] = time.sleep) -> None:
+        self._sleep = sleep
         self._faults = dict(map(_parse_fault, text.split(",")))
         self._hit_counts: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -82,7 +83,7 @@ class ArmedFailpoints:
             hit_count = self._hit_counts[name]
         if fault.is_due(hit_count):
             os.write(2, f"failpoint {name}: {fault.action} at hit {hit_count}\n".encode())
-            fault.do()
+            fault.do(self._sleep)
 
 
 def _parse_fault(text: str) -> tuple[str, Fault]:

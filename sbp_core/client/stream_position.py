@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -33,11 +34,12 @@ class Position:
     number: int = 0
 
 
-def parse_position(text: str) -> Position:
+def parse_position(text: str, *, clock: Callable[[], int] = time.time_ns) -> Position:
     """Return the position that a text names. Raises ConfigurationError.
 
     It is `earliest`, `latest`, an offset, -N for the last N records, a time such as
-    2025-01-31T09:30 (UTC), or one before now such as -90s, -10m, -12h or -7d.
+    2025-01-31T09:30 (UTC), or one before now such as -90s, -10m, -12h or -7d. `clock` says what
+    time it is, in ns since 1970.
     """
     match text:
         case "earliest":
@@ -51,7 +53,7 @@ def parse_position(text: str) -> Position:
     try:
         if text.startswith("-"):
             before_us = parse_duration_ms(text[1:]) * 1000
-            return Position(PositionKind.TIME, max(time.time_ns() // 1000 - before_us, 0))
+            return Position(PositionKind.TIME, max(clock() // 1000 - before_us, 0))
         return position_at(parse_timestamp(text))
     except ConfigurationError as error:
         raise ConfigurationError(

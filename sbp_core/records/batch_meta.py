@@ -97,13 +97,13 @@ def _encode(meta: BatchMeta) -> bytes:
     )
 
 
-def read_meta(encoded: bytes) -> BatchMeta:
-    """Return the metadata of a batch. Raises HeaderError."""
-    found = _SCHEMA.maybe_recognise(RecordBatchMeta, encoded)
+def read_meta(encoded: bytes, schema: Schema = _SCHEMA) -> BatchMeta:
+    """Return the metadata of a batch. `schema` remembers its shape. Raises HeaderError."""
+    found = schema.maybe_recognise(RecordBatchMeta, encoded)
     if found is not None:
         pick = found[0]
         return BatchMeta(*pick((*found, 0, None)))
-    meta = _SCHEMA.decode(RecordBatchMeta, encoded)
+    meta = schema.decode(RecordBatchMeta, encoded)
     numbers = [name for name in _NUMBERS if getattr(meta, name)]  # zeros are not written
     values = [f"properties.{at}.value" for at in range(len(meta.properties))]
     of_numbers = {name: at for at, name in enumerate(numbers, 1)}
@@ -112,7 +112,7 @@ def read_meta(encoded: bytes) -> BatchMeta:
         *(of_numbers.get(name, -2) for name in _NUMBERS),
         *(of_values.get(key, -1) for key in _PROPERTIES),
     )
-    _SCHEMA.remember(RecordBatchMeta, encoded, pick, [*numbers, *values])
+    schema.remember(RecordBatchMeta, encoded, pick, [*numbers, *values])
     properties = {item.key: item.value for item in meta.properties}
     return BatchMeta(
         meta.stream_id,

@@ -52,7 +52,7 @@ class _Entry:
 class Callers:
     """Clients of the cluster, one for each identity that asks.
 
-    CLIENTS_MAX at most: the one that is unused for longest is closed for one more. One that is
+    `clients_max` at most: the one that is unused for longest is closed for one more. One that is
     unused for IDLE_SECONDS is closed, some minutes later at most. With `sessions`, a request may be
     of one instead of having a token.
     """
@@ -64,11 +64,13 @@ class Callers:
         *,
         make: Callable[[str, Connecting], AsyncClient] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        clients_max: int = CLIENTS_MAX,
     ) -> None:
         self._settings = settings
         self.sessions = sessions
         self._make = make or _client
         self._clock = clock
+        self._clients_max = clients_max
         self._entries: dict[bytes, _Entry] = {}
         """By digest of the token."""
         self._verifying = asyncio.Semaphore(VERIFYING_MAX)
@@ -186,12 +188,13 @@ class Callers:
 
     def _make_room(self) -> None:
         """Close the client that is unused for longest, if there is no room for another."""
-        if len(self._entries) < CLIENTS_MAX:
+        if len(self._entries) < self._clients_max:
             return
         unused = [(each.used_at, key) for key, each in self._entries.items() if not each.user_count]
         if not unused:
             raise ThrottledError.of(
-                f"{CLIENTS_MAX} identities have requests under way, as many as can: retry later"
+                f"{self._clients_max} identities have requests under way, as many as can: retry"
+                " later"
             )
         self._close(self._entries.pop(min(unused)[1]).client)
 

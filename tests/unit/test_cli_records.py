@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.cli.produce import lines
 from sbp_core.cli.produce.lines import Opened, read_lines
 from sbp_core.cli.produce.texts import rows_of_lines
 from sbp_core.errors import RecordBatchError
@@ -61,14 +60,12 @@ def test_lines_do_not_depend_on_how_they_arrive(data, read_bytes):
 
 
 @pytest.mark.timeout(20)
-def test_lines_that_keep_coming_do_not_hold_up_the_first_one(monkeypatch):
+def test_lines_that_keep_coming_do_not_hold_up_the_first_one():
     """The second line comes before the first has waited long enough, and starts no new wait."""
     now = 0.0
-    monkeypatch.setattr(lines, "LINGER_SECONDS", 3600)
-    monkeypatch.setattr(lines.time, "monotonic", lambda: now)
     reader, writer = os.pipe()
     with os.fdopen(writer, "wb", buffering=0) as file, os.fdopen(reader, "rb"):
-        arriving = read_lines(opened(reader))
+        arriving = read_lines(opened(reader), linger_seconds=3600, clock=lambda: now)
         file.write(b"a\n")
         assert next(arriving) == [b"a"]
         now += 3599

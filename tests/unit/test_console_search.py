@@ -10,7 +10,6 @@ import pytest
 from sbp_core.client import FetchOutcome, ReceivedBatches, StreamInfo
 from sbp_core.errors import ConnectError
 from sbp_core.records import StreamSchema, encode_columns, with_base_offset
-from sbp_core.web.console import records_reading
 from sbp_core.web.console.records_reading import RecordFilter, Search
 from tests.support.cluster import rows_batch
 
@@ -52,9 +51,9 @@ class Fetches:
         return {1: ()}
 
 
-def search(fetches, wanted=ALL, count_max=100, start=0):
-    span = (start, fetches.end)
-    return asyncio.run(Search(INFO, span, wanted, count_max).run(fetches))
+def search(fetches, wanted=ALL, count_max=100, **options):
+    made = Search(INFO, (0, fetches.end), wanted, count_max, **options)
+    return asyncio.run(made.run(fetches))
 
 
 def offsets(found):
@@ -86,11 +85,10 @@ def test_what_was_found_before_an_error_is_shown_with_it():
         search(Fetches((error, 1)))
 
 
-def test_a_search_without_end_ends_by_its_bytes(monkeypatch):
+def test_a_search_without_end_ends_by_its_bytes():
     batches = [(rows_batch([b"x" * 100]), 1)] * 10
-    monkeypatch.setattr(records_reading, "SEARCH_BYTES_MAX", 3 * len(batches[0][0]))
     fetches = Fetches(*batches)
-    found = search(fetches, RecordFilter(text="nothing"))
+    found = search(fetches, RecordFilter(text="nothing"), bytes_max=3 * len(batches[0][0]))
     assert (found.records, found.end, fetches.fetched) == ([], 3, [0, 1, 2])
 
 

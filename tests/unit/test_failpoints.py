@@ -38,10 +38,9 @@ def test_errors_at_the_hits_that_were_asked_for(text, expected, capfd):
     assert lines == [f"failpoint a.b: error at hit {number}" for number in expected]
 
 
-def test_sleep(monkeypatch, capfd):
+def test_sleep(capfd):
     slept = []
-    monkeypatch.setattr("time.sleep", slept.append)
-    armed = ArmedFailpoints("a.b=sleep(20):2+")
+    armed = ArmedFailpoints("a.b=sleep(20):2+", sleep=slept.append)
     assert hits(armed, "a.b", 3) == {}
     assert slept == [0.02, 0.02]
     assert "a.b: sleep at hit 2" in capfd.readouterr().err

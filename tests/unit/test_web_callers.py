@@ -71,9 +71,10 @@ def during(callers, wanted, then=None):
     return ask()
 
 
-def made(connecting=OWN, host="127.0.0.1", sessions=None):
+def made(connecting=OWN, host="127.0.0.1", sessions=None, **options):
     clock = Clock()
-    return Callers(settings(connecting, host), sessions, make=FakeClient, clock=clock), clock
+    callers = Callers(settings(connecting, host), sessions, make=FakeClient, clock=clock, **options)
+    return callers, clock
 
 
 def test_each_token_has_a_client_and_no_request_acts_with_the_certificate_of_the_process():
@@ -125,11 +126,9 @@ def test_where_other_machines_connect_to_a_request_needs_a_token():
     asyncio.run(run())
 
 
-def test_one_more_identity_closes_the_client_that_is_unused_for_longest(monkeypatch):
-    monkeypatch.setattr(module, "CLIENTS_MAX", 2)
-
+def test_one_more_identity_closes_the_client_that_is_unused_for_longest():
     async def run():
-        callers, clock = made()
+        callers, clock = made(clients_max=2)
         first = await during(callers, request(b"a"))
         clock.now = 1.0
         second = await during(callers, request(b"b"))
@@ -143,11 +142,9 @@ def test_one_more_identity_closes_the_client_that_is_unused_for_longest(monkeypa
     asyncio.run(run())
 
 
-def test_clients_in_use_are_never_closed_for_another(monkeypatch):
-    monkeypatch.setattr(module, "CLIENTS_MAX", 1)
-
+def test_clients_in_use_are_never_closed_for_another():
     async def run():
-        callers, _ = made()
+        callers, _ = made(clients_max=1)
 
         async def while_in_use():
             with pytest.raises(ThrottledError, match="1 identities have requests"):

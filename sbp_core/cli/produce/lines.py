@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,11 +44,13 @@ def read_lines(
     read_bytes: int = _READ_BYTES,
     *,
     line_bytes_max: int = limits.RECORD_BYTES_MAX,
+    linger_seconds: float = LINGER_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[list[bytes]]:
     """Yield the lines of a file, as they come, without their newlines.
 
-    An empty list means that the lines since the last one have waited long enough, and that no input
-    is there now. The last line may lack its newline.
+    An empty list means that the lines since the last one have waited `linger_seconds` by `clock`,
+    and that no input is there now. The last line may lack its newline.
     Raises RecordBatchError for a line that is longer than `line_bytes_max`, by its number, after
     the lines before it; ConfigurationError for a file that cannot be read.
     """
@@ -56,7 +58,7 @@ def read_lines(
     rest_bytes = line_count = 0
     due_at: float | None = None
     while True:
-        seconds = None if due_at is None else max(0.0, due_at - time.monotonic())
+        seconds = None if due_at is None else max(0.0, due_at - clock())
         if not select.select([source.descriptor], [], [], seconds)[0]:
             due_at = None
             yield []
@@ -74,7 +76,7 @@ def read_lines(
             rest, rest_bytes = [last], len(last)
             line_count += len(lines)
             if due_at is None:
-                due_at = time.monotonic() + LINGER_SECONDS
+                due_at = clock() + linger_seconds
             yield lines
         if rest_bytes > line_bytes_max:
             raise RecordBatchError(

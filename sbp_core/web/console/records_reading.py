@@ -119,15 +119,25 @@ class Found:
 
 
 class Search:
-    """A search in the span of offsets [start, end) for records that fit, `count_max` at most."""
+    """A search in the span of offsets [start, end) for records that fit, `count_max` at most.
+
+    It ends when it has read `bytes_max` of stored batches.
+    """
 
     def __init__(
-        self, info: StreamInfo, span: tuple[int, int], wanted: RecordFilter, count_max: int
+        self,
+        info: StreamInfo,
+        span: tuple[int, int],
+        wanted: RecordFilter,
+        count_max: int,
+        *,
+        bytes_max: int = SEARCH_BYTES_MAX,
     ) -> None:
         self._info = info
         self._span = span
         self._wanted = wanted
         self._left = count_max
+        self._bytes_max = bytes_max
         self._decoder = StreamDecoder(info.stream_id, *span)
         self._found = Found(span[0], span[0])
 
@@ -140,7 +150,7 @@ class Search:
         give_up_at = loop.time() + SEARCH_SECONDS
         read_bytes = 0
         while self._left and not self._decoder.is_done:
-            if read_bytes >= SEARCH_BYTES_MAX or loop.time() > give_up_at:
+            if read_bytes >= self._bytes_max or loop.time() > give_up_at:
                 break
             try:
                 payload = await self._fetch(client)
