@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -38,6 +39,16 @@ def spark_session(
     with testing.spark_session(folder, master=master, conf={**CONF, **(conf or {})}) as spark:
         spark.sparkContext.setLogLevel("OFF")
         yield spark
+
+
+@contextmanager
+def running_task(properties: Mapping[str, str], partition_id: int = 0) -> Iterator[None]:
+    """Let this process run a task of Spark, whose job has these local properties."""
+    task: Any = object.__new__(TaskContext)
+    task._localProperties, task._partitionId = properties, partition_id
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TaskContext, "_taskContext", task)
+        yield
 
 
 TIMESTAMP_US = 1_700_000_000_000_000

@@ -4,9 +4,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from pyspark import TaskContext
 
 from sbp_spark.spark_internals.worker_process import ends_micro_batches, is_worker
+from tests.support.spark import running_task
 
 COMMITTER = "pyspark.sql.worker.python_streaming_sink_runner"
 PLANNER = "pyspark.sql.worker.write_into_data_source"
@@ -32,7 +32,7 @@ def test_the_program_tells(program, argument, forked, ends, monkeypatch):
     assert ends_micro_batches() is ends
 
 
-def test_a_task_tells(monkeypatch):
-    monkeypatch.setattr(TaskContext, "_taskContext", object.__new__(TaskContext))
-    assert is_worker()
-    assert not ends_micro_batches()
+def test_a_task_tells():
+    with running_task({}):
+        assert is_worker()
+        assert not ends_micro_batches()
