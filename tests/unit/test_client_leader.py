@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core import limits
-from sbp_core.client import RetryPolicy
 from sbp_core.client.programs.router import PlacementDrivers
 from sbp_core.errors import (
     ConnectError,
@@ -19,10 +18,8 @@ from sbp_core.errors import (
     StatusCode,
 )
 from sbp_core.wire.headers import PlacementDriverCluster, PlacementDriverNode, encode_header
-from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_cluster
 from tests.support.placement_driver import cluster_of
-from tests.support.scripted_peer import placed, ranges, silent
 
 GIVEN = "given:1"
 
@@ -146,17 +143,6 @@ def test_one_that_is_down_is_passed_over_where_several_were_given() -> None:
     drivers.on_error("b:2", ConnectError("x"))
     assert not drivers.is_passed_over(ConnectError("x"), {"lead:3", "a:1", "b:2"}), "all were asked"
     assert not PlacementDrivers(GIVEN).is_passed_over(ConnectError("x"), set())
-
-
-def test_a_silent_one_is_passed_over_without_a_retry(make, peers) -> None:
-    hung, pd = peers(), peers()
-    hung.script(Opcode.LIST_RANGES, silent)
-    hung.script(Opcode.PING, silent)
-    pd.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, "h:1")))
-    given = f"{hung.endpoint},{pd.endpoint}"
-    for operation, *asked in (("ping",), ("list_ranges", [1])):
-        driver = make(given, timeout_ms=200, retry=RetryPolicy(budget_ms=0))
-        assert driver.do(operation, *asked)
 
 
 def test_learned_placement_drivers_come_after_the_current_one() -> None:

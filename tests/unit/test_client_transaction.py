@@ -5,48 +5,16 @@ from __future__ import annotations
 import pytest
 
 from sbp_core import limits
-from sbp_core.client import AppendItem, AppendOutcome, RangeInfo, Transaction, TxnPart, Writer
+from sbp_core.client import AppendItem, AppendOutcome, RangeInfo, Transaction
 from sbp_core.client.programs.router import Router
 from sbp_core.errors import (
     ConfigurationError,
-    ConnectionLostError,
-    NotFoundError,
-    Outcome,
     RangeSealedError,
-    RecordBatchError,
     StatusCode,
-    TxnEndedError,
-    UnsupportedError,
 )
-from sbp_core.wire.headers import Feature, HeartbeatResponse
-from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import rows_batch
-from tests.support.scripted_peer import NO_RETRY, append_handler, placed, ranges, reset
 
 SEALED = StatusCode.RANGE_ALREADY_SEALED
-
-
-def accepting(peer):
-    """Let a peer agree to transactions, and stage all that it gets."""
-    accepted = (Feature("transactions"),)
-    peer.script(Opcode.HEARTBEAT, lambda each: each.answer(HeartbeatResponse(features=accepted)))
-    peer.script(Opcode.APPEND, append_handler())
-    return peer
-
-
-@pytest.fixture
-def server(peer):
-    """A server that knows transactions, with one stream."""
-    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
-    return accepting(peer)
-
-
-def sent(server):
-    """(range index, sequence) of the batches of each APPEND frame."""
-    return [
-        [(info.stream_range.range_index, info.sequence) for info in each.header.append_requests]
-        for each in server.seen(Opcode.APPEND)
-    ]
 
 
 def items(*values, stream_id=1):
@@ -56,86 +24,8 @@ def items(*values, stream_id=1):
     ]
 
 
-def test_batches_are_numbered_by_range_and_counted(make, server) -> None:
-    server.script(
-        Opcode.LIST_RANGES,
-        ranges(placed(1, 0, 0, -1, server.endpoint), placed(2, 3, 0, -1, server.endpoint)),
-    )
-    transaction = Transaction("t.0.a")
-    driver = make(server.endpoint)
-    mixed = [*items(b"aa"), *items(b"b", stream_id=2), *items(b"c")]
-    driver.do("append", mixed, transaction=transaction)
-    driver.do("append", items(b"d", b"eee"), transaction=transaction)
-    assert sent(server) == [[(0, 0), (3, 0), (0, 1)], [(0, 2), (0, 3)]]
-    infos = [info for each in server.seen(Opcode.APPEND) for info in each.header.append_requests]
-    assert {(info.txn_id, info.writer_id) for info in infos} == {("t.0.a", None)}
-    assert transaction.parts() == (TxnPart("t.0.a", 1, 0, 7, 4), TxnPart("t.0.a", 2, 3, 1, 1))
-    assert not transaction.has_failed
-
-
 def test_nothing_is_staged_in_the_beginning() -> None:
     assert Transaction("t").parts() == ()
-
-
-def test_entries_that_a_sealed_range_refuses_go_to_the_next_one_in_order(make, peers) -> None:
-    pd, old, new = peers(), accepting(peers()), accepting(peers())
-    pd.script(
-        Opcode.LIST_RANGES,
-        ranges(placed(1, 0, 0, -1, old.endpoint)),
-        ranges(placed(1, 0, 0, 5, old.endpoint), placed(1, 1, 5, -1, new.endpoint)),
-    )
-    old.script(Opcode.APPEND, append_handler(n1=SEALED, n2=SEALED))
-    transaction = Transaction("t")
-    driver = make(pd.endpoint)
-    driver.do("append", items(b"a", b"bb", b"c"), transaction=transaction)
-    driver.do("append", items(b"d"), transaction=transaction)
-    assert (sent(old), sent(new)) == ([[(0, 0), (0, 1), (0, 2)]], [[(1, 0), (1, 1)], [(1, 2)]])
-    assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1), TxnPart("t", 1, 1, 4, 3))
-
-
-def test_entries_possibly_staged_in_a_deleted_range_are_an_error(make, peers) -> None:
-    pd, old, new = peers(), accepting(peers()), accepting(peers())
-    pd.script(
-        Opcode.LIST_RANGES,
-        ranges(placed(1, 0, 0, -1, old.endpoint)),
-        ranges(placed(1, 1, 5, -1, new.endpoint)),
-    )
-    old.script(Opcode.APPEND, reset)
-    transaction = Transaction("t")
-    driver = make(pd.endpoint)
-    with pytest.raises(NotFoundError, match="where a batch may be staged, was trimmed"):
-        driver.do("append", items(b"a"), transaction=transaction)
-    assert new.seen(Opcode.APPEND) == []
-
-
-def test_a_transaction_that_failed_is_over(make, server) -> None:
-    server.script(Opcode.APPEND, append_handler(n1=StatusCode.TXN_ENDED))
-    transaction = Transaction("t")
-    driver = make(server.endpoint)
-    with pytest.raises(TxnEndedError, match="item 1 of 2"):
-        driver.do("append", items(b"a", b"b"), transaction=transaction)
-    assert transaction.has_failed
-    assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1),)
-    with pytest.raises(ConfigurationError, match="has failed"):
-        driver.do("append", items(b"c"), transaction=transaction)
-    assert len(server.seen(Opcode.APPEND)) == 1
-
-
-def test_possibly_staged_entries_are_to_be_dropped(make, server) -> None:
-    server.script(Opcode.APPEND, reset)
-    transaction = Transaction("t")
-    with pytest.raises(ConnectionLostError) as caught:
-        make(server.endpoint, retry=NO_RETRY).do("append", items(b"a"), transaction=transaction)
-    assert caught.value.outcome is Outcome.UNKNOWN
-    assert transaction.parts() == (TxnPart("t", 1, 0, 0, 0),)
-
-
-def test_a_server_that_does_not_know_transactions_is_not_asked(make, peer) -> None:
-    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
-    with pytest.raises(UnsupportedError, match="does not know transactions") as caught:
-        make(peer.endpoint).do("append", items(b"a"), transaction=Transaction("t"))
-    assert caught.value.outcome is Outcome.NOT_APPLIED
-    assert peer.seen(Opcode.APPEND) == []
 
 
 def test_a_transaction_does_one_thing_at_a_time() -> None:
@@ -146,17 +36,6 @@ def test_a_transaction_does_one_thing_at_a_time() -> None:
     assert not transaction.has_failed
     first.end((), is_complete=True)
     transaction._begin()
-
-
-def test_a_transaction_has_no_writer(make, server) -> None:
-    transaction = Transaction("t")
-    driver = make(server.endpoint)
-    with pytest.raises(ConfigurationError, match="without writer"):
-        driver.do("append", items(b"a"), transaction=transaction, writer=Writer())
-    with pytest.raises(RecordBatchError):
-        driver.do("append", [AppendItem(1, b"no batch")], transaction=transaction)
-    assert not transaction.has_failed
-    assert server.requests == []
 
 
 PIECE = RangeInfo(1, 0, 0, None, 0, ("127.0.0.1:1",))

@@ -1,11 +1,8 @@
 """More streams, ranges, cursors and decisions than the settings allow are refused by name."""
 
-import asyncio
-
 import pytest
 
 from sbp_core.errors import InvalidRequestError, NoRangeServerError, StatusCode
-from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.pd.model import NewStream, SealedRange, ServerLoad
 from sbp_core.pd.streams.cursor_handlers import commit_cursors
 from sbp_core.pd.streams.sealing import open_next_ranges, plan_seals
@@ -118,22 +115,3 @@ def test_aborted_transactions_make_room_when_they_are_forgotten(opened):
     assert not store.transactions.is_aborted("p-1-b")
     store.transactions.abort([Part("p-1-c", 1, 0, 5)], 31 * DAY_MS)
     assert store.transactions.is_aborted("p-1-c")
-
-
-def test_the_settings_reach_the_store(tmp_path):
-    async def main():
-        settings = PlacementDriverSettings(data_dir=tmp_path, port=0, streams_max=1)
-        driver = PlacementDriver(settings)
-        await driver.start()
-        try:
-            store = driver._store
-            results = await store.run(
-                lambda opened: create_streams(
-                    opened, [Stream(name="a"), Stream(name="b")], SERVERS, 5
-                )
-            )
-        finally:
-            await driver.stop()
-        return [each.status.code for each in results]
-
-    assert asyncio.run(main()) == [StatusCode.NONE, StatusCode.INVALID_REQUEST]

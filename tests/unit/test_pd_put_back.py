@@ -1,7 +1,6 @@
 """Metadata that were put back to an older copy: noticed, accepted, and no id comes twice."""
 
 import json
-import re
 import shutil
 import sqlite3
 
@@ -15,15 +14,9 @@ from sbp_core.pd.metadata.history import CommitId, History, Life, is_life_id, ne
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream
 from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME, DriverCommit
-from tests.support.placement_driver import runner
 
 A, B, C = (f"0-{digit * 16}" for digit in "abc")
 NEXT = "5-" + "d" * 16
-
-
-@pytest.fixture
-def run(tmp_path):
-    return runner(tmp_path / "data")
 
 
 def test_a_history_has_the_commits_of_its_lives_only():
@@ -195,34 +188,6 @@ def test_a_file_that_is_no_database_is_named(tmp_path, capsys):
     assert main(["pd", "check", str(tmp_path)]) == 1
     assert "not a database" in capsys.readouterr().out
     assert main(["pd", "accept", str(tmp_path)]) == 2
-
-
-def test_a_heartbeat_is_answered_with_the_last_commit_and_may_accuse(run, tmp_path):
-    async def honest(cluster):
-        server_id = await cluster.allocate()
-        answer = await cluster.beat(server_id)
-        assert answer.store_commit > 0
-        known = {"store_commit": answer.store_commit, "store_life": answer.store_life}
-        assert (await cluster.beat(server_id, **known)).status.code == 0
-        strange = await cluster.beat(server_id, store_commit=1, store_life="strange")
-        assert strange.status.code == StatusCode.INVALID_REQUEST
-        assert not cluster.driver.failed.done()
-        return server_id, answer
-
-    server_id, answer = run(honest)
-
-    async def accusing(cluster):
-        with pytest.raises(StatusError, match=re.escape(f"sbp pd accept {tmp_path / 'data'}`")):
-            await cluster.beat(
-                server_id, store_commit=answer.store_commit + 9, store_life=answer.store_life
-            )
-        assert "an older copy" in str(await cluster.driver.failed)
-        with pytest.raises(StatusError, match=re.escape(f"sbp pd accept {tmp_path / 'data'}`")):
-            await cluster.describe(all_streams=True)
-
-    run(accusing)
-    with pytest.raises(ConfigurationError, match="commits may be missing"):
-        run(honest)
 
 
 def test_a_range_server_remembers_the_last_commit(tmp_path, caplog):

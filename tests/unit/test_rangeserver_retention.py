@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.log.disk import OsDisk
 from sbp_core.log.entry import Location
 from sbp_core.log.segment_rows import Slot
-from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.housekeeping.retention import Held, Retention, expired_below
-from sbp_core.rangeserver.membership import Membership
-from sbp_core.wire.headers import DescribeStreamResult, DescribeStreamsResponse, Stream
-from sbp_core.wire.opcodes import Opcode
-from tests.support.scripted_peer import Exchange, ScriptedPeer
 
 VIEW: Any = None
 NOW_MS = 1000
@@ -75,42 +67,3 @@ def test_no_more_goes_than_has_to(times_ms: list[int], period_ms: int, size_byte
         last = slots[gone - 1]
         is_old = period_ms and last.time_ms + period_ms < NOW_MS
         assert is_old or (size_bytes and 100 * (len(left) + 1) > size_bytes and left)
-
-
-def test_a_placement_driver_that_does_not_know_the_limit_in_bytes_sets_none(
-    tmp_path: Path, peer: ScriptedPeer
-) -> None:
-    def describe(exchange: Exchange) -> None:
-        known = DescribeStreamResult(Stream(4, 1, 60))
-        exchange.answer(DescribeStreamsResponse(0, (known,)))
-
-    async def main() -> dict[int, Retention]:
-        measure: Any = None
-        high_water: Any = None
-        membership = Membership(
-            peer.endpoint, tmp_path, OsDisk(), 1000, measure, high_water=high_water
-        )
-        try:
-            return await membership.find_retentions([4])
-        finally:
-            await membership.leave()
-
-    peer.script(Opcode.DESCRIBE_STREAMS, describe)
-    assert asyncio.run(main()) == {4: Retention(period_ms=60)}
-
-
-def test_a_server_without_an_id_has_no_ranges(peer: ScriptedPeer, tmp_path: Path) -> None:
-    """Asked for the ranges of no server in particular, the placement driver lists all."""
-    asked: list[Exchange] = []
-    peer.script(Opcode.LIST_RANGES, asked.append)
-
-    async def main() -> list[PlacedRange]:
-        unused: Any = None
-        membership = Membership(peer.endpoint, tmp_path, OsDisk(), 1000, unused, high_water=unused)
-        try:
-            return await membership.list_hosted_ranges([4])
-        finally:
-            await membership.leave()
-
-    assert asyncio.run(main()) == []
-    assert asked == []

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from joserfc import jwk
 
-from sbp_core import limits
 from sbp_core.access.credentials import TOKEN_BYTES_MAX, Credentials
 from sbp_core.access.identity import SUBJECT_LENGTH_MAX
 from sbp_core.access.keys import ALGORITHMS, KeyFile, KeyUrl, parse_keys
@@ -20,8 +19,7 @@ from sbp_core.access.tokens import LEEWAY_MS, Tokens, UnknownKeyError
 from sbp_core.cli.main import main as sbp
 from sbp_core.client.io.identifying import read_token
 from sbp_core.errors import ConfigurationError, UnauthenticatedError
-from tests.support.clock import ManualClock
-from tests.support.security import AUDIENCE, ISSUER, Issuer, serving_keys
+from tests.support.security import AUDIENCE, ISSUER, Issuer
 
 LEEWAY = LEEWAY_MS // 1000
 
@@ -265,50 +263,6 @@ def test_a_key_file_that_changes_is_read_again(tmp_path, caplog):
 def test_keys_come_over_https_only(url):
     with pytest.raises(ConfigurationError, match="https"):
         KeyUrl(url)
-
-
-@pytest.fixture
-def served_keys(tmp_path, monkeypatch):
-    with serving_keys(tmp_path, monkeypatch) as served:
-        yield served
-
-
-def test_keys_of_a_url_are_fetched_and_the_last_good_ones_stay(issuer, served_keys, caplog):
-    url, answers = served_keys
-    keys = KeyUrl(f"{url}/jwks.json")
-    tokens = Tokens(keys, ISSUER, AUDIENCE)
-    token = issuer.token()
-    assert tokens.wants_keys(token, now_ms())
-    refusal(tokens, token, UnknownKeyError)
-    bad = [
-        (200, {}, b"{}"),
-        (404, {}, issuer.jwks),
-        (302, {"Location": "http://localhost/jwks.json"}, b""),
-        (302, {"Location": "file:///etc/passwd"}, b""),
-        (200, {}, b" " * (limits.SMALL_FILE_BYTES_MAX + 1)),
-    ]
-    for answer in [(302, {"Location": f"{url}/moved"}, b""), *bad]:
-        answers += [answer, (200, {}, issuer.jwks)] if answer not in bad else [answer]
-        keys.reload()
-        assert not answers
-        assert tokens.verify(token, now_ms())
-        assert not tokens.wants_keys(token, now_ms())
-    assert caplog.text.count("keys not fetched, the former ones stay") == len(bad)
-
-
-def test_an_unknown_key_makes_keys_be_fetched_once_a_minute(issuer, served_keys, tmp_path):
-    url, answers = served_keys
-    clock = ManualClock()
-    tokens = Tokens(KeyUrl(url, clock.monotonic), ISSUER, AUDIENCE)
-    answers.append((200, {}, issuer.jwks))
-    tokens.keys.reload()
-    (tmp_path / "other").mkdir()
-    unknown, known = Issuer(tmp_path / "other").token(), issuer.token()
-    for seconds, wanted in ((0, []), (59, []), (60, [unknown]), (600, [unknown, known])):
-        clock.advance(1000 * seconds)
-        found = [each for each in (unknown, known) if tokens.wants_keys(each, now_ms())]
-        assert found == wanted
-        clock.advance(-1000 * seconds)
 
 
 def test_credentials_are_read_where_they_are_used(tmp_path, monkeypatch, issuer):

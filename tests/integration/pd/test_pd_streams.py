@@ -1,5 +1,7 @@
 """The placement driver over a real connection: creating, describing and deleting streams."""
 
+import asyncio
+
 import pytest
 
 from sbp_core import limits
@@ -12,7 +14,7 @@ from sbp_core.wire.headers import (
     Stream,
 )
 from sbp_core.wire.opcodes import Opcode
-from tests.support.placement_driver import by_stream, codes, runner
+from tests.support.placement_driver import by_stream, codes, runner, running
 
 
 @pytest.fixture
@@ -136,3 +138,13 @@ def test_streams_are_described_by_id_then_by_name(run):
             await cluster.describe(all_streams=True, names=("a",))
 
     run(test)
+
+
+def test_the_settings_reach_the_store(tmp_path):
+    async def main():
+        async with running(tmp_path, streams_max=1) as cluster:
+            await cluster.add_server()
+            results = await cluster.create(Stream(name="a"), Stream(name="b"))
+            return [each.status.code for each in results]
+
+    assert asyncio.run(main()) == [StatusCode.NONE, StatusCode.INVALID_REQUEST]

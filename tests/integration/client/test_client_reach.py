@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sbp_core.client import Reach
+from sbp_core.client import Reach, RetryPolicy
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
@@ -168,3 +168,14 @@ def test_a_sealed_range_can_be_read_while_one_of_its_replicas_is_up(make, peers)
     assert reach(driver, {1: None}, spared=[one.endpoint])[1].unavailable
     other.script(Opcode.DESCRIBE_RANGE, described(s1=10))
     assert reach(driver, {1: None}, spared=[one.endpoint]) == {1: Reach(1, 0, 12)}
+
+
+def test_a_silent_placement_driver_is_passed_over_without_a_retry(make, peers) -> None:
+    hung, pd = peers(), peers()
+    hung.script(Opcode.LIST_RANGES, silent)
+    hung.script(Opcode.PING, silent)
+    pd.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, "h:1")))
+    given = f"{hung.endpoint},{pd.endpoint}"
+    for operation, *asked in (("ping",), ("list_ranges", [1])):
+        driver = make(given, timeout_ms=200, retry=RetryPolicy(budget_ms=0))
+        assert driver.do(operation, *asked)
