@@ -114,3 +114,61 @@ def test_a_log_call_that_is_no_event_is_found():
     bad = ["%s: a", "a %s", "a: b=%s", "a server=%d", "a b=%s, c=%s", None]
     assert [text for text in bad if is_event(text)] == []
     assert all(map(is_event, ["a", "a b=%.1f c=%04o", "a: %s"]))
+
+
+def private_patches(tree: ast.AST) -> list[int]:
+    """Lines that replace or delete an attribute whose name begins with an underscore."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in {"setattr", "delattr"}
+        and any(
+            isinstance(each, ast.Constant)
+            and isinstance(each.value, str)
+            and each.value.rpartition(".")[2].startswith("_")
+            for each in node.args[:2]
+        )
+    ]
+
+
+def test_unit_tests_patch_no_private_names():
+    """A value that a test varies is an argument: a private name may go at any time."""
+    units = python_files("tests/unit")
+    assert len(units) > 100
+    assert [f"{path}:{line}" for path in units for line in private_patches(parse(path))] == []
+
+
+def test_a_patch_of_a_private_name_is_found():
+    tree = ast.parse(
+        'patch.setattr(a, "_b", 1)\npatch.setattr(a, "b", "_c")\npatch.setattr("a.b._c", 1)\n'
+        'patch.delattr(a, "_b")\nrename(a, "_b")'
+    )
+    assert private_patches(tree) == [1, 3, 4]
+
+
+STARTS_SERVERS = {"ScriptedPeer", "peer", "peers", "runner", "running"}
+"""Fixtures, and names of tests.support, that start a server with sockets."""
+GOES_WITH_THE_DIALECT = Path("tests/unit/test_client_dialect.py")
+
+
+def servers_started(tree: ast.Module) -> set[str]:
+    """Names that start a server, which a module of tests imports or has as a fixture."""
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            names |= {each.name for each in node.names}
+        elif isinstance(node, ast.FunctionDef):
+            names |= {each.arg for each in node.args.args}
+    return names & STARTS_SERVERS
+
+
+def test_unit_tests_start_no_servers():
+    units = [path for path in python_files("tests/unit") if path != GOES_WITH_THE_DIALECT]
+    assert [path for path in units if servers_started(parse(path))] == []
+
+
+def test_a_test_that_starts_a_server_is_found():
+    tree = ast.parse("from a import running\ndef test_a(peer, x):\n    def peers(): pass")
+    assert servers_started(tree) == {"running", "peer"}
