@@ -11,9 +11,9 @@ import pytest
 
 from sbp_core import __version__
 from sbp_core.cli import main as command
-from sbp_core.cli import output, ping, txns, values
+from sbp_core.cli import output, ping, values
 from sbp_core.cli.client_options import client_options
-from sbp_core.cli.commands import Listed
+from sbp_core.cli.commands import CommandWithActions, Listed
 from sbp_core.cli.connect import parse_stream
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_MIN
@@ -179,29 +179,27 @@ def test_a_retention_names_its_limits(limits_set, text):
     assert show_retention(*limits_set) == text
 
 
-@pytest.mark.parametrize(
-    ("error", "exit_code"),
-    [
-        (ConfigurationError("wrong\nsetting"), 2),
-        (SbpError("broken\x1b[2J server"), 1),
-        (KeyboardInterrupt(), 130),
-    ],
-)
-def test_errors_become_exit_codes(monkeypatch, capsys, error, exit_code):
-    def fail(options):
-        raise error
+ERRORS = {
+    2: ConfigurationError("wrong\nsetting"),
+    1: SbpError("broken\x1b[2J server"),
+    130: KeyboardInterrupt(),
+}
 
-    monkeypatch.setattr(ping, "connect", fail)
-    assert command.main(["ping"]) == exit_code
-    printed = capsys.readouterr().err
-    assert (
-        printed
-        == {
-            2: "sbp: wrong setting\n",
-            1: "sbp: broken\\x1b[2J server\n",
-            130: "",
-        }[exit_code]
-    )
+
+@click.command()
+@click.argument("exit_code", type=int)
+def failing(exit_code):
+    raise ERRORS[exit_code]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "printed"),
+    [(2, "sbp: wrong setting\n"), (1, "sbp: broken\\x1b[2J server\n"), (130, "")],
+)
+def test_errors_become_exit_codes(capsys, exit_code, printed):
+    more = [Listed("failing", f"{__name__}:failing", "Fail.")]
+    assert command.main(["failing", str(exit_code)], more=more) == exit_code
+    assert capsys.readouterr().err == printed
 
 
 @pytest.mark.parametrize(
@@ -224,27 +222,36 @@ def test_wrong_arguments_of_txns_are_refused(capsys, words, told):
     assert len(line) < 200
 
 
+@click.command(cls=CommandWithActions)
+@click.argument("producer", required=False)
+@client_options
+def batches(options, producer):
+    print("list", producer, options.endpoint)
+    return 0
+
+
+@batches.action("give-up")
+@click.argument("producer")
+@click.argument("batch", type=values.NUMBER)
+@client_options
+def give_up(options, producer, batch):
+    print("give up", producer, batch, options.endpoint)
+    return 0
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("words", "printed"),
     [
-        ["give-up", "p", "7", "--endpoint", "127.0.0.1:1"],
-        ["give-up", "--endpoint", "127.0.0.1:1", "p", "7"],
-        ["give-up", "p", "--endpoint", "127.0.0.1:1", "7"],
-        ["--endpoint", "127.0.0.1:1", "--", "give-up"],
+        (["give-up", "p", "7", "--endpoint", "h:1"], "give up p 7 h:1\n"),
+        (["give-up", "--endpoint", "h:1", "p", "7"], "give up p 7 h:1\n"),
+        (["give-up", "p", "--endpoint", "h:1", "7"], "give up p 7 h:1\n"),
+        (["--endpoint", "h:1", "--", "give-up"], "list give-up h:1\n"),
     ],
 )
-def test_options_of_txns_stand_anywhere(capsys, monkeypatch, words):
-    ran = []
-
-    def note(options: object, **given: object) -> int:
-        assert options.endpoint == "127.0.0.1:1"
-        ran.append(tuple(given.values()))
-        return 0
-
-    monkeypatch.setattr(txns.txns, "callback", client_options(note))
-    monkeypatch.setattr(txns.give_up, "callback", client_options(note))
-    assert command.main(["txns", *words]) == 0
-    assert ran == [("p", 7, False) if words[0] == "give-up" else ("give-up",)]
+def test_options_of_actions_stand_anywhere(capsys, words, printed):
+    more = [Listed("batches", f"{__name__}:batches", "List batches.")]
+    assert command.main(["batches", *words], more=more) == 0
+    assert capsys.readouterr().out == printed
 
 
 def test_notes_of_an_error_stand_in_its_line(capsys):
