@@ -266,12 +266,12 @@ class OsDisk:
 
     def create(self, path: Path) -> OsFile:
         """Create a file that must not exist yet, readable by the owner only."""
-        return OsFile(path, open_private(path, os.O_RDWR | os.O_EXCL))
+        return self._file(path, open_private(path, os.O_RDWR | os.O_EXCL))
 
     def open(self, path: Path, *, is_writable: bool) -> OsFile:
         """Open an existing regular file, never through a symbolic link."""
         access = os.O_RDWR if is_writable else os.O_RDONLY
-        return OsFile(path, open_regular(path, access | os.O_NOFOLLOW))
+        return self._file(path, open_regular(path, access | os.O_NOFOLLOW))
 
     def replace(self, source: Path, target: Path) -> None:
         """Give a file another name, in place of a file that has it."""
@@ -284,6 +284,9 @@ class OsDisk:
     def remove(self, path: Path) -> None:
         """Remove a file's name."""
         path.unlink()
+
+    def _file(self, path: Path, descriptor: int) -> OsFile:
+        return OsFile(path, descriptor)
 
 
 def describe_os_error(error: OSError) -> str:

@@ -78,8 +78,10 @@ class Log(ReadableLog):
         segment_bytes: int,
         recovered: Recovered,
         ranges_per_entry: int = SNAPSHOT_RANGES_PER_ENTRY,
+        written_by: Disk,
     ) -> None:
         self.recovery: RecoveryReport = recovered.report
+        self._written_by = written_by
         self._lock = lock
         self._now_ms = now_ms
         self._segment_bytes = segment_bytes
@@ -96,7 +98,7 @@ class Log(ReadableLog):
         with translate_os_error(LogError, "opening", segment_path(directory, base)):
             proven_upto = report.durable_upto
             self._active = ActiveSegment.open(
-                disk, directory, base, end=end, proven_upto=proven_upto
+                written_by, directory, base, end=end, proven_upto=proven_upto
             )
             view = self._active.view(disk)
         self.high_water.on_segment(base, end, recovered.changed)
@@ -114,12 +116,14 @@ class Log(ReadableLog):
         now_ms: Callable[[], int],
         segment_bytes: int = SEGMENT_BYTES,
         ranges_per_entry: int = SNAPSHOT_RANGES_PER_ENTRY,
+        written_by: Disk | None = None,
     ) -> Self:
         """Open or create the log in `directory`, exclusively, and recover it.
 
         `now_ms` returns the wall clock, in milliseconds since the epoch, for the times of groups. A
         segment is closed when the next group would make it longer than `segment_bytes`. A snapshot
-        has an entry for every `ranges_per_entry` ranges.
+        has an entry for every `ranges_per_entry` ranges. `written_by` is `disk` for what the log
+        cannot go on without, and may wait for space.
 
         Raises LogError if another process has the log open or it cannot be read,
         LogCorruptionError if it is damaged, and LogWriteError if a torn tail cannot be cut.
@@ -128,7 +132,7 @@ class Log(ReadableLog):
             raise ConfigurationError(f"segment_bytes is {segment_bytes}, expected a positive size")
         lock = lock_log(disk, directory)
         try:
-            recovered = recover(disk, directory)
+            recovered = recover(written_by or disk, directory)
             log = cls(
                 directory,
                 disk=disk,
@@ -137,6 +141,7 @@ class Log(ReadableLog):
                 segment_bytes=segment_bytes,
                 recovered=recovered,
                 ranges_per_entry=ranges_per_entry,
+                written_by=written_by or disk,
             )
             if not recovered.has_snapshot:
                 log._write_snapshot()
@@ -356,7 +361,7 @@ class Log(ReadableLog):
         before, full = self.extent, self._active.to_full()
         path = segment_path(self.directory, full.end)
         with self._syncing, self._dies_of_failure(f"creating {path}", Outcome.NOT_APPLIED):
-            active = ActiveSegment.create(self.disk, self.directory, full.end)
+            active = ActiveSegment.create(self._written_by, self.directory, full.end)
             self._active.close()
             self._active = active
             view = active.view(self.disk)

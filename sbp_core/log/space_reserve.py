@@ -30,7 +30,7 @@ class SpaceReserve:
 
     def keep(self) -> None:
         """Allocate the space. A failure is logged: its owner goes on without the reserve then."""
-        if self.is_whole:
+        if self.is_whole and self._is_there():
             return
         try:
             with suppress(FileNotFoundError):
@@ -42,6 +42,12 @@ class SpaceReserve:
             _LOG.warning("reserve not kept path=%s: %s", self._path, describe_os_error(error))
         else:
             self.is_whole = True
+
+    def _is_there(self) -> bool:
+        """Whether nobody else gave the reserve up, as a log does that waits for space."""
+        with suppress(OSError):
+            return RESERVE_NAME in self._disk.list_names(self._path.parent)
+        return False
 
     def release(self) -> None:
         """Give the space back. Idempotent."""

@@ -18,6 +18,7 @@ from sbp_core.errors import LogError, SbpError
 from sbp_core.log.bodies import RecentBodies
 from sbp_core.log.disk import Disk, OsDisk
 from sbp_core.log.durable_log import Log
+from sbp_core.log.full_disk import Patience, PatientDisk
 from sbp_core.rangeserver.appending.append_handler import AppendHandler
 from sbp_core.rangeserver.appending.append_items import InFlight
 from sbp_core.rangeserver.appending.commit import GroupCommitter
@@ -89,6 +90,8 @@ class RangeServer:
         self._bounds = bounds
         self._clock = clock or SystemClock()
         self._disk = disk or OsDisk()
+        self._patience = None if disk else Patience(settings.data_dir / "log")
+        """What the log waits for space with; a disk that was given fails when it is full."""
         self._probe = probe or HostProbe()
         self._metrics = Metrics(self._clock)
         self._waiters = StreamWaiters()
@@ -319,6 +322,7 @@ class RangeServer:
             disk=self._disk,
             now_ms=self._clock.wall_ms,
             segment_bytes=settings.segment_bytes,
+            written_by=PatientDisk(self._patience) if self._patience else None,
         )
         log.recent = RecentBodies(self._bounds.recent_bodies_bytes_max)
         if identity is None and log.ranges():
@@ -336,6 +340,8 @@ class RangeServer:
         Idempotent.
         """
         self._observation, self._unready = None, Unready("stopping", "the server is being stopped")
+        if self._patience is not None:
+            self._patience.end()
         settler, self._settler = self._settler, None
         if settler is not None:
             await settler.hand_over()

@@ -76,7 +76,7 @@ _Read = Callable[[str], Coroutine[Any, Any, None]]
 
 
 class Copier:
-    """Appends to copies of this server what they lack."""
+    """Appends to copies of this server what they lack, unless its disk is full: `admit` says so."""
 
     def __init__(
         self,
@@ -85,7 +85,10 @@ class Copier:
         secondary: Secondary,
         server_id: Callable[[], int],
         tls: Tls | None = None,
+        *,
+        admit: Callable[[int], None],
     ) -> None:
+        self._admit = admit
         self._log = log
         self._committer = committer
         self._secondary = secondary
@@ -202,6 +205,7 @@ class Copier:
                 )
             if not entries or len(entries) > end.seq - have.seq:
                 raise ProtocolError(f"{address} answers with {len(entries)} entries")
+            self._admit(sum(entry.length for entry in entries))
             await self._secondary.append(hosted, have, entries)
             have = hosted.durable
 
@@ -282,6 +286,7 @@ class Copier:
                 f"range {hosted.range_index} of stream {hosted.stream_id} is {hosted.state.value}"
                 " here: it is copied no longer"
             )
+        self._admit(sum(entry.length for entry in entries))
         await self._committer.submit(entries)
 
     def _logged(self, hosted: HostedRange) -> LoggedRange:

@@ -69,7 +69,9 @@ class Settler:
         self._host = host
         self._log = log
         self._committer = committer
-        self._copier = Copier(log, committer, secondary, lambda: driver.server_id, tls)
+        self._copier = Copier(
+            *(log, committer, secondary, lambda: driver.server_id, tls), admit=disk_space.admit
+        )
         self.scrubber = Scrubber(host, log, self._copier, driver, bytes_per_s=scrub_bytes_per_s)
         self._driver = driver
         self._disk_space = disk_space
