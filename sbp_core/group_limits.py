@@ -12,6 +12,8 @@ GROUP_STREAMS_MAX: Final = 10_000
 """Streams that the members of a group read together."""
 GROUP_PATTERNS_MAX: Final = 1_000
 """Names and patterns of the streams that a member subscribes to."""
+GROUP_ALL_PATTERNS_MAX: Final = 10_000
+"""Names and patterns of the members of a group together: each assignment matches all of them."""
 MEMBER_ID_LENGTH_MAX: Final = 64
 """Characters of the id of a member of a group."""
 GROUP_SESSION_MS: Final = 10_000

@@ -24,7 +24,7 @@ from typing import Final
 
 import psutil
 
-from benchmarks.core.attacks import ATTACKS, Attackers, Target
+from benchmarks.core.attacks import ATTACKS, LONG_NAME, Attackers, Target
 from benchmarks.core.load import Answers, run
 from benchmarks.core.overload import Bench
 from benchmarks.core.servers import batch
@@ -37,6 +37,7 @@ _MIB: Final = 1024 * 1024
 _IN_FLIGHT: Final = 4
 _OLD_BATCHES: Final = 128
 """Of 1 MiB; what is older than a range server's memory."""
+_LONG_NAMES: Final = 3_000
 _SETTLE_S: Final = 3.0
 """For an attack to reach its full strength before it is measured."""
 _SLICE_S: Final = 0.02
@@ -203,6 +204,7 @@ def _prepare(cluster: LocalCluster, seconds: float) -> tuple[Bench, Target]:
         (old,) = client.create_streams([StreamSpec("old")])
         for _ in range(_OLD_BATCHES):
             client.append([AppendItem(old.stream_id, data)])
+        client.create_streams([StreamSpec(f"{LONG_NAME}-{at:05}") for at in range(_LONG_NAMES)])
     driver_port = int(cluster.endpoint.rpartition(":")[2])
     return bench, Target(driver_port, bench.port, old.stream_id, _OLD_BATCHES // 2)
 

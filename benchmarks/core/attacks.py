@@ -25,6 +25,7 @@ from sbp_core.wire.headers import (
     CreateStreamsRequest,
     FetchInfo,
     FetchRequest,
+    JoinGroupRequest,
     Stream,
     StreamRange,
     encode_header,
@@ -37,6 +38,8 @@ _PAUSE_S: Final = 0.25
 _BYTE_S: Final = 1.0
 _PING_S: Final = 1.0
 _LEAVE_S: Final = 0.05
+LONG_NAME: Final = "s" * 240
+"""Begins the names of the streams among which groups look for theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,18 @@ async def _commit_padded(wire: _Wire, _: Target, number: int) -> None:
     await _ask_on_and_on(wire, Opcode.COMMIT_TXN, header)
 
 
+async def _join_with_patterns(wire: _Wire, _: Target, number: int) -> None:
+    """Subscribe to prefixes of every length that begin the names of streams, and match none."""
+    patterns = tuple(f"{LONG_NAME[:length]}x*" for length in range(1, 241))
+    request = JoinGroupRequest(
+        group=f"attacker-{number}",
+        member_id="member",
+        patterns=patterns,
+        session_timeout_ms=1_800_000,
+    )
+    await _ask_on_and_on(wire, Opcode.JOIN_GROUP, encode_header(request))
+
+
 async def _ask_on_and_on(wire: _Wire, opcode: Opcode, header: bytes) -> None:
     frame = _frame(opcode, header)
     while True:
@@ -188,6 +203,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
         Attack("unread-fetches", 200, False, _fetch_unread),
         Attack("idle-pingers", 1_040, False, _ping_idly),
         Attack("callers-that-leave", 20, True, _create_and_leave),
+        Attack("group-patterns", 40, True, _join_with_patterns),
     )
 }
 

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from benchmarks.core.attacks import ATTACKS, Attackers, Target
+from benchmarks.core.attacks import ATTACKS, LONG_NAME, Attackers, Target
 from sbp_core import limits
 from sbp_core.client import AppendItem, Client, Connecting, StreamSpec
 from tests.support.cluster import rows_batch
@@ -16,6 +16,7 @@ from tests.support.security import Authority
 from tests.support.warm import WarmCluster
 
 OLD_BATCHES = 64
+LONG_NAMES = 3_000
 ROUNDS = 50
 RSS_BYTES_MAX = 512 * limits.MIB
 WITH_TLS = {"slow-announcers", "unread-pings", "unread-fetches"}
@@ -47,6 +48,7 @@ def target(served, tls):
         (old,) = client.create_streams([StreamSpec("old")])
         for _ in range(OLD_BATCHES):
             client.append([AppendItem(old.stream_id, item_bytes)])
+        client.create_streams([StreamSpec(f"{LONG_NAME}-{at}") for at in range(LONG_NAMES)])
     ports = [int(at.rpartition(":")[2]) for at in (served.endpoint, served.range_servers[0])]
     ca_file = None if tls is None else tls.ca_file
     return Target(*ports, old.stream_id, OLD_BATCHES // 2, ca_file)

@@ -1,11 +1,14 @@
 """Groups in the metadata store: members that are silent, new streams, rights, another leader."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sbp_core import group_limits
-from sbp_core.access.rights import Grant, Right
+from sbp_core.access.rights import Grant, Right, SubjectRights
 from sbp_core.errors import InvalidRequestError, MemberUnknownError
 from sbp_core.pd.groups import group_operations
+from sbp_core.pd.groups.eligibility import StreamNames
 from sbp_core.pd.groups.group import Member
 from sbp_core.pd.groups.group_operations import GroupOperations
 from sbp_core.pd.model import NewStream, StreamChange
@@ -47,7 +50,9 @@ class Leader:
         return group.assigned(member_id)
 
     def look(self):
-        self.operations.look(self.store, self.now)
+        for find in (self.operations.overdue, self.operations.outdated):
+            for name in find(self.store, self.now):
+                self.operations.tend(self.store, name, self.now)
 
     def pass_time(self, seconds, **beating):
         """Look every half a second, with heartbeats of members that hold streams."""
@@ -138,6 +143,28 @@ def test_the_next_leader_goes_on_with_the_members_and_waits_for_each(home):
     assert after.members() == set()
 
 
+STARS = st.sampled_from(["", "*"])
+NAMES = st.none() | st.text("_ab.-", min_size=1, max_size=3)
+PATTERNS = st.just("*") | st.builds(str.__add__, st.text("_ab-", min_size=1, max_size=2), STARS)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), NAMES)), st.lists(PATTERNS, max_size=6))
+def test_patterns_match_as_those_of_grants_do(changes, patterns):
+    streams, names = StreamNames(), {}
+    for stream_id, name in changes:
+        if name in names.values():  # names are unique: the stream of this name is deleted
+            deleted = next(key for key, each in names.items() if each == name)
+            del names[deleted]
+            streams.discard(deleted)
+        else:
+            names[stream_id] = name
+            streams.put(stream_id, name)
+    granted = SubjectRights(Grant("", Right.READ, each) for each in patterns)
+    expected = {key for key, name in names.items() if Right.READ in granted.on(name)}
+    assert streams.matching(patterns) == expected
+    assert StreamNames(names.items()).matching(patterns) == expected
+
+
 def test_streams_come_and_go_by_their_names(store):
     one, _, other = create(store, "orders.1", "_orders", "bills")
     leader = Leader(store)
@@ -182,6 +209,15 @@ def test_a_group_and_a_cluster_have_so_many_members_at_most(new_home):
     with pytest.raises(InvalidRequestError, match="group g has 1 members, the most"):
         leader.join("b")
     leader.join("a")
+
+
+def test_a_group_has_so_many_patterns_at_most(store):
+    leader = Leader(store)
+    for member_id, count in (("a", 6_000), ("b", 4_000), ("b", 1), ("c", 3_999)):
+        leader.join(member_id, *(f"s{number}" for number in range(count)))
+    with pytest.raises(InvalidRequestError, match="group g would subscribe to 10001 names"):
+        leader.join("d", "s")
+    assert leader.members() == {"a", "b", "c"}
 
 
 def test_streams_beyond_the_limit_are_left_out_and_logged(store, caplog):

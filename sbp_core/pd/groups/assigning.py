@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 Eligible = Mapping[str, frozenset[int]]
 """By member: the streams that it subscribes to and may read."""
@@ -49,19 +49,29 @@ def _add(eligible: Eligible, held: Mapping[str, list[int]], free: set[int]) -> N
 
 
 def _balance(eligible: Eligible, held: Mapping[str, list[int]]) -> None:
-    while (move := next(_moves(eligible, held), None)) is not None:
+    """Move streams, each time between the members with the greatest difference that is possible.
+
+    Pairs without a stream to move are remembered, or each move would look at all streams again.
+    """
+    idle: set[tuple[str, str]] = set()
+    while (move := _maybe_move(eligible, held, idle)) is not None:
         giver, taker, stream_id = move
         held[giver].remove(stream_id)
         insort(held[taker], stream_id)
+        idle -= {(taker, each) for each in held if stream_id in eligible[each]}
 
 
-def _moves(eligible: Eligible, held: Mapping[str, list[int]]) -> Iterator[tuple[str, str, int]]:
-    """Yield the moves that make the loads more equal: the greatest difference first."""
+def _maybe_move(
+    eligible: Eligible, held: Mapping[str, list[int]], idle: set[tuple[str, str]]
+) -> tuple[str, str, int] | None:
     by_load = sorted(held, key=lambda member: (len(held[member]), member))
     for giver in reversed(by_load):
         for taker in by_load:
             if len(held[giver]) - len(held[taker]) < 2:
                 break
-            for stream_id in reversed(held[giver]):
-                if stream_id in eligible[taker]:
-                    yield giver, taker, stream_id
+            if (giver, taker) not in idle:
+                for stream_id in reversed(held[giver]):
+                    if stream_id in eligible[taker]:
+                        return giver, taker, stream_id
+                idle.add((giver, taker))
+    return None

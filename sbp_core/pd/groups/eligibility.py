@@ -1,40 +1,122 @@
 """The streams that members may be given: those that they subscribe to, and have the right to read.
 
-The patterns are those of grants (sbp_core/access/rights.py), without regular expressions: matching
-takes the same short time whatever a client sends.
+The patterns are those of grants (sbp_core/access/rights.py), without regular expressions. Names are
+kept sorted, so a pattern is looked up by bisection: patterns and streams cost their sum, not their
+product, whatever a client subscribes to.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from itertools import chain
 from typing import Final
 
-from sbp_core.access.rights import Grant, Right, SubjectRights
+from sbp_core.access.rights import Right, is_reserved
 from sbp_core.group_limits import GROUP_STREAMS_MAX
 from sbp_core.pd.groups.assigning import Eligible
 from sbp_core.pd.groups.group import Member
 from sbp_core.pd.metadata.store import MetadataStore
-from sbp_core.pd.model import StreamRecord
 
 _LOG: Final = logging.getLogger(__name__)
 _ROWS: Final = 10_000
 """Streams that are read at a time."""
+_ANY: Final = "*"
+_LAST: Final = chr(sys.maxunicode)
+"""Follows every character of a name."""
 
 
-def all_streams(store: MetadataStore) -> list[StreamRecord]:
-    """Return the streams of the cluster, by id."""
-    found: list[StreamRecord] = []
-    while part := store.streams_after(found[-1].stream_id if found else -1, _ROWS):
-        found += part
-    return found
+class StreamNames:
+    """Streams in the order of their names. None is the name of a stream without one."""
+
+    def __init__(self, names: Iterable[tuple[int, str | None]] = ()) -> None:
+        self._by_id = dict(names)
+        found = sorted((name, key) for key, name in self._by_id.items() if name is not None)
+        self._names = [name for name, _ in found]
+        self._ids = [key for _, key in found]
+        self._open = {key for key, name in self._by_id.items() if not is_reserved(name)}
+        """The streams that `*` matches."""
+
+    def put(self, stream_id: int, name: str | None) -> None:
+        """Add a stream, or change its name."""
+        self.discard(stream_id)
+        self._by_id[stream_id] = name
+        if not is_reserved(name):
+            self._open.add(stream_id)
+        if name is not None:
+            at = bisect_left(self._names, name)
+            self._names.insert(at, name)
+            self._ids.insert(at, stream_id)
+
+    def discard(self, stream_id: int) -> None:
+        """Remove a stream, if it is there."""
+        name = self._by_id.pop(stream_id, None)
+        self._open.discard(stream_id)
+        if name is not None:
+            at = self._ids.index(stream_id, bisect_left(self._names, name))
+            del self._names[at], self._ids[at]
+
+    def only(self, stream_ids: Iterable[int]) -> StreamNames:
+        """Return some of these streams."""
+        return StreamNames((each, self._by_id[each]) for each in stream_ids)
+
+    def matching(self, patterns: Iterable[str]) -> set[int]:
+        """Return the streams that match one pattern or more, in O(patterns * log + matches)."""
+        if not self._by_id:
+            return set()
+        patterns = set(patterns)
+        is_all = _ANY in patterns
+        found = set(self._open) if is_all else set()
+        end = 0
+        # Sorted, so what an earlier prefix matched is passed over and no name is looked at twice.
+        for each in sorted(patterns, key=lambda pattern: pattern.removesuffix(_ANY)):
+            text = each.removesuffix(_ANY)
+            if is_all and not is_reserved(text):
+                continue
+            start = bisect_left(self._names, text, lo=end)
+            last = text + _LAST if each.endswith(_ANY) else text
+            end = bisect_right(self._names, last, lo=start)
+            found.update(self._ids[start:end])
+        return found
+
+
+class KnownStreams:
+    """The names of all streams, kept as they are in the store."""
+
+    def __init__(self) -> None:
+        self._names = StreamNames()
+        self._revision = -1
+
+    def names(self, store: MetadataStore) -> StreamNames:
+        """Return the names as they are now; only what changed since the last call is read."""
+        revision = store.revision()
+        changed = store.servers.maybe_changed_since(self._revision)
+        if changed is None:
+            self._names = StreamNames(_all_names(store))
+        else:
+            for stream_id, found in zip(changed, store.streams_by_id(changed), strict=True):
+                if found is None:
+                    self._names.discard(stream_id)
+                else:
+                    self._names.put(stream_id, found.name)
+        self._revision = revision
+        return self._names
+
+
+def _all_names(store: MetadataStore) -> Iterable[tuple[int, str | None]]:
+    last_id = -1
+    while part := store.streams_after(last_id, _ROWS):
+        yield from ((each.stream_id, each.name) for each in part)
+        last_id = part[-1].stream_id
 
 
 def eligible_streams(
     store: MetadataStore,
     name: str,
     members: Iterable[Member],
-    streams: Sequence[StreamRecord],
+    streams: StreamNames,
     *,
     streams_max: int = GROUP_STREAMS_MAX,
 ) -> Eligible:
@@ -42,32 +124,34 @@ def eligible_streams(
 
     Those with the lowest ids count, `streams_max` of all members together.
     """
+    wanted: dict[str | None, set[tuple[str, ...]]] = {}
     members = tuple(members)
-    wanted = {(each.patterns, each.subject) for each in members}
-    readable = {each: _readable(store, *each, streams) for each in wanted}
-    found = sorted(frozenset().union(*readable.values()))
+    for each in members:
+        wanted.setdefault(each.subject, set()).add(each.patterns)
+    # All patterns of a subject first: each member is then matched with `streams_max` at most.
+    matching = {
+        subject: _readable(store, subject, streams).matching(chain.from_iterable(patterns))
+        for subject, patterns in wanted.items()
+    }
+    found = sorted(set().union(*matching.values()))
     if len(found) > streams_max:
         _LOG.warning(
             "group streams left out group=%s streams=%d limit=%d: nobody reads those with the"
             " highest ids; use several groups",
             *(name, len(found), streams_max),
         )
-        kept = frozenset(found[:streams_max])
-        readable = {key: each & kept for key, each in readable.items()}
-    return {each.member_id: readable[each.patterns, each.subject] for each in members}
+    kept = set(found[:streams_max])
+    eligible = {}
+    for subject, subscriptions in wanted.items():
+        some = streams.only(matching[subject] & kept)
+        for patterns in subscriptions:
+            eligible[subject, patterns] = frozenset(some.matching(patterns))
+    return {each.member_id: eligible[each.subject, each.patterns] for each in members}
 
 
-def _readable(
-    store: MetadataStore,
-    patterns: Sequence[str],
-    subject: str | None,
-    streams: Iterable[StreamRecord],
-) -> frozenset[int]:
-    """Return the streams that match, and that the subject may read; None may read all."""
-    wanted = SubjectRights(Grant("", Right.READ, each) for each in patterns)
-    own = None if subject is None else SubjectRights(store.grants.of(subject))
-    return frozenset(
-        each.stream_id
-        for each in streams
-        if Right.READ in wanted.on(each.name) and (own is None or Right.READ in own.on(each.name))
-    )
+def _readable(store: MetadataStore, subject: str | None, streams: StreamNames) -> StreamNames:
+    """Return the streams that a subject may read; None may read all."""
+    if subject is None:
+        return streams
+    own = (each.pattern for each in store.grants.of(subject) if each.right is Right.READ)
+    return streams.only(streams.matching(own))

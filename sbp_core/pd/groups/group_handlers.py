@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 from sbp_core import group_limits as limits
 from sbp_core.access.rights import check_pattern
 from sbp_core.errors import SbpError, invalid
-from sbp_core.pd.groups.group import Group, Member
+from sbp_core.pd.groups.group import Group, Holding, Member
 from sbp_core.pd.groups.group_operations import GroupOperations
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import check_group_name
@@ -35,6 +35,10 @@ from sbp_core.wire.status import SUCCESS, shown
 
 _LOG: Final = logging.getLogger(__name__)
 _MEMBER_ID: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.MEMBER_ID_LENGTH_MAX}}}")
+_REST: Final = 4
+"""Pause after a group was tended, in multiples of the time that it took: clients matter more."""
+_REST_SECONDS_MAX: Final = 1.0
+"""The longest such pause: the store may have been waited for."""
 _NO_MEMBERS: Final = Group(-1)
 _MEMBERS_PER_FRAME: Final = 10
 """Each has up to GROUP_PATTERNS_MAX patterns."""
@@ -46,7 +50,7 @@ class GroupHandlers:
     def __init__(self, store: StoreThread, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._looking: asyncio.Task[None] | None = None
+        self._keeping: list[asyncio.Task[None]] = []
         self.operations: Final = GroupOperations()
 
     def by_opcode(self) -> Mapping[Opcode, Handler]:
@@ -61,12 +65,12 @@ class GroupHandlers:
     async def start(self) -> None:
         """Continue with the members that the last leader had; look for silent ones."""
         await self._store.run(self.operations.resume, self._clock.monotonic())
-        self._looking = asyncio.create_task(self._keep_looking())
+        for find in (self.operations.overdue, self.operations.outdated):
+            self._keeping.append(asyncio.create_task(self._keep_tending(find)))
 
     async def stop(self) -> None:
         """Stop looking."""
-        if self._looking is not None:
-            await cancel_all([self._looking])
+        await cancel_all(self._keeping)
 
     async def join(self, call: ServerCall) -> None:
         """SPEC "JOIN_GROUP": durable when it is answered; may be repeated."""
@@ -117,7 +121,10 @@ class GroupHandlers:
         """SPEC "DESCRIBE_GROUP": the members by id; none for a group without members."""
         name = _checked_group(call, call.decode(DescribeGroupRequest).group)
         group = await self._store.run(_find, name)
-        members = [_described(group, each) for _, each in sorted(group.members.items())]
+        held: dict[str, list[Holding]] = {each: [] for each in sorted(group.members)}
+        for each in group.holdings.values():
+            held[each.member_id].append(each)
+        members = [_described(group.members[key], some) for key, some in held.items()]
 
         async def parts() -> AsyncIterator[tuple[GroupMember, ...]]:
             for at in range(0, len(members), _MEMBERS_PER_FRAME):
@@ -131,11 +138,17 @@ class GroupHandlers:
             ),
         )
 
-    async def _keep_looking(self) -> None:
+    async def _keep_tending(self, find: Callable[[MetadataStore, float], Sequence[str]]) -> None:
+        """Tend the groups that `find` names, one at a time: requests are served in between."""
+        clock = self._clock
         while True:
             await asyncio.sleep(limits.GROUP_SWEEP_MS / 1000)
             try:
-                await self._store.run(self.operations.look, self._clock.monotonic())
+                for name in await self._store.run(find, clock.monotonic()):
+                    began = clock.monotonic()
+                    await self._store.run(self.operations.tend, name, began)
+                    took = clock.monotonic() - began
+                    await asyncio.sleep(min(_REST * took, _REST_SECONDS_MAX))
             except SbpError as error:  # a store that fails, or does not lead
                 _LOG.debug("group members not looked for: %s", error)
 
@@ -144,8 +157,7 @@ def _find(store: MetadataStore, name: str) -> Group:
     return store.groups.maybe_group(name) or _NO_MEMBERS
 
 
-def _described(group: Group, member: Member) -> GroupMember:
-    held = [each for each in group.holdings.values() if each.member_id == member.member_id]
+def _described(member: Member, held: Sequence[Holding]) -> GroupMember:
     return GroupMember(
         member_id=member.member_id,
         patterns=member.patterns,

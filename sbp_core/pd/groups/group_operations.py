@@ -1,24 +1,27 @@
 """The operations on groups with members, on the thread of the store.
 
-A heartbeat and the look for silent members run on the same thread, so no member is expelled while
-its heartbeat is answered. Every operation reads the store, which notices when this placement driver
+A heartbeat and `tend` run on the same thread, so no member is expelled while its heartbeat is
+answered. Every operation reads the store, which notices when this placement driver
 leads no longer: so a member that is answered is one that no other placement driver has expelled.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from sbp_core.errors import StreamNotHeldError, invalid
-from sbp_core.group_limits import GROUP_MEMBERS_MAX, GROUP_STREAMS_MAX
+from sbp_core.group_limits import (
+    GROUP_ALL_PATTERNS_MAX,
+    GROUP_MEMBERS_MAX,
+    GROUP_STREAMS_MAX,
+)
 from sbp_core.pd.groups.assigning import Eligible
-from sbp_core.pd.groups.eligibility import all_streams, eligible_streams
+from sbp_core.pd.groups.eligibility import KnownStreams, eligible_streams
 from sbp_core.pd.groups.group import Group, Member
-from sbp_core.pd.groups.sessions import Key, Sessions
+from sbp_core.pd.groups.sessions import Sessions
 from sbp_core.pd.metadata.store import MetadataStore
-from sbp_core.pd.model import StreamRecord
 from sbp_core.wire.status import shown
 
 _LOG: Final = logging.getLogger(__name__)
@@ -38,6 +41,7 @@ class GroupOperations:
         self._members_max = members_max
         self._streams_max = streams_max
         self._sessions = Sessions()
+        self._streams = KnownStreams()
         self._revision = -1
         self._refreshed_at = 0.0
         self.expelled_count = 0
@@ -54,7 +58,10 @@ class GroupOperations:
     def join(
         self, store: MetadataStore, name: str, member: Member, now: float, wall_ms: int
     ) -> Group:
-        """Add a member, or change its subscription. Raises InvalidRequestError for one too many."""
+        """Add a member, or change its subscription.
+
+        Raises InvalidRequestError for one member, or pattern, too many.
+        """
         before = store.groups.maybe_group(name) or Group(wall_ms)
         members = {**before.members, member.member_id: member}
         if member.member_id not in before.members:
@@ -64,7 +71,8 @@ class GroupOperations:
                     f"group {name} has {self._members_max} members, the most that a group can have:"
                     " let some leave, or use another group"
                 )
-        eligible = self._eligible(store, name, members.values(), all_streams(store))
+        check_pattern_count(name, members.values())
+        eligible = self._eligible(store, name, members.values())
         after = self._change(store, name, before, before.with_member(member, eligible))
         self._hear(name, after, member.member_id, now)
         if after.members.keys() != before.members.keys():
@@ -96,37 +104,37 @@ class GroupOperations:
         if self._remove(store, name, [member_id]):
             _LOG.info("group member left group=%s member=%s", name, shown(member_id))
 
-    def look(self, store: MetadataStore, now: float) -> None:
-        """Expel members that are silent, or give nothing up; assign the streams that are new."""
-        overdue = self._sessions.overdue(now)
-        for name, member_ids in _by_group(overdue).items():
-            self.expelled_count += self._remove(store, name, member_ids)
-            for member_id in member_ids:
-                _LOG.warning(
-                    "group member expelled group=%s member=%s: %s",
-                    *(name, shown(member_id), overdue[Key(name, member_id)]),
-                )
-        groups = self._sessions.groups()
-        if not groups:
-            return
-        revision = store.revision()
-        if revision == self._revision and now - self._refreshed_at < _REFRESH_SECONDS:
-            return
-        streams = all_streams(store)
-        for name in groups:
-            group = store.groups.maybe_group(name)
-            if group is not None:
-                eligible = self._eligible(store, name, group.members.values(), streams)
-                self._change(store, name, group, group.rebalanced(eligible))
-        self._revision, self._refreshed_at = revision, now
+    def overdue(self, _: MetadataStore, now: float) -> list[str]:
+        """Return the groups with members that are silent, or give nothing up: see `tend`."""
+        return self._sessions.groups_overdue(now)
 
-    def _eligible(
-        self,
-        store: MetadataStore,
-        name: str,
-        members: Iterable[Member],
-        streams: Sequence[StreamRecord],
-    ) -> Eligible:
+    def outdated(self, store: MetadataStore, now: float) -> list[str]:
+        """Return the groups whose streams may be others since the last call: see `tend`."""
+        groups = self._sessions.groups()
+        revision = store.revision()
+        is_same = revision == self._revision and now - self._refreshed_at < _REFRESH_SECONDS
+        if not groups or is_same:
+            return []
+        self._revision, self._refreshed_at = revision, now
+        return groups
+
+    def tend(self, store: MetadataStore, name: str, now: float) -> None:
+        """Expel overdue members of a group; assign the streams that there are now."""
+        overdue = self._sessions.overdue(name, now)
+        if overdue:
+            self.expelled_count += self._remove(store, name, overdue.keys())
+            for member_id, fault in overdue.items():
+                _LOG.warning(
+                    "group member expelled group=%s member=%s: %s", name, shown(member_id), fault
+                )
+            return
+        group = store.groups.maybe_group(name)
+        if group is not None:
+            eligible = self._eligible(store, name, group.members.values())
+            self._change(store, name, group, group.rebalanced(eligible))
+
+    def _eligible(self, store: MetadataStore, name: str, members: Iterable[Member]) -> Eligible:
+        streams = self._streams.names(store)
         return eligible_streams(store, name, members, streams, streams_max=self._streams_max)
 
     def _remove(self, store: MetadataStore, name: str, member_ids: Collection[str]) -> int:
@@ -135,7 +143,7 @@ class GroupOperations:
         others = [each for key, each in before.members.items() if key not in member_ids]
         count = len(before.members) - len(others)
         if count:
-            eligible = self._eligible(store, name, others, all_streams(store))
+            eligible = self._eligible(store, name, others)
             self._change(store, name, before, before.without_members(member_ids, eligible))
         for member_id in member_ids:
             self._sessions.forget(name, member_id)
@@ -160,6 +168,17 @@ class GroupOperations:
             sum(each.revoked is not None for each in after.holdings.values()),
         )
         return after
+
+
+def check_pattern_count(name: str, members: Iterable[Member]) -> None:
+    """Raise InvalidRequestError for more patterns than a group can have."""
+    count = sum(len(each.patterns) for each in members)
+    if count > GROUP_ALL_PATTERNS_MAX:
+        raise invalid(
+            f"the members of group {name} would subscribe to {count} names and patterns together,"
+            f" and at most {GROUP_ALL_PATTERNS_MAX} are accepted: subscribe to prefixes such as"
+            " orders-*, or use several groups"
+        )
 
 
 def part_of(store: MetadataStore, name: str, member_id: str, generation: int) -> Group:
@@ -198,10 +217,3 @@ def refused_cursors(
         except StreamNotHeldError as error:
             refused[stream_id] = error
     return refused
-
-
-def _by_group(keys: Iterable[Key]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for key in keys:
-        found.setdefault(key.group, []).append(key.member_id)
-    return found
