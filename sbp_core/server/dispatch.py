@@ -159,6 +159,14 @@ class ServerCall:
         """Judges the rights of the caller once more; None for a caller that may do everything."""
 
     @property
+    def restricted_subject(self) -> str | None:
+        """Whose rights decide what the caller may do; None if it may do everything."""
+        identity = self.peer.standing.identity
+        if identity is None or identity.is_server or identity.is_admin:
+            return None
+        return identity.subject
+
+    @property
     def is_one_frame(self) -> bool:
         """Whether the answer has to be one frame, so that it should not become too large."""
         return self._speech.is_foreign

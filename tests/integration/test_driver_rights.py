@@ -8,10 +8,10 @@ import pytest
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import AppendItem, StreamSpec
-from sbp_core.errors import PermissionDeniedError, StatusCode
+from sbp_core.errors import MemberUnknownError, PermissionDeniedError, StatusCode
 from sbp_core.server.audit import EVENTS
 from sbp_core.wire import headers
-from sbp_core.wire.headers import RESULT_FIELDS
+from sbp_core.wire.headers import REQUEST_TABLES, RESULT_FIELDS
 from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import core_cluster, rows_batch
 from tests.support.security import Identities
@@ -188,6 +188,41 @@ def test_cursors_need_the_group_and_the_stream(tmp_path, identities):
         ):
             with pytest.raises(PermissionDeniedError, match="lacks the right group on group"):
                 await codes(cluster, address, opcode, request)
+
+    run(tmp_path, body)
+
+
+def test_only_the_identity_that_joined_acts_for_a_member(tmp_path, identities):
+    reader, rival = identities.address_of("reader"), identities.address_of("rival")
+    admin = identities.address_of("root", is_admin=True)
+
+    async def ask(cluster, address, opcode, *fields):
+        request = REQUEST_TABLES[opcode](1_000, "mine", *fields)
+        async with RawClient.at(cluster.pd.endpoint, from_address=address) as client:
+            (answer,) = await client.ask(opcode, request)
+        return answer
+
+    async def body(cluster, ids):
+        granted = [Grant("rival", Right.GROUP, "mine"), Grant("rival", Right.READ, "orders-*")]
+        await cluster.client.change_grants(granted)
+        joined = await ask(cluster, reader, Opcode.JOIN_GROUP, "m", ("orders-*",))
+        assert joined.stream_ids == (ids[0], ids[1])
+        commit = ((headers.Cursor(ids[0], 7),), "m", joined.generation)
+        beat = ("m", joined.generation, joined.stream_ids)
+        for opcode, fields in (
+            (Opcode.JOIN_GROUP, ("m", ("x",))),
+            (Opcode.GROUP_HEARTBEAT, ("m", joined.generation, ())),
+            (Opcode.COMMIT_CURSORS, commit),
+            (Opcode.LEAVE_GROUP, ("m",)),
+        ):
+            with pytest.raises(PermissionDeniedError, match="'m' belongs to another identity"):
+                await ask(cluster, rival, opcode, *fields)
+        answer = await ask(cluster, reader, Opcode.GROUP_HEARTBEAT, *beat)
+        assert (answer.generation, answer.stream_ids) == (joined.generation, joined.stream_ids)
+        await ask(cluster, reader, Opcode.COMMIT_CURSORS, *commit)
+        await ask(cluster, admin, Opcode.LEAVE_GROUP, "m")
+        with pytest.raises(MemberUnknownError):
+            await ask(cluster, reader, Opcode.GROUP_HEARTBEAT, *beat)
 
     run(tmp_path, body)
 

@@ -79,13 +79,13 @@ AT_DRIVER = {
     ),
     Opcode.JOIN_GROUP: (
         READ | {"member"},
-        lambda _: h.JoinGroupRequest(MS, "readers", "m", ("orders-*",)),
+        lambda i: h.JoinGroupRequest(MS, "readers", f"m{i}", ("orders-*",)),
     ),
     Opcode.GROUP_HEARTBEAT: (
         READ | {"member"},
-        lambda _: h.GroupHeartbeatRequest(MS, "readers", "m"),
+        lambda i: h.GroupHeartbeatRequest(MS, "readers", f"m{i}"),
     ),
-    Opcode.LEAVE_GROUP: (READ | {"member"}, lambda _: h.LeaveGroupRequest(MS, "readers", "m")),
+    Opcode.LEAVE_GROUP: (READ | {"member"}, lambda i: h.LeaveGroupRequest(MS, "readers", f"m{i}")),
     Opcode.DESCRIBE_GROUP: (READ | {"member"}, lambda _: h.DescribeGroupRequest(MS, "readers")),
     Opcode.REGISTER_SCHEMAS: (MANAGE, lambda i: h.RegisterSchemasRequest(MS, (h.SchemaEntry(i),))),
     Opcode.DESCRIBE_SCHEMAS: (ANY, lambda i: h.DescribeSchemasRequest(MS, (i,))),

@@ -81,7 +81,7 @@ class GroupHandlers:
             _checked_patterns(request.patterns),
             _checked_session_ms(request.session_timeout_ms),
             _checked_handover_ms(request.handover_timeout_ms),
-            _subject_of(call),
+            call.restricted_subject,
         )
         now, wall_ms = self._clock.monotonic(), self._clock.wall_ms()
         group = await self._store.run(self.operations.join, name, member, now, wall_ms)
@@ -102,6 +102,7 @@ class GroupHandlers:
             member_id,
             generation=request.generation,
             held=frozenset(request.stream_ids),
+            subject=call.restricted_subject,
             now=self._clock.monotonic(),
         )
         assigned = tuple(group.assigned(member_id))
@@ -114,7 +115,7 @@ class GroupHandlers:
         request = call.decode(LeaveGroupRequest)
         name = _checked_group(call, request.group)
         member_id = _checked_member_id(request.member_id)
-        await self._store.run(self.operations.leave, name, member_id)
+        await self._store.run(self.operations.leave, name, member_id, call.restricted_subject)
         await call.respond(LeaveGroupResponse(status=SUCCESS))
 
     async def describe(self, call: ServerCall) -> None:
@@ -167,14 +168,6 @@ def _described(member: Member, held: Sequence[Holding]) -> GroupMember:
         revoked_ids=tuple(sorted(each.stream_id for each in held if each.revoked is not None)),
         subject=member.subject,
     )
-
-
-def _subject_of(call: ServerCall) -> str | None:
-    """Return whose rights decide which streams a member may read; None if it may read all."""
-    identity = call.peer.standing.identity
-    if identity is None or identity.is_server or identity.is_admin:
-        return None
-    return identity.subject
 
 
 def _checked_group(call: ServerCall, name: str | None) -> str:

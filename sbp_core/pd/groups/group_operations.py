@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from sbp_core.errors import StreamNotHeldError, invalid
+from sbp_core.errors import PermissionDeniedError, StreamNotHeldError, invalid
 from sbp_core.group_limits import (
     GROUP_ALL_PATTERNS_MAX,
     GROUP_MEMBERS_MAX,
@@ -60,9 +60,11 @@ class GroupOperations:
     ) -> Group:
         """Add a member, or change its subscription.
 
-        Raises InvalidRequestError for one member, or pattern, too many.
+        Raises InvalidRequestError for one member, or pattern, too many, and PermissionDeniedError
+        for a member of another identity.
         """
         before = store.groups.maybe_group(name) or Group(wall_ms)
+        check_owner(before, member.member_id, member.subject)
         members = {**before.members, member.member_id: member}
         if member.member_id not in before.members:
             store.capacity.check("group_members", 1)
@@ -91,16 +93,26 @@ class GroupOperations:
         generation: int,
         held: Collection[int],
         now: float,
+        subject: str | None = None,
     ) -> Group:
-        """Pass on what a member has given up. Raises MemberUnknownError."""
-        before = part_of(store, name, member_id, generation)
+        """Pass on what a member has given up.
+
+        Raises MemberUnknownError, and PermissionDeniedError for a member of another identity.
+        """
+        before = part_of(store, name, member_id, generation, subject)
         after = before.after_heartbeat(member_id, generation, held)
         self._change(store, name, before, after)
         self._hear(name, after, member_id, now)
         return after
 
-    def leave(self, store: MetadataStore, name: str, member_id: str) -> None:
-        """Remove a member that reads nothing any more; nothing happens if it is none."""
+    def leave(
+        self, store: MetadataStore, name: str, member_id: str, subject: str | None = None
+    ) -> None:
+        """Remove a member that reads nothing any more; nothing happens if it is none.
+
+        Raises PermissionDeniedError for a member of another identity.
+        """
+        check_owner(store.groups.maybe_of_member(name, member_id), member_id, subject)
         if self._remove(store, name, [member_id]):
             _LOG.info("group member left group=%s member=%s", name, shown(member_id))
 
@@ -181,12 +193,25 @@ def check_pattern_count(name: str, members: Iterable[Member]) -> None:
         )
 
 
-def part_of(store: MetadataStore, name: str, member_id: str, generation: int) -> Group:
+def check_owner(group: Group | None, member_id: str, subject: str | None) -> None:
+    """Raise PermissionDeniedError for a member of another identity; None may act for all."""
+    member = None if group is None else group.members.get(member_id)
+    if subject is not None and member is not None and member.subject != subject:
+        raise PermissionDeniedError.of(
+            f"member {shown(member_id)} belongs to another identity than {shown(subject)}, and only"
+            " the identity that joined acts for a member: join with a member_id of your own"
+        )
+
+
+def part_of(
+    store: MetadataStore, name: str, member_id: str, generation: int, subject: str | None
+) -> Group:
     """Return what of a group concerns a member that knows a generation.
 
-    Raises MemberUnknownError.
+    Raises MemberUnknownError, and PermissionDeniedError for a member of another identity.
     """
     group = store.groups.maybe_of_member(name, member_id) or Group(generation)
+    check_owner(group, member_id, subject)
     group.member(member_id, generation)
     return group
 
@@ -197,10 +222,13 @@ def refused_cursors(
     member_id: str | None,
     generation: int,
     stream_ids: Iterable[int],
+    *,
+    subject: str | None = None,
 ) -> dict[int, StreamNotHeldError]:
     """Return why a member, or None, may not commit cursors of a group, by stream.
 
-    Raises MemberUnknownError, and StreamNotHeldError for all if the group has members.
+    Raises MemberUnknownError, PermissionDeniedError for a member of another identity, and
+    StreamNotHeldError for all if the group has members.
     """
     if member_id is None:
         if store.groups.has_members(name):
@@ -209,7 +237,7 @@ def refused_cursors(
                 " the members, and wait until they have left or are expelled"
             )
         return {}
-    group = part_of(store, name, member_id, generation)
+    group = part_of(store, name, member_id, generation, subject)
     refused = {}
     for stream_id in stream_ids:
         try:

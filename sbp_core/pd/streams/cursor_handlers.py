@@ -50,6 +50,7 @@ class CursorHandlers:
             self._clock.wall_ms(),
             member_id=request.member_id,
             generation=request.generation,
+            subject=call.restricted_subject,
         )
         await respond_all(
             call, results, lambda part: CommitCursorsResponse(cursors=part, status=SUCCESS)
@@ -93,13 +94,15 @@ def commit_cursors(
     *,
     member_id: str | None = None,
     generation: int = -1,
+    subject: str | None = None,
 ) -> list[Cursor]:
     """Set or forget cursors (SPEC "COMMIT_CURSORS"), all in one transaction, in their order.
 
-    Raises MemberUnknownError for one that is no member, StreamNotHeldError if a member has to.
+    Raises MemberUnknownError for one that is no member, PermissionDeniedError for one that is a
+    member of another identity, StreamNotHeldError if a member has to.
     """
     stream_ids = [each.stream_id for each in cursors]
-    refused = refused_cursors(store, group, member_id, generation, stream_ids)
+    refused = refused_cursors(store, group, member_id, generation, stream_ids, subject=subject)
     crowded_out = _crowded_out(store, group, cursors)
     planned = [refused.get(each.stream_id) or _plan(store, each, crowded_out) for each in cursors]
     outcomes = apply_accepted(

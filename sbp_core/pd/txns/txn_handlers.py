@@ -130,7 +130,7 @@ class TxnHandlers:
         if request.commit or request.parts or not is_producer(producer):
             raise invalid("to give up lost records of a batch, set producer and batch_number only")
         batch = f"batch {batch_number} of {producer}"
-        subject = _subject_of(call, spares_admins=True)
+        subject = call.restricted_subject
         await self._store.run(lambda store: check_owner(store.transactions, producer, subject))
         txn = await self._decided(producer, batch_number, batch)
         message = None
@@ -158,7 +158,7 @@ class TxnHandlers:
                 raise invalid(
                     f"{shown(part.txn_id)} is not the id of a transaction: use A-Z a-z 0-9 . _ - ~"
                 )
-        subject = _subject_of(call, spares_admins=True)
+        subject = call.restricted_subject
         verdicts = await self._store.run(
             lambda store: store.transactions.abort(parts, self._clock.wall_ms(), subject)
         )
@@ -219,12 +219,10 @@ def _staged_parts(staged: Iterable[StagedParts]) -> Iterator[Part]:
             yield Part(each.txn_id or "", *numbers)
 
 
-def _subject_of(call: ServerCall, *, spares_admins: bool = False) -> str | None:
-    """Return whose transactions a request is about; None if that is not to be checked."""
+def _subject_of(call: ServerCall) -> str | None:
+    """Return whose batch a request commits; None if that is not to be checked."""
     identity = call.peer.standing.identity
-    if identity is None or identity.is_server or (spares_admins and identity.is_admin):
-        return None
-    return identity.subject
+    return None if identity is None or identity.is_server else identity.subject
 
 
 async def _respond(
