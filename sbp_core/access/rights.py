@@ -27,6 +27,8 @@ GRANTS_MAX: Final = 10_000
 """Grants of a cluster."""
 LEASE_MS: Final = 60_000
 """How long a server may decide by the rights that the placement driver told it."""
+CLAIM_MS: Final = 3_600_000
+"""How long a server may rely on that a producer belongs to who stages as it."""
 _ANY: Final = "*"
 AUDIT_STREAM: Final = "_audit"
 """The stream of the audit events."""

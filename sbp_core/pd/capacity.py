@@ -51,7 +51,7 @@ class CapacityLimits:
         unit="members",
     )
     decisions_max: int = integer_setting(
-        "Committed batches of producers that are kept; committing more is refused.",
+        "Committed batches that are kept, and producers with staged ones only; more are refused.",
         1,
         limits.ROWS_MAX,
         default=limits.DECISIONS_MAX,
@@ -74,6 +74,11 @@ _TABLES: Final = {
         "decisions_max",
         "decided batches of transactions that are kept",
         "use fewer producers",
+    ),
+    "producer_claims": (
+        "decisions_max",
+        "producers that have staged batches, and no decision,",
+        "commit as fewer producers, or wait until some are forgotten",
     ),
     "aborted_txns": (
         "aborted_txns_max",

@@ -17,12 +17,13 @@ from sbp_core.access.rights import (
     checked_subject,
 )
 from sbp_core.access.rights import Grant as GrantRecord
-from sbp_core.errors import PermissionDeniedError, StatusError
+from sbp_core.errors import PermissionDeniedError, StatusError, invalid
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
 from sbp_core.server.answers import respond_all
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.server.guard import Authority, Judgement, Target, lacking_right
+from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     ChangeGrantsRequest,
     ChangeGrantsResponse,
@@ -34,14 +35,16 @@ from sbp_core.wire.headers import (
     StreamRights,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import SUCCESS, status_for
+from sbp_core.wire.status import SUCCESS, shown, status_for
+from sbp_core.wire.txn_id import is_txn_id
 
 
 class GrantHandlers:
     """Serves what is asked about rights, and changes them."""
 
-    def __init__(self, store: StoreThread) -> None:
+    def __init__(self, store: StoreThread, clock: Clock) -> None:
         self._store = store
+        self._clock = clock
 
     def by_opcode(self) -> Mapping[Opcode, Handler]:
         """Return the handler of each operation served here."""
@@ -79,14 +82,24 @@ class GrantHandlers:
             await call.respond(ChangeGrantsResponse(status=SUCCESS))
 
     async def check(self, call: ServerCall) -> None:
-        """SPEC "CHECK_RIGHTS": the rights of a subject on streams, in the order of the request."""
+        """SPEC "CHECK_RIGHTS": the rights of a subject on streams, in the order of the request.
+
+        The subject becomes the owner of the transactions that belong to nobody.
+        """
         request = call.decode(CheckRightsRequest)
         check_item_count(len(request.stream_ids))
-        results = await self._store.run(_check, request.subject or "", request.stream_ids)
+        check_item_count(len(request.txn_ids))
+        subject = request.subject or ""
+        results = await self._store.run(_check, subject, request.stream_ids)
+        foreign: tuple[str, ...] = ()
+        if request.txn_ids:
+            foreign = await self._store.run(_claim, request.txn_ids, subject, self._clock.wall_ms())
         await respond_all(
             call,
             results,
-            lambda part: CheckRightsResponse(streams=part, status=SUCCESS, lease_ms=LEASE_MS),
+            lambda part: CheckRightsResponse(
+                streams=part, status=SUCCESS, lease_ms=LEASE_MS, foreign_txn_ids=foreign
+            ),
         )
 
 
@@ -119,6 +132,15 @@ def _check(store: MetadataStore, subject: str, stream_ids: Sequence[int]) -> lis
             status = status_for(no_stream(stream_id)) if is_told else SUCCESS
             results.append(StreamRights(stream_id, status=status))
     return results
+
+
+def _claim(
+    store: MetadataStore, txn_ids: Sequence[str], subject: str, now_ms: int
+) -> tuple[str, ...]:
+    for each in txn_ids:
+        if not is_txn_id(each):
+            raise invalid(f"{shown(each)} is not the id of a transaction")
+    return tuple(store.transactions.claim(txn_ids, subject, now_ms))
 
 
 def _judge(

@@ -49,7 +49,8 @@ _SERVERS: Final = METRICS.gauge(
 )
 _ROWS: Final = METRICS.gauge(
     "sbp_pd_rows",
-    "Streams, cursors, members of groups, decided batches and aborted transactions that are kept.",
+    "Streams, cursors, members of groups, decided batches, claims of producers and aborted"
+    " transactions that are kept.",
     "of",
 )
 _ROWS_MAX: Final = METRICS.gauge("sbp_pd_rows_limit", "The most that the settings allow.", "of")

@@ -347,6 +347,12 @@ class Membership:
             answers += await self._client.ask(Opcode.CHECK_RIGHTS, request, CheckRightsResponse)
         return answers
 
+    async def claim_txns(self, subject: str, txn_ids: Sequence[str]) -> set[str]:
+        """Say that a subject stages in transactions; return those of others (CHECK_RIGHTS)."""
+        request = CheckRightsRequest(limits.REQUEST_TIMEOUT_MS, subject, txn_ids=tuple(txn_ids))
+        answers = await self._client.ask(Opcode.CHECK_RIGHTS, request, CheckRightsResponse)
+        return {each for answer in answers for each in answer.foreign_txn_ids}
+
     async def ask_to_seal(self, ranges: Sequence[tuple[int, int]], cause: SealCause) -> set[int]:
         """Ask that streams go on in new ranges, behind these (SEAL_RANGE at the PD).
 

@@ -4,8 +4,11 @@ The placement driver says how long its answer may be used. While a decision is i
 again every REFRESH_MS in the background: so a revoked right ends, and a placement driver that is
 down for less than the lease stops nobody. A right that is missing is asked again after DENIED_MS.
 
-A writer and a transaction belong to the subject that used them first in a stream. That is kept in
-memory: after a restart, or in the next range on another server, the first one counts again.
+A writer belongs to the subject that used it first in a stream. That is kept in memory: after a
+restart, or in the next range on another server, the first one counts again.
+
+A transaction belongs to the subject that first staged as its producer. The placement driver, which
+decides transactions, stores that before anything is staged, so nobody else can commit it.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from msgspec import Struct
 
 from sbp_core import limits
 from sbp_core.access.identity import Identity
-from sbp_core.access.rights import AUDIT_STREAM, Owners, Right
-from sbp_core.errors import SbpError, ThrottledError
+from sbp_core.access.rights import AUDIT_STREAM, CLAIM_MS, Owners, Right
+from sbp_core.errors import PermissionDeniedError, SbpError, ThrottledError
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.server.guard import (
     Authority,
@@ -37,7 +40,7 @@ from sbp_core.server.trust import denied
 from sbp_core.wire.headers import CheckRightsResponse, StreamRights
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
-from sbp_core.wire.txn_id import original_of
+from sbp_core.wire.txn_id import is_txn_id, owned_name
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -55,9 +58,15 @@ KNOWN_MAX: Final = 1_000
 
 Ask = Callable[[str, Sequence[int]], Awaitable[Sequence[CheckRightsResponse]]]
 """Asks the placement driver for the rights of a subject on streams. Raises SbpError."""
+Claim = Callable[[str, Sequence[str]], Awaitable[Collection[str]]]
+"""Tells the placement driver that a subject stages in transactions; returns those of others.
+
+Raises SbpError.
+"""
 FindNames = Callable[[Sequence[int]], Awaitable[Mapping[int, str | None]]]
 """Asks the placement driver for the names of streams that exist. Raises SbpError."""
 _Key = tuple[str, int]
+_APPEND: Final = frozenset({Right.APPEND})
 _AT_ONCE: Final = {Opcode.APPEND: "append_requests", Opcode.FETCH: "fetch_requests"}
 """The operations that are judged without a wait if that is possible."""
 
@@ -122,20 +131,24 @@ class CachedRights(Authority):
     def __init__(
         self,
         ask: Ask,
+        claim: Claim,
         clock: Clock,
         *,
         decisions_max: int = DECISIONS_MAX,
         refusals_max: int = REFUSALS_MAX,
     ) -> None:
         self._ask = ask
+        self._claim = claim
         self._clock = clock
         self._decisions_max = decisions_max
         self._refusals_max = refusals_max
         self._decisions: OrderedDict[_Key, _Decision] = OrderedDict()
         self._refusals: OrderedDict[_Key, _Decision] = OrderedDict()
         self._asking: dict[_Key, asyncio.Task[None]] = {}
-        self._owners: Owners[tuple[int, str, str]] = Owners()
-        """By stream, noun and id."""
+        self._writers: Owners[tuple[int, str]] = Owners()
+        """By stream and id."""
+        self._claims: dict[tuple[str, str], float] = {}
+        """Until when a subject may stage as a producer, or in a transaction that names none."""
 
     async def stop(self) -> None:
         """Ask nothing any more."""
@@ -150,7 +163,12 @@ class CachedRights(Authority):
         now = self._clock.monotonic()
         subject = identity.subject
         items = getattr(request, field)
-        if self._allows_all(subject, items, now, is_append=call.opcode is Opcode.APPEND):
+        is_append = call.opcode is Opcode.APPEND
+        if not identity.is_admin and self._allows_all(subject, items, now, is_append=is_append):
+            return ()
+        if is_append and self._unclaimed(subject, (each.txn_id for each in items), now):
+            return None
+        if identity.is_admin:
             return ()
         judgement: list[SbpError | None] = []
         for item in items:
@@ -159,6 +177,8 @@ class CachedRights(Authority):
             if decision is None:
                 return None
             judgement.append(self._judge(identity, rule.rights, stream_id, item, decision))
+            if judgement[-1] is None and item.txn_id is not None and len(decision.txns) < KNOWN_MAX:
+                decision.txns.add(item.txn_id)
         return judgement
 
     def _allows_all(
@@ -189,6 +209,24 @@ class CachedRights(Authority):
 
         ThrottledError where the placement driver does not say it.
         """
+        judgement = await self._judge_all(identity, rights, targets)
+        if rights != _APPEND:
+            return judgement
+        txn_ids = [
+            getattr(each.item, "txn_id", None) if error is None else None
+            for each, error in zip(targets, judgement, strict=True)
+        ]
+        unclaimed = self._unclaimed(identity.subject, txn_ids, self._clock.monotonic())
+        refusals = await self._claim_all(identity.subject, unclaimed) if unclaimed else {}
+        return [
+            error or refusals.get(txn_id) for error, txn_id in zip(judgement, txn_ids, strict=True)
+        ]
+
+    async def _judge_all(
+        self, identity: Identity, rights: frozenset[Right], targets: Sequence[Target]
+    ) -> list[SbpError | None]:
+        if identity.is_admin:
+            return [None] * len(targets)
         subject, now = identity.subject, self._clock.monotonic()
         lacking = {
             each.stream_id
@@ -206,6 +244,34 @@ class CachedRights(Authority):
             else:
                 judgement.append(self._judge(identity, rights, each.stream_id, each.item, decision))
         return judgement
+
+    def _unclaimed(self, subject: str, txn_ids: Iterable[str | None], now: float) -> list[str]:
+        """Return the transactions of which it is not known that they are the subject's."""
+        return [
+            each
+            for each in set(txn_ids)
+            if each is not None
+            and is_txn_id(each)
+            and self._claims.get((subject, owned_name(each)), 0.0) <= now
+        ]
+
+    async def _claim_all(self, subject: str, txn_ids: Sequence[str]) -> dict[str | None, SbpError]:
+        """Return why a subject may not stage in transactions, by id."""
+        end = self._clock.monotonic() + CLAIM_MS / 1_000
+        try:
+            foreign = await self._claim(subject, txn_ids)
+        except SbpError as error:
+            refusal: SbpError = ThrottledError.of(
+                f"the placement driver has not recorded that {subject} stages in transaction"
+                f" {txn_ids[0]} ({error}); try again"
+            )
+            return dict.fromkeys(txn_ids, refusal)
+        for txn_id in txn_ids:
+            if txn_id not in foreign:
+                self._claims[subject, owned_name(txn_id)] = end
+        while len(self._claims) > self._decisions_max:
+            del self._claims[next(iter(self._claims))]
+        return {each: _foreign("transaction", each) for each in foreign}
 
     def _maybe_decision(
         self, subject: str, stream_id: int, rights: frozenset[Right], now: float
@@ -244,20 +310,13 @@ class CachedRights(Authority):
             return denied(
                 f"{identity} may not read staged batches: only servers of the cluster may"
             )
-        for used, noun, known in (
-            (txn_id, "transaction", decision.txns),
-            (writer_id, "writer", decision.writers),
-        ):
-            if used is not None:
-                key = (stream_id, noun, original_of(used))
-                if self._owners.claim(key, identity.subject):
-                    if len(known) < KNOWN_MAX:
-                        known.add(used)
-                else:
-                    return denied(
-                        f"{noun} {used} of {Target(stream_id, (decision.name,))} belongs to another"
-                        " identity: use another id"
-                    )
+        if writer_id is not None:
+            key = (stream_id, writer_id)
+            if not self._writers.claim(key, identity.subject):
+                target = Target(stream_id, (decision.name,))
+                return _foreign("writer", f"{writer_id} of {target}")
+            if len(decision.writers) < KNOWN_MAX:
+                decision.writers.add(writer_id)
         return None
 
     def _lookups_of(self, subject: str, stream_ids: Collection[int]) -> set[asyncio.Task[None]]:
@@ -306,6 +365,10 @@ class CachedRights(Authority):
         ):
             while len(kept) > count_max:
                 kept.popitem(last=False)
+
+
+def _foreign(noun: str, used: str) -> PermissionDeniedError:
+    return denied(f"{noun} {used} belongs to another identity: use another id")
 
 
 def _not_known(subject: str, target: Target) -> ThrottledError:

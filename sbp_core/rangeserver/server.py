@@ -285,7 +285,7 @@ class RangeServer:
             local_reads=local_reads,
             bounds=self._bounds,
         )
-        rights = CachedRights(membership.check_rights, self._clock)
+        rights = CachedRights(membership.check_rights, membership.claim_txns, self._clock)
         self._started.push_async_callback(rights.stop)
         protection = None
         if settings.protects_audit_stream:

@@ -258,10 +258,8 @@ class Guard:
         identity = call.peer.standing.identity
         if self._is_protected_from(call, rule):
             return False
-        if identity is None:
-            return True
-        if isinstance(rule, Rule):
-            return identity.is_admin or identity.is_server
+        if identity is None or isinstance(rule, Rule):
+            return _maybe_restricted(call) is None
         is_allowed = identity.is_server if rule is Caller.SERVER else identity.is_admin
         if not is_allowed:
             key = "servers" if rule is Caller.SERVER else "admins"
@@ -440,10 +438,11 @@ class _Prompt(PromptHandler):
 
 
 def _maybe_restricted(call: ServerCall) -> Identity | None:
-    """Return the identity of a caller that may do only what it has rights for."""
+    """Return the identity of a caller that may not do everything: what admins stage is theirs."""
     identity = call.peer.standing.identity
-    is_restricted = identity is not None and not (identity.is_admin or identity.is_server)
-    return identity if is_restricted else None
+    if identity is None or identity.is_server:
+        return None
+    return None if identity.is_admin and call.opcode is not Opcode.APPEND else identity
 
 
 def _request_of(call: ServerCall) -> Any:

@@ -40,11 +40,12 @@ class BatchPlace(Struct, frozen=True, gc=False):
 
 
 class CheckRightsRequest(Struct, frozen=True, gc=False):
-    """CHECK_RIGHTS: which rights a subject has on streams, for a server that decides for `lease_ms`."""
+    """CHECK_RIGHTS: which rights a subject has on streams, for a server that decides for `lease_ms`. The subject stages under `txn_ids`."""
 
     timeout_ms: int = 0
     subject: str | None = None
     stream_ids: tuple[int, ...] = ()
+    txn_ids: tuple[str, ...] = ()
 
 
 class DescribeCursorsRequest(Struct, frozen=True, gc=False):
@@ -678,6 +679,7 @@ class CheckRightsResponse(Struct, frozen=True, gc=False):
     streams: tuple[StreamRights, ...] = ()
     status: Status | None = None
     lease_ms: int = 0
+    foreign_txn_ids: tuple[str, ...] = ()
 
 
 class ClusterMetadata(Struct, frozen=True, gc=False):
@@ -1130,7 +1132,7 @@ class RecordMeta(Struct, frozen=True, gc=False):
 
 _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     BatchPlace: (I64, I32, I64, I32, I32, I64, I32),
-    CheckRightsRequest: (I32, TEXT, Vector(I64)),
+    CheckRightsRequest: (I32, TEXT, Vector(I64), Vector(TEXT)),
     DescribeCursorsRequest: (I32, TEXT, Vector(I64)),
     DescribeGroupRequest: (I32, TEXT),
     DescribeSchemasRequest: (I32, Vector(I64), BOOL),
@@ -1274,7 +1276,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     UpdateStreamResult: (Table("Stream"), Table("Status")),
     UpdateStreamsRequest: (I32, Vector(Table("Stream"))),
     AppendResponse: (I32, Vector(Table("AppendResult")), Table("Status")),
-    CheckRightsResponse: (I32, Vector(Table("StreamRights")), Table("Status"), I32),
+    CheckRightsResponse: (I32, Vector(Table("StreamRights")), Table("Status"), I32, Vector(TEXT)),
     ClusterMetadata: (
         Vector(Table("StreamExtent")),
         Vector(Table("SchemaEntry")),

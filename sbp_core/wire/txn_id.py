@@ -79,3 +79,9 @@ def maybe_batch_of(txn_id: str) -> tuple[str, int] | None:
     """Return the producer and the batch number in an id, None if there are none."""
     match = _OF_A_BATCH.fullmatch(original_of(txn_id))
     return (match[1], int(match[2])) if match and is_producer(match[1]) else None
+
+
+def owned_name(txn_id: str) -> str:
+    """Return the name that has an owner: the producer in an id, or the id if it names none."""
+    batch = maybe_batch_of(txn_id)
+    return original_of(txn_id) if batch is None else batch[0]

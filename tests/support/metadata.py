@@ -213,7 +213,10 @@ def verdict(folder, expected):
 SINCE = {
     12: ("DROP TABLE grants", "ALTER TABLE txns DROP COLUMN subject"),
     13: ("DROP TABLE restores",),
-    14: ("DROP TABLE group_streams", "DROP TABLE group_members", "DROP TABLE consumer_groups"),
+    14: (
+        *("DROP TABLE group_streams", "DROP TABLE group_members", "DROP TABLE consumer_groups"),
+        "DROP TABLE producer_claims",
+    ),
 }
 """The statements that take away what each version after the first release added."""
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from sbp_core import limits
+from sbp_core.access.rights import CLAIM_MS
 from sbp_core.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -338,3 +339,30 @@ def test_a_producer_belongs_to_the_subject_of_its_first_batch(store):
     assert not commit(3, "me").is_replay
     assert store.transactions.abort([Part("p.4.x", 1, 0, 5)], 5, "me") == [Verdict.GIVEN_UP]
     assert store.transactions.abort([Part("p.5.x", 1, 0, 5)], 5) == [Verdict.GIVEN_UP]
+
+
+def test_a_claim_counts_until_the_first_decision_and_outlives_the_placement_driver(home):
+    store = home.open()
+    store.create_streams([NewStream("a", 1, 1, 0, (1,))], 5)
+    assert store.transactions.claim(["p.0.x", "p.0.y", "plain"], "me", 5) == []
+    store = home.crash()
+    txns = store.transactions
+    assert txns.claim(["p.1.z", "q.0.x", "plain"], "you", 6) == ["p.1.z", "plain"]
+    for producer, txn_id in (("p", "p.0.x"), ("r", "plain")):
+        theirs = Manifest(producer, 0, (part(txn_id),), 5, DIGEST, "you")
+        with pytest.raises(PermissionDeniedError, match="belongs to another identity than 'you'"):
+            txns.commit(theirs, 7)
+        with pytest.raises(PermissionDeniedError):
+            txns.abort([part(txn_id)], 7, "you")
+    txns.commit(Manifest("p", 0, (part("p.0.x"), part("plain")), 10, DIGEST, "me"), 7)
+    assert store.capacity.counts()["producer_claims"][0] == 1, "that of q"
+    assert txns.maybe_owner("p") == "me"
+    assert txns.claim(["p.1.z"], "you", 8) == ["p.1.z"]
+
+
+def test_a_claim_is_kept_as_long_as_something_may_be_staged_under_it(txns):
+    last_ms = limits.STAGED_TIMEOUT_MS_MAX + 24 * CLAIM_MS
+    txns.claim(["p.0.x", "q.0.x"], "me", 0)
+    txns.claim(["p.0.x"], "me", 1)
+    assert txns.claim(["p.0.x", "q.0.x"], "you", last_ms) == ["p.0.x", "q.0.x"]
+    assert txns.claim(["p.0.x", "q.0.x"], "you", last_ms + 1) == ["p.0.x"]

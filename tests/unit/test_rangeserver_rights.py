@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sbp_core.access.identity import Identity
-from sbp_core.access.rights import Right
+from sbp_core.access.rights import CLAIM_MS, Right
 from sbp_core.errors import (
     ConnectError,
     NotFoundError,
@@ -72,8 +72,10 @@ class World:
         self.clock = ManualClock()
         self.granted = {}
         self.asked = []
+        self.owners = {}
+        self.claimed = []
         self.failure = None
-        self.rights = CachedRights(self.ask, self.clock, **limits)
+        self.rights = CachedRights(self.ask, self.claim, self.clock, **limits)
 
     async def ask(self, subject, stream_ids):
         self.asked.append((subject, tuple(stream_ids)))
@@ -88,15 +90,32 @@ class World:
         )
         return [CheckRightsResponse(streams=tuple(found), lease_ms=LEASE_MS)]
 
+    async def claim(self, subject, txn_ids):
+        self.claimed.append((subject, sorted(txn_ids)))
+        if self.failure is not None:
+            raise self.failure
+        return {each for each in txn_ids if self.owners.setdefault(each, subject) != subject}
+
+    async def stage(self, subject, *txn_ids, **fields):
+        """Outcomes of staged batches, as an APPEND gets them."""
+        items = [AppendInfo(stream_id=1, txn_id=each, sequence=0) for each in txn_ids]
+        found = self.at_once(subject, Opcode.APPEND, *items, **fields)
+        if found is not None:
+            return found
+        targets = [Target(1, item=each) for each in items]
+        identity = Identity(subject, **fields)
+        judged = await self.rights.judge(identity, RULES[Opcode.APPEND].rights, targets)
+        return [None if each is None else type(each) for each in judged]
+
     async def judge(self, subject, *stream_ids, rights=READ):
         targets = [Target(each) for each in stream_ids]
         self.found = await self.rights.judge(Identity(subject), rights, targets)
         return [None if each is None else type(each) for each in self.found]
 
-    def at_once(self, subject, opcode, *items):
+    def at_once(self, subject, opcode, *items, **fields):
         tables = {Opcode.APPEND: AppendRequest, Opcode.FETCH: FetchRequest}
         field = RULES[opcode].items[0]
-        standing = SimpleNamespace(identity=Identity(subject))
+        standing = SimpleNamespace(identity=Identity(subject, **fields))
         call = SimpleNamespace(opcode=opcode, peer=SimpleNamespace(standing=standing))
         request = tables[opcode](**{field: items})
         found = self.rights.maybe_judge(call, RULES[opcode], request)
@@ -170,22 +189,48 @@ def test_a_revoked_right_ends_with_the_refresh_and_a_new_one_counts_soon(world):
     asyncio.run(body())
 
 
-def test_writers_and_transactions_belong_to_who_used_them_first(world):
+def test_writers_belong_to_who_used_them_first(world):
     world.granted = {(each, 1): ["append"] for each in ("me", "you")}
 
     async def body():
         for subject in ("me", "you"):
             await world.judge(subject, 1, rights=RULES[Opcode.APPEND].rights)
-        items = [
-            AppendInfo(stream_id=1, writer_id="w", sequence=0),
-            AppendInfo(stream_id=1, txn_id="p.0.x", sequence=0),
-            AppendInfo(stream_id=1),
-        ]
-        denied = PermissionDeniedError
-        assert world.at_once("me", Opcode.APPEND, *items) == [None] * 3
-        assert world.at_once("you", Opcode.APPEND, *items) == [denied, denied, None]
-        again = AppendInfo(stream_id=1, txn_id="w", sequence=0)
-        assert world.at_once("you", Opcode.APPEND, again) == [None], "a writer is no transaction"
+        items = [AppendInfo(stream_id=1, writer_id="w", sequence=0), AppendInfo(stream_id=1)]
+        assert world.at_once("me", Opcode.APPEND, *items) == [None] * 2
+        assert world.at_once("you", Opcode.APPEND, *items) == [PermissionDeniedError, None]
+
+    asyncio.run(body())
+
+
+def test_a_producer_is_claimed_before_anything_is_staged_and_again_every_hour(world):
+    world.granted = {(each, 1): ["append"] for each in ("me", "you")}
+
+    async def body():
+        assert await world.stage("me", "p.0.x", "p.1.y", "one") == [None] * 3
+        assert world.claimed == [("me", ["one", "p.0.x", "p.1.y"])]
+        assert await world.stage("me", "p.2.z", "p.0.x~3", "one") == [None] * 3
+        world.failure = ConnectError("the placement driver is down")
+        assert await world.stage("me", "q.0.x", "p.0.x") == [ThrottledError, None]
+        world.failure = None
+        assert await world.stage("you", "p.0.x", "q.0.x") == [PermissionDeniedError, None]
+        claimed = len(world.claimed)
+        world.clock.advance(CLAIM_MS)
+        assert await world.stage("me", "p.0.x") == [None]
+        assert len(world.claimed) == claimed + 1
+
+    asyncio.run(body())
+
+
+def test_nothing_is_claimed_without_the_right_and_administrators_claim_too(world):
+    world.granted = {("me", 1): ["read"]}
+
+    async def body():
+        assert await world.stage("me", "p.0.x") == [PermissionDeniedError]
+        assert world.claimed == []
+        for _ in range(2):
+            assert await world.stage("root", "p.0.x", is_admin=True) == [None]
+        assert world.claimed == [("root", ["p.0.x"])]
+        assert await world.stage("other", "p.0.x", is_admin=True) == [PermissionDeniedError]
 
     asyncio.run(body())
 

@@ -297,6 +297,17 @@ aborted_txns: Final = Table(
     sqlite_with_rowid=False,
 )
 
+producer_claims: Final = Table(
+    "producer_claims",
+    COMMON,
+    _text("producer", is_key=True),
+    _text("subject"),
+    _integer("claimed_at_ms"),
+    Index("producer_claims_by_time", "claimed_at_ms"),
+    sqlite_with_rowid=False,
+)
+"""Subjects that stage as a producer without a decision, or in a transaction that names none."""
+
 lives: Final = Table(
     "lives",
     COMMON,

@@ -19,14 +19,16 @@ from sqlalchemy import (
 )
 
 from sbp_core import limits
+from sbp_core.access.rights import CLAIM_MS
 from sbp_core.pd.capacity import Capacity
-from sbp_core.pd.metadata.database import Database
+from sbp_core.pd.metadata.database import Database, Put
 from sbp_core.pd.metadata.tables import (
     COUNT_MAX,
     IS_ONE_SHOT,
     ONE,
     aborted_txns,
     given_up_parts,
+    producer_claims,
     ranges,
     streams,
     txn_parts,
@@ -46,7 +48,7 @@ from sbp_core.pd.txns.transactions import (
     is_replay,
     judge,
 )
-from sbp_core.wire.txn_id import maybe_batch_of, original_of
+from sbp_core.wire.txn_id import maybe_batch_of, original_of, owned_name
 
 _PRODUCER: Final = txns.c.producer == bindparam("producer")
 _TXNS: Final = select(
@@ -74,6 +76,15 @@ _LAST_BATCH: Final = select(func.max(txns.c.batch_number)).where(_PRODUCER)
 _OWNER: Final = (
     select(txns.c.subject).where(_PRODUCER).order_by(txns.c.batch_number.desc()).limit(ONE)
 )
+_CLAIM: Final = Put(producer_claims)
+_IS_CLAIM: Final = producer_claims.c.producer == bindparam("producer")
+_CLAIMANT: Final = select(producer_claims.c.subject).where(_IS_CLAIM)
+_FORGET_CLAIM: Final = delete(producer_claims).where(_IS_CLAIM)
+_FORGET_CLAIMS: Final = delete(producer_claims).where(
+    producer_claims.c.claimed_at_ms < bindparam("before_ms")
+)
+_CLAIMS_KEPT_MS: Final = limits.STAGED_TIMEOUT_MS_MAX + 24 * CLAIM_MS
+"""Until then what was staged when a claim was made the last time is given up, also if late."""
 _ADD_TXN: Final = (
     insert(txns)
     .values(
@@ -187,6 +198,7 @@ class TransactionTables:
         self._capacity = capacity
         self._query = database.query
         self._change = database.change
+        self._put = database.put
         self._transaction = database.transaction
 
     def commit(
@@ -196,7 +208,9 @@ class TransactionTables:
 
         Raises what `check_owner`, `check_leap` and `check_parts` raise.
         """
-        check_owner(self, manifest.producer, manifest.subject)
+        names = {manifest.producer, *(owned_name(part.txn_id) for part in manifest.parts)}
+        for name in sorted(names):
+            check_owner(self, name, manifest.subject)
         if is_replay(self, manifest):
             found = self._maybe_txn(manifest.producer, manifest.batch_number)
             return Decision(is_replay=True, txn=found)
@@ -222,6 +236,9 @@ class TransactionTables:
                     range_index=part.range_index,
                     record_count=part.record_count,
                 )
+            if manifest.subject is not None:  # from here on the decision has it
+                for name in names:
+                    self._change(_FORGET_CLAIM, producer=name)
             self._forget_decisions(manifest.producer, decided_at_ms)
             self._capacity.check("txns")
         decided = self._maybe_txn(manifest.producer, manifest.batch_number)
@@ -234,9 +251,8 @@ class TransactionTables:
 
         Raises what `check_owner` raises.
         """
-        batches = {maybe_batch_of(part.txn_id) for part in parts}
-        for named in sorted({batch[0] for batch in batches if batch is not None}):
-            check_owner(self, named, subject)
+        for name in sorted({owned_name(part.txn_id) for part in parts}):
+            check_owner(self, name, subject)
         verdicts = [judge(self, part) for part in parts]
         given_up = {
             original_of(part.txn_id)
@@ -256,6 +272,22 @@ class TransactionTables:
                     )
                 self._capacity.check("aborted_txns")
         return verdicts
+
+    def claim(self, txn_ids: Sequence[str], subject: str, now_ms: int) -> list[str]:
+        """Note that a subject stages under ids; return those that belong to another subject.
+
+        It has to be noted again every CLAIM_MS, so a claim is there as long as what is staged.
+        """
+        names = {each: owned_name(each) for each in txn_ids}
+        with self._transaction():
+            self._change(_FORGET_CLAIMS, before_ms=now_ms - _CLAIMS_KEPT_MS)
+            foreign = {
+                name for name in names.values() if self.maybe_owner(name) not in {None, subject}
+            }
+            for name in set(names.values()) - foreign:
+                self._put(_CLAIM, producer=name, subject=subject, claimed_at_ms=now_ms)
+            self._capacity.check("producer_claims")
+        return [txn_id for txn_id, name in names.items() if name in foreign]
 
     def record_published(self, published: Sequence[tuple[int, int]]) -> None:
         """Forget the parts of (decision's number, stream id): they are visible."""
@@ -348,9 +380,15 @@ class TransactionTables:
         return None if last is None else int(last)
 
     def maybe_owner(self, producer: str) -> str | None:
-        """Return the subject that committed the last batch of a producer; None if not known."""
-        rows = self._query(_OWNER, producer=producer)
-        return rows[0][0] if rows else None
+        """Return whose a producer is, or a transaction that names none; None if not known.
+
+        The last decision says it, and before the first one who stages.
+        """
+        for which in (_OWNER, _CLAIMANT):
+            for (subject,) in self._query(which, producer=producer):
+                if subject is not None:
+                    return str(subject)
+        return None
 
     def is_named(self, txn_id: str, stream_id: int | None = None) -> bool:
         """Whether a committed part that is not published yet is of a transaction, in a stream."""

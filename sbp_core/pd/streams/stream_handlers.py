@@ -186,7 +186,7 @@ class PlacementDriverHandlers:
             **self._schemas.by_opcode(),
             **self._txns.by_opcode(),
             **self._servers.by_opcode(),
-            **GrantHandlers(self._store).by_opcode(),
+            **GrantHandlers(self._store, self._clock).by_opcode(),
             Opcode.TAKE_CUT: self._cuts.take,
             Opcode.RESTORE_METADATA: self._restorer.restore,
         }

@@ -111,7 +111,7 @@ class Ledger(Protocol):
         """Return the number of the last batch that was decided of a producer."""
 
     def maybe_owner(self, producer: str) -> str | None:
-        """Return the subject that committed the last batch of a producer; None if not known."""
+        """Return whose a producer is, or a transaction that names none; None if not known."""
 
     def is_named(self, txn_id: str, stream_id: int | None = None) -> bool:
         """Whether a committed part that is not published yet is of a transaction, in a stream."""
@@ -193,7 +193,8 @@ def is_replay(ledger: Ledger, manifest: Manifest) -> bool:
 def check_owner(ledger: Ledger, producer: str, subject: str | None) -> None:
     """Raise PermissionDeniedError for the producer of another subject; None is not checked.
 
-    A producer belongs to the subject that committed its first batch, and so do its transactions.
+    A producer belongs to the subject that first staged as it, or committed a batch of it, and so do
+    its transactions. The id of a transaction that names no producer stands for one.
     """
     owner = None if subject is None else ledger.maybe_owner(producer)
     if owner is not None and owner != subject:

@@ -1,4 +1,4 @@
-"""Version 14: the members of consumer groups, and the streams that they hold."""
+"""Version 14: the members and streams of consumer groups, and who stages as which producer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ down_revision: Final = "13"
 
 
 def upgrade() -> None:
-    """Add the tables: no group has members so far. Tell releases before, of SQLite."""
+    """Add the tables, which are empty at first. Tell releases before, of SQLite."""
     text = Text().with_variant(Text(collation="C"), "postgresql")
     integer = BigInteger().with_variant(Integer, "sqlite")
 
@@ -58,5 +58,13 @@ def upgrade() -> None:
     )
     op.create_index("group_streams_by_member", "group_streams", ["group_name", "member_id"])
     op.create_index("group_streams_by_stream", "group_streams", ["stream_id"])
+    op.create_table(
+        "producer_claims",
+        Column("producer", text, nullable=False, primary_key=True),
+        Column("subject", text, nullable=False),
+        Column("claimed_at_ms", integer, nullable=False),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("producer_claims_by_time", "producer_claims", ["claimed_at_ms"])
     if op.get_bind().dialect.name == "sqlite":
         op.execute("UPDATE schema_version SET version = 14")
