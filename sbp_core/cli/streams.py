@@ -82,11 +82,15 @@ _retention_size: Final = click.option(
 @_ack_count
 @_retention_option
 @_retention_size
+@click.option(
+    "--if-missing", is_flag=True, help="Leave streams that exist as they are, without an error."
+)
 @client_options
 def create(
     options: ClientOptions,
     name: str,
     *,
+    if_missing: bool,
     count: int | None,
     replicas: int,
     ack_count: int | None,
@@ -123,6 +127,9 @@ def create(
 
     with connect(options) as client:
         _check_replicas(client, replicas, ack_count)
+        if if_missing:
+            existing = {info.name for info in client.find_streams(names)}
+            specs = [spec for spec in specs if spec.name not in existing]
         client.create_streams(specs, on_created=show)
         _warn_of_missing(client, replicas)
     return 0

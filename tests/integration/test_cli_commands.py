@@ -188,6 +188,8 @@ def test_created_streams_are_printed_though_others_are_refused(run, as_json):
     else:
         names = re.findall(r"^created (\S+) \(id \d+\)$", ended.output.decode(), re.MULTILINE)
     assert names == [f"some-{as_json}-0", f"some-{as_json}-2"]
+    again = ("streams", "create", f"some-{as_json}", "--count", "4", "--if-missing", "--json")
+    assert [each["name"] for each in objects(done(run(*again)))] == [f"some-{as_json}-3"]
 
 
 def test_the_ranges_of_a_stream_are_described_with_their_ends(run, stream):
