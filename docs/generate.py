@@ -16,6 +16,7 @@ from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Any, Final
 
+import api_pages
 import click
 import metrics_page
 import spark_features
@@ -38,6 +39,8 @@ from sbp_spark.options.source import SOURCE_OPTIONS
 DOCS: Final = Path(__file__).parent
 REFERENCE: Final = DOCS / "reference"
 CONF: Final = DOCS.parent / "conf"
+API_PAGES: Final = (REFERENCE / "client.md", REFERENCE / "records-client.md")
+"""Pages with the public names of modules in places that they mark."""
 
 CONF_INTRODUCTION: Final = (
     "Settings of `sbp {command} --config conf/{file_name}`. Every key is here, with its default; a"
@@ -342,6 +345,7 @@ def documents() -> dict[Path, str]:
         REFERENCE / "spark-features.md": spark_features.features_document(),
         REFERENCE / "cli.md": cli_document(),
         REFERENCE / "configuration.md": configuration_document(),
+        **{path: api_pages.filled(path.read_text(encoding="utf-8")) for path in API_PAGES},
         **{CONF / each.file_name: configuration_file(each) for each in CONFIGURATIONS},
     }
 

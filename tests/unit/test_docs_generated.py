@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import sbp_core.app
+import sbp_core.client
+import sbp_core.records
+import sbp_spark
 from benchmarks import chart
 from sbp_core import errors
 from sbp_core.errors import StatusCode
@@ -18,6 +22,10 @@ from sbp_spark.options.source import SOURCE_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docs" / "generate.py"
+API = {
+    "client": (sbp_core.client, sbp_core.records, sbp_spark),
+    "records-client": (sbp_core.app,),
+}
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +93,32 @@ def test_diagram_and_table_tell_every_transition_once(generate, machine):
     refused = len(machine.states) * len(machine.inputs) - len(expected)
     cells = [cell.strip() for line in lines if line.startswith("|") for cell in line.split("|")]
     assert cells.count("refused") == refused
+
+
+@pytest.mark.parametrize("page", API)
+def test_every_public_name_is_on_a_page(page):
+    text = (ROOT / "docs" / "reference" / f"{page}.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^(?:#{3,4} |- `)([\w.]+)", text, re.MULTILINE))
+    names = {name for module in API[page] for name in module.__all__}
+    for cls in (sbp_core.client.Client, sbp_core.app.Connection, sbp_core.app.Consumer):
+        if cls.__name__ in names:
+            names |= {f"{cls.__name__}.{name}" for name in dir(cls) if not name.startswith("_")}
+    assert names - told == set()
+
+
+def test_a_changed_parameter_changes_the_page(generate):
+    def old(first: int, *, then: str = "x") -> bool:
+        """Do it."""
+
+    lines = list(generate.api_pages.callable_lines("###", "old", old))
+    assert lines == [
+        "### old",
+        "",
+        "    old(first: int, *, then: str = 'x') -> bool",
+        "",
+        "Do it.",
+        "",
+    ]
 
 
 def test_every_option_of_either_side_has_a_row(generate):
