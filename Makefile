@@ -17,7 +17,7 @@ TESTS   = $(BIN)/python -m pytest -p tests.support.reporting -n $(WORKERS) --dis
 
 WORKERS ?= 2
 # Parts of `make test-all`. The first line has markers of tests that `make test` leaves out.
-MARKED := browser deployments dialect exhaustive faults fuzz notebooks release simulation site
+MARKED := browser deployments dialect exhaustive faults fuzz notebooks pages release simulation site
 PARTS  := $(MARKED) features versions
 LEFT_OUT = not ($(shell echo $(MARKED) | sed 's/ / or /g'))
 
@@ -60,6 +60,10 @@ part-fuzz: $(READY)
 part-simulation: $(READY)
 	@$(TESTS) -q tests/simulation $(PYTEST)
 	@$(BIN)/python -m tests.simulation --seeds "$(or $(SEEDS),0:10000)"
+
+# The pages have ports of their own, so two run at the same time.
+part-pages: $(READY)
+	@$(SPARK) $(CLASSES) $(TESTS) -q --dist load -m pages $(PYTEST)
 
 part-features: features
 part-versions: versions
