@@ -36,8 +36,8 @@ demo: $(READY) ## write and read a stream with Spark, from nothing
 serve: $(READY) ## run a placement driver and a range server here
 	@$(BIN)/sbp serve
 
-notebooks: $(READY) ## execute every notebook
-	@$(SPARK) $(BIN)/jupyter execute notebooks/*.ipynb
+notebooks: $(READY) ## execute every notebook, and keep its outputs
+	@$(SPARK) $(BIN)/python notebooks/execute.py notebooks/*.ipynb
 
 check: lint types ## lint, types, and fast unit and property tests: under three minutes
 	@$(TESTS) -q -m "$(LEFT_OUT)" --hypothesis-profile=quick tests/tidy tests/property tests/unit $(PYTEST)
