@@ -91,7 +91,7 @@ class RangeServer:
         self._clock = clock or SystemClock()
         self._disk = disk or OsDisk()
         self._patience = None if disk else Patience(settings.data_dir / "log")
-        """What the log waits for space with; a disk that was given fails when it is full."""
+        """None for a disk that was given: that one fails when it is full."""
         self._probe = probe or HostProbe()
         self._metrics = Metrics(self._clock)
         self._waiters = StreamWaiters()
