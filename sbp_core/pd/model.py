@@ -176,6 +176,8 @@ class ServerLoad:
     rack: str = ""
     missing_replica_count: int = 0
     """Ranges led there of which a replica lacks entries."""
+    is_unsteady: bool = False
+    """Whether it was silent again and again lately."""
 
 
 @dataclass(frozen=True, slots=True)

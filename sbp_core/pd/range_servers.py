@@ -1,4 +1,4 @@
-"""The range servers of a cluster: which are alive, which may join, where ranges go, their logs.
+"""The range servers of a cluster: which are alive, which may join, and their logs.
 
 SPEC "HEARTBEAT", "REPORT_METRICS". A range server proves its id by its secret. An address passes to
 another server only when the process that was heard from there lately is known to have ended: a
@@ -15,20 +15,17 @@ placement driver stops.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
-from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.client import parse_endpoint
 from sbp_core.errors import (
     AlreadyExistsError,
-    NoRangeServerError,
     invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
@@ -41,6 +38,37 @@ from sbp_core.wire.headers import RangeServer
 
 _LOG: Final = logging.getLogger(__name__)
 _KEEP_DATA: Final = "No data was changed"
+_LAPSES_FREE: Final = 3
+_LAPSES_KEPT_SECONDS: Final = 1_200.0
+_LAPSE_SECONDS: Final = 60.0
+_LAPSE_SECONDS_MAX: Final = 3_600.0
+
+
+@dataclass(slots=True)
+class _Lapses:
+    """How often a server was silent, and when last, by the clock.
+
+    Each lapse costs a stream with replicas two ranges: one without the server, one with it again.
+    So from its third lapse on a server gets no new ranges for a time, which doubles each time.
+    """
+
+    count: int = 0
+    last: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long the server gets no new ranges."""
+        if self.count < _LAPSES_FREE:
+            return 0.0
+        return min(_LAPSE_SECONDS * 2.0 ** (self.count - _LAPSES_FREE), _LAPSE_SECONDS_MAX)
+
+    def are_recent(self, now: float) -> bool:
+        """Whether the server gets no new ranges for them."""
+        return now < self.last + self.seconds
+
+    def are_over(self, now: float) -> bool:
+        """Whether they can be forgotten: there was none for long."""
+        return now > self.last + max(2 * self.seconds, _LAPSES_KEPT_SECONDS)
 
 
 class Membership:
@@ -64,6 +92,8 @@ class Membership:
         self._heard: dict[RangeServerRecord, float] = {}
         self._heard_at: dict[int, float] = {}
         """When each server was heard last, also if that is long ago."""
+        self._lapses: dict[int, _Lapses] = {}
+        """By server: how often it was silent lately."""
         self._left: set[RangeServerRecord] = set()
         """Those that stopped in good order, until their next heartbeat."""
         self._loads: dict[int, ServerLoad] = {}
@@ -92,6 +122,10 @@ class Membership:
         The next one follows after `interval_ms`, None if that is as it was.
         """
         self._left.discard(server)
+        if (lapses := self._lapses.get(server.server_id)) and lapses.are_over(
+            self._clock.monotonic()
+        ):
+            del self._lapses[server.server_id]
         if interval_ms is not None:
             self._intervals_ms[server.server_id] = interval_ms
         if server not in self._heard:
@@ -124,7 +158,19 @@ class Membership:
                 " its next heartbeat",
                 *(server.server_id, server.address),
             )
-            del self._heard[server]
+            self._lapse(server)
+
+    def _lapse(self, server: RangeServerRecord) -> None:
+        del self._heard[server]
+        lapses = self._lapses.setdefault(server.server_id, _Lapses())
+        lapses.count += 1
+        lapses.last = self._clock.monotonic()
+        if lapses.seconds:
+            _LOG.warning(
+                "range server is unsteady server_id=%d address=%s lapses=%d: it gets new ranges"
+                " again after %d s without another, before only if there are no other servers",
+                *(server.server_id, server.address, lapses.count, lapses.seconds),
+            )
 
     def report(self, load: ServerLoad) -> None:
         """Keep what a server reported last (SPEC "REPORT_METRICS")."""
@@ -169,7 +215,12 @@ class Membership:
     def load_of(self, server_id: int) -> ServerLoad:
         """Return what a server reported last, if it was heard lately."""
         load = self._loads.get(server_id) or ServerLoad(server_id)
-        return replace(load, rack=self._racks.get(server_id, ""))
+        lapses = self._lapses.get(server_id)
+        return replace(
+            load,
+            rack=self._racks.get(server_id, ""),
+            is_unsteady=lapses is not None and lapses.are_recent(self._clock.monotonic()),
+        )
 
     def live_server_ids(self) -> tuple[int, ...]:
         """Return the ids of the live servers, ascending."""
@@ -179,7 +230,7 @@ class Membership:
                 silent.server_id,
                 silent.address,
             )
-            del self._heard[silent]
+            self._lapse(silent)
         return tuple(sorted(server.server_id for server in self._heard))
 
     def live_servers(self) -> tuple[ServerLoad, ...]:
@@ -219,123 +270,6 @@ async def log_missing_servers(store: StoreThread, membership: Membership) -> Non
             " start; start it with its data directory",
             *(server_id, addresses.get(server_id, "unknown"), counts[server_id]),
         )
-
-
-class Placement:
-    """Chooses servers for a batch of new ranges, counting those that it placed.
-
-    `primary_counts` has the open ranges of which each server is the primary. The `last` ones are
-    chosen when there are no others.
-    """
-
-    def __init__(
-        self,
-        servers: Iterable[ServerLoad],
-        primary_counts: Mapping[int, int],
-        last: Collection[int] = (),
-    ) -> None:
-        live = list(servers)
-        rates = [each.append_rate for each in live if each.append_rate is not None]
-        neutral_rate = fmean(rates) if rates else 0.0
-        self._has_servers = bool(live)
-        self._racks = {each.server_id: each.rack for each in live if each.rack}
-        self._servers = [
-            _Candidate(
-                each.server_id in last,
-                _is_nearly_full(each),
-                primary_counts.get(each.server_id, 0),
-                neutral_rate if each.append_rate is None else each.append_rate,
-                each.server_id,
-            )
-            for each in live
-            if each.disk_free_bytes is None or each.disk_free_bytes > 0
-        ]
-        heapq.heapify(self._servers)
-
-    @property
-    def server_count(self) -> int:
-        """How many servers a range can be placed on."""
-        return len(self._servers)
-
-    def next_servers(self, count: int, ack_count: int) -> tuple[int, ...]:
-        """Return the ids of the best servers, `count` of them if there are as many; primary first.
-
-        Servers of other racks than those chosen before come first, then those with room on their
-        disk. Then the ones that are the primary of the fewest open ranges, with the lowest append
-        rate, with the smallest id. A server that never reported counts as one with room and the
-        mean rate. Raises NoRangeServerError if fewer than `ack_count` are alive and have any room.
-        """
-        self.check(ack_count)
-        chosen: list[_Candidate] = []
-        passed_over: list[_Candidate] = []
-        used_racks: set[str] = set()
-        while self._servers and len(chosen) < count:
-            best = heapq.heappop(self._servers)
-            rack = self._racks.get(best.server_id)
-            (passed_over if rack in used_racks else chosen).append(best)
-            if rack is not None:
-                used_racks.add(rack)
-        chosen += passed_over[: count - len(chosen)]
-        primary = chosen[0]
-        heapq.heappush(self._servers, primary._replace(primary_count=primary.primary_count + 1))
-        for each in {*chosen[1:], *passed_over}:
-            heapq.heappush(self._servers, each)
-        return tuple(each.server_id for each in chosen)
-
-    def maybe_newcomer(self, members: Collection[int], kept: Collection[int]) -> int | None:
-        """Return the best server that is not a member of a range, None if there is none with room.
-
-        It is of another rack than those members that are `kept`, if possible.
-        """
-        used_racks = {self._racks[each] for each in kept if each in self._racks}
-        others = [
-            each
-            for each in self._servers
-            if each.server_id not in members and not each.is_nearly_full
-        ]
-        best = min(
-            others,
-            key=lambda each: (self._racks.get(each.server_id) in used_racks, each),
-            default=None,
-        )
-        if best is None:
-            return None
-        self._servers.remove(best)
-        self._servers.append(best._replace(primary_count=best.primary_count + 1))
-        heapq.heapify(self._servers)
-        return best.server_id
-
-    def check(self, ack_count: int) -> None:
-        """Raise NoRangeServerError if fewer than `ack_count` servers can be given a range."""
-        if len(self._servers) >= ack_count:
-            return
-        if self._servers:
-            raise NoRangeServerError.of(
-                f"an append has to be stored on ack_count = {ack_count} range servers, and"
-                f" {len(self._servers)} can be given new ranges now: start more range servers, wait"
-                " for their heartbeats, or lower the stream's ack_count"
-            )
-        raise NoRangeServerError.of(
-            "the disks of all range servers are full: free space, or start another range server"
-            if self._has_servers
-            else "no range server is alive that is not being drained: start one, or wait for its"
-            " first heartbeat"
-        )
-
-
-class _Candidate(NamedTuple):
-    """A server that a range can be placed on; the smallest is the best."""
-
-    is_last: bool
-    is_nearly_full: bool
-    primary_count: int
-    append_rate: float
-    server_id: int
-
-
-def _is_nearly_full(server: ServerLoad) -> bool:
-    free_bytes = server.disk_free_bytes
-    return free_bytes is not None and free_bytes < limits.PLACEMENT_DISK_FREE_BYTES
 
 
 class Joining:

@@ -21,7 +21,7 @@ from sbp_core.errors import (
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.writer_states import NumberedBatch, WriterState, encode_writers
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
-from sbp_core.pd.range_servers import Placement
+from sbp_core.pd.placement import Placement
 from sbp_core.rangeserver.appending.append_items import Writers
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer

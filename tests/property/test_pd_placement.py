@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from sbp_core import limits
 from sbp_core.errors import NoRangeServerError
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
-from sbp_core.pd.range_servers import Membership, Placement
+from sbp_core.pd.placement import Placement
+from sbp_core.pd.range_servers import Membership
 from tests.support.clock import ManualClock
 
 SERVER_IDS = st.integers(1, 6)

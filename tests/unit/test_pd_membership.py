@@ -3,8 +3,9 @@
 import pytest
 
 from sbp_core.errors import NoRangeServerError
-from sbp_core.pd.model import RangeServerRecord
-from sbp_core.pd.range_servers import Membership, Placement
+from sbp_core.pd.model import RangeServerRecord, ServerLoad
+from sbp_core.pd.placement import Placement
+from sbp_core.pd.range_servers import Membership
 from tests.support.clock import ManualClock
 
 ONE = RangeServerRecord(1, "10.0.0.1:10911")
@@ -76,3 +77,44 @@ def test_a_driver_that_was_deaf_listens_before_it_decides(membership, clock):
     membership.refresh(TWO)
     membership.listen()
     assert membership.has_listened
+
+
+def lapse(membership, clock):
+    """Let server 2 be silent once, and come back."""
+    membership.suspect([2])
+    clock.advance(1_000)
+    membership.refresh(ONE)
+    membership.refresh(TWO)
+
+
+def test_a_server_that_flaps_gets_no_new_ranges_for_a_time_that_doubles(membership, clock):
+    membership.refresh(ONE)
+    membership.refresh(TWO)
+    for seconds in (0, 0, 60, 120, 240):
+        lapse(membership, clock)
+        clock.advance(1_000 * max(0, seconds - 2))
+        assert membership.load_of(2).is_unsteady == (seconds > 0)
+        clock.advance(1_000)
+        assert not membership.load_of(2).is_unsteady
+        membership.refresh(ONE)
+        membership.refresh(TWO)
+    assert not membership.load_of(1).is_unsteady
+    clock.advance(1_200_001)
+    membership.refresh(TWO)
+    lapse(membership, clock)
+    assert not membership.load_of(2).is_unsteady, "what was long ago is forgotten"
+
+
+def test_a_server_that_stops_in_good_order_is_no_less_steady(membership, clock):
+    for _ in range(5):
+        membership.refresh(TWO)
+        membership.leave(TWO)
+    membership.refresh(TWO)
+    assert not membership.load_of(2).is_unsteady
+
+
+def test_unsteady_servers_are_used_only_where_others_are_too_few():
+    steady, unsteady = [ServerLoad(1), ServerLoad(2)], ServerLoad(3, is_unsteady=True)
+    placement = Placement([*steady, unsteady], {})
+    assert (placement.server_count, placement.next_servers(3, 2)) == (2, (1, 2))
+    assert set(placement.next_servers(3, 3)) == {1, 2, 3}

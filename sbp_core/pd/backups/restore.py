@@ -21,7 +21,8 @@ from sbp_core.errors import ThrottledError, invalid
 from sbp_core.pd.metadata.history import counted_end
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import RangeRecord, SchemaRecord, ServerLoad, StreamRecord
-from sbp_core.pd.range_servers import Membership, Placement
+from sbp_core.pd.placement import Placement
+from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.stream_operations import check_has_features
 from sbp_core.pd.txns.transactions import Decided
 from sbp_core.server.dispatch import Handler, PromptHandler, ServerCall

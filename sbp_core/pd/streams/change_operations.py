@@ -25,7 +25,7 @@ from sbp_core.pd.model import (
     range_table,
     stream_table,
 )
-from sbp_core.pd.range_servers import Placement
+from sbp_core.pd.placement import Placement
 from sbp_core.pd.streams.stream_operations import (
     apply_accepted,
     check_not_reserved,

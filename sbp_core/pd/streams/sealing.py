@@ -30,7 +30,8 @@ from sbp_core.errors import (
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import NO_SEQ, RangeRecord, SealedRange, ServerLoad, range_table
-from sbp_core.pd.range_servers import Membership, Placement
+from sbp_core.pd.placement import Placement
+from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.fencing import Fence
 from sbp_core.pd.streams.primaries import Primaries, SealBackoff
 from sbp_core.pd.streams.stream_operations import no_stream

@@ -35,7 +35,7 @@ from sbp_core.pd.model import (
     server_table,
     stream_table,
 )
-from sbp_core.pd.range_servers import Placement
+from sbp_core.pd.placement import Placement
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.wire.headers import (
     CreateStreamResult,

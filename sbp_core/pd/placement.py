@@ -1,0 +1,138 @@
+"""Which range servers a new range goes to."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Mapping
+from statistics import fmean
+from typing import NamedTuple
+
+from sbp_core import limits
+from sbp_core.errors import NoRangeServerError
+from sbp_core.pd.model import ServerLoad
+
+
+class Placement:
+    """Chooses servers for a batch of new ranges, counting those that it placed.
+
+    `primary_counts` has the open ranges of which each server is the primary. The `last` ones are
+    chosen when there are no others; unsteady ones only if fewer than `ack_count` others are there.
+    """
+
+    def __init__(
+        self,
+        servers: Iterable[ServerLoad],
+        primary_counts: Mapping[int, int],
+        last: Collection[int] = (),
+    ) -> None:
+        live = list(servers)
+        rates = [each.append_rate for each in live if each.append_rate is not None]
+        neutral_rate = fmean(rates) if rates else 0.0
+        self._has_servers = bool(live)
+        self._racks = {each.server_id: each.rack for each in live if each.rack}
+        candidates = [
+            (
+                each.is_unsteady,
+                _Candidate(
+                    each.server_id in last,
+                    _is_nearly_full(each),
+                    primary_counts.get(each.server_id, 0),
+                    neutral_rate if each.append_rate is None else each.append_rate,
+                    each.server_id,
+                ),
+            )
+            for each in live
+            if each.disk_free_bytes is None or each.disk_free_bytes > 0
+        ]
+        self._servers = [each for is_unsteady, each in candidates if not is_unsteady]
+        self._unsteady = [each for is_unsteady, each in candidates if is_unsteady]
+        heapq.heapify(self._servers)
+
+    @property
+    def server_count(self) -> int:
+        """How many servers a range can be placed on."""
+        return len(self._servers)
+
+    def next_servers(self, count: int, ack_count: int) -> tuple[int, ...]:
+        """Return the ids of the best servers, `count` of them if there are as many; primary first.
+
+        Servers of other racks than those chosen before come first, then those with room on their
+        disk. Then the ones that are the primary of the fewest open ranges, with the lowest append
+        rate, with the smallest id. A server that never reported counts as one with room and the
+        mean rate. Raises NoRangeServerError if fewer than `ack_count` are alive and have any room.
+        """
+        self.check(ack_count)
+        chosen: list[_Candidate] = []
+        passed_over: list[_Candidate] = []
+        used_racks: set[str] = set()
+        while self._servers and len(chosen) < count:
+            best = heapq.heappop(self._servers)
+            rack = self._racks.get(best.server_id)
+            (passed_over if rack in used_racks else chosen).append(best)
+            if rack is not None:
+                used_racks.add(rack)
+        chosen += passed_over[: count - len(chosen)]
+        primary = chosen[0]
+        heapq.heappush(self._servers, primary._replace(primary_count=primary.primary_count + 1))
+        for each in {*chosen[1:], *passed_over}:
+            heapq.heappush(self._servers, each)
+        return tuple(each.server_id for each in chosen)
+
+    def maybe_newcomer(self, members: Collection[int], kept: Collection[int]) -> int | None:
+        """Return the best server that is not a member of a range, None if there is none with room.
+
+        It is of another rack than those members that are `kept`, if possible.
+        """
+        used_racks = {self._racks[each] for each in kept if each in self._racks}
+        others = [
+            each
+            for each in self._servers
+            if each.server_id not in members and not each.is_nearly_full
+        ]
+        best = min(
+            others,
+            key=lambda each: (self._racks.get(each.server_id) in used_racks, each),
+            default=None,
+        )
+        if best is None:
+            return None
+        self._servers.remove(best)
+        self._servers.append(best._replace(primary_count=best.primary_count + 1))
+        heapq.heapify(self._servers)
+        return best.server_id
+
+    def check(self, ack_count: int) -> None:
+        """Raise NoRangeServerError if fewer than `ack_count` servers can be given a range."""
+        if len(self._servers) < ack_count:
+            for each in self._unsteady:
+                heapq.heappush(self._servers, each)
+            self._unsteady = []
+        if len(self._servers) >= ack_count:
+            return
+        if self._servers:
+            raise NoRangeServerError.of(
+                f"an append has to be stored on ack_count = {ack_count} range servers, and"
+                f" {len(self._servers)} can be given new ranges now: start more range servers, wait"
+                " for their heartbeats, or lower the stream's ack_count"
+            )
+        raise NoRangeServerError.of(
+            "the disks of all range servers are full: free space, or start another range server"
+            if self._has_servers
+            else "no range server is alive that is not being drained: start one, or wait for its"
+            " first heartbeat"
+        )
+
+
+class _Candidate(NamedTuple):
+    """A server that a range can be placed on; the smallest is the best."""
+
+    is_last: bool
+    is_nearly_full: bool
+    primary_count: int
+    append_rate: float
+    server_id: int
+
+
+def _is_nearly_full(server: ServerLoad) -> bool:
+    free_bytes = server.disk_free_bytes
+    return free_bytes is not None and free_bytes < limits.PLACEMENT_DISK_FREE_BYTES
