@@ -212,7 +212,7 @@ def test_a_server_that_refuses_connections_gets_no_replica_of_the_next_range(tmp
         """Answer after the refused connection was seen."""
 
         def handle(exchange):
-            asyncio.run(asyncio.sleep(0.3))
+            asyncio.run(asyncio.sleep(1))
             handler(exchange)
 
         return handle
