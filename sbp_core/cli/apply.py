@@ -101,9 +101,9 @@ def apply(options: ClientOptions, file: str, *, dry_run: bool) -> int:
     """Create and change streams, and grant rights, as FILE says.
 
     A stream is a table [streams.NAME] with replicas, ack_count, retention, retention_size and
-    columns, a grant is one of [[grants]] with subject, right and pattern. What is left out of a
-    stream stays as it is, and streams that are not in the file are left alone. Of each subject in
-    the file all other grants are revoked. It may be repeated: what is as the file says stays.
+    columns; a grant is one of [[grants]] with subject, right and pattern. Settings that a stream
+    leaves out stay as they are, and streams that are not in the file are left alone. Subjects in
+    the file keep only the grants that it has. A file may be applied again.
 
     Everything is checked before anything is changed. Quotas are settings of the servers.
     """
