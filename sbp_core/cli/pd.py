@@ -1,4 +1,4 @@
-"""`sbp pd check` and `accept`: the metadata of a stopped placement driver."""
+"""`sbp pd check`, `accept` and `move`: the metadata of a stopped placement driver."""
 
 from __future__ import annotations
 
@@ -55,6 +55,24 @@ def accept(folder: str, *, is_json: bool) -> int:
         output.write_line(
             "  accepted: missing commits are lost, and new ids start far above the old ones"
         )
+    return 0
+
+
+def move(folder: str, url: str, *, is_json: bool) -> int:
+    """Copy the metadata in a folder to a database."""
+    from sbp_core.pd.metadata.moving import move_to_database
+    from sbp_core.pd.metadata.postgresql import shown_url
+
+    if not is_shared(url):
+        raise ConfigurationError(f"--to {url}: expected postgresql://USER@HOST:PORT/DATABASE")
+    directory = find_store(data_dir_of(folder))
+    counts = move_to_database(directory, url, _witnesses(directory))
+    output.write_result(
+        {"folder": str(directory), "store": shown_url(url), "rows": counts},
+        f"{counted(sum(counts.values()), 'row')} moved from {directory} to {shown_url(url)}: start"
+        " placement drivers with --store, and that of the folder no more",
+        is_json=is_json,
+    )
     return 0
 
 

@@ -120,6 +120,22 @@ def accept(folder: str, *, json: bool) -> int:
     return stopped.accept(folder, is_json=json)
 
 
+@pd.action("move")
+@click.argument("folder", metavar="DIR", help="Data folder, of `sbp serve` or of `sbp pd`.")
+@click.option("--to", "url", metavar="URL", required=True, help="An empty PostgreSQL database.")
+@json_option
+def move(folder: str, url: str, *, json: bool) -> int:
+    """Copy the metadata of a stopped placement driver to a PostgreSQL database.
+
+    They are checked before and compared after. Then start placement drivers with --store URL. The
+    folder is not changed: until one has started with the database, the old one may be started
+    again.
+    """
+    from sbp_core.cli import pd as stopped
+
+    return stopped.move(folder, url, is_json=json)
+
+
 @click.command(
     "range-server",
     help=f"Run one range server until SIGTERM or Ctrl-C.\n\n{HANG_UP_HELP} It registers with the"

@@ -353,19 +353,22 @@ def _prepare(connection: Connection, url: str) -> None:
     connection.execute(select(func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
     version = schema_version_of(connection, url)
     if not version:
-        create_tables(connection, POSTGRESQL)
-        connection.execute(insert(last_commit).values(number=0))
-        connection.execute(
-            insert(leader).values(
-                term=0, name="", address="", lease_end=datetime.fromtimestamp(0, UTC)
-            )
-        )
+        make_database(connection)
     elif version < SCHEMA_VERSION:
         # One of the release before that leads finds the term changed, and stops.
         connection.execute(
             update(leader).values(term=leader.c.term + 1, lease_end=func.clock_timestamp())
         )
         migrate_tables(connection)
+
+
+def make_database(connection: Connection, last_number: int = 0) -> None:
+    """Make the tables of a new cluster, or of one that had a last commit elsewhere."""
+    create_tables(connection, POSTGRESQL)
+    connection.execute(insert(last_commit).values(number=last_number))
+    connection.execute(
+        insert(leader).values(term=0, name="", address="", lease_end=datetime.fromtimestamp(0, UTC))
+    )
 
 
 def schema_version_of(connection: Connection, url: str) -> int:

@@ -109,7 +109,7 @@ def check_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
     runs on it, and for files of others.
     """
     database = directory / DATABASE_NAME
-    with _copied(directory) as copy:
+    with copied(directory) as copy:
         mark = CommitMark.maybe_open(copy)
         found = _inspect(database, copy / DATABASE_NAME, mark, witnesses)
     if mark is None:
@@ -125,7 +125,7 @@ def maybe_log_mark_of(directory: Path, cluster_id: str, server_id: int) -> LogMa
     So it is if that server is of another cluster, too. Raises ConfigurationError as `check_store`
     does, and for metadata that are damaged.
     """
-    with _copied(directory) as copy:
+    with copied(directory) as copy:
         found = _inspect(directory / DATABASE_NAME, copy / DATABASE_NAME, None, [])
         if found.page_faults or found.content_faults:
             raise ConfigurationError(f"{directory} is damaged, see `sbp pd check {directory}`")
@@ -141,7 +141,7 @@ def maybe_log_mark_of(directory: Path, cluster_id: str, server_id: int) -> LogMa
 
 
 @contextmanager
-def _copied(directory: Path) -> Iterator[Path]:
+def copied(directory: Path) -> Iterator[Path]:
     """Keep placement drivers away, and make a copy of what is in a directory, for a while."""
     with _locked(directory), tempfile.TemporaryDirectory() as name:
         copy = Path(name)

@@ -1,0 +1,80 @@
+"""The metadata of a stopped placement driver, from its SQLite file to a PostgreSQL database.
+
+The database gets the rows, lives and commits of the file as they are, in one transaction, and they
+are read back and compared. The file is not changed: until a placement driver has started with the
+database, the old one may be started again. Afterwards range servers know newer commits, and the
+file is refused as an older copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection, Table, create_engine, delete, func, insert, select
+from sqlalchemy.pool import NullPool, StaticPool
+
+from sbp_core.errors import ConfigurationError
+from sbp_core.pd.metadata.data_dir import DATABASE_NAME
+from sbp_core.pd.metadata.postgresql import (
+    begun,
+    engine_of,
+    make_database,
+    schema_version_of,
+    shown_url,
+)
+from sbp_core.pd.metadata.sqlite_content import commit_number_of
+from sbp_core.pd.metadata.sqlite_inspection import Witness, check_store, connect, copied
+from sbp_core.pd.metadata.tables import COMMON, SCHEMA_VERSION, cluster
+
+_ROWS_AT_ONCE: Final = 5_000
+
+
+def move_to_database(directory: Path, url: str, witnesses: list[Witness]) -> Mapping[str, int]:
+    """Copy the metadata in a directory to an empty database; return the rows of each table.
+
+    Raises ConfigurationError while a placement driver runs on them, for metadata that are damaged
+    or of another version, and for a database that cannot be used or is not empty.
+    """
+    report = check_store(directory, witnesses)
+    if not report.is_intact:
+        raise ConfigurationError(f"{'; '.join(report.found.faults)}. {report.remedy}")
+    if report.found.version != SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"{report.database} has schema version {report.found.version}, and this release"
+            f" {SCHEMA_VERSION}: start and stop a placement driver of this release with it first"
+        )
+    with (
+        copied(directory) as copy,
+        closing(connect(copy / DATABASE_NAME)) as file,
+        create_engine("sqlite://", creator=lambda: file, poolclass=StaticPool).connect() as given,
+        begun(engine_of(url, NullPool), url) as made,
+    ):
+        if schema_version_of(made, url):
+            raise ConfigurationError(
+                f"store: {shown_url(url)} has the metadata of a cluster; name an empty database"
+            )
+        make_database(made, commit_number_of(file))
+        made.execute(delete(cluster))
+        return {each.name: _copy(given, made, each) for each in COMMON.sorted_tables}
+
+
+def _copy(given: Connection, made: Connection, table: Table) -> int:
+    """Copy a table; return how many rows it has. Raises ConfigurationError if any differ."""
+    count = 0
+    for rows in given.execute(select(table)).partitions(_ROWS_AT_ONCE):
+        made.execute(insert(table), [each._asdict() for each in rows])
+        count += len(rows)
+    key = list(table.primary_key.columns)
+    if count and table.autoincrement_column is not None:
+        last = select(func.max(table.autoincrement_column)).scalar_subquery()
+        sequence = func.pg_get_serial_sequence(table.name, table.autoincrement_column.name)
+        made.execute(select(func.setval(sequence, last)))
+    wanted, found = (each.execute(select(table).order_by(*key)) for each in (given, made))
+    if any(tuple(one) != tuple(other) for one, other in zip(wanted, found, strict=True)):
+        raise ConfigurationError(
+            f"table {table.name} does not read back as it was written: nothing was moved"
+        )
+    return count
