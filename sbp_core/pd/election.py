@@ -138,7 +138,7 @@ class Election:
     def unready(self) -> Iterator[Unready]:
         """Yield why it neither leads nor knows which one does."""
         if self._fault:
-            yield Unready("store_unreachable", f"the database does not answer: {self._fault}")
+            yield Unready("store_unreachable", f"the database cannot be used: {self._fault}")
         elif self.leader is None:
             yield Unready("no_leader", "this placement driver does not lead, and none is known to")
 

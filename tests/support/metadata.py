@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 import sqlite3
+import struct
 import tarfile
 import tempfile
+import threading
 import warnings
 from itertools import count
 from pathlib import Path
@@ -52,8 +55,26 @@ class PostgresqlServer:
             self.execute(statement)
 
     def execute(self, statement):
-        with psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
+        options = "-c default_transaction_read_only=off"
+        uri = self._server.get_uri()
+        with psycopg.connect(uri, autocommit=True, options=options) as connection:
             connection.execute(statement)
+
+    @contextlib.contextmanager
+    def read_only(self):
+        """Let sessions write no more, also those that there are."""
+        self._set_read_only("on")
+        try:
+            yield
+        finally:
+            self._set_read_only("off")
+
+    def _set_read_only(self, value):
+        self.execute(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
+        with psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
+            connection.execute("SELECT pg_reload_conf()")
+            while connection.execute("SHOW default_transaction_read_only").fetchone() != (value,):
+                pass
 
     def new_database(self):
         """Return the URL of a database that is empty."""
@@ -89,6 +110,47 @@ class PostgresqlServer:
 
     def stop(self):
         self._server.cleanup()
+
+
+@contextlib.contextmanager
+def pooler(url, *, drops):
+    """The URL of what refuses `options` of new sessions, as pgbouncer does, or `drops` them."""
+    folder = make_url(url).query["host"]
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                threading.Thread(target=relay, args=(client,), daemon=True).start()
+
+    def relay(client):
+        with client, socket.socket(socket.AF_UNIX) as server, contextlib.suppress(OSError):
+            while True:
+                length, code = struct.unpack("!II", client.recv(8, socket.MSG_WAITALL))
+                words = client.recv(length - 8, socket.MSG_WAITALL).split(b"\0")
+                if code == 196608:  # version 3.0, not a request for encryption
+                    break
+                client.sendall(b"N")
+            if not drops:
+                text = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
+                client.sendall(b"E" + struct.pack("!I", 4 + len(text)) + text)
+                return
+            at = words.index(b"options")
+            rest = b"\0".join(words[:at] + words[at + 2 :])
+            server.connect(f"{folder}/.s.PGSQL.5432")
+            server.sendall(struct.pack("!II", 8 + len(rest), code) + rest)
+            threading.Thread(target=pump, args=(server, client), daemon=True).start()
+            pump(client, server)
+
+    def pump(source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        address = {"host": "127.0.0.1", "port": listener.getsockname()[1], "query": {}}
+        yield make_url(url).set(**address).render_as_string(hide_password=False)
 
 
 def name_of(url):

@@ -22,7 +22,7 @@ from sqlalchemy.pool import QueuePool
 
 from sbp_core import limits
 from sbp_core.errors import StatusCode, StatusError, StoreUnavailableError
-from sbp_core.pd.metadata.postgresql import engine_of, stored_version
+from sbp_core.pd.metadata.postgresql import engine_of, is_read_only, stored_version
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION, leader, placement_drivers
 
 _STATEMENT_TIMEOUT_MS: Final = 2 * limits.DRIVER_LEASE_MS
@@ -148,7 +148,9 @@ class Leadership:
                 yield connection
         except DBAPIError as error:
             message = f"the leader cannot be read: {str(error.orig).strip()}"
-            if isinstance(error, OperationalError):
+            if is_read_only(error.orig):
+                self._engine.dispose()  # the next claim looks for the new primary
+            if isinstance(error, OperationalError) or is_read_only(error.orig):
                 raise StoreUnavailableError.of(message) from error
             raise StatusError(StatusCode.PD_INTERNAL, message) from error
 

@@ -5,7 +5,11 @@ FOR SHARE: while it runs no other one can take over, and it ends with NotLeaderE
 leader that was paused or cut off can therefore decide nothing. Reads outside of transactions are
 confirmed before their results are used: `confirm` finds the term unchanged after them, so nobody
 else can have written before. A session that is silent within a transaction for as long as a lease
-is ended by the database: a leader that is paused there does not keep others from taking over.
+is ended by the database: a leader that is paused there does not keep others from taking over. These
+timeouts belong to the session, so connections through a pooler, which drops them, are refused.
+
+Connections are made to a server that accepts writes (`target_session_attrs`). A primary that turns
+read-only is left, and the hosts of the URL are tried for the new primary.
 
 The database answers for what it stores, so there are no checksums and no mark here. The lives and
 the numbers of commits are those of SQLite: that is how a database that was restored from an earlier
@@ -41,6 +45,7 @@ from sqlalchemy import (
     inspect,
     make_url,
     select,
+    text,
     update,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
@@ -83,6 +88,13 @@ _STATEMENT_TIMEOUT_MS: Final = 30_000
 _SCHEMA_LOCK: Final = 0x5342504D
 """Key of the advisory lock of those that make or migrate the tables."""
 
+_IDLE_TIMEOUT_MS: Final = text(
+    "SELECT setting::bigint FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'"
+)
+_DIRECTLY: Final = "connect to PostgreSQL directly, not through a pooler such as pgbouncer"
+_READ_ONLY_STATE: Final = "25006"
+"""SQLSTATE read_only_sql_transaction."""
+
 _TERM: Final = select(leader.c.term)
 _GUARD: Final = _TERM.with_for_update(read=True)
 NUMBER: Final = select(last_commit.c.number)
@@ -113,9 +125,10 @@ def engine_of(
         "statement_timeout": statement_timeout_ms,
         "idle_in_transaction_session_timeout": limits.DRIVER_LEASE_MS,
     }
+    parsed = _psycopg_url(url)
     try:
         return create_engine(
-            _psycopg_url(url),
+            parsed.set(query={"target_session_attrs": "read-write", **parsed.query}),
             poolclass=pool,
             connect_args={
                 "connect_timeout": _CONNECT_TIMEOUT_S,
@@ -147,7 +160,10 @@ class PostgresqlDatabase(Database):
         super().__init__(engine.dialect)
         driver = engine.dialect.loaded_dbapi
         self._errors = driver.Error
-        self._unavailable = (OperationalError, driver.OperationalError)
+        self._unavailable = (
+            *(OperationalError, driver.OperationalError),
+            driver.errors.ReadOnlySqlTransaction,
+        )
         self._connection: Connection | None = None
         self._is_in_transaction = False
         self._term = 0
@@ -280,6 +296,8 @@ class PostgresqlDatabase(Database):
                 exc_info=error,
             )
             message = f"the placement driver's metadata store failed: {error}"
+            if is_read_only(error):  # the next transaction looks for the new primary
+                self._driver().close()
             if isinstance(error, self._unavailable):
                 raise StoreUnavailableError.of(message) from error
             raise StatusError(StatusCode.PD_INTERNAL, message) from error
@@ -330,20 +348,47 @@ def begun(engine: Engine, url: str) -> Iterator[Connection]:
     """Run one transaction before a placement driver serves. Raises ConfigurationError."""
     try:
         with engine.begin() as connection:
+            if connection.execute(_IDLE_TIMEOUT_MS).scalar_one() != limits.DRIVER_LEASE_MS:
+                raise ConfigurationError(
+                    f"store: {shown_url(url)} has lost idle_in_transaction_session_timeout of the"
+                    f" session; {_DIRECTLY}"
+                )
             yield connection
     except DBAPIError as error:
+        cause = " ".join(str(error.orig).split())
         raise ConfigurationError(
-            f"store: {shown_url(url)} cannot be used: {str(error.orig).strip()}; name a PostgreSQL"
-            " database in which this user can create tables"
+            f"store: {shown_url(url)} cannot be used: {cause}; {_remedy(error.orig, cause)}"
         ) from error
+
+
+def is_read_only(error: BaseException | None) -> bool:
+    """Whether an error of the driver says that the session cannot write.
+
+    The server is a standby, perhaps one that was the primary when the session began.
+    """
+    return getattr(error, "sqlstate", None) == _READ_ONLY_STATE
+
+
+def _remedy(error: BaseException | None, cause: str) -> str:
+    state = getattr(error, "sqlstate", None)
+    if "startup parameter" in cause:
+        return _DIRECTLY
+    if "session is read-only" in cause or is_read_only(error):
+        return "name the primary, or several servers with ?host=HOST:PORT&host=HOST:PORT"
+    if state is None:  # the connection was refused
+        return "let the server accept this connection, or correct the URL"
+    if state.startswith("42"):
+        return "name a PostgreSQL database in which this user can create tables"
+    return "remove the cause at the database, and start again"
 
 
 def _psycopg_url(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise ConfigurationError(
-            "store: it is no URL of a database; use postgresql://USER@HOST:PORT/DATABASE"
+            "store: it is no URL of a database; use postgresql://USER@HOST:PORT/DATABASE, or"
+            " postgresql://USER@/DATABASE?host=HOST:PORT&host=HOST:PORT"
         ) from error
     return parsed.set(drivername="postgresql+psycopg")
 

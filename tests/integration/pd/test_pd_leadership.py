@@ -23,7 +23,14 @@ from sbp_core.pd.metadata.postgresql_inspection import accept_database, check_da
 from sbp_core.pd.metadata.store import StoreThread, open_store
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION
 from sbp_core.pd.model import NewStream
-from tests.support.metadata import NO_LEASE_MS, SINCE, PostgresqlHome, next_term
+from tests.support.metadata import (
+    NO_LEASE_MS,
+    SINCE,
+    PostgresqlHome,
+    name_of,
+    next_term,
+    pooler,
+)
 
 LONG_LEASE_MS = 600_000
 
@@ -368,13 +375,47 @@ def test_all_that_announced_themselves_lately_are_named(url, claims):
     [
         ("mysql://h/d", "mysql://"),
         ("sqlite:///somewhere/other.db", "metadata.sqlite"),
-        ("postgresql://nobody:secret@127.0.0.1:1/none", "cannot be used"),
+        ("postgresql://nobody:secret@127.0.0.1:1/none", "cannot be used.* correct the URL"),
+        ("postgresql://nobody@h1:5432,h2:5432/none", r"host=HOST:PORT&host=HOST:PORT"),
     ],
 )
 def test_a_home_that_cannot_be_used_is_refused(home, cause):
     with pytest.raises(ConfigurationError, match=cause) as caught:
         open_store(home)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("drops", "cause"),
+    [(False, "unsupported startup parameter"), (True, "lost idle_in_transaction_session_timeout")],
+)
+def test_a_pooler_between_is_refused(url, drops, cause):
+    with pooler(url, drops=drops) as pooled, pytest.raises(ConfigurationError) as caught:
+        open_store(pooled)
+    assert cause in str(caught.value)
+    assert "connect to PostgreSQL directly" in str(caught.value)
+
+
+def test_a_standby_is_refused(url, opened):
+    opened()
+    execute(url, f"ALTER DATABASE {name_of(url)} SET default_transaction_read_only = on")
+    with pytest.raises(ConfigurationError, match="session is read-only; name the primary"):
+        opened()
+
+
+def test_a_primary_that_turns_read_only_is_unavailable_and_left(postgresql, url, opened, claims):
+    store, claim = opened(), claims("a")
+    store.lead(claim.hold())
+    session = store._database._execute("SELECT pg_backend_pid()")[0]
+    with postgresql.read_only():
+        with pytest.raises(StoreUnavailableError, match="read-only"):
+            create(store, "lost")
+        for cause in ("cannot execute INSERT in a read-only", "session is read-only"):
+            with pytest.raises(StoreUnavailableError, match=cause):
+                claim.hold()
+    assert claim.hold() == 1
+    create(store, "a")
+    assert store._database._execute("SELECT pg_backend_pid()")[0] != session
 
 
 def test_a_database_of_others_is_refused(url):
