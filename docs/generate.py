@@ -55,6 +55,7 @@ EXAMPLES: Final = {
     "tls_client_ca_file": "/etc/sbp/clients.pem",
     "auth_jwks_file": "/etc/sbp/jwks.json",
     "auth_jwks_url": "https://id.example.org/jwks.json",
+    "auth_jwks_ca_file": "/etc/sbp/issuer-ca.pem",
     "auth_issuer": "https://id.example.org",
     "auth_audience": "sbp",
     "ready_file": "sbp-ready.json",

@@ -75,6 +75,7 @@ class ClusterSettings:
     auth_monitors: tuple[str, ...] = _setting_of(PlacementDriverSettings, "auth_monitors")
     auth_jwks_file: Path | None = _setting_of(PlacementDriverSettings, "auth_jwks_file")
     auth_jwks_url: str | None = _setting_of(PlacementDriverSettings, "auth_jwks_url")
+    auth_jwks_ca_file: Path | None = _setting_of(PlacementDriverSettings, "auth_jwks_ca_file")
     auth_issuer: str | None = _setting_of(PlacementDriverSettings, "auth_issuer")
     auth_audience: str | None = _setting_of(PlacementDriverSettings, "auth_audience")
     quotas_file: Path | None = _setting_of(PlacementDriverSettings, "quotas_file")

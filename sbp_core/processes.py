@@ -145,10 +145,9 @@ class RangeServerProcess:
         words += ["--config", str(config), "--data-dir", str(self._settings.data_dir)]
         words += ["--admin-port", str(self._admin_port)]
         words += tls_options(self._settings.tls)
-        if self._settings.auth_jwks_file is not None:
-            words += ["--auth-jwks-file", str(self._settings.auth_jwks_file)]
-        if self._settings.quotas_file is not None:
-            words += ["--quotas-file", str(self._settings.quotas_file)]
+        for name in ("auth_jwks_file", "auth_jwks_ca_file", "quotas_file"):
+            path = getattr(self._settings, name)
+            words += [] if path is None else [f"--{name.replace('_', '-')}", str(path)]
         return await asyncio.create_subprocess_exec(
             *(*COMMAND, *words),
             stdin=asyncio.subprocess.PIPE,

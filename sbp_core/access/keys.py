@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPMessage
 from pathlib import Path
 from typing import IO, Any, Final
+from urllib.error import URLError
 from urllib.parse import urlsplit
 
 from joserfc import jwk, jws
@@ -40,7 +41,9 @@ FETCH_TIMEOUT_MS: Final = 5_000
 FETCH_INTERVAL_MS: Final = 600_000
 """Age of keys of a URL after which they are fetched again, with the next token."""
 FETCH_PAUSE_MS: Final = 60_000
-"""Shortest pause between fetches: for a token with an unknown key, and after a failure."""
+"""Shortest pause between fetches for a token with an unknown key, and longest after failures."""
+_FIRST_PAUSE_MS: Final = 1_000
+"""Pause after the first failure. It doubles with each one in a row."""
 _RSA_BITS_MIN: Final = 2048
 
 
@@ -162,6 +165,12 @@ class KeySource(ABC):
 
     timeout_ms: int = FETCH_TIMEOUT_MS
     """How long a request waits for `reload` at most."""
+    pause_ms: int = FETCH_PAUSE_MS
+    """The shortest pause after the last fetch."""
+    failed_count: int = 0
+    """Fetches in a row that failed."""
+    failure: str | None = None
+    """Why the last fetch failed; None if it succeeded."""
 
     def is_due(self, *, is_unknown: bool) -> bool:
         """Whether to `reload` first, for keys that are old, or for one that `is_unknown`."""
@@ -218,16 +227,32 @@ class KeyFile(KeySource):
 class KeyUrl(KeySource):
     """The keys at a URL. None before the first fetch."""
 
-    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises ConfigurationError for another URL than of https."""
+    def __init__(
+        self,
+        url: str,
+        ca_file: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Fetch nothing yet. Authorities in `ca_file`, or else of the system, are trusted.
+
+        Raises ConfigurationError for another URL than of https, or a file without authorities.
+        """
         parts = urlsplit(url)
         if parts.scheme != "https" or not parts.hostname or parts.username is not None:
             raise ConfigurationError(
                 "jwks_url: expected a URL of https without a user; keys that are fetched without"
                 " TLS could be anybody's"
             )
-        self._url = url
+        try:
+            ssl.create_default_context(cafile=ca_file)
+        except OSError as error:
+            raise ConfigurationError(
+                f"jwks_ca_file {ca_file}: {error.strerror or error}; give the authority of the"
+                " server of jwks_url in PEM"
+            ) from error
+        self._url, self._ca_file = url, ca_file
         self._clock = clock
+        self.failure = "nothing was fetched yet"
         self._lock = threading.Lock()
         self._keys: tuple[PublicKey, ...] = ()
         self._tried_at = self._fetched_at = -math.inf
@@ -239,7 +264,7 @@ class KeyUrl(KeySource):
     def is_due(self, *, is_unknown: bool) -> bool:
         """Whether it is time for a fetch, or one is under way."""
         now = self._clock()
-        if now - self._tried_at < FETCH_PAUSE_MS / 1000:
+        if now - self._tried_at < self.pause_ms / 1000:
             return self._lock.locked()
         return is_unknown or now - self._fetched_at >= FETCH_INTERVAL_MS / 1000
 
@@ -251,10 +276,18 @@ class KeyUrl(KeySource):
                 return
             self._tried_at = self._clock()
             try:
-                self._keys = parse_keys(_fetch(self._url))
+                self._keys = parse_keys(_fetch(self._url, self._ca_file))
             except (OSError, HTTPException, ValueError) as error:
-                _LOG.warning("keys not fetched, the former ones stay url=%s: %s", self._url, error)
+                self.failure = str(error.reason if type(error) is URLError else error)
+                self.pause_ms = min(FETCH_PAUSE_MS, 2 * self.pause_ms)
+                if not self.failed_count:
+                    self.pause_ms = _FIRST_PAUSE_MS
+                self.failed_count += 1
+                _LOG.warning(
+                    "keys not fetched, the former ones stay url=%s: %s", self._url, self.failure
+                )
             else:
+                self.failure, self.failed_count, self.pause_ms = None, 0, FETCH_PAUSE_MS
                 self._fetched_at = self._clock()
                 _LOG.info("keys fetched url=%s count=%d", self._url, len(self._keys))
             self._tried_at = self._clock()
@@ -277,13 +310,13 @@ class _OnlyHttps(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _fetch(url: str) -> bytes:
+def _fetch(url: str, ca_file: Path | None) -> bytes:
     """Return what is at a URL. Raises OSError, HTTPException or ValueError."""
     deadline = time.monotonic() + FETCH_TIMEOUT_MS / 1000
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
-        urllib.request.HTTPSHandler(context=ssl.create_default_context()),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca_file)),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
         _OnlyHttps(),

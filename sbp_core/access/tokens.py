@@ -105,9 +105,16 @@ class Tokens:
         else:
             named = [each for each in keys if each.kid == kid]
             if not named:
+                failure = self.keys.failure
+                if not keys:
+                    raise UnknownKeyError.of(
+                        "the token cannot be verified: this server could not fetch the keys of the"
+                        f" issuer ({failure}); try again, or let an operator see the server's log"
+                    )
+                also = "" if failure is None else f", and newer ones cannot be fetched ({failure})"
                 raise UnknownKeyError.of(
-                    "the token is refused: its key is not among those of the issuer; get another"
-                    " one from the issuer of this cluster"
+                    f"the token is refused: its key is not among those of the issuer{also}; get"
+                    " another one from the issuer of this cluster"
                 )
             key = named[0]
         if not key.is_named(parameters.get("alg")):
@@ -160,12 +167,14 @@ _all_tokens: Final[WeakSet[Tokens]] = WeakSet()
 
 
 @lru_cache(maxsize=16)
-def ready(path: Path | None, url: str | None, issuer: str, audience: str) -> Tokens:
+def ready(
+    path: Path | None, url: str | None, ca_file: Path | None, issuer: str, audience: str
+) -> Tokens:
     """Return what verifies tokens, the same for all servers of this process.
 
     Raises ConfigurationError if the keys cannot be used.
     """
-    keys = KeyFile(path) if path is not None else KeyUrl(str(url))
+    keys = KeyFile(path) if path is not None else KeyUrl(str(url), ca_file)
     return Tokens(keys, issuer, audience)
 
 

@@ -47,6 +47,11 @@ _DELAY: Final = METRICS.gauge(
     "sbp_loop_delay_seconds", "How long the server's loop took to answer this endpoint."
 )
 
+_FAILED_FETCHES: Final = METRICS.gauge(
+    "sbp_token_keys_failed_fetches",
+    "Fetches of the keys of tokens (`jwks_url`) that failed in a row; 0 if the last one succeeded.",
+)
+
 T = TypeVar("T")
 
 
@@ -176,7 +181,8 @@ class Pages:
 
         async def look() -> _State:
             delay = time.monotonic() - asked_at
-            return _State(self._servers.unready(), self._servers.condition(), delay)
+            unready = [*self._servers.unready(), *self._gate.unready()]
+            return _State(unready, self._servers.condition(), delay)
 
         return await self._ask(look())
 
@@ -187,6 +193,7 @@ class Pages:
             _INFO.of(1, _version()),
             _READY.of(not state.unready),
             _DELAY.of(state.delay_seconds),
+            _FAILED_FETCHES.of(self._gate.failed_fetch_count),
         ]
         return self._exposition.render([*own, *readings])
 

@@ -109,6 +109,7 @@ security_options: Final = declared(
         ),
         path_option("--auth-jwks-file", "Public keys of the issuer of tokens, a JSON Web Key Set."),
         click.option("--auth-jwks-url", metavar="URL", help="https URL of these keys instead."),
+        path_option("--auth-jwks-ca-file", "Authorities of the certificate at that URL."),
         click.option("--auth-issuer", metavar="TEXT", help="Issuer that tokens have to name."),
         click.option("--auth-audience", metavar="TEXT", help="Audience that tokens have to name."),
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from sbp_core.access.identity import Identity, subject_of_certificate
 from sbp_core.errors import PermissionDeniedError, UnauthenticatedError
+from sbp_core.server.served import Unready
 from sbp_core.server.trust import Standing
 from sbp_core.session.negotiation import identity_answer, maybe_token
 from sbp_core.wire.headers import HeartbeatRequest, HeartbeatResponse
@@ -171,6 +173,26 @@ class Gate:
             and self._tokens is not None
             and self._tokens.wants_keys(token, now_ms)
         )
+
+    @property
+    def failed_fetch_count(self) -> int:
+        """Fetches of the keys of tokens that failed in a row."""
+        return 0 if self._tokens is None else self._tokens.keys.failed_count
+
+    def unready(self) -> Iterator[Unready]:
+        """Yield why no token can be verified."""
+        if self._tokens is not None and not self._tokens.keys.current():
+            yield Unready(
+                "token_keys_missing",
+                "no token is accepted, as the keys of the issuer were not fetched yet:"
+                f" {self._tokens.keys.failure}",
+            )
+
+    async def keep_fetching_keys(self) -> None:
+        """Fetch the keys again until that succeeds for the first time."""
+        while self._tokens is not None and not self._tokens.keys.current():
+            await asyncio.sleep(self._tokens.keys.pause_ms / 1000)
+            await self.fetch_keys()
 
     async def fetch_keys(self) -> None:
         """Fetch the keys that tokens are verified with, if they are at a URL.

@@ -138,6 +138,7 @@ class Listener:
         self._acceptor: Acceptor | None = None
         self._connecting: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
+        self._key_fetcher: asyncio.Task[None] | None = None
 
     @property
     def connection_count(self) -> int:
@@ -183,6 +184,7 @@ class Listener:
             ) from error
         self._acceptor = acceptor
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
+        self._key_fetcher = asyncio.create_task(self._gate.keep_fetching_keys())
         return bound_port
 
     async def drain(self, timeout_ms: int = limits.DRAIN_TIMEOUT_MS) -> None:
@@ -195,8 +197,9 @@ class Listener:
         self._acceptor.close()
         if self._connecting:
             await asyncio.wait(self._connecting, timeout=timeout_ms / 1000)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for each in (self._sweeper, self._key_fetcher):
+            if each is not None:
+                each.cancel()
         peers = list(self._peers)
         for peer in peers:
             peer.go_away()

@@ -215,8 +215,14 @@ class ListenerSettings:
     auth_jwks_url: str | None = auth_setting(
         "jwks_url",
         "URL of these keys instead: they are fetched at the start, every ten minutes while tokens"
-        " come, and for an unknown key once a minute at most.",
+        " come, and for an unknown key once a minute at most. While they cannot be fetched they are"
+        " asked for again after 1 s, 2 s, 4 s, and so on up to a minute.",
         "a URL of https",
+    )
+    auth_jwks_ca_file: Path | None = auth_setting(
+        "jwks_ca_file",
+        "Authorities of the certificate at jwks_url; those of the system when not set.",
+        "a file in PEM",
     )
     auth_issuer: str | None = auth_setting(
         "issuer", "Issuer that tokens have to name (iss).", "a text; needed for tokens"
@@ -324,7 +330,7 @@ class ListenerSettings:
         if self.auth_issuer is not None and self.auth_audience is not None:
             from sbp_core.access.tokens import ready as tokens_of
 
-            keys = (self.auth_jwks_file, self.auth_jwks_url)
+            keys = (self.auth_jwks_file, self.auth_jwks_url, self.auth_jwks_ca_file)
             tokens = tokens_of(*keys, self.auth_issuer, self.auth_audience)
         return Gate(admins, servers, tokens, monitors)
 
@@ -404,6 +410,8 @@ def check_auth(settings: Any) -> None:
     keys = [each for each in given if each.startswith("jwks")]
     if len(keys) > 1:
         raise ConfigurationError("[auth] has jwks_file and jwks_url: give one of them")
+    if settings.auth_jwks_ca_file is not None and "jwks_url" not in keys:
+        raise ConfigurationError("[auth] has jwks_ca_file without jwks_url: give that too")
     of_tokens = [each for each in (*keys, "issuer", "audience") if each in given]
     if of_tokens and not (keys and values["issuer"] and values["audience"]):
         raise ConfigurationError(

@@ -19,13 +19,14 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from test_separate_processes import TIMEOUT_SECONDS, Server, running
 
+from sbp_core.access.identity import subject_of_certificate
 from sbp_core.admin.endpoint import LIMITS, AdminEndpoint
 from sbp_core.client import EARLIEST, AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.cluster import Cluster
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.processes import reserved_ports
 from tests.support.cluster import rows_batch
-from tests.support.security import AUDIENCE, ISSUER, Authority, Issuer
+from tests.support.security import AUDIENCE, ISSUER, Authority, Issuer, serving_keys
 from tests.support.warm import WarmCluster
 
 ADMIN = ("--admin-port", "0")
@@ -306,13 +307,15 @@ def test_each_range_server_of_several_has_an_endpoint(tmp_path):
 
 
 @contextmanager
-def secured(folder, authority, issuer):
-    """Run a placement driver that wants identities; yield its admin endpoint and certificate."""
+def secured(folder, authority, keys, admin="alice"):
+    """Run a placement driver that wants identities; yield its admin endpoint and certificate.
+
+    `keys` are the options with the keys of tokens.
+    """
     pair = authority.issue("127.0.0.1", common_name="node1")
     words = ["--tls-cert", pair.cert_file, "--tls-key", pair.key_file]
-    words += ["--tls-ca", authority.ca_file, "--auth-admin", "alice", "--auth-monitor", "prom"]
-    words += ["--auth-jwks-file", issuer.jwks_file, "--auth-issuer", ISSUER]
-    words += ["--auth-audience", AUDIENCE]
+    words += ["--tls-ca", authority.ca_file, "--auth-admin", admin, "--auth-monitor", "prom"]
+    words += [*keys, "--auth-issuer", ISSUER, "--auth-audience", AUDIENCE]
     with running(folder, "pd", *ADMIN, *map(str, words)) as driver:
         yield admin_of(driver), pair
 
@@ -320,7 +323,7 @@ def secured(folder, authority, issuer):
 def test_with_identities_details_need_one(tmp_path):
     authority, issuer = Authority(tmp_path / "ca"), Issuer(tmp_path)
     tls = ssl.create_default_context(cafile=authority.ca_file)
-    with secured(tmp_path, authority, issuer) as (admin, pair):
+    with secured(tmp_path, authority, ["--auth-jwks-file", issuer.jwks_file]) as (admin, pair):
         with pytest.raises((urllib.error.URLError, ConnectionError)):
             ask(admin, "/healthz")
         assert ask(admin, "/healthz", tls=tls)[0] == 200
@@ -350,3 +353,22 @@ def test_with_identities_details_need_one(tmp_path):
         pair.replace_with(authority.issue("127.0.0.1", common_name="node1"))
         assert ssl.get_server_certificate((host, int(port))) != former
         assert ask(admin, "/healthz", tls=tls)[0] == 200
+
+
+def test_a_server_without_the_keys_of_tokens_says_why(tmp_path):
+    authority, issuer = Authority(tmp_path / "ca"), Issuer(tmp_path)
+    alice = authority.issue(common_name="alice")
+    subject = subject_of_certificate(alice.cert_file.read_bytes())
+    tls = ssl.create_default_context(cafile=authority.ca_file)
+    tls.load_cert_chain(alice.cert_file, alice.key_file)
+    with serving_keys(tmp_path) as (url, answers, ca_file):
+        keys = ["--auth-jwks-url", url, "--auth-jwks-ca-file", ca_file]
+        with secured(tmp_path, authority, keys, admin=subject) as (admin, _):
+            status, body = ask(admin, "/readyz", tls=tls)
+            (reason,) = json.loads(body)["reasons"]
+            assert (status, reason["code"]) == (503, "token_keys_missing")
+            assert "HTTP Error 503" in reason["reason"]
+            assert samples(admin, tls=tls)["sbp_token_keys_failed_fetches",] > 0
+            answers.append((200, {}, issuer.jwks))
+            wait_for(lambda: ask(admin, "/readyz", tls=tls)[0], 200)
+            wait_for(lambda: samples(admin, tls=tls)["sbp_token_keys_failed_fetches",], 0)

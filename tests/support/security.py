@@ -15,7 +15,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -165,16 +164,18 @@ class Issuer:
 
 
 @contextlib.contextmanager
-def serving_keys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list]]:
-    """Serve `answers`, each a status, its headers and a body, at a URL of https; yield both."""
+def serving_keys(folder: Path) -> Iterator[tuple[str, list, Path]]:
+    """Serve `answers`, each a status, its headers and a body, at a URL of https; then status 503.
+
+    Yields the URL, the answers, and the authority of the server.
+    """
     authority = Authority(folder / "https")
     pair = authority.issue("localhost")
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca_file))
     answers: list[tuple[int, dict[str, str], bytes]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, headers, body = answers.pop(0)
+            status, headers, body = answers.pop(0) if answers else (503, {}, b"")
             self.send_response(status)
             for each in headers.items():
                 self.send_header(*each)
@@ -191,7 +192,7 @@ def serving_keys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tupl
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield f"https://localhost:{server.server_port}", answers
+        yield f"https://localhost:{server.server_port}", answers, authority.ca_file
     finally:
         server.shutdown()
         thread.join()

@@ -35,6 +35,7 @@ SET_BY_THE_CLUSTER = {
     *("tls_cert_file", "tls_key_file", "tls_ca_file", "tls_client_ca_file"),
     "tls_client_certificates",
     *("auth_admins", "auth_servers", "auth_monitors", "auth_jwks_file", "auth_jwks_url"),
+    "auth_jwks_ca_file",
     *("auth_issuer", "auth_audience", "quotas_file"),
     *("audit_stream", "audit_protected", "audit_retention_ms"),
 }
@@ -53,7 +54,7 @@ def with_every_key_set(command: str) -> str:
 def with_keys_that_agree(command: str) -> str:
     """The same with administrators, and one place of the keys of tokens."""
     text = with_every_key_set(command).replace("admins = []", 'admins = ["alice"]')
-    return re.sub("^jwks_url = ", "# jwks_url = ", text, flags=re.MULTILINE)
+    return re.sub("^(jwks_url|jwks_ca_file) = ", r"# \1 = ", text, flags=re.MULTILINE)
 
 
 def comment_above(command: str, section: str, key: str) -> str:
