@@ -116,6 +116,8 @@ class Contexts:
         self._seen = self._stamp()
         """The files as they were read last, whether they could be used or not."""
         self._newest = _make_context(files), _maybe_of_servers(files)
+        self.certificates = _read_certificates(files)
+        """The files with certificates, as they were read last and could be used."""
         _all_contexts.add(self)
 
     def current(self) -> ssl.SSLContext:
@@ -130,6 +132,7 @@ class Contexts:
             self._seen = self._stamp()
             try:
                 self._newest = _make_context(self.files), _maybe_of_servers(self.files)
+                self.certificates = _read_certificates(self.files)
             except ConfigurationError as error:
                 _LOG.warning("TLS files refused, the former ones stay: %s", error)
             else:
@@ -164,14 +167,24 @@ def ready(files: Files) -> Contexts:
 
 def reload_all() -> bool:
     """Read the files of all contexts of this process again; return whether there are any."""
-    found = list(_all_contexts)
+    found = all_contexts()
     for each in found:
         each.reload()
     return bool(found)
 
 
+def all_contexts() -> list[Contexts]:
+    """Return the contexts of all ends in this process."""
+    return list(_all_contexts)
+
+
 def _paths(files: Files) -> list[Path]:
-    found = [files.cert_file, files.key_file]
+    key = [] if files.key_file is None else [Path(files.key_file)]
+    return [*_certificate_paths(files), *key]
+
+
+def _certificate_paths(files: Files) -> list[Path]:
+    found = [files.cert_file]
     if not isinstance(files, PublicTls):
         found.append(files.ca_file)
     if isinstance(files, ServerTls):
@@ -222,6 +235,16 @@ def _maybe_of_servers(files: Files) -> frozenset[bytes] | None:
             f"TLS: {files.ca_file} cannot be read ({error}); give certificates in PEM"
         ) from error
     return frozenset(each.public_bytes(Encoding.DER) for each in found)
+
+
+def _read_certificates(files: Files) -> dict[Path, bytes]:
+    found = {}
+    for path in _certificate_paths(files):
+        try:
+            found[path] = path.read_bytes()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+    return found
 
 
 def _verified_chain(session: ssl.SSLObject) -> list[bytes]:

@@ -50,15 +50,17 @@ class AdminEndpoint:
         self._gate = settings.gate()
         loop = asyncio.get_running_loop()
         host = settings.host if settings.exposure is Exposure.NOBODY else None
+        contexts = settings.tls_contexts()
         pages = Pages(
             *(servers, loop, self._gate, config, SystemClock().wall_ms),
             host=host,
+            contexts=contexts,
             loop_seconds_max=loop_seconds_max,
         )
         self._listener = HttpListener(
             pages.app(),
             LIMITS,
-            settings.tls_contexts(),
+            contexts,
             name="the admin endpoint",
             port_name="admin_port",
         )

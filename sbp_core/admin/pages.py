@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Generic, TypeVar
@@ -31,6 +31,8 @@ from sbp_core.server.gate import Gate
 from sbp_core.server.metrics import Catalog
 from sbp_core.server.served import Condition, Served, Unready
 from sbp_core.server.trust import Standing
+from sbp_core.tls import Contexts
+from sbp_core.tls_expiry import Expiry, expiries, shown
 from sbp_core.web.connections import CERTIFICATE
 from sbp_core.web.origins import check_host
 
@@ -50,6 +52,12 @@ _DELAY: Final = METRICS.gauge(
 _FAILED_FETCHES: Final = METRICS.gauge(
     "sbp_token_keys_failed_fetches",
     "Fetches of the keys of tokens (`jwks_url`) that failed in a row; 0 if the last one succeeded.",
+)
+
+_EXPIRY: Final = METRICS.gauge(
+    "sbp_certificate_expiry_timestamp_seconds",
+    "When the first certificate in a file of TLS expires, in seconds since the epoch.",
+    "file",
 )
 
 T = TypeVar("T")
@@ -98,7 +106,8 @@ class Pages:
     """Answers requests about `servers`, whose loop is `loop`.
 
     `config` returns what `/config` shows.
-    `host` is the address or name to listen on, if only this machine reaches that.
+    `host` is the address or name to listen on, if only this machine reaches that. `contexts` are
+    those of TLS, whose certificates may expire.
     """
 
     def __init__(
@@ -110,6 +119,7 @@ class Pages:
         now_ms: Callable[[], int],
         *,
         host: str | None = None,
+        contexts: Contexts | None = None,
         loop_seconds_max: float = LOOP_SECONDS_MAX,
     ) -> None:
         self._servers = servers
@@ -119,6 +129,7 @@ class Pages:
         self._config = config
         self._now_ms = now_ms
         self._host = host
+        self._contexts = contexts
         self._exposition = Exposition((METRICS, *servers.catalogs))
         self._state = _Shared(self._look, _STATE_AGE_SECONDS)
         self._page = _Shared(self._render, METRICS_AGE_SECONDS)
@@ -181,10 +192,22 @@ class Pages:
 
         async def look() -> _State:
             delay = time.monotonic() - asked_at
-            unready = [*self._servers.unready(), *self._gate.unready()]
+            unready = [*self._servers.unready(), *self._gate.unready(), *self._expired()]
             return _State(unready, self._servers.condition(), delay)
 
         return await self._ask(look())
+
+    def _expiries(self) -> Iterator[Expiry]:
+        return iter(()) if self._contexts is None else expiries(self._contexts)
+
+    def _expired(self) -> Iterator[Unready]:
+        for each in self._expiries():
+            if each.last <= self._now_ms() / 1000:
+                yield Unready(
+                    "certificate_expired",
+                    f"the certificate in {each.path} expired at {shown(each.last)}, and others"
+                    " refuse it: put a new one into the file",
+                )
 
     async def _render(self) -> bytes:
         state = await self._state.get()
@@ -194,6 +217,7 @@ class Pages:
             _READY.of(not state.unready),
             _DELAY.of(state.delay_seconds),
             _FAILED_FETCHES.of(self._gate.failed_fetch_count),
+            *(_EXPIRY.of(each.first, str(each.path)) for each in self._expiries()),
         ]
         return self._exposition.render([*own, *readings])
 

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sbp_core import tls
+from sbp_core import tls, tls_expiry
 from sbp_core.cli.logs import ProcessLog
 from sbp_core.cli.service_manager import ServiceManager
 from sbp_core.errors import ConfigurationError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _RELOADED: Final = ("log_level", "log_format")
 """Settings of the configuration file that are applied without a restart."""
-_REPORT_SECONDS: Final = 60.0
 
 
 class Reloader:
@@ -67,12 +66,13 @@ class Reloader:
 
         def watch() -> None:
             while True:
-                if signal.sigtimedwait({signal.SIGHUP}, _REPORT_SECONDS) is not None:
+                if signal.sigtimedwait({signal.SIGHUP}, tls_expiry.INTERVAL_SECONDS) is not None:
                     self.reload()
                 with self._lock:
                     if self._is_over:
                         return
                     self._log.report()
+                tls_expiry.warn()
 
         threading.Thread(target=watch, name="hang-ups", daemon=True).start()
 

@@ -296,6 +296,8 @@ async def _serve_until(
     admin: str | None,
 ) -> None:
     """Run the servers; `admin` is where their admin endpoint is."""
+    from sbp_core import tls_expiry
+
     starting: asyncio.Task[Any] = asyncio.create_task(servers.start())
     ends: set[asyncio.Future[Any]] = {stopping, servers.failed}
     await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
@@ -312,6 +314,7 @@ async def _serve_until(
         if admin is not None:
             content["admin"] = admin
             lines.append(f"admin             {admin}")
+        tls_expiry.warn()
         _settle_garbage()
         ready.write(content)
         addresses = ", ".join(_addresses(content))

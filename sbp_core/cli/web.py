@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sbp_core import __version__, tls
+from sbp_core import __version__, tls, tls_expiry
 from sbp_core.cli.client_options import ClientOptions, transfer_options
 from sbp_core.cli.connect import connecting
 from sbp_core.cli.server_options import LOG_FILE, Declare, Run, declared, path_option
@@ -168,6 +168,8 @@ class WebService:
             )
             beating = asyncio.create_task(manager.beat())
             started.callback(beating.cancel)
+            warning = asyncio.create_task(_warn_of_expiry())
+            started.callback(warning.cancel)
             address = join_address(settings.host, port)
             ready.write({self.name: address})
             started.callback(ready.remove)
@@ -196,6 +198,12 @@ def _settings(client: ClientOptions, options: Mapping[str, Any]) -> WebSettings:
         tls=tls.PublicTls(*files) if any(files) else None,
         is_insecure=options["insecure"],
     )
+
+
+async def _warn_of_expiry() -> None:
+    while True:
+        await asyncio.to_thread(tls_expiry.warn)
+        await asyncio.sleep(tls_expiry.INTERVAL_SECONDS)
 
 
 def _reload(log: ProcessLog, manager: ServiceManager) -> None:

@@ -372,3 +372,22 @@ def test_a_server_without_the_keys_of_tokens_says_why(tmp_path):
             answers.append((200, {}, issuer.jwks))
             wait_for(lambda: ask(admin, "/readyz", tls=tls)[0], 200)
             wait_for(lambda: samples(admin, tls=tls)["sbp_token_keys_failed_fetches",], 0)
+
+
+def test_a_certificate_that_has_expired_is_a_reason(tmp_path):
+    authority, issuer = Authority(tmp_path / "ca"), Issuer(tmp_path)
+    unchecked = ssl._create_unverified_context()
+    alice = {"tls": unchecked, "token": issuer.token("alice")}
+    keys = ["--auth-jwks-file", issuer.jwks_file]
+    with secured(tmp_path, authority, keys) as (admin, pair):
+        name = "sbp_certificate_expiry_timestamp_seconds"
+        series = (name, ("file", str(pair.cert_file)))
+        assert samples(admin, **alice)[series] > time.time()
+        assert (name, ("file", str(authority.ca_file))) in samples(admin, **alice)
+        pair.replace_with(authority.issue_expired())
+        wait_for(lambda: ask(admin, "/readyz", **alice)[0], 503)
+        _, body = ask(admin, "/readyz", **alice)
+        assert [each["code"] for each in json.loads(body)["reasons"]] == ["certificate_expired"]
+        wait_for(lambda: samples(admin, **alice)[series] < time.time(), True)
+        pair.replace_with(authority.issue("127.0.0.1", common_name="node1"))
+        wait_for(lambda: ask(admin, "/readyz", **alice)[0], 200)

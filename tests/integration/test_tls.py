@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import signal
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -383,3 +384,7 @@ def test_a_hang_up_reads_the_files_again(served, authority):
     until(lambda: logged().count("TLS files read again") > count)
     with connect(served, authority) as client:
         client.ping()
+    ending = authority.issue(not_after=datetime.now(UTC) + timedelta(days=3))
+    served.pair.replace_with(ending)
+    os.kill(served.pid, signal.SIGHUP)
+    until(lambda: f"certificate expires file={served.pair.cert_file}" in logged())

@@ -31,6 +31,11 @@ CASES = {
         "1h",
         "2h",
     ),
+    "SbpCertificateExpires": (
+        {'sbp_certificate_expiry_timestamp_seconds{instance="pd-1",file="a.pem"}': "608400x180"},
+        "30m",
+        "2h",
+    ),
     "SbpSlowCommits": (
         {
             'sbp_group_commit_seconds_bucket{instance="node-1",le="0.5"}': "0x10 0+10x30",

@@ -1,6 +1,7 @@
 """The files of TLS: what is wrong with them is said before anything is served or sent."""
 
 import logging
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -9,6 +10,7 @@ from sbp_core.client import Client, Connecting, Tls
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd import PlacementDriverSettings
 from sbp_core.tls import Contexts, ServerTls
+from sbp_core.tls_expiry import expiries, warn
 from tests.support.security import Authority
 
 
@@ -90,3 +92,44 @@ def test_a_broken_file_is_reported_once_and_the_former_one_stays(authority, capl
     assert "the former ones stay" in caplog.text
     pair.cert_file.write_bytes(good)
     assert contexts.current() is not former
+
+
+def test_days_before_a_certificate_expires_the_log_says_so(authority, caplog):
+    ends = [datetime(2031, 5, 1, tzinfo=UTC), datetime(2032, 5, 1, tzinfo=UTC)]
+    pair, renewed = (authority.issue(not_after=each) for each in ends)
+    contexts = Contexts(authority.server(pair))
+
+    def lines_at(end, *, days):
+        caplog.clear()
+        for _ in range(2):
+            warn((end - timedelta(days=days)).timestamp())
+        return [each for each in caplog.messages if f"file={pair.cert_file} " in each]
+
+    def says(state, end):
+        file = f"file={pair.cert_file} at={end.isoformat()}"
+        return [f"certificate {state} {file}: replace it"]
+
+    for end in ends:
+        assert lines_at(end, days=31) == []
+        for days in (30, 7, 1):
+            assert lines_at(end, days=days) == says("expires", end)
+            assert lines_at(end, days=days - 0.5) == []
+        assert lines_at(end, days=0) == says("has expired", end)
+        pair.replace_with(renewed)
+        assert contexts.current()
+
+
+def test_a_file_of_authorities_is_of_use_until_all_of_them_have_expired(authority, tmp_path):
+    """A chain is of use until the certificate in front of it has expired."""
+    ends = [datetime(year, 1, 1, tzinfo=UTC) for year in (2031, 2033, 2032)]
+    chain = [authority.issue(not_after=each) for each in ends]
+    pair = chain[0]
+    together = b"".join(each.cert_file.read_bytes().partition(b"\n\n")[0] for each in chain)
+    pair.cert_file.write_bytes(together)
+    (tmp_path / "ca.pem").write_bytes(together)
+    files = ServerTls(pair.cert_file, pair.key_file, tmp_path / "ca.pem", authority.ca_file)
+    first, last = ends[0].timestamp(), ends[1].timestamp()
+    found = {each.path: (each.first, each.last) for each in expiries(Contexts(files))}
+    assert found.keys() == {pair.cert_file, tmp_path / "ca.pem", authority.ca_file}
+    assert found[pair.cert_file] == (first, first)
+    assert found[tmp_path / "ca.pem"] == (first, last)
