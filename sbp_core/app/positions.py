@@ -147,10 +147,10 @@ class Positions:
         chosen = {}
         for stream, offset in offsets.items():
             at = self.of(stream)
-            if not 0 <= offset <= at.next_offset:
+            if not isinstance(offset, int) or not 0 <= offset <= at.next_offset:
                 raise ConfigurationError(
-                    f"offset {offset} of stream {stream} cannot be committed: the next record is at"
-                    f" {at.next_offset}, and those from there on were not handed out"
+                    f"offset {offset!r} of stream {stream} cannot be committed: the next record is"
+                    f" at {at.next_offset}, and those from there on were not handed out"
                 )
             chosen[at.stream_id] = offset
         return chosen

@@ -44,14 +44,15 @@ def connect(
 
     `endpoint` is the "host:port" of the placement driver, or several of one cluster, separated by
     commas. Nothing is sent before the first call. A request has `timeout_ms`; one that fails is
-    retried for `retry_ms`, `math.inf` for as long as servers are down, but only for `timeout_ms`
-    before any has answered. Raises ConfigurationError for what is no endpoint.
+    retried for `retry_ms`, `math.inf` for as long as servers are down. Before any has answered it
+    is 5 s at most, so that a wrong endpoint is reported soon. Raises ConfigurationError for what is
+    no endpoint.
     """
     made = AsyncClient(
         endpoint,
         timeout_ms=timeout_ms,
         connecting=Connecting(tls=tls, credentials=credentials),
-        retry=RetryPolicy(budget_ms=retry_ms, first_ms=timeout_ms),
+        retry=RetryPolicy(budget_ms=retry_ms, first_ms=min(timeout_ms, limits.CONNECT_TIMEOUT_MS)),
     )
     return AsyncConnection(made)
 

@@ -168,16 +168,20 @@ class Consumer(OfProcess):
         """Commit all records that were handed out, the last one included. Raises SbpError.
 
         With `offsets`, commit only those before an offset, by the names of their streams: for the
-        record `r` it is `r.offset + 1`. Use a `commit_interval_ms` of None then, as the interval
-        commits all that was handed out. Raises ConfigurationError without a group, for a stream
-        that is not being read, and for records that were not handed out; MemberUnknownError if the
-        consumer shares a group and was expelled from it: nothing is committed then, and others read
-        the records again.
+        record `r` it is `r.offset + 1`. That needs a `commit_interval_ms` of None. Raises
+        ConfigurationError without a group, with an interval, for a stream that is not being read,
+        and for records that were not handed out; MemberUnknownError if the consumer shares a group
+        and was expelled from it: nothing is committed then, and others read the records again.
         """
         self._check_process()
         if not self._assignment.has_cursors:
             raise ConfigurationError("this consumer has no group to commit for; pass group=...")
         if offsets is not None:
+            if self._commit_seconds is not None:
+                raise ConfigurationError(
+                    "chosen offsets would be overtaken by the commits of commit_interval_ms, of all"
+                    " records that were handed out: pass commit_interval_ms=None"
+                )
             self._begin()
             self._commit(self._positions.checked(offsets))
             return

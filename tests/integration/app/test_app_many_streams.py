@@ -121,6 +121,14 @@ def test_a_producer_says_which_streams_it_cannot_serve(sbp, names):
         producer.send(b"one", stream=names[1])
 
 
+def test_chosen_offsets_and_commits_at_an_interval_exclude_each_other(sbp, names):
+    with (
+        sbp.consumer(names[0], group="both") as consumer,
+        pytest.raises(ConfigurationError, match="pass commit_interval_ms=None"),
+    ):
+        consumer.commit({names[0]: 0})
+
+
 def test_chosen_offsets_are_committed(sbp, names):
     stream = names[0]
     with sbp.producer(stream) as producer:
@@ -129,8 +137,10 @@ def test_chosen_offsets_are_committed(sbp, names):
     with sbp.consumer(stream, group="chosen", commit_interval_ms=None) as consumer:
         records = consumer.getmany(5, 6)
         consumer.commit({stream: records[2].offset + 1})
-        for offset in (-1, 7):
-            with pytest.raises(ConfigurationError, match=f"offset {offset} of stream .* next .* 6"):
+        for offset in (-1, 7, "1"):
+            with pytest.raises(
+                ConfigurationError, match=f"offset {offset!r} of stream .* next .* 6"
+            ):
                 consumer.commit({stream: offset})
         with pytest.raises(ConfigurationError, match="does not read stream 'other'"):
             consumer.commit({"other": 0})
