@@ -195,7 +195,10 @@ def _plain(batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
 
 
 def _unknown(found: Iterable[str], names: Iterable[str]) -> SchemaError:
-    return SchemaError(
-        f"rows with {', '.join(found) or 'no column'}; the stream has {', '.join(sorted(names))}."
-        " A stream without a schema needs a value; create one with a schema for other columns"
-    )
+    text = f"rows with {', '.join(found) or 'no column'}; the stream has {', '.join(sorted(names))}"
+    if frozenset(names) == frozenset(ROWS_SCHEMA.names):
+        text += (
+            ", as it has no schema, and needs a value. For other columns create a stream with a"
+            " schema: by create_stream in Python, or `sbp apply`"
+        )
+    return SchemaError(text)

@@ -48,6 +48,8 @@ class Place:
                 path = Path(name).absolute()
                 if is_new:
                     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                elif not path.is_dir():
+                    raise ConfigurationError(f"{name} is no directory: give one with backups")
                 return cls(name, LocalStore(path), path)
             parts = urlsplit(name)
             if parts.scheme != "s3" or not parts.netloc or parts.query or "@" in parts.netloc:

@@ -175,7 +175,13 @@ def _target(opened: Checkpoint, to_batch: int | None, batches: int | None) -> in
         return to_batch
     if opened.last_committed is None:
         raise ConfigurationError(f"{opened.folder} has no committed batch to go back from")
-    return opened.last_committed - batches
+    target = opened.last_committed - batches
+    if opened.usable and target < opened.usable[0]:
+        raise ConfigurationError(
+            f"--batches {batches}: only {opened.last_committed - opened.usable[0]} can be undone;"
+            " to read everything again start the query with a new checkpoint"
+        )
+    return target
 
 
 def _effects(opened: Checkpoint, plan: Rewind) -> Iterator[str]:

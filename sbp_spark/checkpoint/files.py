@@ -64,9 +64,14 @@ class Checkpoint:
         """Whether the query keeps state across micro-batches, as aggregations and joins do."""
         return (self.folder / "state").is_dir()
 
+    @property
+    def usable(self) -> list[int]:
+        """The committed micro-batches whose offsets are kept."""
+        return [each for each in self.committed if each in self.logged]
+
     def check_committed(self, batch: int) -> None:
         """Raise ConfigurationError unless a micro-batch is committed and its offsets are kept."""
-        usable = [each for each in self.committed if each in self.logged]
+        usable = self.usable
         if batch not in usable:
             kept = f"{usable[0]} to {usable[-1]}" if usable else "none"
             raise ConfigurationError(
