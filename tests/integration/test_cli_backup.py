@@ -96,7 +96,7 @@ def test_a_place_that_cannot_be_used_is_named_without_secrets(tmp_path, monkeypa
         assert len(said.splitlines()) == 1
         assert SECRET not in said
     assert sbp(["backup", "list", str(tmp_path / "missing")]) == 2
-    assert "cannot be used for backups" in capsys.readouterr().err
+    assert "is no directory: give one with backups" in capsys.readouterr().err
     assert sbp(["backup", "list", "s3://key:secret@bucket"]) == 2
     assert sbp(["backup", "check", str(tmp_path)]) == 1
     assert "no backup is complete" in capsys.readouterr().err
