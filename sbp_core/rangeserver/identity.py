@@ -12,16 +12,15 @@ file from accusing a store that is right.
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import asdict, dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, LogError
-from sbp_core.log.disk import Disk, describe_os_error, write_file
+from sbp_core.log.disk import Disk, write_file
 from sbp_core.log.recovery.opening import has_segments
+from sbp_core.rangeserver.notes import cause_of, maybe_note, write_note
 from sbp_core.regular_files import read_regular
 
 IDENTITY_NAME: Final = "identity.json"
@@ -50,7 +49,7 @@ def load_identity(data_dir: Path) -> Identity | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(
-            f"{path} cannot be read ({_cause_of(error)}). {remedy_without_identity(data_dir)}"
+            f"{path} cannot be read ({cause_of(error)}). {remedy_without_identity(data_dir)}"
         ) from error
 
 
@@ -85,8 +84,6 @@ def remedy_without_identity(data_dir: Path) -> str:
     )
 
 
-_LOG: Final = logging.getLogger(__name__)
-
 DRIVER_COMMIT_NAME: Final = "driver-commit.json"
 _NO_NUMBER: Final = -1
 
@@ -104,33 +101,10 @@ class DriverCommit:
         if not life or (number, life) == (self.number, self.life):
             return
         self.number, self.life = number, life
-        known = {"number": number, "life": life}
-        content = json.dumps({**known, "checksum": _checksum(number, life)}).encode()
-        try:
-            write_file(self._disk, self._path, [content], is_durable=False)
-        except OSError as error:
-            _LOG.warning("note not written path=%s: %s", self._path, describe_os_error(error))
+        write_note(self._disk, self._path, {"number": number, "life": life})
 
 
 def read_driver_commit(path: Path) -> tuple[int, str | None]:
     """Return the number and the life in a file; -1 and None if it is missing or unreadable."""
-    try:
-        content = json.loads(read_regular(path, limits.SMALL_FILE_BYTES_MAX))
-        number, life = int(content["number"]), str(content["life"])
-        if content["checksum"] != _checksum(number, life):
-            raise ValueError("its checksum is wrong")
-        return number, life
-    except FileNotFoundError:
-        return _NO_NUMBER, None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        _LOG.warning("note not readable path=%s: %s; it is written again", path, _cause_of(error))
-        return _NO_NUMBER, None
-
-
-def _cause_of(error: Exception) -> str:
-    """Return why a file cannot be used."""
-    return describe_os_error(error) if isinstance(error, OSError) else "it is damaged"
-
-
-def _checksum(number: int, life: str) -> str:
-    return blake2b(f"{number} {life}".encode(), digest_size=8).hexdigest()
+    noted = maybe_note(path, {"number": int, "life": str})
+    return (_NO_NUMBER, None) if noted is None else (noted["number"], noted["life"])

@@ -93,6 +93,11 @@ _MERGED: Final = METRICS.counter(
 _TRIMS: Final = METRICS.counter(
     "sbp_retention_trims_total", "Times that a stream was trimmed by its retention."
 )
+_RETENTION_OVERDUE: Final = METRICS.gauge(
+    "sbp_retention_overdue_seconds",
+    "How long a round of retention by age has been due: its clock is not believed, or the placement"
+    " driver does not answer. 0 if rounds succeed.",
+)
 _STREAMS: Final = METRICS.gauge("sbp_streams", "Streams with ranges here.")
 _LED: Final = METRICS.gauge("sbp_led_ranges", "Open ranges with replicas that are led here.")
 _LAG_ENTRIES: Final = METRICS.gauge(
@@ -220,3 +225,4 @@ class Observation:
         yield _REMOVED.of(cleaned.rewritten_count, "rewritten")
         yield _MERGED.of(cleaned.merged_count)
         yield _TRIMS.of(self.housekeeping.trim_count)
+        yield _RETENTION_OVERDUE.of(self.housekeeping.overdue_seconds)

@@ -31,6 +31,7 @@ from sbp_core.rangeserver.hosted_ranges import RangeTable
 from sbp_core.rangeserver.hosting import RangeHost, StreamWaiters
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace, SpaceFreer
 from sbp_core.rangeserver.housekeeping.keeper import Housekeeping, LogNotes
+from sbp_core.rangeserver.housekeeping.retention import ClockNote
 from sbp_core.rangeserver.identity import (
     IDENTITY_NAME,
     check_log_is_there,
@@ -248,6 +249,7 @@ class RangeServer:
             disk_space=self._disk_space,
             clock=self._clock,
             interval_ms=settings.retention_check_interval_ms,
+            clock_note=ClockNote(settings.data_dir, self._disk),
             bounds=self._bounds,
         )
 

@@ -168,6 +168,25 @@ def test_a_clock_that_leaps_removes_nothing_for_ten_minutes(tmp_path: Path) -> N
     asyncio.run(main())
 
 
+def test_after_a_restart_records_go_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = LeapingClock()
+        async with cluster_on(tmp_path, clock) as cluster:
+            stream_id = await create(cluster, retention_period_ms=HOUR_MS)
+            await append(cluster, stream_id, 10)
+            for _ in range(8):  # records of an hour ago, by a clock that goes evenly
+                clock.skipped_ms += limits.CLOCK_EVEN_MS * 3 // 4
+                wanted = clock.look_count + 30
+                await until(lambda at=wanted: clock.look_count > at, True)
+            await check_begins_at(cluster, stream_id, 10, 10)
+            await append(cluster, stream_id, 10)
+        async with cluster_on(tmp_path, clock) as cluster:
+            await cluster.client.update_streams([StreamUpdate(stream_id, retention_period_ms=1)])
+            await check_begins_at(cluster, stream_id, 20, 20)
+
+    asyncio.run(main())
+
+
 def test_the_oldest_records_go_when_there_are_too_many(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster_on(tmp_path) as cluster:

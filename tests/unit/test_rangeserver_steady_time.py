@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from sbp_core import limits
-from sbp_core.rangeserver.housekeeping.retention import SteadyTime
+from sbp_core.log.disk import OsDisk
+from sbp_core.rangeserver.housekeeping.retention import (
+    CLOCK_GAP_MS,
+    CLOCK_NAME,
+    ClockNote,
+    SteadyTime,
+)
 from tests.support.clock import ManualClock
 
 LOOK_MS = 2_000
@@ -121,3 +128,71 @@ def test_a_clock_far_from_the_newest_entry_is_logged(
         assert SteadyTime(clock, newest_ms).maybe_now_ms() is None
     assert said in caplog.text
     assert bool(caplog.text) == bool(said)
+
+
+HOUR_MS = 3_600_000
+
+
+def started(folder: Path, clock: LeapingClock, newest_ms: int = 0) -> SteadyTime:
+    """The time of a server that starts on `folder`."""
+    return SteadyTime(clock, newest_ms, note=ClockNote(folder, OsDisk()))
+
+
+@pytest.mark.parametrize("down_ms", [0, 60_000, CLOCK_GAP_MS - LOOK_MS])
+def test_a_clock_that_goes_on_is_believed_at_once_after_a_restart(
+    tmp_path: Path,
+    clock: LeapingClock,
+    caplog: pytest.LogCaptureFixture,
+    down_ms: int,
+) -> None:
+    assert looks_until_believed(started(tmp_path, clock), clock) == 1 + LOOKS
+    clock.advance(down_ms)
+    idle_since_ms = clock.wall_ms() - 10 * DAY_MS
+    assert started(tmp_path, clock, idle_since_ms).maybe_now_ms() == clock.wall_ms()
+    assert "clock in doubt" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "off_ms", [-3650 * DAY_MS, -5 * HOUR_MS, HOUR_MS, 5 * HOUR_MS, 30 * DAY_MS]
+)
+def test_a_clock_that_is_moved_while_the_server_is_down_is_not_believed_for_ten_minutes(
+    tmp_path: Path, clock: LeapingClock, off_ms: int
+) -> None:
+    looks_until_believed(started(tmp_path, clock), clock)
+    clock.leap_ms = off_ms
+    assert looks_until_believed(started(tmp_path, clock), clock) == 1 + LOOKS
+    clock.leap_ms = 0  # it is set right: that is a leap as well
+    assert looks_until_believed(started(tmp_path, clock), clock) == 1 + LOOKS
+
+
+def test_a_clock_that_leapt_is_not_believed_sooner_because_the_server_restarts(
+    tmp_path: Path, clock: LeapingClock
+) -> None:
+    steady = started(tmp_path, clock)
+    looks_until_believed(steady, clock)
+    clock.leap_ms = 5 * HOUR_MS
+    clock.advance(LOOK_MS)
+    assert steady.maybe_now_ms() is None
+    assert started(tmp_path, clock).maybe_now_ms() is None
+
+
+def test_a_server_that_restarts_every_few_minutes_believes_its_clock_after_some(
+    tmp_path: Path, clock: LeapingClock
+) -> None:
+    believed = []
+    for _ in range(5):
+        steady = started(tmp_path, clock)
+        for _ in range(LOOKS // 3):
+            clock.advance(LOOK_MS)
+            believed.append(steady.maybe_now_ms() is not None)
+    assert not any(believed[: LOOKS - LOOKS // 3])
+    assert all(believed[-LOOKS // 3 :])
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"wall_ms": 1, "even_ms": 600000, "checksum": ""}']
+)
+def test_a_damaged_note_is_no_note(tmp_path: Path, clock: LeapingClock, content: bytes) -> None:
+    looks_until_believed(started(tmp_path, clock), clock)
+    (tmp_path / CLOCK_NAME).write_bytes(content)
+    assert looks_until_believed(started(tmp_path, clock), clock) == 1 + LOOKS

@@ -27,7 +27,13 @@ from sbp_core.rangeserver.bounds import DEFAULT_BOUNDS, Bounds
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace, SpaceFreer
-from sbp_core.rangeserver.housekeeping.retention import Held, Retention, SteadyTime, expired_below
+from sbp_core.rangeserver.housekeeping.retention import (
+    ClockNote,
+    Held,
+    Retention,
+    SteadyTime,
+    expired_below,
+)
 from sbp_core.server.runtime import Clock, LogTally, cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
@@ -52,6 +58,7 @@ class Housekeeping:
         disk_space: DiskSpace,
         clock: Clock,
         interval_ms: int,
+        clock_note: ClockNote,
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         self._host = host
@@ -62,9 +69,14 @@ class Housekeeping:
         """The results of all rounds since the start."""
         self.trim_count = 0
         """Trims by retention since the start."""
+        self._clock = clock
+        self._retained_at = clock.monotonic()
+        """When the last round of retention by age as well as size succeeded, or the start."""
         self._disk_space = disk_space
         self._sweep = sweep
-        self._time = SteadyTime(clock, log.recovery.newest_ms, even_ms=bounds.clock_even_ms)
+        self._time = SteadyTime(
+            clock, log.recovery.newest_ms, even_ms=bounds.clock_even_ms, note=clock_note
+        )
         self._interval_ms = interval_ms
         self._bounds = bounds
         self._cleaned_count = -1
@@ -74,6 +86,12 @@ class Housekeeping:
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-cleaner")
         self._task = asyncio.create_task(self._run())
 
+    @property
+    def overdue_seconds(self) -> float:
+        """How long retention by age has been due, 0 if it is not."""
+        due_at = self._retained_at + self._interval_ms / 1000
+        return max(0.0, self._clock.monotonic() - due_at)
+
     async def stop(self) -> None:
         """End; a segment that is being cleaned stays as it was."""
         self.freer.stop()
@@ -81,6 +99,7 @@ class Housekeeping:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _run(self) -> None:
+        await self._look_at_clock()
         if not self._disk_space.is_short:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._thread, self.freer.keep_reserve)
@@ -91,7 +110,7 @@ class Housekeeping:
             _LOG.warning("streams not compared with the placement driver: %s", error)
         while True:
             await self._pause()
-            now_ms = self._time.maybe_now_ms()
+            now_ms = await self._look_at_clock()
             try:
                 await self._retain(now_ms)
             except SbpError as error:
@@ -109,7 +128,10 @@ class Housekeeping:
                 _LOG.exception("disk space not freed: unexpected error")
 
     async def _pause(self) -> None:
-        """Wait for the next round: only briefly while the disk is short of space."""
+        """Wait for the next round: only briefly while the disk is short of space.
+
+        The clock is looked at meanwhile, so that what it shows is remembered if rounds are rare.
+        """
         waited_ms = 0
         while waited_ms < self._interval_ms:
             step_ms = min(self._interval_ms - waited_ms, self._bounds.short_check_interval_ms)
@@ -118,12 +140,19 @@ class Housekeeping:
             is_due = self._has_removals and waited_ms >= self._bounds.removal_interval_ms
             if is_due or self._disk_space.is_short:
                 return
+            await self._look_at_clock()
+
+    async def _look_at_clock(self) -> int | None:
+        """Return the time as `SteadyTime` does."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._time.maybe_now_ms)
 
     async def _retain(self, now_ms: int | None) -> None:
         table = self._host.table
         found = await self._find_retentions()
         limited = {each: kept for each, kept in found.items() if not kept.is_for_ever}
         if not limited:
+            self._retained_at = self._clock.monotonic()
             return
         streams = [(table.ranges_of(stream_id), kept) for stream_id, kept in limited.items()]
         offsets = await asyncio.get_running_loop().run_in_executor(
@@ -132,6 +161,8 @@ class Housekeeping:
         trimmed = await asyncio.gather(*(self._trim(*each) for each in offsets.items()))
         if any(trimmed) and (counts := self._trims.add(sum(trimmed))):
             _LOG.info("streams trimmed by retention count=%d", *counts)
+        if all(trimmed) and now_ms is not None:
+            self._retained_at = self._clock.monotonic()
         await self._report(list(limited))
 
     async def _find_retentions(self) -> dict[int, Retention]:

@@ -3,8 +3,12 @@
 Records that are removed for their age cannot be brought back, and a wall clock may be wrong: a bad
 time server, a dead battery, an operator. So the wall clock decides only after it has kept pace with
 the monotonic clock for CLOCK_EVEN_MS, give or take CLOCK_LEAP_MS. Looks at it do not count, only
-time: a server that looks often would believe it within seconds. None of this survives a
-restart. The time begins again then, so a server that starts with a wrong clock removes nothing
+time: a server that looks often would believe it within seconds.
+
+`clock.json` remembers across restarts what the wall clock last showed, and for how long it had gone
+evenly. A server that starts with a clock at or after that, by CLOCK_GAP_MS at most, goes on from
+there, or a server that is restarted often would never remove anything. With any other clock, or
+without the file, the time begins again: a server that starts with a wrong clock removes nothing
 before an operator had the same time to notice.
 """
 
@@ -13,10 +17,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from sbp_core import limits
+from sbp_core.log.disk import Disk
 from sbp_core.log.segment_rows import Slot
+from sbp_core.rangeserver.notes import maybe_note, write_note
 from sbp_core.server.runtime import Clock
 
 
@@ -69,33 +76,75 @@ def expired_below(held: Held, batches: Iterable[Slot], retention: Retention, now
 _LOG: Final = logging.getLogger(__name__)
 
 
+CLOCK_NAME: Final = "clock.json"
+CLOCK_GAP_MS: Final = 600_000
+"""A wall clock further ahead of what it showed in the run before has to go evenly again. After a
+restart with a wrong clock, records may go too early by that much."""
+_NOTE_INTERVAL_MS: Final = 30_000
+"""Between two writes of what the clock shows."""
+
+
+class ClockNote:
+    """The file that remembers the wall clock while the server is down."""
+
+    def __init__(self, data_dir: Path, disk: Disk) -> None:
+        self._path = data_dir / CLOCK_NAME
+        self._disk = disk
+
+    def even_ms(self, now_ms: int) -> int:
+        """Return how long the clock had gone evenly, 0 unless `now_ms` follows what it showed."""
+        noted = maybe_note(self._path, {"wall_ms": int, "even_ms": int})
+        if noted is None:
+            return 0
+        gone_ms = now_ms - noted["wall_ms"]
+        return noted["even_ms"] if -limits.CLOCK_LEAP_MS <= gone_ms <= CLOCK_GAP_MS else 0
+
+    def write(self, now_ms: int, even_ms: int) -> None:
+        """Note what the clock shows, and for how long it has gone evenly."""
+        write_note(self._disk, self._path, {"wall_ms": now_ms, "even_ms": even_ms})
+
+
 class SteadyTime:
     """The wall clock, believed once it has gone evenly; one thread uses it at a time.
 
     `newest_ms` is the latest time that this server's log knows, 0 if none. A clock that is far from
-    it when the server starts is logged.
+    it when the server starts is logged, unless it follows the `note` of the run before.
     """
 
     def __init__(
-        self, clock: Clock, newest_ms: int = 0, *, even_ms: int = limits.CLOCK_EVEN_MS
+        self,
+        clock: Clock,
+        newest_ms: int = 0,
+        *,
+        even_ms: int = limits.CLOCK_EVEN_MS,
+        note: ClockNote | None = None,
     ) -> None:
         self._clock = clock
         self._even_ms = even_ms
         self._newest_ms = newest_ms
+        self._note = note
+        self._note_at_ms = 0
+        """When the clock is noted next, by the monotonic clock."""
         self._ahead_ms: int | None = None
         """How far the wall clock was ahead of the monotonic one at `_since_ms`."""
         self._since_ms = 0
         self._is_believed = False
 
     def maybe_now_ms(self) -> int | None:
-        """Return the wall clock, in ms since the epoch, None while it is not believed."""
+        """Return the wall clock, in ms since the epoch, None while it is not believed.
+
+        May wait for the disk.
+        """
         now_ms = self._clock.wall_ms()
         monotonic_ms = round(1000 * self._clock.monotonic())
         ahead_ms = now_ms - monotonic_ms
         before_ms = self._ahead_ms
         if before_ms is None:
-            self._compare_with_log(now_ms)
-            self._begin(monotonic_ms, ahead_ms)
+            even_ms = 0 if self._note is None else self._note.even_ms(now_ms)
+            if not even_ms:
+                self._compare_with_log(now_ms)
+            is_enough = even_ms > 0 and even_ms >= self._even_ms
+            self._begin(monotonic_ms - even_ms, ahead_ms, is_believed=is_enough)
         elif abs(ahead_ms - before_ms) > limits.CLOCK_LEAP_MS:
             _LOG.warning(
                 "clock leapt leap_s=%d: no record is removed for its age until the clock has gone"
@@ -107,11 +156,20 @@ class SteadyTime:
         elif monotonic_ms - self._since_ms >= self._even_ms:
             # From here on it is compared with what it is now: clocks are adjusted all the time.
             self._begin(monotonic_ms, ahead_ms, is_believed=True)
+        self._remember(now_ms, monotonic_ms)
         return now_ms if self._is_believed else None
 
     def _begin(self, monotonic_ms: int, ahead_ms: int, *, is_believed: bool = False) -> None:
         self._since_ms, self._ahead_ms = monotonic_ms, ahead_ms
         self._is_believed = is_believed
+        self._note_at_ms = monotonic_ms
+
+    def _remember(self, now_ms: int, monotonic_ms: int) -> None:
+        if self._note is None or monotonic_ms < self._note_at_ms:
+            return
+        even_ms = self._even_ms if self._is_believed else monotonic_ms - self._since_ms
+        self._note.write(now_ms, even_ms)
+        self._note_at_ms = monotonic_ms + _NOTE_INTERVAL_MS
 
     def _compare_with_log(self, now_ms: int) -> None:
         off_ms = now_ms - self._newest_ms
