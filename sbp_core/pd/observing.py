@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Final
 
@@ -23,7 +24,7 @@ from sbp_core.pd.model import range_table
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.server.metrics import Catalog, Reading
-from sbp_core.server.peers import Peers
+from sbp_core.server.peers import Peers, by_address, server_addresses
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.server.served import Unready
 from sbp_core.wire.headers import StreamRange
@@ -33,6 +34,7 @@ _LOG: Final = logging.getLogger(__name__)
 LAG_INTERVAL_SECONDS: Final = 10.0
 LAG_SERIES_MAX: Final = 200
 """Cursors with a series of their own: those that lag most. The others are added up."""
+STREAM_RANGES_MAX: Final = 200
 LAG_CURSORS_MAX: Final = 5_000
 """Cursors whose lag is looked at: those that were committed last."""
 _LAG_STALE_SECONDS: Final = 60.0
@@ -83,12 +85,28 @@ _LAG: Final = METRICS.gauge(
 _LAG_REST: Final = METRICS.gauge(
     "sbp_group_lag_rest_records", "Records behind the other cursors together."
 )
+_LAG_SECONDS: Final = METRICS.gauge(
+    "sbp_group_lag_seconds",
+    "Age of the record that the group reads next in a stream, of the same cursors; 0 at the tail."
+    " Missing if its server does not tell.",
+    *("group", "stream"),
+)
 _CURSORS: Final = METRICS.gauge(
     "sbp_group_cursors",
     "Cursors with a series of their own (`listed`), those in the rest (`rest`), and those whose lag"
     " is not known (`unknown`).",
     "lag",
 )
+_RANGES: Final = METRICS.gauge("sbp_pd_ranges", "Ranges of all streams that are not trimmed.")
+_STREAM_RANGES: Final = METRICS.gauge(
+    "sbp_stream_ranges",
+    f"Ranges of a stream, of the {STREAM_RANGES_MAX} streams that have most.",
+    "stream",
+)
+
+
+_Place = tuple[int, int]
+"""A stream's id and an offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +116,31 @@ class _Cursor:
     stream_name: str
     next_offset: int
 
+    @property
+    def place(self) -> _Place:
+        """The record that is read next."""
+        return self.stream_id, self.next_offset
+
 
 @dataclass(frozen=True, slots=True)
 class _Lag:
-    group: str
-    stream_name: str
+    cursor: _Cursor
     records: int
+    seconds: float | None = 0.0
 
 
 class GroupLags:
     """How far groups lag, as it was read last."""
 
-    def __init__(self, store: StoreThread, peers: Peers) -> None:
+    def __init__(self, store: StoreThread, peers: Peers, clock: Clock) -> None:
         self._store = store
         self._peers = peers
-        self._lags: Sequence[_Lag] = ()
+        self._clock = clock
+        self._listed: Sequence[_Lag] = ()
+        """The cursors that lag most."""
+        self._rest_count = 0
+        self._rest_records = 0
+        self._ranges: tuple[int, list[tuple[str, int]]] = (0, [])
         self._unknown_count = 0
         self._read_at = -float("inf")
         self._begun_at = -float("inf")
@@ -137,43 +165,106 @@ class GroupLags:
             await cancel_all([self._refreshing])
 
     def _series(self) -> Iterator[Reading]:
-        listed = heapq.nlargest(LAG_SERIES_MAX, self._lags, key=attrgetter("records"))
-        for lag in listed:
-            yield _LAG.of(lag.records, lag.group, lag.stream_name)
-        all_records = sum([each.records for each in self._lags])
-        yield _LAG_REST.of(all_records - sum([each.records for each in listed]))
-        yield _CURSORS.of(len(listed), "listed")
-        yield _CURSORS.of(len(self._lags) - len(listed), "rest")
+        for lag in self._listed:
+            labels = lag.cursor.group, lag.cursor.stream_name
+            yield _LAG.of(lag.records, *labels)
+            if lag.seconds is not None:
+                yield _LAG_SECONDS.of(lag.seconds, *labels)
+        yield _LAG_REST.of(self._rest_records)
+        yield _CURSORS.of(len(self._listed), "listed")
+        yield _CURSORS.of(self._rest_count, "rest")
         yield _CURSORS.of(self._unknown_count, "unknown")
+        count, streams = self._ranges
+        yield _RANGES.of(count)
+        for name, range_count in streams:
+            yield _STREAM_RANGES.of(range_count, name)
 
     async def _refresh(self) -> None:
         try:
-            cursors, count, ranges = await self._store.peek(_look)
-            open_ranges = [each for each in ranges if each.end_offset < 0]
-            answers = await self._peers.describe(open_ranges)
+            await self._look()
         except SbpError as error:
             _LOG.debug("lags not read: %s", error)
-            return
+
+    async def _look(self) -> None:
+        cursors, count, ranges = await self._store.peek(_look)
+        self._ranges = await self._store.peek(lambda each: each.most_ranges(STREAM_RANGES_MAX))
+        answers = await self._peers.describe([each for each in ranges if each.end_offset < 0])
         ends = {each.stream_id: each.end_offset for each in ranges if each.end_offset >= 0}
         for stream_id, answer in answers.items():
             if not isinstance(answer, SbpError) and answer.stream_range is not None:
                 ends[stream_id] = answer.stream_range.next_offset
-        self._lags = [
-            _Lag(each.group, each.stream_name, max(0, ends[each.stream_id] - each.next_offset))
+        lags = [
+            _Lag(each, max(0, ends[each.stream_id] - each.next_offset))
             for each in cursors
             if each.stream_id in ends
         ]
-        self._unknown_count = count - len(self._lags)
+        listed = heapq.nlargest(LAG_SERIES_MAX, lags, key=attrgetter("records"))
+        self._listed = await self._dated(listed, {each.stream_id: each for each in ranges})
+        self._rest_count = len(lags) - len(listed)
+        listed_records = sum([each.records for each in listed])
+        self._rest_records = sum([each.records for each in lags]) - listed_records
+        self._unknown_count = count - len(lags)
         self._read_at = asyncio.get_running_loop().time()
+
+    async def _dated(
+        self, lags: Sequence[_Lag], last_ranges: Mapping[int, StreamRange]
+    ) -> list[_Lag]:
+        """Return lags with the ages of the records that are read next, where servers tell."""
+        behind = [each.cursor for each in lags if each.records]
+        earlier = [
+            each.place
+            for each in behind
+            if each.next_offset < last_ranges[each.stream_id].start_offset
+        ]
+        found = await self._store.peek(partial(_ranges_at, places=earlier))
+        by_server = by_address(
+            (server_addresses(found.get(each.place) or last_ranges[each.stream_id])[0], each.place)
+            for each in behind
+        )
+        answers = await asyncio.gather(*(self._times_at(*each) for each in by_server.items()))
+        times = {
+            place: time_ms
+            for places, answer in zip(by_server.values(), answers, strict=True)
+            for place, time_ms in zip(places, answer, strict=True)
+        }
+        now_ms = self._clock.wall_ms()
+
+        def maybe_seconds(cursor: _Cursor) -> float | None:
+            time_ms = times.get(cursor.place)
+            return None if time_ms is None else max(0, now_ms - time_ms) / 1000
+
+        return [
+            replace(each, seconds=maybe_seconds(each.cursor)) if each.records else each
+            for each in lags
+        ]
+
+    async def _times_at(self, address: str, places: Sequence[_Place]) -> list[int | None]:
+        try:
+            return await self._peers.append_times(address, places)
+        except SbpError as error:
+            _LOG.debug("ages of records not read: %s", error)
+            return [None] * len(places)
 
 
 def _look(store: MetadataStore) -> tuple[list[_Cursor], int, list[StreamRange]]:
     """Return the cursors to look at, how many there are, and the last range of each stream."""
-    cursors = [_Cursor(*row) for row in store.cursors.latest(LAG_CURSORS_MAX)]
+    cursors = [
+        _Cursor(group, stream_id, name or str(stream_id), next_offset)
+        for group, stream_id, name, next_offset in store.cursors.latest(LAG_CURSORS_MAX)
+    ]
     addresses = store.servers.addresses()
     found = map(store.maybe_last_range, {each.stream_id for each in cursors})
     ranges = [range_table(each, addresses) for each in found if each is not None]
     return cursors, store.capacity.counts()["cursors"][0], ranges
+
+
+def _ranges_at(store: MetadataStore, places: Iterable[_Place]) -> dict[_Place, StreamRange]:
+    """Return the ranges that hold records, by their places; trimmed ones are left out."""
+    addresses = store.servers.addresses()
+    found = {place: store.maybe_range_at(*place) for place in places}
+    return {
+        place: range_table(each, addresses) for place, each in found.items() if each is not None
+    }
 
 
 class Observation:
@@ -196,7 +287,7 @@ class Observation:
         self._restorer = restorer
         self._groups = groups
         self._clock = clock
-        self.lags: Final = GroupLags(store, peers)
+        self.lags: Final = GroupLags(store, peers, clock)
 
     def unready(self) -> Iterator[Unready]:
         """Yield why the cluster serves nobody."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from sbp_core import limits
+from sbp_core.rangeserver.stream_traffic import StreamTraffic
 from sbp_core.server.metrics import COUNTS, SECONDS, SIZES, Histogram
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import RangeServer, ReportMetricsRequest
@@ -77,6 +78,7 @@ class Metrics:
         self._intervals: deque[tuple[float, RequestTally, RequestTally]] = deque()
         """(end, appends, fetches) from one report to the next."""
         self._active: dict[tuple[int, int], float] = {}
+        self.streams: Final = StreamTraffic()
         self.appends = RequestTally()
         self.fetches = RequestTally()
         self._reported = (RequestTally(), RequestTally())

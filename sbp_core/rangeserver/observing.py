@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from sbp_core.errors import SbpError
 from sbp_core.log.durable_log import Log
 from sbp_core.log.readable_log import LogState
 from sbp_core.rangeserver.appending.commit import GroupCommitter
@@ -15,10 +18,13 @@ from sbp_core.rangeserver.housekeeping.keeper import Housekeeping
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.replicating.scrubbing import Scrubber
+from sbp_core.rangeserver.stream_traffic import NAMED_MAX, REST
 from sbp_core.server.listener import Listener
 from sbp_core.server.metrics import Catalog, Reading
 from sbp_core.server.runtime import Clock
 from sbp_core.server.served import Unready
+
+_NAMES_WAIT_SECONDS: Final = 1.0
 
 METRICS: Final = Catalog()
 
@@ -98,6 +104,32 @@ _RETENTION_OVERDUE: Final = METRICS.gauge(
     "How long a round of retention by age has been due: its clock is not believed, or the placement"
     " driver does not answer. 0 if rounds succeed.",
 )
+_RULE: Final = (
+    f" `stream` is the name, or the id of a stream without one. {NAMED_MAX} streams have a series,"
+    f" which counts what the stream carried while it had the series; `{REST}` counts all else."
+    " A stream keeps its series until it is deleted, or another stream carries more between two"
+    " scrapes than this one in about ten."
+)
+_STREAM_APPEND_BYTES: Final = METRICS.counter(
+    "sbp_stream_append_bytes_total",
+    f"As `sbp_append_bytes_total`, by stream.{_RULE}",
+    "stream",
+)
+_STREAM_APPEND_RECORDS: Final = METRICS.counter(
+    "sbp_stream_append_records_total", "As `sbp_append_records_total`, by stream.", "stream"
+)
+_STREAM_FETCH_BYTES: Final = METRICS.counter(
+    "sbp_stream_fetch_bytes_total", "As `sbp_fetch_bytes_total`, by stream.", "stream"
+)
+_STREAM_FETCH_RECORDS: Final = METRICS.counter(
+    "sbp_stream_fetch_records_total", "As `sbp_fetch_records_total`, by stream.", "stream"
+)
+_STREAM_BYTES: Final = METRICS.gauge(
+    "sbp_stream_bytes",
+    "Bytes in the log that the stream's batches take here, of the streams with a series. Measured"
+    " when retention is applied (`retention_check_interval_ms`).",
+    "stream",
+)
 _STREAMS: Final = METRICS.gauge("sbp_streams", "Streams with ranges here.")
 _LED: Final = METRICS.gauge("sbp_led_ranges", "Open ranges with replicas that are led here.")
 _LAG_ENTRIES: Final = METRICS.gauge(
@@ -174,7 +206,10 @@ class Observation:
             yield _LAG_SECONDS.of(lag.seconds, address)
             yield _LOST.of(lag.lost_count, address)
             yield _PEER_DOWN.of(lag.is_down, address)
-        yield _STREAMS.of(len(self.host.table.live_streams()))
+        live = self.host.table.live_streams()
+        yield _STREAMS.of(len(live))
+        for each in await self._streams(live):
+            yield each
         yield _LED.of(len(self.host.primary.led()))
         yield _MISSING.of(self.missing_replicas())
         yield _WRITERS.of(len(self.log.writers))
@@ -184,6 +219,31 @@ class Observation:
         now_ms = self.clock.wall_ms()
         oldest_ms = min((each.staged_at_ms for each in staged), default=now_ms)
         yield _STAGED_AGE.of(max(0, now_ms - oldest_ms) / 1000)
+
+    async def _streams(self, live: Sequence[int]) -> list[Reading]:
+        """Return the series of streams; without names, what they carried counts to the rest."""
+        streams = self.metrics.streams
+        names: dict[int, str] = {}
+        if candidates := streams.candidates(live):
+            with suppress(SbpError, TimeoutError):
+                asked = self.membership.find_names(candidates)
+                found = await asyncio.wait_for(asked, _NAMES_WAIT_SECONDS)
+                names = {each: name or str(each) for each, name in found.items()}
+        streams.settle(names)
+        readings: list[Reading] = []
+        for name, traffic in streams.read():
+            readings += [
+                _STREAM_APPEND_BYTES.of(traffic.appended_bytes, name),
+                _STREAM_APPEND_RECORDS.of(traffic.appended_records, name),
+                _STREAM_FETCH_BYTES.of(traffic.fetched_bytes, name),
+                _STREAM_FETCH_RECORDS.of(traffic.fetched_records, name),
+            ]
+        sizes = self.housekeeping.stream_bytes
+        return readings + [
+            _STREAM_BYTES.of(sizes[stream_id], name)
+            for stream_id, name in streams.named.items()
+            if stream_id in sizes
+        ]
 
     def _requests(self) -> Iterator[Reading]:
         appends, fetches = self.metrics.appends, self.metrics.fetches

@@ -249,6 +249,7 @@ class RangeServer:
             disk_space=self._disk_space,
             clock=self._clock,
             interval_ms=settings.retention_check_interval_ms,
+            measured=lambda: self._metrics.streams.named,
             clock_note=ClockNote(settings.data_dir, self._disk),
             bounds=self._bounds,
         )

@@ -53,6 +53,9 @@ from sbp_core.wire.headers import (
     DescribeRangeResult,
     HeartbeatRequest,
     HeartbeatResponse,
+    LookupOffsetInfo,
+    LookupOffsetsRequest,
+    LookupOffsetsResponse,
     RangeId,
     SealRangesResult,
     StreamRange,
@@ -124,6 +127,31 @@ class Peers:
     ) -> dict[int, DescribeRangeResult | SbpError]:
         """Describe ranges at one of their servers, one of each stream, as `describe` does."""
         return await self._call_at(Opcode.DESCRIBE_RANGE, address, ranges)
+
+    async def append_times(
+        self, address: str, places: Sequence[tuple[int, int]]
+    ) -> list[int | None]:
+        """Return when the records at places, (stream id, offset) each, were appended, in ms.
+
+        None for a record that its server does not have (SPEC "LOOKUP_OFFSETS").
+        """
+        times: list[int | None] = []
+        for chunk in chunks(places):
+            infos = tuple(
+                LookupOffsetInfo(stream_id=stream_id, request_index=at, start_offset=offset)
+                for at, (stream_id, offset) in enumerate(chunk)
+            )
+            request = LookupOffsetsRequest(limits.REQUEST_TIMEOUT_MS, infos)
+            call = Call(address, Opcode.LOOKUP_OFFSETS, request, limits.REQUEST_TIMEOUT_MS)
+            found: dict[int, int] = {}
+            for frame in await self.exchange(call):
+                response = decode_header(LookupOffsetsResponse, frame.header)
+                check_status(response.status)
+                for each in response.lookup_responses:
+                    if maybe_error(each.status) is None and each.append_time_ms >= 0:
+                        found[each.request_index] = each.append_time_ms
+            times += map(found.get, range(len(chunk)))
+        return times
 
     async def sync(self, address: str, ranges: Sequence[StreamRange]) -> None:
         """Announce new and sealed ranges to one of their servers (SPEC "SYNC_RANGES")."""

@@ -119,6 +119,52 @@ def test_what_clients_did_is_in_the_metrics(served):
     assert found["process_open_fds",] > 0
 
 
+def test_each_stream_and_group_has_series(tmp_path):
+    """Also a cursor in a range before the last one, on whichever of two servers that is."""
+    with (
+        WarmCluster(tmp_path, range_servers=2, options=ADMIN) as cluster,
+        Client(cluster.endpoint) as client,
+    ):
+        ready = json.loads((cluster.data_dir / "ready.json").read_text())
+        specs = [StreamSpec("loud"), StreamSpec("quiet"), StreamSpec(None)]
+        loud, quiet, nameless = (each.stream_id for each in client.create_streams(specs))
+        for _ in range(3):
+            append(client, loud, *[b"x" * 100] * 5)
+            client.seal_streams([loud])
+        append(client, quiet, b"a")
+        append(client, nameless, b"a")
+        list(client.fetch([FetchItem(quiet, EARLIEST, None, 1 << 20)]))
+        client.commit_cursors("etl", {loud: 2, quiet: 1, nameless: 0})
+        before = time.time()
+        time_of = client.append_times({loud: 2})[loud] / 1000
+
+        def lag(stream, what="seconds"):
+            labels = ("group", "etl"), ("stream", stream)
+            return samples(ready["admin"]).get((f"sbp_group_lag_{what}", *labels))
+
+        wait_for(lambda: lag("loud") is not None, True)
+        assert before - time_of < lag("loud") < time.time() - time_of
+        assert lag(str(nameless)) > 0
+        assert (lag("quiet"), lag("loud", "records"), lag("quiet", "records")) == (0, 13, 0)
+        found = samples(ready["admin"])
+        assert found["sbp_stream_ranges", ("stream", "loud")] == 4
+        assert found["sbp_stream_ranges", ("stream", "quiet")] == 1
+        assert found["sbp_pd_ranges",] == 6
+
+        def counted(metric, stream):
+            labels = ("stream", stream)
+            return sum(
+                samples(each).get((metric, labels), 0) for each in ready["range_server_admins"]
+            )
+
+        assert counted("sbp_stream_append_records_total", "loud") == 15
+        assert counted("sbp_stream_append_bytes_total", "loud") > 1500
+        assert counted("sbp_stream_fetch_records_total", "quiet") == 1
+        assert counted("sbp_stream_fetch_bytes_total", "quiet") > 0
+        assert counted("sbp_stream_append_records_total", str(nameless)) == 1
+        assert counted("sbp_stream_append_records_total", "_rest") == 0
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Prometheus")
 def test_prometheus_has_no_objection_to_the_metrics(served):
     """It looks at their names, units, types and texts."""

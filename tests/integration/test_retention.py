@@ -275,3 +275,32 @@ def test_records_trimmed_during_a_lookup_are_not_reported_as_damaged(
             assert (outcome.error, outcome.next_offset) == (None, 3)
 
     asyncio.run(main())
+
+
+def test_streams_are_measured_and_retention_says_how_long_it_is_overdue(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = LeapingClock()
+        async with cluster_on(tmp_path, clock) as cluster:
+            stream_id = await create(cluster, retention_period_ms=HOUR_MS)
+            await append(cluster, stream_id, 10)
+
+            async def found(name: str) -> float:
+                readings = await cluster.server.read_metrics()
+                values = [each.value for each in readings if each.metric.name == name]
+                return values[0] if values else -1
+
+            async def is_overdue() -> bool:
+                return await found("sbp_retention_overdue_seconds") >= 300
+
+            clock.skipped_ms += 300_000
+            await until(is_overdue, True)
+            clock.skipped_ms += 300_000
+            await until(is_overdue, False)
+
+            async def has_size() -> bool:  # batches may have been merged
+                size = await found("sbp_stream_bytes")
+                return 10 * BATCH_BYTES < size < 11 * BATCH_BYTES
+
+            await until(has_size, True)
+
+    asyncio.run(main())

@@ -36,6 +36,26 @@ CASES = {
         "30m",
         "2h",
     ),
+    "SbpGroupLagGrows": (
+        {'sbp_group_lag_seconds{instance="pd-1",group="etl",stream="s"}': "0x60 0+60x120"},
+        "80m",
+        "2h",
+    ),
+    "SbpRetentionStalled": (
+        {'sbp_retention_overdue_seconds{instance="node-1"}': "0x10 0+60x60"},
+        "30m",
+        "32m",
+    ),
+    "SbpStreamHasManyRanges": (
+        {'sbp_stream_ranges{instance="pd-1",stream="s"}': "2000x30 2001x30"},
+        "44m",
+        "47m",
+    ),
+    "SbpRestarts": (
+        {'process_start_time_seconds{job="sbp",instance="node-1"}': "1x60 2x5 3x5 4x30"},
+        "71m",
+        "73m",
+    ),
     "SbpSlowCommits": (
         {
             'sbp_group_commit_seconds_bucket{instance="node-1",le="0.5"}': "0x10 0+10x30",

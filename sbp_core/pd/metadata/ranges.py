@@ -108,6 +108,20 @@ _LAST_RANGE: Final = _ranges_of(
     .order_by(ranges.c.range_index.desc())
     .limit(ONE)
 )
+_RANGE_AT: Final = _ranges_of(
+    select(ranges.c.stream_id, ranges.c.range_index)
+    .where(ranges.c.stream_id == _STREAM_ID, ranges.c.start_offset <= bindparam("offset"))
+    .order_by(ranges.c.range_index.desc())
+    .limit(ONE)
+)
+_MOST_RANGES: Final = (
+    select(streams.c.stream_id, streams.c.name, func.count())
+    .join(ranges, ranges.c.stream_id == streams.c.stream_id)
+    .group_by(streams.c.stream_id, streams.c.name)
+    .order_by(func.count().desc(), streams.c.stream_id)
+    .limit(COUNT_MAX)
+)
+_ALL_RANGES: Final = select(func.count()).select_from(ranges)
 _IS_RANGE: Final = (
     ranges.c.stream_id == _STREAM_ID,
     ranges.c.range_index == bindparam("range_index"),
@@ -349,6 +363,20 @@ class RangeTables:
         """Return the range with the highest index of a stream."""
         found = self._ranges(_LAST_RANGE, stream_id=stream_id)
         return found[0] if found else None
+
+    def maybe_range_at(self, stream_id: int, offset: int) -> RangeRecord | None:
+        """Return the range of a stream that has an offset, or would; None if it was trimmed."""
+        found = self._ranges(_RANGE_AT, stream_id=stream_id, offset=offset)
+        return found[0] if found else None
+
+    def most_ranges(self, count_max: int) -> tuple[int, list[tuple[str, int]]]:
+        """Return how many ranges there are, and of which streams: those that have most of them.
+
+        (name, or id of a stream without one, ranges) each.
+        """
+        rows = self._query(_MOST_RANGES, count_max=count_max)
+        counts = [(name or str(stream_id), count) for stream_id, name, count in rows]
+        return int(self._query(_ALL_RANGES)[0][0]), counts
 
     def range_count(self, stream_id: int) -> int:
         """Return how many ranges a stream has."""

@@ -224,12 +224,21 @@ class AppendHandler(PromptHandler):
         return list(map(_result_of, frame.items, outcomes, repeat(own.time_ms)))
 
     def _count(self, frame: _Frame, failed_count: int, entries: Sequence[Entry]) -> None:
+        length_bytes = records = 0
+        streams = self._metrics.streams.recent
+        for entry in entries:
+            count = entry.count if entry.kind in BATCH_KINDS else 0
+            length_bytes += entry.length
+            records += count
+            traffic = streams[entry.stream_id]
+            traffic.appended_bytes += entry.length
+            traffic.appended_records += count
         self._metrics.appends.add(
             len(frame.items),
             failed_count,
-            sum([entry.length for entry in entries]),
+            length_bytes,
             self._clock.monotonic() - frame.began_at,
-            sum([entry.count for entry in entries if entry.kind in BATCH_KINDS]),
+            records,
         )
         self._metrics.touch({(entry.stream_id, entry.range_index) for entry in entries})
 

@@ -371,11 +371,18 @@ class _Fetch:
         return ReadJob(ReadClass(self._call.agreement.isolation, is_tail), length_bytes)
 
     def _count(self, answers: Sequence[Answer]) -> None:
-        length_bytes = sum([answer.length_bytes for answer in answers])
-        failures = sum([answer.status is not SUCCESS for answer in answers])
         metrics = self._shared.metrics
+        length_bytes = failures = records = 0
+        for answer in answers:
+            failures += answer.status is not SUCCESS
+            if answer.slots:
+                count, length = sum([slot.count for slot in answer.slots]), answer.length_bytes
+                records += count
+                length_bytes += length
+                traffic = metrics.streams.recent[answer.item.stream_id]
+                traffic.fetched_records += count
+                traffic.fetched_bytes += length
         seconds = self._shared.clock.monotonic() - self._began_at
-        records = sum([slot.count for answer in answers for slot in answer.slots])
         metrics.fetches.add(len(answers), failures, length_bytes, seconds, records)
         metrics.touch(
             [(answer.item.stream_id, answer.range_index) for answer in answers if answer.slots]

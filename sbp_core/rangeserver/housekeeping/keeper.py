@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -59,6 +60,7 @@ class Housekeeping:
         clock: Clock,
         interval_ms: int,
         clock_note: ClockNote,
+        measured: Callable[[], Iterable[int]],
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         self._host = host
@@ -72,6 +74,10 @@ class Housekeeping:
         self._clock = clock
         self._retained_at = clock.monotonic()
         """When the last round of retention by age as well as size succeeded, or the start."""
+        self.stream_bytes: dict[int, int] = {}
+        """Bytes of streams in the log, by id: those that `measured` returned in the last round."""
+        self._measured = measured
+        self._measure_at = 0.0
         self._disk_space = disk_space
         self._sweep = sweep
         self._time = SteadyTime(
@@ -115,6 +121,7 @@ class Housekeeping:
                 await self._retain(now_ms)
             except SbpError as error:
                 _LOG.warning("retention not applied: %s", error)
+            await self._measure()
             try:
                 if now_ms is not None:
                     await self._sweep.sweep(now_ms)
@@ -130,7 +137,7 @@ class Housekeeping:
     async def _pause(self) -> None:
         """Wait for the next round: only briefly while the disk is short of space.
 
-        The clock is looked at meanwhile, so that what it shows is remembered if rounds are rare.
+        The clock is looked at in every step, so that its time is remembered if rounds are rare.
         """
         waited_ms = 0
         while waited_ms < self._interval_ms:
@@ -164,6 +171,28 @@ class Housekeeping:
         if all(trimmed) and now_ms is not None:
             self._retained_at = self._clock.monotonic()
         await self._report(list(limited))
+
+    async def _measure(self) -> None:
+        """Look how much room streams take; a stream whose log cannot be read is left out."""
+        now = self._clock.monotonic()
+        if now < self._measure_at:  # rounds that come sooner are about disk space
+            return
+        self._measure_at = now + self._interval_ms / 1000
+        ranges: dict[int, list[HostedRange]] = {}
+        for each in self._measured():
+            with suppress(SbpError):
+                ranges[each] = self._host.table.ranges_of(each)
+
+        def sizes() -> Iterator[tuple[int, int]]:
+            for stream_id, held in ranges.items():
+                with suppress(LogError):
+                    yield stream_id, self._size_of(held)
+
+        loop = asyncio.get_running_loop()
+        self.stream_bytes = await loop.run_in_executor(self._thread, lambda: dict(sizes()))
+
+    def _size_of(self, ranges: Iterable[HostedRange]) -> int:
+        return sum(self._log.bytes_from(each.key, each.start_offset) for each in ranges)
 
     async def _find_retentions(self) -> dict[int, Retention]:
         """Return how long streams are kept, and refuse those whose ids the PD gave to others."""
@@ -200,7 +229,7 @@ class Housekeeping:
     ) -> int:
         size_bytes = 0
         if retention.size_bytes:
-            size_bytes = sum(self._log.bytes_from(each.key, each.start_offset) for each in ranges)
+            size_bytes = self._size_of(ranges)
         held = Held(ranges[0].start_offset, ranges[-1].next_offset, size_bytes)
         batches = itertools.chain.from_iterable(
             self._log.batches_from(each.key, each.start_offset) for each in ranges
