@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from sbp_core.access.identity import subject_of_certificate
 from sbp_core.access.rights import Grant, Right
 from sbp_core.backup.format import BackupError, manifest_path
 from sbp_core.backup.place import Place
@@ -27,15 +28,19 @@ from sbp_core.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
     PermissionDeniedError,
+    StatusCode,
     ThrottledError,
     TxnAbortedError,
     WriterUnknownError,
 )
 from sbp_core.session.negotiation import Wishes
+from sbp_core.wire.headers import AppendInfo, AppendRequest
+from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.txn_id import txn_id_of
 from tests.support.appends import append, client_of, commit, create, read_all, restore, run
 from tests.support.cluster import cluster_of, rows_batch
 from tests.support.security import Authority, Issuer, admin_of, greet, identified_settings, served
+from tests.support.wire import RawClient
 
 PROMPT = RetryPolicy(budget_ms=200)
 
@@ -332,6 +337,57 @@ def test_an_administrator_restores_a_cluster_with_identities_and_its_grants(tmp_
             await restore_backup(admin, place, manifest)
             assert await read_all(admin, a) == {0: b"1"}
             assert await admin.list_grants() == granted
+
+    run(main())
+
+
+def test_whose_grants_are_not_restored_yet_is_told_to_wait(tmp_path, place):
+    """By the placement driver, and by a range server that a client remembers."""
+    authority, issuer = Authority(tmp_path / "authority"), Issuer(tmp_path)
+    tls = authority.client(admin_of(authority))
+    pair = authority.issue(common_name="etl")
+    own = Connecting(tls=authority.client(pair))
+    subject = subject_of_certificate(pair.cert_file.read_bytes())
+
+    async def main():
+        async with (
+            served(identified_settings(authority, issuer, tmp_path / "old")) as cluster,
+            client_of(cluster, connecting=Connecting(tls=tls)) as admin,
+        ):
+            (a,) = await create(admin, "a")
+            await append(admin, a, b"1")
+            await admin.change_grants(
+                [Grant(subject, each, "a") for each in (Right.READ, Right.APPEND)]
+            )
+            manifest = (await take_backup(admin, place)).manifest
+        (broken,) = (each for each in manifest.streams if each.stream_id == a)
+        hidden = tmp_path / "backups" / broken.path_of(broken.chunks[0])
+        whole = hidden.read_bytes()
+        batch, wishes = rows_batch([b"2"], a), Wishes(restoring=manifest.backup_id)
+        async with (
+            served(identified_settings(authority, issuer, tmp_path / "new")) as cluster,
+            client_of(cluster, connecting=Connecting(tls=tls, wishes=wishes)) as admin,
+            client_of(cluster, connecting=own, retry=PROMPT) as etl,
+        ):
+            hidden.write_bytes(whole[:-40] + bytes(40))
+            with pytest.raises(BackupError):
+                await restore_backup(admin, place, manifest)
+            for ask in (etl.stream_bounds([a]), etl.describe_streams(["a"]), append(etl, a, b"2")):
+                with pytest.raises(ThrottledError, match="is being restored from backup"):
+                    await ask
+            (server,) = cluster.endpoints.range_servers
+            async with RawClient.at(server, tls=own.tls) as raw:
+                await raw.greet(Wishes())
+                info = AppendInfo(stream_id=a, batch_length=len(batch))
+                answers = await raw.ask(
+                    Opcode.APPEND, AppendRequest(append_requests=(info,)), [batch]
+                )
+            (refused,) = (each for answer in answers for each in answer.append_responses)
+            assert refused.status.code == StatusCode.TOO_MANY_REQUESTS
+            hidden.write_bytes(whole)
+            await restore_backup(admin, place, manifest)
+            await append(etl, a, b"2")
+            assert await read_all(etl, a) == {0: b"1", 1: b"2"}
 
     run(main())
 

@@ -66,7 +66,11 @@ class Restorer:
             self.restoring = restore.backup_id
 
     def wrap(self, handlers: Mapping[Opcode, Handler]) -> dict[Opcode, Handler]:
-        """Return handlers that serve range servers, and the client that restores."""
+        """Return handlers that serve range servers, and the client that restores.
+
+        `handlers` check the rights of their callers: the grants may not be there yet, so others are
+        told to wait before they could be denied.
+        """
         return {
             opcode: each if opcode in _OPEN else self._wrap(each)
             for opcode, each in handlers.items()
@@ -85,6 +89,8 @@ class Restorer:
         restoring = self.restoring
         standing = call.peer.standing
         is_server = standing.server_ids or (standing.identity and standing.identity.is_server)
+        if call.opcode is Opcode.CHECK_RIGHTS:
+            is_server = False  # it asks for a client, whose grants may not be there yet
         if restoring is None or is_server or call.agreement.restoring == restoring:
             return
         raise ThrottledError.of(

@@ -191,7 +191,7 @@ class PlacementDriverHandlers:
             Opcode.RESTORE_METADATA: self._restorer.restore,
         }
         guard = Guard(StoredRights(self._store), self._protection)
-        return guard.wrap(self._restorer.wrap(handlers))
+        return self._restorer.wrap(guard.wrap(handlers))
 
     async def start(self) -> None:
         """Continue with what was committed and is not published yet; watch the range servers."""
