@@ -47,8 +47,12 @@ def lag(options: ClientOptions, group: str | None) -> int:
 def _write_all(client: Client, *, is_json: bool) -> None:
     """Write how far each group is behind: its streams for programs, its sum for people."""
     rows = []
-    for each in client.list_groups():
-        found = find_lags(client, client.describe_cursors(each.group))
+    groups = client.list_groups()
+    lags = find_group_lags(
+        client, {each.group: client.describe_cursors(each.group) for each in groups}
+    )
+    for each in groups:
+        found = lags[each.group]
         if is_json:
             for lag_of_stream in lag_objects(found, describe_members(client, each.group)):
                 write_json({"group": each.group, **lag_of_stream})
@@ -89,13 +93,47 @@ def describe_members(client: Client, group: str) -> GroupDescription:
 
 
 def find_lags(client: Client, cursors: Sequence[CursorInfo]) -> list[Lag]:
-    """Return how far behind each cursor is, within seconds."""
-    existing = client.find_streams([cursor.stream_id for cursor in cursors])
-    infos = {info.stream_id: info for info in existing}
+    """Return how far behind each cursor of a group is, within seconds."""
+    return find_group_lags(client, {"": cursors})[""]
+
+
+def find_group_lags(
+    client: Client, groups: Mapping[str, Sequence[CursorInfo]]
+) -> dict[str, list[Lag]]:
+    """Return how far behind the cursors of groups are; the streams of all are looked at once."""
+    stream_ids = {cursor.stream_id for cursors in groups.values() for cursor in cursors}
+    infos = {info.stream_id: info for info in client.find_streams([*stream_ids])}
     reaches = find_reach(client, list(infos))
-    unread = unread_offsets(cursors, reaches)
-    times = client.append_times(unread, timeout_ms=limits.CONNECT_TIMEOUT_MS)
-    return measure_group(cursors, infos, reaches, times, _now_ms())
+    unread = {group: unread_offsets(cursors, reaches) for group, cursors in groups.items()}
+    times = _append_times(client, {place for each in unread.values() for place in each.items()})
+    now_ms = _now_ms()
+    return {
+        group: measure_group(
+            cursors,
+            infos,
+            reaches,
+            {place[0]: times[place] for place in unread[group].items() if place in times},
+            now_ms,
+        )
+        for group, cursors in groups.items()
+    }
+
+
+def _append_times(
+    client: Client, places: set[tuple[int, int]]
+) -> dict[tuple[int, int], int | None]:
+    """Return when the records at places, (stream id, offset) each, were appended.
+
+    Each question is about one record of every stream. The streams of a server that does not answer
+    are left out.
+    """
+    times: dict[tuple[int, int], int | None] = {}
+    while places:
+        some = dict(places)
+        found = client.append_times(some, timeout_ms=limits.CONNECT_TIMEOUT_MS)
+        times |= {(each, some[each]): time_ms for each, time_ms in found.items()}
+        places = {each for each in places - some.items() if each[0] in found}
+    return times
 
 
 def lag_objects(found: Sequence[Lag], described: GroupDescription) -> list[Mapping[str, object]]:

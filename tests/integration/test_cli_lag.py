@@ -1,10 +1,12 @@
 """`sbp lag`, and `sbp consume` from a time, against a running server."""
 
 import json
+from collections import Counter
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from sbp_core.cli.group_lag import find_group_lags
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem
 from tests.support.cluster import rows_batch
@@ -99,6 +101,37 @@ def test_groups_are_listed_and_one_without_cursors_is_an_error(run, client, new_
     assert (exit_code, output) == (1, "")
     assert f"group {group} has no cursors" in errors
     assert run("lag", "not a group")[0] == 1
+
+
+class Counting:
+    """A client that counts the calls of its methods."""
+
+    def __init__(self, client):
+        self._client = client
+        self.counts = Counter()
+
+    def __getattr__(self, name):
+        self.counts[name] += 1
+        return getattr(self._client, name)
+
+
+def test_the_streams_of_many_groups_are_looked_at_once(client, new_streams):
+    streams = [each.stream_id for each in client.describe_streams(new_streams(3))]
+    for stream_id in streams:
+        append(client, stream_id, b"a")
+        append(client, stream_id, b"b")
+    offsets = {f"many-{streams[0]}-{number}": number % 3 for number in range(40)}
+    for group, offset in offsets.items():
+        client.commit_cursors(group, dict.fromkeys(streams, offset))
+    counting = Counting(client)
+    found = find_group_lags(counting, {each: client.describe_cursors(each) for each in offsets})
+    assert counting.counts == {"find_streams": 1, "reach": 1, "append_times": 2}
+    for group, offset in offsets.items():
+        assert [each.lag_records for each in found[group]] == [2 - offset] * 3
+        assert all(each.lag_ms == 0 for each in found[group] if offset == 2)
+    first, second = (found[f"many-{streams[0]}-{number}"][0] for number in (0, 1))
+    times = [client.append_times({streams[0]: offset})[streams[0]] for offset in (0, 1)]
+    assert first.lag_ms - second.lag_ms == times[1] - times[0]
 
 
 def test_records_are_consumed_from_a_time(run, client, new_streams):
