@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Collection
+from itertools import islice
 from typing import Final
 
+_LISTED_MAX: Final = 20
 _PLURALS: Final = {"batch": "batches"}
 _UNSAFE_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Controls (C0, DEL, C1), invisible format characters, lone surrogates, line separators."""
@@ -15,6 +18,13 @@ _JOINERS: Final = frozenset("\u200c\u200d")
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun: 1 record, 2 records."""
     return f"{count} {noun if count == 1 else _PLURALS.get(noun, f'{noun}s')}"
+
+
+def listed(things: Collection[object], separator: str = ", ") -> str:
+    """Return things in one line: the first 20 of many, and the number of the others."""
+    shown = separator.join(map(str, islice(things, _LISTED_MAX)))
+    more = len(things) - _LISTED_MAX
+    return f"{shown}{separator}and {more} more" if more > 0 else shown
 
 
 def escape(text: str, *, spared: str = "") -> str:

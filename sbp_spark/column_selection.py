@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
 from sbp_core.errors import ConfigurationError
+from sbp_core.wording import listed
 
 _Tree = dict[str, "_Tree"]
 """The names in lower case, and what is wanted of each; an empty one wants all of it."""
@@ -28,7 +29,7 @@ def select_columns(there: StructType, paths: Sequence[str]) -> StructType:
         lines = "\n".join(f"  - {fault}" for fault in faults)
         raise ConfigurationError(
             f"option columns: the streams do not have these columns:\n{lines}\nThey have"
-            f" ({', '.join(there.names)}); name some of them, or give their types in .schema(...)"
+            f" ({listed(there.names)}); name some of them, or give their types in .schema(...)"
         )
     return selected
 

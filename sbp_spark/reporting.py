@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from itertools import islice
 from types import TracebackType
 from typing import Final
 
 from sbp_core.errors import SbpError
 
 LOG: Final = logging.getLogger("sbp_spark")
-
-_LISTED_MAX: Final = 20
 
 
 class plain_errors:  # noqa: N801 - reads as a statement
@@ -32,10 +28,3 @@ class plain_errors:  # noqa: N801 - reads as a statement
         if isinstance(error, SbpError):
             LOG.debug("raised to Spark error=%s", type(error).__name__, exc_info=error)
             raise error.with_traceback(None) from None
-
-
-def listed(things: Collection[object], separator: str = ", ") -> str:
-    """Return things in one line: the first of many, and the number of the rest."""
-    shown = separator.join(map(str, islice(things, _LISTED_MAX)))
-    more = len(things) - _LISTED_MAX
-    return f"{shown}{separator}and {more} more" if more > 0 else shown

@@ -16,6 +16,7 @@ from typing import Final, Literal
 from sbp_core.app import defaults
 from sbp_core.client import FetchItem
 from sbp_core.errors import ConfigurationError
+from sbp_core.wording import listed
 
 Start = Literal["earliest", "latest"] | int | datetime
 """Where to begin: at the first record, behind the last one, at an offset, or at a time."""
@@ -88,7 +89,7 @@ class Positions:
                 return each
         raise ConfigurationError(
             f"the consumer does not read stream {stream!r} now; it reads"
-            f" {', '.join(sorted(each.stream for each in self._by_id.values())) or 'none'}"
+            f" {listed(sorted(each.stream for each in self._by_id.values())) or 'none'}"
         )
 
     def add(

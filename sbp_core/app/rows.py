@@ -26,6 +26,7 @@ from sbp_core.records import (
     record_too_large,
     schema_text,
 )
+from sbp_core.wording import listed
 
 _MAPPINGS_PER_BATCH: Final = 4_096
 
@@ -195,7 +196,7 @@ def _plain(batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
 
 
 def _unknown(found: Iterable[str], names: Iterable[str]) -> SchemaError:
-    text = f"rows with {', '.join(found) or 'no column'}; the stream has {', '.join(sorted(names))}"
+    text = f"rows with {listed([*found]) or 'no column'}; the stream has {listed(sorted(names))}"
     if frozenset(names) == frozenset(ROWS_SCHEMA.names):
         text += (
             ", as it has no schema, and needs a value. For other columns create a stream with a"

@@ -9,6 +9,7 @@ from typing import Final
 from sbp_core.access.rights import is_reserved
 from sbp_core.client import StreamInfo
 from sbp_core.errors import ConfigurationError, NotFoundError, StatusCode
+from sbp_core.wording import listed
 
 _ANY: Final = "*"
 
@@ -58,7 +59,7 @@ class Selection:
         if missing:
             raise NotFoundError(
                 StatusCode.NOT_FOUND,
-                f"there is no stream {', '.join(sorted(missing))}; create it, or select streams"
+                f"there is no stream {listed(sorted(missing))}; create it, or select streams"
                 " that may be created later by a pattern",
             )
         return found

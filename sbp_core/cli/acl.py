@@ -15,6 +15,7 @@ from sbp_core.cli.commands import Actions
 from sbp_core.cli.connect import connect
 from sbp_core.cli.output import one_line, write_json, write_line, write_notice, write_table
 from sbp_core.errors import ConfigurationError, InvalidRequestError
+from sbp_core.wording import listed
 
 T = TypeVar("T")
 
@@ -114,7 +115,7 @@ def revoke(options: ClientOptions, subject: str, right: str, pattern: str) -> in
         )
     left = [each for each in before if each.right == changed.right and each != changed]
     if left and not options.json:
-        patterns = ", ".join(each.pattern for each in left)
+        patterns = listed([each.pattern for each in left])
         write_line(f"{changed.subject} still has the right {changed.right} on {patterns}")
     return 0
 

@@ -35,7 +35,7 @@ from sbp_core.operating.cursor_moves import (
     plan_deletion,
     plan_reset,
 )
-from sbp_core.wording import counted
+from sbp_core.wording import counted, listed
 
 _MEMBERS: Final = ("MEMBER", "SUBJECT", "SUBSCRIBED TO", "READS", "GIVES UP")
 _MOVES: Final = ("STREAM", "ID", "FROM", "TO", "DIFFERENCE", "EFFECT")
@@ -151,7 +151,7 @@ def _chosen(client: Client, group: str, streams: Sequence[str]) -> list[CursorIn
     }
     missing = wanted.keys() - {each.stream_id for each in cursors}
     if missing:
-        names = ", ".join(sorted(wanted[each].label for each in missing))
+        names = listed(sorted(wanted[each].label for each in missing))
         raise NotFoundError.of(f"group {group} has no cursor in {names}")
     return [each for each in cursors if each.stream_id in wanted]
 
@@ -190,7 +190,7 @@ def _commit(client: Client, group: str, rows: Sequence[MoveRow], verb: str) -> N
     refused = [f"stream {each.stream}: {each.refusal}" for each in rows if each.refusal]
     if refused:
         raise SbpError(
-            f"nothing was {verb}: {'; '.join(refused)}. Name the others with --stream, or retry"
+            f"nothing was {verb}: {listed(refused, '; ')}. Name the others with --stream, or retry"
             " later"
         )
     moves = [each.move for each in rows if each.move is not None]
@@ -198,7 +198,7 @@ def _commit(client: Client, group: str, rows: Sequence[MoveRow], verb: str) -> N
     if changed:
         raise RefusedError(
             StatusCode.CONFLICT,
-            f"nothing was {verb}: {'; '.join(changed)}. Stop the consumers of the group first",
+            f"nothing was {verb}: {listed(changed, '; ')}. Stop the consumers of the group first",
         )
     if moves:
         client.commit_cursors(group, {each.stream_id: each.new_offset for each in moves})

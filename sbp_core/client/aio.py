@@ -303,7 +303,7 @@ class AsyncClient(AsyncGroupMethods):
         """Return the bytes that each stream, by id, takes in the log of one replica.
 
         Streams with a range whose servers do not answer within `timeout_ms`, or do not know, are
-        left out. Raises NotFoundError naming all missing streams.
+        left out. Raises NotFoundError naming the missing streams.
         """
         return await self._run(sizes.stored_bytes(self._context, stream_ids, timeout_ms))
 
@@ -348,7 +348,7 @@ class AsyncClient(AsyncGroupMethods):
     ) -> dict[int, tuple[SchemaVersion, ...]]:
         """Return the versions of each stream's schema, the newest last; none if it has no schema.
 
-        Raises NotFoundError naming all missing streams.
+        Raises NotFoundError naming the missing streams.
         """
         return await self._run(
             changes.describe_schemas(self._context, stream_ids, newest_only=newest_only)

@@ -29,7 +29,7 @@ class AsyncGroupMethods:
     ) -> None:
         """Remember the offsets that a consumer group reads next, by stream id; durably.
 
-        They may go back. NO_CURSOR forgets one. Raises NotFoundError naming all missing streams.
+        They may go back. NO_CURSOR forgets one. Raises NotFoundError naming the missing streams.
         While a group has members, one of them has to commit, with its `membership`. It raises
         MemberUnknownError if it is none any more, StreamNotHeldError for a stream that it does not
         hold. The cursors of other streams are set nevertheless.

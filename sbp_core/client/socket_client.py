@@ -304,7 +304,7 @@ class SocketClient(GroupMethods):
         """Return the bytes that each stream, by id, takes in the log of one replica.
 
         Streams with a range whose servers do not answer within `timeout_ms`, or do not know, are
-        left out. Raises NotFoundError naming all missing streams.
+        left out. Raises NotFoundError naming the missing streams.
         """
         return self._run(sizes.stored_bytes(self._context, stream_ids, timeout_ms))
 
@@ -349,7 +349,7 @@ class SocketClient(GroupMethods):
     ) -> dict[int, tuple[SchemaVersion, ...]]:
         """Return the versions of each stream's schema, the newest last; none if it has no schema.
 
-        Raises NotFoundError naming all missing streams.
+        Raises NotFoundError naming the missing streams.
         """
         return self._run(
             changes.describe_schemas(self._context, stream_ids, newest_only=newest_only)

@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from sbp_core.errors import SchemaError
+from sbp_core.wording import listed
 
 _DOT: Final = "."
 
@@ -41,6 +42,6 @@ def _named(fields: Iterable[pa.Field], name: str, place: str) -> pa.Field:
     hint = (
         f"did you mean {place}{known[near[0]].name}?"
         if near
-        else f"there are {', '.join(f'{place}{field.name}' for field in known.values())}"
+        else f"there are {listed([f'{place}{field.name}' for field in known.values()])}"
     )
     raise SchemaError(f"column {place}{name} does not exist; {hint}")

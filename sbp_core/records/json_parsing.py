@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from sbp_core.records.encodings.rows import ROWS_SCHEMA
 from sbp_core.records.stream_schema import StreamSchema, name_text, type_text
+from sbp_core.wording import listed
 
 Parse = Callable[[Any], Any]
 """Returns a value that Arrow accepts for the type. Raises ValueError with what was expected."""
@@ -190,7 +191,7 @@ def _struct(kind: pa.StructType) -> Parse:
             raise _wrong("an object of columns", value)
         unknown = value.keys() - fields.keys()
         if unknown:
-            known = ", ".join(map(name_text, fields))
+            known = listed([*map(name_text, fields)])
             raise ValueError(f"unknown column {_shown(min(unknown))}; there are {known}")
         missing = required - value.keys()
         if missing:

@@ -31,6 +31,7 @@ from typing import Any, Final
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError
 from sbp_core.regular_files import read_regular
+from sbp_core.wording import listed
 from sbp_spark.reading.offsets import INITIAL, CheckpointError, Interval, SourceOffset
 
 _VERSIONS: Final = ("v1", "v2")
@@ -158,7 +159,7 @@ class SbpSource:
         if offset.pending:
             raise ConfigurationError(
                 f"at the end of batch {batch} it was not yet known where streams"
-                f" {', '.join(map(str, sorted(offset.pending)))} start: a range server was down;"
+                f" {listed(sorted(offset.pending))} start: a range server was down;"
                 " let the query run until it is back, and choose a later batch"
             )
         return offset

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import maybe_logical_type
+from sbp_core.wording import listed
 from sbp_spark.filtering.condition import (
     Comparison,
     Condition,
@@ -68,7 +69,7 @@ def row_filter(condition: Condition, wanted: pa.Schema, there: pa.Schema) -> Row
     if faults:
         lines = "\n".join(f"  - {fault}" for fault in dict.fromkeys(faults))
         raise ConfigurationError(
-            f"option where: it does not fit the columns ({', '.join(there.names)}):\n{lines}\n"
+            f"option where: it does not fit the columns ({listed(there.names)}):\n{lines}\n"
             "Correct it, or filter with df.where instead"
         )
     return RowFilter(with_paths(condition, paths), schema)

@@ -44,6 +44,7 @@ from sbp_core.records import (
     offsets_array,
     small_runs,
 )
+from sbp_core.wording import listed
 from sbp_spark.column_schema import METADATA_COLUMN
 from sbp_spark.logical_types import retyped
 from sbp_spark.reading.planning import StreamSpan
@@ -403,7 +404,7 @@ class ColumnsLayout:
             return
         misfits = self._misfits(version)
         if misfits:
-            raise SchemaError("; ".join(each.text for each in misfits))
+            raise SchemaError(listed([each.text for each in misfits], "; "))
         self._fitting.add(version.schema.fingerprint)
 
     def _misfits(self, version: SchemaVersion) -> list[Difference]:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
+from sbp_core.wording import listed
 from sbp_spark.options.read_positions import (
     Ago,
     AtCursor,
@@ -27,7 +28,7 @@ from sbp_spark.options.read_positions import (
 )
 from sbp_spark.options.source import OnDataLoss, SourceOptions
 from sbp_spark.options.stream_selection import find_ids
-from sbp_spark.reporting import LOG, listed
+from sbp_spark.reporting import LOG
 
 
 def positions_of(positions: Positions, infos: Collection[StreamInfo]) -> dict[int, Position]:

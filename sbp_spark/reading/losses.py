@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core.errors import SbpError
-from sbp_spark.reporting import LOG, listed
+from sbp_core.wording import listed
+from sbp_spark.reporting import LOG
 
 DOUBT_WAITS_S: Final = (0.1, 0.2, 0.4, 0.8)
 """Pauses between looks at metadata that show a loss: they may lag."""

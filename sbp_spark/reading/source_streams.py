@@ -11,6 +11,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from sbp_core.client import Client, SchemaVersion, StreamInfo, newest_schemas
 from sbp_core.errors import ConfigurationError, NotFoundError, SchemaError
 from sbp_core.records import StreamSchema, union_schemas
+from sbp_core.wording import listed
 from sbp_spark.client_pool import describe_refs, first_contact
 from sbp_spark.column_schema import METADATA_COLUMN, METADATA_FIELD
 from sbp_spark.column_selection import select_columns
@@ -21,7 +22,6 @@ from sbp_spark.options.source import Contents, SourceEncoding, SourceOptions
 from sbp_spark.options.stream_selection import StreamList, StreamPattern, StreamRef
 from sbp_spark.reading.layout import Form
 from sbp_spark.reading.locating import check_option_positions
-from sbp_spark.reporting import listed
 from sbp_spark.row_schema import (
     as_named,
     as_wide,
@@ -127,7 +127,7 @@ def _check_distinct(selection: StreamList, infos: Sequence[StreamInfo]) -> None:
         seen.setdefault(info.stream_id, ref)
     if faults:
         raise ConfigurationError(
-            f"option {selection.option}: these are one and the same stream: {'; '.join(faults)};"
+            f"option {selection.option}: these are one and the same stream: {listed(faults, '; ')};"
             " name each stream once"
         )
 

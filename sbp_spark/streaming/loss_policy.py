@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sbp_core.client import Client, StoreCommit, StreamInfo
+from sbp_core.wording import listed
 from sbp_spark.options.source import OnDataLoss
 from sbp_spark.reading.losses import DataLossError, Loss, log_losses
 from sbp_spark.reading.offsets import (
@@ -16,7 +17,7 @@ from sbp_spark.reading.offsets import (
     StreamPosition,
     find_gone,
 )
-from sbp_spark.reporting import LOG, listed
+from sbp_spark.reporting import LOG
 from sbp_spark.streaming.stream_watch import Snapshot
 
 

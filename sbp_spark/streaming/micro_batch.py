@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from sbp_core.client import Client
+from sbp_core.wording import listed
 from sbp_spark.options.read_positions import Ago, AtCursor, AtTime, Position, Positions
 from sbp_spark.options.source import SourceOptions
 from sbp_spark.options.stream_selection import StreamPattern
@@ -27,7 +28,7 @@ from sbp_spark.reading.locating import (
 )
 from sbp_spark.reading.losses import Loss
 from sbp_spark.reading.offsets import SourceOffset, StreamPosition
-from sbp_spark.reporting import LOG, listed
+from sbp_spark.reporting import LOG
 from sbp_spark.streaming.stream_watch import Snapshot, answer_ms
 
 

@@ -24,6 +24,7 @@ from sbp_core.client import (
     UnavailableRange,
 )
 from sbp_core.errors import NotFoundError, SbpError, StatusError
+from sbp_core.wording import listed
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.source import SourceOptions
 from sbp_spark.options.stream_selection import (
@@ -40,7 +41,7 @@ from sbp_spark.reading.source_streams import (
     maybe_kinds,
     select_streams,
 )
-from sbp_spark.reporting import LOG, listed
+from sbp_spark.reporting import LOG
 
 ANSWER_MS_MIN: Final = 1_000
 """The least timeout of a request, however short the stall that is allowed."""

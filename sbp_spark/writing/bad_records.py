@@ -26,7 +26,7 @@ from sbp_core.records import (
     texts_bytes,
 )
 from sbp_core.records.json_values import describe_columns
-from sbp_spark.reporting import listed
+from sbp_core.wording import listed
 from sbp_spark.spark_internals.task_log import LOG
 from sbp_spark.writing.directory import TypedStream
 

@@ -21,11 +21,11 @@ from sbp_core.errors import (
     UnsupportedError,
 )
 from sbp_core.records import Change, Comparison, StreamSchema, compare_schemas
+from sbp_core.wording import listed
 from sbp_spark.client_pool import Patience, client_for, describe_refs, first_contact
 from sbp_spark.options.sink import Delivery, SinkOptions
 from sbp_spark.options.stream_selection import FoundStream, StreamRef, find_ids, parse_stream_ref
 from sbp_spark.options.targets import Creation
-from sbp_spark.reporting import listed
 
 _LOG: Final = logging.getLogger(__name__)
 

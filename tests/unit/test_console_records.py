@@ -76,7 +76,7 @@ def test_a_column_that_no_version_has_is_named_with_those_that_there_are():
         check_column(condition, versions)
     with pytest.raises(ConfigurationError, match=r"no column 'price': the stream has id, at$"):
         check_column("price=3", versions)
-    with pytest.raises(ConfigurationError, match=r"c19 and 5 more$"):
+    with pytest.raises(ConfigurationError, match=r"c19, and 5 more$"):
         check_column("price", [version(*(f"c{each}" for each in range(25)))])
     with pytest.raises(ConfigurationError, match="the records of the stream have none"):
         check_column("price", [])

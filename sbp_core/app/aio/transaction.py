@@ -20,6 +20,7 @@ from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, AsyncClient, one_shot_producer, txn_id_of
 from sbp_core.client import Transaction as Staging
 from sbp_core.errors import ConfigurationError
+from sbp_core.wording import listed
 
 
 class _State(Enum):
@@ -169,7 +170,7 @@ class AsyncTransaction(OfProcess):
         if stream not in self._names:
             raise ConfigurationError(
                 f"the transaction is not for stream {stream!r}; it was begun for"
-                f" {', '.join(self._names)}"
+                f" {listed(self._names)}"
             )
         if stream not in self._targets:
             self._targets[stream] = await find_target(self._client, stream)

@@ -23,6 +23,7 @@ from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, Client, one_shot_producer, txn_id_of
 from sbp_core.client import Transaction as Staging
 from sbp_core.errors import ConfigurationError
+from sbp_core.wording import listed
 
 
 class _State(Enum):
@@ -172,7 +173,7 @@ class Transaction(OfProcess):
         if stream not in self._names:
             raise ConfigurationError(
                 f"the transaction is not for stream {stream!r}; it was begun for"
-                f" {', '.join(self._names)}"
+                f" {listed(self._names)}"
             )
         if stream not in self._targets:
             self._targets[stream] = find_target(self._client, stream)

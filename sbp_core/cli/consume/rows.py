@@ -15,6 +15,7 @@ from sbp_core.cli.consume.json_text import json_texts
 from sbp_core.client import Client
 from sbp_core.errors import ConfigurationError
 from sbp_core.records.evolution import map_columns
+from sbp_core.wording import listed
 
 _PLAIN_COLUMNS: Final = ("stream", "offset", "timestamp", "key", "value", "headers")
 
@@ -128,8 +129,8 @@ class Choice:
         missing = [each for each in names if each not in own.schema.names and each not in added]
         if missing:
             raise ConfigurationError(
-                f"stream {rows.stream} has no column {', '.join(map(ascii, missing))}; it has"
-                f" {', '.join(dict.fromkeys([*own.schema.names, *added]))}"
+                f"stream {rows.stream} has no column {listed([*map(ascii, missing)])}; it has"
+                f" {listed(dict.fromkeys([*own.schema.names, *added]))}"
             )
         columns, fields = [], []
         for name in names:

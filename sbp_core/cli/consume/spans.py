@@ -12,6 +12,7 @@ from sbp_core.cli.values import check_interval
 from sbp_core.client import Client, Reach
 from sbp_core.client.stream_position import Position, PositionKind, find_offset
 from sbp_core.errors import NotFoundError, OffsetOutOfRangeError
+from sbp_core.wording import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def make_plan(client: Client, wanted: Wanted) -> Plan:
     patterns = [each for each in wanted.streams if "*" in each]
     stream_ids = _find_streams(client, wanted.streams, patterns)
     if patterns and not stream_ids and not wanted.is_following:
-        raise NotFoundError.of(f"no stream has a name such as {', '.join(patterns)}")
+        raise NotFoundError.of(f"no stream has a name such as {listed(patterns)}")
     prefixes = Selection.of(patterns).prefixes if patterns and wanted.is_following else frozenset()
     selection = Selection(frozenset(), prefixes, frozenset(stream_ids))
     if not stream_ids:

@@ -27,6 +27,7 @@ from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import ROWS_SCHEMA, StreamSchema, map_columns
 from sbp_core.records.json_parsing import RowFault, parse_time
 from sbp_core.records.stream_schema import name_text, type_text
+from sbp_core.wording import listed
 
 HEADER_PREFIX: Final = "header."
 """Before the name of a header in the name of its column."""
@@ -194,7 +195,7 @@ def _types(names: Sequence[str], schema: StreamSchema) -> Mapping[str, pa.DataTy
         if name not in types:
             raise SchemaError(
                 f"column {name_text(name)} is none of the stream, which has"
-                f" {', '.join(map(name_text, types))}; the first line of CSV has the names"
+                f" {listed([*map(name_text, types)])}; the first line of CSV has the names"
             )
         if pa.types.is_nested(types[name]):
             raise SchemaError(

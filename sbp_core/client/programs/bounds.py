@@ -120,7 +120,7 @@ def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[S
     """Return where each stream begins and ends now, in the order of `stream_ids`.
 
     The begin comes from the placement driver, the end of an open range from its primary server
-    (SPEC "DESCRIBE_RANGES"): one frame per server. Raises NotFoundError naming all missing streams.
+    (SPEC "DESCRIBE_RANGES"): one frame per server. Raises NotFoundError naming the missing streams.
     """
     check_errors((yield from revalidate(context, stream_ids)))
     attempts = Attempts(context, (yield Now()))

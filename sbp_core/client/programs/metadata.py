@@ -55,6 +55,7 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error, with_message
+from sbp_core.wording import listed
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
 REPLICA_COUNT_MAX: Final = 127
@@ -217,7 +218,7 @@ def record_bytes_max(context: Context, stream_ids: Collection[int]) -> Program[d
     """Return how many bytes a record of each stream may have, by stream id.
 
     SPEC "HEARTBEAT", extension: servers without it accept RECORD_BYTES_MAX. Raises NotFoundError
-    naming all missing streams.
+    naming the missing streams.
     """
     attempts = Attempts(context, (yield Now()))
     answered: dict[str, int] = {}
@@ -371,7 +372,7 @@ def _describe(context: Context, header: DescribeStreamsRequest) -> Program[list[
         raise UnsupportedError(
             StatusCode.UNSUPPORTED_OPERATION,
             f"the server at {context.drivers.endpoint} knows streams by id only; give an id instead"
-            f" of {', '.join(map(repr, header.names))}",
+            f" of {listed([*map(repr, header.names)])}",
         )
     for result in results:
         error = maybe_error(result.status)

@@ -66,7 +66,7 @@ def lookup_offsets(
 
     The first one in the order of offsets, of those from its start offset on, if it has one; the
     tail where there is none. Times are those of the range servers, in whole ms. Raises
-    ConfigurationError for a time before 1970, NotFoundError naming all missing streams.
+    ConfigurationError for a time before 1970, NotFoundError naming the missing streams.
     """
     wanted = {
         stream_id: LookupOffsetInfo(
@@ -86,7 +86,7 @@ def append_times(
     """Return for each stream, by id, when the record at an offset was appended, in ms (UTC).
 
     That of the first record which is left, if the offset was trimmed; None at the tail and beyond.
-    Raises ConfigurationError for what is no offset, NotFoundError naming all missing streams.
+    Raises ConfigurationError for what is no offset, NotFoundError naming the missing streams.
     """
     wanted = {
         stream_id: LookupOffsetInfo(stream_id=stream_id, start_offset=_check(offset, "offset"))
@@ -316,7 +316,7 @@ def commit_cursors(
 
     Raises ConfigurationError for what is no offset, InvalidRequestError for a group's name that is
     not allowed, MemberUnknownError, StreamNotHeldError for a stream that the member does not hold,
-    NotFoundError naming all missing streams. The others are set nevertheless.
+    NotFoundError naming the missing streams. The others are set nevertheless.
     """
     for stream_id, offset in offsets.items():
         if not NO_CURSOR <= offset < 2**63:

@@ -37,6 +37,7 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
+from sbp_core.wording import listed
 
 T = TypeVar("T")
 
@@ -286,7 +287,7 @@ def list_ranges(
 
 
 def check_errors(errors: dict[int, SbpError]) -> None:
-    """Raise the worst of what happened to streams; missing ones are all named."""
+    """Raise the worst of what happened to streams; the first of many missing ones are named."""
     for error in errors.values():
         if not isinstance(error, NotFoundError):
             raise error
@@ -298,7 +299,7 @@ def missing(names: Sequence[str]) -> NotFoundError:
     """Return the error that names streams which do not exist."""
     return NotFoundError(
         StatusCode.NOT_FOUND,
-        f"not found: {', '.join(names)}; create {'it' if len(names) == 1 else 'them'}, or list the"
+        f"not found: {listed(names)}; create {'it' if len(names) == 1 else 'them'}, or list the"
         " streams to find the right name or id",
     )
 

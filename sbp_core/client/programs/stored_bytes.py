@@ -24,7 +24,7 @@ def stored_bytes(
 
     The primary of each range is asked for `timeout_ms` (SPEC "DESCRIBE_RANGES"), then, for the
     ranges that it does not know, one secondary after the other. A stream is left out if a range
-    stays unknown. Raises NotFoundError naming all missing streams.
+    stays unknown. Raises NotFoundError naming the missing streams.
     """
     check_errors((yield from revalidate(context, stream_ids)))
     ranges = {each: context.router.maybe_ranges(each) or () for each in stream_ids}

@@ -125,7 +125,7 @@ def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
     then the servers of the ranges are asked to, but for ElasticStream's, which cannot trim.
     An offset below the stream's start changes nothing.
 
-    Raises ConfigurationError for a negative offset, NotFoundError naming all missing streams
+    Raises ConfigurationError for a negative offset, NotFoundError naming the missing streams
     (nothing is trimmed then), OffsetOutOfRangeError for an offset beyond the tail. The others of
     the same call are trimmed nevertheless. After any other error trim again: nothing goes back.
     """
@@ -216,7 +216,7 @@ def seal_streams(context: Context, stream_ids: Sequence[int]) -> Program[dict[in
     """Let streams go on in new ranges; return the new writable range of each.
 
     SPEC "SEAL_RANGES" at the placement driver. Names the ranges that are open now, so a repeat
-    after a lost answer seals nothing else. Raises NotFoundError naming all missing streams (nothing
+    after a lost answer seals nothing else. Raises NotFoundError naming the missing streams (nothing
     is sealed then); the others of the same call are sealed nevertheless when one fails.
     """
     known = yield from list_ranges(context, stream_ids)
@@ -275,7 +275,7 @@ def describe_schemas(
 ) -> Program[dict[int, tuple[SchemaVersion, ...]]]:
     """Return the versions of each stream's schema, the newest last; none if it has no schema.
 
-    SPEC "DESCRIBE_SCHEMAS". Raises NotFoundError naming all missing streams, UnsupportedError where
+    SPEC "DESCRIBE_SCHEMAS". Raises NotFoundError naming the missing streams, UnsupportedError where
     the placement driver knows no schemas.
     """
     found: dict[int, list[SchemaVersion]] = {}

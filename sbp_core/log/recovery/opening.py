@@ -66,6 +66,7 @@ from sbp_core.log.segment_writer import replace_segment
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeStates
 from sbp_core.log.states.state_snapshot import encode_snapshot
 from sbp_core.segment_format import SegmentHeader, segment_path
+from sbp_core.wording import listed
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -287,7 +288,7 @@ def _recover_with_loss(disk: Disk, directory: Path, lost: LostTail) -> Recovered
         lost.path,
         lost.position,
         lost.end,
-        ", ".join(map(str, lost.records)) or "no records",
+        listed(lost.records) or "no records",
     )
     recovered = recover(disk, directory)
     return replace(recovered, report=replace(recovered.report, lost_tail=lost))

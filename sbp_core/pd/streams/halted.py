@@ -8,6 +8,7 @@ from sbp_core import limits
 from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import RangeRecord
 from sbp_core.replication import answers_needed
+from sbp_core.wording import listed
 
 
 def find_halted(
@@ -62,5 +63,5 @@ def _may_go_on(halted: RangeRecord, unusable: Collection[int]) -> bool:
 
 
 def _named(server_ids: Iterable[int], addresses: Mapping[int, str]) -> str:
-    named = (f"{each} ({addresses.get(each, 'unknown address')})" for each in sorted(server_ids))
-    return f"range servers {', '.join(named)}"
+    named = [f"{each} ({addresses.get(each, 'unknown address')})" for each in sorted(server_ids)]
+    return f"range servers {listed(named)}"

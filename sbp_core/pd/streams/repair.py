@@ -27,6 +27,7 @@ from sbp_core.pd.streams.sealing import RangeAnnouncer
 from sbp_core.server.peers import Peers, by_address
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import StreamRange
+from sbp_core.wording import listed
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -228,12 +229,12 @@ class Repair:
             down = [server_id for server_id in each.others if server_id not in live]
             if down:
                 return (
-                    f"range servers that could have its ranges are down ({_listed(down)}): start"
+                    f"range servers that could have its ranges are down ({listed(down)}): start"
                     " them, or another one"
                 )
             if each.others:
                 return (
-                    f"range servers {_listed(each.others)} have too little free space for its"
+                    f"range servers {listed(each.others)} have too little free space for its"
                     " ranges: free some, or start another range server"
                 )
             return "there is no other range server for its ranges: start another one"
@@ -244,7 +245,7 @@ class Repair:
         if not down:
             return None
         return (
-            f"range servers are down that have to have complete copies first ({_listed(down)}):"
+            f"range servers are down that have to have complete copies first ({listed(down)}):"
             " start them, or drain them, too, if they are lost permanently"
         )
 
@@ -327,10 +328,6 @@ class Repair:
                 wanted_count = min(wanted_count, len(kept))
             found.append(Incomplete(record, wanted_count, tuple(kept), newcomer, others))
         return found
-
-
-def _listed(server_ids: Collection[int]) -> str:
-    return ", ".join(map(str, server_ids))
 
 
 def _added(store: MetadataStore, key: RangeKey, newcomer: int) -> list[StreamRange]:

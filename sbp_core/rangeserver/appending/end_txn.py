@@ -38,7 +38,7 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.status import SUCCESS, status_for
 from sbp_core.wire.txn_id import maybe_batch_of
-from sbp_core.wording import counted
+from sbp_core.wording import counted, listed
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -280,7 +280,7 @@ class StagedSweep:
                 record_count,
                 range_index,
                 stream_id,
-                ", ".join(txn_ids),
+                listed(txn_ids),
             )
 
     def _activity(self, now_ms: int) -> dict[_Work, int]:

@@ -42,6 +42,7 @@ from sbp_core.web.console.site import Site
 from sbp_core.web.console.submissions import Done, check_typed
 from sbp_core.web.console.tables import make_table, parse_count
 from sbp_core.web.console.words import counted
+from sbp_core.wording import listed
 
 _ANSWER_MS: Final = 3_000
 """How long range servers are waited for, to show what is known without them."""
@@ -182,7 +183,7 @@ async def _move(request: Request, fields: Mapping[str, str], verb: str) -> Respo
         if changed:
             raise RefusedError(
                 StatusCode.CONFLICT,
-                f"nothing was {verb}: {'; '.join(changed)}. Look at a new preview",
+                f"nothing was {verb}: {listed(changed, '; ')}. Look at a new preview",
             )
         await client.commit_cursors(group, {each.stream_id: each.new_offset for each in moves})
         is_left = bool(await client.describe_cursors(group))

@@ -22,6 +22,7 @@ from sbp_core.web.console.site import Site
 from sbp_core.web.console.stream import REACH_MS, find_reach, find_stream
 from sbp_core.web.console.tables import link_to, parse_count
 from sbp_core.web.problems import status_of
+from sbp_core.wording import listed
 
 _COUNT: Final = 50
 _COUNT_MAX: Final = 1_000
@@ -100,7 +101,7 @@ async def show_record(request: Request) -> Response:
     if not found.records:
         raise NotFoundError.of(
             f"stream {info.label} has no record at offset {offset}"
-            f"{': ' if found.faults else ''}{'; '.join(found.faults)}"
+            f"{': ' if found.faults else ''}{listed(found.faults, '; ')}"
         )
     return site.page(
         *(request, "record.html", f"Record {offset} of {info.label}"),

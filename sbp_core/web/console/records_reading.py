@@ -16,13 +16,12 @@ from sbp_core.errors import ConfigurationError, DamagedBatchError, SbpError
 from sbp_core.quantities import quoted
 from sbp_core.records import split_envelopes
 from sbp_core.records.stream_decoder import Records, StreamDecoder
+from sbp_core.wording import listed
 
 SEARCH_SECONDS: Final = 5.0
 SEARCH_BYTES_MAX: Final = 64 * limits.MIB
 """A search ends after this time, or this much of the stream; its page has a link to go on."""
 _WAIT_MS: Final = 1_000
-_COLUMNS_NAMED: Final = 20
-"""Columns that an error names; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +68,8 @@ def check_column(condition: str, versions: Sequence[SchemaVersion]) -> None:
     columns = dict.fromkeys(each for version in versions for each in version.schema.arrow.names)
     if name in columns or name.partition(".")[0] in columns:
         return
-    shown = ", ".join([*columns][:_COLUMNS_NAMED])
-    rest = f" and {len(columns) - _COLUMNS_NAMED} more" if len(columns) > _COLUMNS_NAMED else ""
-    known = f"the stream has {shown}{rest}" if columns else "the records of the stream have none"
+    there = f"the stream has {listed(columns)}"
+    known = there if columns else "the records of the stream have none"
     raise ConfigurationError(f"no column {quoted(name)}: {known}")
 
 

@@ -20,6 +20,7 @@ from sbp_core.quantities import (
     show_size,
 )
 from sbp_core.web.console.words import count_text, counted
+from sbp_core.wording import listed
 
 
 def parse_count(text: str) -> int:
@@ -216,7 +217,7 @@ def deletion_facts(info: StreamInfo, at: Reach, groups: Sequence[str]) -> list[s
     least = "" if at.next_offset is not None else "at least "
     facts = [f"Stream {info.label} and its records, {least}{held}, removed permanently."]
     if groups:
-        facts.append(f"Cursors in it are lost: of {', '.join(groups)}.")
+        facts.append(f"Cursors in it are lost: of {listed(groups)}.")
     return facts
 
 
