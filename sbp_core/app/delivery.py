@@ -82,7 +82,7 @@ def call_back(callback: Callable[..., object], *arguments: object) -> None:
     _thread.is_calling_back = True
     try:
         callback(*arguments)
-    except (Exception, SystemExit):  # noqa: BLE001 - whatever it is, it is logged
+    except (Exception, SystemExit, asyncio.CancelledError):  # noqa: BLE001 - all are logged
         _LOG.exception("callback failed name=%r", callback)
     finally:
         _thread.is_calling_back = was_calling_back
@@ -123,7 +123,7 @@ class _Delivery:
 
     def _offset(self) -> int:
         if self._receipt.error is not None:
-            raise self._receipt.error
+            raise self._receipt.error.with_traceback(None)  # it is raised again and again
         base_offset = self._receipt.base_offset
         return base_offset if base_offset < 0 else base_offset + self._index
 
@@ -159,6 +159,12 @@ class Delivery(_Delivery, Future[int]):
                 )
         return self._offset()
 
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return why the record was not appended, None if it was; waits as `result` does."""
+        if not self._receipt.is_settled:
+            check_may_wait("exception()")
+        return super().exception(timeout)
+
     def __getattr__(self, name: str) -> Any:
         """Become a whole future once somebody looks into it, as `concurrent.futures.wait` does.
 
@@ -168,21 +174,23 @@ class Delivery(_Delivery, Future[int]):
             raise AttributeError(name)
         with _becoming:
             is_first = "_condition" not in self.__dict__
-            if is_first:
-                Future.__init__(self)
-                self.set_running_or_notify_cancel()
+            if is_first:  # made apart: others may hold the condition once they can see it
+                whole: Future[int] = Future()
+                whole.set_running_or_notify_cancel()
+                self.__dict__.update(whole.__dict__)
         if is_first:
             self._receipt.on_settled(self._complete)
         return object.__getattribute__(self, name)
 
     def _complete(self) -> None:
-        try:
+        if self._receipt.error is not None:
+            self.set_exception(self._receipt.error)
+        else:
             self.set_result(self._offset())
-        except SbpError as error:
-            self.set_exception(error)
 
 
-_becoming: Final = threading.Lock()
+_becoming: Final = threading.RLock()
+"""Reentrant: a signal handler may look into a delivery while the main thread does."""
 
 
 class AsyncDelivery(_Delivery):

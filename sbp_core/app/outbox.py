@@ -164,6 +164,11 @@ class Outbox:
         yield from self._unsettled.values()
 
     @property
+    def has_sealed(self) -> bool:
+        """Whether batches are to be sent, or on their way."""
+        return bool(self._unsettled)
+
+    @property
     def is_empty(self) -> bool:
         """Whether all records are settled."""
         return not self._open and not self._unsettled
@@ -172,7 +177,7 @@ class Outbox:
         """Raise the error that ended the producer, or ConfigurationError if it is closed."""
         if self.state is State.FAILED:
             assert self.error is not None
-            raise self.error
+            raise self.error.with_traceback(None)  # it is raised again and again
         if self.state is not State.OPEN:
             raise ConfigurationError("this producer is closed; make another one")
 
@@ -180,7 +185,7 @@ class Outbox:
         """Raise the error that ended the producer, or that of the first stream that failed."""
         for error in (self.error, *self.failed.values()):
             if error is not None:
-                raise error
+                raise error.with_traceback(None)
 
     def add(  # noqa: PLR0917 - the parts of a record
         self,
@@ -197,7 +202,7 @@ class Outbox:
         `Collected.add` does.
         """
         if stream_id in self.failed:
-            raise self.failed[stream_id]
+            raise self.failed[stream_id].with_traceback(None)
         batch, is_new = self._open.get(stream_id), False
         if (
             batch is None
@@ -222,7 +227,7 @@ class Outbox:
         Raises the error of a stream that failed.
         """
         if batch.stream_id in self.failed:
-            raise self.failed[batch.stream_id]
+            raise self.failed[batch.stream_id].with_traceback(None)
         self._seal(batch.stream_id)
         self.room_bytes -= batch.size_bytes
         self._number(batch)

@@ -415,11 +415,11 @@ class SocketClient(GroupMethods):
         return self._run(txns.give_up_txn(self._context, producer, batch_number))
 
     def describe_txns(
-        self, producer: str | None = None, *, spared: Collection[str] = ()
+        self, producer: str | None = None, *, spared: Collection[str] | None = ()
     ) -> list[TxnInfo]:
         """Return the states of a producer's transactions, or of all, staged ones included.
 
-        The range servers in `spared` are not asked.
+        The range servers in `spared` are not asked; none is with None: what is staged is left out.
         """
         return self._run(txns.describe_txns(self._context, producer, spared))
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.errors import NoRangeServerError
 from sbp_core.pd.model import ServerLoad
+
+_COPIES_MIN: Final = 2
+"""Copies of a stream with replicas for which also unsteady servers are used."""
 
 
 class Placement:
     """Chooses servers for a batch of new ranges, counting those that it placed.
 
     `primary_counts` has the open ranges of which each server is the primary. The `last` ones are
-    chosen when there are no others; unsteady ones only if fewer than `ack_count` others are there.
+    chosen when there are no others; unsteady ones only if a record would have one copy without
+    them, or fewer than `ack_count`, or if a lost copy has no other place.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Placement:
         rate, with the smallest id. A server that never reported counts as one with room and the
         mean rate. Raises NoRangeServerError if fewer than `ack_count` are alive and have any room.
         """
+        self._use_unsteady(max(ack_count, min(count, _COPIES_MIN)))
         self.check(ack_count)
         chosen: list[_Candidate] = []
         passed_over: list[_Candidate] = []
@@ -84,11 +89,10 @@ class Placement:
         It is of another rack than those members that are `kept`, if possible.
         """
         used_racks = {self._racks[each] for each in kept if each in self._racks}
-        others = [
-            each
-            for each in self._servers
-            if each.server_id not in members and not each.is_nearly_full
-        ]
+        others = self._others(members)
+        if not others:
+            self._use_unsteady(self.server_count + 1)
+            others = self._others(members)
         best = min(
             others,
             key=lambda each: (self._racks.get(each.server_id) in used_racks, each),
@@ -101,12 +105,23 @@ class Placement:
         heapq.heapify(self._servers)
         return best.server_id
 
-    def check(self, ack_count: int) -> None:
-        """Raise NoRangeServerError if fewer than `ack_count` servers can be given a range."""
-        if len(self._servers) < ack_count:
+    def _others(self, members: Collection[int]) -> list[_Candidate]:
+        return [
+            each
+            for each in self._servers
+            if each.server_id not in members and not each.is_nearly_full
+        ]
+
+    def _use_unsteady(self, count: int) -> None:
+        """Count unsteady servers with the others if there are fewer than `count` of these."""
+        if len(self._servers) < count:
             for each in self._unsteady:
                 heapq.heappush(self._servers, each)
             self._unsteady = []
+
+    def check(self, ack_count: int) -> None:
+        """Raise NoRangeServerError if fewer than `ack_count` servers can be given a range."""
+        self._use_unsteady(ack_count)
         if len(self._servers) >= ack_count:
             return
         if self._servers:

@@ -102,6 +102,7 @@ class RangeServer:
         self._started = AsyncExitStack()
         """The parts that `stop` ends: the one that was started last first."""
         self._started.callback(self._readers.shutdown)
+        self._started.callback(self._end_patience)
         self._endpoint = ""
         self._settler: Settler | None = None
         self._audit = AuditStream() if settings.has_audit_stream else None
@@ -139,6 +140,7 @@ class RangeServer:
         committer = GroupCommitter(log, settings.sync_interval_ms, settings.sizes, self._clock)
         self._committer = committer
         started.push_async_callback(committer.stop)
+        started.callback(self._end_patience)  # once clients know that the server stops
         self._disk_space = self._make_disk_space(committer)
         await self._disk_space.refresh()
         self._host = host = RangeHost(
@@ -343,8 +345,6 @@ class RangeServer:
         Idempotent.
         """
         self._observation, self._unready = None, Unready("stopping", "the server is being stopped")
-        if self._patience is not None:
-            self._patience.end()
         settler, self._settler = self._settler, None
         if settler is not None:
             await settler.hand_over()
@@ -365,6 +365,10 @@ class RangeServer:
             unindexed_bytes=self._committer.pending_bytes,
             missing_replicas=self._missing_replicas(),
         )
+
+    def _end_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.end()
 
     def _missing_replicas(self) -> int:
         """Return how many ranges lack a replica elsewhere, or are damaged here."""

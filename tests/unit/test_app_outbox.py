@@ -1,6 +1,7 @@
 """The records of a producer between `send` and the acknowledgement."""
 
 import asyncio
+import sys
 import threading
 from concurrent import futures
 
@@ -211,3 +212,51 @@ def test_a_callback_that_raises_is_logged_and_holds_nothing_up(caplog):
     assert "callback failed" in caplog.text
     with pytest.raises(SbpError, match="no"):
         Delivery(receipt, 0).result()
+
+
+def test_threads_that_wait_for_the_same_deliveries_do_not_wait_for_each_other():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            deliveries = [Delivery(Receipt(), each) for each in range(50)]
+            threads = [
+                threading.Thread(target=futures.wait, args=(deliveries, 0), daemon=True)
+                for _ in range(4)
+            ]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join(20)
+                assert not each.is_alive()
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_a_callback_may_raise_what_cancels_a_task(caplog):
+    receipt = Receipt()
+
+    def cancelled():
+        raise asyncio.CancelledError
+
+    receipt.on_settled(cancelled)
+    receipt.settle(0)
+    assert "callback failed" in caplog.text
+
+
+def test_an_error_that_is_raised_again_keeps_nothing_of_the_last_time():
+    outbox = Outbox(BATCHING, lambda: 0.0)
+    outbox.fail_stream(1, SbpError("gone"))
+    depths = []
+    for _ in range(3):
+        with pytest.raises(SbpError) as caught:
+            outbox.add(1, b"", None, None, 0, 1)
+        depths.append(len(caught.traceback))
+    assert len(set(depths)) == 1
+
+
+def test_a_delivery_is_not_waited_for_in_a_callback(caplog):
+    receipt, other = Receipt(), Delivery(Receipt(), 0)
+    receipt.on_settled(other.exception)
+    receipt.settle(0)
+    assert "exception() within a callback" in caplog.text

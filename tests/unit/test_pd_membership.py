@@ -118,3 +118,8 @@ def test_unsteady_servers_are_used_only_where_others_are_too_few():
     placement = Placement([*steady, unsteady], {})
     assert (placement.server_count, placement.next_servers(3, 2)) == (2, (1, 2))
     assert set(placement.next_servers(3, 3)) == {1, 2, 3}
+    alone = Placement([steady[0], unsteady], {})
+    assert alone.next_servers(1, 1) == (1,)
+    assert len(alone.next_servers(3, 1)) == 2, "one copy is too few"
+    lost = Placement([*steady, unsteady], {})
+    assert lost.maybe_newcomer({1, 2}, {1, 2}) == 3, "a copy has no other place"

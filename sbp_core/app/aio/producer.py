@@ -285,6 +285,9 @@ class AsyncProducer(OfProcess):
         """Return once a record can be added, with the lock. Raises what ended the producer."""
         while self._outbox.state is State.OPEN and self._outbox.room_bytes <= 0:
             check_may_wait("send() with a full buffer")
+            if not self._outbox.has_sealed:  # nothing would make room before it has lingered
+                self._outbox.seal()
+                self._gate.notify()
             await self._gate.wait(None)
         self._outbox.check_open()
 
@@ -356,13 +359,11 @@ class AsyncProducer(OfProcess):
     def _on_failed(self, stream_id: int, error: SbpError) -> None:
         with self._lock:
             lost = self._outbox.fail_stream(stream_id, error)
-            self._gate.notify()
         self._give_up(lost, error)
 
     def _fail(self, error: SbpError) -> None:
         with self._lock:
             lost = self._outbox.fail(error)
-            self._gate.notify()
         self._give_up(lost, error)
 
     def _give_up(self, lost: Sequence[Outgoing], error: SbpError) -> None:
@@ -373,6 +374,8 @@ class AsyncProducer(OfProcess):
             report_lost(self._names[stream_id], record_count, error)
         for batch in lost:
             self._settle(batch, -1, error)
+        with self._lock:
+            self._gate.notify()
 
     def _settle(self, batch: Outgoing, base_offset: int, error: SbpError | None = None) -> None:
         """Let the futures of a batch be done, and call the callback of the producer."""

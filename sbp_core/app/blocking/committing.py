@@ -41,11 +41,8 @@ class Committer:
 
     def begin(self) -> None:
         """Learn what is committed under the id. Raises SbpError."""
-        servers = self._client.range_servers()
         # Only the placement driver is asked: what is staged and not decided does not count.
-        known = self._client.describe_txns(
-            self.producer, spared=[each.endpoint for each in servers]
-        )
+        known = self._client.describe_txns(self.producer, spared=None)
         decided = [each for each in known if each.batch_number is not None and each.digest]
         if decided:
             last = max(decided, key=lambda each: each.batch_number or 0)

@@ -177,8 +177,8 @@ class GradualAppend:
 
     def _report(self, outcomes: dict[int, AppendOutcome]) -> None:
         if self._on_appended is not None:
-            for index, outcome in outcomes.items():
-                self._on_appended(index, outcome)
+            for index in list(outcomes):
+                self._on_appended(index, outcomes.pop(index))
         outcomes.clear()
 
     def _give_up(self, state: AppendState) -> None:

@@ -120,17 +120,19 @@ def give_up_txn(context: Context, producer: str, batch_number: int) -> Program[T
 
 
 def describe_txns(
-    context: Context, producer: str | None, spared: Collection[str]
+    context: Context, producer: str | None, spared: Collection[str] | None
 ) -> Program[list[TxnInfo]]:
     """Return the transactions of a producer, or all: the decided ones, then what is staged.
 
     SPEC "DESCRIBE_TXNS". The placement driver is asked, then each range server that has a range;
-    those in `spared` are not. One that knows no transactions has none. Raises the error of a server
-    that does not answer.
+    those in `spared` are not, none if that is None. One that knows no transactions has none. Raises
+    the error of a server that does not answer.
     """
     header = DescribeTxnsRequest(context.timeout_ms, producer)
     answers = yield from ask(context, Opcode.DESCRIBE_TXNS, header, DescribeTxnsResponse)
     found = _joined([_info(each, None) for answer in answers for each in answer.txns])
+    if spared is None:
+        return found
     servers = [each for each in (yield from range_servers(context)) if each not in spared]
     replies = yield from gather(
         [Call(each, Opcode.DESCRIBE_TXNS, header, context.timeout_ms) for each in servers]
