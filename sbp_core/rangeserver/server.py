@@ -140,7 +140,6 @@ class RangeServer:
         committer = GroupCommitter(log, settings.sync_interval_ms, settings.sizes, self._clock)
         self._committer = committer
         started.push_async_callback(committer.stop)
-        started.callback(self._end_patience)  # once clients know that the server stops
         self._disk_space = self._make_disk_space(committer)
         await self._disk_space.refresh()
         self._host = host = RangeHost(
@@ -162,6 +161,7 @@ class RangeServer:
         # Begun after the listener and stopped after it: what it does may wait for a slow disk, and
         # clients get their notice first.
         background = await started.enter_async_context(AsyncExitStack())
+        started.callback(self._end_patience)  # once clients know that the server stops
         started.push_async_callback(self._listener.drain)
         committer.start(host.publish, host.primary)
         port = await self._listener.start(settings.host, settings.port, settings.exposure)
