@@ -5,6 +5,7 @@ import json
 import pytest
 
 from sbp_core.cli.main import main
+from tests.support.warm import WarmCluster
 
 FILE = """
 [streams.declared]
@@ -20,6 +21,13 @@ subject = "CN=etl,O=Acme"
 right = "append"
 pattern = "declared"
 """
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """One of its own: others look at all grants of theirs."""
+    with WarmCluster(tmp_path_factory.mktemp("apply") / "data") as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ def volatile_disk() -> None:
     from tests.support.disk import VolatileDisk
 
     server.OsDisk = VolatileDisk
+    server.Patience = lambda _: None  # it waits for space of the real disk
 
 
 def no_sync() -> None:
