@@ -22,7 +22,7 @@ IN_FLIGHT_BYTES_MAX: Final = 64 * limits.MIB
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _PIECE_BYTES: Final = 64 * limits.KIB
 """Bytes that are decompressed at a time."""
-_REFUSAL_SECONDS: Final = 0.05
+_REFUSAL_SECONDS: Final = 0.1
 """How long the answer to a body that is refused is held, so that a client that sends one such body
 after the other takes little time from the other clients."""
 _MEMBERS_MAX: Final = 1024
