@@ -33,8 +33,8 @@ _stages: Final[dict[Path, int]] = {}
 class Expiry:
     """When a file expires, in seconds since the epoch.
 
-    `first` is when the first certificate in it does. The file is of no use from `last` on: then its
-    own certificate has expired, which is in front of its chain, or the last of several authorities.
+    `first` is when the first certificate in the file expires. The file is of no use from `last` on,
+    when its own certificate, which is in front of its chain, or its last authority has expired.
     """
 
     path: Path

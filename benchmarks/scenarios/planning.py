@@ -58,7 +58,7 @@ def _reader(endpoint: str, names: Sequence[str]) -> SbpStreamReader:
 def _look(reader: SbpStreamReader, offset: Offset) -> tuple[float, Offset]:
     """Return how long a look takes from an offset that was just parsed, and the latest offset.
 
-    It is for a stream that has news: a look that finds none waits for some.
+    Streams must have news: a look without news waits for some.
     """
     start = json.loads(json.dumps(offset))
     started = time.perf_counter()

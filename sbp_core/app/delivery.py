@@ -129,15 +129,15 @@ class _Delivery:
 
 
 class DeliveryTimeoutError(DeadlineExceededError, TimeoutError):
-    """It is not known yet what became of a record."""
+    """The outcome of a record is not known yet."""
 
 
 class Delivery(_Delivery, Future[int]):
     """The future of a record that was sent: the offset at which it was appended.
 
     The offset is -1 if the producer has an id: its records get theirs when they are published.
-    It cannot be cancelled. Callbacks run in the producer's thread, and must return soon: the
-    producer waits for them.
+    A delivery cannot be cancelled. Callbacks run in the producer's thread, and must return soon:
+    the producer waits for them.
     """
 
     def result(self, timeout: float | None = None, *, timeout_ms: float | None = None) -> int:

@@ -182,7 +182,7 @@ class Outbox:
             raise ConfigurationError("this producer is closed; make another one")
 
     def check(self) -> None:
-        """Raise the error that ended the producer, or that of the first stream that failed."""
+        """Raise the error that ended the producer, or the one of the first stream that failed."""
         for error in (self.error, *self.failed.values()):
             if error is not None:
                 raise error.with_traceback(None)

@@ -46,7 +46,7 @@ def _maybe(parse: Callable[[str], int], text: str | None) -> int | None:
 
 
 class _Stream(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A stream of the file; what is left out stays, or has its default."""
+    """A stream of the file. Settings that are left out stay, or have their defaults."""
 
     replicas: _Copies | None = None
     ack_count: _Copies | None = None
@@ -55,7 +55,7 @@ class _Stream(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     columns: list[str] | None = None
 
     def settings(self) -> dict[str, int]:
-        """Return what it says, as the client calls it. Raises ConfigurationError."""
+        """Return its settings, as the client calls them. Raises ConfigurationError."""
         found = {
             "replica_count": self.replicas,
             "ack_count": self.ack_count,
@@ -86,7 +86,7 @@ class _Wanted(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """One difference between the file and the cluster, and what removes it."""
+    """A difference between the file and the cluster, and the call that removes it."""
 
     text: str
     value: Mapping[str, Any]

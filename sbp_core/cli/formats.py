@@ -30,7 +30,7 @@ SUFFIXES: Final = {
 
 
 class _Format(click.Choice[str]):
-    """One of the formats. A template, as kcat has it in this place, is refused by name."""
+    """A format. A template of kcat in its place is refused, and the option for it is named."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if "%" in value:

@@ -69,8 +69,8 @@ def move(folder: str, url: str, *, is_json: bool) -> int:
     counts = move_to_database(directory, url, _witnesses(directory))
     output.write_result(
         {"folder": str(directory), "store": shown_url(url), "rows": counts},
-        f"{counted(sum(counts.values()), 'row')} moved from {directory} to {shown_url(url)}: start"
-        " placement drivers with --store, and that of the folder no more",
+        f"{counted(sum(counts.values()), 'row')} copied from {directory} to {shown_url(url)}: from"
+        " now on start placement drivers with --store",
         is_json=is_json,
     )
     return 0

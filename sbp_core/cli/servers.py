@@ -127,8 +127,8 @@ def accept(folder: str, *, json: bool) -> int:
 def move(folder: str, url: str, *, json: bool) -> int:
     """Copy the metadata of a stopped placement driver to a PostgreSQL database.
 
-    They are checked before and compared after. Then start placement drivers with --store URL. The
-    folder is not changed: until one has started with the database, the old one may be started
+    All rows are checked before and compared after. Then start placement drivers with --store URL.
+    The folder is not changed: until one has started with the database, the old one may be started
     again.
     """
     from sbp_core.cli import pd as stopped

@@ -418,7 +418,8 @@ class AsyncClient(AsyncGroupMethods):
     ) -> list[TxnInfo]:
         """Return the states of a producer's transactions, or of all, staged ones included.
 
-        The range servers in `spared` are not asked; none is with None: what is staged is left out.
+        The range servers in `spared` are not asked. None asks no range server, so that staged
+        transactions are left out.
         """
         return await self._run(txns.describe_txns(self._context, producer, spared))
 

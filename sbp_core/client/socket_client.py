@@ -419,7 +419,8 @@ class SocketClient(GroupMethods):
     ) -> list[TxnInfo]:
         """Return the states of a producer's transactions, or of all, staged ones included.
 
-        The range servers in `spared` are not asked; none is with None: what is staged is left out.
+        The range servers in `spared` are not asked. None asks no range server, so that staged
+        transactions are left out.
         """
         return self._run(txns.describe_txns(self._context, producer, spared))
 

@@ -32,10 +32,10 @@ class GroupMethods:
     ) -> None:
         """Remember the offsets that a consumer group reads next, by stream id; durably.
 
-        They may go back. NO_CURSOR forgets one. Raises NotFoundError naming the missing streams.
-        While a group has members, one of them has to commit, with its `membership`. It raises
-        MemberUnknownError if it is none any more, StreamNotHeldError for a stream that it does not
-        hold. The cursors of other streams are set nevertheless.
+        Offsets may go back. NO_CURSOR forgets a cursor. Raises NotFoundError naming the missing
+        streams. While a group has members, one of them has to commit, with its `membership`: that
+        raises MemberUnknownError if it is no longer a member, StreamNotHeldError for a stream that
+        it does not hold. The cursors of other streams are set nevertheless.
         """
         self._run(positions.commit_cursors(self._context, group, offsets, membership))
 

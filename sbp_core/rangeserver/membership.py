@@ -348,7 +348,7 @@ class Membership:
         return answers
 
     async def claim_txns(self, subject: str, txn_ids: Sequence[str]) -> set[str]:
-        """Say that a subject stages in transactions; return those of others (CHECK_RIGHTS)."""
+        """Claim transactions for a subject; return the foreign ones (SPEC "CHECK_RIGHTS")."""
         request = CheckRightsRequest(limits.REQUEST_TIMEOUT_MS, subject, txn_ids=tuple(txn_ids))
         answers = await self._client.ask(Opcode.CHECK_RIGHTS, request, CheckRightsResponse)
         return {each for answer in answers for each in answer.foreign_txn_ids}

@@ -21,7 +21,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def write_note(disk: Disk, path: Path, values: Mapping[str, int | str]) -> None:
-    """Write a note in place of the one that may be there; a failure is logged."""
+    """Write a note, or replace it; a failure is logged."""
     content = json.dumps({**values, "checksum": _checksum(values)}).encode()
     try:
         write_file(disk, path, [content], is_durable=False)

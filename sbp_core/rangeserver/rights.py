@@ -59,7 +59,7 @@ KNOWN_MAX: Final = 1_000
 Ask = Callable[[str, Sequence[int]], Awaitable[Sequence[CheckRightsResponse]]]
 """Asks the placement driver for the rights of a subject on streams. Raises SbpError."""
 Claim = Callable[[str, Sequence[str]], Awaitable[Collection[str]]]
-"""Tells the placement driver that a subject stages in transactions; returns those of others.
+"""Claims transactions for a subject at the placement driver; returns the foreign ones.
 
 Raises SbpError.
 """
@@ -246,7 +246,7 @@ class CachedRights(Authority):
         return judgement
 
     def _unclaimed(self, subject: str, txn_ids: Iterable[str | None], now: float) -> list[str]:
-        """Return the transactions of which it is not known that they are the subject's."""
+        """Return the transactions that are not known to be the subject's."""
         return [
             each
             for each in set(txn_ids)

@@ -52,7 +52,7 @@ class _Series:
     name: str
     traffic: Traffic = field(default_factory=Traffic)
     weight: float = 0.0
-    """The bytes of the last readings, of which earlier ones count less."""
+    """Bytes of all readings, older readings counting less."""
 
 
 class StreamTraffic:

@@ -221,7 +221,7 @@ class ListenerSettings:
     )
     auth_jwks_ca_file: Path | None = auth_setting(
         "jwks_ca_file",
-        "Authorities of the certificate at jwks_url; those of the system when not set.",
+        "Authorities of the certificate at jwks_url; the authorities of the system when not set.",
         "a file in PEM",
     )
     auth_issuer: str | None = auth_setting(

@@ -25,7 +25,7 @@ pattern = "declared"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """One of its own: others look at all grants of theirs."""
+    """A cluster for this module, as other tests list all grants of the shared one."""
     with WarmCluster(tmp_path_factory.mktemp("apply") / "data") as cluster:
         yield cluster
 

@@ -161,7 +161,9 @@ def test_a_form_that_is_sent_twice_acts_once(page, client):
 def test_cursors_move_as_the_preview_shows(page, client, stream):
     client.commit_cursors("billing", {stream.stream_id: 4})
     page.goto("/groups/billing")
-    expect(page.locator("#members")).to_contain_text("by a consumer that reads all of its streams")
+    expect(page.locator("#members")).to_contain_text(
+        "by a consumer without shared, which reads all streams"
+    )
     page.get_by_role("link", name="Move the cursors").click()
     expect(page.get_by_label(stream.name)).to_have_value("4")
     page.get_by_label("All streams").fill("latest")

@@ -183,7 +183,7 @@ class AsyncConnection(Unsendable):
     ) -> AsyncProducer:
         """Return a producer of records, a context manager that closes it.
 
-        They go to `stream`, or to where each `send` says: one producer serves many streams.
+        Records go to `stream`, or to where each `send` says: one producer serves many streams.
 
         A record batch is sent with `batch_bytes` of records, or `batch_records` of them, or
         `linger_ms` after its first record, if nothing is on its way then; 0 does not wait for

@@ -39,7 +39,7 @@ OnDelivery = Callable[[Delivered], None]
 
 
 class AsyncProducer(OfProcess):
-    """Sends records to streams, those of each in order. Made by `AsyncConnection.producer`.
+    """Sends records to streams, in order within each stream. Made by `AsyncConnection.producer`.
 
     The tasks of one loop may share it. `send` collects records; a worker makes record batches of
     them, and appends each once: what is retried has the number of the first try. An error that
@@ -100,7 +100,7 @@ class AsyncProducer(OfProcess):
     ) -> AsyncDelivery:
         """Send a record; return the future of its offset. Waits while the buffer is full.
 
-        It goes to `stream`, by default that of the producer. `timestamp_us` is in microseconds
+        The record goes to `stream`, by default the producer's. `timestamp_us` is in microseconds
         since the epoch (UTC), or a datetime; by default now. Raises the error that ended the
         producer, for all streams or this one, ConfigurationError if it is closed, RecordBatchError
         for a record that is too large, SchemaError for a typed stream, which `send_many` is for,
@@ -133,7 +133,7 @@ class AsyncProducer(OfProcess):
     async def send_many(self, rows: Rows, *, stream: str | None = None) -> AsyncDelivery:
         """Send rows; return the future of the last one: when it is done, all are.
 
-        They go to `stream`, by default that of the producer.
+        The rows go to `stream`, by default the producer's.
 
         `rows` is an Arrow table or batch, a data frame of pandas or polars, or anything that gives
         an Arrow stream, or an iterable of mappings. For a typed stream it has the columns of its
@@ -175,8 +175,8 @@ class AsyncProducer(OfProcess):
     ) -> None:
         """Return when all that was sent before is on disk, as its streams demand.
 
-        Raises the error that ended the producer, or the first stream of it, DeadlineExceededError
-        after `timeout` seconds; the producer goes on then. ConfigurationError in a callback, which
+        Raises the error that ended the producer or one of its streams, DeadlineExceededError after
+        `timeout` seconds; the producer goes on then. ConfigurationError in a callback, which
         it would wait for. `timeout_ms` is the old name, in ms.
         """
         check_may_wait("flush()")
@@ -199,7 +199,7 @@ class AsyncProducer(OfProcess):
     async def close(self) -> None:
         """Send what is there, wait until it is on disk, and end. Idempotent.
 
-        Raises the error that ended the producer, or the first stream of it, ConfigurationError in a
+        Raises the error that ended the producer or one of its streams, ConfigurationError in a
         callback, which it would wait for.
         """
         check_may_wait("close()")

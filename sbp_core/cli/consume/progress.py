@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from sbp_core.app.record import Batch
 from sbp_core.cli.connect import find_reach, find_sizes
 from sbp_core.cli.consume.spans import Plan
 from sbp_core.cli.progress import BYTES, OnProgress, is_shown, progress
 from sbp_core.client import Client
+from sbp_core.errors import SbpError
 from sbp_core.wording import counted
 
 
@@ -36,6 +37,7 @@ class _Meter:
         self._client = client
         self._report = report
         self._has_end = has_end
+        self._is_measured = False
         self._record_bytes: dict[str, float] = {}
         self._total: int | None = None
         self._record_count = 0
@@ -43,8 +45,10 @@ class _Meter:
 
     def on_written(self, plan: Plan, batch: Batch) -> None:
         """Report the bytes of all batches until now."""
-        if not self._record_bytes:
-            self._measure(plan)
+        if not self._is_measured:
+            self._is_measured = True
+            with suppress(SbpError):  # progress is not worth the end of the command
+                self._measure(plan)
         self._record_count += len(batch)
         self._done += len(batch) * self._record_bytes.get(batch.stream, 0)
         self._report(int(self._done), self._total, counted(self._record_count, "record"))

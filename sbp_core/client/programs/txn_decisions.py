@@ -125,8 +125,8 @@ def describe_txns(
     """Return the transactions of a producer, or all: the decided ones, then what is staged.
 
     SPEC "DESCRIBE_TXNS". The placement driver is asked, then each range server that has a range;
-    those in `spared` are not, none if that is None. One that knows no transactions has none. Raises
-    the error of a server that does not answer.
+    those in `spared` are not, and none is if it is None. A server that knows no transactions has
+    none. Raises the error of a server that does not answer.
     """
     header = DescribeTxnsRequest(context.timeout_ms, producer)
     answers = yield from ask(context, Opcode.DESCRIBE_TXNS, header, DescribeTxnsResponse)

@@ -408,7 +408,7 @@ def _prepare(connection: Connection, url: str) -> None:
 
 
 def make_database(connection: Connection, last_number: int = 0) -> None:
-    """Make the tables of a new cluster, or of one that had a last commit elsewhere."""
+    """Make the tables. A cluster that moves here has had `last_number` commits elsewhere."""
     create_tables(connection, POSTGRESQL)
     connection.execute(insert(last_commit).values(number=last_number))
     connection.execute(

@@ -370,7 +370,7 @@ class RangeTables:
         return found[0] if found else None
 
     def most_ranges(self, count_max: int) -> tuple[int, list[tuple[str, int]]]:
-        """Return how many ranges there are, and of which streams: those that have most of them.
+        """Return the count of all ranges, and the streams with the most ranges.
 
         (name, or id of a stream without one, ranges) each.
         """

@@ -276,7 +276,7 @@ class TransactionTables:
     def claim(self, txn_ids: Sequence[str], subject: str, now_ms: int) -> list[str]:
         """Note that a subject stages under ids; return those that belong to another subject.
 
-        It has to be noted again every CLAIM_MS, so a claim is there as long as what is staged.
+        A claim is noted again every CLAIM_MS, so that it outlives the staged records.
         """
         names = {each: owned_name(each) for each in txn_ids}
         with self._transaction():

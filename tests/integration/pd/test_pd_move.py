@@ -27,7 +27,7 @@ def test_a_cluster_goes_on_with_the_database(tmp_path, postgresql, capfd):
         assert "is in use" in capfd.readouterr().err
         driver.stop()
         assert main(words) == 0
-        assert "rows moved from" in capfd.readouterr().out
+        assert "rows copied from" in capfd.readouterr().out
         driver.start()  # nothing has changed, so there is a way back
         driver.stop()
         assert main(words) == 2
