@@ -17,6 +17,7 @@ from sbp_core import limits
 from sbp_core.errors import (
     InvalidRequestError,
     LogError,
+    NotFoundError,
     PermissionDeniedError,
     SbpError,
     invalid,
@@ -300,13 +301,24 @@ class RangeOperations:
     async def describe_txns(self, call: ServerCall) -> None:
         """SPEC "DESCRIBE_TXNS": the undecided batches staged here, by id and range.
 
-        Those of one producer, or of all.
+        The request names one producer, or asks for all. A caller that is not an administrator sees
+        the batches in streams on which it has the right to append.
         """
         producer = call.decode(DescribeTxnsRequest).producer
-        found = map(_description, self._log.staged.stagings())
+        described = map(_description, self._log.staged.stagings())
+        found = [each for each in described if producer is None or each.producer == producer]
+        if call.judge_again is not None and call.restricted_subject is not None and found:
+            stream_ids = [part.stream_id for each in found for part in each.parts]
+            judgement = await call.judge_again(stream_ids)
+            for error in judgement:
+                if error is not None and not isinstance(
+                    error, PermissionDeniedError | NotFoundError
+                ):
+                    raise error  # the placement driver has not said what the caller may see
+            found = [one for one, error in zip(found, judgement, strict=True) if error is None]
         await respond_all(
             call,
-            [each for each in found if producer is None or each.producer == producer],
+            found,
             lambda part: DescribeTxnsResponse(txns=part, status=SUCCESS),
         )
 

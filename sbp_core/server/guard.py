@@ -5,9 +5,6 @@
 its handler sees them, and puts their results into the answer. An `Authority` knows the rights: the
 placement driver has them in its store, range servers ask it. Without an identity no rights are
 checked: either the server asks for none, or it has refused the request before.
-
-A `Protection` knows the stream that nobody but the servers of the cluster changes, also no
-administrator.
 """
 
 from __future__ import annotations
@@ -82,6 +79,7 @@ class Rule:
     is_whole: bool = False
     of_group: bool = False
     of_deleted: bool = False
+    of_producer: bool = False
 
 
 _READ: Final = frozenset({Right.READ})
@@ -128,7 +126,7 @@ RULES: Final[Mapping[Opcode, Rule | Caller]] = {
     Opcode.TAKE_CUT: Caller.ADMIN,
     Opcode.RESTORE_METADATA: Caller.ADMIN,
     Opcode.COMMIT_TXN: Rule(_APPEND, ("parts", "staged"), is_whole=True),
-    Opcode.DESCRIBE_TXNS: Caller.ADMIN,
+    Opcode.DESCRIBE_TXNS: Rule(_APPEND, of_producer=True),
 }
 """Every operation of the protocol."""
 
@@ -137,8 +135,7 @@ RULES: Final[Mapping[Opcode, Rule | Caller]] = {
 class Target:
     """A stream by its id, or -1; `names` are those that it has, or is to have, as far as known.
 
-    `item` of a request names it. Without id and names it stands for some stream, whichever it is;
-    without id and with the name None, for all.
+    `item` of a request names it. Without id and names it is some stream; with the name None, all.
     """
 
     stream_id: int = -1
@@ -301,6 +298,11 @@ class Guard:
         assert isinstance(rule, Rule)
         request = _request_of(call)
         identity = _maybe_restricted(call)
+        if rule.of_producer:
+            if identity is not None and request.producer is None:
+                raise denied(f"all producers are for an administrator: name one{identity.remark}")
+            call.judge_again = partial(self.judge_again, call, rule)
+            return True
         if identity is not None and rule.of_group and request.group is not None:
             await self._check_group(identity, request.group)
         rights = _rights_for(rule, request)
@@ -494,6 +496,5 @@ def _target_of(item: Any) -> Target:
         return Target(names=(None,))
     stream_id = stream_id_of(item)
     name = getattr(item, "name", None) or getattr(item, "group", None)
-    if stream_id < 0 or name is not None:
-        return Target(stream_id, (name,), item)
-    return Target(stream_id, item=item)
+    names = (name,) if stream_id < 0 or name is not None else ()
+    return Target(stream_id, names, item)

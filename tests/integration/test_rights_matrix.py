@@ -102,7 +102,7 @@ AT_DRIVER = {
         APPEND,
         lambda i: h.CommitTxnRequest(MS, parts=(h.TxnPart("p.1.x", i, -1),)),
     ),
-    Opcode.DESCRIBE_TXNS: (ADMIN, lambda _: h.DescribeTxnsRequest(MS)),
+    Opcode.DESCRIBE_TXNS: (ADMIN | SERVER, lambda _: h.DescribeTxnsRequest(MS)),
 }
 BATCH = rows_batch([b"v"])
 AT_RANGE_SERVER = {

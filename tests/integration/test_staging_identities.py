@@ -8,7 +8,7 @@ import pytest
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import StreamSpec
 from sbp_core.errors import PermissionDeniedError
-from sbp_core.wire.headers import CommitTxnRequest, TxnPart
+from sbp_core.wire.headers import CommitTxnRequest, DescribeTxnsRequest, TxnPart
 from sbp_core.wire.opcodes import Opcode
 from tests.support.appends import DIGEST, letters_of, stage
 from tests.support.cluster import core_cluster
@@ -38,6 +38,11 @@ class Party:
         answers = await self._driver.ask(Opcode.COMMIT_TXN, request)
         return sum(len(each.parts) for each in answers)
 
+    async def staged(self, producer):
+        """The number of batches of a producer that the range server shows."""
+        answers = await self._server.ask(Opcode.DESCRIBE_TXNS, DescribeTxnsRequest(0, producer))
+        return sum(len(each.txns) for each in answers)
+
 
 @asynccontextmanager
 async def party(cluster, address):
@@ -53,6 +58,7 @@ def test_what_an_identity_stages_is_its_own_before_the_first_commit(tmp_path, mo
     identities = Identities(monkeypatch)
     writer, rival = identities.address_of("writer", **kind), identities.address_of("rival")
     admin = identities.address_of("root", is_admin=True)
+    stranger = identities.address_of("stranger")
     is_foreign = pytest.raises(PermissionDeniedError, match="another identity than 'rival': use")
 
     async def check_refused(mallory):
@@ -74,7 +80,9 @@ def test_what_an_identity_stages_is_its_own_before_the_first_commit(tmp_path, mo
                 assert await alice.stage("plain", "b") == [-1]
                 assert await alice.stage("other.0.x", "c") == [-1]
                 await check_refused(mallory)
-            async with party(cluster, admin) as root:
+            async with party(cluster, admin) as root, party(cluster, stranger) as eve:
+                assert await root.staged("orders") == 1
+                assert await eve.staged("orders") == 0, "it may not append to the stream"
                 assert await root.abort("other.0.x") == 1
         async with core_cluster(tmp_path) as cluster:
             async with party(cluster, rival) as mallory, party(cluster, writer) as alice:

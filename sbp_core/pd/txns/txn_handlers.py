@@ -179,9 +179,12 @@ class TxnHandlers:
         request = call.decode(DescribeTxnsRequest)
         if request.producer is not None and not is_producer(request.producer):
             raise invalid(f"{shown(request.producer)} cannot name a producer")
+        producer, subject = request.producer, call.restricted_subject
+        if producer is not None and subject is not None:
+            await self._store.run(lambda store: check_owner(store.transactions, producer, subject))
         await respond_in_parts(
             call,
-            self._descriptions(request.producer),
+            self._descriptions(producer),
             lambda some: DescribeTxnsResponse(status=SUCCESS, txns=some),
         )
 
