@@ -58,6 +58,7 @@ def a_round(number, fault, cluster, traffic, rng):
     fault(cluster, rng)
     traffic.go_on()
     traffic.wait_until_read()
+    cluster.check_alive()
     seconds = time.monotonic() - began_at
     worst = ledger.worst_append_seconds, ledger.worst_commit_seconds
     return Round(number, fault.__name__, seconds, *worst, traffic.count)

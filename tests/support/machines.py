@@ -143,6 +143,11 @@ class Machine:
         return self._process is not None
 
     @property
+    def is_alive(self) -> bool:
+        """Whether its process has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log(self) -> str:
         """The output since the first start."""
         return self._log_path.read_text(errors="replace") if self._log_path.exists() else ""

@@ -8,9 +8,10 @@ servers have it, and no more than one disk may lose it.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -21,9 +22,13 @@ from sbp_core.wire.opcodes import Opcode
 from tests.support.clock import until
 from tests.support.faults.proxy import Delay, Direction, Fault, Hold, Swallow
 from tests.support.machines import Machine, Machines, start_all
-from tests.support.metadata import PostgresqlServer
+from tests.support.metadata import PostgresqlServer, pooler
+from tests.support.real_disks import SmallMemory
 
 SERVERS = 3
+DISK_BYTES = 2 << 30
+"""The disk that is filled has more than the free space below which a server stores nothing."""
+FLAPS = 3
 FULL = f"[range_server]\ndisk_free_floor_bytes = {limits.DISK_FREE_FLOOR_BYTES_MAX}\n"
 """With this the disk of any machine is full."""
 REPLACED_SOON = "[placement_driver]\nreplace_server_after_ms = 3000\n"
@@ -36,15 +41,26 @@ class Faulty:
     `go_on` returns when the clients have got on; it is to be set.
     """
 
-    def __init__(self, folder: Path, machines: Machines, postgresql: PostgresqlServer) -> None:
+    def __init__(
+        self, folder: Path, machines: Machines, postgresql: PostgresqlServer, store: str
+    ) -> None:
         self.folder = folder
         self.postgresql = postgresql
+        self.store = store
+        """The URL of the database."""
         self.endpoint = machines.endpoint
         self.servers = machines.servers
         self.drivers = machines.drivers
         self.unlucky = machines.servers[0]
         """The server whose disk is damaged, or lost."""
+        self.narrow = machines.servers[1]
+        """The server that has a small disk of its own, where file systems can be mounted."""
         self.go_on: Callable[[], None] = lambda: None
+
+    def check_alive(self) -> None:
+        """Fail if a process has ended by itself: it would need a person."""
+        for each in (*self.servers, *self.drivers):
+            assert each.is_alive, f"{each.name} has ended: {each.log[-2_000:]}"
 
     def leader(self) -> Machine:
         """Return the placement driver that leads, as soon as one does."""
@@ -109,16 +125,18 @@ def faulty_cluster(folder: Path) -> Iterator[Faulty]:
     config = folder / "pd.toml"
     config.write_text(REPLACED_SOON)
     postgresql = PostgresqlServer()
-    try:
-        with Machines(
+    with ExitStack() as stack:
+        stack.callback(postgresql.stop)
+        with suppress(OSError):  # where nothing can be mounted, no disk is filled
+            stack.callback(SmallMemory(folder / "rs1", DISK_BYTES).unmount)
+        store = postgresql.new_database()
+        machines = Machines(
             *(folder, SERVERS, ["--log-level", "info"]),
             driver_settings=["--log-level", "info", "--config", str(config)],
             proxied=True,
-            store=postgresql.new_database(),
-        ) as machines:
-            yield Faulty(folder, machines, postgresql)
-    finally:
-        postgresql.stop()
+            store=store,
+        )
+        yield Faulty(folder, stack.enter_context(machines), postgresql, store)
 
 
 def down(cluster: Faulty, *machines: Machine) -> None:
@@ -179,6 +197,28 @@ def pause_a_server(cluster: Faulty, rng: Random) -> None:
 
 def pause_the_leader(cluster: Faulty, rng: Random) -> None:
     pause(cluster, cluster.leader())
+
+
+def flap(cluster: Faulty, rng: Random) -> None:
+    """A server falls silent again and again."""
+    victim = rng.choice(cluster.servers)
+    for _ in range(FLAPS):
+        pause(cluster, victim)
+        cluster.go_on()
+
+
+def put_a_pooler_before_the_database(cluster: Faulty, rng: Random) -> None:
+    """A placement driver that is started with it says so and ends; the other one goes on."""
+    victim = rng.choice(cluster.drivers)
+    victim.stop()
+    cluster.go_on()
+    before = victim.options
+    with pooler(cluster.store, drops=rng.random() < 0.5) as url:
+        victim.options = ["--store", url]
+        assert not victim.starts()
+        assert "pooler" in victim.log.splitlines()[-1]
+    victim.options = before
+    victim.start()
 
 
 def restart_a_server(cluster: Faulty, rng: Random) -> None:
@@ -275,6 +315,23 @@ def fill_a_disk(cluster: Faulty, rng: Random) -> None:
     victim.start()
 
 
+def fill_a_disk_at_once(cluster: Faulty, rng: Random) -> None:
+    """To the last byte, faster than free space is looked at; at times the server is killed then."""
+    if not os.path.ismount(cluster.narrow.data_dir):
+        return
+    ballast = cluster.narrow.data_dir / "ballast"
+    with ballast.open("wb") as file:
+        with suppress(OSError):
+            while file.write(bytes(1 << 20)):
+                pass
+        cluster.go_on()
+        if rng.random() < 0.5:
+            cluster.narrow.kill()
+            cluster.narrow.start()
+            cluster.go_on()
+        ballast.unlink()
+
+
 def flip_a_bit(cluster: Faulty, rng: Random) -> None:
     """Flip a bit in the log of a server that is down. If it refuses to start, its disk is lost."""
     cluster.unlucky.kill()
@@ -312,6 +369,8 @@ FAULTS: list[DoFault] = [
     kill_postgresql,
     pause_a_server,
     pause_the_leader,
+    flap,
+    put_a_pooler_before_the_database,
     restart_a_server,
     cut_requests_to_a_server,
     cut_answers_of_a_server,
@@ -322,6 +381,7 @@ FAULTS: list[DoFault] = [
     replicate_late,
     slow_down_a_server,
     fill_a_disk,
+    fill_a_disk_at_once,
     flip_a_bit,
     lose_a_disk,
 ]
