@@ -101,7 +101,6 @@ class ClusterSettings:
     fsync: str = _setting_of(RangeServerSettings, "fsync")
     fsync_interval_ms: int = _setting_of(RangeServerSettings, "fsync_interval_ms")
     disk_free_floor_bytes: int = _setting_of(RangeServerSettings, "disk_free_floor_bytes")
-    local_reads: bool = _setting_of(RangeServerSettings, "local_reads")
     heartbeat_interval_ms: int = _setting_of(RangeServerSettings, "heartbeat_interval_ms")
     retention_check_interval_ms: int = _setting_of(
         RangeServerSettings, "retention_check_interval_ms"

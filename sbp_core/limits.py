@@ -241,12 +241,6 @@ FETCH_JOIN_BYTES: Final = 64 * KIB
 """Batches of an answer that are smaller on average are sent in one piece."""
 CUT_BATCH_BYTES_MIN: Final = 32 * KIB  # smaller ones are sent whole: cutting takes more time
 PROJECTIONS_PER_ITEM_MAX: Final = 16  # a server heeds no more of a stream
-LOCAL_READ_BATCH_BYTES_MIN: Final = 128 * KIB
-"""Batches that are smaller on average are worth no look into the file for each."""
-LOCAL_READ_PLACES_BYTES_MAX: Final = 64 * MIB
-"""Bytes of the batches that one answer has places of; asking for a few takes as much time."""
-LOCAL_READ_PAUSE_MS: Final = 60_000
-"""Pause after a failed read of the files of a server, before they are read again."""
 FETCH_BATCH_BYTES_DEFAULT: Final = MIB
 PENDING_APPEND_BYTES_MAX: Final = 80 * MIB
 """Sum of the appends of all connections that wait for the disk; beyond it they are refused."""

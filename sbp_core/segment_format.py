@@ -1,7 +1,4 @@
-r"""The format of the log's files, version 2: the part that clients read, too.
-
-A client on the machine of a range server reads batches from these files (SPEC "FETCH", places).
-The meaning of the entries belongs to the log alone: see log/entry.py.
+r"""The format of the log's files, version 2. The meaning of the entries: see log/entry.py.
 
 A file of the log is `<position of its first byte, 20 digits>.log`, a header, then entries.
 
@@ -48,7 +45,6 @@ from __future__ import annotations
 import enum
 import re
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -70,9 +66,6 @@ _POSITION_MAX: Final = 2**64 - 1
 _NAME: Final = re.compile(r"([0-9]{20})\.log", re.ASCII)
 
 SEGMENT_HEADER_BYTES: Final = _OWN_END + CHECKSUM_BYTES
-INSTANCE_NAME: Final = "instance"
-"""The file that says which start of which server a log is open in, and of which cluster."""
-INSTANCE_BYTES_MAX: Final = 8192
 
 ENTRY_PREFIX: Final = struct.Struct(">III")
 ENTRY_CHECKED: Final = struct.Struct(">QIBqiqI")
@@ -91,14 +84,6 @@ class SegmentHeader:
     base: int
     generation: int = 0
     end: int = 0
-
-
-def encode_instance(instance: str, cluster_id: str, addresses: Iterable[str]) -> bytes:
-    """Return what the file INSTANCE_NAME holds.
-
-    Each of the `addresses` that the server listens on is a word. Earlier versions wrote none.
-    """
-    return (" ".join((instance, cluster_id, *addresses)) + "\n").encode()
 
 
 def segment_name(base: int) -> str:

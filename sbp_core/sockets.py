@@ -58,42 +58,23 @@ class Receiving:
 
 
 def is_own_address(connected: socket.socket) -> bool:
-    """Whether the peer of a connection is this machine; see `maybe_own_address`."""
-    return maybe_own_address(connected) is not None
-
-
-def maybe_own_address(connected: socket.socket) -> str | None:
-    """Return the `address_text` of a peer that has a loopback address, or that of this end.
+    """Whether the peer of a connection has a loopback address, or that of this end.
 
     A system that connects to one of its own addresses does so from the same one.
     """
     try:
-        (peer, port), own = connected.getpeername()[:2], connected.getsockname()[0]
-        return address_text(peer, port) if peer == own or is_loopback(peer) else None
+        peer, own = connected.getpeername()[0], connected.getsockname()[0]
+        return peer == own or is_loopback(peer)
     except (OSError, ValueError):  # it is lost already, or no IP socket
-        return None
+        return False
 
 
 def is_loopback(address: str) -> bool:
     """Whether only this machine reaches an IP address. Raises ValueError if it is none."""
-    return _parsed(address).is_loopback
-
-
-def address_text(address: str, port: int) -> str:
-    """Return the one spelling of an IP address and a port. Raises ValueError if it is none."""
-    return f"{_parsed(address)}:{port}"
-
-
-def wildcard_text(text: str) -> str:
-    """Return the `address_text` of all addresses of that family, with the same port."""
-    address, _, port = text.rpartition(":")
-    return address_text("::" if ":" in address else "0.0.0.0", int(port))  # noqa: S104 - no listener
-
-
-def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return an address; one of IPv4 that is mapped into IPv6 is of IPv4."""
     parsed = ipaddress.ip_address(address)
-    return (isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped) or parsed
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
+        return parsed.ipv4_mapped.is_loopback
+    return parsed.is_loopback
 
 
 class AsyncSocket:

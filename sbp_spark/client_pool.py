@@ -63,7 +63,6 @@ def new_client(servers: Servers, patience: Patience) -> Client:
             wishes=Wishes(servers.is_compressed, servers.isolation_class),
         ),
         retry=RetryPolicy(budget_ms=patience.budget_ms(servers)),
-        reads_locally=servers.reads_locally,
     )
 
 

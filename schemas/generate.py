@@ -143,11 +143,10 @@ HOT: dict[str, tuple[str, tuple[str, ...]]] = {
         "stream_range fetch_offset batch_max_bytes stream_id",
         ("request_index", "end_offset"),
     ),
-    "FetchRequest": ("max_wait_ms min_bytes fetch_requests timeout_ms", ("takes_places",)),
-    "BatchPlace": ("segment position length base_offset record_count", ()),
+    "FetchRequest": ("max_wait_ms min_bytes fetch_requests timeout_ms", ()),
     "FetchResult": (
         "stream_id batch_count status batch_length next_offset",
-        ("request_index", "places"),
+        ("request_index",),
     ),
     "FetchResponse": ("fetch_responses status", ()),
 }

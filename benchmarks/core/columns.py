@@ -2,7 +2,7 @@
 
 A stream with twenty columns of random doubles, in batches of 1 MiB, at a server in a process of its
 own. A client in this process reads it as a task of the connector does, without Spark's part: all
-columns, or two of them; over sockets, or from the server's files. The sides run in turn.
+columns, or two of them. The sides run in turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.reading.input_partitions import decode_chunks
 from sbp_spark.reading.layout import ColumnsLayout
 from sbp_spark.reading.planning import StreamSpan
-from sbp_spark.reading.prefetch import Chunk, Prefetcher, fetch_chunks, read_chunks
+from sbp_spark.reading.prefetch import Chunk, Prefetcher, fetch_chunks
 from sbp_spark.reading.schema_versions import SchemaVersions
 
 _SCHEMA: Final = StreamSchema.of(pa.schema([(f"c{at}", pa.float64()) for at in range(20)]))
@@ -39,12 +39,11 @@ _BATCHES: Final = 200
 _FIRST_MS: Final = 1_700_000_000_000
 _ROUNDS: Final = 7
 _AHEAD_BYTES: Final = 32 * 1024 * 1024
-_ROUND_BYTES: Final = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Seconds of one run, processor time, and the bytes that came: in answers, or from files."""
+    """Seconds of one run, processor time, and the bytes of answers."""
 
     seconds: float
     processor_seconds: float
@@ -73,41 +72,28 @@ def _processor_seconds(server: psutil.Process) -> float:
     return float(time.process_time() + times.user + times.system)
 
 
-def _read(
-    client: Client, server: psutil.Process, stream_id: int, schema: pa.Schema, *, is_local: bool
-) -> Taken:
+def _read(client: Client, server: psutil.Process, stream_id: int, schema: pa.Schema) -> Taken:
     span = StreamSpan(stream_id, "doubles", 0, 0, _BATCHES * _BATCH_ROWS, ())
     layout = ColumnsLayout(schema, SchemaVersions(client, Servers((Endpoint("any", 1),)), {}))
-    asked = layout.projections
     payload_bytes = 0
 
     def counted(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         nonlocal payload_bytes
         for chunk in chunks:
-            payload_bytes += chunk.batches.size_bytes
+            payload_bytes += len(chunk.batches.payload)
             yield chunk
 
-    before_bytes = psutil.Process().io_counters().read_chars
     busy_s, started = _processor_seconds(server), time.perf_counter()
-    fetched = fetch_chunks(client, [span], leaves_batches=is_local, projections_of=asked)
+    fetched = fetch_chunks(client, [span], projections_of=layout.projections)
     with closing(Prefetcher(fetched, bytes_max=_AHEAD_BYTES)) as ahead:
-        chunks = read_chunks(
-            client,
-            ahead,
-            [span],
-            round_bytes=_ROUND_BYTES,
-            is_loss_fatal=True,
-            projections_of=asked,
-        )
-        rows = sum(each.num_rows for each in decode_chunks(counted(chunks), [span], layout))
+        rows = sum(each.num_rows for each in decode_chunks(counted(iter(ahead)), [span], layout))
     seconds, busy_s = time.perf_counter() - started, _processor_seconds(server) - busy_s
     if rows != _BATCHES * _BATCH_ROWS:
         raise AssertionError(f"{rows} records were read instead of {_BATCHES * _BATCH_ROWS}")
-    file_bytes = psutil.Process().io_counters().read_chars - before_bytes
-    return Taken(seconds, busy_s, file_bytes if is_local else payload_bytes)
+    return Taken(seconds, busy_s, payload_bytes)
 
 
-def _line(name: str, found: Sequence[Sequence[Taken]]) -> tuple[str, ...]:
+def _line(found: Sequence[Sequence[Taken]]) -> tuple[str, ...]:
     whole, two = found
     ratios = [some.seconds / both.seconds for both, some in zip(whole, two, strict=True)]
     share = two[0].size_bytes / whole[0].size_bytes
@@ -115,32 +101,28 @@ def _line(name: str, found: Sequence[Sequence[Taken]]) -> tuple[str, ...]:
     times = (1e3 * median(each.seconds for each in side) for side in found)
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
     shares = (f"{median(ratios):.2f}", spread, f"{busy / busy_all:.2f}", f"{share:.3f}")
-    return (name, *(f"{ms:,.0f}" for ms in times), *shares)
+    return (*(f"{ms:,.0f}" for ms in times), *shares)
 
 
-_HEADER: Final = ("from", "all ms", "two ms", "time", "spread", "processor", "bytes")
+_HEADER: Final = ("all ms", "two ms", "time", "spread", "processor", "bytes")
 
 
 def measure(rounds: int) -> None:
-    """Measure all sides in turn, and print a table."""
-    sides = [(is_local, schema) for is_local in (False, True) for schema in (_SCHEMA.arrow, _TWO)]
+    """Measure both in turn, and print a table."""
+    schemas = (_SCHEMA.arrow, _TWO)
     with new_folder() as folder, LocalCluster(folder) as cluster:
-        found: list[list[Taken]] = [[] for _ in sides]
-        with (
-            Client(cluster.endpoint, reads_locally=False) as far,
-            Client(cluster.endpoint) as here,
-        ):
-            stream_id, server = _write(far), psutil.Process(cluster.pid)
+        found: list[list[Taken]] = [[] for _ in schemas]
+        with Client(cluster.endpoint) as client:
+            stream_id, server = _write(client), psutil.Process(cluster.pid)
             for number in range(rounds + 1):
-                for taken, (is_local, schema) in zip(found, sides, strict=True):
-                    client = here if is_local else far
-                    once = _read(client, server, stream_id, schema, is_local=is_local)
+                for taken, schema in zip(found, schemas, strict=True):
+                    once = _read(client, server, stream_id, schema)
                     if number:  # the first round warms up
                         taken.append(once)
-    lines = [_line("server", found[:2]), _line("files", found[2:])]
-    print(table(_HEADER, lines, text_columns={0}))
-    print("two / all: time of the same round, processor time of client and server, and bytes of")
-    print("answers or read from files")
+    print(table(_HEADER, [_line(found)], text_columns=set()))
+    print(
+        "two / all: time of the same round, processor time of client and server, bytes of answers"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

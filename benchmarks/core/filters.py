@@ -2,7 +2,7 @@
 
 A stream with a column `day` and nineteen of random doubles, in batches of 1 MiB, two of each day,
 with statistics of `day`, at a server in a process of its own. A client in this process fetches and
-decodes all batches, or those of one day; over sockets, or from the files. The sides run in turn.
+decodes all batches, or those of one day. Both run in turn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from statistics import median
 from typing import Final
 
 import numpy as np
-import psutil
 import pyarrow as pa
 
 from benchmarks.harness.folders import new_folder
@@ -50,7 +49,7 @@ _ROUNDS: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Seconds of one run, and the bytes that came: in answers, or from files."""
+    """Seconds of one run, and the bytes of answers."""
 
     seconds: float
     size_bytes: int
@@ -76,63 +75,53 @@ def _write(client: Client) -> int:
     return stream.stream_id
 
 
-def _read(
-    client: Client, stream_id: int, filters: tuple[BatchFilter, ...], *, is_local: bool
-) -> Taken:
+def _read(client: Client, stream_id: int, filters: tuple[BatchFilter, ...]) -> Taken:
     payload_bytes = rows = offset = 0
     end_offset = _DAYS * _BATCHES_PER_DAY * _BATCH_ROWS
-    before_bytes = psutil.Process().io_counters().read_chars
     started = time.perf_counter()
     while offset < end_offset:
         item = FetchItem(stream_id, offset, end_offset, _FETCH_BYTES, filters=filters)
-        (outcome,) = client.fetch([item], leaves_batches=is_local)
+        (outcome,) = client.fetch([item])
         if outcome.error is not None:
             raise outcome.error
-        for piece in outcome.batches.pieces():
-            payload_bytes += len(piece.payload)
-            for envelope in split_envelopes(piece.payload):
-                if not envelope.is_skipped:
-                    rows += decode_columns(envelope, _SCHEMA).num_rows
-        offset = outcome.batches.next_offset
+        payload_bytes += len(outcome.payload)
+        for envelope in split_envelopes(outcome.payload):
+            if not envelope.is_skipped:
+                rows += decode_columns(envelope, _SCHEMA).num_rows
+        offset = outcome.next_offset
     seconds = time.perf_counter() - started
     wanted = _BATCH_ROWS * _BATCHES_PER_DAY * (1 if filters else _DAYS)
     if rows != wanted:
         raise AssertionError(f"{rows} records were read instead of {wanted}")
-    file_bytes = psutil.Process().io_counters().read_chars - before_bytes
-    return Taken(seconds, file_bytes if is_local else payload_bytes)
+    return Taken(seconds, payload_bytes)
 
 
-def _line(name: str, found: Sequence[Sequence[Taken]]) -> tuple[str, ...]:
+def _line(found: Sequence[Sequence[Taken]]) -> tuple[str, ...]:
     whole, one = found
     ratios = [some.seconds / both.seconds for both, some in zip(whole, one, strict=True)]
     share = one[0].size_bytes / whole[0].size_bytes
     times = (1e3 * median(each.seconds for each in side) for side in found)
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    return (name, *(f"{ms:,.0f}" for ms in times), f"{median(ratios):.2f}", spread, f"{share:.3f}")
+    return (*(f"{ms:,.0f}" for ms in times), f"{median(ratios):.2f}", spread, f"{share:.3f}")
 
 
-_HEADER: Final = ("from", "all ms", "one day ms", "time", "spread", "bytes")
+_HEADER: Final = ("all ms", "one day ms", "time", "spread", "bytes")
 
 
 def measure(rounds: int) -> None:
-    """Measure all sides in turn, and print a table."""
-    sides = [(is_local, filters) for is_local in (False, True) for filters in ((), (_ONE_DAY,))]
+    """Measure both in turn, and print a table."""
+    sides: tuple[tuple[BatchFilter, ...], ...] = ((), (_ONE_DAY,))
     with new_folder() as folder, LocalCluster(folder) as cluster:
         found: list[list[Taken]] = [[] for _ in sides]
-        with (
-            Client(cluster.endpoint, reads_locally=False) as far,
-            Client(cluster.endpoint) as here,
-        ):
-            stream_id = _write(far)
+        with Client(cluster.endpoint) as client:
+            stream_id = _write(client)
             for number in range(rounds + 1):
-                for taken, (is_local, filters) in zip(found, sides, strict=True):
-                    client = here if is_local else far
-                    once = _read(client, stream_id, filters, is_local=is_local)
+                for taken, filters in zip(found, sides, strict=True):
+                    once = _read(client, stream_id, filters)
                     if number:  # the first round warms up
                         taken.append(once)
-    lines = [_line("server", found[:2]), _line("files", found[2:])]
-    print(table(_HEADER, lines, text_columns={0}))
-    print("time: one day / all of the same round; bytes: the same, of answers or read from files")
+    print(table(_HEADER, [_line(found)], text_columns=set()))
+    print("time: one day / all of the same round; bytes: the same, of answers")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -37,30 +37,23 @@ Read = Callable[[], DataFrame]
 
 
 def columns_read(bench: Bench, systems: Systems) -> list[Outcome]:
-    """Read two columns: from the server's files, and from the server as on another machine."""
+    """Read two columns."""
     with _doubles(bench) as rows:
         stream = _written(cast("LogSystem", systems[OURS]), bench, rows, Columns())
         assert isinstance(stream, Streams)
-        near, far = (
-            {
-                OURS: partial(_from_stream, stream, rows.select(*_TWO), is_local=is_local),
-                ALL: partial(_from_stream, stream, rows, is_local=is_local),
-            }
-            for is_local in (True, False)
-        )
-        others: dict[str, Read | str] = {PARQUET: partial(rows.select, *_TWO)}
+        reads: dict[str, Read | str] = {
+            OURS: partial(_from_stream, stream, rows.select(*_TWO)),
+            ALL: partial(_from_stream, stream, rows),
+            PARQUET: partial(rows.select, *_TWO),
+        }
         if KAFKA in systems:
-            others[KAFKA_JSON] = _in_kafka(cast("LogSystem | str", systems[KAFKA]), bench, rows)
-        return [
-            _measure(bench, rows, "from files", near | others),
-            _measure(bench, rows, "from the server", far),
-        ]
+            reads[KAFKA_JSON] = _in_kafka(cast("LogSystem | str", systems[KAFKA]), bench, rows)
+        return [_measure(bench, rows, reads)]
 
 
-def _from_stream(stream: Streams, wanted: DataFrame, *, is_local: bool) -> DataFrame:
-    options = stream.source_options() | {"localReads": str(is_local).lower()}
+def _from_stream(stream: Streams, wanted: DataFrame) -> DataFrame:
     reader = stream.spark.read.format("sbp").schema(wanted.schema)
-    return reader.options(**options).load()
+    return reader.options(**stream.source_options()).load()
 
 
 def _in_kafka(system: LogSystem | str, bench: Bench, rows: DataFrame) -> Read | str:
@@ -72,16 +65,14 @@ def _in_kafka(system: LogSystem | str, bench: Bench, rows: DataFrame) -> Read | 
     return topic if isinstance(topic, str) else partial(Json().rows, topic, rows.select(*_TWO))
 
 
-def _measure(
-    bench: Bench, rows: DataFrame, detail: str, reads: Mapping[str, Read | str]
-) -> Outcome:
+def _measure(bench: Bench, rows: DataFrame, reads: Mapping[str, Read | str]) -> Outcome:
     expected = fingerprint(rows.select(*_TWO))
     runs: dict[str, Run | str] = {}
     for name, read in reads.items():
         if not isinstance(read, str) and fingerprint(read().select(*_TWO)) != expected:
             raise BenchmarkError(f"{name} returned other doubles than were written")
         runs[name] = read if isinstance(read, str) else partial(_timed, read)
-    case = Case("columns-read", Measure.RATE, bench.shape, detail)
+    case = Case("columns-read", Measure.RATE, bench.shape)
     return in_turn(case, runs, rounds=bench.rounds, warm_ups=bench.warm_ups, report=bench.report)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -331,38 +330,11 @@ class FetchItem:
     filters: tuple[BatchFilter, ...] = ()
 
 
-class Batches(ABC):
-    """Whole record batches of one stream, one behind the other, wherever they are.
+class ReceivedBatches(NamedTuple):
+    """Whole record batches of one stream, in order. The next fetch goes on at `next_offset`."""
 
-    `size_bytes` is their length. The next fetch goes on at `next_offset`.
-    """
-
-    size_bytes: int
+    payload: memoryview
     next_offset: int
-
-    @abstractmethod
-    def pieces(
-        self, piece_bytes: int = limits.BATCH_TARGET_BYTES
-    ) -> Generator[ReceivedBatches, None, None]:
-        """Yield them in memory, about `piece_bytes` at a time if they are not there yet.
-
-        Raises SbpError where they are no longer available, after those that are.
-        """
-
-
-class ReceivedBatches(Batches):
-    """Batches in memory."""
-
-    def __init__(self, payload: memoryview, next_offset: int) -> None:
-        self.payload: Final = payload
-        self.next_offset = next_offset
-        self.size_bytes = len(payload)
-
-    def pieces(
-        self, piece_bytes: int = limits.BATCH_TARGET_BYTES
-    ) -> Generator[ReceivedBatches, None, None]:
-        """Yield all at once, also if there are none."""
-        yield self
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +347,7 @@ class FetchOutcome:
 
     item_index: int
     stream_id: int
-    batches: Batches
+    batches: ReceivedBatches
     error: SbpError | None
 
     @property
@@ -385,8 +357,7 @@ class FetchOutcome:
 
     @property
     def payload(self) -> memoryview:
-        """The bytes of the batches, of a fetch that did not leave them where they are."""
-        assert isinstance(self.batches, ReceivedBatches), "left by the fetch: iterate the pieces"
+        """The bytes of the batches."""
         return self.batches.payload
 
 

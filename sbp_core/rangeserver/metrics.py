@@ -85,7 +85,7 @@ class Metrics:
         """Appends and fetches up to the last report."""
         self.throttled: Final = dict.fromkeys(("memory", "disk"), 0)
         """Batches that were refused for want of it."""
-        self.reads: Final = dict.fromkeys(("memory", "thread", "places"), 0)
+        self.reads: Final = dict.fromkeys(("memory", "thread"), 0)
         """Frames of FETCH answers with batches, by what made them."""
 
     def touch(self, ranges: Iterable[tuple[int, int]]) -> None:

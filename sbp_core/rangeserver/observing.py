@@ -52,9 +52,8 @@ _FETCH_RECORDS: Final = METRICS.counter("sbp_fetch_records_total", "Records that
 _FETCH_BYTES: Final = METRICS.counter("sbp_fetch_bytes_total", "Bytes of batches that were read.")
 _READS: Final = METRICS.counter(
     "sbp_fetch_frames_total",
-    "Frames with batches, by where these came from: `memory` of the server or its page cache, a"
-    " `thread` that may have waited for the disk, or `places` in files that the client reads"
-    " itself.",
+    "Frames with batches, by where these came from: `memory` of the server or its page cache, or a"
+    " `thread` that may have waited for the disk.",
     "source",
 )
 _GROUP_ENTRIES: Final = METRICS.histogram(

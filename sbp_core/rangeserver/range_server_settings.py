@@ -81,12 +81,6 @@ class RangeServerSettings(ListenerSettings):
         default=limits.DISK_FREE_FLOOR_BYTES,
         unit="bytes",
     )
-    local_reads: bool = choice_setting(
-        "Whether clients on this machine may read records from the files of the log themselves."
-        " Clients of the same user then do so; others where SBP_LOCAL_FOLDERS names data_dir.",
-        (True, False),
-        default=True,
-    )
     heartbeat_interval_ms: int = integer_setting(
         "Pause between heartbeats to the placement driver.",
         1,

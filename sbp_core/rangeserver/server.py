@@ -26,7 +26,6 @@ from sbp_core.rangeserver.appending.end_txn import EndTxnHandler, StagedSweep
 from sbp_core.rangeserver.appending.staging import Stagings
 from sbp_core.rangeserver.bounds import DEFAULT_BOUNDS, Bounds
 from sbp_core.rangeserver.fetching.fetch_handler import FetchHandler
-from sbp_core.rangeserver.fetching.payloads import LocalReads
 from sbp_core.rangeserver.hosted_ranges import RangeTable
 from sbp_core.rangeserver.hosting import RangeHost, StreamWaiters
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace, SpaceFreer
@@ -152,9 +151,8 @@ class RangeServer:
         started.push_async_callback(end_txn.stop)
         started.push_async_callback(host.primary.stop)
         self._secondary = secondary = Secondary(log.staged, committer)
-        local_reads = LocalReads(self._disk, log.directory)
         self._listener = self._make_listener(
-            host, end_txn, stagings, in_flight, local_reads, secondary=secondary
+            host, end_txn, stagings, in_flight, secondary=secondary
         )
         if self._audit is not None:
             started.push_async_callback(self._audit.stop)
@@ -171,11 +169,6 @@ class RangeServer:
         await membership.join(self._endpoint)
         if self._audit is not None:
             self._audit.start(settings.placement_driver, settings.client_tls)
-        if settings.local_reads:
-            background.callback(local_reads.withdraw)
-            await asyncio.to_thread(
-                local_reads.publish, membership.cluster_id, self._listener.addresses
-            )
         self._settler = settler = self._make_settler(host, log, secondary, membership)
         background.push_async_callback(settler.stop)
         self._housekeeping = self._make_housekeeping(host, log, membership, end_txn)
@@ -262,7 +255,6 @@ class RangeServer:
         end_txn: EndTxnHandler,
         stagings: Stagings,
         in_flight: InFlight,
-        local_reads: LocalReads,
         *,
         secondary: Secondary,
     ) -> Listener:
@@ -287,7 +279,6 @@ class RangeServer:
             self._readers,
             clock=self._clock,
             metrics=self._metrics,
-            local_reads=local_reads,
             bounds=self._bounds,
         )
         rights = CachedRights(membership.check_rights, membership.claim_txns, self._clock)

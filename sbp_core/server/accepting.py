@@ -25,7 +25,6 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import ThrottledError
 from sbp_core.server.settings import Exposure, check_reach
-from sbp_core.sockets import address_text
 from sbp_core.wording import counted
 
 _LOG: Final = logging.getLogger(__name__)
@@ -68,11 +67,6 @@ class Acceptor:
         for listening in self._sockets:
             self._resume(listening)
         return int(self._sockets[0].getsockname()[1])
-
-    @property
-    def addresses(self) -> list[str]:
-        """All that it listens on, each as `sockets.address_text` has it."""
-        return [address_text(*each.getsockname()[:2]) for each in self._sockets]
 
     def close(self) -> None:
         """Accept nothing more."""

@@ -61,10 +61,6 @@ class Responder(Identified, Protocol):
     def agreement(self) -> Agreement:
         """The features that hold on the connection."""
 
-    @property
-    def is_from_this_host(self) -> bool:
-        """Whether the peer connected from an address of this machine."""
-
     def negotiate(self, offered: Sequence[Feature]) -> tuple[Agreement, tuple[Feature, ...]]:
         """Return what to agree on, and how to answer an offer."""
 

@@ -145,11 +145,6 @@ class Listener:
         """Connections that are open now."""
         return len(self._peers)
 
-    @property
-    def addresses(self) -> list[str]:
-        """The addresses that it listens on, each as `sockets.address_text` has it."""
-        return [] if self._acceptor is None else self._acceptor.addresses
-
     def read_metrics(self) -> Iterator[Reading]:
         """Yield the metrics of requests and connections as they are now."""
         role = self._speech.role.name.lower()

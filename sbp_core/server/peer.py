@@ -67,8 +67,6 @@ class Peer(asyncio.BufferedProtocol):
         self.name = f"connection {connection_id}"
         self.standing = Standing()
         """The role that the peer has proven."""
-        self.is_from_this_host = False
-        """Whether the peer has the address that it connected to."""
         self._tls: TlsLink | None = None
         self._connection_id = connection_id
         self._dispatcher = dispatcher
@@ -104,9 +102,7 @@ class Peer(asyncio.BufferedProtocol):
         accepted = cast("asyncio.Transport", transport)
         self._tls = transport if isinstance(transport, TlsLink) else None
         self._incoming.connect(accepted, self._outgoing.connect(accepted))
-        address, own_address = map(transport.get_extra_info, ("peername", "sockname"))
-        if address:
-            self.is_from_this_host = bool(own_address) and address[0] == own_address[0]
+        if address := transport.get_extra_info("peername"):
             self.name = f"{address[0]}:{address[1]}, {self.name}"
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -39,8 +39,7 @@ class Quota:
         "bytes",
     )
     bytes_out_per_s: int = _rate(
-        "Bytes of answers, such as fetched batches. Records that clients on the same machine read"
-        " from the files of the log are not counted.",
+        "Bytes of answers, such as fetched batches.",
         "bytes",
     )
     requests_per_s: int = _rate("Requests, whatever their size.", "requests")

@@ -240,7 +240,7 @@ async def _read_staged(
         answer = read_answer(frame, {0: Question(part.stream_id, sequence)}).get(0)
         if isinstance(answer, SbpError):
             raise answer
-        if answer is not None and isinstance(answer.batches, ReceivedBatches):
+        if answer is not None:
             return answer.batches
     raise unanswered(f"what is staged for {part.txn_id}")
 

@@ -27,18 +27,6 @@ class SealCause(enum.IntEnum):
     REPLICA_LACKING = 2
 
 
-class BatchPlace(Struct, frozen=True, gc=False):
-    """Where in the log of a range server a batch is that is not in the payload."""
-
-    segment: int = -1
-    generation: int = 0
-    position: int = -1
-    length: int = 0
-    prefix_length: int = 0
-    base_offset: int = -1
-    record_count: int = 0
-
-
 class CheckRightsRequest(Struct, frozen=True, gc=False):
     """CHECK_RIGHTS: which rights a subject has on streams, for a server that decides for `lease_ms`. The subject stages under `txn_ids`."""
 
@@ -416,7 +404,6 @@ class FetchResult(Struct, frozen=True, gc=False):
     status: Status | None = None
     batch_length: int = -1
     next_offset: int = -1
-    places: tuple[BatchPlace, ...] = ()
 
 
 class GroupHeartbeatResponse(Struct, frozen=True, gc=False):
@@ -762,8 +749,6 @@ class FetchResponse(Struct, frozen=True, gc=False):
     throttle_time_ms: int = 0
     fetch_responses: tuple[FetchResult, ...] = ()
     status: Status | None = None
-    log_directory: str | None = None
-    log_instance: str | None = None
 
 
 class ListRangesRequest(Struct, frozen=True, gc=False):
@@ -952,7 +937,6 @@ class FetchRequest(Struct, frozen=True, gc=False):
     min_bytes: int = 0
     fetch_requests: tuple[FetchInfo, ...] = ()
     timeout_ms: int = 0
-    takes_places: bool = False
 
 
 class ListRangesResponse(Struct, frozen=True, gc=False):
@@ -1131,7 +1115,6 @@ class RecordMeta(Struct, frozen=True, gc=False):
 
 
 _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
-    BatchPlace: (I64, I32, I64, I32, I32, I64, I32),
     CheckRightsRequest: (I32, TEXT, Vector(I64), Vector(TEXT)),
     DescribeCursorsRequest: (I32, TEXT, Vector(I64)),
     DescribeGroupRequest: (I32, TEXT),
@@ -1190,7 +1173,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     DrainServersResponse: (I32, Table("Status")),
     EndTxnRequest: (I32, Vector(Table("EndTxnInfo"))),
     EndTxnResult: (I64, I32, I64, I64, Table("Status")),
-    FetchResult: (I64, I32, I32, Table("Status"), I32, I64, Vector(Table("BatchPlace"))),
+    FetchResult: (I64, I32, I32, Table("Status"), I32, I64),
     GroupHeartbeatResponse: (I32, Table("Status"), I64, Vector(I64)),
     HaltedRanges: (I32, Vector(Table("RangeId")), TEXT),
     HeartbeatRequest: (
@@ -1302,7 +1285,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     DescribeStreamsResponse: (I32, Vector(Table("DescribeStreamResult")), Table("Status")),
     DescribeTxnsResponse: (I32, Vector(Table("TxnDescription")), Table("Status")),
     EndTxnResponse: (I32, Vector(Table("EndTxnResult")), Table("Status")),
-    FetchResponse: (I32, Vector(Table("FetchResult")), Table("Status"), TEXT, TEXT),
+    FetchResponse: (I32, Vector(Table("FetchResult")), Table("Status")),
     ListRangesRequest: (I32, Vector(Table("RangeCriteria")), I64, I64, TEXT),
     LookupOffsetsResponse: (I32, Vector(Table("LookupOffsetResult")), Table("Status")),
     RegisterSchemasRequest: (I32, Vector(Table("SchemaEntry"))),
@@ -1366,7 +1349,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     AppendRequest: (I32, Vector(Table("AppendInfo"))),
     CreateStreamsResponse: (I32, Vector(Table("CreateStreamResult")), Table("Status")),
     DescribeRangesResponse: (I32, Vector(Table("DescribeRangeResult")), Table("Status"), I64),
-    FetchRequest: (I32, I32, Vector(Table("FetchInfo")), I32, BOOL),
+    FetchRequest: (I32, I32, Vector(Table("FetchInfo")), I32),
     ListRangesResponse: (
         I32,
         Vector(Table("ListRangesResult")),
@@ -1663,10 +1646,8 @@ def _write_fetch_info(writer: Writer, value: Any) -> int:
     return writer.tables["FetchInfo"].write_any(writer, value)
 
 
-_V_FETCH_REQUEST_1 = b"\x0e\x00\x15\x00\x04\x00\x08\x00\x10\x00\x0c\x00\x14\x00\x00\x00"
-_P_FETCH_REQUEST_1 = struct.Struct("<iiii4x?3x").pack
-_V_FETCH_REQUEST_2 = b"\x0c\x00\x14\x00\x04\x00\x08\x00\x10\x00\x0c\x00"
-_P_FETCH_REQUEST_2 = struct.Struct("<iiii4x").pack
+_V_FETCH_REQUEST_1 = b"\x0c\x00\x14\x00\x04\x00\x08\x00\x10\x00\x0c\x00"
+_P_FETCH_REQUEST_1 = struct.Struct("<iiii4x").pack
 
 
 def _write_fetch_request(writer: Writer, value: Any) -> int:
@@ -1678,19 +1659,9 @@ def _write_fetch_request(writer: Writer, value: Any) -> int:
             and (fetch_requests := value.fetch_requests) != ()
             and (timeout_ms := value.timeout_ms) != 0
         ):
-            takes_places = value.takes_places
             out = writer.out
-            if takes_places != 0:
-                at = writer.begin(_V_FETCH_REQUEST_1, False)
-                out += _P_FETCH_REQUEST_1(
-                    writer.distance, max_wait_ms, min_bytes, timeout_ms, takes_places
-                )
-                put_u32(
-                    out, at + 16, writer.write_vector(fetch_requests, _write_fetch_info) - at - 16
-                )
-                return at
-            at = writer.begin(_V_FETCH_REQUEST_2, False)
-            out += _P_FETCH_REQUEST_2(writer.distance, max_wait_ms, min_bytes, timeout_ms)
+            at = writer.begin(_V_FETCH_REQUEST_1, False)
+            out += _P_FETCH_REQUEST_1(writer.distance, max_wait_ms, min_bytes, timeout_ms)
             put_u32(out, at + 16, writer.write_vector(fetch_requests, _write_fetch_info) - at - 16)
             return at
     except MISFIT:
@@ -1698,41 +1669,10 @@ def _write_fetch_request(writer: Writer, value: Any) -> int:
     return writer.tables["FetchRequest"].write_any(writer, value)
 
 
-_V_BATCH_PLACE_1 = b"\x12\x00$\x00\x04\x00\x00\x00\x0c\x00\x1c\x00\x00\x00\x14\x00 \x00\x00\x00"
-_P_BATCH_PLACE_1 = struct.Struct("<iqqqii").pack
-
-
-def _write_batch_place(writer: Writer, value: Any) -> int:
-    try:
-        if (
-            value.__class__ is BatchPlace
-            and (segment := value.segment) != -1
-            and value.generation == 0
-            and (position := value.position) != -1
-            and (length := value.length) != 0
-            and value.prefix_length == 0
-            and (base_offset := value.base_offset) != -1
-            and (record_count := value.record_count) != 0
-        ):
-            out = writer.out
-            at = writer.begin(_V_BATCH_PLACE_1, True)
-            out += _P_BATCH_PLACE_1(
-                writer.distance, segment, position, base_offset, length, record_count
-            )
-            return at
-    except MISFIT:
-        pass  # it is raised below, with the name of the field
-    return writer.tables["BatchPlace"].write_any(writer, value)
-
-
-_V_FETCH_RESULT_1 = b"\x12\x00(\x00\x04\x00\x14\x00\x18\x00 \x00\x1c\x00\x0c\x00$\x00\x00\x00"
-_P_FETCH_RESULT_1 = struct.Struct("<iqqiii4x4x").pack
-_V_FETCH_RESULT_2 = b"\x10\x00$\x00\x04\x00\x14\x00\x18\x00 \x00\x1c\x00\x0c\x00"
-_P_FETCH_RESULT_2 = struct.Struct("<iqqiii4x").pack
-_V_FETCH_RESULT_3 = b"\x12\x00$\x00\x04\x00\x00\x00\x14\x00\x1c\x00\x18\x00\x0c\x00 \x00\x00\x00"
-_P_FETCH_RESULT_3 = struct.Struct("<iqqii4x4x").pack
-_V_FETCH_RESULT_4 = b"\x10\x00 \x00\x04\x00\x00\x00\x14\x00\x1c\x00\x18\x00\x0c\x00"
-_P_FETCH_RESULT_4 = struct.Struct("<iqqii4x").pack
+_V_FETCH_RESULT_1 = b"\x10\x00$\x00\x04\x00\x14\x00\x18\x00 \x00\x1c\x00\x0c\x00"
+_P_FETCH_RESULT_1 = struct.Struct("<iqqiii4x").pack
+_V_FETCH_RESULT_2 = b"\x10\x00 \x00\x04\x00\x00\x00\x14\x00\x1c\x00\x18\x00\x0c\x00"
+_P_FETCH_RESULT_2 = struct.Struct("<iqqii4x").pack
 
 
 def _write_fetch_result(writer: Writer, value: Any) -> int:
@@ -1746,24 +1686,10 @@ def _write_fetch_result(writer: Writer, value: Any) -> int:
             and (next_offset := value.next_offset) != -1
         ):
             request_index = value.request_index
-            places = value.places
             out = writer.out
             if request_index != 0:
-                if places != ():
-                    at = writer.begin(_V_FETCH_RESULT_1, True)
-                    out += _P_FETCH_RESULT_1(
-                        writer.distance,
-                        stream_id,
-                        next_offset,
-                        request_index,
-                        batch_count,
-                        batch_length,
-                    )
-                    put_u32(out, at + 32, _write_status(writer, status) - at - 32)
-                    put_u32(out, at + 36, writer.write_vector(places, _write_batch_place) - at - 36)
-                    return at
-                at = writer.begin(_V_FETCH_RESULT_2, True)
-                out += _P_FETCH_RESULT_2(
+                at = writer.begin(_V_FETCH_RESULT_1, True)
+                out += _P_FETCH_RESULT_1(
                     writer.distance,
                     stream_id,
                     next_offset,
@@ -1773,16 +1699,8 @@ def _write_fetch_result(writer: Writer, value: Any) -> int:
                 )
                 put_u32(out, at + 32, _write_status(writer, status) - at - 32)
                 return at
-            if places != ():
-                at = writer.begin(_V_FETCH_RESULT_3, True)
-                out += _P_FETCH_RESULT_3(
-                    writer.distance, stream_id, next_offset, batch_count, batch_length
-                )
-                put_u32(out, at + 28, _write_status(writer, status) - at - 28)
-                put_u32(out, at + 32, writer.write_vector(places, _write_batch_place) - at - 32)
-                return at
-            at = writer.begin(_V_FETCH_RESULT_4, True)
-            out += _P_FETCH_RESULT_4(
+            at = writer.begin(_V_FETCH_RESULT_2, True)
+            out += _P_FETCH_RESULT_2(
                 writer.distance, stream_id, next_offset, batch_count, batch_length
             )
             put_u32(out, at + 28, _write_status(writer, status) - at - 28)
@@ -1803,8 +1721,6 @@ def _write_fetch_response(writer: Writer, value: Any) -> int:
             and value.throttle_time_ms == 0
             and (fetch_responses := value.fetch_responses) != ()
             and (status := value.status) is not None
-            and value.log_directory is None
-            and value.log_instance is None
         ):
             out = writer.out
             at = writer.begin(_V_FETCH_RESPONSE_1, False)
@@ -1826,7 +1742,6 @@ WRITERS: Final[Mapping[type[Struct], WriteValue]] = {
     AppendResponse: _write_append_response,
     FetchInfo: _write_fetch_info,
     FetchRequest: _write_fetch_request,
-    BatchPlace: _write_batch_place,
     FetchResult: _write_fetch_result,
     FetchResponse: _write_fetch_response,
 }

@@ -14,7 +14,6 @@ from sbp_core.client import Credentials, Tls
 from sbp_core.limits import ISOLATION_CLASS_LENGTH_MAX, OUTAGE_MS, PLACEMENT_DRIVERS_MAX
 from sbp_spark.options.declaring import (
     DURATION,
-    FLAG,
     Given,
     Kind,
     OptionReader,
@@ -180,8 +179,7 @@ def _parse_retry(given: Given) -> float | None:
 class Servers:
     """The servers of a cluster: where its placement drivers are, and how to talk to them.
 
-    `isolation_class` "" is the class of those that name none. With `reads_locally` the logs of
-    servers on the same machine are read from their files.
+    `isolation_class` "" is the class of those that name none.
     """
 
     endpoints: tuple[Endpoint, ...] = field(metadata=reads(_read_endpoints, _ENDPOINT))
@@ -201,14 +199,6 @@ class Servers:
         "Name of a class of readers, such as backfill: a range server divides its reads fairly"
         " between classes, so that none of them waits behind the backlog of another."
     )
-    reads_locally: bool = option("localReads", FLAG, True, side="source").field(
-        "Whether tasks on the machine of a range server read large record batches from its files,"
-        " checked by their checksums, not through the server: true, false. Tasks open files of"
-        " servers of the same user; or, if the environment variable SBP_LOCAL_FOLDERS names folders"
-        " (separated by colons), of servers whose data are below these. For others the server"
-        " reads."
-    )
-
     retry_ms: float = option(
         "retryTimeout", Kind(_parse_retry, lambda ms: DURATION.show(int(ms))), float(OUTAGE_MS)
     ).field(

@@ -63,7 +63,6 @@ from sbp_spark.reading.prefetch import (
     describe_span,
     fetch_chunks,
     fetch_round_bytes,
-    read_chunks,
 )
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.reading.source_streams import find_columns, select_streams
@@ -168,22 +167,12 @@ def read_partition(
         spans,
         round_bytes=round_bytes,
         is_loss_fatal=is_loss_fatal,
-        leaves_batches=True,
         projections_of=layout.projections,
         filters_of=layout.filters,
     )
     queue_bytes = partition.buffer_bytes - round_bytes
     with closing(Prefetcher(fetched, bytes_max=queue_bytes)) as ahead:
-        chunks = read_chunks(
-            client,
-            ahead,
-            spans,
-            round_bytes=round_bytes,
-            is_loss_fatal=is_loss_fatal,
-            projections_of=layout.projections,
-            filters_of=layout.filters,
-        )
-        yield from decode_chunks(chunks, spans, layout, is_loss_fatal=is_loss_fatal)
+        yield from decode_chunks(ahead, spans, layout, is_loss_fatal=is_loss_fatal)
 
 
 def layout_for(partition: SpanPartition, schema: pa.Schema, client: Client) -> Layout:

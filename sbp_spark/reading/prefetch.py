@@ -1,22 +1,17 @@
-"""Fetching ahead: a thread asks for the spans of a partition while the task decodes.
-
-Large batches may be left where they are until they are decoded. The task then reads them itself, a
-few at a time, which are still in the processor's caches when it decodes them; a thread that reads
-ahead would have to take turns with it.
-"""
+"""Fetching ahead: a thread asks for the spans of a partition while the task decodes."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client import Batches, Client, FetchItem, FetchOutcome, ReceivedBatches
+from sbp_core.client import Client, FetchItem, FetchOutcome, ReceivedBatches
 from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
 from sbp_core.records import BatchFilter, Projection
 from sbp_spark.reading.losses import DataLossError, Loss, log_losses
@@ -46,7 +41,7 @@ class Chunk:
     """
 
     span_index: int
-    batches: Batches
+    batches: ReceivedBatches
     skip_to: int | None = None
     is_more: bool = False
 
@@ -76,7 +71,6 @@ def fetch_chunks(
     *,
     round_bytes: int = FETCH_ROUND_BYTES_MAX,
     is_loss_fatal: bool = True,
-    leaves_batches: bool = False,
     projections_of: Projections = _everything,
     filters_of: Filters = _everything,
     clock: Callable[[], float] = time.monotonic,
@@ -84,12 +78,11 @@ def fetch_chunks(
 ) -> Generator[Chunk, None, None]:
     """Yield the bytes of all spans; those of one stream in the order of their offsets.
 
-    One FETCH asks for several streams at once, `round_bytes` in all, or more where large batches
-    may be left where they are (`leaves_batches`). Columns that `projections_of` leaves out need not
-    come, nor the records of batches that `filters_of` rules out. Offsets that were trimmed raise
-    DataLossError, or are logged and skipped. Raises DeadlineExceededError when a server holds back
-    offsets that it had announced, and what the client raises; each error has a note that names the
-    span.
+    One FETCH asks for several streams at once, `round_bytes` in all. Columns that `projections_of`
+    leaves out need not come, nor the records of batches that `filters_of` rules out. Offsets that
+    were trimmed raise DataLossError, or are logged and skipped. Raises DeadlineExceededError when a
+    server holds back offsets that it had announced, and what the client raises; each error has a
+    note that names the span.
     """
     lanes: dict[int, deque[_SpanProgress]] = {}
     for index, span in enumerate(spans):
@@ -111,8 +104,7 @@ def fetch_chunks(
             )
             for at in (lane[0] for lane in reading)
         ]
-        fetched = client.fetch(items, max_wait_ms=FETCH_WAIT_MS, leaves_batches=leaves_batches)
-        with closing(fetched) as outcomes:
+        with closing(client.fetch(items, max_wait_ms=FETCH_WAIT_MS)) as outcomes:
             for outcome in outcomes:
                 lane = reading[outcome.item_index]
                 cursor = lane[0]
@@ -122,7 +114,7 @@ def fetch_chunks(
                     yield Chunk(cursor.span_index, nothing, cursor.offset, is_more=True)
                     continue
                 _check_outcome(cursor, outcome, clock())
-                if outcome.batches.size_bytes:
+                if outcome.payload:
                     has_progress = True
                     is_more = bool(waiting) or not cursor.is_done or len(lane) > 1
                     yield Chunk(cursor.span_index, outcome.batches, is_more=is_more)
@@ -143,7 +135,7 @@ def _check_outcome(cursor: _SpanProgress, outcome: FetchOutcome, now_s: float) -
             error = _loss(cursor, error)
         error.add_note(f"while reading {describe_span(span)}, at offset {cursor.offset}")
         raise error from outcome.error if error is not outcome.error else None
-    if outcome.batches.size_bytes:
+    if outcome.payload:
         cursor.offset = outcome.next_offset
         cursor.silent_since_s = None
     elif cursor.silent_since_s is None:
@@ -225,7 +217,7 @@ class Prefetcher:
 
     def _prefetched(self, first: Chunk) -> Iterator[Chunk]:
         """Yield a chunk, and all that follow, which a thread draws ahead."""
-        self._held_bytes = first.batches.size_bytes
+        self._held_bytes = len(first.batches.payload)
         self._thread = threading.Thread(target=self._run, name="sbp-prefetch", daemon=True)
         self._thread.start()
         chunk: Chunk | None = first
@@ -238,7 +230,7 @@ class Prefetcher:
     def _next(self, done: Chunk) -> Chunk | None:
         """Return the chunk after one that was decoded, None if there is none."""
         with self._changed:
-            self._held_bytes -= done.batches.size_bytes
+            self._held_bytes -= len(done.batches.payload)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._queue or self._is_over)
             return self._queue.popleft() if self._queue else None
@@ -263,52 +255,12 @@ class Prefetcher:
                 lambda: (
                     self._is_closed
                     or not self._held_bytes
-                    or self._held_bytes + chunk.batches.size_bytes <= self._bytes_max
+                    or self._held_bytes + len(chunk.batches.payload) <= self._bytes_max
                 )
             )
             if self._is_closed:
                 return False
             self._queue.append(chunk)
-            self._held_bytes += chunk.batches.size_bytes
+            self._held_bytes += len(chunk.batches.payload)
             self._changed.notify_all()
             return True
-
-
-def read_chunks(
-    client: Client,
-    chunks: Iterable[Chunk],
-    spans: Sequence[StreamSpan],
-    *,
-    round_bytes: int,
-    is_loss_fatal: bool,
-    projections_of: Projections = _everything,
-    filters_of: Filters = _everything,
-) -> Iterator[Chunk]:
-    """Yield chunks of `fetch_chunks` with their batches in memory, in the same order.
-
-    Offsets that were trimmed after they were fetched are lost as in `fetch_chunks`. Raises as that
-    does.
-    """
-    positions = [span.start_offset for span in spans]
-    for chunk in chunks:
-        index, span = chunk.span_index, spans[chunk.span_index]
-        try:
-            for piece in chunk.batches.pieces():
-                yield replace(chunk, batches=piece)
-                positions[index] = piece.next_offset
-        except OffsetOutOfRangeError:
-            end_offset = min(span.end_offset, chunk.batches.next_offset)
-            rest = replace(span, start_offset=positions[index], end_offset=end_offset)
-            for fetched in fetch_chunks(
-                client,
-                [rest],
-                round_bytes=round_bytes,
-                is_loss_fatal=is_loss_fatal,
-                projections_of=projections_of,
-                filters_of=filters_of,
-            ):
-                yield replace(fetched, span_index=index)
-            positions[index] = end_offset
-        except SbpError as error:
-            error.add_note(f"while reading {describe_span(span)}, at offset {positions[index]}")
-            raise

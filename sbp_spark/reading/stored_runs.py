@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from sbp_core.client import Batches
+from sbp_core.client import ReceivedBatches
 from sbp_core.errors import ProtocolError
 from sbp_core.records import Envelope, split_envelopes
 from sbp_spark.reading.planning import StreamSpan
@@ -45,21 +45,21 @@ class Skipped:
 
 
 def runs_of(
-    batches: Batches, span: StreamSpan, position: int, skipped: Skipped
+    batches: ReceivedBatches, span: StreamSpan, position: int, skipped: Skipped
 ) -> Iterator[tuple[Sequence[Envelope], int]]:
     """Yield some batches at a time, which go on at `position`, and the offset up to which they go.
 
-    The first batch of those that were read at once may have earlier records, too: it may be the
-    first of the span, or small batches were merged since those before were read. Batches behind the
-    end of the span are left out, and those that were skipped are counted; there is no batch for
-    their offsets. Raises BrokenSequenceError.
+    The first batch of a fetch may have earlier records, too: it may be the first of the span, or
+    small batches were merged since those before were fetched. Batches behind the end of the span
+    are left out, and those that were skipped are counted; there is no batch for their offsets.
+    Raises BrokenSequenceError.
     """
     envelopes: list[Envelope] = []
-    for envelope, may_begin_before in _read_in_turn(batches):
+    for index, envelope in enumerate(split_envelopes(batches.payload)):
         if position >= span.end_offset:
             break
         first = envelope.base_offset
-        is_overlapping = may_begin_before and first < position < envelope.end_offset
+        is_overlapping = not index and first < position < envelope.end_offset
         if first != position and not is_overlapping:
             raise BrokenSequenceError(
                 f"{describe_span(span)}: expected offset {position} next, found a record batch of"
@@ -78,10 +78,3 @@ def runs_of(
             envelopes.append(envelope)
     if envelopes:
         yield envelopes, position
-
-
-def _read_in_turn(batches: Batches) -> Iterator[tuple[Envelope, bool]]:
-    """Yield each batch, and whether it is the first of those that were read at once."""
-    for piece in batches.pieces():
-        for index, envelope in enumerate(split_envelopes(piece.payload)):
-            yield envelope, not index

@@ -202,27 +202,6 @@ def test_fetch_returns_what_was_appended(target):
     target.run(body)
 
 
-@pytest.mark.parametrize("takes_places", [False, True])
-def test_places_are_for_clients_that_accept_them(target, takes_places):
-    """An extension: places of batches instead of a payload. Rule: fetch-places."""
-
-    async def body(target):
-        async with streams_at_one_server(target, 1) as ((placed,), client):
-            await append(client, *[(placed, batch(2, bytes(500_000)))] * 2)
-            info = FetchInfo(StreamRange(stream_id=placed.stream_id), batch_max_bytes=4_000_000)
-            request = FetchRequest(5_000, 1, (info,), takes_places=takes_places)
-            (frame,) = await client.call(Opcode.FETCH, request)
-            (result,) = decode_header(FetchResponse, frame.header).fetch_responses
-            assert result.batch_count == 2
-            if result.places:
-                assert takes_places
-                assert (len(result.places), result.batch_length, len(frame.payload)) == (2, 0, 0)
-            else:
-                assert len(frame.payload) > 1_000_000
-
-    target.run(body)
-
-
 def test_columns_that_are_not_wanted_may_be_left_out(target):
     """An extension. Rule: fetch-projection."""
     rows = pa.RecordBatch.from_pylist(

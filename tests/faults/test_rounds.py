@@ -94,7 +94,7 @@ def compare_copies(cluster, stream_ids):
     """
     unsettled = Counter()
     digests = defaultdict(set)
-    with Client(cluster.endpoint, reads_locally=False) as client:
+    with Client(cluster.endpoint) as client:
         ranges = client.list_ranges(stream_ids)
         context = replace(client._context, policy=RetryPolicy(budget_ms=0))
         for server in cluster.servers:

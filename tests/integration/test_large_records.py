@@ -155,19 +155,16 @@ def test_the_largest_records_outlive_the_server_and_its_setting(tmp_path, large)
             check_all(client, streams, value, row)
         cluster.kill()
         cluster.start()
-        with Client(cluster.endpoint, reads_locally=False) as client:
+        with Client(cluster.endpoint) as client:
             check_all(client, streams, value, row)
     assert main(["log", "check", str(tmp_path)]) == 0
-    with WarmCluster(tmp_path) as cluster:
-        for reads_locally in (True, False):
-            with Client(cluster.endpoint, reads_locally=reads_locally) as client:
-                check_all(client, streams, value, row)
-        with Client(cluster.endpoint) as client:
-            assert client.record_bytes_max([plain]) == {plain: limits.RECORD_BYTES_MAX}
-            with pytest.raises(ConfigurationError, match="for records of up to 8388608: write"):
-                client.append([AppendItem(plain, batch)])
-            client.append([AppendItem(plain, rows_batch([b"goes on"]))])
-            assert marks(fetched(client, plain))[1:] == [[(1, mark(b"goes on"))]]
+    with WarmCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
+        check_all(client, streams, value, row)
+        assert client.record_bytes_max([plain]) == {plain: limits.RECORD_BYTES_MAX}
+        with pytest.raises(ConfigurationError, match="for records of up to 8388608: write"):
+            client.append([AppendItem(plain, batch)])
+        client.append([AppendItem(plain, rows_batch([b"goes on"]))])
+        assert marks(fetched(client, plain))[1:] == [[(1, mark(b"goes on"))]]
 
 
 @pytest.fixture(scope="module")

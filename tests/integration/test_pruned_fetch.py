@@ -1,4 +1,4 @@
-"""A reader that asks for some columns gets these, from the server and from its files."""
+"""A reader that asks for some columns gets these."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pyarrow as pa
 
+from sbp_core import limits
 from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.records import (
     StreamSchema,
@@ -20,8 +21,7 @@ from sbp_core.records import (
 from sbp_core.wire.headers import AppendInfo, AppendRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
 from tests.support.appends import end, one_driven_stream
-from tests.support.cluster import core_cluster
-from tests.support.local_reads import large_batch, watch_local_reads
+from tests.support.cluster import core_cluster, rows_batch
 from tests.support.wire import RawClient
 
 ROWS = 6_000
@@ -45,19 +45,18 @@ async def append(cluster, stream_id, found, schema=COLUMNS, **options):
         await cluster.client.append([AppendItem(stream_id, stored)])
 
 
-def read(client, stream_id, projections, *, leaves_batches=False):
+def read(client, stream_id, projections):
     """All batches of a stream from its first record on, and their bytes."""
     envelopes, size_bytes, offset = [], 0, 0
     while True:
         item = FetchItem(stream_id, offset, None, 8 << 20, projections)
-        (outcome,) = client.fetch([item], leaves_batches=leaves_batches)
+        (outcome,) = client.fetch([item])
         assert outcome.error is None
-        if outcome.batches.next_offset == offset:
+        if outcome.next_offset == offset:
             return envelopes, size_bytes
-        for piece in outcome.batches.pieces():
-            envelopes += split_envelopes(piece.payload)
-            size_bytes += len(piece.payload)
-        offset = outcome.batches.next_offset
+        envelopes += split_envelopes(outcome.payload)
+        size_bytes += len(outcome.payload)
+        offset = outcome.next_offset
 
 
 def run(folder, body, **settings):
@@ -69,13 +68,10 @@ def run(folder, body, **settings):
     asyncio.run(main())
 
 
-def read_twice(cluster, stream_id, *, reads_locally):
+def read_twice(cluster, stream_id):
     """Batches and bytes that come with a projection, and without one."""
-    with Client(cluster.pd.endpoint, reads_locally=reads_locally) as client:
-        return tuple(
-            read(client, stream_id, asked, leaves_batches=reads_locally)
-            for asked in ((KEPT.projection,), ())
-        )
+    with Client(cluster.pd.endpoint) as client:
+        return tuple(read(client, stream_id, asked) for asked in ((KEPT.projection,), ()))
 
 
 def check_equal(pruned, whole):
@@ -90,30 +86,10 @@ def test_a_server_sends_only_the_columns_that_are_wanted(tmp_path):
         await append(cluster, stream_id, batches(BATCHES))
         await append(cluster, stream_id, batches(1), compression="zstd")
         (pruned, pruned_bytes), (whole, whole_bytes) = await asyncio.to_thread(
-            read_twice, cluster, stream_id, reads_locally=False
+            read_twice, cluster, stream_id
         )
         check_equal(pruned, whole)
         assert pruned_bytes < 0.11 * whole_bytes
-
-    run(tmp_path, body)
-
-
-def test_a_file_is_read_where_the_columns_are(tmp_path, monkeypatch):
-    reads = watch_local_reads(monkeypatch)
-
-    async def body(cluster, stream_id):
-        await append(cluster, stream_id, batches(BATCHES))
-
-        def read_locally():
-            with Client(cluster.pd.endpoint) as client:
-                pruned, _ = read(client, stream_id, (KEPT.projection,), leaves_batches=True)
-                pruned_bytes = sum(reads)
-                whole, _ = read(client, stream_id, (), leaves_batches=True)
-            return pruned, pruned_bytes, whole, sum(reads) - pruned_bytes
-
-        pruned, pruned_bytes, whole, whole_bytes = await asyncio.to_thread(read_locally)
-        check_equal(pruned, whole)
-        assert 0 < pruned_bytes < 0.12 * whole_bytes
 
     run(tmp_path, body)
 
@@ -122,14 +98,15 @@ def test_batches_of_other_versions_come_whole(tmp_path):
     async def body(cluster, stream_id):
         await append(cluster, stream_id, batches(1, FEWER), FEWER)
         await append(cluster, stream_id, batches(1))
-        for reads_locally in (False, True):
-            (found, _), _ = await asyncio.to_thread(
-                read_twice, cluster, stream_id, reads_locally=reads_locally
-            )
-            assert [each.projection for each in found] == [None, KEPT.projection.kept]
-            assert decode_columns(found[0], FEWER).num_columns == 18
+        (found, _), _ = await asyncio.to_thread(read_twice, cluster, stream_id)
+        assert [each.projection for each in found] == [None, KEPT.projection.kept]
+        assert decode_columns(found[0], FEWER).num_columns == 18
 
     run(tmp_path, body)
+
+
+def large_batch(stream_id: int) -> bytes:
+    return rows_batch([b"v", bytes(4 * limits.CUT_BATCH_BYTES_MIN)], stream_id)
 
 
 async def stage_large(client: RawClient, stream_id: int) -> None:
@@ -149,11 +126,9 @@ def test_a_batch_that_was_staged_has_the_offset_that_it_got(tmp_path):
             await cluster.client.append([AppendItem(stream_id, large_batch(stream_id))])
             assert await end(client, stream_id, "t", count=2) == (2, 2)
 
-            def check(reads_locally):
-                with Client(cluster.pd.endpoint, reads_locally=reads_locally) as reader:
-                    found, size_bytes = read(
-                        reader, stream_id, (kept.projection,), leaves_batches=True
-                    )
+            def check():
+                with Client(cluster.pd.endpoint) as reader:
+                    found, size_bytes = read(reader, stream_id, (kept.projection,))
                 assert [each.base_offset for each in found] == [0, 2]
                 assert size_bytes < 1_000
                 for each in found:
@@ -161,7 +136,6 @@ def test_a_batch_that_was_staged_has_the_offset_that_it_got(tmp_path):
                     assert rows.column("value").null_count == 2
                     assert rows.column("timestamp").null_count == 0
 
-            await asyncio.to_thread(check, reads_locally=False)
-            await asyncio.to_thread(check, reads_locally=True)
+            await asyncio.to_thread(check)
 
     asyncio.run(asyncio.wait_for(main(), 60))

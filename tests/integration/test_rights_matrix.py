@@ -224,28 +224,6 @@ def test_every_operation_is_in_the_matrix():
     assert AT_DRIVER.keys() | AT_RANGE_SERVER.keys() | {Opcode.PING, Opcode.GOAWAY} == {*Opcode}
 
 
-def test_places_in_files_are_for_those_who_may_read(tmp_path):
-    batch = rows_batch([b"x" * 200_000])
-
-    async def body():
-        async with connections(tmp_path) as (endpoints, clients):
-            (stream,) = await clients["admin"].create_streams([StreamSpec("orders-1")])
-            await clients["admin"].append([AppendItem(stream.stream_id, batch)])
-            infos = (h.FetchInfo(stream_id=stream.stream_id),)
-            request = h.FetchRequest(fetch_requests=infos, takes_places=True)
-            places = {}
-            for name in ("reader", "writer", "wrong"):
-                endpoint = endpoints.range_servers[0]
-                (frame,) = await clients[name].call(endpoint, Opcode.FETCH, request)
-                answer = h.decode_header(h.FetchResponse, frame.header)
-                (result,) = answer.fetch_responses
-                assert bool(result.places) is (answer.log_directory is not None)
-                places[name] = len(result.places)
-            assert places == {"reader": 1, "writer": 0, "wrong": 0}
-
-    asyncio.run(asyncio.wait_for(body(), 60))
-
-
 def test_a_refused_batch_of_a_frame_keeps_no_other_from_being_appended(tmp_path, addresses):
     async def body():
         async with core_cluster(tmp_path) as cluster:

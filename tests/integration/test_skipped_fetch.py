@@ -24,7 +24,6 @@ from sbp_core.records import (
 )
 from sbp_core.wire.headers import KeyBounds
 from tests.support.cluster import core_cluster
-from tests.support.local_reads import watch_local_reads
 
 ROWS = 20_000
 BATCHES = 100
@@ -48,20 +47,19 @@ async def append_days(client, stream_id, numbers=range(BATCHES), rows=ROWS, colu
         await client.append([AppendItem(stream_id, each) for each in stored])
 
 
-def read(client, stream_id, filters=(), projections=(), *, leaves_batches=False):
+def read(client, stream_id, filters=(), projections=()):
     """All batches of a stream, and their bytes."""
     envelopes, size_bytes, offset = [], 0, 0
     while True:
         item = FetchItem(stream_id, offset, None, 8 << 20, projections, filters)
-        (outcome,) = client.fetch([item], leaves_batches=leaves_batches)
+        (outcome,) = client.fetch([item])
         if outcome.error is not None:
             raise outcome.error
-        if outcome.batches.next_offset == offset:
+        if outcome.next_offset == offset:
             return envelopes, size_bytes
-        for piece in outcome.batches.pieces():
-            envelopes += split_envelopes(piece.payload)
-            size_bytes += len(piece.payload)
-        offset = outcome.batches.next_offset
+        envelopes += split_envelopes(outcome.payload)
+        size_bytes += len(outcome.payload)
+        offset = outcome.next_offset
 
 
 def run(folder, body):
@@ -85,24 +83,17 @@ def check_one_day(found):
     assert (nothing.num_rows, nothing.schema.names) == (0, ["x"])
 
 
-def test_one_of_a_hundred_batches_is_sent(tmp_path, monkeypatch):
-    reads = watch_local_reads(monkeypatch)
-
+def test_one_of_a_hundred_batches_is_sent(tmp_path):
     async def body(cluster, stream_id):
         await append_days(cluster.client, stream_id)
-        stored_bytes = BATCHES * ROWS * 24
 
-        def read_remote_and_local():
-            with Client(cluster.pd.endpoint, reads_locally=False) as client:
+        def check():
+            with Client(cluster.pd.endpoint) as client:
                 found, size_bytes = read(client, stream_id, (ONE_DAY,))
                 check_one_day(found)
-                assert size_bytes < 0.02 * stored_bytes
-            with Client(cluster.pd.endpoint) as client:
-                found, _ = read(client, stream_id, (ONE_DAY,), leaves_batches=True)
-                check_one_day(found)
-                assert 0 < sum(reads) < 0.03 * stored_bytes
+                assert size_bytes < 0.02 * BATCHES * ROWS * 24
 
-        await asyncio.to_thread(read_remote_and_local)
+        await asyncio.to_thread(check)
 
     run(tmp_path, body)
 
@@ -113,7 +104,7 @@ def test_a_server_that_was_started_again_skips_what_it_reads_from_the_disk(tmp_p
             (stream,) = await cluster.client.create_streams([StreamSpec("s")])
             await append_days(cluster.client, stream.stream_id, [WANTED - 1, WANTED])
         async with core_cluster(tmp_path) as cluster:
-            with Client(cluster.pd.endpoint, reads_locally=False) as client:
+            with Client(cluster.pd.endpoint) as client:
                 found, _ = await asyncio.to_thread(read, client, stream.stream_id, (ONE_DAY,))
         assert [each.is_skipped for each in found] == [True, False]
         assert decode_columns(found[1], SCHEMA).equals(day(WANTED))
@@ -126,23 +117,16 @@ def test_filters_and_projections_go_together(tmp_path):
 
     async def body(cluster, stream_id):
         await append_days(cluster.client, stream_id, [WANTED - 1, WANTED])
-        for reads_locally in (False, True):
 
-            def check(reads_locally=reads_locally):
-                with Client(cluster.pd.endpoint, reads_locally=reads_locally) as client:
-                    found, _ = read(
-                        client,
-                        stream_id,
-                        (ONE_DAY,),
-                        (kept.projection,),
-                        leaves_batches=reads_locally,
-                    )
-                assert [each.is_skipped for each in found] == [True, False]
-                assert found[1].projection == kept.projection.kept
-                assert found[1].statistics is not None
-                assert decode_columns(found[1], kept.schema).num_rows == ROWS
+        def check():
+            with Client(cluster.pd.endpoint) as client:
+                found, _ = read(client, stream_id, (ONE_DAY,), (kept.projection,))
+            assert [each.is_skipped for each in found] == [True, False]
+            assert found[1].projection == kept.projection.kept
+            assert found[1].statistics is not None
+            assert decode_columns(found[1], kept.schema).num_rows == ROWS
 
-            await asyncio.to_thread(check)
+        await asyncio.to_thread(check)
 
     run(tmp_path, body)
 

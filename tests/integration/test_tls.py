@@ -182,7 +182,7 @@ def served(authority, tmp_path_factory):
 
 def connect(served, authority, pair=None, **options):
     connecting = Connecting(tls=authority.client(pair))
-    return Client(served.endpoint, connecting=connecting, reads_locally=False, **options)
+    return Client(served.endpoint, connecting=connecting, **options)
 
 
 def read_all(client, stream_id):

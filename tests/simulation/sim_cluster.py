@@ -179,7 +179,6 @@ class RangeServerMachine(Machine):
             port=SERVER_PORT,
             insecure=True,
             segment_bytes=SEGMENT_BYTES,
-            local_reads=False,
             heartbeat_interval_ms=HEARTBEAT_MS,
             retention_check_interval_ms=1_000,
         )

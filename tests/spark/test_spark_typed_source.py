@@ -243,7 +243,7 @@ DOUBLES_COUNT = 12_000
 
 
 def test_some_columns_of_large_batches(sbp, new_streams, client, tmp_path):
-    """The server leaves the others out, or they are not read from its files."""
+    """The server leaves the others out."""
     (stream,) = new_streams(1)
     values = [{f"c{at}": n * 10.0 + at for at in range(10)} for n in range(DOUBLES_COUNT)]
     append_columns(client, stream, rows_in(DOUBLES, values))

@@ -108,7 +108,6 @@ def sent_headers(count):
     """Headers of APPEND and FETCH with the fields that clients and servers set."""
     ranges = [headers.StreamRange(1000 + at, 3, 7 * at, -1) for at in range(count)]
     marks = [(), ("writer", 5)]
-    places = [(), (headers.BatchPlace(0, 0, 64, 500, 0, 3, 2),)]
     yield headers.AppendRequest(
         30_000,
         tuple(
@@ -126,14 +125,10 @@ def sent_headers(count):
             for at, each in enumerate(ranges)
         ),
         30_000,
-        takes_places=True,
     )
     yield headers.FetchResponse(
         0,
-        tuple(
-            headers.FetchResult(1000 + at, at, 1, SUCCESS, 0, 11, places[at % 2])
-            for at in range(count)
-        ),
+        tuple(headers.FetchResult(1000 + at, at, 1, SUCCESS, 0, 11) for at in range(count)),
         SUCCESS,
     )
 

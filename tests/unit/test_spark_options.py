@@ -379,7 +379,6 @@ def test_every_option_of_the_source_table_is_known():
         "includeMetadata": "true",
         "networkCompression": "none",
         "isolationClass": "backfill",
-        "localReads": "false",
         "retryTimeout": "off",
         "tlsCaFile": "ca.pem",
         "tlsCertFile": "cert.pem",

@@ -18,19 +18,16 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Generator
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.io.connection_errors import connect_failed, lost, unread
 from sbp_core.client.io.conversation import Conversation, Phase
-from sbp_core.client.io.local_log import LocalLogs
 from sbp_core.client.io.running import Connections, OpenCalls
 from sbp_core.client.programs.program import (
     Abandon,
     Arrival,
-    BatchesElsewhere,
     Call,
     Effect,
     Emit,
@@ -43,7 +40,7 @@ from sbp_core.client.programs.program import (
 )
 from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import SbpError
-from sbp_core.sockets import BUFFERS_PER_CALL_MAX, Receiving, maybe_own_address
+from sbp_core.sockets import BUFFERS_PER_CALL_MAX, Receiving
 from sbp_core.tls import Channel, ready
 from sbp_core.tls_errors import PlainTextError, tls_error
 from sbp_core.wire.checksum import Buffer
@@ -80,8 +77,6 @@ class BlockingConnection:
         self._unsent_bytes = sum(map(len, self._outgoing))
         self._progress_at = 0.0
         """When the system last took something, or had taken all."""
-        self.local_address: str | None = None
-        """That of the server, if it is on this machine, as `sockets.address_text` has it."""
         self._socket: socket.socket | None = None
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -100,11 +95,6 @@ class BlockingConnection:
     def is_over(self) -> bool:
         """Whether its calls have ended and its socket is closed or closing."""
         return self._conversation.phase is Phase.CLOSED
-
-    @property
-    def cluster_id(self) -> str | None:
-        """The cluster that the server says it is of, once it has answered the greeting."""
-        return self._conversation.cluster_id
 
     def start(self, call: Call, sink: Sink) -> Ticket:
         """Send a call, return its ticket. Raises SbpError when nothing was sent."""
@@ -234,7 +224,6 @@ class BlockingConnection:
                 connected.close()
                 raise
         connected.setblocking(False)
-        self.local_address = maybe_own_address(connected)
         return connected
 
     def _shake_hands(self, connected: socket.socket, channel: Channel) -> None:
@@ -368,12 +357,6 @@ class ConnectionPool:
         connection = self._acquire(call.endpoint)
         return connection, connection.start(call, sink)
 
-    def maybe_cluster_id(self, endpoint: str) -> str | None:
-        """Return the cluster that a server named on its connection, None if there is none."""
-        with self._lock:
-            connection = self._connections.maybe_at(endpoint)
-        return None if connection is None else connection.cluster_id
-
     def close(self) -> None:
         """End all connections; calls that are open fail, new ones are refused."""
         if os.getpid() != self._pid:
@@ -399,20 +382,12 @@ class ConnectionPool:
 
 
 class BlockingRunner:
-    """Executes one program: performs its effects with threads and sockets.
-
-    With `logs` the batches of a FETCH may stay in files of this machine.
-    """
+    """Executes one program: performs its effects with threads and sockets."""
 
     def __init__(
-        self,
-        pool: ConnectionPool,
-        logs: LocalLogs | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, pool: ConnectionPool, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._pool = pool
-        self._logs = logs
         self._calls: OpenCalls[BlockingConnection] = OpenCalls(clock)
         self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         """Events that the threads of connections hand over."""
@@ -461,12 +436,9 @@ class BlockingRunner:
     def _start(self, call: Call) -> int:
         calls = self._calls
         number = calls.inbox.open(calls.now_ms() + call.timeout_ms)
-        elsewhere: BatchesElsewhere | None = None
-        if self._logs is not None:
-            call, elsewhere = self._logs.asking(call, partial(self._local_address, number))
         try:
             connection, ticket = self._pool.start(
-                call, lambda content: self._arrivals.put(Arrival(number, content, elsewhere))
+                call, lambda content: self._arrivals.put(Arrival(number, content))
             )
         except SbpError as error:
             calls.inbox.deliver(Arrival(number, error))
@@ -491,7 +463,3 @@ class BlockingRunner:
                 inbox.deliver(self._arrivals.get(timeout=(wake_ms - now_ms) / 1000))
             except queue.Empty:
                 continue
-
-    def _local_address(self, number: int) -> str | None:
-        connection, _, _ = self._calls.sent[number]
-        return connection.local_address

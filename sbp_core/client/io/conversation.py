@@ -112,8 +112,6 @@ class Conversation:
     ) -> None:
         self.endpoint = endpoint
         self.phase = Phase.CONNECTING
-        self.cluster_id: str | None = None
-        """The cluster that the server says it is of, once the greeting is answered."""
         self._client_id = client_id
         self._offer = offer(wishes)
         self._greeting_id = 0
@@ -400,7 +398,6 @@ class Conversation:
         self._dialect = dialect_of(answer.status)
         self._is_told_apart = self._dialect is Dialect.SPECIFICATION
         self._is_ours = answer.cluster_id is not None
-        self.cluster_id = answer.cluster_id or None
         self._session.adopt(settle(self._offer, answer.features), is_client=True)
         if self._identifying is not None and not isinstance(failure, UnauthenticatedError):
             failure = self._identifying.accepted(answer.features) or failure

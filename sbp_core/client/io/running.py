@@ -85,10 +85,6 @@ class Connections(Generic[C]):
         self._used_at: dict[str, float] = {}
         self._is_closed = False
 
-    def maybe_at(self, endpoint: str) -> C | None:
-        """Return the connection to an endpoint, None if there is none."""
-        return self._by_endpoint.get(endpoint)
-
     def acquire(self, endpoint: str) -> C:
         """Return a connection that accepts calls. Raises ClientClosedError after `close`."""
         if self._is_closed:

@@ -13,9 +13,8 @@ from msgspec import structs
 
 from sbp_core import limits
 from sbp_core.client.programs.calls import Attempts, answered_items, decode_answer
-from sbp_core.client.programs.program import BatchesElsewhere
 from sbp_core.client.programs.replicas import Turn
-from sbp_core.client.types import Batches, FetchItem, FetchOutcome, RangeInfo, ReceivedBatches
+from sbp_core.client.types import FetchItem, FetchOutcome, RangeInfo, ReceivedBatches
 from sbp_core.errors import ProtocolError, SbpError, StatusCode
 from sbp_core.record_sizes import LARGEST
 from sbp_core.records import decode_envelope
@@ -30,11 +29,10 @@ _TABLE_BYTES: Final = 160
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The question of an item; the range matters where batches may be outside the answer."""
+    """The question of an item."""
 
     stream_id: int
     offset: int
-    range_index: int = -1
     bytes_max: int = LARGEST.frame_bytes
 
 
@@ -46,20 +44,16 @@ class Found:
     `is_silent`: nor did it say where to go on.
     """
 
-    batches: Batches
+    batches: ReceivedBatches
     is_hasty: bool = False
     is_silent: bool = False
 
 
-def read_answer(
-    frame: Frame,
-    questions: Mapping[int, Question],
-    elsewhere: BatchesElsewhere | None = None,
-) -> dict[int, Found | SbpError]:
+def read_answer(frame: Frame, questions: Mapping[int, Question]) -> dict[int, Found | SbpError]:
     """Return what one response frame says, by request index. Raises SbpError if it is unusable.
 
     The payload holds the batches of the results in the order of the header. `questions` are those
-    that are not answered yet. `elsewhere` returns batches that are not in the payload.
+    that are not answered yet.
     """
     response = decode_answer(frame, FetchResponse)
     payload = memoryview(frame.payload)
@@ -77,16 +71,7 @@ def read_answer(
             _check_stream(result, index, question)
             end, next_offset = _measure(result, payload, position, question)
             _check_extent(question, end - position, next_offset)
-            batches: Batches = ReceivedBatches(payload[position:end], next_offset)
-            if result.places:
-                if elsewhere is None:
-                    raise ProtocolError(
-                        f"the FETCH answer for stream {question.stream_id} has places of batches,"
-                        " unasked"
-                    )
-                range_key = question.stream_id, question.range_index
-                batches = elsewhere(response, result, range_key)
-            answers[index] = Found(batches)
+            answers[index] = Found(ReceivedBatches(payload[position:end], next_offset))
             position = end
             continue
         position += max(result.batch_length, 0)
@@ -263,17 +248,14 @@ class FetchTask:
 
     def question(self) -> Question:
         """Return what an answer is compared with."""
-        assert self.piece is not None
-        return Question(
-            self.item.stream_id, self.asked_offset, self.piece.range_index, self.item.max_bytes
-        )
+        return Question(self.item.stream_id, self.asked_offset, self.item.max_bytes)
 
     def is_lacking(self, found: Found) -> bool:
         """Whether a replica of a sealed range has less than the range has."""
         piece, next_offset = self.piece, found.batches.next_offset
         if piece is None or piece.end_offset is None or not piece.is_replicated:
             return False
-        return not found.batches.size_bytes and 0 <= next_offset <= self.offset < piece.end_offset
+        return not found.batches.payload and 0 <= next_offset <= self.offset < piece.end_offset
 
     def may_go_on(self, next_offset: int, now_ms: float) -> bool:
         """Whether an empty answer may mean the end of a sealed range, with more behind it."""
@@ -281,7 +263,7 @@ class FetchTask:
         has_waited = 0 < self.asked_wait_ms <= now_ms - self.asked_ms
         return is_wanted and not has_waited
 
-    def outcome(self, batches: Batches) -> FetchOutcome:
+    def outcome(self, batches: ReceivedBatches) -> FetchOutcome:
         """Return the answer of a task that found something."""
         return FetchOutcome(self.index, self.item.stream_id, batches, None)
 

@@ -230,7 +230,6 @@ class _Fetch:
             answers = read_answer(
                 arrival.content,
                 {request_index: task.question() for request_index, task in asked.tasks.items()},
-                arrival.elsewhere,
             )
         except SbpError as error:
             del self._open[arrival.number]
@@ -241,7 +240,7 @@ class _Fetch:
         # A frame with batches of some items may have had no room for those of the others, which
         # are asked for again at once.
         is_serving = any(
-            isinstance(each, Found) and each.batches.size_bytes for each in answers.values()
+            isinstance(each, Found) and each.batches.payload for each in answers.values()
         )
         empty: list[tuple[FetchTask, Found]] = []
         for request_index, answer in answers.items():
@@ -256,12 +255,12 @@ class _Fetch:
                 self._wait(task, now_ms)
                 continue
             batches = answer.batches
-            if task.stepped and isinstance(batches, ReceivedBatches) and batches.payload:
+            if task.stepped and batches.payload:
                 yield from self._catch_up(task, batches, now_ms)
-            elif not batches.size_bytes and task.may_go_on(batches.next_offset, now_ms):
+            elif not batches.payload and task.may_go_on(batches.next_offset, now_ms):
                 empty.append((task, answer))
             else:
-                if not batches.size_bytes and task.piece and task.piece.is_open_and_replicated:
+                if not batches.payload and task.piece and task.piece.is_open_and_replicated:
                     # Its primary may have been cut off, and the stream gone on elsewhere.
                     self._context.router.forget(task.item.stream_id)
                 task.attempts.on_progress(now_ms)

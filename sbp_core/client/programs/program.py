@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from sbp_core import limits
-from sbp_core.client.types import Batches, CallTiming, OnTiming
+from sbp_core.client.types import CallTiming, OnTiming
 from sbp_core.errors import HeaderError, SbpError
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
-from sbp_core.wire.headers import RESPONSE_TABLES, FetchResponse, FetchResult, decode_header
+from sbp_core.wire.headers import RESPONSE_TABLES, decode_header
 from sbp_core.wire.opcodes import Opcode
 
 T = TypeVar("T")
@@ -90,22 +90,11 @@ class Reply(Struct, frozen=True):
     error: SbpError | None = None
 
 
-BatchesElsewhere = Callable[[FetchResponse, FetchResult, tuple[int, int]], Batches]
-"""Returns the batches of a result that its frame does not contain; with (stream id, range index).
-
-Raises ProtocolError for a result that is incomplete.
-"""
-
-
 class Arrival(Struct, frozen=True):
-    """A response frame of call `number`, or the error that ends it.
-
-    With `elsewhere` the runner accepted batches of a FETCH outside the frame.
-    """
+    """A response frame of call `number`, or the error that ends it."""
 
     number: int
     content: Frame | SbpError
-    elsewhere: BatchesElsewhere | None = None
 
     @property
     def is_last(self) -> bool:

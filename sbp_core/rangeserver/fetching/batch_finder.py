@@ -115,8 +115,7 @@ class Wanted(Struct, frozen=True):
     """Which batches of a range: from the one that holds `offset` up to the bounds, at least one.
 
     `next_offset` is the range's tail, `end_offset` the bound of the request, negative for none;
-    `max_bytes` counts bodies. With `batch_bytes_min` they end before a batch that is smaller. With
-    `staging` the offsets count the batches of that.
+    `max_bytes` counts bodies. With `staging` the offsets count the batches of that.
     """
 
     key: RangeKey
@@ -124,7 +123,6 @@ class Wanted(Struct, frozen=True):
     next_offset: int
     end_offset: int
     max_bytes: int
-    batch_bytes_min: int = 0
     staging: Staging | None = None
 
     @property
@@ -272,35 +270,6 @@ class BatchFinder:
             return failed(item, error)
         return Answer(item, slots, item.fetch_offset + len(slots), item.range_index)
 
-    def with_more(self, answers: Sequence[Answer]) -> list[Search[Answer]]:
-        """Search large batches to add to answers that are places.
-
-        Places are small, and a request for a few batches costs a server as much time as one for
-        many. The answers of a frame share LOCAL_READ_PLACES_BYTES_MAX.
-        """
-        share_bytes = limits.LOCAL_READ_PLACES_BYTES_MAX // max(len(answers), 1)
-        return [self._with_more(each, share_bytes - each.length_bytes) for each in answers]
-
-    def _with_more(self, answer: Answer, room_bytes: int) -> Search[Answer]:
-        if not answer.slots or room_bytes <= 0:
-            return answer
-        try:
-            hosted = self._table.range_at(answer.item.stream_id, answer.range_index)
-            more = yield Wanted(
-                hosted.key,
-                answer.next_offset,
-                hosted.next_offset,
-                answer.item.end_offset,
-                room_bytes,
-                limits.LOCAL_READ_BATCH_BYTES_MIN,
-            )
-            more = _readable(answer.item, more)
-        except SbpError:  # deleted since, or unreadable: the next request reports it
-            return answer
-        if not more or more[0].base_offset < answer.next_offset:  # merged with those since
-            return answer
-        return replace(answer, slots=answer.slots + more, next_offset=more[-1].end_offset)
-
     def _locate(self, item: Item) -> tuple[HostedRange, int]:
         """Return the range that serves the request, and its first offset."""
         ranges = self._table.ranges_of(item.stream_id)
@@ -384,8 +353,7 @@ def _collect_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...]:
             taken_bytes += slot.body_length
             is_full = staging is not None and len(slots) >= limits.RESULTS_PER_FRAME
             is_too_much = slots and (taken_bytes > wanted.max_bytes or is_full)
-            is_too_small = slot.body_length < wanted.batch_bytes_min
-            if is_too_much or is_too_small or slot.base_offset >= wanted.stop_offset:
+            if is_too_much or slot.base_offset >= wanted.stop_offset:
                 break
             slots.append(slot)
     except LogError:

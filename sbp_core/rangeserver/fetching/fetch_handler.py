@@ -42,9 +42,7 @@ from sbp_core.rangeserver.fetching.batch_finder import (
     response_of,
 )
 from sbp_core.rangeserver.fetching.payloads import (
-    LocalReads,
     SlotBodies,
-    are_worth_places,
     joined,
     read_slots,
 )
@@ -88,7 +86,6 @@ class _Shared:
     reads: ReadScheduler
     clock: Clock
     metrics: Metrics
-    local_reads: LocalReads
     bounds: Bounds
     sending_count: int = 0
 
@@ -105,14 +102,11 @@ class FetchHandler(PromptHandler):
         *,
         clock: Clock,
         metrics: Metrics,
-        local_reads: LocalReads,
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         finder = BatchFinder(host.table, log, readers)
         reads = ReadScheduler(readers, at_work_max=bounds.reads_at_work_max)
-        self._shared = _Shared(
-            host, log, waiters, finder, reads, clock, metrics, local_reads, bounds
-        )
+        self._shared = _Shared(host, log, waiters, finder, reads, clock, metrics, bounds)
 
     def begin(self, call: ServerCall) -> Rest | None:
         """Answer one FETCH frame at once if that needs no wait for anything.
@@ -133,8 +127,6 @@ class _Fetch:
 
     In a dialect of one frame per answer all requests are answered as soon as one is ready. Requests
     for staged batches are answered by a frame each, and do not wait.
-
-    A client that reads the files of the log itself is sent the places of large batches.
     """
 
     def __init__(
@@ -163,7 +155,6 @@ class _Fetch:
                 "with one frame per answer a FETCH may ask for one transaction's staged batches:"
                 " send several"
             )
-        self._reads_locally = not self._is_staged and shared.local_reads.may_serve(call, request)
         self._min_bytes = max(request.min_bytes, 1)
         wait_ms = min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX)
         identity = call.peer.standing.identity
@@ -185,16 +176,7 @@ class _Fetch:
         found = from_memory(shared.log, self._collect(self._min_bytes, needs_all=True))
         if found is None or found.unready or found.rest:
             return None
-        answers = found.answers
-        if self._reads_locally and are_worth_places(answers):
-            searches = shared.finder.with_more(answers)
-            answers = [
-                from_memory(shared.log, search) or answer
-                for answer, search in zip(answers, searches, strict=True)
-            ]
-            shared.metrics.reads["places"] += 1
-            return _Frame(answers, shared.local_reads.response(answers))
-        return self._maybe_read(answers, may_wait=False)
+        return self._maybe_read(found.answers, may_wait=False)
 
     async def answer(self) -> None:
         """Answer with as many response frames as it takes."""
@@ -306,13 +288,6 @@ class _Fetch:
         if not any(answer.slots for answer in answers):
             self._count(answers)
             await call.respond(response_of(answers), is_end=is_end)
-            return
-        if self._reads_locally and are_worth_places(answers):
-            searches = shared.finder.with_more(answers)
-            more = [await shared.finder.find(search) for search in searches]
-            self._count(more)
-            shared.metrics.reads["places"] += 1
-            await call.respond(shared.local_reads.response(more), is_end=is_end)
             return
         if self._may_send_at_once(others=shared.sending_count - 1):
             cached = self._maybe_read(answers, may_wait=False)

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType
 
-from sbp_core import limits
 from sbp_core.client import Client, StreamSpec
 from sbp_core.records import with_logical_type
 from sbp_spark.logical_types import is_kept_by_arrow, logical_spark_schema
@@ -29,8 +28,6 @@ from tests.support.spark import Sbp, wait_until_over
 
 ROWS = 8
 COLUMNS_PER_STREAM = 40
-FILLER = b"." * (limits.LOCAL_READ_BATCH_BYTES_MIN // ROWS + 1)
-"""With it in each row, the batch is one that tasks read in the server's files."""
 START = dt.datetime.fromisoformat("1900-01-01")
 END = dt.datetime.fromisoformat("9999-12-30")
 
@@ -175,12 +172,10 @@ class Written:
 
 
 def write(client: Client, arrays: Sequence[pa.Array]) -> Written:
-    """Write columns, numbered rows beside them, and what makes the batch large."""
+    """Write columns, and numbered rows beside them."""
     count = len(arrays[0])
     named = {f"c{number}": array for number, array in enumerate(arrays)}
-    rows = pa.RecordBatch.from_pydict(
-        {"row": range(count), "filler": pa.repeat(FILLER.decode(), count), **named}
-    )
+    rows = pa.RecordBatch.from_pydict({"row": range(count), **named})
     fields = [
         with_logical_types(field) if number % 2 else field
         for number, field in enumerate(rows.schema)
@@ -190,7 +185,7 @@ def write(client: Client, arrays: Sequence[pa.Array]) -> Written:
     client.create_streams([StreamSpec(written.whole), StreamSpec(written.pieces)])
     append_columns(client, written.whole, rows)
     for number in range(count):
-        append_columns(client, written.pieces, rows.slice(number, 1).drop_columns(["filler"]))
+        append_columns(client, written.pieces, rows.slice(number, 1))
     return written
 
 
@@ -209,12 +204,10 @@ class Paths:
         others = self._written.names(may_come_with_plan=True)
         everything = left + others
         whole, pieces = self._written.whole, self._written.pieces
-        remote = {"localReads": "false"}
         tasks = {"minPartitions": "2"}
         count = 0
         for path, names, read in [
-            ("batch, local", everything, lambda to: self._batch(whole, to)),
-            ("batch, remote", everything, lambda to: self._batch(whole, to, **remote)),
+            ("batch", everything, lambda to: self._batch(whole, to)),
             ("batch, joined", everything, lambda to: self._batch(pieces, to)),
             ("tasks", everything, lambda to: self._stream(whole, to, **tasks)),
             ("tasks, joined", everything, lambda to: self._stream(pieces, to, **tasks)),

@@ -332,7 +332,7 @@ class Traffic(ClientThreads):
 
     def _read(self, index: int) -> None:
         copies = OtherCopies()
-        with self._client(reads_locally=not index) as client:
+        with self._client() as client:
             if index:
                 client._context = replace(client._context, replicas=copies)
             while not self._is_over.is_set():
