@@ -42,6 +42,9 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     " the request is over",
     StatusCode.CONFLICT: "the placement driver: the stream's name is taken; HEARTBEAT with the id,"
     " or the address, of another range server that is alive",
+    StatusCode.CONDITION_FAILED: "the placement driver: UPDATE_STREAMS of a stream whose"
+    " properties are not as expected; COMMIT_CURSORS of a cursor that is not where it was expected"
+    " (`detail` is its offset, a big-endian int64)",
     StatusCode.TOO_MANY_REQUESTS: "a range server: too many appends wait for the disk (with"
     " `throttle_time_ms`); both servers: too many connections or open calls, also for"
     " the quota of an identity, and requests that waited too long for it",

@@ -22,6 +22,7 @@ SbpError
 |   |   +-- PermissionDeniedError
 |   |   +-- NotFoundError
 |   |   +-- AlreadyExistsError
+|   |   +-- ConditionFailedError
 |   |   +-- RangeNotFoundError
 |   |   +-- RangeSealedError
 |   |   +-- OffsetOutOfRangeError
@@ -268,6 +269,25 @@ class AlreadyExistsError(RefusedError):
     """The name of a stream is in use, or another range server has the same identity."""
 
     codes = (StatusCode.CONFLICT,)
+
+
+class ConditionFailedError(RefusedError):
+    """The stream's properties, or a cursor, are not as the request expects: nothing was changed.
+
+    If it is a cursor, `detail` has the offset that it is at.
+    """
+
+    codes = (StatusCode.CONDITION_FAILED,)
+
+    @staticmethod
+    def encode_offset(next_offset: int) -> bytes:
+        """Return `detail` of a cursor: a big-endian int64; -1 if there is none."""
+        return next_offset.to_bytes(8, "big", signed=True)
+
+    @property
+    def current_offset(self) -> int | None:
+        """The next offset of the cursor, -1 if there is none; None of the error of a stream."""
+        return int.from_bytes(self.detail, "big", signed=True) if len(self.detail) == 8 else None
 
 
 class RangeNotFoundError(RefusedError):

@@ -17,6 +17,7 @@ from sbp_core.backup.format import (
     StreamEntry,
 )
 from sbp_core.client import AsyncClient
+from sbp_core.client.programs.range_placement import cut_by_weight
 from sbp_core.errors import ProtocolError
 from sbp_core.wire import headers
 from sbp_core.wire.headers import ClusterMetadata, TakeCutRequest, TakeCutResponse
@@ -95,12 +96,13 @@ def _stream_entry(extent: headers.StreamExtent) -> StreamEntry:
         extent.start_offset,
         extent.end_offset,
         extent.last_range_index,
+        properties={each.key or "": each.value or "" for each in stream.properties},
     )
 
 
 def stream_parts(manifest: Manifest) -> Iterator[ClusterMetadata]:
     """Return the streams of a backup in parts of one request each, one at least."""
-    for some in _cut(manifest.streams) or [()]:
+    for some in cut_by_weight(manifest.streams, lambda each: 1 + len(each.properties)) or [()]:
         yield ClusterMetadata(streams=tuple(_extent(each, manifest.backup_id) for each in some))
 
 
@@ -167,6 +169,7 @@ def _extent(entry: StreamEntry, backup_id: str) -> headers.StreamExtent:
             name,
             entry.created_at_ms,
             entry.retention_bytes,
+            tuple(headers.StreamProperty(*each) for each in entry.properties.items()),
         ),
         begin,
         entry.end_offset,

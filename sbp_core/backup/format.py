@@ -74,6 +74,7 @@ class StreamEntry(msgspec.Struct, frozen=True):
     last_range_index: int
     chunks: tuple[ChunkRef, ...] = ()
     trimmed_to: int = 0
+    properties: dict[str, str] = {}
 
     @property
     def first_offset(self) -> int:

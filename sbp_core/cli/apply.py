@@ -20,6 +20,7 @@ from sbp_core.cli.output import one_line, write_json, write_line
 from sbp_core.cli.values import PATH
 from sbp_core.client import Client, StreamInfo, StreamSpec, StreamUpdate, newest_schemas
 from sbp_core.errors import ConfigurationError, InvalidRequestError, SchemaError
+from sbp_core.properties import PROPERTIES_MAX, checked_properties
 from sbp_core.quantities import parse_duration_ms, parse_size, show_duration, show_size
 from sbp_core.records import StreamSchema, compare_schemas
 from sbp_core.records.column_text import parse_columns
@@ -37,10 +38,6 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {
 """A stream's settings, as the client calls them: their keys in the file, and how to show them."""
 
 
-_UPDATED: Final = ("retention_period_ms", "retention_bytes", "replica_count", "ack_count")
-"""The order in which StreamUpdate takes them."""
-
-
 def _maybe(parse: Callable[[str], int], text: str | None) -> int | None:
     return None if text is None else parse(text)
 
@@ -53,8 +50,9 @@ class _Stream(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     retention: str | None = None
     retention_size: str | None = None
     columns: list[str] | None = None
+    properties: dict[str, str] | None = None
 
-    def settings(self) -> dict[str, int]:
+    def settings(self) -> dict[str, Any]:
         """Return its settings, as the client calls them. Raises ConfigurationError."""
         found = {
             "replica_count": self.replicas,
@@ -100,10 +98,11 @@ class _Change:
 def apply(options: ClientOptions, file: str, *, dry_run: bool) -> int:
     """Create and change streams, and grant rights, as FILE says.
 
-    A stream is a table [streams.NAME] with replicas, ack_count, retention, retention_size and
-    columns; a grant is one of [[grants]] with subject, right and pattern. Settings that a stream
-    leaves out stay as they are, and streams that are not in the file are left alone. Subjects in
-    the file keep only the grants that it has. A file may be applied again.
+    A stream is a table [streams.NAME] with replicas, ack_count, retention, retention_size, columns
+    and properties; a grant is one of [[grants]] with subject, right and pattern. Settings that a
+    stream leaves out stay as they are, and streams that are not in the file are left alone.
+    Subjects in the file keep only the grants that it has, and streams with a table of properties
+    only these. A file may be applied again.
 
     Everything is checked before anything is changed. Quotas are settings of the servers.
     """
@@ -136,6 +135,10 @@ def _read(path: Path) -> _Wanted:
 def _stream_changes(client: Client, wanted: Mapping[str, _Stream]) -> Iterator[_Change]:
     known = {each.name: each for each in client.find_streams([*map(checked_new_name, wanted)])}
     schemas = newest_schemas(client, [each.stream_id for each in known.values()])
+    with_properties = [name for name, each in wanted.items() if each.properties is not None]
+    properties = client.describe_properties(
+        [known[name].stream_id for name in with_properties if name in known]
+    )
     for name, stream in wanted.items():
         try:
             settings, info = stream.settings(), known.get(name)
@@ -147,6 +150,9 @@ def _stream_changes(client: Client, wanted: Mapping[str, _Stream]) -> Iterator[_
             yield _Change(text, {"create": name, **settings}, partial(_create, spec))
         else:
             yield from _updates(info, settings)
+        if stream.properties is not None:
+            known_ones = {} if info is None else properties[info.stream_id]
+            yield from _property_changes(name, known_ones, stream.properties)
         if stream.columns is not None:
             version = None if info is None else schemas.get(info.stream_id)
             newest = None if version is None else version.schema
@@ -157,14 +163,42 @@ def _create(spec: StreamSpec, client: Client) -> None:
     client.create_streams([spec])
 
 
-def _updates(info: StreamInfo, settings: Mapping[str, int]) -> Iterator[_Change]:
+def _updates(info: StreamInfo, settings: Mapping[str, Any]) -> Iterator[_Change]:
     changed = {name: each for name, each in settings.items() if getattr(info, name) != each}
     if changed:
         before = _shown({name: getattr(info, name) for name in changed})
-        update = StreamUpdate(info.stream_id, None, *map(changed.get, _UPDATED))
+        update = StreamUpdate(info.stream_id, **changed)
         yield _Change(
             f"~ stream {info.label} {before} -> {_shown(changed)}",
             {"update": info.label, **changed},
+            lambda client: client.update_streams([update]),
+        )
+
+
+def _property_changes(
+    name: str, known: Mapping[str, str], wanted: Mapping[str, str]
+) -> Iterator[_Change]:
+    """Yield the change of a stream's properties, if there is one: others are removed."""
+    try:
+        checked_properties(wanted.items(), PROPERTIES_MAX)
+    except InvalidRequestError as error:
+        raise ConfigurationError(f"stream {name}: {error.message}") from error
+    changed: dict[str, str | None] = {
+        key: wanted.get(key)
+        for key in sorted(known.keys() | wanted.keys())
+        if known.get(key) != wanted.get(key)
+    }
+    if changed:
+        texts = [
+            f"- property {one_line(key)}"
+            if value is None
+            else f"{'~' if key in known else '+'} property {one_line(key)}={one_line(value)}"
+            for key, value in changed.items()
+        ]
+        update = StreamUpdate(name, properties=changed)
+        yield _Change(
+            f"~ stream {name} {', '.join(texts)}",
+            {"update": name, "properties": changed},
             lambda client: client.update_streams([update]),
         )
 

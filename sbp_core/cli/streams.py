@@ -31,7 +31,7 @@ from sbp_core.cli.output import (
 )
 from sbp_core.cli.stream_copy import copy
 from sbp_core.cli.stream_list import list_streams
-from sbp_core.cli.values import DURATION_MS, NUMBER, POSITIVE, SIZE, STREAM
+from sbp_core.cli.values import DURATION_MS, NUMBER, POSITIVE, SIZE, STREAM, Value
 from sbp_core.client import (
     Client,
     RangeInfo,
@@ -44,7 +44,7 @@ from sbp_core.client import (
 )
 from sbp_core.client.stream_position import Position, PositionKind, find_offset
 from sbp_core.errors import ConfigurationError, NoRangeServerError, SbpError, SchemaError
-from sbp_core.quantities import round_size, show_retention
+from sbp_core.quantities import quoted, round_size, show_retention
 from sbp_core.records.stream_schema import name_text
 from sbp_core.wording import counted
 
@@ -70,6 +70,23 @@ _retention_size: Final = click.option(
 )
 
 
+def _parse_property(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise ConfigurationError(f"{quoted(text)} is not KEY=VALUE; KEY= is the empty value")
+    return key, value
+
+
+_PROPERTY: Final = Value("KEY=VALUE", _parse_property)
+_property_option: Final = click.option(
+    "--property",
+    "properties",
+    type=_PROPERTY,
+    multiple=True,
+    help="A property of the stream, up to 64; may be repeated. KEY= is the empty value.",
+)
+
+
 @streams.command("create")
 @click.argument("name")
 @click.option("--count", type=POSITIVE, help="Create N streams: NAME-0 to NAME-(N-1).")
@@ -82,6 +99,7 @@ _retention_size: Final = click.option(
 @_ack_count
 @_retention_option
 @_retention_size
+@_property_option
 @click.option(
     "--if-missing", is_flag=True, help="Leave streams that exist as they are, without an error."
 )
@@ -96,6 +114,7 @@ def create(
     ack_count: int | None,
     retention: int | None,
     retention_size: int | None,
+    properties: Sequence[tuple[str, str]],
 ) -> int:
     """Create a stream, or several.
 
@@ -110,6 +129,7 @@ def create(
             )
         names = [f"{name}-{index}" for index in range(count)]
     checked_new_name(names[0])
+    _named_once(properties, ())
     specs = [
         StreamSpec(
             each,
@@ -117,6 +137,7 @@ def create(
             retention_period_ms=retention or 0,
             retention_bytes=retention_size or 0,
             ack_count=ack_count or 0,
+            properties=dict(properties),
         )
         for each in names
     ]
@@ -177,12 +198,20 @@ def describe(options: ClientOptions, refs: Sequence[str]) -> int:
         sizes = find_sizes(client, stream_ids)
         ranges = client.list_ranges(stream_ids)
         schemas = _newest_schemas(client, stream_ids)
+        properties = client.describe_properties(stream_ids)
     for info in infos:
         at, schema = reaches[info.stream_id], schemas.get(info.stream_id)
         if options.json:
-            _write_described(_described(info, at, sizes), at, schema, ranges[info.stream_id])
+            described = {
+                **_described(info, at, sizes),
+                "properties": properties[info.stream_id],
+            }
+            _write_described(described, at, schema, ranges[info.stream_id])
         else:
-            _write_stream(info, at, sizes.get(info.stream_id), schema, ranges[info.stream_id])
+            _write_stream(info, at, sizes.get(info.stream_id), schema)
+            for key, value in properties[info.stream_id].items():
+                write_line(f"  property   {key} = {one_line(value)}")
+            _write_ranges(ranges[info.stream_id])
     return 0
 
 
@@ -251,6 +280,28 @@ def _extent(at: Reach) -> str:
 @_retention_option
 @_retention_size
 @click.option("--rename", metavar="NEW", help="The stream's new name.")
+@_property_option
+@click.option(
+    "--remove-property",
+    "removed",
+    metavar="KEY",
+    multiple=True,
+    help="Remove a property; may be repeated.",
+)
+@click.option(
+    "--if-property",
+    "expected",
+    type=_PROPERTY,
+    multiple=True,
+    help="Change nothing unless the stream has this property; may be repeated.",
+)
+@click.option(
+    "--if-no-property",
+    "unexpected",
+    metavar="KEY",
+    multiple=True,
+    help="Change nothing if the stream has a property KEY; may be repeated.",
+)
 @client_options
 def update(
     options: ClientOptions,
@@ -261,15 +312,23 @@ def update(
     retention: int | None,
     retention_size: int | None,
     rename: str | None,
+    properties: Sequence[tuple[str, str]],
+    removed: Sequence[str],
+    expected: Sequence[tuple[str, str]],
+    unexpected: Sequence[str],
 ) -> int:
-    """Change a stream's replicas, retention or name, or all of that."""
+    """Change a stream's replicas, retention, name or properties, or all of that at once."""
+    changed = _named_once(properties, removed)
+    condition = _named_once(expected, unexpected)
     change = StreamUpdate(
-        parse_stream(stream), rename, retention, retention_size, replicas, ack_count
+        *(parse_stream(stream), rename, retention, retention_size, replicas, ack_count),
+        properties=changed,
+        expected_properties=condition,
     )
-    if change == StreamUpdate(change.stream):
+    if change == StreamUpdate(change.stream, expected_properties=condition):
         raise ConfigurationError(
-            "nothing to change: give --replicas, --ack-count, --retention, --retention-size or"
-            " --rename"
+            "nothing to change: give --replicas, --ack-count, --retention, --retention-size,"
+            " --rename, --property or --remove-property"
         )
     if rename is not None:
         checked_new_name(rename)
@@ -281,8 +340,18 @@ def update(
     text = f"updated {titled(info)}: retention {_retention(info)}"
     if info.replica_count > 1:
         text += f", replicas {_replicas(info)}"
+    for key, value in changed.items():
+        text += f", {key} removed" if value is None else f", {key} = {one_line(value)}"
     write_result(asdict(info), text, is_json=options.json)
     return 0
+
+
+def _named_once(present: Sequence[tuple[str, str]], absent: Sequence[str]) -> dict[str, str | None]:
+    """Return properties by key, None if absent. Raises ConfigurationError for a key named twice."""
+    found: dict[str, str | None] = {**dict(present), **dict.fromkeys(absent)}
+    if len(found) < len(present) + len(absent):
+        raise ConfigurationError("a property is named twice; name each once")
+    return found
 
 
 @streams.command("trim")
@@ -374,7 +443,6 @@ def _write_stream(
     at: Reach,
     size_bytes: int | None,
     schema: SchemaVersion | SchemaError | None,
-    ranges: tuple[RangeInfo, ...],
 ) -> None:
     write_line(titled(info))
     known_end, is_known = at.readable_end, at.next_offset is not None
@@ -397,6 +465,9 @@ def _write_stream(
     elif schema is not None:
         columns = ", ".join(map(name_text, schema.schema.arrow.names))
         write_line(f"  schema     version {schema.version}: {columns}")
+
+
+def _write_ranges(ranges: tuple[RangeInfo, ...]) -> None:
     for piece in ranges:
         end = "open" if piece.end_offset is None else f"sealed at {piece.end_offset}"
         write_line(

@@ -190,6 +190,10 @@ class AsyncClient(AsyncGroupMethods):
         """Return all streams of the cluster, by id."""
         return await self._run(metadata.list_streams(self._context))
 
+    async def describe_properties(self, stream_ids: Sequence[int]) -> dict[int, dict[str, str]]:
+        """Return the properties of streams, by id and key. Raises NotFoundError."""
+        return await self._run(metadata.describe_properties(self._context, stream_ids))
+
     async def create_streams(
         self,
         specs: Sequence[StreamSpec],
@@ -208,7 +212,10 @@ class AsyncClient(AsyncGroupMethods):
         await self._run(metadata.delete_streams(self._context, refs))
 
     async def update_streams(self, updates: Sequence[StreamUpdate]) -> list[StreamInfo]:
-        """Change streams; return them as they are then, in the order of `updates`."""
+        """Change streams; return them as they are then, in the order of `updates`.
+
+        Raises ConditionFailedError for properties that are not as expected. Others are changed.
+        """
         return await self._run(changes.update_streams(self._context, updates))
 
     async def trim_streams(self, offsets: Mapping[int, int]) -> dict[int, RangeInfo]:

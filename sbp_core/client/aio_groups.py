@@ -25,7 +25,12 @@ class AsyncGroupMethods:
         self._pool = pool
 
     async def commit_cursors(
-        self, group: str, offsets: Mapping[int, int], *, membership: Membership | None = None
+        self,
+        group: str,
+        offsets: Mapping[int, int],
+        *,
+        membership: Membership | None = None,
+        expected: Mapping[int, int] | None = None,
     ) -> None:
         """Remember the offsets that a consumer group reads next, by stream id; durably.
 
@@ -33,8 +38,14 @@ class AsyncGroupMethods:
         streams. While a group has members, one of them has to commit, with its `membership`: that
         raises MemberUnknownError if it is no longer a member, StreamNotHeldError for a stream that
         it does not hold. The cursors of other streams are set nevertheless.
+
+        With `expected`, offsets by stream id, a cursor that is elsewhere is not set: that raises
+        ConditionFailedError, with the `current_offset`. NO_CURSOR expects that there is none. If
+        the answer is lost the outcome is UNKNOWN, and nothing is sent again: see what is committed.
         """
-        await self._run(positions.commit_cursors(self._context, group, offsets, membership))
+        await self._run(
+            positions.commit_cursors(self._context, group, offsets, membership, expected)
+        )
 
     async def describe_cursors(
         self, group: str, stream_ids: Sequence[int] = ()

@@ -191,6 +191,10 @@ class SocketClient(GroupMethods):
         """Return all streams of the cluster, by id."""
         return self._run(metadata.list_streams(self._context))
 
+    def describe_properties(self, stream_ids: Sequence[int]) -> dict[int, dict[str, str]]:
+        """Return the properties of streams, by id and key. Raises NotFoundError."""
+        return self._run(metadata.describe_properties(self._context, stream_ids))
+
     def create_streams(
         self,
         specs: Sequence[StreamSpec],
@@ -209,7 +213,10 @@ class SocketClient(GroupMethods):
         self._run(metadata.delete_streams(self._context, refs))
 
     def update_streams(self, updates: Sequence[StreamUpdate]) -> list[StreamInfo]:
-        """Change streams; return them as they are then, in the order of `updates`."""
+        """Change streams; return them as they are then, in the order of `updates`.
+
+        Raises ConditionFailedError for properties that are not as expected. Others are changed.
+        """
         return self._run(changes.update_streams(self._context, updates))
 
     def trim_streams(self, offsets: Mapping[int, int]) -> dict[int, RangeInfo]:

@@ -28,7 +28,12 @@ class GroupMethods:
         self._pool = pool
 
     def commit_cursors(
-        self, group: str, offsets: Mapping[int, int], *, membership: Membership | None = None
+        self,
+        group: str,
+        offsets: Mapping[int, int],
+        *,
+        membership: Membership | None = None,
+        expected: Mapping[int, int] | None = None,
     ) -> None:
         """Remember the offsets that a consumer group reads next, by stream id; durably.
 
@@ -36,8 +41,12 @@ class GroupMethods:
         streams. While a group has members, one of them has to commit, with its `membership`: that
         raises MemberUnknownError if it is no longer a member, StreamNotHeldError for a stream that
         it does not hold. The cursors of other streams are set nevertheless.
+
+        With `expected`, offsets by stream id, a cursor that is elsewhere is not set: that raises
+        ConditionFailedError, with the `current_offset`. NO_CURSOR expects that there is none. If
+        the answer is lost the outcome is UNKNOWN, and nothing is sent again: see what is committed.
         """
-        self._run(positions.commit_cursors(self._context, group, offsets, membership))
+        self._run(positions.commit_cursors(self._context, group, offsets, membership, expected))
 
     def describe_cursors(self, group: str, stream_ids: Sequence[int] = ()) -> list[CursorInfo]:
         """Return the cursors that a group has, all of them or those of the streams named."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from sbp_core import limits
@@ -67,13 +67,16 @@ class StreamSpec:
     retention_period_ms: int = 0
     retention_bytes: int = 0
     ack_count: int = 0
+    properties: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamUpdate:
     """A change of the stream with this id or name; None leaves a field as it is.
 
-    With another `replica_count`, `ack_count` becomes the majority unless it is given.
+    With another `replica_count`, `ack_count` becomes the majority unless it is given. A property
+    that is None is removed. Nothing is changed unless the stream has the `expected_properties`; one
+    that is None has to be absent.
     """
 
     stream: int | str
@@ -82,6 +85,8 @@ class StreamUpdate:
     retention_bytes: int | None = None
     replica_count: int | None = None
     ack_count: int | None = None
+    properties: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+    expected_properties: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,8 +380,10 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     is_text = text.isascii() and text.isprintable()
     if found is None or not is_text or not 0 < int(found["port"]) < 65536:
         raise _wrong(text)
-    if found["ipv6"] is not None and not _is_ipv6(found["ipv6"]):
-        raise _wrong(text)
+    try:
+        ipaddress.IPv6Address(found["ipv6"] or "::")
+    except ValueError:
+        raise _wrong(text) from None
     return found["ipv6"] or found["host"], int(found["port"])
 
 
@@ -394,14 +401,6 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
             f" {limits.PLACEMENT_DRIVERS_MAX} placement drivers at most"
         )
     return endpoints
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        ipaddress.IPv6Address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _wrong(text: str) -> ConfigurationError:

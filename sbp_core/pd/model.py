@@ -5,13 +5,20 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.access.rights import is_stream_name
 from sbp_core.errors import invalid
-from sbp_core.wire.headers import RangeServer, ReplicaServer, Stream, StreamRange
+from sbp_core.wire.headers import (
+    RangeServer,
+    ReplicaServer,
+    Stream,
+    StreamProperty,
+    StreamRange,
+)
 from sbp_core.wire.status import shown
 
 _GROUP: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.GROUP_NAME_LENGTH_MAX}}}")
@@ -20,6 +27,7 @@ _FIRST_EPOCH: Final = 0
 
 NO_SEQ: Final = -1
 """The `end_seq` of a range that is open, or has one replica."""
+NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 NO_CURSOR: Final = -1
 """The next offset of a cursor that does not exist, or is to be deleted."""
 
@@ -36,6 +44,7 @@ class NewStream:
     retention_bytes: int = 0
     stream_id: int | None = None
     """Its id; None for the next one."""
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +125,23 @@ class CursorRecord:
     committed_at_ms: int
 
 
+class CursorChange(NamedTuple):
+    """A cursor to set, or with NO_CURSOR to forget; `expected_offset` is the one before it.
+
+    NO_CURSOR expects that there is none, None expects nothing.
+    """
+
+    stream_id: int
+    next_offset: int
+    expected_offset: int | None = None
+
+
+class CursorMismatch(NamedTuple):
+    """A cursor that is not as expected: its offset, or NO_CURSOR if there is none."""
+
+    next_offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
     """A consumer group that has cursors, and when it committed the latest."""
@@ -137,14 +163,20 @@ class SchemaRecord:
 
 @dataclass(frozen=True, slots=True)
 class StreamChange:
-    """The change of a stream. None keeps its name, its limit in bytes, or its replicas."""
+    """The change of a stream. None keeps its name, its retention, or its replicas.
+
+    `properties` are those to set, or to remove where None. Nothing is changed unless the stream has
+    the properties that are `expected`, and has none where None.
+    """
 
     stream_id: int
     name: str | None
-    retention_period_ms: int
+    retention_period_ms: int | None
     retention_bytes: int | None = None
     replica_count: int | None = None
     ack_count: int | None = None
+    properties: Mapping[str, str | None] = field(default_factory=dict)
+    expected: Mapping[str, str | None] = field(default_factory=dict)
 
 
 class ChangeRefusal(enum.Enum):
@@ -152,6 +184,16 @@ class ChangeRefusal(enum.Enum):
 
     NO_STREAM = "no such stream"
     NAME_TAKEN = "another stream has the name"
+    TOO_MANY_PROPERTIES = "it would have more properties than a stream may have"
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyMismatch:
+    """A property that is not as a change expects it; None stands for no such property."""
+
+    key: str
+    expected: str | None
+    current: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +255,7 @@ def check_group_name(name: str) -> None:
     )
 
 
-def stream_table(stream: StreamRecord) -> Stream:
+def stream_table(stream: StreamRecord, properties: Mapping[str, str] = NO_PROPERTIES) -> Stream:
     """Return the table of a stream."""
     return Stream(
         stream_id=stream.stream_id,
@@ -223,6 +265,7 @@ def stream_table(stream: StreamRecord) -> Stream:
         name=stream.name,
         created_at_ms=stream.created_at_ms,
         retention_bytes=stream.retention_bytes,
+        properties=tuple(StreamProperty(*each) for each in properties.items()),
     )
 
 

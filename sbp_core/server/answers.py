@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 from sbp_core import limits
-from sbp_core.client.programs.range_placement import chunks
+from sbp_core.client.programs.range_placement import chunks, cut_by_weight
 from sbp_core.server.dispatch import ServerCall
 
 T = TypeVar("T")
@@ -50,18 +50,3 @@ async def respond_all(
 def cut(items: Sequence[T]) -> list[Sequence[T]]:
     """Cut into parts of one frame each."""
     return list(chunks(items, limits.RESULTS_PER_FRAME))
-
-
-def cut_by_weight(
-    items: Sequence[T], weigh: Callable[[T], int], weight_max: int = limits.RESULTS_PER_FRAME
-) -> list[Sequence[T]]:
-    """Cut into parts of `weight_max` at most, where an item counts for several; one always fits."""
-    parts: list[Sequence[T]] = []
-    start = total = 0
-    for at, item in enumerate(items):
-        weight = weigh(item)
-        if total + weight > weight_max and at > start:
-            parts.append(items[start:at])
-            start, total = at, 0
-        total += weight
-    return [*parts, items[start:]] if items else []

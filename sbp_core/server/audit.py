@@ -78,6 +78,7 @@ _OUTCOMES: Final = {
     Outcome.UNKNOWN: "unknown",
 }
 _NOT_SHOWN: Final = frozenset({"timeout_ms", "throttle_time_ms"})
+_NOT_GIVEN: Final = -1
 _TEXT_LENGTH_MAX: Final = 1_024
 """Characters of a text in an event: more than any that a server accepts."""
 
@@ -241,7 +242,11 @@ def _scalars(table: Any) -> dict[str, object]:
         value = getattr(table, name)
         if isinstance(value, Struct) and not isinstance(value, Status):
             found |= _scalars(value)
-        elif isinstance(value, int | str) and value != defaults[name] and name not in _NOT_SHOWN:
+        elif name == "properties" and value:  # not the values, which may be long or secret
+            found[name] = _cut(", ".join(each.key or "" for each in value))
+        elif not isinstance(value, int | str) or name in _NOT_SHOWN:
+            continue
+        elif value not in (defaults[name], _NOT_GIVEN):
             found[name] = _cut(value)
     return found
 

@@ -22,10 +22,10 @@ from sbp_core.client.programs.calls import decode_answer, unanswered
 from sbp_core.client.programs.fetch_answer import Question, read_answer
 from sbp_core.client.programs.numbering import Marks
 from sbp_core.client.programs.program import Call
+from sbp_core.client.programs.range_placement import cut_by_weight
 from sbp_core.client.types import RangeInfo, ReceivedBatches, TxnPart
 from sbp_core.errors import NotFoundError, ProtocolError, SbpError, TxnIncompleteError
 from sbp_core.records import split_envelopes
-from sbp_core.server.answers import cut_by_weight
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (

@@ -16,6 +16,7 @@ first frame after that arrived.
     transactions      -                           -
     schemas           -                           -
     groups            -                           -
+    compare-and-set   -                           -
     replication       versions, a byte each       the highest of them that it knows
     identity          the token                   u64, big-endian: when the identity
                                                   ends, in ms since the epoch
@@ -70,6 +71,7 @@ class FeatureName(enum.StrEnum):
     PART_COLUMNS = "part-columns"
     SCHEMAS = "schemas"
     GROUPS = "groups"
+    COMPARE_AND_SET = "compare-and-set"
     REPLICATION = "replication"
     IDENTITY = "identity"
     RESTORE = "restore"
@@ -87,7 +89,8 @@ class Agreement:
     are of whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
     `has_transactions`: batches may be staged, and are appended or dropped together.
     `has_part_columns`: a decision may name its parts column by column. `has_schemas`: streams may
-    have schemas. `has_groups`: consumer groups may have members. `replication_version`:
+    have schemas. `has_groups`: consumer groups may have members. `has_compare_and_set`: streams
+    may have properties, and changes of these and of cursors may expect some. `replication_version`:
     that of what goes between copies of ranges, one of REPLICATION_VERSIONS; 0 if nothing may.
     `restoring` is the id of the backup that the client restores, empty if it restores none. `sizes`
     are what the peer accepts, or reads where that is the client.
@@ -104,6 +107,7 @@ class Agreement:
     has_part_columns: bool = False
     has_schemas: bool = False
     has_groups: bool = False
+    has_compare_and_set: bool = False
     replication_version: int = 0
     restoring: str = ""
     sizes: RecordSizes = DEFAULT
@@ -121,6 +125,7 @@ _FLAGS: Final = {
     FeatureName.PART_COLUMNS: "has_part_columns",
     FeatureName.SCHEMAS: "has_schemas",
     FeatureName.GROUPS: "has_groups",
+    FeatureName.COMPARE_AND_SET: "has_compare_and_set",
     FeatureName.HANDLER_DURATION: "has_handler_duration",
 }
 """The features without data, and their fields of an Agreement."""
@@ -200,6 +205,7 @@ def offer(
         Feature(FeatureName.PART_COLUMNS),
         Feature(FeatureName.SCHEMAS),
         Feature(FeatureName.GROUPS),
+        Feature(FeatureName.COMPARE_AND_SET),
         Feature(FeatureName.REPLICATION, replication_versions),
         RECORD_BYTES_OFFER,
     ]

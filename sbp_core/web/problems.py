@@ -48,6 +48,7 @@ STATUS_OF: Final[Mapping[type[SbpError], int]] = {
     errors.PermissionDeniedError: 403,
     errors.NotFoundError: 404,
     errors.AlreadyExistsError: 409,
+    errors.ConditionFailedError: 412,
     errors.RangeNotFoundError: 503,
     errors.RangeSealedError: 503,
     errors.OffsetOutOfRangeError: 416,

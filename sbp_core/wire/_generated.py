@@ -64,6 +64,7 @@ class DescribeStreamsRequest(Struct, frozen=True, gc=False):
     stream_ids: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     all_streams: bool = False
+    with_properties: bool = False
 
 
 class DescribeTxnsRequest(Struct, frozen=True, gc=False):
@@ -245,16 +246,11 @@ class Status(Struct, frozen=True, gc=False):
     handler_duration_us: int = -1
 
 
-class Stream(Struct, frozen=True, gc=False):
-    """A stream's metadata. `retention_period_ms` 0 keeps records for ever, `retention_bytes` 0 any size. Absent (-1), `retention_bytes` is 0 for a new stream, and an update leaves it as it is."""
+class StreamProperty(Struct, frozen=True, gc=False):
+    """A property of a stream; without `value`, that it has none, or is to have none."""
 
-    stream_id: int = -1
-    replica_nums: int = 0
-    retention_period_ms: int = 0
-    ack_count: int = 0
-    name: str | None = None
-    created_at_ms: int = -1
-    retention_bytes: int = -1
+    key: str | None = None
+    value: str | None = None
 
 
 class TakeCutRequest(Struct, frozen=True, gc=False):
@@ -324,29 +320,15 @@ class CommitTxnResponse(Struct, frozen=True, gc=False):
     parts: tuple[TxnPart, ...] = ()
 
 
-class CreateStreamsRequest(Struct, frozen=True, gc=False):
-    timeout_ms: int = 0
-    streams: tuple[Stream, ...] = ()
-
-
 class Cursor(Struct, frozen=True, gc=False):
-    """COMMIT_CURSORS / DESCRIBE_CURSORS: next offsets of a consumer group. `group` names one where groups are listed."""
+    """COMMIT_CURSORS / DESCRIBE_CURSORS: next offsets of a consumer group. `group` names one where groups are listed. A commit with `expected_offset` is done only if the cursor is there, or if -1: if there is none."""
 
     stream_id: int = -1
     next_offset: int = -1
     committed_at_ms: int = -1
     status: Status | None = None
     group: str | None = None
-
-
-class DeleteStreamResult(Struct, frozen=True, gc=False):
-    deleted_stream: Stream | None = None
-    status: Status | None = None
-
-
-class DeleteStreamsRequest(Struct, frozen=True, gc=False):
-    timeout_ms: int = 0
-    streams: tuple[Stream, ...] = ()
+    expected_offset: int = -2
 
 
 class DescribeGroupResponse(Struct, frozen=True, gc=False):
@@ -369,12 +351,6 @@ class DescribeRangesRequest(Struct, frozen=True, gc=False):
     since_revision: int = -1
     changed_max: int = 0
     with_stored_bytes: bool = False
-
-
-class DescribeStreamResult(Struct, frozen=True, gc=False):
-    stream: Stream | None = None
-    status: Status | None = None
-    stream_id: int = -1
 
 
 class DrainServersResponse(Struct, frozen=True, gc=False):
@@ -605,13 +581,18 @@ class ServerDescription(Struct, frozen=True, gc=False):
     drain_obstacle: str | None = None
 
 
-class StreamExtent(Struct, frozen=True, gc=False):
-    """TAKE_CUT / RESTORE_METADATA: a part of the metadata of a cluster, and where its streams begin and end."""
+class Stream(Struct, frozen=True, gc=False):
+    """A stream's metadata. `retention_period_ms` 0 keeps records for ever, `retention_bytes` 0 any size. Absent (-1), `retention_bytes` is 0 for a new stream, and an update leaves it as it is. An update with `properties` or `expected_properties` leaves a `retention_period_ms` of -1 as it is."""
 
-    stream: Stream | None = None
-    start_offset: int = 0
-    end_offset: int = 0
-    last_range_index: int = -1
+    stream_id: int = -1
+    replica_nums: int = 0
+    retention_period_ms: int = 0
+    ack_count: int = 0
+    name: str | None = None
+    created_at_ms: int = -1
+    retention_bytes: int = -1
+    properties: tuple[StreamProperty, ...] = ()
+    expected_properties: tuple[StreamProperty, ...] = ()
 
 
 class StreamRights(Struct, frozen=True, gc=False):
@@ -645,16 +626,6 @@ class TxnDescription(Struct, frozen=True, gc=False):
     subject: str | None = None
 
 
-class UpdateStreamResult(Struct, frozen=True, gc=False):
-    updated_stream: Stream | None = None
-    status: Status | None = None
-
-
-class UpdateStreamsRequest(Struct, frozen=True, gc=False):
-    timeout_ms: int = 0
-    streams: tuple[Stream, ...] = ()
-
-
 class AppendResponse(Struct, frozen=True, gc=False):
     throttle_time_ms: int = 0
     append_responses: tuple[AppendResult, ...] = ()
@@ -667,14 +638,6 @@ class CheckRightsResponse(Struct, frozen=True, gc=False):
     status: Status | None = None
     lease_ms: int = 0
     foreign_txn_ids: tuple[str, ...] = ()
-
-
-class ClusterMetadata(Struct, frozen=True, gc=False):
-    streams: tuple[StreamExtent, ...] = ()
-    schemas: tuple[SchemaEntry, ...] = ()
-    cursors: tuple[Cursor, ...] = ()
-    grants: tuple[Grant, ...] = ()
-    txns: tuple[TxnDescription, ...] = ()
 
 
 class CommitCursorsRequest(Struct, frozen=True, gc=False):
@@ -691,10 +654,19 @@ class CommitCursorsResponse(Struct, frozen=True, gc=False):
     status: Status | None = None
 
 
-class DeleteStreamsResponse(Struct, frozen=True, gc=False):
-    throttle_time_ms: int = 0
-    delete_responses: tuple[DeleteStreamResult, ...] = ()
+class CreateStreamsRequest(Struct, frozen=True, gc=False):
+    timeout_ms: int = 0
+    streams: tuple[Stream, ...] = ()
+
+
+class DeleteStreamResult(Struct, frozen=True, gc=False):
+    deleted_stream: Stream | None = None
     status: Status | None = None
+
+
+class DeleteStreamsRequest(Struct, frozen=True, gc=False):
+    timeout_ms: int = 0
+    streams: tuple[Stream, ...] = ()
 
 
 class DescribeCursorsResponse(Struct, frozen=True, gc=False):
@@ -727,10 +699,10 @@ class DescribeServersResponse(Struct, frozen=True, gc=False):
     halted: HaltedRanges | None = None
 
 
-class DescribeStreamsResponse(Struct, frozen=True, gc=False):
-    throttle_time_ms: int = 0
-    describe_responses: tuple[DescribeStreamResult, ...] = ()
+class DescribeStreamResult(Struct, frozen=True, gc=False):
+    stream: Stream | None = None
     status: Status | None = None
+    stream_id: int = -1
 
 
 class DescribeTxnsResponse(Struct, frozen=True, gc=False):
@@ -782,6 +754,15 @@ class ReplicateResponse(Struct, frozen=True, gc=False):
     status: Status | None = None
 
 
+class StreamExtent(Struct, frozen=True, gc=False):
+    """TAKE_CUT / RESTORE_METADATA: a part of the metadata of a cluster, and where its streams begin and end."""
+
+    stream: Stream | None = None
+    start_offset: int = 0
+    end_offset: int = 0
+    last_range_index: int = -1
+
+
 class StreamRange(Struct, frozen=True, gc=False):
     """A contiguous piece of a stream, [start_offset, end_offset). `end_offset` is -1 while it is open."""
 
@@ -799,10 +780,14 @@ class StreamRange(Struct, frozen=True, gc=False):
     end_digest: bytes = b""
 
 
-class UpdateStreamsResponse(Struct, frozen=True, gc=False):
-    throttle_time_ms: int = 0
-    update_responses: tuple[UpdateStreamResult, ...] = ()
+class UpdateStreamResult(Struct, frozen=True, gc=False):
+    updated_stream: Stream | None = None
     status: Status | None = None
+
+
+class UpdateStreamsRequest(Struct, frozen=True, gc=False):
+    timeout_ms: int = 0
+    streams: tuple[Stream, ...] = ()
 
 
 class AppendInfo(Struct, frozen=True, gc=False):
@@ -815,6 +800,14 @@ class AppendInfo(Struct, frozen=True, gc=False):
     writer_id: str | None = None
     sequence: int = -1
     txn_id: str | None = None
+
+
+class ClusterMetadata(Struct, frozen=True, gc=False):
+    streams: tuple[StreamExtent, ...] = ()
+    schemas: tuple[SchemaEntry, ...] = ()
+    cursors: tuple[Cursor, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    txns: tuple[TxnDescription, ...] = ()
 
 
 class CreateRangeRequest(Struct, frozen=True, gc=False):
@@ -834,11 +827,23 @@ class CreateStreamResult(Struct, frozen=True, gc=False):
     status: Status | None = None
 
 
+class DeleteStreamsResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    delete_responses: tuple[DeleteStreamResult, ...] = ()
+    status: Status | None = None
+
+
 class DescribeRangeResult(Struct, frozen=True, gc=False):
     stream_id: int = -1
     stream_range: StreamRange | None = None
     status: Status | None = None
     stored_bytes: int = -1
+
+
+class DescribeStreamsResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    describe_responses: tuple[DescribeStreamResult, ...] = ()
+    status: Status | None = None
 
 
 class FetchInfo(Struct, frozen=True, gc=False):
@@ -863,17 +868,6 @@ class ListRangesResult(Struct, frozen=True, gc=False):
     writers: bytes = b""
 
 
-class RestoreMetadataRequest(Struct, frozen=True, gc=False):
-    """The first request begins a restore, and the one that `is_complete` ends it; all may be repeated."""
-
-    timeout_ms: int = 0
-    backup_id: str | None = None
-    metadata: ClusterMetadata | None = None
-    last_stream_id: int = -1
-    revision: int = -1
-    is_complete: bool = False
-
-
 class SealRangesResult(Struct, frozen=True, gc=False):
     stream_range: StreamRange | None = None
     status: Status | None = None
@@ -895,22 +889,15 @@ class SyncRangesResult(Struct, frozen=True, gc=False):
     status: Status | None = None
 
 
-class TakeCutResponse(Struct, frozen=True, gc=False):
-    throttle_time_ms: int = 0
-    status: Status | None = None
-    metadata: ClusterMetadata | None = None
-    cluster_id: str | None = None
-    last_stream_id: int = -1
-    revision: int = -1
-    taken_at_ms: int = -1
-    held_us: int = -1
-    store_commit: int = -1
-    store_life: str | None = None
-
-
 class TrimStreamResult(Struct, frozen=True, gc=False):
     trimmed_stream: Stream | None = None
     stream_range: StreamRange | None = None
+    status: Status | None = None
+
+
+class UpdateStreamsResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    update_responses: tuple[UpdateStreamResult, ...] = ()
     status: Status | None = None
 
 
@@ -951,6 +938,17 @@ class ListRangesResponse(Struct, frozen=True, gc=False):
     changed_streams: tuple[int, ...] = ()
 
 
+class RestoreMetadataRequest(Struct, frozen=True, gc=False):
+    """The first request begins a restore, and the one that `is_complete` ends it; all may be repeated."""
+
+    timeout_ms: int = 0
+    backup_id: str | None = None
+    metadata: ClusterMetadata | None = None
+    last_stream_id: int = -1
+    revision: int = -1
+    is_complete: bool = False
+
+
 class SealRangesResponse(Struct, frozen=True, gc=False):
     throttle_time_ms: int = 0
     seal_responses: tuple[SealRangesResult, ...] = ()
@@ -966,6 +964,19 @@ class SyncRangesResponse(Struct, frozen=True, gc=False):
     throttle_time_ms: int = 0
     sync_responses: tuple[SyncRangesResult, ...] = ()
     status: Status | None = None
+
+
+class TakeCutResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    status: Status | None = None
+    metadata: ClusterMetadata | None = None
+    cluster_id: str | None = None
+    last_stream_id: int = -1
+    revision: int = -1
+    taken_at_ms: int = -1
+    held_us: int = -1
+    store_commit: int = -1
+    store_life: str | None = None
 
 
 class TrimStreamsResponse(Struct, frozen=True, gc=False):
@@ -1120,7 +1131,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     DescribeGroupRequest: (I32, TEXT),
     DescribeSchemasRequest: (I32, Vector(I64), BOOL),
     DescribeServersRequest: (I32,),
-    DescribeStreamsRequest: (I32, Vector(I64), Vector(TEXT), BOOL),
+    DescribeStreamsRequest: (I32, Vector(I64), Vector(TEXT), BOOL, BOOL),
     DescribeTxnsRequest: (I32, TEXT),
     DrainServersRequest: (I32, Vector(I32), BOOL),
     EndTxnInfo: (I64, I32, Vector(TEXT), BOOL, I32, I64),
@@ -1142,7 +1153,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     ReplicatedRange: (I64, I32, I64, BYTES, I32, I64, I64),
     StagedParts: (TEXT, Vector(I64), Vector(I32), Vector(I64), Vector(I32)),
     Status: (I16, TEXT, BYTES, I64),
-    Stream: (I64, I8, I64, I8, TEXT, I64, I64),
+    StreamProperty: (TEXT, TEXT),
     TakeCutRequest: (I32,),
     TrimmedStream: (I64, I64),
     TxnPart: (TEXT, I64, I64, I32, I64),
@@ -1162,14 +1173,10 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         Vector(Table("StagedParts")),
     ),
     CommitTxnResponse: (I32, Table("Status"), BOOL, BOOL, I64, BYTES, Vector(Table("TxnPart"))),
-    CreateStreamsRequest: (I32, Vector(Table("Stream"))),
-    Cursor: (I64, I64, I64, Table("Status"), TEXT),
-    DeleteStreamResult: (Table("Stream"), Table("Status")),
-    DeleteStreamsRequest: (I32, Vector(Table("Stream"))),
+    Cursor: (I64, I64, I64, Table("Status"), TEXT, I64),
     DescribeGroupResponse: (I32, Table("Status"), I64, Vector(Table("GroupMember"))),
     DescribePlacementDriverClusterRequest: (Table("RangeServer"), I32),
     DescribeRangesRequest: (I32, Vector(Table("RangeId")), I64, I32, BOOL),
-    DescribeStreamResult: (Table("Stream"), Table("Status"), I64),
     DrainServersResponse: (I32, Table("Status")),
     EndTxnRequest: (I32, Vector(Table("EndTxnInfo"))),
     EndTxnResult: (I64, I32, I64, I64, Table("Status")),
@@ -1240,7 +1247,17 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     SchemaEntry: (I64, I32, TEXT, BYTES, I64, Table("Status")),
     SealRangesRequest: (I32, Vector(Table("RangeId")), I8),
     ServerDescription: (Table("RangeServer"), BOOL, I64, I32, I32, I32, I32, I32, BOOL, BOOL, TEXT),
-    StreamExtent: (Table("Stream"), I64, I64, I32),
+    Stream: (
+        I64,
+        I8,
+        I64,
+        I8,
+        TEXT,
+        I64,
+        I64,
+        Vector(Table("StreamProperty")),
+        Vector(Table("StreamProperty")),
+    ),
     StreamRights: (I64, Vector(TEXT), Table("Status"), TEXT),
     SystemErrorResponse: (Table("Status"),),
     TrimStreamsRequest: (I32, Vector(Table("TrimmedStream"))),
@@ -1256,20 +1273,13 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         Vector(Table("TxnPart")),
         TEXT,
     ),
-    UpdateStreamResult: (Table("Stream"), Table("Status")),
-    UpdateStreamsRequest: (I32, Vector(Table("Stream"))),
     AppendResponse: (I32, Vector(Table("AppendResult")), Table("Status")),
     CheckRightsResponse: (I32, Vector(Table("StreamRights")), Table("Status"), I32, Vector(TEXT)),
-    ClusterMetadata: (
-        Vector(Table("StreamExtent")),
-        Vector(Table("SchemaEntry")),
-        Vector(Table("Cursor")),
-        Vector(Table("Grant")),
-        Vector(Table("TxnDescription")),
-    ),
     CommitCursorsRequest: (I32, TEXT, Vector(Table("Cursor")), TEXT, I64),
     CommitCursorsResponse: (I32, Vector(Table("Cursor")), Table("Status")),
-    DeleteStreamsResponse: (I32, Vector(Table("DeleteStreamResult")), Table("Status")),
+    CreateStreamsRequest: (I32, Vector(Table("Stream"))),
+    DeleteStreamResult: (Table("Stream"), Table("Status")),
+    DeleteStreamsRequest: (I32, Vector(Table("Stream"))),
     DescribeCursorsResponse: (I32, Vector(Table("Cursor")), Table("Status")),
     DescribePlacementDriverClusterResponse: (Table("Status"), Table("PlacementDriverCluster"), I32),
     DescribeSchemasResponse: (I32, Vector(Table("SchemaEntry")), Table("Status")),
@@ -1282,7 +1292,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         I32,
         Table("HaltedRanges"),
     ),
-    DescribeStreamsResponse: (I32, Vector(Table("DescribeStreamResult")), Table("Status")),
+    DescribeStreamResult: (Table("Stream"), Table("Status"), I64),
     DescribeTxnsResponse: (I32, Vector(Table("TxnDescription")), Table("Status")),
     EndTxnResponse: (I32, Vector(Table("EndTxnResult")), Table("Status")),
     FetchResponse: (I32, Vector(Table("FetchResult")), Table("Status")),
@@ -1291,6 +1301,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     RegisterSchemasRequest: (I32, Vector(Table("SchemaEntry"))),
     RegisterSchemasResponse: (I32, Vector(Table("SchemaEntry")), Table("Status")),
     ReplicateResponse: (I32, Vector(Table("ReplicateResult")), Table("Status")),
+    StreamExtent: (Table("Stream"), I64, I64, I32),
     StreamRange: (
         I64,
         I32,
@@ -1305,12 +1316,22 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         I64,
         BYTES,
     ),
-    UpdateStreamsResponse: (I32, Vector(Table("UpdateStreamResult")), Table("Status")),
+    UpdateStreamResult: (Table("Stream"), Table("Status")),
+    UpdateStreamsRequest: (I32, Vector(Table("Stream"))),
     AppendInfo: (Table("StreamRange"), I32, I32, I64, TEXT, I64, TEXT),
+    ClusterMetadata: (
+        Vector(Table("StreamExtent")),
+        Vector(Table("SchemaEntry")),
+        Vector(Table("Cursor")),
+        Vector(Table("Grant")),
+        Vector(Table("TxnDescription")),
+    ),
     CreateRangeRequest: (I32, Table("StreamRange")),
     CreateRangeResponse: (Table("Status"), Table("StreamRange"), I32),
     CreateStreamResult: (Table("Stream"), Table("StreamRange"), Table("Status")),
+    DeleteStreamsResponse: (I32, Vector(Table("DeleteStreamResult")), Table("Status")),
     DescribeRangeResult: (I64, Table("StreamRange"), Table("Status"), I64),
+    DescribeStreamsResponse: (I32, Vector(Table("DescribeStreamResult")), Table("Status")),
     FetchInfo: (
         Table("StreamRange"),
         I32,
@@ -1329,23 +1350,11 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         I64,
         BYTES,
     ),
-    RestoreMetadataRequest: (I32, TEXT, Table("ClusterMetadata"), I64, I64, BOOL),
     SealRangesResult: (Table("StreamRange"), Table("Status"), I64, BYTES, I64, BYTES, BOOL),
     StreamRanges: (I64, Vector(Table("StreamRange"))),
     SyncRangesResult: (I64, Vector(Table("StreamRange")), Table("Status")),
-    TakeCutResponse: (
-        I32,
-        Table("Status"),
-        Table("ClusterMetadata"),
-        TEXT,
-        I64,
-        I64,
-        I64,
-        I64,
-        I64,
-        TEXT,
-    ),
     TrimStreamResult: (Table("Stream"), Table("StreamRange"), Table("Status")),
+    UpdateStreamsResponse: (I32, Vector(Table("UpdateStreamResult")), Table("Status")),
     AppendRequest: (I32, Vector(Table("AppendInfo"))),
     CreateStreamsResponse: (I32, Vector(Table("CreateStreamResult")), Table("Status")),
     DescribeRangesResponse: (I32, Vector(Table("DescribeRangeResult")), Table("Status"), I64),
@@ -1361,9 +1370,22 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
         BOOL,
         Vector(I64),
     ),
+    RestoreMetadataRequest: (I32, TEXT, Table("ClusterMetadata"), I64, I64, BOOL),
     SealRangesResponse: (I32, Vector(Table("SealRangesResult")), Table("Status")),
     SyncRangesRequest: (I32, Vector(Table("StreamRanges"))),
     SyncRangesResponse: (I32, Vector(Table("SyncRangesResult")), Table("Status")),
+    TakeCutResponse: (
+        I32,
+        Table("Status"),
+        Table("ClusterMetadata"),
+        TEXT,
+        I64,
+        I64,
+        I64,
+        I64,
+        I64,
+        TEXT,
+    ),
     TrimStreamsResponse: (I32, Vector(Table("TrimStreamResult")), Table("Status")),
     KeyValue: (TEXT, TEXT),
     RecordBatchMeta: (I64, I16, I64, I32, I64, Vector(Table("KeyValue"))),

@@ -67,7 +67,9 @@ def test_operations_of_a_client(tmp_path, caplog):
     async def body(cluster):
         client = cluster.client
         (stream,) = await client.create_streams([StreamSpec("a", retention_bytes=77)])
-        await client.update_streams([StreamUpdate("a", name="b")])
+        await client.update_streams(
+            [StreamUpdate("a", name="b", properties={"z": "secret", "y": None})]
+        )
         await client.append([AppendItem(stream.stream_id, rows_batch([b"x", b"y"]))])
         await client.commit_cursors("group", {stream.stream_id: 1})
         await client.commit_cursors("group", {stream.stream_id: -1})
@@ -105,7 +107,8 @@ def test_operations_of_a_client(tmp_path, caplog):
     assert created.items() >= {"name": "a", "retention_bytes": 77, "role": "client"}.items()
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", created["time"])
     assert re.fullmatch(r"127\.0\.0\.1:\d+", created["peer"])
-    assert updated["name"] == "b"
+    assert (updated["name"], updated["properties"]) == ("b", "z, y"), "without the values"
+    assert not any(value in {"secret", -1} for value in updated.values())
     assert forgotten["group"] == "group"
     assert trimmed["trim_offset"] == 1
     assert (drained["server_id"], resumed["is_cancelled"]) == (1, True)

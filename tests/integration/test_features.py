@@ -64,6 +64,7 @@ def test_both_servers_accept_what_they_know(tmp_path):
                     has_part_columns=True,
                     has_schemas=True,
                     has_groups=True,
+                    has_compare_and_set=True,
                     replication_version=1,
                 )
                 echo = await client.call(Opcode.PING, b"header", [b"p" * 10_000])

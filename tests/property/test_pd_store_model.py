@@ -1,5 +1,6 @@
 """The store against a model of dictionaries, through crashes, in both homes."""
 
+from dataclasses import replace
 from functools import partial
 
 from hypothesis import settings
@@ -13,11 +14,16 @@ from hypothesis.stateful import (
 
 from sbp_core.pd.model import (
     NO_CURSOR,
+    ChangeRefusal,
+    CursorChange,
+    CursorMismatch,
     CursorRecord,
     GroupRecord,
     NewStream,
+    PropertyMismatch,
     RangeRecord,
     RangeServerRecord,
+    StreamChange,
     StreamRecord,
 )
 from tests.support.clock import examples
@@ -28,6 +34,9 @@ SERVERS = st.integers(1, 3)
 PICKS = st.integers(0, 7)
 """Which stream: a position among those ever created, so that deleted ones are asked for too."""
 NO_STREAM = 1_000_000
+PROPERTIES = st.dictionaries(
+    st.sampled_from(["a", "B"]), st.sampled_from([None, "", "x", "\u00e9"]), max_size=2
+)
 OFFSETS = st.one_of(st.integers(NO_CURSOR, 3), st.just(2**63 - 1))
 
 
@@ -39,6 +48,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.cluster_id = self.store.cluster_id
         self.streams, self.ranges, self.addresses = {}, {}, {}
         self.cursors = {}
+        self.properties = {}
         self.stream_ids, self.server_ids = [], []
         self.revision = 0
         self.seen = {0: ({}, {})}
@@ -83,6 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
             expected.append(self.streams.pop(stream_id, None))
             self.ranges = {key: each for key, each in self.ranges.items() if key[0] != stream_id}
             self.cursors = {key: each for key, each in self.cursors.items() if key[1] != stream_id}
+            self.properties.pop(stream_id, None)
         assert self.store.delete_streams([self.pick(pick) for pick in picks]) == expected
         self.bump(any(expected))
 
@@ -107,20 +118,48 @@ class StoreMachine(RuleBasedStateMachine):
             self.ranges[stream_id, index] = new
         self.bump(is_made)
 
+    @rule(pick=PICKS, bytes_max=st.integers(0, 2), changed=PROPERTIES, condition=PROPERTIES)
+    def update_stream(self, pick, bytes_max, changed, condition):
+        stream_id = self.pick(pick)
+        known = self.properties.get(stream_id, {})
+        change = StreamChange(
+            stream_id, None, None, bytes_max, properties=changed, expected=condition
+        )
+        differing = [key for key, value in condition.items() if known.get(key) != value]
+        if stream_id not in self.streams:
+            outcome = ChangeRefusal.NO_STREAM
+        elif differing:
+            key = differing[0]
+            outcome = PropertyMismatch(key, condition[key], known.get(key))
+        else:
+            outcome = replace(self.streams[stream_id], retention_bytes=bytes_max)
+            self.streams[stream_id] = outcome
+            present = {key: each for key, each in {**known, **changed}.items() if each is not None}
+            self.properties[stream_id] = present
+        assert self.store.update_streams([change]) == [outcome]
+        self.bump(isinstance(outcome, StreamRecord))
+
     @rule(
         group=st.sampled_from(["g", "h"]),
-        moves=st.lists(st.tuples(PICKS, OFFSETS), max_size=3),
+        moves=st.lists(st.tuples(PICKS, OFFSETS, st.one_of(st.none(), OFFSETS)), max_size=3),
         time_ms=st.integers(0, 9),
     )
     def commit_cursors(self, group, moves, time_ms):
-        wanted = [(self.pick(pick), offset) for pick, offset in moves]
-        expected = [offset == NO_CURSOR or each in self.streams for each, offset in wanted]
-        assert self.store.cursors.commit(group, wanted, time_ms) == expected
-        for stream_id, offset in wanted:
-            if offset == NO_CURSOR:
-                self.cursors.pop((group, stream_id), None)
-            elif stream_id in self.streams:
+        wanted = [CursorChange(self.pick(pick), *offsets) for pick, *offsets in moves]
+        outcomes = []
+        for stream_id, offset, condition in wanted:
+            current = self.cursors.get((group, stream_id))
+            current_offset = NO_CURSOR if current is None else current.next_offset
+            if offset != NO_CURSOR and stream_id not in self.streams:
+                outcomes.append(False)
+            elif condition not in (None, current_offset):
+                outcomes.append(CursorMismatch(current_offset))
+            else:
+                outcomes.append(True)
                 self.cursors[group, stream_id] = CursorRecord(stream_id, offset, time_ms)
+                if offset == NO_CURSOR:
+                    del self.cursors[group, stream_id]
+        assert self.store.cursors.commit(group, wanted, time_ms) == outcomes
         self.bump(False)
 
     @rule()
@@ -178,6 +217,8 @@ class StoreMachine(RuleBasedStateMachine):
                 ]
             )
         ]
+        present = {key: each for key, each in self.properties.items() if each}
+        assert store.properties.all() == present
         counts = {}
         for server_id in (1, 2, 3):
             hosted = [each for each in everything if server_id in each.server_ids]

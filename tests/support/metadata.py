@@ -25,7 +25,13 @@ from sbp_core.pd.metadata.history import CommitMark
 from sbp_core.pd.metadata.leadership import Leadership
 from sbp_core.pd.metadata.sqlite_content import commit_number_of, take_stock
 from sbp_core.pd.metadata.store import open_store
-from sbp_core.pd.model import NewStream, RangeServerRecord, SchemaRecord, SealedRange
+from sbp_core.pd.model import (
+    CursorChange,
+    NewStream,
+    RangeServerRecord,
+    SchemaRecord,
+    SealedRange,
+)
 from sbp_core.pd.txns.transactions import Manifest, Part
 
 END_SECONDS = 60
@@ -230,7 +236,9 @@ def next_term(url, name="test"):
 
 
 TABLES = ("cluster", "streams", "ranges", "replicas", "servers", "cursors", "writers", "txns")
-MORE_TABLES = ("txn_parts", "aborted_txns", "schemas", "given_up_parts", "grants")
+MORE_TABLES = (
+    *("txn_parts", "aborted_txns", "schemas", "given_up_parts", "grants", "stream_properties"),
+)
 
 
 def contents(store):
@@ -249,13 +257,17 @@ def fill(store):
     )
     store.schemas.register([SchemaRecord(1, 1, "f", b"schema" * 2_000, 5)])
     store.grants.change([Grant("billing", Right.READ, "orders-*")], is_revoked=False)
-    store.cursors.commit("group", [(number, 100 * number) for number in range(1, 30)], 9)
+    store.cursors.commit(
+        "group", [CursorChange(number, 100 * number) for number in range(1, 30)], 9
+    )
     store.seal_ranges([SealedRange(3, 0, 17, b"\x01" * 6_000)])
     parts = (Part("p-1-x", 2, 0, 5),)
     store.transactions.commit(Manifest("p", 1, parts, 5, b"digest--"), 50)
     store.transactions.abort([Part("q-1-x", 2, 0, 5)], 60)
     store.delete_streams([40])
-    store.cursors.commit("group", [(number, 100 * number + 1) for number in range(1, 30)], 10)
+    store.cursors.commit(
+        "group", [CursorChange(number, 100 * number + 1) for number in range(1, 30)], 10
+    )
 
 
 def verdict(folder, expected):
@@ -279,6 +291,7 @@ SINCE = {
         *("DROP TABLE group_streams", "DROP TABLE group_members", "DROP TABLE consumer_groups"),
         "DROP TABLE producer_claims",
     ),
+    15: ("DROP TABLE stream_properties",),
 }
 """The statements that take away what each version after the first release added."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbp_core import filter_limits, group_limits, limits
+from sbp_core import filter_limits, group_limits, limits, properties
 from sbp_core.log import boundaries
 from sbp_core.log.index_file import INDEX_VERSION, REPLICA_INDEX_VERSION
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_MIN
@@ -23,7 +23,7 @@ TEXT = (ROOT / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
 LIMITS = (ROOT / "docs" / "reference" / "limits.md").read_text(encoding="utf-8")
 FILES = (ROOT / "docs" / "reference" / "file-format.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^###? (.+)\n((?:(?!##).*\n)*)", TEXT, re.MULTILINE))
-KNOWN_LIMITS = vars(limits) | vars(group_limits) | vars(filter_limits)
+KNOWN_LIMITS = vars(limits) | vars(group_limits) | vars(filter_limits) | vars(properties)
 CONFORMANCE = sorted((ROOT / "tests" / "conformance").glob("test_spec_*.py"))
 
 SHARED = {"Status", "StreamRange", "RangeServer", "ReplicaServer", "RangeId", "Stream", "Feature"}

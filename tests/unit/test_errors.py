@@ -10,6 +10,7 @@ from sbp_core import errors
 from sbp_core.errors import (
     AlreadyExistsError,
     ClientClosedError,
+    ConditionFailedError,
     ConfigurationError,
     ConnectError,
     ConnectionLostError,
@@ -76,6 +77,7 @@ CODES = {  # code: exception, retriable, refreshes_placement, outcome
     StatusCode.NOT_FOUND: (NotFoundError, False, False, NO),
     StatusCode.REQUEST_TIMEOUT: (RequestTimeoutError, AGAIN, False, MAYBE),
     StatusCode.CONFLICT: (AlreadyExistsError, False, False, NO),
+    StatusCode.CONDITION_FAILED: (ConditionFailedError, False, False, NO),
     StatusCode.TOO_MANY_REQUESTS: (ThrottledError, AGAIN, False, NO),
     StatusCode.RANGE_ALREADY_SEALED: (RangeSealedError, AGAIN, LOOK_UP, NO),
     StatusCode.OFFSET_OVERFLOW: (StatusError, False, False, MAYBE),

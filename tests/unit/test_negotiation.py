@@ -44,6 +44,7 @@ def test_everything_that_is_offered_is_agreed_on():
         has_part_columns=True,
         has_schemas=True,
         has_groups=True,
+        has_compare_and_set=True,
         replication_version=1,
         sizes=LARGEST,
     )

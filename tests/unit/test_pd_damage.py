@@ -11,6 +11,7 @@ from sbp_core.errors import ConfigurationError, StatusError
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME
 from sbp_core.pd.metadata.history import MARK_NAME, CommitId, CommitMark
 from sbp_core.pd.metadata.store import open_store
+from sbp_core.pd.model import CursorChange, StreamChange
 from tests.support.metadata import altered_metadata, contents, fill, verdict
 
 CASES_PER_FILE = 60
@@ -106,12 +107,12 @@ def test_changes_to_the_files_of_an_open_store_are_not_served(tmp_path):
     store.close()
     store = open_store(tmp_path)
     expected = contents(store)
-    store.cursors.commit("other", [(5, 5)], 11)
+    store.cursors.commit("other", [CursorChange(5, 5)], 11)
     for name in (DATABASE_NAME, WRITE_AHEAD_LOG_NAME):
         size = (tmp_path / name).stat().st_size
         with (tmp_path / name).open("r+b") as file:
             file.write(b"\xa5" * size)
-    store.cursors.commit("other", [(5, -1)], 11)
+    store.cursors.commit("other", [CursorChange(5, -1)], 11)
     assert contents(store) == expected
     store.close()
     with pytest.raises(ConfigurationError, match=r"metadata\."):
@@ -129,7 +130,7 @@ def test_a_commit_that_fails_leaves_the_checksums_right(tmp_path):
 
     with pytest.raises(RuntimeError):
         fail()
-    store.cursors.commit("group", [(1, 1)], 1)
+    store.cursors.commit("group", [CursorChange(1, 1)], 1)
     expected = contents(store)
     store.close()
     assert verdict(tmp_path, expected)
@@ -197,8 +198,10 @@ def test_rows_that_a_cascade_deletes_are_counted_out(tmp_path):
     store = open_store(tmp_path)
     fill(store)
     ids = [stream.stream_id for stream in store.streams_after(-1, 100)]
+    store.update_streams([StreamChange(each, None, None, properties={"a": "b"}) for each in ids])
     store.delete_streams(ids)
-    for table in ("streams", "ranges", "replicas", "cursors", "schemas", "writers", "txn_parts"):
+    tables = ("streams", "ranges", "replicas", "cursors", "schemas", "writers", "txn_parts")
+    for table in (*tables, "stream_properties"):
         assert store._database.count(table) == 0
     store.close()
     open_store(tmp_path).close()

@@ -3,7 +3,7 @@
 import pytest
 
 from sbp_core.pd.groups.group import Group, Member
-from sbp_core.pd.model import NewStream
+from sbp_core.pd.model import CursorChange, NewStream
 from sbp_core.pd.streams.cursor_handlers import list_groups_after
 
 GROUP = "g"
@@ -58,7 +58,7 @@ def test_a_member_sees_its_part_of_a_group_and_changes_that_of_its_heir(store):
 def test_groups_with_members_are_listed_among_those_with_cursors(store):
     (stream,) = create(store, "a")
     for name in ("b", "d"):
-        store.cursors.commit(name, [(stream, 0)], 7)
+        store.cursors.commit(name, [CursorChange(stream, 0)], 7)
     for name in ("a", "b", "c", "e"):
         group = Group(100).with_member(member("m", "*"), {"m": frozenset()})
         store.groups.change(name, Group(100), group)

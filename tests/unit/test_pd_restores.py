@@ -34,8 +34,9 @@ def test_a_restore_is_remembered_and_ids_go_on_behind_it(store):
 
 def test_a_stream_is_restored_once_with_its_first_range(store):
     for _ in range(2):
-        store.restore_streams([(STREAM, first_range(STREAM))])
+        store.restore_streams([(STREAM, first_range(STREAM), {"owner": "a"})])
     assert store.streams_after(-1, 9) == [STREAM]
+    assert store.properties.all() == {STREAM.stream_id: {"owner": "a"}}
     assert store.ranges_after((-1, -1), 9, stream_id=None, server_id=None) == [first_range(STREAM)]
     assert store.writers_before(7, FIRST) == NO_WRITERS
     assert store.servers.last_stream_id() == 0

@@ -80,6 +80,7 @@ _WITHOUT: Final = {
     FeatureName.PART_COLUMNS: "decisions of many parts: upgrade it, or write with fewer tasks",
     FeatureName.SCHEMAS: "schemas of streams: upgrade it, or write and read without one",
     FeatureName.GROUPS: "members of consumer groups: upgrade the placement driver",
+    FeatureName.COMPARE_AND_SET: "properties and expected cursors: upgrade the placement driver",
     FeatureName.REPLICATION: "copies of ranges in a version known here: upgrade the older server",
 }
 """By feature that calls need: what a server without it lacks, and the remedy."""

@@ -6,7 +6,7 @@ stream_changes.py has what changes them; range_placement.py finds their ranges.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from sbp_core import limits
@@ -22,6 +22,7 @@ from sbp_core.client.programs.range_placement import (
     by_server,
     check_errors,
     chunks,
+    cut_by_weight,
     is_foreign,
     locate,
     missing,
@@ -31,6 +32,7 @@ from sbp_core.client.programs.range_placement import (
 from sbp_core.client.types import StreamInfo, StreamSpec
 from sbp_core.errors import (
     ConfigurationError,
+    InvalidRequestError,
     NotFoundError,
     Outcome,
     RangeSealedError,
@@ -39,7 +41,8 @@ from sbp_core.errors import (
     StatusError,
     UnsupportedError,
 )
-from sbp_core.session.negotiation import RECORD_BYTES_OFFER, settle
+from sbp_core.properties import checked_properties
+from sbp_core.session.negotiation import RECORD_BYTES_OFFER, FeatureName, settle
 from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
     ClientRole,
@@ -52,12 +55,15 @@ from sbp_core.wire.headers import (
     HeartbeatRequest,
     HeartbeatResponse,
     Stream,
+    StreamProperty,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error, with_message
 from sbp_core.wording import listed
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
+_DESCRIBED_PROPERTIES_MAX: Final = 500
+"""Streams whose properties are asked for at a time: a stream has some 80 KiB of them at most."""
 REPLICA_COUNT_MAX: Final = 127
 """An int8 on the wire."""
 
@@ -135,6 +141,50 @@ def _check_absent(context: Context, refused: Mapping[int, StatusError]) -> Progr
             )
 
 
+def describe_properties(
+    context: Context, stream_ids: Sequence[int]
+) -> Program[dict[int, dict[str, str]]]:
+    """Return the properties of streams, by id and key.
+
+    SPEC "DESCRIBE_STREAMS": servers without the extension know no properties. Raises NotFoundError
+    naming the missing streams.
+    """
+    found: dict[int, dict[str, str]] = {}
+    for chunk in chunks(list(dict.fromkeys(stream_ids)), _DESCRIBED_PROPERTIES_MAX):
+        header = DescribeStreamsRequest(
+            context.timeout_ms, stream_ids=tuple(chunk), with_properties=True
+        )
+        answers = yield from ask(context, Opcode.DESCRIBE_STREAMS, header, DescribeStreamsResponse)
+        for result in (each for answer in answers for each in answer.describe_responses):
+            error = maybe_error(result.status)
+            if error is not None and not isinstance(error, NotFoundError):
+                raise error
+            if error is None and result.stream is not None:
+                found[result.stream.stream_id] = {
+                    each.key or "": each.value or "" for each in result.stream.properties
+                }
+    absent = [each for each in stream_ids if each not in found]
+    if absent:
+        raise missing([f"stream {each}" for each in absent])
+    return found
+
+
+def property_tables(properties: Mapping[str, str | None]) -> tuple[StreamProperty, ...]:
+    """Return properties for the wire. Raises ConfigurationError for what no stream can have."""
+    try:
+        return tuple(
+            StreamProperty(*each) for each in checked_properties(properties.items()).items()
+        )
+    except InvalidRequestError as error:
+        raise ConfigurationError(error.message) from error
+
+
+def maybe_compare_and_set(streams: Iterable[Stream]) -> FeatureName | None:
+    """Return the feature that a change of streams needs, None if it needs none."""
+    is_needed = any(each.properties or each.expected_properties for each in streams)
+    return FeatureName.COMPARE_AND_SET if is_needed else None
+
+
 def list_streams(context: Context) -> Program[list[StreamInfo]]:
     """Return all streams of the cluster, by id."""
     header = DescribeStreamsRequest(timeout_ms=context.timeout_ms, all_streams=True)
@@ -156,7 +206,7 @@ def create_streams(
     for spec in specs:
         check_spec(spec)
     created: list[StreamInfo] = []
-    for chunk in chunks(specs):
+    for chunk in cut_by_weight(specs, lambda each: 1 + len(each.properties)):
         created += yield from _create(context, chunk, on_created or (lambda _: None))
     return created
 
@@ -177,12 +227,18 @@ def _create(
                     retention_period_ms=specs[index].retention_period_ms,
                     retention_bytes=specs[index].retention_bytes,
                     ack_count=specs[index].ack_count,
+                    properties=property_tables(specs[index].properties),
                 )
                 for index in wanted
             ),
         )
         answers = yield from ask(
-            context, Opcode.CREATE_STREAMS, header, CreateStreamsResponse, is_repeatable=False
+            context,
+            Opcode.CREATE_STREAMS,
+            header,
+            CreateStreamsResponse,
+            is_repeatable=False,
+            feature=maybe_compare_and_set(header.streams),
         )
         results = [result for answer in answers for result in answer.create_responses]
         if len(results) != len(wanted):

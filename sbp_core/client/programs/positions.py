@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sbp_core import limits
 from sbp_core.client.group_members import Membership
@@ -46,6 +47,8 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error, with_message
+
+_ANY_OFFSET: Final = Cursor().expected_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,25 +314,43 @@ def commit_cursors(
     group: str,
     offsets: Mapping[int, int],
     membership: Membership | None = None,
+    expected: Mapping[int, int] | None = None,
 ) -> Program[None]:
     """Set the offsets that a group reads next, by stream id; NO_CURSOR forgets one.
+
+    A cursor with an `expected` offset, or NO_CURSOR, is set only if it is there: else
+    ConditionFailedError. Such a commit is not sent again if its answer was lost: the outcome of the
+    error is UNKNOWN then.
 
     Raises ConfigurationError for what is no offset, InvalidRequestError for a group's name that is
     not allowed, MemberUnknownError, StreamNotHeldError for a stream that the member does not hold,
     NotFoundError naming the missing streams. The others are set nevertheless.
     """
-    for stream_id, offset in offsets.items():
+    expected = expected or {}
+    if not expected.keys() <= offsets.keys():
+        raise ConfigurationError("expected names a stream for which no offset is committed")
+    for stream_id, offset in (*offsets.items(), *expected.items()):
         if not NO_CURSOR <= offset < 2**63:
             raise ConfigurationError(
                 f"cursor {offset} of stream {stream_id} is not an offset, 0 or more, nor"
                 f" {NO_CURSOR} to forget the cursor"
             )
+    feature = None if membership is None else FeatureName.GROUPS
+    if expected:  # servers that know this know groups, too
+        feature = FeatureName.COMPARE_AND_SET
     errors: dict[int, SbpError] = {}
     for chunk in chunks(list(offsets)):
         header = CommitCursorsRequest(
             timeout_ms=context.timeout_ms,
             group=group,
-            cursors=tuple(Cursor(stream_id, offsets[stream_id]) for stream_id in chunk),
+            cursors=tuple(
+                Cursor(
+                    stream_id,
+                    offsets[stream_id],
+                    expected_offset=expected.get(stream_id, _ANY_OFFSET),
+                )
+                for stream_id in chunk
+            ),
             member_id=None if membership is None else membership.member_id,
             generation=-1 if membership is None else membership.generation,
         )
@@ -338,7 +359,8 @@ def commit_cursors(
             Opcode.COMMIT_CURSORS,
             header,
             CommitCursorsResponse,
-            feature=None if membership is None else FeatureName.GROUPS,
+            is_repeatable=not expected,
+            feature=feature,
         )
         for stream_id, cursor in _answered(answers, chunk).items():
             error = maybe_error(cursor.status)

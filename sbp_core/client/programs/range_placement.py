@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from sbp_core import limits
@@ -33,6 +33,7 @@ from sbp_core.wire.headers import (
     ListRangesResult,
     RangeCriteria,
     SealRangesResult,
+    Stream,
     StreamRange,
 )
 from sbp_core.wire.opcodes import Opcode
@@ -46,6 +47,28 @@ def chunks(values: Sequence[T], size: int = limits.STREAMS_PER_CALL) -> Iterator
     """Cut into pieces of at most `size`."""
     for begin in range(0, len(values), size):
         yield values[begin : begin + size]
+
+
+def cut_by_weight(
+    items: Sequence[T], weigh: Callable[[T], int], weight_max: int = limits.RESULTS_PER_FRAME
+) -> list[Sequence[T]]:
+    """Cut into parts of `weight_max` at most, where an item counts for several; one always fits."""
+    parts: list[Sequence[T]] = []
+    start = total = 0
+    for at, item in enumerate(items):
+        weight = weigh(item)
+        if total + weight > weight_max and at > start:
+            parts.append(items[start:at])
+            start, total = at, 0
+        total += weight
+    return [*parts, items[start:]] if items else []
+
+
+def stream_weight(stream: Stream | None) -> int:
+    """Return for how many results a stream counts: each of its properties is one, of 1.2 KiB."""
+    if stream is None:
+        return 1
+    return 1 + len(stream.properties) + len(stream.expected_properties)
 
 
 def by_server(ranges: Mapping[int, Sequence[RangeInfo]]) -> list[tuple[str, Sequence[int]]]:

@@ -11,6 +11,8 @@ from sbp_core.client.programs.metadata import (
     check_named,
     check_spec,
     describe_streams,
+    maybe_compare_and_set,
+    property_tables,
     stream_info,
 )
 from sbp_core.client.programs.program import Call, Program, gather
@@ -18,9 +20,11 @@ from sbp_core.client.programs.range_placement import (
     by_server,
     check_errors,
     chunks,
+    cut_by_weight,
     list_ranges,
     range_info,
     stream_id_of,
+    stream_weight,
 )
 from sbp_core.client.types import RangeInfo, SchemaVersion, StreamInfo, StreamSpec, StreamUpdate
 from sbp_core.errors import (
@@ -68,8 +72,10 @@ def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program
     """Change streams; return them as they are then, in the order of `updates`.
 
     SPEC "UPDATE_STREAMS". Raises ConfigurationError for what no server would accept, NotFoundError
-    naming all that are missing (nothing is changed then), AlreadyExistsError for a name in use. The
-    others of the same call are changed nevertheless.
+    naming all that are missing (nothing is changed then), AlreadyExistsError for a name in use,
+    ConditionFailedError for properties that are not as expected. The
+    others of the same call are changed nevertheless. An update with `expected_properties` is not
+    sent again if its answer was lost: the outcome of the error is UNKNOWN then.
     """
     for update in updates:
         check_spec(
@@ -84,9 +90,17 @@ def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program
     known = yield from describe_streams(context, [update.stream for update in updates])
     wanted = [_wanted(update, info) for update, info in zip(updates, known, strict=True)]
     updated: list[StreamInfo] = []
-    for chunk in chunks(wanted):
+    for chunk in cut_by_weight(wanted, stream_weight, limits.STREAMS_PER_CALL):
         header = UpdateStreamsRequest(timeout_ms=context.timeout_ms, streams=tuple(chunk))
-        answers = yield from ask(context, Opcode.UPDATE_STREAMS, header, UpdateStreamsResponse)
+        answers = yield from ask(
+            context,
+            Opcode.UPDATE_STREAMS,
+            header,
+            UpdateStreamsResponse,
+            # The change itself may have made the condition false.
+            is_repeatable=not any(each.expected_properties for each in chunk),
+            feature=maybe_compare_and_set(chunk),
+        )
         results = [result for answer in answers for result in answer.update_responses]
         if len(results) != len(chunk):
             raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to update")
@@ -104,17 +118,25 @@ def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program
 def _wanted(update: StreamUpdate, known: StreamInfo) -> Stream:
     """Return the stream as it shall be.
 
-    Fields that do not change are sent with their known values: the wire has no "leave it" for
-    `retention_period_ms`, and servers of elasticstream-2023-04 replace the whole stream.
+    Fields that do not change are sent with their known values, unless properties change: without
+    these the wire has no "leave it" for `retention_period_ms`, and servers of elasticstream-2023-04
+    replace the whole stream.
     """
     retention_ms, retention_bytes = update.retention_period_ms, update.retention_bytes
+    properties = property_tables(update.properties)
+    expected = property_tables(update.expected_properties)
+    known_ms, known_replicas = known.retention_period_ms, known.replica_count
+    if properties or expected:  # for servers that know "leave it"
+        known_ms, known_replicas = -1, 0
     return Stream(
         stream_id=known.stream_id,
-        replica_nums=update.replica_count or known.replica_count,
+        replica_nums=update.replica_count or known_replicas,
         ack_count=update.ack_count or 0,
         name=update.name,
-        retention_period_ms=known.retention_period_ms if retention_ms is None else retention_ms,
+        retention_period_ms=known_ms if retention_ms is None else retention_ms,
         retention_bytes=-1 if retention_bytes is None else retention_bytes,
+        properties=properties,
+        expected_properties=expected,
     )
 
 

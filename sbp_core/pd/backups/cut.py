@@ -15,10 +15,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from sbp_core import limits
+from sbp_core.client.programs.range_placement import cut_by_weight, stream_weight
 from sbp_core.errors import NoRangeServerError, RequestTimeoutError, SbpError, invalid
 from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import RangeRecord, StreamRecord, range_table, stream_table
+from sbp_core.pd.model import NO_PROPERTIES, RangeRecord, StreamRecord, range_table, stream_table
 from sbp_core.pd.streams.stream_operations import check_has_features
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.server.answers import respond_in_parts
@@ -58,6 +59,7 @@ class _Read:
     revision: int
     last_decision: int
     streams: list[tuple[StreamRecord, RangeRecord, RangeRecord]] = field(default_factory=list)
+    properties: dict[int, dict[str, str]] = field(default_factory=dict)
     open_ranges: list[StreamRange] = field(default_factory=list)
     schemas: list[SchemaEntry] = field(default_factory=list)
     cursors: list[Cursor] = field(default_factory=list)
@@ -138,7 +140,7 @@ class CutTaker:
                 )
         return [
             StreamExtent(
-                stream_table(stream),
+                stream_table(stream, found.properties.get(stream.stream_id, NO_PROPERTIES)),
                 first.start_offset,
                 _end(last, answers),
                 last.range_index,
@@ -190,6 +192,7 @@ def _read(store: MetadataStore) -> _Read:
         store.transactions.last_number(),
     )
     _read_streams(store, found)
+    found.properties = store.properties.all()
     stream_id, version = _BEFORE
     while schemas := store.schemas.after(stream_id, version, _ROWS):
         found.schemas += [
@@ -262,8 +265,8 @@ def _grants(store: MetadataStore) -> Iterable[tuple[str, str, str]]:
 def _parts(found: _Read, extents: list[StreamExtent]) -> Iterator[ClusterMetadata]:
     """Cut the metadata into parts that fit into a header."""
     count_max = limits.RESULTS_PER_FRAME
-    for at in range(0, len(extents), count_max):
-        yield ClusterMetadata(streams=tuple(extents[at : at + count_max]))
+    for some in cut_by_weight(extents, lambda each: stream_weight(each.stream)):
+        yield ClusterMetadata(streams=tuple(some))
     for at in range(0, len(found.schemas), limits.SCHEMAS_PER_TURN):
         yield ClusterMetadata(schemas=tuple(found.schemas[at : at + limits.SCHEMAS_PER_TURN]))
     for at in range(0, len(found.cursors), count_max):

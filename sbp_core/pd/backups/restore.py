@@ -20,7 +20,7 @@ from sbp_core.access.rights import checked_grant
 from sbp_core.errors import ThrottledError, invalid
 from sbp_core.pd.metadata.history import counted_end
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import RangeRecord, SchemaRecord, ServerLoad, StreamRecord
+from sbp_core.pd.model import CursorChange, RangeRecord, SchemaRecord, ServerLoad, StreamRecord
 from sbp_core.pd.placement import Placement
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.stream_operations import check_has_features
@@ -167,10 +167,10 @@ def _add(store: MetadataStore, part: ClusterMetadata, servers: tuple[ServerLoad,
         newest = store.schemas.maybe_newest(new.stream_id)
         if newest is None or newest.version < new.version:
             store.schemas.register([new])
-    cursors: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    cursors: dict[tuple[str, int], list[CursorChange]] = {}
     for each in part.cursors:
         of_group = cursors.setdefault((each.group or "", each.committed_at_ms), [])
-        of_group.append((each.stream_id, each.next_offset))
+        of_group.append(CursorChange(each.stream_id, each.next_offset))
     for (group, committed_at_ms), of_group in cursors.items():
         store.cursors.commit(group, of_group, committed_at_ms)
     if part.grants:
@@ -202,8 +202,10 @@ def _id_of(extent: StreamExtent) -> int:
     return extent.stream.stream_id
 
 
-def _placed(extent: StreamExtent, placement: Placement) -> tuple[StreamRecord, RangeRecord]:
-    """Return a stream with its first range, on servers that are alive.
+def _placed(
+    extent: StreamExtent, placement: Placement
+) -> tuple[StreamRecord, RangeRecord, Mapping[str, str]]:
+    """Return a stream with its first range, on servers that are alive, and its properties.
 
     Raises NoRangeServerError if they are too few.
     """
@@ -227,7 +229,7 @@ def _placed(extent: StreamExtent, placement: Placement) -> tuple[StreamRecord, R
         placement.next_servers(stream.replica_count, stream.ack_count),
         stream.created_at_ms,
     )
-    return stream, first
+    return stream, first, {each.key or "": each.value or "" for each in asked.properties}
 
 
 def _complete(store: MetadataStore, request: RestoreMetadataRequest, now_ms: int) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sqlalchemy import bindparam, delete, func, select
 
 from sbp_core.pd.metadata.database import Database, Put
 from sbp_core.pd.metadata.tables import COUNT_MAX, cursors, streams
-from sbp_core.pd.model import NO_CURSOR, CursorRecord, GroupRecord
+from sbp_core.pd.model import (
+    NO_CURSOR,
+    CursorChange,
+    CursorMismatch,
+    CursorRecord,
+    GroupRecord,
+)
 
 _IS_OF_GROUP: Final = cursors.c.group_name == bindparam("group_name")
 _IS_OF_STREAM: Final = cursors.c.stream_id == bindparam("stream_id")
@@ -48,14 +54,11 @@ class CursorTable:
         self._query = database.query
 
     def commit(
-        self, group: str, cursors: Sequence[tuple[int, int]], committed_at_ms: int
-    ) -> list[bool]:
-        """Set a group's cursors, (stream id, next offset) each, in this order.
-
-        NO_CURSOR as the offset forgets one, which is never refused. False where there is no stream.
-        """
+        self, group: str, cursors: Iterable[CursorChange], committed_at_ms: int
+    ) -> list[bool | CursorMismatch]:
+        """Set a group's cursors in this order; False where there is no stream to set one of."""
         with self._database.transaction():
-            return [self._commit(group, *cursor, committed_at_ms) for cursor in cursors]
+            return [self._commit(group, each, committed_at_ms) for each in cursors]
 
     def of_streams(self, group: str, stream_ids: Sequence[int]) -> list[CursorRecord | None]:
         """Return a group's cursors in the order asked for; None where there is none."""
@@ -79,12 +82,20 @@ class CursorTable:
         """
         return [(*row,) for row in self._query(_LATEST, count_max=count_max)]
 
-    def _commit(self, group: str, stream_id: int, next_offset: int, committed_at_ms: int) -> bool:
+    def _commit(
+        self, group: str, change: CursorChange, committed_at_ms: int
+    ) -> bool | CursorMismatch:
+        stream_id, next_offset, expected_offset = change
+        if next_offset != NO_CURSOR and not self._query(_STREAM, stream_id=stream_id):
+            return False
+        if expected_offset is not None:
+            (current,) = self.of_streams(group, [stream_id])
+            current_offset = NO_CURSOR if current is None else current.next_offset
+            if current_offset != expected_offset:
+                return CursorMismatch(current_offset)
         if next_offset == NO_CURSOR:
             self._database.change(_DELETE, group_name=group, stream_id=stream_id)
             return True
-        if not self._query(_STREAM, stream_id=stream_id):
-            return False
         self._database.put(
             _PUT,
             group_name=group,

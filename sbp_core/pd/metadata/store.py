@@ -1,9 +1,9 @@
 """The metadata of a cluster, by families of tables, and the one thread that uses them.
 
-`streams`, `ranges`, `schemas`, `servers`, `cursors`, `groups`, `grants`, `restores` and
-`transactions` have the statements of one family of tables each, `tables` declares the tables, and a
-`Database` has the connection and its transactions. The changes of a method are on disk when it
-returns, all or nothing. Every method raises StatusError when the store fails.
+`streams`, `properties`, `ranges`, `schemas`, `servers`, `cursors`, `groups`, `grants`, `restores`
+and `transactions` have the statements of one family of tables each, `tables` declares the tables,
+and a `Database` has the connection and its transactions. The changes of a method are on disk when
+it returns, all or nothing. Every method raises StatusError when the store fails.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.grants import GrantTable
 from sbp_core.pd.metadata.groups import GroupTables
 from sbp_core.pd.metadata.history import CommitId
+from sbp_core.pd.metadata.properties import PropertyTable
 from sbp_core.pd.metadata.restores import RestoreTable
 from sbp_core.pd.metadata.schemas import SchemaTable
 from sbp_core.pd.metadata.servers import ServerTables
@@ -55,7 +56,8 @@ class MetadataStore(StreamTables):
         self.groups: Final = GroupTables(database)
         self.grants: Final = GrantTable(database)
         self.restores: Final = RestoreTable(database, self.servers)
-        super().__init__(database, self.servers, self.transactions)
+        self.properties: Final = PropertyTable(database)
+        super().__init__(database, self.servers, self.transactions, self.properties)
 
     @property
     def maybe_failure(self) -> StatusError | None:

@@ -5,7 +5,7 @@ Each method is one transaction. Deleting a stream deletes everything that refers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sqlalchemy import (
@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 
 from sbp_core.pd.metadata.database import Database
+from sbp_core.pd.metadata.properties import PropertyTable
 from sbp_core.pd.metadata.ranges import RangeTables
 from sbp_core.pd.metadata.servers import ServerTables
 from sbp_core.pd.metadata.tables import (
@@ -34,10 +35,12 @@ from sbp_core.pd.metadata.transactions import TransactionTables
 from sbp_core.pd.model import (
     ChangeRefusal,
     NewStream,
+    PropertyMismatch,
     RangeRecord,
     StreamChange,
     StreamRecord,
 )
+from sbp_core.properties import PROPERTIES_MAX
 
 _STREAM_ID: Final[BindParameter[int]] = bindparam("stream_id")
 _STREAMS: Final = select(*streams.columns)
@@ -57,7 +60,9 @@ _CHANGE_STREAM: Final = (
     .where(streams.c.stream_id == _STREAM_ID)
     .values(
         name=func.coalesce(bindparam("new_name", type_=Text()), streams.c.name),
-        retention_period_ms=bindparam("new_period_ms"),
+        retention_period_ms=func.coalesce(
+            bindparam("new_period_ms", type_=BigInteger()), streams.c.retention_period_ms
+        ),
         retention_bytes=func.coalesce(
             bindparam("new_bytes", type_=BigInteger()), streams.c.retention_bytes
         ),
@@ -85,10 +90,15 @@ class StreamTables(RangeTables):
     """The streams of a cluster and their ranges."""
 
     def __init__(
-        self, database: Database, servers: ServerTables, transactions: TransactionTables
+        self,
+        database: Database,
+        servers: ServerTables,
+        transactions: TransactionTables,
+        properties: PropertyTable,
     ) -> None:
         super().__init__(database, servers)
         self._transactions = transactions
+        self._properties = properties
 
     def create_streams(
         self, streams: Sequence[NewStream], created_at_ms: int
@@ -106,14 +116,16 @@ class StreamTables(RangeTables):
                 self._servers.bump_revision([made[0].stream_id for made in created if made])
             return created
 
-    def restore_streams(self, news: Sequence[tuple[StreamRecord, RangeRecord]]) -> None:
-        """Add streams of a backup, each with its first range; those that are there are kept."""
+    def restore_streams(
+        self, news: Sequence[tuple[StreamRecord, RangeRecord, Mapping[str, str]]]
+    ) -> None:
+        """Add streams of a backup that are not there, with their first ranges and properties."""
         with self._transaction():
-            for stream, first in news:
+            for stream, first, properties in news:
                 if self._maybe_stream(stream.stream_id) is None:
-                    self._add_stream(stream, first)
+                    self._add_stream(stream, first, properties)
                     self._begin_without_writers(first)
-            self._servers.bump_revision([stream.stream_id for stream, _ in news])
+            self._servers.bump_revision([stream.stream_id for stream, *_ in news])
 
     def delete_streams(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
         """Delete streams with their ranges and cursors; None where there is none."""
@@ -126,7 +138,9 @@ class StreamTables(RangeTables):
                 self._servers.bump_revision(stream_ids)
             return deleted
 
-    def update_streams(self, changes: Sequence[StreamChange]) -> list[StreamRecord | ChangeRefusal]:
+    def update_streams(
+        self, changes: Sequence[StreamChange]
+    ) -> list[StreamRecord | ChangeRefusal | PropertyMismatch]:
         """Change streams in this order; return each as it is then, or why it was left alone."""
         with self._transaction():
             results = [self._update_stream(change) for change in changes]
@@ -181,10 +195,12 @@ class StreamTables(RangeTables):
         first = RangeRecord(
             stream.stream_id, 0, 0, None, new.ack_count, new.server_ids, created_at_ms
         )
-        self._add_stream(stream, first)
+        self._add_stream(stream, first, new.properties)
         return stream, first
 
-    def _add_stream(self, stream: StreamRecord, first: RangeRecord) -> None:
+    def _add_stream(
+        self, stream: StreamRecord, first: RangeRecord, properties: Mapping[str, str]
+    ) -> None:
         self._change(
             _ADD_STREAM,
             stream_id=stream.stream_id,
@@ -196,14 +212,25 @@ class StreamTables(RangeTables):
             retention_bytes=stream.retention_bytes,
         )
         self._insert_range(first)
+        self._properties.change(stream.stream_id, properties)
 
-    def _update_stream(self, change: StreamChange) -> StreamRecord | ChangeRefusal:
+    def _update_stream(
+        self, change: StreamChange
+    ) -> StreamRecord | ChangeRefusal | PropertyMismatch:
         if self._maybe_stream(change.stream_id) is None:
             return ChangeRefusal.NO_STREAM
         if change.name is not None:
             named = self._maybe_stream_of_name(change.name)
             if named is not None and named.stream_id != change.stream_id:
                 return ChangeRefusal.NAME_TAKEN
+        mismatch = self._properties.maybe_mismatch(change.stream_id, change.expected)
+        if mismatch is not None:
+            return mismatch
+        if change.properties:
+            wanted = {**self._properties.of_stream(change.stream_id), **change.properties}
+            if sum(value is not None for value in wanted.values()) > PROPERTIES_MAX:
+                return ChangeRefusal.TOO_MANY_PROPERTIES
+            self._properties.change(change.stream_id, change.properties)
         self._change(
             _CHANGE_STREAM,
             stream_id=change.stream_id,

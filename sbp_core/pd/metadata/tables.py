@@ -32,7 +32,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION: Final = 14
+SCHEMA_VERSION: Final = 15
 """The newest version, which is the revision of the newest migration."""
 SCHEMA_VERSION_MIN: Final = 2
 """The oldest version that is migrated."""
@@ -233,6 +233,15 @@ schemas: Final = Table(
     _integer("registered_at_ms"),
 )
 """The versions of the schema of each stream that has one, from 1 on."""
+
+stream_properties: Final = Table(
+    "stream_properties",
+    COMMON,
+    _integer("stream_id", _of(_STREAM), is_key=True),
+    _text("key", is_key=True),
+    _text("value"),
+)
+"""With a rowid, as `schemas`: then a row fits into a page, and SQLite reads it whole."""
 
 IS_ONE_SHOT: Final = text("substr(producer, 1, 5) = 'once-'")
 """The producers with a single batch. No index of `producer` is of use for this condition."""

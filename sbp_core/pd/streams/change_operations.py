@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
+
+from msgspec import structs
 
 from sbp_core.errors import (
     AlreadyExistsError,
+    ConditionFailedError,
     NoRangeServerError,
     OffsetOutOfRangeError,
     SbpError,
@@ -18,6 +22,7 @@ from sbp_core.errors import (
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import (
     ChangeRefusal,
+    PropertyMismatch,
     RangeRecord,
     ServerLoad,
     StreamChange,
@@ -33,7 +38,9 @@ from sbp_core.pd.streams.stream_operations import (
     checked_ack_count,
     log_missing_replicas,
     no_stream,
+    properties_of,
 )
+from sbp_core.properties import PROPERTIES_MAX
 from sbp_core.server.peers import Peers, server_addresses
 from sbp_core.wire.headers import (
     DescribeRangeResult,
@@ -45,13 +52,16 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.status import SUCCESS, shown, status_for
 
+_UNCHANGED: Final = -1
+
 
 def update_streams(
     store: MetadataStore, streams: Sequence[Stream], servers: Sequence[ServerLoad]
 ) -> tuple[list[UpdateStreamResult], list[int]]:
     """Change streams (SPEC "UPDATE_STREAMS"), all in one transaction, in their order.
 
-    A field at its default leaves the stream's value, except `retention_period_ms`, which is set.
+    A field at its default leaves the stream's value, except `retention_period_ms`, which is set. A
+    client that knows properties may leave that, too, with -1.
     Returns also the ids of the streams whose open range does not have the replicas any more that
     the stream is to have; servers for these are there.
     """
@@ -79,12 +89,20 @@ class _ChangePlanner:
 
     def plan(self, stream: Stream) -> StreamChange | SbpError:
         """Return the change, or why there is none: the replicas cannot be placed now."""
+        has_properties = bool(stream.properties or stream.expected_properties)
+        retention_ms: int | None = stream.retention_period_ms
+        if has_properties and retention_ms == _UNCHANGED:
+            retention_ms, stream = None, structs.replace(stream, retention_period_ms=0)
         retention_bytes = stream.retention_bytes if stream.retention_bytes >= 0 else None
-        change = StreamChange(
-            stream.stream_id, stream.name, stream.retention_period_ms, retention_bytes
-        )
+        change = StreamChange(stream.stream_id, stream.name, retention_ms, retention_bytes)
         try:
             check_stream_fields(stream)
+            if has_properties:
+                change = replace(
+                    change,
+                    properties=properties_of(stream.properties),
+                    expected=properties_of(stream.expected_properties),
+                )
             known = self._planned.get(stream.stream_id)
             if known is None:
                 return change
@@ -112,7 +130,9 @@ def _copies(stream: StreamRecord) -> tuple[int, int]:
     return stream.replica_count, stream.ack_count
 
 
-def _updated(asked: Stream, outcome: StreamRecord | ChangeRefusal | SbpError) -> UpdateStreamResult:
+def _updated(
+    asked: Stream, outcome: StreamRecord | ChangeRefusal | PropertyMismatch | SbpError
+) -> UpdateStreamResult:
     if outcome is ChangeRefusal.NO_STREAM:
         outcome = no_stream(asked.stream_id)
     elif outcome is ChangeRefusal.NAME_TAKEN:
@@ -120,9 +140,23 @@ def _updated(asked: Stream, outcome: StreamRecord | ChangeRefusal | SbpError) ->
             f"another stream is named {shown(asked.name or '')}; choose another name, or rename or"
             " delete that one first. Nothing of this stream was changed"
         )
+    elif outcome is ChangeRefusal.TOO_MANY_PROPERTIES:
+        outcome = invalid(
+            f"stream {asked.stream_id} would have more than {PROPERTIES_MAX} properties: remove"
+            " some. Nothing of this stream was changed"
+        )
+    elif isinstance(outcome, PropertyMismatch):
+        outcome = ConditionFailedError.of(
+            f"property {outcome.key} is {_shown(outcome.current, 'not there')}, and"
+            f" {_shown(outcome.expected, 'none')} was expected. Nothing of this stream was changed"
+        )
     if isinstance(outcome, SbpError):
         return UpdateStreamResult(status=status_for(outcome))
     return UpdateStreamResult(updated_stream=stream_table(outcome), status=SUCCESS)
+
+
+def _shown(value: str | None, absent: str) -> str:
+    return absent if value is None else shown(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,19 @@ The functions run on the store's thread: wire items and a store in, wire results
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import SbpError, invalid
+from sbp_core.errors import ConditionFailedError, SbpError, invalid
 from sbp_core.pd.groups.group_operations import refused_cursors
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import NO_CURSOR, CursorRecord, check_group_name
+from sbp_core.pd.model import (
+    NO_CURSOR,
+    CursorChange,
+    CursorMismatch,
+    CursorRecord,
+    check_group_name,
+)
 from sbp_core.pd.streams.stream_operations import apply_accepted, check_item_count, no_stream
 from sbp_core.server.answers import cut, respond_all, respond_in_parts
 from sbp_core.server.dispatch import Handler, ServerCall
@@ -25,6 +32,8 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, status_for
+
+_ANY_OFFSET: Final = Cursor().expected_offset
 
 
 class CursorHandlers:
@@ -109,16 +118,17 @@ def commit_cursors(
         planned, lambda wanted: store.cursors.commit(group, wanted, committed_at_ms)
     )
     return [
-        _committed(
-            cursor, None if done is True else done or no_stream(cursor.stream_id), committed_at_ms
-        )
-        for cursor, done in zip(cursors, outcomes, strict=True)
+        _committed(cursor, committed_at_ms, outcome=outcome)
+        for cursor, outcome in zip(cursors, outcomes, strict=True)
     ]
 
 
-def _plan(
-    store: MetadataStore, cursor: Cursor, crowded_out: Set[int]
-) -> tuple[int, int] | SbpError:
+def _plan(store: MetadataStore, cursor: Cursor, crowded_out: Set[int]) -> CursorChange | SbpError:
+    if cursor.expected_offset < _ANY_OFFSET:
+        return invalid(
+            f"expected_offset must be an offset, {NO_CURSOR} for no cursor, or {_ANY_OFFSET}"
+            f" for any, got {cursor.expected_offset}"
+        )
     if cursor.next_offset < NO_CURSOR:
         return invalid(
             f"next_offset must be an offset, or {NO_CURSOR} to forget the cursor,"
@@ -126,7 +136,8 @@ def _plan(
         )
     if cursor.stream_id in crowded_out:
         return store.capacity.refusal("cursors")
-    return cursor.stream_id, cursor.next_offset
+    expected = None if cursor.expected_offset == _ANY_OFFSET else cursor.expected_offset
+    return CursorChange(cursor.stream_id, cursor.next_offset, expected)
 
 
 def _crowded_out(store: MetadataStore, group: str, cursors: Sequence[Cursor]) -> Set[int]:
@@ -140,9 +151,20 @@ def _crowded_out(store: MetadataStore, group: str, cursors: Sequence[Cursor]) ->
     return frozenset(fresh[left:])
 
 
-def _committed(cursor: Cursor, error: SbpError | None, committed_at_ms: int) -> Cursor:
-    if error is not None:
-        return Cursor(cursor.stream_id, status=status_for(error))
+def _committed(
+    cursor: Cursor, committed_at_ms: int, *, outcome: bool | CursorMismatch | SbpError
+) -> Cursor:
+    if outcome is False:
+        outcome = no_stream(cursor.stream_id)
+    elif isinstance(outcome, CursorMismatch):
+        current = outcome.next_offset
+        outcome = ConditionFailedError.of(
+            f"the cursor is {'not there' if current == NO_CURSOR else f'at {current}'}, and"
+            f" {cursor.expected_offset} was expected; it was not changed",
+            ConditionFailedError.encode_offset(current),
+        )
+    if isinstance(outcome, SbpError):
+        return Cursor(cursor.stream_id, status=status_for(outcome))
     if cursor.next_offset == NO_CURSOR:
         return Cursor(cursor.stream_id, status=SUCCESS)
     return Cursor(cursor.stream_id, cursor.next_offset, committed_at_ms, SUCCESS)

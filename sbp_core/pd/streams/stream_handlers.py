@@ -47,7 +47,7 @@ from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.pd.txns.txn_handlers import TxnHandlers
-from sbp_core.server.answers import cut, respond_all, respond_in_parts
+from sbp_core.server.answers import respond_all, respond_in_parts
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.server.guard import Guard
 from sbp_core.server.peers import Peers
@@ -386,8 +386,8 @@ class PlacementDriverHandlers:
         request = call.decode(DescribeStreamsRequest)
         asked = len(request.stream_ids) + len(request.names)
         check_item_count(asked)
-        if request.all_streams and asked:
-            raise invalid("set all_streams, or stream_ids and names, not both")
+        if request.all_streams and (asked or request.with_properties):
+            raise invalid("all_streams goes without stream_ids, names and with_properties")
         await respond_in_parts(
             call,
             self._all_streams() if request.all_streams else self._some_streams(request),
@@ -397,10 +397,8 @@ class PlacementDriverHandlers:
     async def _some_streams(
         self, request: DescribeStreamsRequest
     ) -> AsyncIterator[tuple[DescribeStreamResult, ...]]:
-        for ids in cut(request.stream_ids):
-            yield tuple(await self._store.run(operations.describe_by_id, ids))
-        for names in cut(request.names):
-            yield tuple(await self._store.run(operations.describe_by_name, names))
+        for describe in operations.descriptions(request):
+            yield tuple(await self._store.run(describe))
 
     async def _all_streams(self) -> AsyncIterator[tuple[DescribeStreamResult, ...]]:
         last_id = -1

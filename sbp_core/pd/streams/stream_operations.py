@@ -7,12 +7,14 @@ fails gets a status of its own, and does not affect the others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.access.rights import is_reserved
+from sbp_core.client.programs.range_placement import chunks
 from sbp_core.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -26,6 +28,7 @@ from sbp_core.pd.capacity import Capacity
 from sbp_core.pd.metadata.history import own_stream_id
 from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import (
+    NO_PROPERTIES,
     NewStream,
     RangeRecord,
     ServerLoad,
@@ -36,14 +39,17 @@ from sbp_core.pd.model import (
     stream_table,
 )
 from sbp_core.pd.placement import Placement
+from sbp_core.properties import PROPERTIES_MAX, checked_properties
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.wire.headers import (
     CreateStreamResult,
     DeleteStreamResult,
     DescribeStreamResult,
+    DescribeStreamsRequest,
     ListRangesResult,
     RangeCriteria,
     Stream,
+    StreamProperty,
 )
 from sbp_core.wire.status import SUCCESS, shown, status_for
 
@@ -141,9 +147,26 @@ def _plan_stream(
             retention_period_ms=stream.retention_period_ms,
             server_ids=placement.next_servers(replica_count, ack_count),
             retention_bytes=max(0, stream.retention_bytes),
+            properties=_new_properties(stream),
         )
     except SbpError as error:
         return error
+
+
+def properties_of(
+    tables: Sequence[StreamProperty], count_max: int = 2 * PROPERTIES_MAX
+) -> dict[str, str | None]:
+    """Return properties by key, None where there is to be none. Raises InvalidRequestError."""
+    return checked_properties(((each.key or "", each.value) for each in tables), count_max)
+
+
+def _new_properties(stream: Stream) -> dict[str, str]:
+    """Return the properties of a stream to create. Raises InvalidRequestError."""
+    found = properties_of(stream.properties, PROPERTIES_MAX).items()
+    present = {key: value for key, value in found if value is not None}
+    if len(present) < len(found) or stream.expected_properties:
+        raise invalid("a new stream has no properties to remove or to expect")
+    return present
 
 
 def check_stream_fields(stream: Stream) -> None:
@@ -200,24 +223,40 @@ def delete_streams(store: MetadataStore, streams: Sequence[Stream]) -> list[Dele
     ]
 
 
-def describe_by_id(store: MetadataStore, stream_ids: Sequence[int]) -> list[DescribeStreamResult]:
+def descriptions(
+    request: DescribeStreamsRequest,
+) -> Iterator[Callable[[MetadataStore], list[DescribeStreamResult]]]:
+    """Yield the work for each frame of an answer: properties let fewer streams fit into one."""
+    wanted = request.with_properties
+    count_max = limits.RESULTS_PER_FRAME // (PROPERTIES_MAX if wanted else 1)
+    for ids in chunks(request.stream_ids, count_max):
+        yield partial(describe_by_id, stream_ids=ids, with_properties=wanted)
+    for names in chunks(request.names, count_max):
+        yield partial(describe_by_name, names=names, with_properties=wanted)
+
+
+def describe_by_id(
+    store: MetadataStore, stream_ids: Sequence[int], *, with_properties: bool = False
+) -> list[DescribeStreamResult]:
     """Describe streams (SPEC "DESCRIBE_STREAMS") by id."""
     return [
         DescribeStreamResult(status=status_for(no_stream(stream_id)), stream_id=stream_id)
         if found is None
-        else _described(found)
+        else _described(found, _properties(store, found) if with_properties else NO_PROPERTIES)
         for stream_id, found in zip(stream_ids, store.streams_by_id(stream_ids), strict=True)
     ]
 
 
-def describe_by_name(store: MetadataStore, names: Sequence[str]) -> list[DescribeStreamResult]:
+def describe_by_name(
+    store: MetadataStore, names: Sequence[str], *, with_properties: bool = False
+) -> list[DescribeStreamResult]:
     """Describe streams by name."""
     return [
         DescribeStreamResult(
             status=status_for(NotFoundError.of(f"no stream is named {shown(name)}"))
         )
         if found is None
-        else _described(found)
+        else _described(found, _properties(store, found) if with_properties else NO_PROPERTIES)
         for name, found in zip(names, store.streams_by_name(names), strict=True)
     ]
 
@@ -227,9 +266,15 @@ def describe_after(store: MetadataStore, stream_id: int) -> list[DescribeStreamR
     return [_described(found) for found in store.streams_after(stream_id, limits.RESULTS_PER_FRAME)]
 
 
-def _described(found: StreamRecord) -> DescribeStreamResult:
+def _properties(store: MetadataStore, found: StreamRecord) -> Mapping[str, str]:
+    return store.properties.of_stream(found.stream_id)
+
+
+def _described(
+    found: StreamRecord, properties: Mapping[str, str] = NO_PROPERTIES
+) -> DescribeStreamResult:
     return DescribeStreamResult(
-        stream=stream_table(found), status=SUCCESS, stream_id=found.stream_id
+        stream=stream_table(found, properties), status=SUCCESS, stream_id=found.stream_id
     )
 
 

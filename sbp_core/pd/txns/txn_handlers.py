@@ -13,6 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from sbp_core import limits
+from sbp_core.client.programs.range_placement import cut_by_weight
 from sbp_core.errors import (
     NotFoundError,
     StatusCode,
@@ -34,7 +35,7 @@ from sbp_core.pd.txns.transactions import (
     check_manifest,
     check_owner,
 )
-from sbp_core.server.answers import cut_by_weight, respond_all, respond_in_parts
+from sbp_core.server.answers import respond_all, respond_in_parts
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 from sbp_core import limits
 from sbp_core.access.rights import is_reserved, is_stream_name
@@ -105,12 +105,12 @@ class StreamForm:
         name = self._checked_name() if self.name != now.name else None
         return StreamUpdate(info.stream_id, name=name, **values)
 
-    def numbers(self, *, unlike: StreamForm | None = None) -> dict[str, int]:
+    def numbers(self, *, unlike: StreamForm | None = None) -> dict[str, Any]:
         """Return what the fields but the name mean, by the names of StreamSpec.
 
         Those that are as in `unlike` are left out. Raises ConfigurationError with all faults.
         """
-        values: dict[str, int] = {}
+        values: dict[str, Any] = {}
         faults = []
         for name, attribute, title, parse in _NUMBERS:
             text = getattr(self, name)

@@ -134,8 +134,9 @@ def test_streams_are_described_by_id_then_by_name(run):
         assert "stream 99" in results[1].status.message
         assert "'no'" in results[3].status.message
         assert await cluster.describe() == []
-        with pytest.raises(InvalidRequestError, match="not both"):
-            await cluster.describe(all_streams=True, names=("a",))
+        for more in ({"stream_ids": (a,)}, {"names": ("a",)}, {"with_properties": True}):
+            with pytest.raises(InvalidRequestError, match="all_streams goes without"):
+                await cluster.describe(all_streams=True, **more)
 
     run(test)
 
