@@ -38,7 +38,8 @@ def url(issuer, tmp_path_factory):
     with WarmCluster(folder / "data", tls=files, options=options) as cluster:
         connecting = Connecting(tls=authority.client(admin_of(authority)))
         with Client(cluster.endpoint, connecting=connecting) as admin:
-            stream, _ = admin.create_streams([StreamSpec("orders"), StreamSpec("payroll")])
+            orders = StreamSpec("orders", properties={"owner": "<b>etl"})
+            stream, _ = admin.create_streams([orders, StreamSpec("payroll")])
             admin.append([AppendItem(stream.stream_id, rows_batch([b"an order"]))])
             admin.change_grants([Grant("etl", Right.READ, "orders")])
         with serving_console(cluster.endpoint, "--tls-ca", str(authority.ca_file)) as served:
@@ -101,6 +102,7 @@ def test_a_user_sees_what_the_cluster_lets_him(etl):
     assert "orders" in text
     assert "payroll" not in text
     assert "an order" in etl.ask("/streams/orders/records?from=0")[2]
+    assert "<bdi>&lt;b&gt;etl</bdi>" in etl.ask("/streams/orders")[2], "its property"
     assert etl.ask("/streams/payroll")[0] in {403, 404}
     status, _, text = etl.ask("/")
     assert (status, "are for administrators" in text) == (200, True)

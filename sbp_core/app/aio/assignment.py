@@ -29,8 +29,14 @@ class AsyncAssignment(Protocol):
     async def cursors(self, stream_ids: Sequence[int]) -> Mapping[int, int]:
         """Return the offsets at which to go on, of those streams that have one. Raises SbpError."""
 
-    async def commit(self, offsets: Mapping[int, int]) -> None:
-        """Keep the offsets at which to go on, by stream id. Raises SbpError."""
+    async def commit(
+        self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None
+    ) -> None:
+        """Keep the offsets at which to go on, by stream id. Raises SbpError.
+
+        Those of streams with an `expected` offset, or NO_CURSOR, only if that is what is kept: else
+        it raises ConditionFailedError.
+        """
 
     async def close(self) -> None:
         """Give all streams up; the consumer has committed. Raises SbpError."""
@@ -64,10 +70,12 @@ class AsyncWholeSelection:
         found = await self._client.describe_cursors(self._group, stream_ids)
         return {each.stream_id: each.next_offset for each in found}
 
-    async def commit(self, offsets: Mapping[int, int]) -> None:
+    async def commit(
+        self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None
+    ) -> None:
         """Set the group's cursors. Raises SbpError."""
         if self._group is not None:
-            await self._client.commit_cursors(self._group, offsets)
+            await self._client.commit_cursors(self._group, offsets, expected=expected)
 
     async def close(self) -> None:
         """Do nothing."""

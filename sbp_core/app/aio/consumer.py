@@ -17,7 +17,7 @@ from sbp_core.app.positions import NO_SPANS, Position, Positions, Span, Start
 from sbp_core.app.process import OfProcess, use_here
 from sbp_core.app.record import Batch, Record, timestamp_us_of
 from sbp_core.app.selection import Selection
-from sbp_core.client import AsyncClient, StreamInfo
+from sbp_core.client import NO_CURSOR, AsyncClient, StreamInfo
 from sbp_core.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -161,7 +161,12 @@ class AsyncConsumer(OfProcess):
         """Whether the caller waits for a record now, and does not work on one."""
         return self._is_taking
 
-    async def commit(self, offsets: Mapping[str, int] | None = None) -> None:
+    async def commit(
+        self,
+        offsets: Mapping[str, int] | None = None,
+        *,
+        expected: Mapping[str, int | None] | None = None,
+    ) -> None:
         """Commit all records that were handed out, the last one included. Raises SbpError.
 
         With `offsets`, commit only those before an offset, by the names of their streams: for the
@@ -169,6 +174,10 @@ class AsyncConsumer(OfProcess):
         ConfigurationError without a group, with an interval, for a stream that is not being read,
         and for records that were not handed out; MemberUnknownError if the consumer shares a group
         and was expelled from it: nothing is committed then, and others read the records again.
+
+        With `expected`, by the names of some of these streams, an offset is committed only if the
+        group's cursor is there, or None, if it has none: else ConditionFailedError, which has the
+        `current_offset`. If the answer is lost the outcome of the error is UNKNOWN.
         """
         self._check_process()
         if not self._assignment.has_cursors:
@@ -180,8 +189,16 @@ class AsyncConsumer(OfProcess):
                     " records that were handed out: pass commit_interval_ms=None"
                 )
             await self._begin()
-            await self._commit(self._positions.checked(offsets))
+            known = {
+                self._positions.of(each).stream_id: at for each, at in (expected or {}).items()
+            }
+            await self._commit(
+                self._positions.checked(offsets),
+                {each: NO_CURSOR if at is None else at for each, at in known.items()},
+            )
             return
+        if expected is not None:
+            raise ConfigurationError("expected goes with offsets: commit(offsets, expected=...)")
         self._positions.finish()
         await self._commit(self._positions.to_commit())
 
@@ -452,9 +469,11 @@ class AsyncConsumer(OfProcess):
             self._commit_at = time.monotonic() + self._commit_seconds
             self._hand.duty_at = min(self._commit_at, self._own_at)
 
-    async def _commit(self, offsets: Mapping[int, int]) -> None:
+    async def _commit(
+        self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None
+    ) -> None:
         if offsets:
-            await self._assignment.commit(offsets)
+            await self._assignment.commit(offsets, expected)
             self._positions.on_committed(offsets)
 
 

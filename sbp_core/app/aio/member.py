@@ -97,7 +97,9 @@ class AsyncMember:
         found = await self._client.describe_cursors(self._group, stream_ids)
         return {each.stream_id: each.next_offset for each in found}
 
-    async def commit(self, offsets: Mapping[int, int]) -> None:
+    async def commit(
+        self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None
+    ) -> None:
         """Set the group's cursors. Raises MemberUnknownError if the member was expelled."""
         membership = self._membership
         if membership is None:
@@ -106,7 +108,9 @@ class AsyncMember:
                 " read again, perhaps by other members"
             )
         try:
-            await self._client.commit_cursors(self._group, offsets, membership=membership)
+            await self._client.commit_cursors(
+                self._group, offsets, membership=membership, expected=expected
+            )
         except MemberUnknownError as error:
             self._expel(str(error))
             raise

@@ -32,8 +32,12 @@ class Assignment(Protocol):
     def cursors(self, stream_ids: Sequence[int]) -> Mapping[int, int]:
         """Return the offsets at which to go on, of those streams that have one. Raises SbpError."""
 
-    def commit(self, offsets: Mapping[int, int]) -> None:
-        """Keep the offsets at which to go on, by stream id. Raises SbpError."""
+    def commit(self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None) -> None:
+        """Keep the offsets at which to go on, by stream id. Raises SbpError.
+
+        Those of streams with an `expected` offset, or NO_CURSOR, only if that is what is kept: else
+        it raises ConditionFailedError.
+        """
 
     def close(self) -> None:
         """Give all streams up; the consumer has committed. Raises SbpError."""
@@ -67,10 +71,10 @@ class WholeSelection:
         found = self._client.describe_cursors(self._group, stream_ids)
         return {each.stream_id: each.next_offset for each in found}
 
-    def commit(self, offsets: Mapping[int, int]) -> None:
+    def commit(self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None) -> None:
         """Set the group's cursors. Raises SbpError."""
         if self._group is not None:
-            self._client.commit_cursors(self._group, offsets)
+            self._client.commit_cursors(self._group, offsets, expected=expected)
 
     def close(self) -> None:
         """Do nothing."""

@@ -5,7 +5,9 @@ Generated from ../aio/connection.py: do not edit. Change that one, and run `make
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
@@ -29,10 +31,13 @@ from sbp_core.client import (
     RetryPolicy,
     StreamInfo,
     StreamSpec,
+    StreamUpdate,
     Tls,
 )
 from sbp_core.errors import AlreadyExistsError, ConfigurationError
 from sbp_core.records import Compression
+
+NO_PROPERTIES: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def connect(
@@ -78,6 +83,7 @@ class Connection(Unsendable):
         schema: pa.Schema | ArrowStream | None = None,
         replicas: int = 1,
         retention_ms: int = 0,
+        properties: Mapping[str, str] = NO_PROPERTIES,
         if_missing: bool = False,
     ) -> StreamInfo:
         """Create a stream; return it. With a `schema` it is a typed one.
@@ -89,7 +95,12 @@ class Connection(Unsendable):
         SchemaError, SbpError.
         """
         columns = None if schema is None else schema_of(schema)
-        spec = StreamSpec(name, replica_count=replicas, retention_period_ms=retention_ms)
+        spec = StreamSpec(
+            name,
+            replica_count=replicas,
+            retention_period_ms=retention_ms,
+            properties=properties,
+        )
         try:
             (info,) = self.client.create_streams([spec])
         except AlreadyExistsError:
@@ -103,6 +114,29 @@ class Connection(Unsendable):
     def delete_stream(self, name: str) -> None:
         """Delete a stream and its records. Raises NotFoundError, SbpError."""
         self.client.delete_streams([name])
+
+    def properties(self, stream: str) -> dict[str, str]:
+        """Return the properties of a stream, by key. Raises NotFoundError, SbpError."""
+        (info,) = self.client.describe_streams([stream])
+        return (self.client.describe_properties([info.stream_id]))[info.stream_id]
+
+    def update_properties(
+        self,
+        stream: str,
+        properties: Mapping[str, str | None],
+        *,
+        expected: Mapping[str, str | None] = NO_PROPERTIES,
+    ) -> None:
+        """Set properties of a stream, and remove those that are None; others stay.
+
+        Nothing is changed unless the stream has the properties that are `expected`, and none where
+        None: that raises ConditionFailedError. With `expected` the change is not sent again if its
+        answer is lost: the outcome of the error is UNKNOWN then. Call again: if it raises
+        ConditionFailedError, the first call, or somebody else, has changed what was expected.
+        Raises NotFoundError, ConfigurationError, SbpError.
+        """
+        update = StreamUpdate(stream, properties=properties, expected_properties=expected)
+        self.client.update_streams([update])
 
     def streams(self) -> list[StreamInfo]:
         """Return all streams of the cluster, by id. Raises SbpError."""

@@ -20,7 +20,7 @@ from sbp_core.app.positions import NO_SPANS, Position, Positions, Span, Start
 from sbp_core.app.process import OfProcess, use_here
 from sbp_core.app.record import Batch, Record, timestamp_us_of
 from sbp_core.app.selection import Selection
-from sbp_core.client import Client, StreamInfo
+from sbp_core.client import NO_CURSOR, Client, StreamInfo
 from sbp_core.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -164,7 +164,12 @@ class Consumer(OfProcess):
         """Whether the caller waits for a record now, and does not work on one."""
         return self._is_taking
 
-    def commit(self, offsets: Mapping[str, int] | None = None) -> None:
+    def commit(
+        self,
+        offsets: Mapping[str, int] | None = None,
+        *,
+        expected: Mapping[str, int | None] | None = None,
+    ) -> None:
         """Commit all records that were handed out, the last one included. Raises SbpError.
 
         With `offsets`, commit only those before an offset, by the names of their streams: for the
@@ -172,6 +177,10 @@ class Consumer(OfProcess):
         ConfigurationError without a group, with an interval, for a stream that is not being read,
         and for records that were not handed out; MemberUnknownError if the consumer shares a group
         and was expelled from it: nothing is committed then, and others read the records again.
+
+        With `expected`, by the names of some of these streams, an offset is committed only if the
+        group's cursor is there, or None, if it has none: else ConditionFailedError, which has the
+        `current_offset`. If the answer is lost the outcome of the error is UNKNOWN.
         """
         self._check_process()
         if not self._assignment.has_cursors:
@@ -183,8 +192,16 @@ class Consumer(OfProcess):
                     " records that were handed out: pass commit_interval_ms=None"
                 )
             self._begin()
-            self._commit(self._positions.checked(offsets))
+            known = {
+                self._positions.of(each).stream_id: at for each, at in (expected or {}).items()
+            }
+            self._commit(
+                self._positions.checked(offsets),
+                {each: NO_CURSOR if at is None else at for each, at in known.items()},
+            )
             return
+        if expected is not None:
+            raise ConfigurationError("expected goes with offsets: commit(offsets, expected=...)")
         self._positions.finish()
         self._commit(self._positions.to_commit())
 
@@ -455,9 +472,11 @@ class Consumer(OfProcess):
             self._commit_at = time.monotonic() + self._commit_seconds
             self._hand.duty_at = min(self._commit_at, self._own_at)
 
-    def _commit(self, offsets: Mapping[int, int]) -> None:
+    def _commit(
+        self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None
+    ) -> None:
         if offsets:
-            self._assignment.commit(offsets)
+            self._assignment.commit(offsets, expected)
             self._positions.on_committed(offsets)
 
 

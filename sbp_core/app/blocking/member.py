@@ -100,7 +100,7 @@ class Member:
         found = self._client.describe_cursors(self._group, stream_ids)
         return {each.stream_id: each.next_offset for each in found}
 
-    def commit(self, offsets: Mapping[int, int]) -> None:
+    def commit(self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None) -> None:
         """Set the group's cursors. Raises MemberUnknownError if the member was expelled."""
         membership = self._membership
         if membership is None:
@@ -109,7 +109,9 @@ class Member:
                 " read again, perhaps by other members"
             )
         try:
-            self._client.commit_cursors(self._group, offsets, membership=membership)
+            self._client.commit_cursors(
+                self._group, offsets, membership=membership, expected=expected
+            )
         except MemberUnknownError as error:
             self._expel(str(error))
             raise

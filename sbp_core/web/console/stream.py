@@ -49,6 +49,7 @@ async def show(request: Request) -> Response:
         ranges=make_range_rows(ranges, at),
         rates=draw("Records per second", rates, time.time_ns() / 1_000_000, "/s"),
         readers=make_readers(samples, stream_id),
+        properties=(await client.describe_properties([stream_id]))[stream_id],
     )
 
 

@@ -95,6 +95,7 @@ _STREAM_ANSWER: Final = _object(
     next_offset=COUNT,
     schema_version=_maybe(COUNT),
     columns=_maybe({"type": "array", "items": TEXT_SCHEMA}),
+    properties={"type": "object", "additionalProperties": TEXT_SCHEMA},
 )
 _CURSORS_ANSWER: Final = _object(
     group=TEXT_SCHEMA,
@@ -183,7 +184,7 @@ def _of_streams(streams: Streams) -> tuple[Operation, ...]:
         ),
         Operation(
             *("describeStream", "GET", one),
-            "Describe a stream: its settings, its bounds, its columns.",
+            "Describe a stream: its settings, its bounds, its columns, its properties.",
             streams.describe,
             parameters=(_STREAM,),
             answers={200: Answer("The stream.", described)},
@@ -198,7 +199,7 @@ def _of_streams(streams: Streams) -> tuple[Operation, ...]:
                 200: Answer("The stream as it is now.", described),
                 201: Answer("The stream that was created.", described),
             },
-            problems=(409, 413, 415, 422),
+            problems=(409, 412, 413, 415, 422),
         ),
         Operation(
             *("deleteStream", "DELETE", one),

@@ -40,6 +40,10 @@ class StreamChange(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     retention_bytes: Count | None = None
     columns: list[str] | None = None
     """Columns of the records, such as "id int64 not null"; a schema that there is only grows."""
+    properties: dict[str, str | None] = {}
+    """Properties to set, or to remove where null; others stay."""
+    expected_properties: dict[str, str | None] = {}
+    """Nothing is changed unless the stream has these properties, and none where null."""
 
 
 class Cursor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -83,7 +87,7 @@ class Streams:
         try:
             (info,) = await client.describe_streams([name])
         except NotFoundError:
-            if isinstance(name, int):
+            if isinstance(name, int) or wanted.expected_properties:
                 raise
             (info,) = await client.create_streams([_spec(name, wanted)])
             status = 201
@@ -138,7 +142,9 @@ class Streams:
     async def _answer(self, client: AsyncClient, info: StreamInfo, status: int) -> Response:
         version = await _maybe_version(client, info)
         at = await find_reach(client, info.stream_id)
+        properties = await client.describe_properties([info.stream_id])
         answer = _described(info) | {
+            "properties": properties[info.stream_id],
             "first_offset": at.start_offset,
             "next_offset": tail_of(at),
             "schema_version": None if version is None else version.version,
@@ -225,6 +231,7 @@ def _spec(name: str, wanted: StreamChange) -> StreamSpec:
         retention_period_ms=wanted.retention_period_ms or 0,
         retention_bytes=wanted.retention_bytes or 0,
         ack_count=wanted.ack_count or 0,
+        properties={key: each for key, each in wanted.properties.items() if each is not None},
     )
 
 
@@ -235,4 +242,6 @@ def _update(info: StreamInfo, wanted: StreamChange) -> StreamUpdate:
         retention_bytes=wanted.retention_bytes,
         replica_count=wanted.replica_count,
         ack_count=wanted.ack_count,
+        properties=wanted.properties,
+        expected_properties=wanted.expected_properties,
     )

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sbp_core import aio, connect
-from sbp_core.errors import ConfigurationError, NotFoundError, Outcome
+from sbp_core.errors import ConditionFailedError, ConfigurationError, NotFoundError, Outcome
 from tests.support.warm import WarmCluster
 
 
@@ -144,6 +144,14 @@ def test_chosen_offsets_are_committed(sbp, names):
                 consumer.commit({stream: offset})
         with pytest.raises(ConfigurationError, match="does not read stream 'other'"):
             consumer.commit({"other": 0})
+        for expected in (None, 2):
+            with pytest.raises(ConditionFailedError, match="is at 3, and") as caught:
+                consumer.commit({stream: 5}, expected={stream: expected})
+            assert caught.value.current_offset == 3
+        consumer.commit({stream: 4}, expected={stream: 3})
+        consumer.commit({stream: 3}, expected={stream: 4})
+        with pytest.raises(ConfigurationError, match="expected goes with offsets"):
+            consumer.commit(expected={stream: 3})
     with sbp.consumer(stream, group="chosen", commit_interval_ms=None) as consumer:
         assert consumer.getone(5).value == b"3"
         consumer.commit({stream: 0})

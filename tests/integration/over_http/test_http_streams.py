@@ -33,6 +33,27 @@ def test_streams(http):
     assert http.put("/v1/streams/a%20b").status_code == 400
 
 
+def test_properties(http):
+    path = f"/v1/streams/{next(names)}"
+    made = http.put(path, json={"properties": {"a": "1", "b": None}})
+    assert (made.status_code, made.json()["properties"]) == (201, {"a": "1"})
+    change = {
+        "properties": {"a": None, "c": "\u00e9"},
+        "expected_properties": {"a": "1", "c": None},
+    }
+    assert http.put(path, json=change).json()["properties"] == {"c": "\u00e9"}
+    failed = problem(http.put(path, json={**change, "retention_bytes": 9}), 412, "condition-failed")
+    assert "a is not there, and '1' was expected" in failed["detail"]
+    found = http.get(path).json()
+    assert (found["properties"], found["retention_bytes"]) == ({"c": "\u00e9"}, 0)
+    problem(http.put(path, json={"properties": {"a b": ""}}), 400, "configuration")
+    problem(http.put(path, json={"properties": {"a": 1}}), 422, "wrong-body")
+    unknown = f"/v1/streams/{next(names)}"
+    problem(http.put(unknown, json={"expected_properties": {"a": None}}), 404, "not-found")
+    listed = http.get("/v1/streams").json()["streams"]
+    assert not any("properties" in each for each in listed)
+
+
 def test_a_schema_is_made_and_grows(http):
     path, columns = f"/v1/streams/{next(names)}", ["id int64 not null", "tags list<string>"]
     made = http.put(path, json={"columns": columns})

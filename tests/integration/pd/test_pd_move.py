@@ -17,7 +17,7 @@ def test_a_cluster_goes_on_with_the_database(tmp_path, postgresql, capfd):
     url, sent = postgresql.new_database(), [b"%d" % each for each in range(10)]
     with Machines(tmp_path, 1) as machines, connect(machines.endpoint) as sbp:
         driver = machines.driver
-        sbp.create_stream("orders")
+        sbp.create_stream("orders", properties={"owner": "\u00e9"})
         with sbp.producer("orders", id="loader") as producer:  # decisions, with numbers
             for each in sent[:5]:
                 producer.send(each)
@@ -43,6 +43,8 @@ def test_a_cluster_goes_on_with_the_database(tmp_path, postgresql, capfd):
         sbp.create_stream("later")
         assert values(machines.endpoint, group="billing") == sent[5:]
         assert values(machines.endpoint) == sent
+        sbp.update_properties("orders", {"owner": None, "a": ""}, expected={"owner": "\u00e9"})
+        assert sbp.properties("orders") == {"a": ""}
         driver.stop()
         driver.options = ()
         driver.launch()
