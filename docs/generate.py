@@ -61,7 +61,6 @@ EXAMPLES: Final = {
     "ready_file": "sbp-ready.json",
     "log_file": "/var/log/sbp/server.log",
     "audit_file": "/var/log/sbp/audit.jsonl",
-    "audit_stream": True,
     "data_dir": "/var/lib/sbp",
     "store": "postgresql://sbp@db.example.org/sbp",
     "placement_driver": "pd1.example.org:12378,pd2.example.org:12378",

@@ -171,8 +171,6 @@ class Cluster:
     async def stop(self) -> None:
         """Let open calls finish, then close everything. Raises the first failure, if any."""
         self._unready = Unready("stopping", "the servers are being stopped")
-        if self._placement_driver is not None:
-            await self._placement_driver.flush_audit()
         servers, self._range_servers = self._range_servers, []
         ends = await asyncio.gather(*(server.stop() for server in servers), return_exceptions=True)
         driver, self._placement_driver = self._placement_driver, None

@@ -218,7 +218,7 @@ def _toml(settings: RangeServerSettings) -> str:
 
     Paths are options, as they may have bytes that are no UTF-8.
     """
-    sections: dict[str, list[str]] = {"range_server": [], "tls": [], "auth": [], "audit": []}
+    sections: dict[str, list[str]] = {"range_server": [], "tls": [], "auth": []}
     for each in fields(settings):
         value = getattr(settings, each.name)
         if value is not None and not isinstance(value, Path):

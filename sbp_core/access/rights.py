@@ -1,8 +1,7 @@
 """The rights of identities on streams and consumer groups.
 
 A grant gives a subject a right on the streams, or for GROUP on the groups, whose names match its
-pattern: a name, a prefix such as `orders-*`, or `*`. A stream without a name matches `*` only. One
-whose name is reserved does not match `*`.
+pattern: a name, a prefix such as `orders-*`, or `*`. A stream without a name matches `*` only.
 Administrators may do everything; the settings of the servers name them, and no grant does.
 """
 
@@ -30,15 +29,7 @@ LEASE_MS: Final = 60_000
 CLAIM_MS: Final = 3_600_000
 """How long a server may rely on that a producer belongs to who stages as it."""
 _ANY: Final = "*"
-AUDIT_STREAM: Final = "_audit"
-"""The stream of the audit events."""
-_RESERVED_PREFIX: Final = "_"
 _STREAM_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
-
-
-def is_reserved(name: str | None) -> bool:
-    """Whether only the cluster itself may create a stream of this name."""
-    return name is not None and name.startswith(_RESERVED_PREFIX)
 
 
 def is_stream_name(name: str) -> bool:
@@ -97,9 +88,7 @@ class SubjectRights:
         found = set(self._by_name.get(name, ()))
         for length in self._lengths:
             if length <= len(name):
-                matching = self._by_prefix.get(name[:length], set())
-                is_meant = length > 0 or not is_reserved(name)
-                found |= matching if is_meant else matching - ON_STREAMS
+                found |= self._by_prefix.get(name[:length], set())
         return frozenset(found)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sbp_core.access.rights import is_reserved
 from sbp_core.client import StreamInfo
 from sbp_core.errors import ConfigurationError, NotFoundError, StatusCode
 from sbp_core.wording import listed
@@ -71,7 +70,5 @@ class Selection:
         return (
             stream.stream_id in self.ids
             or name in self.names
-            or any(
-                name.startswith(each) and (each or not is_reserved(name)) for each in self.prefixes
-            )
+            or any(name.startswith(each) for each in self.prefixes)
         )

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from sbp_core import limits
-from sbp_core.access.rights import AUDIT_STREAM
 from sbp_core.backup.format import (
     CursorEntry,
     DecisionEntry,
@@ -103,7 +102,7 @@ def _stream_entry(extent: headers.StreamExtent) -> StreamEntry:
 def stream_parts(manifest: Manifest) -> Iterator[ClusterMetadata]:
     """Return the streams of a backup in parts of one request each, one at least."""
     for some in cut_by_weight(manifest.streams, lambda each: 1 + len(each.properties)) or [()]:
-        yield ClusterMetadata(streams=tuple(_extent(each, manifest.backup_id) for each in some))
+        yield ClusterMetadata(streams=tuple(map(_extent, some)))
 
 
 def other_parts(manifest: Manifest) -> Iterator[ClusterMetadata]:
@@ -153,12 +152,8 @@ def _cursors(manifest: Manifest, ends: Mapping[int, int]) -> list[headers.Cursor
     ]
 
 
-def _extent(entry: StreamEntry, backup_id: str) -> headers.StreamExtent:
-    """Return where the ranges of a restored stream begin: at its first batch.
-
-    The audit events of the lost cluster get a stream beside those of the new one.
-    """
-    name = f"{AUDIT_STREAM}-{backup_id}" if entry.name == AUDIT_STREAM else entry.name
+def _extent(entry: StreamEntry) -> headers.StreamExtent:
+    """Return where the ranges of a restored stream begin: at its first batch."""
     begin = entry.chunks[0].start if entry.chunks else entry.end_offset
     return headers.StreamExtent(
         headers.Stream(
@@ -166,7 +161,7 @@ def _extent(entry: StreamEntry, backup_id: str) -> headers.StreamExtent:
             entry.replica_count,
             entry.retention_period_ms,
             entry.ack_count,
-            name,
+            entry.name,
             entry.created_at_ms,
             entry.retention_bytes,
             tuple(headers.StreamProperty(*each) for each in entry.properties.items()),

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 import click
 
 from sbp_core import limits
-from sbp_core.access.rights import is_reserved
 from sbp_core.app.selection import Selection
 from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.connect import connect, find_reach, find_sizes
@@ -72,13 +71,12 @@ class _Listed:
 
 @click.command("list")
 @click.argument("patterns", type=STREAM, nargs=-1, metavar="[PATTERN]...")
-@click.option("--all", "with_reserved", is_flag=True, help="Also those whose names begin with _.")
 @client_options
-def list_streams(options: ClientOptions, patterns: Sequence[str], *, with_reserved: bool) -> int:
+def list_streams(options: ClientOptions, patterns: Sequence[str]) -> int:
     """List streams, by id: all, or those with these names, or that match orders-*."""
     selection = Selection.of(patterns) if patterns else None
     with connect(options) as client:
-        found = _find(client, selection, with_reserved=with_reserved)
+        found = _find(client, selection)
     if options.json:
         for each in found:
             write_json(each.as_object())
@@ -88,14 +86,11 @@ def list_streams(options: ClientOptions, patterns: Sequence[str], *, with_reserv
     return 0
 
 
-def _find(client: Client, selection: Selection | None, *, with_reserved: bool) -> list[_Listed]:
+def _find(client: Client, selection: Selection | None) -> list[_Listed]:
     """Return the streams that are wanted, with what their servers say soon."""
     while True:
         listed = client.list_streams()
-        if selection is None:
-            infos = [each for each in listed if with_reserved or not is_reserved(each.name)]
-        else:
-            infos = selection.of_streams(listed)
+        infos = listed if selection is None else selection.of_streams(listed)
         stream_ids = [each.stream_id for each in infos]
         try:
             reaches, sizes = find_reach(client, stream_ids), find_sizes(client, stream_ids)

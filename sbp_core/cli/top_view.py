@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sbp_core.access.rights import is_reserved
 from sbp_core.client import ClusterInfo, RangeServerInfo
 from sbp_core.operating.samples import Samples
 from sbp_core.quantities import round_size
@@ -71,13 +70,11 @@ class TopView:
 
 
 def make_top(samples: Samples, cluster: ClusterInfo | None) -> TopView:
-    """Return what was sampled; the streams of the cluster itself are left out."""
+    """Return what was sampled."""
     rates, byte_rates, ends = samples.rates(), samples.byte_rates(), samples.newest
     lags = _most_behind(samples)
     lines = []
     for info in samples.streams:
-        if is_reserved(info.name):
-            continue
         key = info.stream_id
         end = None if ends is None else ends.maybe_end(key)
         group, lag = lags.get(key, (None, None))

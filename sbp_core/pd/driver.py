@@ -24,9 +24,7 @@ from sbp_core.pd.election import Election
 from sbp_core.pd.metadata.store import StoreThread, is_shared, open_store
 from sbp_core.pd.observing import LEADER, METRICS, TERM
 from sbp_core.pd.range_servers import Membership
-from sbp_core.pd.streams.audit_keeper import AuditPolicy
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
-from sbp_core.server.audit_stream import AuditStream
 from sbp_core.server.listener import Listener
 from sbp_core.server.metrics import COMMON, Catalog, Reading
 from sbp_core.server.quota_rules import maybe_quota_file
@@ -43,8 +41,6 @@ from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
 _LOG: Final = logging.getLogger(__name__)
 _REPLACE_AFTER_MS: Final = 600_000
 _REPLACE_AFTER_MS_MAX: Final = 30 * 86_400_000
-_AUDIT_RETENTION_MS: Final = 365 * 86_400_000
-_AUDIT_RETENTION_MS_MAX: Final = 100 * _AUDIT_RETENTION_MS
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.DRIVER_NAME_LENGTH_MAX}}}")
 
 
@@ -98,15 +94,6 @@ class PlacementDriverSettings(ListenerSettings, CapacityLimits):
         default=limits.BATCH_NUMBER_LEAP_MAX,
     )
 
-    audit_retention_ms: int = integer_setting(
-        "How long events are kept in the stream _audit; 0 keeps them for ever.",
-        0,
-        _AUDIT_RETENTION_MS_MAX,
-        default=_AUDIT_RETENTION_MS,
-        unit="milliseconds",
-        place=("audit", "retention_ms"),
-    )
-
     def __post_init__(self) -> None:
         ListenerSettings.__post_init__(self)
         if self.store is not None and (not isinstance(self.store, str) or "://" not in self.store):
@@ -147,7 +134,6 @@ class PlacementDriver:
         """The parts that `stop` ends: the one that was started last first."""
         self._unready: Unready | None = Unready("starting", "the metadata are being opened")
         self._port: int | None = None
-        self._audit = AuditStream() if settings.has_audit_stream else None
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
     catalogs: ClassVar[Sequence[Catalog]] = (COMMON, METRICS)
@@ -166,8 +152,6 @@ class PlacementDriver:
             store.failed.add_done_callback(self._on_failure)
             self._handlers = handlers = self._make_handlers(store)
             started.push_async_callback(handlers.stop)
-            if self._audit is not None:
-                started.push_async_callback(self._audit.stop)
             self._listener = listener = Listener(
                 handlers.by_opcode(),
                 speech=Speech(ServerRole.PLACEMENT_DRIVER, parse_dialect(settings.dialect)),
@@ -176,7 +160,6 @@ class PlacementDriver:
                 in_flight_bytes_max=limits.DRIVER_IN_FLIGHT_BYTES_MAX,
                 tls=settings.tls_contexts(),
                 gate=settings.gate(),
-                audit=self._audit,
                 quota_file=maybe_quota_file(settings),
             )
             started.push_async_callback(listener.drain)
@@ -186,8 +169,6 @@ class PlacementDriver:
             self._port = await listener.start(settings.host, settings.port, settings.exposure)
             if isinstance(handlers, Election):  # it announces the port
                 await handlers.start(self.endpoint)
-            if self._audit is not None:
-                self._audit.start(self.endpoint, settings.client_tls)
             self._started = started.pop_all()
         self._unready = None
         return self.endpoint
@@ -206,9 +187,6 @@ class PlacementDriver:
                 replace_server_after_ms=settings.replace_server_after_ms,
                 fail_over_interval_ms=self._fail_over_interval_ms,
                 tls=settings.client_tls,
-                audit=AuditPolicy(settings.audit_retention_ms, settings.audit_protected)
-                if settings.has_audit_stream
-                else None,
             )
 
         if not is_shared(settings.home):
@@ -222,15 +200,9 @@ class PlacementDriver:
             make_handlers=make,
         )
 
-    async def flush_audit(self) -> None:
-        """Wait until the audit events so far are stored, some seconds at most."""
-        if self._audit is not None:
-            await self._audit.flush()
-
     async def stop(self) -> None:
         """Let open calls finish, then close the connections and the metadata."""
         self._unready = Unready("stopping", "the server is being stopped")
-        await self.flush_audit()
         await self._started.aclose()
 
     @property
@@ -276,8 +248,6 @@ class PlacementDriver:
         handlers = self._handlers
         term = handlers.term if isinstance(handlers, Election) else 1
         found = [*self._listener.read_metrics(), LEADER.of(term > 0), TERM.of(term)]
-        if self._audit is not None:
-            found += self._audit.read_metrics("placement_driver")
         if handlers.observation is not None:
             with contextlib.suppress(SbpError):  # the term is over, or the store fails: not ready
                 found += [each async for each in handlers.observation.read()]

@@ -42,8 +42,6 @@ class NewStream:
     retention_period_ms: int
     server_ids: tuple[int, ...]
     retention_bytes: int = 0
-    stream_id: int | None = None
-    """Its id; None for the next one."""
     properties: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -16,20 +16,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
 from sbp_core import limits
 from sbp_core.access.identity import Identity
-from sbp_core.access.rights import AUDIT_STREAM, CLAIM_MS, Owners, Right
+from sbp_core.access.rights import CLAIM_MS, Owners, Right
 from sbp_core.errors import PermissionDeniedError, SbpError, ThrottledError
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.server.guard import (
     Authority,
     Judgement,
-    Protection,
     Rule,
     Target,
     lacking_right,
@@ -63,8 +62,6 @@ Claim = Callable[[str, Sequence[str]], Awaitable[Collection[str]]]
 
 Raises SbpError.
 """
-FindNames = Callable[[Sequence[int]], Awaitable[Mapping[int, str | None]]]
-"""Asks the placement driver for the names of streams that exist. Raises SbpError."""
 _Key = tuple[str, int]
 _APPEND: Final = frozenset({Right.APPEND})
 _AT_ONCE: Final = {Opcode.APPEND: "append_requests", Opcode.FETCH: "fetch_requests"}
@@ -90,39 +87,6 @@ class _Decision(Struct, gc=False):
     may_append: bool
     writers: set[str]
     txns: set[str]
-
-
-class LearntProtection(Protection):
-    """Learns from the placement driver which streams are not that of the audit events.
-
-    It is asked once for each stream: one that is not stays so, as nobody can give it that name.
-    """
-
-    def __init__(self, find_names: FindNames) -> None:
-        super().__init__("range servers")
-        self._find_names = find_names
-        self._free: set[int] = set()
-
-    def are_free(self, stream_ids: Iterable[int]) -> bool:
-        """Whether it is known without a wait that none of these streams is protected."""
-        return self._free.issuperset(stream_ids)
-
-    async def among(self, stream_ids: Collection[int]) -> Collection[int]:
-        """Return which of these streams are protected. Raises ThrottledError if unknown."""
-        unknown = [each for each in stream_ids if each not in self._free]
-        if not unknown:
-            return ()
-        try:
-            names = await self._find_names(unknown)
-        except SbpError as error:
-            raise ThrottledError.of(
-                f"the placement driver has not said whether stream {unknown[0]} is {AUDIT_STREAM}"
-                f" ({error}); try again"
-            ) from error
-        if len(self._free) + len(names) > DECISIONS_MAX:
-            self._free.clear()
-        self._free |= {each for each, name in names.items() if name != AUDIT_STREAM}
-        return [each for each, name in names.items() if name == AUDIT_STREAM]
 
 
 class CachedRights(Authority):

@@ -44,8 +44,7 @@ from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.replicating.copying import ReadEntriesHandler
 from sbp_core.rangeserver.replicating.secondary import ReplicateHandler, Secondary
 from sbp_core.rangeserver.replicating.settling import Settler
-from sbp_core.rangeserver.rights import CachedRights, LearntProtection
-from sbp_core.server.audit_stream import AuditStream
+from sbp_core.rangeserver.rights import CachedRights
 from sbp_core.server.guard import Guard
 from sbp_core.server.listener import Listener
 from sbp_core.server.metrics import COMMON, Catalog, Reading
@@ -104,7 +103,6 @@ class RangeServer:
         self._started.callback(self._end_patience)
         self._endpoint = ""
         self._settler: Settler | None = None
-        self._audit = AuditStream() if settings.has_audit_stream else None
         self._observation: Observation | None = None
         """Set while it serves; else `_unready` says why it does not."""
         self._unready = Unready("recovering", "the log is being opened")
@@ -154,8 +152,6 @@ class RangeServer:
         self._listener = self._make_listener(
             host, end_txn, stagings, in_flight, secondary=secondary
         )
-        if self._audit is not None:
-            started.push_async_callback(self._audit.stop)
         # Begun after the listener and stopped after it: what it does may wait for a slow disk, and
         # clients get their notice first.
         background = await started.enter_async_context(AsyncExitStack())
@@ -167,8 +163,6 @@ class RangeServer:
         committer.failed.add_done_callback(self._on_failure)
         membership.refused.add_done_callback(self._on_failure)
         await membership.join(self._endpoint)
-        if self._audit is not None:
-            self._audit.start(settings.placement_driver, settings.client_tls)
         self._settler = settler = self._make_settler(host, log, secondary, membership)
         background.push_async_callback(settler.stop)
         self._housekeeping = self._make_housekeeping(host, log, membership, end_txn)
@@ -283,11 +277,8 @@ class RangeServer:
         )
         rights = CachedRights(membership.check_rights, membership.claim_txns, self._clock)
         self._started.push_async_callback(rights.stop)
-        protection = None
-        if settings.protects_audit_stream:
-            protection = LearntProtection(membership.find_names)
         return Listener(
-            Guard(rights, protection).wrap(
+            Guard(rights).wrap(
                 {
                     Opcode.APPEND: append,
                     Opcode.END_TXN: membership.only_for_driver(end_txn),
@@ -304,7 +295,6 @@ class RangeServer:
             sizes=settings.sizes,
             tls=settings.tls_contexts(),
             gate=settings.gate(),
-            audit=self._audit,
             quota_file=maybe_quota_file(settings),
         )
 
@@ -339,8 +329,6 @@ class RangeServer:
         settler, self._settler = self._settler, None
         if settler is not None:
             await settler.hand_over()
-        if self._audit is not None:  # it may have to append to this server
-            await self._audit.flush()
         self._waiters.close()
         await self._started.aclose()
 
@@ -380,8 +368,7 @@ class RangeServer:
         """Return its metrics as they are now; none while it does not serve."""
         if self._observation is None:
             return []
-        audit = () if self._audit is None else self._audit.read_metrics("range_server")
-        return [*audit, *[each async for each in self._observation.read()]]
+        return [each async for each in self._observation.read()]
 
     def _on_failure(self, future: asyncio.Future[SbpError]) -> None:
         if not future.cancelled() and not self.failed.done():

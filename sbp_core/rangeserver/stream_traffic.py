@@ -19,7 +19,7 @@ from typing import Final
 
 NAMED_MAX: Final = 200
 """Streams with a series of their own."""
-REST: Final = "_rest"
+REST: Final = "*"
 """The label of all other streams together. No stream of a client has a name that begins so."""
 _KEPT_SHARE: Final = 0.9
 """The share of the bytes of earlier readings in what a stream has to carry to keep its series."""

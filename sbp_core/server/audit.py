@@ -2,8 +2,7 @@
 
 `MANAGEMENT` declares which operations these are. The `AuditTrail` of a server makes an
 `AuditedCall` for each request of one, and it sees what the handler decodes and answers: no handler
-takes part. An event is a JSON object in the logger `sbp.audit`; a `LineFile` writes them to a file,
-`AuditStream` (audit_stream.py) to a stream.
+takes part. An event is a JSON object in the logger `sbp.audit`; a `LineFile` writes them to a file.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import zip_longest
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -26,8 +25,6 @@ from sbp_core.wire.dialect import ServerRole
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
     RESULT_FIELDS,
-    SealCause,
-    SealRangesRequest,
     Status,
     decode_header,
 )
@@ -83,19 +80,11 @@ _TEXT_LENGTH_MAX: Final = 1_024
 """Characters of a text in an event: more than any that a server accepts."""
 
 
-class EventSink(Protocol):
-    """Where the events of a server go, beside the logger."""
-
-    def add(self, event: Mapping[str, object], time_ms: int) -> None:
-        """Accept an event of that time. It neither waits nor raises."""
-
-
 class AuditTrail:
-    """The audit trail of one server, `server`; its events go to the logger and to `sink`."""
+    """The audit trail of one server, `server`; its events go to the logger."""
 
-    def __init__(self, server: str, sink: EventSink | None = None) -> None:
+    def __init__(self, server: str) -> None:
         self._server = server
-        self._sink = sink
 
     def maybe_call(self, opcode: Opcode, header: Buffer, peer_name: str) -> AuditedCall | None:
         """Return what follows a request of a management operation; None for other operations."""
@@ -106,7 +95,7 @@ class AuditTrail:
     @property
     def is_on(self) -> bool:
         """Whether events go anywhere."""
-        return self._sink is not None or EVENTS.isEnabledFor(logging.INFO)
+        return EVENTS.isEnabledFor(logging.INFO)
 
     def write(self, event: Mapping[str, object], time_ms: int) -> None:
         """Write an event of that time, in ms since the epoch.
@@ -118,8 +107,6 @@ class AuditTrail:
         level = logging.DEBUG if event.get("role") in set(ServerRole) else logging.INFO
         if EVENTS.isEnabledFor(level):
             EVENTS.log(level, "%s", json.dumps(event))
-        if self._sink is not None:
-            self._sink.add(event, time_ms)
 
 
 class AuditedCall:
@@ -167,8 +154,6 @@ class AuditedCall:
         }
         if standing.identity is not None:
             event["identity"] = str(standing.identity)
-        if _is_report(self._request) and _is_of_server(standing):
-            return
         if self._request is None:
             if managed.only_if is None:
                 self._write(event, None, time_ms)
@@ -195,20 +180,6 @@ class AuditedCall:
         if error is not None:
             event |= {"status": _name_of(error.code), "message": _cut(error.message)}
         self._trail.write(event, time_ms)
-
-
-def _is_report(request: object) -> bool:
-    """Whether a request reports a primary that does not answer.
-
-    Servers do so as they append to the stream of events: an event of that would make others, for
-    as long as the stream is unavailable.
-    """
-    return isinstance(request, SealRangesRequest) and request.cause == SealCause.PRIMARY_SILENT
-
-
-def _is_of_server(standing: Standing) -> bool:
-    is_named = standing.identity is not None and standing.identity.is_server
-    return is_named or standing.is_placement_driver or bool(standing.server_ids)
 
 
 def _role_of(standing: Standing) -> str:

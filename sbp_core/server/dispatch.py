@@ -401,11 +401,10 @@ class Dispatcher:
         speech: Speech,
         clock: Clock,
         gate: Gate | None = None,
-        audit: AuditTrail | None = None,
         times: RequestTimes | None = None,
     ) -> None:
         self.speech = speech
-        self._audit = audit or AuditTrail(str(speech.role))
+        self._audit = AuditTrail(str(speech.role))
         self.times: Final = times or RequestTimes()
         self.gate = gate or Gate()
         self._handlers = handlers

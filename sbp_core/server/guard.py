@@ -14,7 +14,7 @@ import enum
 import logging
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.access.identity import Identity
-from sbp_core.access.rights import AUDIT_STREAM, ON_STREAMS, SUBJECT_LENGTH_MAX, Right
+from sbp_core.access.rights import ON_STREAMS, SUBJECT_LENGTH_MAX, Right
 from sbp_core.errors import NotFoundError, PermissionDeniedError, SbpError, invalid
 from sbp_core.server.answers import cut
 from sbp_core.server.dispatch import Handler, PromptHandler, Rest, ServerCall
@@ -199,36 +199,11 @@ class Authority(ABC):
         """Return why an identity that has none of these rights may not use a stream, or a group."""
 
 
-class Protection(ABC):
-    """Knows which stream is that of the audit events: only servers of the cluster may change it.
-
-    `refusal` is the answer to others; it names the `servers` whose setting permits it.
-    """
-
-    def __init__(self, servers: str) -> None:
-        self.refusal: Final = denied(
-            f"only the servers of the cluster change the stream {AUDIT_STREAM}; to permit it to"
-            f" others, set protected = false in [audit] of the {servers}"
-        )
-
-    def are_free(self, stream_ids: Iterable[int]) -> bool:
-        """Whether it is known without a wait that none of these streams is protected."""
-        return False
-
-    @abstractmethod
-    async def among(self, stream_ids: Collection[int]) -> Collection[int]:
-        """Return which of these streams are protected. Raises ThrottledError if unknown."""
-
-
 class Guard:
-    """Wraps the handlers of a server.
+    """Wraps the handlers of a server; `authority` knows the rights of identities."""
 
-    `authority` knows the rights of identities, `protection` the stream that is protected.
-    """
-
-    def __init__(self, authority: Authority, protection: Protection | None = None) -> None:
+    def __init__(self, authority: Authority) -> None:
         self._authority = authority
-        self._protection = protection
 
     def wrap(self, handlers: Mapping[Opcode, Handler]) -> dict[Opcode, Handler]:
         """Return handlers that refuse what their caller may not do."""
@@ -253,8 +228,6 @@ class Guard:
         Raises PermissionDeniedError if it is not for this caller, whatever they are.
         """
         identity = call.peer.standing.identity
-        if self._is_protected_from(call, rule):
-            return False
         if identity is None or isinstance(rule, Rule):
             return _maybe_restricted(call) is None
         is_allowed = identity.is_server if rule is Caller.SERVER else identity.is_admin
@@ -269,26 +242,8 @@ class Guard:
     def maybe_admit(self, call: ServerCall, rule: Rule) -> bool:
         """Whether it is known without a wait that nothing of a request is refused."""
         request = _request_of(call)
-        if self._protection is not None and self._is_protected_from(call, rule):
-            if not self._protection.are_free(map(stream_id_of, _items_in(rule, request))):
-                return False
-            if _maybe_restricted(call) is None:
-                return True
         judgement = self._authority.maybe_judge(call, rule, request)
         return judgement is not None and not any(judgement)
-
-    def _is_protected_from(self, call: ServerCall, rule: Rule | Caller) -> bool:
-        """Whether a request may have to be refused because a stream is protected.
-
-        Where identities are off, nothing tells the appends of servers from those of clients.
-        """
-        if self._protection is None or not isinstance(rule, Rule):
-            return False
-        standing = call.peer.standing
-        if standing.identity is None:
-            is_server = standing.is_placement_driver or bool(standing.server_ids)
-            return rule.rights == _MANAGE and not is_server
-        return rule.rights in (_APPEND, _MANAGE) and not standing.identity.is_server
 
     async def admit(self, call: ServerCall, rule: Rule | Caller) -> bool:
         """Take out of a request what is refused; return whether anything is left to be served.
@@ -319,8 +274,6 @@ class Guard:
                 f" {limits.STREAMS_PER_REQUEST_MAX} are accepted; split it"
             )
         refusals: dict[int, SbpError] = {}
-        if self._is_protected_from(call, rule) and rights == rule.rights:
-            refusals = await self._find_protected(targets)
         if identity is not None:
             judgement = self._authority.maybe_judge(call, rule, request)
             if judgement is None:
@@ -345,17 +298,6 @@ class Guard:
         identity = call.peer.standing.identity
         assert identity is not None, "nothing is judged without an identity"
         return await self._authority.judge(identity, rule.rights, list(map(Target, ids)))
-
-    async def _find_protected(self, targets: Sequence[Target]) -> dict[int, SbpError]:
-        """Return why targets are refused that are protected, by position."""
-        assert self._protection is not None
-        stream_ids = {each.stream_id for each in targets if each.stream_id >= 0}
-        protected = await self._protection.among(stream_ids)
-        return {
-            at: self._protection.refusal
-            for at, each in enumerate(targets)
-            if each.stream_id in protected
-        }
 
     async def _check_group(self, identity: Identity, group: str) -> None:
         (refusal,) = await self._authority.judge(identity, _GROUP, [Target(names=(group,))])

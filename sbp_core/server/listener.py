@@ -19,7 +19,6 @@ from sbp_core import limits
 from sbp_core.errors import ConfigurationError, InvalidRequestError, SbpError, ThrottledError
 from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.server.accepting import Acceptor, Admission, is_spare, local_reserve, owner_of
-from sbp_core.server.audit import AuditTrail, EventSink
 from sbp_core.server.budget import Budget
 from sbp_core.server.dispatch import Dispatcher, Handler
 from sbp_core.server.gate import Gate
@@ -83,7 +82,7 @@ class Listener:
 
     `sizes` bound frames, and what one connection holds; `in_flight_bytes_max` is for all of them.
     With `tls` it speaks nothing else; `gate` identifies peers, which have the quotas in
-    `quota_file`. Audit events go to `audit` too.
+    `quota_file`.
     """
 
     def __init__(
@@ -100,15 +99,11 @@ class Listener:
         sizes: RecordSizes = DEFAULT,
         tls: Contexts | None = None,
         gate: Gate | None = None,
-        audit: EventSink | None = None,
         quota_file: QuotaFile | None = None,
     ) -> None:
         self._tls = tls
         self._gate = gate or Gate()
-        trail = AuditTrail(str(speech.role), audit)
-        self._dispatcher = Dispatcher(
-            handlers, speech=speech, clock=clock, gate=self._gate, audit=trail
-        )
+        self._dispatcher = Dispatcher(handlers, speech=speech, clock=clock, gate=self._gate)
         self._speech = speech
         self._clock = clock
         self._idle_seconds = idle_connection_ms / 1000

@@ -232,21 +232,6 @@ class ListenerSettings:
         "Audience that tokens have to name (aud).",
         "a text, such as the name of the cluster; needed for tokens",
     )
-    audit_stream: bool | None = choice_setting(
-        "Whether audit events are stored in the stream _audit too, which the placement driver"
-        " makes; when not set, they are if requests need an identity.",
-        (True, False),
-        default=None,
-        place=("audit", "stream"),
-    )
-    audit_protected: bool = choice_setting(
-        "Whether only the servers of the cluster change the stream _audit: others, also"
-        " administrators, can neither append to it nor trim, update, seal or delete it.",
-        (True, False),
-        default=True,
-        place=("audit", "protected"),
-    )
-
     quotas_file: Path | None = setting(
         "File with the section [quotas], which is read again at SIGHUP.",
         "a configuration file",
@@ -257,12 +242,7 @@ class ListenerSettings:
         check_settings(self)
         check_tls(self)
         check_auth(self)
-        dialect = parse_dialect(self.dialect)
-        if self.audit_stream and dialect is not Dialect.SPECIFICATION:
-            raise ConfigurationError(
-                f"stream in [audit]: servers of the dialect {self.dialect} have no names of"
-                " streams; leave it out, or set dialect to specification"
-            )
+        parse_dialect(self.dialect)
         if not isinstance(self.data_dir, Path):
             raise ConfigurationError(f"data_dir: expected a path, got {self.data_dir!r}")
         _check_host("host", self.host)
@@ -285,18 +265,6 @@ class ListenerSettings:
         if self.tls_client_ca_file is not None:
             return Exposure.CERTIFIED
         return Exposure.ANYBODY if self.insecure else Exposure.NOBODY
-
-    @property
-    def has_audit_stream(self) -> bool:
-        """Whether audit events are stored in a stream."""
-        if self.audit_stream is None:
-            return bool(self.auth_admins) and parse_dialect(self.dialect) is Dialect.SPECIFICATION
-        return self.audit_stream
-
-    @property
-    def protects_audit_stream(self) -> bool:
-        """Whether only servers change that stream."""
-        return self.has_audit_stream and self.audit_protected
 
     @property
     def tls(self) -> ServerTls | None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-from sbp_core.access.rights import is_reserved
 from sbp_core.client import StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_core.limits import STREAM_NAME_LENGTH_MAX
@@ -84,18 +83,13 @@ class StreamList:
 
 @dataclass(frozen=True, slots=True)
 class StreamPattern:
-    """All streams, those to come too, whose whole name a regular expression matches.
-
-    Reserved names are meant only by an expression that begins as they do.
-    """
+    """All streams, those to come too, whose whole name a regular expression matches."""
 
     pattern: str
 
     def matches(self, name: str | None) -> bool:
         """Whether a stream with this name is meant; one without a name never is."""
-        if name is None or (is_reserved(name) and not is_reserved(self.pattern)):
-            return False
-        return re.fullmatch(self.pattern, name) is not None
+        return name is not None and re.fullmatch(self.pattern, name) is not None
 
 
 Selection: TypeAlias = StreamList | StreamPattern
@@ -157,8 +151,7 @@ SELECTIONS: Final[tuple[Option[Selection], ...]] = (
         "Instead of `streams`: a regular expression (Python's) that the whole name of a stream"
         " matches. A streaming query finds streams that are created while it runs, and reads them"
         " from their first record. One whose new name does not match is no longer read, which is"
-        " data loss to failOnDataLoss. Names that begin with `_` match only an expression that"
-        " begins with `_` too."
+        " data loss to failOnDataLoss."
     ),
     option("path", STREAM_LIST, NO_STREAMS, unset="none").doc(
         "Instead of `streams`, as in .load('orders,clicks')."

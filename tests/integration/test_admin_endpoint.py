@@ -162,7 +162,7 @@ def test_each_stream_and_group_has_series(tmp_path):
         assert counted("sbp_stream_fetch_records_total", "quiet") == 1
         assert counted("sbp_stream_fetch_bytes_total", "quiet") > 0
         assert counted("sbp_stream_append_records_total", str(nameless)) == 1
-        assert counted("sbp_stream_append_records_total", "_rest") == 0
+        assert counted("sbp_stream_append_records_total", "*") == 0
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Prometheus")

@@ -15,7 +15,7 @@ import pytest
 from sbp_core.access.rights import Grant, Right
 from sbp_core.cli.serving import _maybe_audit_file
 from sbp_core.client import AppendItem, Client, StreamSpec, StreamUpdate
-from sbp_core.errors import ConfigurationError, NotFoundError
+from sbp_core.errors import ConfigurationError, NotFoundError, PermissionDeniedError
 from sbp_core.pd.streams.stream_operations import delete_streams
 from sbp_core.server.audit import EVENTS, MANAGEMENT, AuditTrail
 from sbp_core.server.line_file import LineFile
@@ -29,6 +29,15 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from tests.support.clock import until
 from tests.support.cluster import core_cluster, rows_batch
+from tests.support.security import (
+    Authority,
+    Issuer,
+    admin_of,
+    connected,
+    greet,
+    identified_settings,
+    served,
+)
 from tests.support.warm import WarmCluster
 from tests.support.wire import RawClient
 
@@ -118,6 +127,32 @@ def test_operations_of_a_client(tmp_path, caplog):
     at_server = [each for each in events if each["server"] == "range server"]
     (sealed,) = (each for each in at_server if short([each]) == [("SEAL_RANGE", 1, "done")])
     assert sealed["role"] == "placement driver"
+
+
+def test_events_name_the_identity_and_have_no_secret(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG, EVENTS.name)
+    authority, issuer = Authority(tmp_path / "authority"), Issuer(tmp_path)
+    token = issuer.token("etl")
+
+    async def body():
+        settings = identified_settings(authority, issuer, tmp_path / "data")
+        async with (
+            served(settings) as cluster,
+            connected(cluster.endpoints.pd, authority.client(admin_of(authority))) as admin,
+            connected(cluster.endpoints.pd, authority.client()) as other,
+        ):
+            await greet(other, cluster.endpoints.pd, token)
+            await admin.change_grants([Grant("etl", Right.READ, "a")])
+            with pytest.raises(PermissionDeniedError):
+                await other.change_grants([Grant("etl", Right.MANAGE, "a")])
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+    logged = [each.getMessage() for each in caplog.records if each.name == EVENTS.name]
+    granted, refused = map(json.loads, logged)
+    assert granted["identity"].startswith("CN=alice")
+    assert (granted["subject"], granted["outcome"]) == ("etl", "done")
+    assert (refused["identity"], refused["outcome"]) == ("etl", "refused")
+    assert not [part for part in token.decode().split(".") if part in "".join(logged)]
 
 
 def test_each_object_of_a_request_has_its_own_outcome(tmp_path, caplog):

@@ -162,40 +162,6 @@ def test_a_backup_under_load_has_all_that_was_committed_before_it(tmp_path, plac
     run(main())
 
 
-def test_the_audit_events_of_a_lost_cluster_are_beside_those_of_the_new_one(tmp_path, place):
-    async def main():
-        async with (
-            cluster_of(tmp_path / "lost", 1, audit_stream=True) as cluster,
-            client_of(cluster) as client,
-        ):
-            (a,) = await create(client, "a")
-            await append(client, a, b"1")
-            audit = await audit_of(client)
-            manifest = (await take_backup(client, place)).manifest
-        async with cluster_of(tmp_path / "new", 1, audit_stream=True) as cluster:
-            async with client_of(cluster) as client:
-                own = await audit_of(client)
-            await restore(cluster, place, manifest)
-            async with client_of(cluster) as client:
-                assert await read_all(client, a) == {0: b"1"}
-                streams = await client.list_streams()
-                assert {each.stream_id: each.name for each in streams} == {
-                    a: "a",
-                    own: "_audit",
-                    audit: f"_audit-{manifest.backup_id}",
-                }
-
-    run(main())
-
-
-async def audit_of(client: AsyncClient) -> int:
-    """The id of the stream of audit events, which the placement driver makes soon."""
-    while True:
-        for each in await client.find_streams(["_audit"]):
-            return each.stream_id
-        await asyncio.sleep(0.02)
-
-
 def test_a_second_backup_copies_only_what_is_new(tmp_path, place):
     async def main():
         async with cluster_of(tmp_path / "data", 1) as cluster, client_of(cluster) as client:

@@ -259,8 +259,3 @@ def test_a_server_is_drained_and_the_drain_is_cancelled(page, client):
     confirm(dialog, "Cancel the drain")
     expect(page.locator("#servers tbody .state")).to_have_text("live")
     assert not client.range_servers()[0].is_draining
-
-
-def test_a_cluster_without_an_audit_trail_says_how_to_have_one(page):
-    page.goto("/audit")
-    expect(page.locator("main")).to_contain_text("[audit]\nstream = true")

@@ -10,8 +10,6 @@ from playwright.sync_api import expect
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import AppendItem, Client, Connecting, Credentials, StreamSpec
 from sbp_core.tls import ServerTls
-from tests.support.audit import AUDIT_STREAM
-from tests.support.clock import until
 from tests.support.cluster import rows_batch
 from tests.support.security import Authority, Issuer, identified_settings
 from tests.support.warm import WarmCluster
@@ -118,23 +116,3 @@ def test_a_right_that_is_gone_since_the_preview_stops_a_reset(signed_in, places,
     expect(page.get_by_role("alert")).to_contain_text("PERMISSION_DENIED")
     (cursor,) = client.describe_cursors("billing")
     assert cursor.next_offset == 4
-
-
-def test_the_audit_trail_names_who_was_refused(signed_in, places, stream):
-    client, _ = places
-    page = signed_in("reader")
-    page.goto("/audit")
-    expect(page.get_by_role("alert")).to_contain_text("has no right on stream _audit")
-    page.goto(f"/streams/{stream.stream_id}/trim?position=latest")
-    page.get_by_label("to confirm").fill("orders")
-    page.get_by_role("button", name="Trim it").click()
-    expect(page.get_by_role("alert")).to_contain_text("PERMISSION_DENIED")
-    until(lambda: client.find_streams([AUDIT_STREAM]))
-    page = signed_in("alice")
-    page.goto("/audit?identity=reader&operation=trim&outcome=refused")
-    row = page.locator("#events tbody tr").first
-    expect(row).to_contain_text("TRIM_STREAMS")
-    expect(row).to_contain_text("refused")
-    expect(row).to_contain_text("reader")
-    page.goto("/audit?identity=nobody")
-    expect(page.locator("#events tbody")).to_contain_text("No event among these fits.")

@@ -6,7 +6,7 @@ from sbp_core.app.selection import Selection
 from sbp_core.client import StreamInfo
 from sbp_core.errors import ConfigurationError, NotFoundError
 
-NAMES = ("orders", "orders-1", "audit", "_sbp_audit", None)
+NAMES = ("orders", "orders-1", "audit", None)
 STREAMS = [StreamInfo(index, name, 1, 0, 0) for index, name in enumerate(NAMES)]
 
 
@@ -17,7 +17,6 @@ STREAMS = [StreamInfo(index, name, 1, 0, 0) for index, name in enumerate(NAMES)]
         (["orders*"], ["orders", "orders-1"]),
         (["orders-*", "audit"], ["orders-1", "audit"]),
         (["*"], ["orders", "orders-1", "audit"]),
-        (["_*"], ["_sbp_audit"]),
         (["none*"], []),
     ],
 )

@@ -12,7 +12,7 @@ from sbp_core.client import ClusterInfo, RangeServerInfo, StreamInfo
 from sbp_core.operating.samples import Ends, Lags, Samples
 
 SERVER = RangeServerInfo(1, "a:1", None, True, 5 * 2**30, 2, 1, 5, 2, 0)
-NAMES = ("quiet", "busy", "down", "_audit")
+NAMES = ("quiet", "busy", "down")
 
 
 def sampled() -> Samples:

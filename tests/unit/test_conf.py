@@ -37,7 +37,6 @@ SET_BY_THE_CLUSTER = {
     *("auth_admins", "auth_servers", "auth_monitors", "auth_jwks_file", "auth_jwks_url"),
     "auth_jwks_ca_file",
     *("auth_issuer", "auth_audience", "quotas_file"),
-    *("audit_stream", "audit_protected", "audit_retention_ms"),
 }
 commands = pytest.mark.parametrize("command", CONFIGURATIONS)
 
@@ -115,9 +114,7 @@ def test_the_file_loads_also_with_every_key_set(command, tmp_path):
 
 
 def test_a_range_server_in_a_process_of_its_own_gets_the_settings_of_the_cluster(tmp_path):
-    cluster = ClusterSettings(
-        data_dir=tmp_path, insecure=True, audit_stream=True, audit_protected=False
-    )
+    cluster = ClusterSettings(data_dir=tmp_path, insecure=True)
     given = cluster.range_server(1, "pd:1")
     path = tmp_path / "range-server.toml"
     path.write_text(_toml(given), encoding="utf-8")

@@ -57,7 +57,6 @@ def test_a_stream_is_created_as_the_form_says():
         (StreamForm("a", replicas="0"), "replicas: '0' is not a number from 1 to 7"),
         (StreamForm("a b"), "'a b' cannot name a stream"),
         (StreamForm("17"), "'17' cannot name a stream"),
-        (StreamForm("_audit"), "'_audit' is reserved"),
         (StreamForm("a", ack_count="2"), "acknowledged by: 2 is more than 1 replica"),
         (StreamForm("a", retention="soon"), "retention: 'soon' is not 0 or a time such as"),
         (StreamForm("a", replicas="x", retention_size="1GB"), "retention size: '1GB' is not 0"),

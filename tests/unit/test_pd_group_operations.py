@@ -178,13 +178,6 @@ def test_streams_come_and_go_by_their_names(store):
     assert leader.beat("a") == [two]
 
 
-def test_a_star_does_not_match_the_streams_of_the_cluster_itself(store):
-    audit, other = create(store, "_audit", "a")
-    leader = Leader(store)
-    assert leader.join("a", "*") == [other]
-    assert leader.join("a", "*", "_audit") == [audit, other]
-
-
 def test_a_member_gets_streams_that_its_identity_may_read(store):
     one, two = create(store, "orders.1", "orders.2")
     store.grants.change([Grant("eve", Right.READ, "orders.2")], is_revoked=False)

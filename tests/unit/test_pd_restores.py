@@ -42,12 +42,6 @@ def test_a_stream_is_restored_once_with_its_first_range(store):
     assert store.servers.last_stream_id() == 0
 
 
-def test_a_stream_of_the_cluster_itself_takes_no_id_of_those_that_are_counted(store):
-    news = [NewStream("_own", 1, 1, 0, (1,), stream_id=1 << 39), NewStream("a", 1, 1, 0, (1,))]
-    assert [each.stream_id for each, _ in store.create_streams(news, 5)] == [1 << 39, 1]
-    assert store.servers.last_stream_id() == 1
-
-
 def test_restored_decisions_are_published_and_answer_replays(store):
     decided = [Decided("p", 3, 5, b"digest--", 50, None), Decided("q", 1, 2, b"digest-2", 60, "me")]
     for _ in range(2):

@@ -18,7 +18,6 @@ from sbp_core.rangeserver.rights import (
     DENIED_MS,
     REFRESH_MS,
     CachedRights,
-    LearntProtection,
 )
 from sbp_core.server.guard import RULES, Target
 from sbp_core.wire.headers import (
@@ -34,32 +33,6 @@ from sbp_core.wire.opcodes import Opcode
 from tests.support.clock import ManualClock
 
 LEASE_MS = 60_000
-
-
-def test_a_stream_that_is_not_that_of_audit_events_is_asked_for_once():
-    asked, failures = [], [ConnectError("down")]
-
-    async def find_names(stream_ids):
-        asked.append(sorted(stream_ids))
-        if failures:
-            raise failures.pop()
-        return {each: "_audit" if each == 1 else f"s{each}" for each in stream_ids if each < 9}
-
-    async def body():
-        protection = LearntProtection(find_names)
-        assert not protection.are_free([2])
-        with pytest.raises(ThrottledError, match="has not said whether stream 2 is _audit"):
-            await protection.among([2])
-        assert not protection.are_free([2])
-        assert list(await protection.among([1, 2, 3])) == [1]
-        assert protection.are_free([2, 3])
-        assert not protection.are_free([1, 2])
-        assert not await protection.among([2, 3])
-        assert list(await protection.among([1, 3, 9])) == [1]
-        assert not protection.are_free([9]), "it may be made later"
-        assert asked == [[2], [1, 2, 3], [1, 9]]
-
-    asyncio.run(body())
 
 
 READ = frozenset({Right.READ})

@@ -16,7 +16,6 @@ from sbp_core.access.rights import (
     Right,
     SubjectRights,
     checked_grant,
-    is_reserved,
 )
 from sbp_core.errors import InvalidRequestError, PermissionDeniedError
 from sbp_core.server.guard import (
@@ -54,13 +53,8 @@ def test_rights_on_a_name_are_those_of_all_grants_that_match(granted, name):
             return pattern == "*"
         return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
-    def is_meant(right, pattern):
-        return not (pattern == "*" and is_reserved(name)) or right not in ON_STREAMS
-
     rights = SubjectRights(Grant("s", *each) for each in granted)
-    assert rights.on(name) == {
-        right for right, pattern in granted if matches(pattern) and is_meant(right, pattern)
-    }
+    assert rights.on(name) == {right for right, pattern in granted if matches(pattern)}
 
 
 @pytest.mark.parametrize(

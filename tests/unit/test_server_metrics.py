@@ -1,13 +1,10 @@
 """Metrics as servers declare and count them, and as Prometheus reads them."""
 
-from itertools import count
-
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from sbp_core.admin.exposition import Exposition
-from sbp_core.server.audit_stream import AuditStream
 from sbp_core.server.metrics import SECONDS, Catalog, Histogram, RequestTimes
 from sbp_core.server.quota_rules import rules_of
 from sbp_core.server.quotas import Quotas
@@ -84,19 +81,3 @@ def test_identities_above_their_quota_are_counted_until_they_may_go_on():
     assert quotas.over_count == 1
     now[0] += 10
     assert quotas.over_count == 0
-
-
-def test_audit_events_are_counted_that_wait_and_that_are_lost():
-    stream = AuditStream()
-
-    def counted():
-        return {each.metric.name: each.value for each in stream.read_metrics("r")}
-
-    sent = 0
-    for sent in count(1):
-        stream.add({"operation": "CREATE_STREAMS", "text": "x" * 100_000}, 0)
-        found = counted()
-        if found["sbp_audit_events_lost_total"]:
-            break
-        assert found["sbp_audit_events_waiting"] == sent
-    assert found == {"sbp_audit_events_waiting": sent - 1, "sbp_audit_events_lost_total": 1}

@@ -18,7 +18,7 @@ from typing import Final
 
 from sbp_core.access.rights import checked_grant
 from sbp_core.errors import ThrottledError, invalid
-from sbp_core.pd.metadata.history import counted_end
+from sbp_core.pd.metadata.history import last_id_of_epoch
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import CursorChange, RangeRecord, SchemaRecord, ServerLoad, StreamRecord
 from sbp_core.pd.placement import Placement
@@ -236,7 +236,7 @@ def _complete(store: MetadataStore, request: RestoreMetadataRequest, now_ms: int
     store.restores.complete(
         now_ms,
         last_stream_id=min(
-            _far_above(request.last_stream_id), counted_end(request.last_stream_id) - 1
+            _far_above(request.last_stream_id), last_id_of_epoch(request.last_stream_id)
         ),
         revision=max(_far_above(request.revision), store.revision() + 1),
     )

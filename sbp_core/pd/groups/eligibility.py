@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Final
 
-from sbp_core.access.rights import Right, is_reserved
+from sbp_core.access.rights import Right
 from sbp_core.group_limits import GROUP_STREAMS_MAX
 from sbp_core.pd.groups.assigning import Eligible
 from sbp_core.pd.groups.group import Member
@@ -36,15 +36,11 @@ class StreamNames:
         found = sorted((name, key) for key, name in self._by_id.items() if name is not None)
         self._names = [name for name, _ in found]
         self._ids = [key for _, key in found]
-        self._open = {key for key, name in self._by_id.items() if not is_reserved(name)}
-        """The streams that `*` matches."""
 
     def put(self, stream_id: int, name: str | None) -> None:
         """Add a stream, or change its name."""
         self.discard(stream_id)
         self._by_id[stream_id] = name
-        if not is_reserved(name):
-            self._open.add(stream_id)
         if name is not None:
             at = bisect_left(self._names, name)
             self._names.insert(at, name)
@@ -53,7 +49,6 @@ class StreamNames:
     def discard(self, stream_id: int) -> None:
         """Remove a stream, if it is there."""
         name = self._by_id.pop(stream_id, None)
-        self._open.discard(stream_id)
         if name is not None:
             at = self._ids.index(stream_id, bisect_left(self._names, name))
             del self._names[at], self._ids[at]
@@ -67,14 +62,13 @@ class StreamNames:
         if not self._by_id:
             return set()
         patterns = set(patterns)
-        is_all = _ANY in patterns
-        found = set(self._open) if is_all else set()
+        if _ANY in patterns:
+            return set(self._by_id)
+        found: set[int] = set()
         end = 0
         # Sorted, so what an earlier prefix matched is passed over and no name is looked at twice.
         for each in sorted(patterns, key=lambda pattern: pattern.removesuffix(_ANY)):
             text = each.removesuffix(_ANY)
-            if is_all and not is_reserved(text):
-                continue
             start = bisect_left(self._names, text, lo=end)
             last = text + _LAST if each.endswith(_ANY) else text
             end = bisect_right(self._names, last, lo=start)

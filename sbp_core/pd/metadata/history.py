@@ -116,8 +116,6 @@ def epoch_of(life_id: str) -> int:
 
 
 EPOCH_SHIFT: Final = 40
-_COUNTED: Final = 1 << (EPOCH_SHIFT - 1)
-"""Ids of a block that are counted; the others are for streams of the cluster itself."""
 _EPOCH_STEP_MAX: Final = 1 << 14
 _SERVER_SHIFT: Final = 16
 _SERVER_STEP_MAX: Final = 1 << 8
@@ -140,17 +138,9 @@ def epoch_of_stream_id(last_stream_id: int) -> int:
     return last_stream_id >> EPOCH_SHIFT
 
 
-def own_stream_id(last_stream_id: int) -> int:
-    """Return an id for a stream of the cluster itself: in the upper half of the block of an epoch.
-
-    Ids that are counted do not come there, so a backup of another cluster fits beside it.
-    """
-    return counted_end(last_stream_id) + secrets.randbelow(_COUNTED)
-
-
-def counted_end(last_stream_id: int) -> int:
-    """Return the end of the ids that are counted in the block of an epoch."""
-    return (epoch_of_stream_id(last_stream_id) << EPOCH_SHIFT) + _COUNTED
+def last_id_of_epoch(stream_id: int) -> int:
+    """Return the highest stream id in the block of an epoch."""
+    return ((epoch_of_stream_id(stream_id) + 1) << EPOCH_SHIFT) - 1
 
 
 def next_epoch(last_stream_id: int, last_server_id: int, above: int) -> EpochStart:

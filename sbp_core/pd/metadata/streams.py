@@ -108,9 +108,8 @@ class StreamTables(RangeTables):
             ((last_id,),) = self._query(_LAST_STREAM_ID)
             created = []
             for stream in streams:
-                stream_id = last_id + 1 if stream.stream_id is None else stream.stream_id
-                created.append(self._maybe_create_stream(stream_id, stream, created_at_ms))
-                last_id += created[-1] is not None and stream.stream_id is None
+                created.append(self._maybe_create_stream(last_id + 1, stream, created_at_ms))
+                last_id += created[-1] is not None
             if any(created):
                 self._change(_SET_LAST_STREAM_ID, last_id=last_id)
                 self._servers.bump_revision([made[0].stream_id for made in created if made])

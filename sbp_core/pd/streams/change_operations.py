@@ -33,7 +33,6 @@ from sbp_core.pd.model import (
 from sbp_core.pd.placement import Placement
 from sbp_core.pd.streams.stream_operations import (
     apply_accepted,
-    check_not_reserved,
     check_stream_fields,
     checked_ack_count,
     log_missing_replicas,
@@ -106,8 +105,6 @@ class _ChangePlanner:
             known = self._planned.get(stream.stream_id)
             if known is None:
                 return change
-            if stream.name != known.name:
-                check_not_reserved(stream.name)
             changed = _with_copies(known, stream)
             if _copies(changed) != _copies(self._before[stream.stream_id]):
                 self._placement.next_servers(*_copies(changed))

@@ -36,7 +36,6 @@ from sbp_core.pd.server_handlers import ServerHandlers
 from sbp_core.pd.streams import change_operations as changes
 from sbp_core.pd.streams import sealing as ranges
 from sbp_core.pd.streams import stream_operations as operations
-from sbp_core.pd.streams.audit_keeper import AuditKeeper, AuditPolicy, AuditProtection
 from sbp_core.pd.streams.change_operations import Trimmer
 from sbp_core.pd.streams.cursor_handlers import CursorHandlers
 from sbp_core.pd.streams.fail_over import FailOver
@@ -111,7 +110,6 @@ class PlacementDriverHandlers:
         replace_server_after_ms: int,
         fail_over_interval_ms: int = limits.FAIL_OVER_INTERVAL_MS,
         tls: Tls | None = None,
-        audit: AuditPolicy | None = None,
     ) -> None:
         self._name = name
         self._store = store
@@ -136,14 +134,6 @@ class PlacementDriverHandlers:
             clock,
             replace_after_ms=replace_server_after_ms,
         )
-        self._audit = None
-        self._protection = None
-        if audit is not None:
-            self._audit = AuditKeeper(
-                store, membership, self._announcer, self._fail_over, clock=clock, policy=audit
-            )
-            if audit.is_protected:
-                self._protection = AuditProtection(store)
         self._trimmer = Trimmer(store, self._peers)
         self._cursors = CursorHandlers(store, clock)
         self._groups = GroupHandlers(store, clock)
@@ -190,8 +180,7 @@ class PlacementDriverHandlers:
             Opcode.TAKE_CUT: self._cuts.take,
             Opcode.RESTORE_METADATA: self._restorer.restore,
         }
-        guard = Guard(StoredRights(self._store), self._protection)
-        return self._restorer.wrap(guard.wrap(handlers))
+        return self._restorer.wrap(Guard(StoredRights(self._store)).wrap(handlers))
 
     async def start(self) -> None:
         """Continue with what was committed and is not published yet; watch the range servers."""
@@ -203,8 +192,6 @@ class PlacementDriverHandlers:
         await self._groups.start()
         self._fail_over.start()
         self._repair.start()
-        if self._audit is not None:
-            self._audit.start()
 
     async def rest(self) -> None:
         """End the calls that wait for work in the background, and store the marks of logs."""
@@ -285,8 +272,6 @@ class PlacementDriverHandlers:
         """Cancel the work in the background."""
         if self._looking is not None:
             await cancel_all([self._looking])
-        if self._audit is not None:
-            await self._audit.stop()
         await self._groups.stop()
         await self.observation.lags.stop()
         await self._publisher.stop()

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
 from sbp_core import limits
-from sbp_core.access.rights import is_reserved
 from sbp_core.client.programs.range_placement import chunks
 from sbp_core.errors import (
     AlreadyExistsError,
@@ -25,7 +24,6 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.pd.capacity import Capacity
-from sbp_core.pd.metadata.history import own_stream_id
 from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import (
     NO_PROPERTIES,
@@ -70,21 +68,13 @@ def create_streams(
     streams: Sequence[Stream],
     servers: Sequence[ServerLoad],
     created_at_ms: int,
-    *,
-    is_own: bool = False,
 ) -> list[CreateStreamResult]:
-    """Create streams with their first ranges (SPEC "CREATE_STREAMS"), all in one transaction.
-
-    Those of the cluster itself, if it `is_own`, may have reserved names, and get ids of their own.
-    """
+    """Create streams with their first ranges (SPEC "CREATE_STREAMS"), all in one transaction."""
     placement = Placement(servers, store.primary_counts())
     planned: list[NewStream | SbpError] = []
     new_count = 0
     for asked in streams:
-        planned.append(_plan_stream(asked, placement, store.capacity, new_count, is_own=is_own))
-        if is_own and isinstance(planned[-1], NewStream):
-            own_id = own_stream_id(store.servers.last_stream_id())
-            planned[-1] = replace(planned[-1], stream_id=own_id)
+        planned.append(_plan_stream(asked, placement, store.capacity, new_count))
         new_count += isinstance(planned[-1], NewStream)
     outcomes = apply_accepted(planned, lambda news: store.create_streams(news, created_at_ms))
     log_missing_replicas(
@@ -131,12 +121,10 @@ def _created(
 
 
 def _plan_stream(
-    stream: Stream, placement: Placement, capacity: Capacity, planned_count: int, *, is_own: bool
+    stream: Stream, placement: Placement, capacity: Capacity, planned_count: int
 ) -> NewStream | SbpError:
     try:
         check_stream_fields(stream)
-        if not is_own:
-            check_not_reserved(stream.name)
         capacity.check("streams", planned_count + 1)
         replica_count = stream.replica_nums or 1
         ack_count = checked_ack_count(stream.ack_count, replica_count)
@@ -188,15 +176,6 @@ def check_stream_fields(stream: Stream) -> None:
         )
     if stream.name is not None:
         check_stream_name(stream.name)
-
-
-def check_not_reserved(name: str | None) -> None:
-    """Raise InvalidRequestError for a name that no client may give to a stream."""
-    if is_reserved(name):
-        raise invalid(
-            f"{shown(name or '')} is reserved: the cluster itself has streams whose names begin"
-            " with '_'; choose another name"
-        )
 
 
 def checked_ack_count(ack_count: int, replica_count: int) -> int:

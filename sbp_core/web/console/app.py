@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbp_core.errors import PermissionDeniedError, SbpError, UnauthenticatedError
 from sbp_core.web.console import (
-    audit,
     groups,
     login,
     overview,
@@ -56,7 +55,6 @@ _ROUTES: Final = (
     *groups.ROUTES,
     *transactions.ROUTES,
     *servers.ROUTES,
-    *audit.ROUTES,
 )
 
 

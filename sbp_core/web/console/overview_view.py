@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sbp_core.access.rights import is_reserved
 from sbp_core.client import RangeServerInfo
 from sbp_core.operating.samples import Samples
 from sbp_core.web.console.charts import LINES_MAX, Chart, Series, draw
@@ -56,9 +55,8 @@ def make_overview(samples: Samples, now_ms: float) -> Overview:
         held = sum(end - samples.starts.get(each, end) for each, end in known if end >= 0)
     labels = {each.stream_id: each.label for each in samples.streams}
     busiest = sorted(rates.items(), key=lambda each: each[1], reverse=True)[:LINES_MAX]
-    named = sum(not is_reserved(each.name) for each in samples.streams)
     return Overview(
-        stream_count=None if ends is None and not samples.streams else named,
+        stream_count=None if ends is None and not samples.streams else len(samples.streams),
         is_complete=ends is None or bool((ends.offsets >= 0).all()),
         record_count=held,
         rate=sum(rates.values()) if rates else None,

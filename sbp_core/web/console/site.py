@@ -47,7 +47,6 @@ PLACES: Final = (
     Place("/groups", "Groups", "g"),
     Place("/transactions", "Transactions", "t"),
     Place("/servers", "Servers", "n"),
-    Place("/audit", "Audit", "a"),
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from sbp_core import limits
-from sbp_core.access.rights import is_reserved, is_stream_name
+from sbp_core.access.rights import is_stream_name
 from sbp_core.client import RangeServerInfo, Reach, StreamInfo, StreamSpec, StreamUpdate
 from sbp_core.errors import ConfigurationError
 from sbp_core.quantities import (
@@ -131,10 +131,6 @@ class StreamForm:
             raise ConfigurationError(
                 f"{quoted(self.name)} cannot name a stream: use 1 to"
                 f" {limits.STREAM_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -, and not digits only"
-            )
-        if is_reserved(self.name):
-            raise ConfigurationError(
-                f"{quoted(self.name)} is reserved: names of the cluster's own streams begin with _"
             )
         return self.name
 

@@ -25,12 +25,7 @@ async def show(request: Request) -> Response:
     streams = samples.streams
     if len(streams) < _SAMPLED_MIN:
         streams = await client.list_streams()
-    rows = make_rows(
-        streams,
-        samples,
-        query.get("search", ""),
-        with_reserved="all" in query,
-    )
+    rows = make_rows(streams, samples, query.get("search", ""))
     table = make_table(rows, COLUMNS, query, request.url.path)
     return site.page(request, "streams.html", "Streams", table=table)
 

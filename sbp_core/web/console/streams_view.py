@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sbp_core.access.rights import is_reserved
 from sbp_core.client import StreamInfo
 from sbp_core.operating.samples import Samples
 from sbp_core.quantities import show_retention
@@ -44,9 +43,7 @@ COLUMNS: Final[tuple[Column[StreamRow], ...]] = (
 )
 
 
-def make_rows(
-    streams: Sequence[StreamInfo], samples: Samples, search: str, *, with_reserved: bool
-) -> list[StreamRow]:
+def make_rows(streams: Sequence[StreamInfo], samples: Samples, search: str) -> list[StreamRow]:
     """Return the streams whose name or id has the text that is searched for, in any case."""
     wanted = search.strip().lower()
     ends, rates = samples.newest, samples.rates()
@@ -54,8 +51,6 @@ def make_rows(
     rows = []
     for info in streams:
         stream_id = info.stream_id
-        if is_reserved(info.name) and not with_reserved:
-            continue
         if wanted not in info.label.lower() and wanted != str(stream_id):
             continue
         end = None if ends is None else ends.maybe_end(stream_id)

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sbp_core import limits
-from sbp_core.access.rights import is_reserved
 from sbp_core.client.aio import AsyncClient
 from sbp_core.client.types import NO_CURSOR, SchemaVersion, StreamInfo, StreamSpec, StreamUpdate
 from sbp_core.errors import NotFoundError, UnsupportedError
@@ -67,10 +66,9 @@ class Streams:
         self._bodies = bodies
 
     async def list_all(self, request: Request) -> Response:
-        """Answer with all streams but those of the cluster itself."""
+        """Answer with all streams."""
         client = await self._callers.client(request)
-        infos = [each for each in await client.list_streams() if not is_reserved(each.name)]
-        return json_answer({"streams": list(map(_described, infos))})
+        return json_answer({"streams": list(map(_described, await client.list_streams()))})
 
     async def describe(self, request: Request) -> Response:
         """Answer with a stream, its bounds and its columns."""

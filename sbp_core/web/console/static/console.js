@@ -146,7 +146,7 @@ async function ask(link) {
 
 // ---- Keys
 
-const PLACES = { o: "/", s: "/streams", g: "/groups", t: "/transactions", n: "/servers", a: "/audit" };
+const PLACES = { o: "/", s: "/streams", g: "/groups", t: "/transactions", n: "/servers" };
 let before = "";
 
 function onKey(event) {
