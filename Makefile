@@ -23,7 +23,7 @@ LEFT_OUT = not ($(shell echo $(MARKED) | sed 's/ / or /g'))
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve notebooks check test test-all versions conformance lint types bench bench-full \
-        schemas client features docs docs-site dist lock clean
+        schemas features docs docs-site dist lock clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,11 +74,10 @@ versions: $(READY) ## test both ends of the versions that pyproject.toml allows;
 conformance: $(READY) ## check a server against the protocol: ENDPOINT=host:port, or one started here
 	@SBP_CONFORMANCE_ENDPOINT="$(ENDPOINT)" $(BIN)/python -m pytest tests/conformance $(PYTEST)
 
-lint: $(READY) ## check style, format, import contracts, the generated client and conf/
+lint: $(READY) ## check style, format, import contracts and conf/
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
-	@$(BIN)/python tools/generate_blocking_client.py --check
 	@$(BIN)/hadolint conf/Dockerfile
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec conf/compose*.yaml
 
@@ -105,9 +104,6 @@ bench-full: $(READY) ## measure everything with all shapes, the servers alone to
 
 schemas: $(READY) ## generate the wire tables from schemas/*.fbs (needs flatc)
 	@$(BIN)/python schemas/generate.py
-
-client: $(READY) ## generate the blocking client from the asyncio one
-	@$(BIN)/python tools/generate_blocking_client.py
 
 features: $(READY) ## try the features of Spark that docs/reference/spark-features.md lists; some minutes
 	@$(SPARK) $(CLASSES) $(BIN)/python tests/try_spark_features.py $(PYTEST)

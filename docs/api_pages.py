@@ -89,7 +89,8 @@ def members_of(cls: type) -> Iterator[tuple[str, Any]]:
             seen |= vars(base)
     for name, member in seen.items():
         is_made = isinstance(member, FunctionType | classmethod | staticmethod | property)
-        if is_made and not name.startswith("_"):
+        is_internal = hasattr(getattr(member, "__func__", member), "is_internal")
+        if is_made and not name.startswith("_") and not is_internal:
             yield name, member
 
 

@@ -1,8 +1,8 @@
 """The client for applications: streams by name, records in and out.
 
 `connect` gives a `Connection`, which makes producers, consumers and transactions. They are written
-once, for asyncio, in `aio`; `blocking` is generated from that. Both are over `sbp_core.client`,
-which speaks the protocol; what they decide is in the modules beside them, without I/O.
+for asyncio, in `aio`; `blocking` has their facades for threads. They are over `sbp_core.client`,
+which speaks the protocol; their decisions are in the modules beside them, without I/O.
 """
 
 from sbp_core.app.aio import (

@@ -1,65 +1,26 @@
-"""Where a producer's callers and its worker wait for each other: a thread, or a task.
-
-Both have the same methods, so that producers are written once. All but `start` and `join` are
-called within `lock`, which tasks of one loop do not need.
-"""
+"""Where tasks wait for each other, and how a producer is driven by the threads of its callers."""
 
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from typing import Any, Final
+
+from sbp_core.client.io.loop_thread import LoopThread
 
 
 class Gate:
-    """For threads."""
+    """Lets the tasks of one event loop wait for a change, and has the worker that makes some."""
 
     def __init__(self) -> None:
-        self.lock: Final = threading.Lock()
-        self._changed = threading.Condition(self.lock)
-        self._worker: threading.Thread | None = None
-
-    def notify(self) -> None:
-        """Wake all that wait."""
-        self._changed.notify_all()
-
-    def wait(self, seconds: float | None) -> None:
-        """Return when woken, or after some seconds; others have the lock in between."""
-        self._changed.wait(seconds)
-
-    def breathe(self) -> None:
-        """Do nothing: threads take turns anyway."""
-
-    def start(self, work: Callable[[], None]) -> None:
-        """Let a worker do its work. It ends with the process, if it was not ended before."""
-        self._worker = threading.Thread(target=work, name="sbp-worker", daemon=True)
-        self._worker.start()
-
-    def join(self) -> None:
-        """Wait for the end of the worker."""
-        if self._worker is not None:
-            self._worker.join()
-
-    def finish(self, seconds: float) -> None:
-        """Let the worker finish what it has, before the process ends."""
-        with self.lock:
-            self.notify()
-        if self._worker is not None:
-            self._worker.join(max(0.0, seconds))
-
-
-class AsyncGate:
-    """For the tasks of one event loop."""
-
-    def __init__(self) -> None:
-        self.lock: Final[AbstractContextManager[None]] = nullcontext()
         self._changed = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
 
     def notify(self) -> None:
-        """Wake all that wait."""
+        """Wake all that wait. For the thread of the loop."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -82,5 +43,58 @@ class AsyncGate:
         if self._worker is not None:
             await asyncio.wait([self._worker])
 
-    def finish(self, seconds: float) -> None:
+
+class OnLoop:
+    """A producer whose callers are tasks of its loop: callbacks run there."""
+
+    def notify(self, gate: Gate) -> None:
+        """Wake all that wait at a gate."""
+        gate.notify()
+
+    def settle(self, action: Callable[[], None]) -> None:
+        """Settle a batch, which calls callbacks."""
+        action()
+
+    def finish(self, gate: Gate, seconds: float) -> None:
         """Return: when the process ends, no loop runs that could run the worker."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class OnThreads(OnLoop):
+    """A producer whose callers are other threads than that of its loop.
+
+    Batches are settled on a thread of its own: a callback may use a blocking client, and one that
+    takes long delays no other producer.
+    """
+
+    def __init__(self, loop: LoopThread) -> None:
+        self._loop: Final = loop
+        self._actions: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def notify(self, gate: Gate) -> None:
+        """Wake all that wait at a gate. For any thread."""
+        self._loop.loop.call_soon_threadsafe(gate.notify)
+
+    def settle(self, action: Callable[[], None]) -> None:
+        """Settle a batch on the thread for that, after those before it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sbp-deliveries", daemon=True)
+            self._thread.start()
+        self._actions.put(action)
+
+    def finish(self, gate: Gate, seconds: float) -> None:
+        """Let the worker finish what it has, before the process ends."""
+        self.notify(gate)
+        with suppress(TimeoutError):
+            self._loop.run(gate.join(), max(0.0, seconds))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._actions.put(None)
+
+    def _run(self) -> None:
+        while (action := self._actions.get()) is not None:
+            action()

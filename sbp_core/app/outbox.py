@@ -146,6 +146,8 @@ class Outbox:
         self._taken: dict[int, int] = {}
         """The numbers of those that are, by the order in which they were taken."""
         self._taken_count = 0
+        self._stored: set[int] = set()
+        """The numbers of those that are appended: a failure no longer gives them up."""
 
     @property
     def unsettled_bytes(self) -> int:
@@ -279,13 +281,19 @@ class Outbox:
         del self._ready[: len(taken)]
         return taken
 
-    def unsettled(self, order: int) -> Outgoing:
-        """Return a batch that was taken and is not settled, by the order of taking, from 0 on."""
-        return self._unsettled[self._taken[order]]
+    def store(self, order: int) -> tuple[int, Outgoing]:
+        """Note that a batch is appended, by the order of taking, from 0 on.
 
-    def settle(self, order: int) -> None:
-        """Forget a batch whose outcome is known."""
-        self._free(self._unsettled.pop(self._taken.pop(order)))
+        Return its number, for `settle`, and the batch.
+        """
+        number = self._taken.pop(order)
+        self._stored.add(number)
+        return number, self._unsettled[number]
+
+    def settle(self, number: int) -> None:
+        """Forget a batch that is appended, as its callbacks are over."""
+        self._stored.remove(number)
+        self._free(self._unsettled.pop(number))
 
     def _free(self, batch: Outgoing) -> None:
         if self.state is State.OPEN:
@@ -309,7 +317,9 @@ class Outbox:
         self._seal(stream_id)
         self.failed[stream_id] = error
         lost = {
-            number: each for number, each in self._unsettled.items() if each.stream_id == stream_id
+            number: each
+            for number, each in self._unsettled.items()
+            if each.stream_id == stream_id and number not in self._stored
         }
         self._ready = [number for number in self._ready if number not in lost]
         self._taken = {order: number for order, number in self._taken.items() if number not in lost}
@@ -322,8 +332,8 @@ class Outbox:
         """Accept nothing more, and give up what is not settled; return it."""
         self.seal()
         self.state, self.error = State.FAILED, error
-        lost = list(self._unsettled.values())
-        self._unsettled.clear()
+        lost = [each for number, each in self._unsettled.items() if number not in self._stored]
+        self._unsettled = {number: self._unsettled[number] for number in sorted(self._stored)}
         self._ready.clear()
         self._taken.clear()
         self.room_bytes = 0

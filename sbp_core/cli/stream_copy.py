@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from sbp_core import limits
-from sbp_core.app.blocking.committing import Committer
+from sbp_core.app.blocking import Committer
 from sbp_core.cli.client_options import ClientOptions, client_options, retry_option
 from sbp_core.cli.connect import checked_new_name, connect, find_reach, find_stream, titled
 from sbp_core.cli.output import write_notice, write_result

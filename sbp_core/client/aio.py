@@ -464,13 +464,13 @@ class AsyncClient(AsyncGroupMethods):
     ) -> AsyncAppender:
         """Return an appender, which sends batches while earlier ones wait for their answers.
 
-        The keywords are those of `append`, and `on_appended`, which is called within the methods of
-        the appender with the number of a batch, from 0 on in the order in which they were given,
-        and its outcome. A batch that fails ends the appender; with `on_failed` only its stream:
-        that is called with the stream's id and the error, and later batches for the stream raise
-        ConfigurationError. All other batches are appended once `flush` or `finish` returns. With a
-        `writer` or a `transaction`, several frames of one stream are sent at a time, else one. It
-        cannot be used elsewhere before the appender is finished or closed.
+        The keywords are those of `append`, and `on_appended`, which is called on the loop, within
+        the methods of the appender, with the number of a batch, from 0 on in the order in which
+        they were given, and its outcome. A batch that fails ends the appender; with `on_failed`
+        only its stream: that is called with the stream's id and the error, and later batches for
+        the stream raise ConfigurationError. All other batches are appended once `flush` or `finish`
+        returns. With a `writer` or a `transaction`, several frames of one stream are sent at a
+        time, else one. It cannot be used elsewhere before the appender is finished or closed.
         """
         kind = appending.AppendKind(retry_unknown, writer, transaction)
         work = appending.GradualAppend(self._context, kind, on_appended, on_failed)

@@ -1,24 +1,208 @@
-"""The blocking client: what it does beyond its asyncio source, see aio.py."""
+"""The blocking client: a facade of the asyncio client, whose loop is that of io/loop_thread.py."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Coroutine, Generator, Sequence
+from functools import wraps
+from random import Random
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from sbp_core.client.io.blocking_transport import BlockingRunner
-from sbp_core.client.programs import fetching
-from sbp_core.client.socket_client import SocketClient
-from sbp_core.client.types import FetchItem, FetchOutcome, SchemaVersion
+from sbp_core import limits
+from sbp_core.client.aio import AsyncClient
+from sbp_core.client.facades import documented_as, internal
+from sbp_core.client.io.loop_thread import loop_thread
+from sbp_core.client.programs.appending import AsyncAppender, OnAppended, OnFailed
+from sbp_core.client.programs.calls import RetryPolicy
+from sbp_core.client.programs.numbering import Transaction, Writer
+from sbp_core.client.types import (
+    AppendItem,
+    Connecting,
+    FetchItem,
+    FetchOutcome,
+    SchemaVersion,
+    StoreCommit,
+)
 from sbp_core.errors import UnsupportedError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-class Client(SocketClient):
-    """A blocking client of the cluster whose placement driver is at `endpoint` ("host:port").
 
-    Threads may share it. Every call has a deadline of `timeout_ms`; failed calls are retried
-    as `retry` says, where that is safe. All methods raise SbpError.
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """Return a method that waits for a method of the asyncio client."""
+
+    @wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return loop_thread().run(method(self.on_loop, *args, **kwargs))
+
+    return call
+
+
+class Appender:
+    """Appends batches one group after the other, while earlier ones are on their way.
+
+    Made by `Client.appender`; for one thread. The batches of one stream are appended in order::
+
+        with client.appender(writer=Writer()) as appender:
+            for items in groups:
+                appender.append(items)
+            appender.finish()
+
+    Leaving the block without `finish` gives up what is not appended. After that, after `finish`
+    and after an error the appender is over: `append` and `finish` raise ConfigurationError, and
+    the outcome of the batches in `unacknowledged` is not known.
     """
 
+    def __init__(self, appender: AsyncAppender) -> None:
+        self._appender = appender
+
+    @property
+    def unacknowledged(self) -> list[AppendItem]:
+        """The batches that are not known to be appended, and those after them in their streams."""
+        return self._appender.unacknowledged
+
+    def append(self, items: Sequence[AppendItem]) -> None:
+        """Send batches; return when all are sent, and most are answered. Raises SbpError."""
+        loop_thread().run(self._appender.append(items))
+
+    def flush(self) -> None:
+        """Return when everything is appended that was given; more may follow. Raises SbpError."""
+        loop_thread().run(self._appender.flush())
+
+    def finish(self) -> None:
+        """Return when everything is appended; it is over then. Raises SbpError."""
+        loop_thread().run(self._appender.finish())
+
+    def close(self) -> None:
+        """Give up what is not appended. Idempotent."""
+        loop_thread().run(self._appender.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Client:
+    """A blocking client of the cluster whose placement driver is at `endpoint` ("host:port").
+
+    Threads may share it, and the child of a fork may go on with it. Every call has a deadline of
+    `timeout_ms`; failed calls are retried as `retry` says, where that is safe. All methods raise
+    SbpError; they are those of AsyncClient.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
+        connecting: Connecting | None = None,
+        retry: RetryPolicy | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self.on_loop = AsyncClient(
+            endpoint, timeout_ms=timeout_ms, connecting=connecting, retry=retry, random=random
+        )
+        """The client that does the work, on the loop of `io.loop_thread`."""
+
+    @classmethod
+    @internal
+    def over(cls, client: AsyncClient) -> Self:
+        """Return the blocking client over one that is used on the loop of `io.loop_thread`."""
+        made = cls.__new__(cls)
+        made.on_loop = client
+        return made
+
+    @property
+    def endpoint(self) -> str:
+        """The placement driver that is asked next, "host:port"; the one that answered last."""
+        return self.on_loop.endpoint
+
+    @property
+    def last_commit(self) -> StoreCommit | None:
+        """The last commit of the placement driver's metadata that it reported; see AsyncClient."""
+        return self.on_loop.last_commit
+
+    call = _blocking(AsyncClient.call)
+    exchange = _blocking(AsyncClient.exchange)
+    ask = _blocking(AsyncClient.ask)
+    ping = _blocking(AsyncClient.ping)
+    probe = _blocking(AsyncClient.probe)
+
+    placement_drivers = _blocking(AsyncClient.placement_drivers)
+    range_servers = _blocking(AsyncClient.range_servers)
+    describe_cluster = _blocking(AsyncClient.describe_cluster)
+    explain_missing = _blocking(AsyncClient.explain_missing)
+    drain_servers = _blocking(AsyncClient.drain_servers)
+    list_grants = _blocking(AsyncClient.list_grants)
+    change_grants = _blocking(AsyncClient.change_grants)
+
+    describe_streams = _blocking(AsyncClient.describe_streams)
+    find_streams = _blocking(AsyncClient.find_streams)
+    list_streams = _blocking(AsyncClient.list_streams)
+    create_streams = _blocking(AsyncClient.create_streams)
+    delete_streams = _blocking(AsyncClient.delete_streams)
+    update_streams = _blocking(AsyncClient.update_streams)
+    describe_properties = _blocking(AsyncClient.describe_properties)
+    trim_streams = _blocking(AsyncClient.trim_streams)
+    seal_streams = _blocking(AsyncClient.seal_streams)
+    describe_schemas = _blocking(AsyncClient.describe_schemas)
+    register_schema = _blocking(AsyncClient.register_schema)
+    evolve_schema = _blocking(AsyncClient.evolve_schema)
+    metadata_changes = _blocking(AsyncClient.metadata_changes)
+    dialect = _blocking(AsyncClient.dialect)
+    record_bytes_max = _blocking(AsyncClient.record_bytes_max)
+    has_commit = _blocking(AsyncClient.has_commit)
+
+    list_ranges = _blocking(AsyncClient.list_ranges)
+    stream_bounds = _blocking(AsyncClient.stream_bounds)
+    watch_bounds = _blocking(AsyncClient.watch_bounds)
+    reach = _blocking(AsyncClient.reach)
+    stored_bytes = _blocking(AsyncClient.stored_bytes)
+    lookup_offsets = _blocking(AsyncClient.lookup_offsets)
+    append_times = _blocking(AsyncClient.append_times)
+
+    append = _blocking(AsyncClient.append)
+    commit_txn = _blocking(AsyncClient.commit_txn)
+    abort_txns = _blocking(AsyncClient.abort_txns)
+    give_up_txn = _blocking(AsyncClient.give_up_txn)
+    describe_txns = _blocking(AsyncClient.describe_txns)
+
+    commit_cursors = _blocking(AsyncClient.commit_cursors)
+    describe_cursors = _blocking(AsyncClient.describe_cursors)
+    list_groups = _blocking(AsyncClient.list_groups)
+    join_group = _blocking(AsyncClient.join_group)
+    group_heartbeat = _blocking(AsyncClient.group_heartbeat)
+    leave_group = _blocking(AsyncClient.leave_group)
+    describe_group = _blocking(AsyncClient.describe_group)
+
+    close = _blocking(AsyncClient.close)
+
+    @documented_as(AsyncClient.appender)
+    def appender(
+        self,
+        *,
+        retry_unknown: bool = False,
+        writer: Writer | None = None,
+        transaction: Transaction | None = None,
+        on_appended: OnAppended | None = None,
+        on_failed: OnFailed | None = None,
+    ) -> Appender:
+        """Return an appender, which sends batches while earlier ones wait for their answers."""
+        return Appender(
+            self.on_loop.appender(
+                retry_unknown=retry_unknown,
+                writer=writer,
+                transaction=transaction,
+                on_appended=on_appended,
+                on_failed=on_failed,
+            )
+        )
+
+    @documented_as(AsyncClient.fetch)
     def fetch(
         self,
         items: Sequence[FetchItem],
@@ -27,9 +211,14 @@ class Client(SocketClient):
         min_bytes: int = 1,
     ) -> Generator[FetchOutcome, None, None]:
         """Yield one outcome per item, as they come. Failures are outcomes with an error."""
-        program = fetching.fetch(self._context, items, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
-        with closing(BlockingRunner(self._pool).stream(program)) as outcomes:
-            yield from outcomes
+        outcomes = self.on_loop.fetch(items, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
+        return loop_thread().iterate(outcomes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def newest_schemas(

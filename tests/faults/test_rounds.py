@@ -96,9 +96,9 @@ def compare_copies(cluster, stream_ids):
     digests = defaultdict(set)
     with Client(cluster.endpoint) as client:
         ranges = client.list_ranges(stream_ids)
-        context = replace(client._context, policy=RetryPolicy(budget_ms=0))
+        context = replace(client.on_loop._context, policy=RetryPolicy(budget_ms=0))
         for server in cluster.servers:
-            client._context = replace(context, replicas=OnlyFrom(server.endpoint))
+            client.on_loop._context = replace(context, replicas=OnlyFrom(server.endpoint))
             for each in itertools.chain(*ranges.values()):
                 if each.end_offset is None or server.endpoint not in each.servers:
                     continue

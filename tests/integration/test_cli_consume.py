@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sbp_core.app.blocking.connection import Connection
+from sbp_core.app.blocking import Connection
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, Client, StreamSpec
 from sbp_core.cluster import LocalCluster

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sbp_core.cli.main import main
-from sbp_core.client import AppendItem
+from sbp_core.client import AppendItem, Client
 from sbp_core.client.programs import stream_changes as schemas
-from sbp_core.client.socket_client import SocketClient
 from sbp_core.errors import SchemaError
 from sbp_core.records import StreamSchema, decode_stream_schema, encode_columns
 
@@ -194,6 +193,6 @@ def test_whether_a_file_fits_is_asked_of_the_placement_driver_alone(
     shell, client, stream_id, tmp_path, monkeypatch
 ):
     evolve(client, stream_id, FIRST)
-    monkeypatch.delattr(SocketClient, "stream_bounds")
+    monkeypatch.delattr(Client, "stream_bounds")
     path = saved(tmp_path / "a.parquet", FIRST)
     shell.done("schema", "check", shell.stream, path)

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from sbp_core.app import Connection
-from sbp_core.app.blocking.committing import Committer
+from sbp_core.app.blocking import Committer
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, Client
 from sbp_core.errors import ConnectError

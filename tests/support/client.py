@@ -45,12 +45,13 @@ class _TimedDriver:
     @contextmanager
     def waiting_at_most(self, timeout_ms: int) -> Iterator[None]:
         """Set the timeout of the calls in the block, for calls with a known outcome."""
-        context = self.client._context
-        self.client._context = replace(context, timeout_ms=timeout_ms)
+        client = self.client.on_loop if isinstance(self.client, Client) else self.client
+        context = client._context
+        client._context = replace(context, timeout_ms=timeout_ms)
         try:
             yield
         finally:
-            self.client._context = context
+            client._context = context
 
 
 class BlockingDriver(_TimedDriver):

@@ -1,6 +1,8 @@
 """How long the caller of a member may work on a record, by a clock that the test advances."""
 
-from sbp_core.app.blocking.member import Member
+import asyncio
+
+from sbp_core.app.aio.member import AsyncMember
 from sbp_core.client import Membership
 from tests.support.clock import until
 
@@ -15,44 +17,50 @@ class Driver:
         self.beat_count = 0
         self.left = []
 
-    def join_group(self, group, patterns, *, session_timeout_ms):
+    async def join_group(self, group, patterns, *, session_timeout_ms):
         return Membership(group, "me", 1, (1,), session_timeout_ms)
 
-    def group_heartbeat(self, membership, held):
+    async def group_heartbeat(self, membership, held):
         self.beat_count += 1
         return membership
 
-    def leave_group(self, group, member_id):
+    async def leave_group(self, group, member_id):
         self.left.append(member_id)
 
 
 def test_the_bound_counts_from_the_last_record_to_within_a_heartbeat():
-    now_s, driver = [0.0], Driver()
-    member = Member(driver, "g", ["a"], SESSION_MS, MAX_POLL_MS, clock=lambda: now_s[0])
-    own = frozenset({1})
-    assert [member.own(own), member.own(own)] == [own, own]
-    for _ in range(5):  # a caller that asks no more often than heartbeats are sent
-        beat_count = driver.beat_count
-        now_s[0] += BEAT_S
-        until(lambda before=beat_count: driver.beat_count > before)
-        assert member.own(own) == own
-    assert driver.left == []
-    now_s[0] += BEAT_S + MAX_POLL_MS / 1000 + 0.001
-    until(lambda: driver.left == ["me"])
-    assert member.own(own) == frozenset()
-    assert member.own(own) == own  # joined again
-    member.close()
-    assert driver.left == ["me", "me"]
+    async def body():
+        now_s, driver = [0.0], Driver()
+        member = AsyncMember(driver, "g", ["a"], SESSION_MS, MAX_POLL_MS, clock=lambda: now_s[0])
+        own = frozenset({1})
+        assert [await member.own(own), await member.own(own)] == [own, own]
+        for _ in range(5):  # a caller that asks no more often than heartbeats are sent
+            beat_count = driver.beat_count
+            now_s[0] += BEAT_S
+            await asyncio.to_thread(until, lambda before=beat_count: driver.beat_count > before)
+            assert await member.own(own) == own
+        assert driver.left == []
+        now_s[0] += BEAT_S + MAX_POLL_MS / 1000 + 0.001
+        await asyncio.to_thread(until, lambda: driver.left == ["me"])
+        assert await member.own(own) == frozenset()
+        assert await member.own(own) == own  # joined again
+        await member.close()
+        assert driver.left == ["me", "me"]
+
+    asyncio.run(asyncio.wait_for(body(), 60))
 
 
 def test_the_bound_does_not_count_while_the_caller_waits():
-    now_s, driver = [0.0], Driver()
-    member = Member(driver, "g", ["a"], SESSION_MS, MAX_POLL_MS, clock=lambda: now_s[0])
-    member.is_waiting = lambda: True
-    own = frozenset({1})
-    assert [member.own(own), member.own(own)] == [own, own]
-    beat_count = driver.beat_count
-    now_s[0] += 10
-    until(lambda: driver.beat_count > beat_count)
-    assert driver.left == []
-    member.close()
+    async def body():
+        now_s, driver = [0.0], Driver()
+        member = AsyncMember(driver, "g", ["a"], SESSION_MS, MAX_POLL_MS, clock=lambda: now_s[0])
+        member.is_waiting = lambda: True
+        own = frozenset({1})
+        assert [await member.own(own), await member.own(own)] == [own, own]
+        beat_count = driver.beat_count
+        now_s[0] += 10
+        await asyncio.to_thread(until, lambda: driver.beat_count > beat_count)
+        assert driver.left == []
+        await member.close()
+
+    asyncio.run(asyncio.wait_for(body(), 60))

@@ -87,8 +87,9 @@ class Outside(RuleBasedStateMachine):
     def settle(self, data):
         order = data.draw(st.sampled_from(sorted(self.taken)))
         batch = self.taken.pop(order)
-        assert self.outbox.unsettled(order) is batch
-        self.outbox.settle(order)
+        number, stored = self.outbox.store(order)
+        assert stored is batch
+        self.outbox.settle(number)
         for each in values_of(batch):
             self.waiting[batch.stream_id].remove(each)
 
@@ -142,9 +143,11 @@ def test_a_failure_gives_up_all_that_is_not_settled():
     for _ in range(7):
         outbox.add(1, b"", None, None, 0, 20)
     outbox.take()
-    outbox.settle(0)
+    number, stored = outbox.store(0)
     lost = outbox.fail(SbpError("the disk is full"))
     assert [each.record_count for each in lost] == [2]
+    assert outbox.unsettled_bytes == stored.size_bytes, "it is appended, and its callbacks run"
+    outbox.settle(number)
     assert outbox.unsettled_bytes == outbox.room_bytes == 0
     with pytest.raises(SbpError, match="the disk is full"):
         outbox.check_open()

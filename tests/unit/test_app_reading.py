@@ -5,8 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from sbp_core.app.blocking.assignment import WholeSelection
-from sbp_core.app.blocking.consumer import Consumer
+from sbp_core.app.aio.assignment import AsyncWholeSelection
+from sbp_core.app.aio.consumer import AsyncConsumer
+from sbp_core.app.blocking import Consumer, RecordIterator
 from sbp_core.app.positions import Span
 from sbp_core.app.selection import Selection
 from sbp_core.client import FetchOutcome, ReceivedBatches, SchemaVersion, StreamInfo
@@ -23,15 +24,15 @@ class ScriptedClient:
         self.asked = []
         self.schemas_asked = 0
 
-    def describe_streams(self, stream_ids):
+    async def describe_streams(self, stream_ids):
         return [StreamInfo(each, f"s{each}", 1, 0, 0) for each in stream_ids]
 
-    def describe_schemas(self, stream_ids):
+    async def describe_schemas(self, stream_ids):
         self.schemas_asked += 1
         known = enumerate(self.schemas[: self.schemas_asked], 1)
         return {1: tuple(SchemaVersion(1, number, schema, 9) for number, schema in known)}
 
-    def fetch(self, items, *, max_wait_ms):
+    async def fetch(self, items, *, max_wait_ms):
         (item,) = items
         self.asked.append((item.fetch_offset, item.end_offset))
         answer = self.answers.pop(0)
@@ -41,14 +42,15 @@ class ScriptedClient:
 
 
 def read(client: ScriptedClient, start: int, end: int | None):
-    consumer = Consumer(
+    consumer = AsyncConsumer(
         client,
         Selection(frozenset(), frozenset(), frozenset({1})),
         spans={1: Span(start, end)},
         follow=end is None,
-        assignment=WholeSelection(client, None),
+        assignment=AsyncWholeSelection(client, None),
+        hand=RecordIterator,
     )
-    return consumer.batches()
+    return Consumer(consumer).batches()
 
 
 def batch(base_offset: int, count: int) -> bytes:

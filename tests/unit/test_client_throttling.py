@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import selectors
 from itertools import pairwise
 from random import Random
@@ -17,7 +16,6 @@ from sbp_core.access.credentials import Credentials
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
 from sbp_core.client.io.aio_transport import AsyncRunner
 from sbp_core.client.io.answer_limits import Ticket
-from sbp_core.client.io.blocking_transport import BlockingRunner
 from sbp_core.client.io.conversation import Conversation
 from sbp_core.client.programs.appending import AppendKind, append
 from sbp_core.client.programs.calls import Context, exchange
@@ -69,26 +67,6 @@ class JumpingSelector(selectors.DefaultSelector):
         return super().select(0)
 
 
-class JumpingQueue:
-    """Lets a thread's time pass instead of waiting for what is not there."""
-
-    def __init__(self, time):
-        self._time = time
-        self._items = []
-
-    def put(self, item):
-        self._items.append(item)
-
-    def empty(self):
-        return not self._items
-
-    def get(self, timeout=None):
-        if self._items:
-            return self._items.pop(0)
-        self._time.now += timeout
-        raise queue.Empty
-
-
 class FakeConnection:
     """Takes everything at once."""
 
@@ -133,15 +111,9 @@ def run_asyncio(program, server, time):
         loop.close()
 
 
-def run_blocking(program, server, time):
-    runner = BlockingRunner(server, clock=time)
-    runner._arrivals = JumpingQueue(time)
-    return runner.run(program)
-
-
-@pytest.fixture(params=[run_asyncio, run_blocking], ids=["asyncio", "blocking"])
-def attempt(request):
-    """Append once with a client of either kind; return when it tried (ms), and its error."""
+@pytest.fixture
+def attempt():
+    """Append once; return when it tried (ms), and its error."""
 
     def run(refused_count, seed=0, policy=None):
         time = Time()
@@ -153,7 +125,7 @@ def attempt(request):
         )
         program = append(context, [AppendItem(1, b"x")], AppendKind())
         try:
-            (outcome,) = request.param(program, server, time)
+            (outcome,) = run_asyncio(program, server, time)
         except ThrottledError as error:
             return server.came_at, error
         assert outcome.base_offset == 7
@@ -329,8 +301,7 @@ def test_the_log_names_what_identifies_the_client(connecting, shown):
     assert connecting.shown_identity == shown
 
 
-@pytest.mark.parametrize("run", [run_asyncio, run_blocking], ids=["asyncio", "blocking"])
-def test_a_deadline_is_extended_by_what_the_server_asked_for(run):
+def test_a_deadline_is_extended_by_what_the_server_asked_for():
     time = Time()
     connection = FakeConnection()
     connection.granted_ms = [300.0, 50.0]
@@ -340,7 +311,7 @@ def test_a_deadline_is_extended_by_what_the_server_asked_for(run):
             return connection, Ticket(sink)
 
     with pytest.raises(DeadlineExceededError):
-        run(exchange(Call("h:1", Opcode.PING, None, 1_000)), Silent(), time)
+        run_asyncio(exchange(Call("h:1", Opcode.PING, None, 1_000)), Silent(), time)
     assert time.now == pytest.approx(1.35)
 
 

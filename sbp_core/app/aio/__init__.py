@@ -1,4 +1,4 @@
-"""The client for applications, for asyncio. The blocking one is generated from it."""
+"""The client for applications, for asyncio."""
 
 from sbp_core.app.aio.assignment import AsyncAssignment
 from sbp_core.app.aio.connection import AsyncConnection, connect

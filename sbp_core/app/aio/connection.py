@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Self
 
@@ -13,10 +13,12 @@ from sbp_core.app import defaults
 from sbp_core.app.aio.assignment import AsyncAssignment, AsyncWholeSelection
 from sbp_core.app.aio.consumer import AsyncConsumer
 from sbp_core.app.aio.fetching import OnTrimmed
+from sbp_core.app.aio.iterating import AsyncRecordIterator, Hand
 from sbp_core.app.aio.member import AsyncMember
 from sbp_core.app.aio.producer import AsyncProducer, OnDelivery
 from sbp_core.app.aio.transaction import AsyncTransaction
 from sbp_core.app.frames import schema_of
+from sbp_core.app.gates import OnLoop
 from sbp_core.app.outbox import Batching
 from sbp_core.app.positions import Start
 from sbp_core.app.process import Unsendable
@@ -53,13 +55,23 @@ def connect(
     is 5 s at most, so that a wrong endpoint is reported soon. Raises ConfigurationError for what is
     no endpoint.
     """
-    made = AsyncClient(
+    return AsyncConnection(client_for(endpoint, timeout_ms, retry_ms, tls, credentials))
+
+
+def client_for(
+    endpoint: str,
+    timeout_ms: int,
+    retry_ms: float,
+    tls: Tls | None,
+    credentials: Credentials | None,
+) -> AsyncClient:
+    """Return the client of a connection, by the arguments of `connect`."""
+    return AsyncClient(
         endpoint,
         timeout_ms=timeout_ms,
         connecting=Connecting(tls=tls, credentials=credentials),
         retry=RetryPolicy(budget_ms=retry_ms, first_ms=min(timeout_ms, limits.CONNECT_TIMEOUT_MS)),
     )
-    return AsyncConnection(made)
 
 
 class AsyncConnection(Unsendable):
@@ -69,8 +81,16 @@ class AsyncConnection(Unsendable):
     `client` is the client below it, for everything that is not here.
     """
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        *,
+        hand: type[Hand] = AsyncRecordIterator,
+        callers: Callable[[], OnLoop] = OnLoop,
+    ) -> None:
         self.client = client
+        self._hand = hand
+        self._callers = callers
         self._open: dict[AsyncConsumer | AsyncProducer, None] = {}
 
     async def create_stream(
@@ -196,6 +216,7 @@ class AsyncConnection(Unsendable):
             group=group,
             on_trimmed=on_trimmed,
             on_close=self._forget,
+            hand=self._hand,
         )
         if member is not None:
             member.is_waiting = lambda: made.is_waiting
@@ -240,6 +261,7 @@ class AsyncConnection(Unsendable):
             timestamp_column=timestamp_column,
             on_delivery=on_delivery,
             on_close=self._forget,
+            callers=self._callers(),
         )
         self._open[made] = None
         return made

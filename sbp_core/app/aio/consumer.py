@@ -7,17 +7,18 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from typing import Self, get_args
+from typing import Self, cast, get_args
 
 from sbp_core.app import defaults
 from sbp_core.app.aio.assignment import AsyncAssignment
 from sbp_core.app.aio.fetching import AsyncFetcher, OnTrimmed
-from sbp_core.app.aio.iterating import AsyncBatchIterator, AsyncRecordIterator
+from sbp_core.app.aio.iterating import AsyncBatchIterator, AsyncRecordIterator, Hand
 from sbp_core.app.positions import NO_SPANS, Position, Positions, Span, Start
 from sbp_core.app.process import OfProcess, use_here
 from sbp_core.app.record import Batch, Record, timestamp_us_of
 from sbp_core.app.selection import Selection
 from sbp_core.client import NO_CURSOR, AsyncClient, StreamInfo
+from sbp_core.client.facades import internal
 from sbp_core.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -56,6 +57,7 @@ class AsyncConsumer(OfProcess):
         group: str | None = None,
         on_trimmed: OnTrimmed = "error",
         on_close: Callable[[AsyncConsumer], None] | None = None,
+        hand: type[Hand] = AsyncRecordIterator,
     ) -> None:
         self._client = client
         self._selection = streams if isinstance(streams, Selection) else Selection.of(streams)
@@ -86,7 +88,8 @@ class AsyncConsumer(OfProcess):
         self._refusal: ConfigurationError | None = None
         """The error of every use in the child of a fork."""
         self._is_taking = False
-        self._hand = AsyncRecordIterator(self, math.inf)
+        self._make_hand = hand
+        self._hand = hand(self, math.inf)
         """The records that are handed out now, also by `poll`, which needs no iterator."""
         self._refresh_at = 0.0
         self._commit_at = self._own_at = math.inf
@@ -98,11 +101,11 @@ class AsyncConsumer(OfProcess):
         A consumer has one iterator at a time: an older one raises ConfigurationError. Raises
         ConfigurationError if the consumer is closed.
         """
-        return self._begin_iteration()
+        return cast("AsyncRecordIterator", self.begin_iteration())
 
     def batches(self) -> AsyncBatchIterator:
         """Return an iterator over Arrow batches, in place of one over records."""
-        return AsyncBatchIterator(self, self._begin_iteration())
+        return AsyncBatchIterator(self, self.begin_iteration())
 
     async def poll(
         self,
@@ -114,6 +117,16 @@ class AsyncConsumer(OfProcess):
         """
         self._check_open()
         return await self._take_record(_until(timeout))
+
+    @internal
+    def maybe_ready(self) -> Record | None:
+        """Return the next record if it is here and nothing else is due, as `poll` does."""
+        self._check_open()
+        if self._is_taking or time.monotonic() >= self._hand.duty_at:
+            return None
+        self._positions.finish()
+        self._hand.are_several = False
+        return self._hand.maybe_next()
 
     async def getone(
         self,
@@ -250,12 +263,14 @@ class AsyncConsumer(OfProcess):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def take_record(self, iterator: AsyncRecordIterator) -> Record | None:
+    @internal
+    async def take_record(self, iterator: Hand) -> Record | None:
         """Return the next record for an iterator; None at the end."""
         self._check_current(iterator)
         return await self._take_record(None)
 
-    async def take_batch(self, iterator: AsyncRecordIterator) -> Batch | None:
+    @internal
+    async def take_batch(self, iterator: Hand) -> Batch | None:
         """Return the next batch for an iterator; None at the end."""
         self._check_current(iterator)
         if (
@@ -270,14 +285,16 @@ class AsyncConsumer(OfProcess):
             at.next_offset = batch.end_offset
             return batch
 
-    def _begin_iteration(self) -> AsyncRecordIterator:
+    @internal
+    def begin_iteration(self) -> Hand:
+        """Hand out records to another iterator. Raises ConfigurationError if it is closed."""
         self._check_open()
         self._forget_fetched()
         duty_at, self._hand.duty_at = self._hand.duty_at, -math.inf
-        self._hand = AsyncRecordIterator(self, duty_at)
+        self._hand = self._make_hand(self, duty_at)
         return self._hand
 
-    def _check_current(self, iterator: AsyncRecordIterator) -> None:
+    def _check_current(self, iterator: Hand) -> None:
         if iterator is not self._hand:
             raise ConfigurationError(
                 "this iterator was replaced by a later one of the same consumer; make a consumer"
@@ -300,7 +317,7 @@ class AsyncConsumer(OfProcess):
     async def _taking(self) -> AsyncGenerator[None]:
         """Let what was handed out before be done, and do what is due, before more is taken."""
         if self._is_taking:
-            raise ConfigurationError("another task waits for this consumer: each has its own")
+            raise ConfigurationError("another caller waits for this consumer: make one for each")
         self._is_taking = True
         try:
             await self._fetcher.breathe()
@@ -336,6 +353,7 @@ class AsyncConsumer(OfProcess):
                 return found
         return None
 
+    @internal
     def on_fork(self, error: ConfigurationError) -> None:
         """Hand out nothing: this is the copy in the child of a fork."""
         self._refusal = error

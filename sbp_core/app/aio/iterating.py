@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from sbp_core.app.aio.consumer import AsyncConsumer
 
 
-class AsyncRecordIterator:
-    """The records of a consumer. A wait that is cancelled takes no record, and may be repeated.
+class Hand:
+    """The rest of the batch that a consumer hands out now, and its position.
 
-    It has the rest of the batch that is handed out now, and its position: records before the
-    `next_offset` of the position were handed out. At `duty_at` the consumer has other work.
+    Records before the `next_offset` of the position were handed out. At `duty_at` the consumer has
+    other work.
     """
 
     def __init__(self, consumer: AsyncConsumer, duty_at: float) -> None:
@@ -62,6 +62,10 @@ class AsyncRecordIterator:
         if self.has_records and not self.are_several and at.seek_count == self._seek_count:
             at.done_offset = max(at.done_offset, at.next_offset - 1)
 
+
+class AsyncRecordIterator(Hand):
+    """The records of a consumer. A wait that is cancelled takes no record, and may be repeated."""
+
     def __aiter__(self) -> Self:
         return self
 
@@ -81,7 +85,7 @@ class AsyncRecordIterator:
 class AsyncBatchIterator:
     """The batches of a consumer. A wait that is cancelled takes no batch, and may be repeated."""
 
-    def __init__(self, consumer: AsyncConsumer, hand: AsyncRecordIterator) -> None:
+    def __init__(self, consumer: AsyncConsumer, hand: Hand) -> None:
         self._consumer = consumer
         self._hand = hand
 

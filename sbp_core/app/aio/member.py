@@ -10,7 +10,7 @@ from typing import Final
 
 from sbp_core import group_limits
 from sbp_core.app import defaults
-from sbp_core.app.gates import AsyncGate
+from sbp_core.app.gates import Gate
 from sbp_core.client import AsyncClient, Membership
 from sbp_core.errors import MemberUnknownError, SbpError
 
@@ -46,8 +46,7 @@ class AsyncMember:
         self._session_timeout_ms = session_timeout_ms
         self._max_poll_interval_ms = max_poll_interval_ms
         self._heartbeat_seconds = session_timeout_ms / 1000 / _HEARTBEATS_PER_SESSION
-        self._gate = AsyncGate()
-        self._lock = self._gate.lock
+        self._gate = Gate()
         self._membership: Membership | None = None
         self._own: frozenset[int] = frozenset()
         """The streams that the consumer reads."""
@@ -80,17 +79,16 @@ class AsyncMember:
         self._polled_at = self._clock()
         if self._membership is None and not self._own and not self._is_closed:
             await self._join()
-        with self._lock:
-            self._gate.notify()
-            while self._membership is not None and self._own != self._reported:
-                self._check_worker()
-                await self._gate.wait(None)
+        self._gate.notify()
+        while self._membership is not None and self._own != self._reported:
             self._check_worker()
-            if self._membership is None:  # expelled: the consumer drops its streams first
-                self._own = frozenset()
-            else:
-                self._own = frozenset(self._membership.stream_ids) & selected
-            return self._own
+            await self._gate.wait(None)
+        self._check_worker()
+        if self._membership is None:  # expelled: the consumer drops its streams first
+            self._own = frozenset()
+        else:
+            self._own = frozenset(self._membership.stream_ids) & selected
+        return self._own
 
     async def cursors(self, stream_ids: Sequence[int]) -> Mapping[int, int]:
         """Return the group's cursors."""
@@ -117,10 +115,9 @@ class AsyncMember:
 
     async def close(self) -> None:
         """Leave the group."""
-        with self._lock:
-            self._is_closed = True
-            membership, self._membership = self._membership, None
-            self._gate.notify()
+        self._is_closed = True
+        membership, self._membership = self._membership, None
+        self._gate.notify()
         if membership is not None:
             await self._client.leave_group(self._group, membership.member_id)
 
@@ -128,12 +125,11 @@ class AsyncMember:
         membership = await self._client.join_group(
             self._group, self._patterns, session_timeout_ms=self._session_timeout_ms
         )
-        with self._lock:
-            if not self._is_closed:
-                self._membership = membership
-                self._own = self._reported = frozenset()
-                self._gate.start(self._beat)
-                return
+        if not self._is_closed:
+            self._membership = membership
+            self._own = self._reported = frozenset()
+            self._gate.start(self._beat)
+            return
         await self._client.leave_group(self._group, membership.member_id)  # closed by another
 
     async def _beat(self) -> None:
@@ -141,13 +137,12 @@ class AsyncMember:
         beat_at = self._clock() + self._heartbeat_seconds
         try:
             while True:
-                with self._lock:
-                    while self._membership is not None and self._own == self._reported:
-                        seconds = beat_at - self._clock()
-                        if seconds <= 0:
-                            break
-                        await self._gate.wait(seconds)
-                    membership, held = self._membership, self._own
+                while self._membership is not None and self._own == self._reported:
+                    seconds = beat_at - self._clock()
+                    if seconds <= 0:
+                        break
+                    await self._gate.wait(seconds)
+                membership, held = self._membership, self._own
                 if membership is None:
                     return
                 if self.is_waiting():
@@ -158,10 +153,9 @@ class AsyncMember:
                     return
                 answer = await self._client.group_heartbeat(membership, held)
                 beat_at = self._clock() + self._heartbeat_seconds
-                with self._lock:
-                    if self._membership is membership:
-                        self._membership, self._reported = answer, held
-                    self._gate.notify()
+                if self._membership is membership:
+                    self._membership, self._reported = answer, held
+                self._gate.notify()
         except MemberUnknownError as error:
             self._expel(str(error))
         except SbpError as error:
@@ -171,9 +165,8 @@ class AsyncMember:
             raise
 
     def _fail(self, error: SbpError) -> None:
-        with self._lock:
-            self._error = error
-            self._gate.notify()
+        self._error = error
+        self._gate.notify()
 
     def _check_worker(self) -> None:
         """Raise the error that ended the worker, once."""
@@ -193,12 +186,11 @@ class AsyncMember:
             await self._client.leave_group(self._group, membership.member_id)
 
     def _expel(self, reason: str) -> None:
-        with self._lock:
-            if self._membership is None:
-                return
-            self._membership = None
-            self._expulsion = f"the member was expelled: {reason}"
-            self._gate.notify()
+        if self._membership is None:
+            return
+        self._membership = None
+        self._expulsion = f"the member was expelled: {reason}"
+        self._gate.notify()
         _LOG.warning(
             "member expelled group=%s streams=%d: %s; it joins again, and records that it did not"
             " commit are read again, perhaps by others",

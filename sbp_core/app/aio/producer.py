@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +17,13 @@ from sbp_core.app.delivery import (
     NOTHING,
     AsyncDelivery,
     Delivered,
+    Receipt,
     call_back,
     check_may_wait,
     timeout_seconds,
 )
 from sbp_core.app.encoding import encode_collected, record_bytes
-from sbp_core.app.gates import AsyncGate
+from sbp_core.app.gates import Gate, OnLoop
 from sbp_core.app.outbox import Batching, Encoded, Outbox, Outgoing, State
 from sbp_core.app.process import (
     OfProcess,
@@ -32,6 +35,7 @@ from sbp_core.app.process import (
 from sbp_core.app.record import checked_timestamp_us
 from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, AppendOutcome, AsyncClient, Writer
+from sbp_core.client.facades import internal
 from sbp_core.errors import ConfigurationError, DeadlineExceededError, SbpError
 from sbp_core.records import Compression
 
@@ -62,6 +66,7 @@ class AsyncProducer(OfProcess):
         timestamp_column: str | None = None,
         on_delivery: OnDelivery | None = None,
         on_close: Callable[[AsyncProducer], None] | None = None,
+        callers: OnLoop | None = None,
     ) -> None:
         if compression not in get_args(Compression):
             raise ConfigurationError(
@@ -78,14 +83,16 @@ class AsyncProducer(OfProcess):
         self._producer_id = producer_id
         self._on_delivery = on_delivery
         self._on_close = on_close
-        self._gate = AsyncGate()
-        self._lock = self._gate.lock
+        self._callers = callers or OnLoop()
+        self._gate = Gate()
+        self._lock = threading.Lock()
+        """Guards the outbox: any thread offers records. No task waits while it has the lock."""
         self._outbox = Outbox(batching or Batching(), time.monotonic)
         self._is_begun = False
         self._is_copy = False
         """Whether this is the copy in the child of a fork."""
-        self._targets: dict[str | None, Target] = {}
-        """By name; None stands for the stream of the producer."""
+        self.targets: dict[str | None, Target] = {}
+        """The streams that were asked for, by name; None stands for the stream of the producer."""
         self._names: dict[int, str] = {}
         self._committer: AsyncCommitter | None = None
 
@@ -106,7 +113,26 @@ class AsyncProducer(OfProcess):
         for a record that is too large, SchemaError for a typed stream, which `send_many` is for,
         TypeError for what is not bytes, and ValueError for a time outside the years 1 to 9999.
         """
-        target = self._targets.get(stream) or await self._find(stream)
+        target = self.targets.get(stream) or await self.find(stream)
+        while (taken := self.offer(target, value, key, headers, timestamp_us)) is None:
+            await self.wait_for_room()
+        if not taken[1]:
+            await self._gate.breathe()
+        return AsyncDelivery(*taken)
+
+    @internal
+    def offer(
+        self,
+        target: Target,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Mapping[str, bytes | None] | None,
+        timestamp_us: int | datetime | None,
+    ) -> tuple[Receipt, int] | None:
+        """Collect a record, on any thread; return the receipt of its batch, and its index there.
+
+        None if the buffer is full. Raises what `send` raises.
+        """
         if type(value) is bytes and key is None and not headers:  # without a call
             size_bytes = defaults.RECORD_OVERHEAD_BYTES + len(value)
         else:
@@ -121,14 +147,24 @@ class AsyncProducer(OfProcess):
         outbox = self._outbox
         with self._lock:
             if outbox.room_bytes <= 0:
-                await self._wait_for_room()
+                outbox.check_open()
+                return None
             batch, is_new = outbox.add(target.stream_id, value, key, headers, time_us, size_bytes)
             index = len(batch.values) - 1
-            if is_new:
-                self._gate.notify()
         if is_new:
-            await self._gate.breathe()
-        return AsyncDelivery(batch.receipt, index)
+            self._callers.notify(self._gate)
+        return batch.receipt, index
+
+    @internal
+    def offer_encoded(self, encoded: Encoded) -> bool:
+        """Take a batch, on any thread; False if the buffer is full. Raises what `send` raises."""
+        with self._lock:
+            if self._outbox.room_bytes <= 0:
+                self._outbox.check_open()
+                return False
+            self._outbox.add_encoded(encoded)
+        self._callers.notify(self._gate)
+        return True
 
     async def send_many(self, rows: Rows, *, stream: str | None = None) -> AsyncDelivery:
         """Send rows; return the future of the last one: when it is done, all are.
@@ -140,16 +176,14 @@ class AsyncProducer(OfProcess):
         schema; for any other `value`, and if need be `key`, `headers` and `timestamp`. Waits while
         the buffer is full. Raises what `send` raises, and SchemaError for rows that do not fit.
         """
-        target = self._targets.get(stream) or await self._find(stream)
+        target = self.targets.get(stream) or await self.find(stream)
         last = None
         for encoded in encode_given(rows, target, time.time_ns() // 1000):
             await self._gate.breathe()
             if encoded is None:
                 continue
-            with self._lock:
-                await self._wait_for_room()
-                self._outbox.add_encoded(encoded)
-                self._gate.notify()
+            while not self.offer_encoded(encoded):
+                await self.wait_for_room()
             last = encoded
         return AsyncDelivery(*NOTHING if last is None else (last.receipt, last.record_count - 1))
 
@@ -185,16 +219,20 @@ class AsyncProducer(OfProcess):
         outbox = self._outbox
         with self._lock:
             number = outbox.seal()
-            self._gate.notify()
-            while outbox.state is not State.FAILED and not outbox.is_settled_before(number):
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    raise DeadlineExceededError(
-                        f"{outbox.unsettled_bytes} bytes for {self._called()} are not acknowledged"
-                        f" after {seconds:g} s; the producer goes on with them"
-                    )
-                await self._gate.wait(left)
-            outbox.check()
+        self._gate.notify()
+        while True:
+            with self._lock:
+                if outbox.state is State.FAILED or outbox.is_settled_before(number):
+                    outbox.check()
+                    return
+                unsettled_bytes = outbox.unsettled_bytes
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                raise DeadlineExceededError(
+                    f"{unsettled_bytes} bytes for {self._called()} are not acknowledged after"
+                    f" {seconds:g} s; the producer goes on with them"
+                )
+            await self._gate.wait(left)
 
     async def close(self) -> None:
         """Send what is there, wait until it is on disk, and end. Idempotent.
@@ -205,41 +243,45 @@ class AsyncProducer(OfProcess):
         check_may_wait("close()")
         with self._lock:
             self._outbox.close()
-            self._gate.notify()
+        self._gate.notify()
         await self._gate.join()
+        self._callers.close()
         if self._on_close is not None:
             self._on_close(self)
         if not self._is_copy:
             self._outbox.check()
 
+    @internal
     def on_fork(self, error: ConfigurationError) -> None:
         """Refuse every use: this is the copy in the child of a fork, which has no worker."""
         self._is_copy = True
-        self._gate = AsyncGate()
-        self._lock = self._gate.lock
+        self._gate = Gate()
+        self._lock = threading.Lock()
         for batch in self._outbox.fail(error):
             batch.receipt.abandon(error)
 
+    @internal
     def on_exit(self, deadline: float) -> None:
         """Send what is there until a time of the monotonic clock, and report what is left."""
         if not self._warn_unclosed():
             return
         with self._lock:
             self._outbox.close()
-        self._gate.finish(deadline - time.monotonic())
+        self._callers.finish(self._gate, deadline - time.monotonic())
         error = SbpError("the process ends before they are sent")
         for stream_id, left_count in self._outbox.unsettled_counts().items():
             report_lost(self._names[stream_id], left_count, error)
 
     async def __aenter__(self) -> Self:
         if self._stream is not None:
-            await self._find(None)
+            await self.find(None)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _find(self, stream: str | None) -> Target:
+    @internal
+    async def find(self, stream: str | None) -> Target:
         """Return what to encode records for; begin with the first. Raises SbpError."""
         name = self._stream if stream is None else stream
         if name is None:
@@ -262,7 +304,7 @@ class AsyncProducer(OfProcess):
             await self._begin(target)
         with self._lock:
             self._names[target.stream_id] = name
-            self._targets[stream] = target
+            self.targets[stream] = target
         return target
 
     async def _begin(self, target: Target) -> None:
@@ -281,15 +323,19 @@ class AsyncProducer(OfProcess):
             flush_at_exit(self)
             self._gate.start(self._run)
 
-    async def _wait_for_room(self) -> None:
-        """Return once a record can be added, with the lock. Raises what ended the producer."""
-        while self._outbox.state is State.OPEN and self._outbox.room_bytes <= 0:
-            check_may_wait("send() with a full buffer")
-            if not self._outbox.has_sealed:  # nothing would make room before it has lingered
-                self._outbox.seal()
-                self._gate.notify()
+    @internal
+    async def wait_for_room(self) -> None:
+        """Return once a record can be added. Raises what ended the producer."""
+        while True:
+            with self._lock:
+                self._outbox.check_open()
+                if self._outbox.room_bytes > 0:
+                    return
+                check_may_wait("send() with a full buffer")
+                if not self._outbox.has_sealed:  # nothing would make room before it has lingered
+                    self._outbox.seal()
+                    self._gate.notify()
             await self._gate.wait(None)
-        self._outbox.check_open()
 
     async def _run(self) -> None:
         """Append what is sent, until the producer is closed or fails."""
@@ -330,31 +376,38 @@ class AsyncProducer(OfProcess):
 
     async def _next_batches(self, *, may_wait: bool) -> list[Outgoing] | None:
         """Return what is to be sent now; None at the end. It is empty only if it may not wait."""
-        with self._lock:
-            while True:
+        while True:
+            with self._lock:
                 batches = self._outbox.take()
                 if batches or not may_wait:
                     return batches
                 if self._outbox.state is State.CLOSED:
                     return None
-                await self._gate.wait(self._outbox.seconds_until_due())
+                seconds = self._outbox.seconds_until_due()
+            await self._gate.wait(seconds)
 
     async def _encode(self, batch: Outgoing) -> bytes:
         await self._gate.breathe()
         if isinstance(batch, Encoded):
             return batch.batch
-        return encode_collected(batch, self._compression)
+        if self._compression == "none":
+            return encode_collected(batch, self._compression)
+        return await asyncio.to_thread(encode_collected, batch, self._compression)
 
-    def _on_appended(self, number: int, outcome: AppendOutcome) -> None:
-        self._on_stored(number, outcome.base_offset)
+    def _on_appended(self, order: int, outcome: AppendOutcome) -> None:
+        self._on_stored(order, outcome.base_offset)
 
-    def _on_stored(self, number: int, base_offset: int) -> None:
+    def _on_stored(self, order: int, base_offset: int) -> None:
         with self._lock:
-            batch = self._outbox.unsettled(number)
-        self._settle(batch, base_offset)
-        with self._lock:
-            self._outbox.settle(number)
-            self._gate.notify()
+            number, batch = self._outbox.store(order)
+
+        def settle() -> None:
+            self._settle(batch, base_offset)
+            with self._lock:
+                self._outbox.settle(number)
+            self._callers.notify(self._gate)
+
+        self._callers.settle(settle)
 
     def _on_failed(self, stream_id: int, error: SbpError) -> None:
         with self._lock:
@@ -372,10 +425,13 @@ class AsyncProducer(OfProcess):
             counts[batch.stream_id] += batch.record_count
         for stream_id, record_count in counts.items():
             report_lost(self._names[stream_id], record_count, error)
-        for batch in lost:
-            self._settle(batch, -1, error)
-        with self._lock:
-            self._gate.notify()
+
+        def settle() -> None:
+            for batch in lost:
+                self._settle(batch, -1, error)
+            self._callers.notify(self._gate)
+
+        self._callers.settle(settle)
 
     def _settle(self, batch: Outgoing, base_offset: int, error: SbpError | None = None) -> None:
         """Let the futures of a batch be done, and call the callback of the producer."""

@@ -19,6 +19,7 @@ from sbp_core.app.record import checked_timestamp_us
 from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, AsyncClient, one_shot_producer, txn_id_of
 from sbp_core.client import Transaction as Staging
+from sbp_core.client.facades import internal
 from sbp_core.errors import ConfigurationError
 from sbp_core.wording import listed
 
@@ -71,30 +72,55 @@ class AsyncTransaction(OfProcess):
         RecordBatchError for a record that is too large, SchemaError for a typed stream, TypeError
         and ValueError as the method of producers does, SbpError.
         """
-        target = await self._target(stream)
+        while not self.offer(stream, value, key, headers, timestamp_us):
+            await self.make_room(stream)
+
+    @internal
+    def offer(
+        self,
+        stream: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Mapping[str, bytes | None] | None,
+        timestamp_us: int | datetime | None,
+    ) -> bool:
+        """Collect a record; False if `make_room` has to come first. Raises what `send` does."""
+        self._check_open(stream)
+        target = self._targets.get(stream)
+        if target is None:
+            return False
         headers = None if headers is None else dict(headers)
         size_bytes = record_bytes(value, key, headers)
         target.check_plain(size_bytes)
         batch = self._open.get(stream)
-        if batch is not None and not batch.has_room(size_bytes):
-            await self._stage_collected(target, batch)
-            batch = None
         if batch is None:
             batch = self._open[stream] = Collected(target.stream_id, 0.0)
+        elif not batch.has_room(size_bytes):
+            return False
         if timestamp_us is None:
             time_us = time.time_ns() // 1000
         else:
             time_us = checked_timestamp_us(timestamp_us)
         batch.add(value, key, headers, time_us, size_bytes)
+        return True
+
+    @internal
+    async def make_room(self, stream: str) -> Target:
+        """Stage what is collected for a stream; return what is known of it. Raises SbpError."""
+        self._check_open(stream)
+        if stream not in self._targets:
+            self._targets[stream] = await find_target(self._client, stream)
+        target = self._targets[stream]
+        if (batch := self._open.pop(stream, None)) is not None:
+            await self._stage_collected(target, batch)
+        return target
 
     async def send_many(self, stream: str, rows: Rows) -> None:
         """Send rows to one of the streams; `rows` are as for the method of producers.
 
         Raises what `send` raises, and SchemaError for rows that do not fit.
         """
-        target = await self._target(stream)
-        if stream in self._open:
-            await self._stage_collected(target, self._open.pop(stream))
+        target = await self.make_room(stream)
         for encoded in encode_given(rows, target, time.time_ns() // 1000):
             if encoded is not None:
                 await self._stage(target, encoded.batch, encoded.record_count)
@@ -155,6 +181,7 @@ class AsyncTransaction(OfProcess):
         else:
             await self.abort()
 
+    @internal
     def on_fork(self, error: ConfigurationError) -> None:
         """Refuse every use: this is the copy in the child of a fork."""
         self._refusal = error
@@ -163,7 +190,7 @@ class AsyncTransaction(OfProcess):
         if self._refusal is not None:
             raise self._refusal
 
-    async def _target(self, stream: str) -> Target:
+    def _check_open(self, stream: str) -> None:
         self._check_process()
         if self._state is not _State.OPEN:
             raise self._over()
@@ -172,9 +199,6 @@ class AsyncTransaction(OfProcess):
                 f"the transaction is not for stream {stream!r}; it was begun for"
                 f" {listed(self._names)}"
             )
-        if stream not in self._targets:
-            self._targets[stream] = await find_target(self._client, stream)
-        return self._targets[stream]
 
     async def _stage_collected(self, target: Target, batch: Collected) -> None:
         encoded = encode_collected(batch, target.compression)

@@ -1,9 +1,20 @@
-"""The blocking client for applications. Its modules are generated from `sbp_core.app.aio`."""
+"""The blocking client for applications: facades of the one for asyncio, on the loop of a thread.
 
-from sbp_core.app.blocking.assignment import Assignment
+A call is one hop to that loop. Calls that need no server do not hop: `send` collects a record on
+the caller's thread, and an iterator hands out the records of a batch there.
+"""
+
 from sbp_core.app.blocking.connection import Connection, connect
-from sbp_core.app.blocking.consumer import Consumer
-from sbp_core.app.blocking.producer import Producer
-from sbp_core.app.blocking.transaction import Transaction
+from sbp_core.app.blocking.consumer import Assignment, Consumer, RecordIterator
+from sbp_core.app.blocking.producer import Committer, Producer, Transaction
 
-__all__ = ["Assignment", "Connection", "Consumer", "Producer", "Transaction", "connect"]
+__all__ = [
+    "Assignment",
+    "Committer",
+    "Connection",
+    "Consumer",
+    "Producer",
+    "RecordIterator",
+    "Transaction",
+    "connect",
+]

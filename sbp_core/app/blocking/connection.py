@@ -1,43 +1,27 @@
-"""A connection to a cluster, by the names of its streams.
-
-Generated from ../aio/connection.py: do not edit. Change that one, and run `make client`.
-"""
+"""A connection to a cluster, by the names of its streams, for threads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import pyarrow as pa
 
 from sbp_core import group_limits, limits
 from sbp_core.app import defaults
-from sbp_core.app.blocking.assignment import Assignment, WholeSelection
-from sbp_core.app.blocking.consumer import Consumer
-from sbp_core.app.blocking.fetching import OnTrimmed
-from sbp_core.app.blocking.member import Member
-from sbp_core.app.blocking.producer import OnDelivery, Producer
-from sbp_core.app.blocking.transaction import Transaction
-from sbp_core.app.frames import schema_of
-from sbp_core.app.outbox import Batching
+from sbp_core.app.aio.connection import NO_PROPERTIES, AsyncConnection, client_for
+from sbp_core.app.aio.fetching import OnTrimmed
+from sbp_core.app.aio.producer import OnDelivery
+from sbp_core.app.blocking.consumer import Assignment, Consumer, RecordIterator, on_other_threads
+from sbp_core.app.blocking.producer import Producer, Transaction
+from sbp_core.app.gates import OnThreads
 from sbp_core.app.positions import Start
 from sbp_core.app.process import Unsendable
 from sbp_core.app.rows import ArrowStream
-from sbp_core.client import (
-    Client,
-    Connecting,
-    Credentials,
-    RetryPolicy,
-    StreamInfo,
-    StreamSpec,
-    StreamUpdate,
-    Tls,
-)
-from sbp_core.errors import AlreadyExistsError, ConfigurationError
+from sbp_core.client import Client, Credentials, StreamInfo, Tls
+from sbp_core.client.facades import documented_as
+from sbp_core.client.io.loop_thread import loop_thread
 from sbp_core.records import Compression
-
-NO_PROPERTIES: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def connect(
@@ -56,13 +40,12 @@ def connect(
     is 5 s at most, so that a wrong endpoint is reported soon. Raises ConfigurationError for what is
     no endpoint.
     """
-    made = Client(
-        endpoint,
-        timeout_ms=timeout_ms,
-        connecting=Connecting(tls=tls, credentials=credentials),
-        retry=RetryPolicy(budget_ms=retry_ms, first_ms=min(timeout_ms, limits.CONNECT_TIMEOUT_MS)),
-    )
-    return Connection(made)
+    client = client_for(endpoint, timeout_ms, retry_ms, tls, credentials)
+    return Connection(Client.over(client))
+
+
+def _on_threads() -> OnThreads:
+    return OnThreads(loop_thread())
 
 
 class Connection(Unsendable):
@@ -73,9 +56,10 @@ class Connection(Unsendable):
     """
 
     def __init__(self, client: Client) -> None:
-        self.client = client
-        self._open: dict[Consumer | Producer, None] = {}
+        self.client: Final = client
+        self._connection = AsyncConnection(client.on_loop, hand=RecordIterator, callers=_on_threads)
 
+    @documented_as(AsyncConnection.create_stream)
     def create_stream(
         self,
         name: str,
@@ -86,40 +70,27 @@ class Connection(Unsendable):
         properties: Mapping[str, str] = NO_PROPERTIES,
         if_missing: bool = False,
     ) -> StreamInfo:
-        """Create a stream; return it. With a `schema` it is a typed one.
-
-        `schema` is one of Arrow, or a table or data frame that has its columns.
-
-        `retention_ms` 0 keeps records for ever. If it exists already it is returned as it is, if
-        that is allowed by `if_missing`; its schema has to fit then. Raises AlreadyExistsError,
-        SchemaError, SbpError.
-        """
-        columns = None if schema is None else schema_of(schema)
-        spec = StreamSpec(
-            name,
-            replica_count=replicas,
-            retention_period_ms=retention_ms,
-            properties=properties,
+        """Create a stream; return it. With a `schema` it is a typed one."""
+        return loop_thread().run(
+            self._connection.create_stream(
+                name,
+                schema=schema,
+                replicas=replicas,
+                retention_ms=retention_ms,
+                properties=properties,
+                if_missing=if_missing,
+            )
         )
-        try:
-            (info,) = self.client.create_streams([spec])
-        except AlreadyExistsError:
-            if not if_missing:
-                raise
-            (info,) = self.client.describe_streams([name])
-        if columns is not None:
-            self.client.evolve_schema(info.stream_id, columns, may_change=False)
-        return info
 
     def delete_stream(self, name: str) -> None:
         """Delete a stream and its records. Raises NotFoundError, SbpError."""
-        self.client.delete_streams([name])
+        loop_thread().run(self._connection.delete_stream(name))
 
     def properties(self, stream: str) -> dict[str, str]:
         """Return the properties of a stream, by key. Raises NotFoundError, SbpError."""
-        (info,) = self.client.describe_streams([stream])
-        return (self.client.describe_properties([info.stream_id]))[info.stream_id]
+        return loop_thread().run(self._connection.properties(stream))
 
+    @documented_as(AsyncConnection.update_properties)
     def update_properties(
         self,
         stream: str,
@@ -127,21 +98,15 @@ class Connection(Unsendable):
         *,
         expected: Mapping[str, str | None] = NO_PROPERTIES,
     ) -> None:
-        """Set properties of a stream, and remove those that are None; others stay.
-
-        Nothing is changed unless the stream has the properties that are `expected`, and none where
-        None: that raises ConditionFailedError. With `expected` the change is not sent again if its
-        answer is lost: the outcome of the error is UNKNOWN then. Call again: if it raises
-        ConditionFailedError, the first call, or somebody else, has changed what was expected.
-        Raises NotFoundError, ConfigurationError, SbpError.
-        """
-        update = StreamUpdate(stream, properties=properties, expected_properties=expected)
-        self.client.update_streams([update])
+        """Set properties of a stream, and remove those that are None; others stay."""
+        update = self._connection.update_properties(stream, properties, expected=expected)
+        loop_thread().run(update)
 
     def streams(self) -> list[StreamInfo]:
         """Return all streams of the cluster, by id. Raises SbpError."""
-        return self.client.list_streams()
+        return loop_thread().run(self._connection.streams())
 
+    @documented_as(AsyncConnection.consumer)
     def consumer(
         self,
         *streams: str,
@@ -157,52 +122,25 @@ class Connection(Unsendable):
         on_trimmed: OnTrimmed = "error",
         assignment: Assignment | None = None,
     ) -> Consumer:
-        """Return a consumer of streams, given by names and patterns of names such as `audit-*`.
-
-        It begins at the cursors of the `group`, in streams without one, or without a group, at
-        `start`: "earliest", "latest", an offset or a datetime. It ends at what is the end of the
-        streams now, or, to `follow`, waits for more; then new streams that match a pattern are
-        found every `refresh_interval_ms`, and read from their beginning. It commits every
-        `commit_interval_ms`, and at its end; None leaves that to `commit`. `fetch_bytes` are
-        fetched of a stream at a time.
-
-        Records that were trimmed before they were read are an error. With `on_trimmed` "earliest"
-        or "latest" the consumer logs a warning, and goes on there. A consumer that is `shared`
-        reports the error in its log, gives the stream up, and goes on with its other streams.
-
-        Consumers that are `shared` divide the streams of their group: each stream is read by one of
-        them at a time, and those of one that ends, or is silent for `session_timeout_ms` (1 s to
-        30 min), go to others. A consumer whose loop works on a record for longer than
-        `max_poll_interval_ms` loses its streams, too; its `commit` raises MemberUnknownError then.
-        Shared consumers have a group and `follow`. Another `assignment` may say which streams the
-        consumer reads, and keep the positions instead of the group. Raises ConfigurationError.
-        """
-        if shared and (group is None or not follow or assignment is not None):
-            raise ConfigurationError(
-                "consumers share the streams of a group as long as they read: shared=True goes with"
-                " group=... and follow=True, and without an assignment"
+        """Return a consumer of streams, given by names and patterns of names such as `audit-*`."""
+        return Consumer(
+            self._connection.consumer(
+                *streams,
+                group=group,
+                shared=shared,
+                session_timeout_ms=session_timeout_ms,
+                max_poll_interval_ms=max_poll_interval_ms,
+                start=start,
+                follow=follow,
+                commit_interval_ms=commit_interval_ms,
+                refresh_interval_ms=refresh_interval_ms,
+                fetch_bytes=fetch_bytes,
+                on_trimmed=on_trimmed,
+                assignment=None if assignment is None else on_other_threads(assignment),
             )
-        member = None
-        if shared and group is not None:
-            member = Member(self.client, group, streams, session_timeout_ms, max_poll_interval_ms)
-        made = Consumer(
-            self.client,
-            streams,
-            start=start,
-            follow=follow,
-            commit_interval_ms=commit_interval_ms,
-            refresh_interval_ms=refresh_interval_ms,
-            fetch_bytes=fetch_bytes,
-            assignment=assignment or member or WholeSelection(self.client, group),
-            group=group,
-            on_trimmed=on_trimmed,
-            on_close=self._forget,
         )
-        if member is not None:
-            member.is_waiting = lambda: made.is_waiting
-        self._open[made] = None
-        return made
 
+    @documented_as(AsyncConnection.producer)
     def producer(
         self,
         stream: str | None = None,
@@ -216,52 +154,31 @@ class Connection(Unsendable):
         timestamp_column: str | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Producer:
-        """Return a producer of records, a context manager that closes it.
-
-        Records go to `stream`, or to where each `send` says: one producer serves many streams.
-
-        A record batch is sent with `batch_bytes` of records, or `batch_records` of them, or
-        `linger_ms` after its first record, if nothing is on its way then; 0 does not wait for
-        others. `buffer_bytes` may be unacknowledged before `send` waits. `timestamp_column` of a
-        typed stream has the times of its records. `on_delivery` is called with what became of each
-        batch, by the producer's worker: it must return soon.
-
-        A producer with an `id`, which is for one stream, counts what it has committed under that:
-        after a restart, skip `position` records of the source, and each is stored once. One at a
-        time may have an id. Its records have no offsets to report, and each batch takes a commit,
-        of milliseconds.
-        Raises ConfigurationError.
-        """
-        made = Producer(
-            self.client,
-            stream,
-            producer_id=id,
-            batching=Batching(batch_bytes, batch_records, linger_ms, buffer_bytes),
-            compression=compression,
-            timestamp_column=timestamp_column,
-            on_delivery=on_delivery,
-            on_close=self._forget,
+        """Return a producer of records, a context manager that closes it."""
+        return Producer(
+            self._connection.producer(
+                stream,
+                id=id,
+                batch_bytes=batch_bytes,
+                batch_records=batch_records,
+                linger_ms=linger_ms,
+                buffer_bytes=buffer_bytes,
+                compression=compression,
+                timestamp_column=timestamp_column,
+                on_delivery=on_delivery,
+            )
         )
-        self._open[made] = None
-        return made
 
     def transaction(self, *streams: str) -> Transaction:
         """Return a transaction: records of these streams that become visible together or never."""
-        return Transaction(self.client, streams)
+        return Transaction(self._connection.transaction(*streams))
 
     def close(self) -> None:
         """Close what was made here, the newest first, then the connections. Idempotent."""
-        try:
-            while self._open:
-                next(reversed(self._open)).close()
-        finally:
-            self.client.close()
+        loop_thread().run(self._connection.close())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _forget(self, closed: Consumer | Producer) -> None:
-        self._open.pop(closed, None)

@@ -1,36 +1,24 @@
-"""Reading records.
-
-Generated from ../aio/consumer.py: do not edit. Change that one, and run `make client`.
-"""
+"""Reading records on a thread."""
 
 from __future__ import annotations
 
-import math
+import asyncio
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import datetime
-from typing import Self, get_args
+from collections.abc import Mapping, Sequence
+from typing import Protocol, Self, cast
 
 from sbp_core.app import defaults
-from sbp_core.app.blocking.assignment import Assignment
-from sbp_core.app.blocking.fetching import Fetcher, OnTrimmed
-from sbp_core.app.blocking.iterating import BatchIterator, RecordIterator
-from sbp_core.app.positions import NO_SPANS, Position, Positions, Span, Start
-from sbp_core.app.process import OfProcess, use_here
-from sbp_core.app.record import Batch, Record, timestamp_us_of
-from sbp_core.app.selection import Selection
-from sbp_core.client import NO_CURSOR, Client, StreamInfo
-from sbp_core.errors import (
-    ConfigurationError,
-    DeadlineExceededError,
-    MemberUnknownError,
-    OffsetOutOfRangeError,
-    SbpError,
-)
+from sbp_core.app.aio.assignment import AsyncAssignment
+from sbp_core.app.aio.consumer import AsyncConsumer
+from sbp_core.app.aio.iterating import Hand
+from sbp_core.app.positions import Start
+from sbp_core.app.process import Unsendable
+from sbp_core.app.record import Batch, Record
+from sbp_core.client.facades import documented_as
+from sbp_core.client.io.loop_thread import loop_thread
 
 
-class Consumer(OfProcess):
+class Consumer(Unsendable):
     """Reads streams, record by record or in batches. Made by `Connection.consumer`.
 
     For one thread. Records of a stream come in the order of their offsets, each once. With a group
@@ -38,62 +26,12 @@ class Consumer(OfProcess):
     `commit_interval_ms` and at the end, or, if that is None, when `commit` is called. Records that
     were not committed when a process was killed are read again: at least once.
 
-    In a stream of `spans`, by id, it reads that part only, wherever the cursor of a group is.
-
     Consumers that share a group divide its streams: each stream is read by one of them at a time.
     A consumer whose caller works on a record for longer than `max_poll_interval_ms` loses its own.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        streams: Sequence[str] | Selection,
-        *,
-        start: Start = "earliest",
-        spans: Mapping[int, Span] = NO_SPANS,
-        follow: bool = False,
-        commit_interval_ms: int | None = defaults.COMMIT_INTERVAL_MS,
-        refresh_interval_ms: int = defaults.REFRESH_INTERVAL_MS,
-        fetch_bytes: int = defaults.FETCH_BYTES,
-        assignment: Assignment,
-        group: str | None = None,
-        on_trimmed: OnTrimmed = "error",
-        on_close: Callable[[Consumer], None] | None = None,
-    ) -> None:
-        self._client = client
-        self._selection = streams if isinstance(streams, Selection) else Selection.of(streams)
-        if on_trimmed not in get_args(OnTrimmed):
-            raise ConfigurationError(
-                f"on_trimmed {on_trimmed!r} is not one of {', '.join(get_args(OnTrimmed))}"
-            )
-        self._assignment = assignment
-        self._start = start
-        self._spans = spans
-        self._is_following = follow
-        self._commit_seconds = commit_interval_ms and commit_interval_ms / 1000
-        self._refresh_seconds = refresh_interval_ms / 1000
-        self._on_close = on_close
-        self._positions = Positions()
-        self._fetcher = Fetcher(
-            client,
-            self._positions,
-            is_following=follow,
-            fetch_bytes=fetch_bytes,
-            on_trimmed=on_trimmed,
-            group=group,
-            is_member=assignment.own_interval_ms is not None,
-        )
-        self._selected: dict[int, StreamInfo] = {}
-        self._found_first: frozenset[int] = frozenset()
-        self._is_begun = self._is_closed = False
-        self._refusal: ConfigurationError | None = None
-        """The error of every use in the child of a fork."""
-        self._is_taking = False
-        self._hand = RecordIterator(self, math.inf)
-        """The records that are handed out now, also by `poll`, which needs no iterator."""
-        self._refresh_at = 0.0
-        self._commit_at = self._own_at = math.inf
-        """When to commit, and when to ask for the consumer's streams."""
+    def __init__(self, consumer: AsyncConsumer) -> None:
+        self._consumer = consumer
 
     def __iter__(self) -> RecordIterator:
         """Return an iterator over records, each done when the next one is asked for.
@@ -101,151 +39,62 @@ class Consumer(OfProcess):
         A consumer has one iterator at a time: an older one raises ConfigurationError. Raises
         ConfigurationError if the consumer is closed.
         """
-        return self._begin_iteration()
+        return cast("RecordIterator", self._consumer.begin_iteration())
 
     def batches(self) -> BatchIterator:
         """Return an iterator over Arrow batches, in place of one over records."""
-        return BatchIterator(self, self._begin_iteration())
+        return BatchIterator(self._consumer, self._consumer.begin_iteration())
 
-    def poll(
-        self,
-        timeout: float | None = None,
-    ) -> Record | None:
-        """Return the next record, None if there is none within `timeout` seconds, or at the end.
+    @documented_as(AsyncConsumer.poll)
+    def poll(self, timeout: float | None = None) -> Record | None:
+        """Return the next record, None if there is none within `timeout` seconds, or at the end."""
+        record = self._consumer.maybe_ready()
+        return loop_thread().run(self._consumer.poll(timeout)) if record is None else record
 
-        The records that were handed out before are done. Raises SbpError.
-        """
-        self._check_open()
-        return self._take_record(_until(timeout))
-
-    def getone(
-        self,
-        timeout: float | None = None,
-    ) -> Record:
+    @documented_as(AsyncConsumer.getone)
+    def getone(self, timeout: float | None = None) -> Record:
         """Return the next record, as `poll` does. Raises DeadlineExceededError if there is none."""
-        record = self.poll(timeout)
-        if record is None:
-            raise DeadlineExceededError(
-                "the streams are read to their ends"
-                if timeout is None
-                else f"there was no record within {timeout} s; call again"
-            )
-        return record
+        record = self._consumer.maybe_ready()
+        return loop_thread().run(self._consumer.getone(timeout)) if record is None else record
 
+    @documented_as(AsyncConsumer.getmany)
     def getmany(
-        self,
-        timeout: float | None = 0,
-        max_records: int = defaults.MANY_RECORDS,
+        self, timeout: float | None = 0, max_records: int = defaults.MANY_RECORDS
     ) -> list[Record]:
-        """Return the next records: as many as are here once one is, which has `timeout` seconds.
-
-        The list is empty if none has come, or at the end. The records that were handed out before
-        are done. Raises SbpError.
-        """
-        first = self.poll(timeout)
-        if first is None:
-            return []
-        records = [first]
-        self._hand.are_several = True
-        while len(records) < max_records:
-            found = self._hand.maybe_next()
-            if found is not None:
-                records.append(found)
-                continue
-            with suppress(SbpError):  # of what comes next: the next call raises it
-                self._hand.turn_to(self._fetcher.maybe_next())
-                if self._hand.has_records:
-                    continue
-            break
-        return records
+        """Return the next records: as many as are here once one is, which has `timeout` seconds."""
+        return loop_thread().run(self._consumer.getmany(timeout, max_records))
 
     @property
     def is_waiting(self) -> bool:
         """Whether the caller waits for a record now, and does not work on one."""
-        return self._is_taking
+        return self._consumer.is_waiting
 
+    @documented_as(AsyncConsumer.commit)
     def commit(
         self,
         offsets: Mapping[str, int] | None = None,
         *,
         expected: Mapping[str, int | None] | None = None,
     ) -> None:
-        """Commit all records that were handed out, the last one included. Raises SbpError.
-
-        With `offsets`, commit only those before an offset, by the names of their streams: for the
-        record `r` it is `r.offset + 1`. That needs a `commit_interval_ms` of None. Raises
-        ConfigurationError without a group, with an interval, for a stream that is not being read,
-        and for records that were not handed out; MemberUnknownError if the consumer shares a group
-        and was expelled from it: nothing is committed then, and others read the records again.
-
-        With `expected`, by the names of some of these streams, an offset is committed only if the
-        group's cursor is there, or None, if it has none: else ConditionFailedError, which has the
-        `current_offset`. If the answer is lost the outcome of the error is UNKNOWN.
-        """
-        self._check_process()
-        if not self._assignment.has_cursors:
-            raise ConfigurationError("this consumer has no group to commit for; pass group=...")
-        if offsets is not None:
-            if self._commit_seconds is not None:
-                raise ConfigurationError(
-                    "chosen offsets would be overtaken by the commits of commit_interval_ms, of all"
-                    " records that were handed out: pass commit_interval_ms=None"
-                )
-            self._begin()
-            known = {
-                self._positions.of(each).stream_id: at for each, at in (expected or {}).items()
-            }
-            self._commit(
-                self._positions.checked(offsets),
-                {each: NO_CURSOR if at is None else at for each, at in known.items()},
-            )
-            return
-        if expected is not None:
-            raise ConfigurationError("expected goes with offsets: commit(offsets, expected=...)")
-        self._positions.finish()
-        self._commit(self._positions.to_commit())
+        """Commit all records that were handed out, the last one included. Raises SbpError."""
+        loop_thread().run(self._consumer.commit(offsets, expected=expected))
 
     def positions(self) -> dict[str, int]:
         """Return the offset of the next record of each stream, by name."""
-        self._begin()
-        return {each.stream: each.next_offset for each in self._positions.all}
+        return loop_thread().run(self._consumer.positions())
 
     def lag(self) -> dict[str, int]:
         """Return how many records of each stream, by name, are there and not handed out yet."""
-        self._begin()
-        known = self._positions.all
-        bounds = self._client.stream_bounds([each.stream_id for each in known])
-        return {
-            at.stream: held.next_offset - max(at.next_offset, held.start_offset)
-            for at, held in zip(known, bounds, strict=True)
-        }
+        return loop_thread().run(self._consumer.lag())
 
+    @documented_as(AsyncConsumer.seek)
     def seek(self, stream: str, to: Start) -> None:
-        """Read on elsewhere in a stream; what is committed changes when it is committed next.
-
-        Raises ConfigurationError for a stream that is not being read, OffsetOutOfRangeError for an
-        offset that the stream does not have, SbpError.
-        """
-        self._begin()
-        at = self._positions.of(stream)
-        offsets = self._locate([at.stream_id], to)
-        self._positions.seek(at, offsets[at.stream_id])
+        """Read on elsewhere in a stream; what is committed changes when it is committed next."""
+        loop_thread().run(self._consumer.seek(stream, to))
 
     def close(self) -> None:
         """Commit what is done, unless that is left to the caller. Idempotent. Raises SbpError."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._hand.mark_done()
-        self._forget_fetched()
-        if self._on_close is not None:
-            self._on_close(self)
-        if self._refusal is not None:
-            return
-        try:
-            self._commit_done()
-        finally:
-            self._assignment.close()
+        loop_thread().run(self._consumer.close())
 
     def __enter__(self) -> Self:
         return self
@@ -253,232 +102,107 @@ class Consumer(OfProcess):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take_record(self, iterator: RecordIterator) -> Record | None:
-        """Return the next record for an iterator; None at the end."""
-        self._check_current(iterator)
-        return self._take_record(None)
 
-    def take_batch(self, iterator: RecordIterator) -> Batch | None:
-        """Return the next batch for an iterator; None at the end."""
-        self._check_current(iterator)
-        if (
-            self._hand.has_records
-        ):  # `poll` has taken some records of a batch: the rest is read again
-            self._forget_fetched()
-        with self._taking():
-            found = self._next_batch(None)
-            if found is None:
-                return None
-            at, batch = found
-            at.next_offset = batch.end_offset
-            return batch
+class RecordIterator(Hand):
+    """The records of a consumer, each done when the next one is asked for."""
 
-    def _begin_iteration(self) -> RecordIterator:
-        self._check_open()
-        self._forget_fetched()
-        duty_at, self._hand.duty_at = self._hand.duty_at, -math.inf
-        self._hand = RecordIterator(self, duty_at)
-        return self._hand
+    def __iter__(self) -> Self:
+        return self
 
-    def _check_current(self, iterator: RecordIterator) -> None:
-        if iterator is not self._hand:
-            raise ConfigurationError(
-                "this iterator was replaced by a later one of the same consumer; make a consumer"
-                " for each"
-            )
+    def __next__(self) -> Record:
+        at = self._at  # as `maybe_next` does, without a call: this is the hot path of loops
+        if at.seek_count == self._seek_count and time.monotonic() < self.duty_at:
+            record = next(self._records, None)
+            if record is not None:
+                at.next_offset = record.offset + 1
+                return record
+        record = loop_thread().run(self._consumer.take_record(self))
+        if record is None:
+            raise StopIteration
+        return record
 
-    def _forget_fetched(self) -> None:
-        self._hand.turn_to(None)
-        self._fetcher.clear()
 
-    def _take_record(self, until: float | None) -> Record | None:
-        with self._taking():
-            while (record := self._hand.maybe_next()) is None:
-                self._hand.turn_to(self._next_batch(until))
-                if not self._hand.has_records:
-                    return None
-            return record
+class BatchIterator:
+    """The batches of a consumer, each done when the next one is asked for."""
 
-    @contextmanager
-    def _taking(self) -> Generator[None]:
-        """Let what was handed out before be done, and do what is due, before more is taken."""
-        if self._is_taking:
-            raise ConfigurationError("another thread waits for this consumer: each has its own")
-        self._is_taking = True
-        try:
-            self._fetcher.breathe()
-            self._positions.finish()
-            self._hand.are_several = False
-            if time.monotonic() >= self._hand.duty_at and not self._is_closed:
-                self._do_duties()
-            yield
-        finally:
-            self._is_taking = False
+    def __init__(self, consumer: AsyncConsumer, hand: Hand) -> None:
+        self._consumer = consumer
+        self._hand = hand
 
-    def _next_batch(self, until: float | None) -> tuple[Position, Batch] | None:
-        """Return the next batch, with the position that moves while it is handed out.
+    def __iter__(self) -> Self:
+        return self
 
-        None at the end, and if there is none at a time of the monotonic clock. A call that is
-        cancelled has taken nothing.
+    def __next__(self) -> Batch:
+        batch = loop_thread().run(self._consumer.take_batch(self._hand))
+        if batch is None:
+            raise StopIteration
+        return batch
+
+
+class Assignment(Protocol):
+    """Which of the selected streams a consumer reads, and where it commits how far it has come.
+
+    Its methods are called on a thread for calls that block, one at a time.
+    """
+
+    @property
+    def own_interval_ms(self) -> int | None:
+        """How often `own` has to be called at least; None if before each fetch is enough."""
+
+    @property
+    def has_cursors(self) -> bool:
+        """Whether positions are kept."""
+
+    def own(self, selected: frozenset[int]) -> frozenset[int]:
+        """Return those of the selected streams, by id, that are the consumer's now.
+
+        It is called before each fetch. The consumer commits the positions of those that are no
+        longer its own, and forgets them, before it calls again. Raises SbpError.
         """
-        if not self._is_begun:
-            self._begin()
-        while not self._is_closed:
-            found = self._fetcher.maybe_next()
-            if found is not None:
-                return found
-            self._refresh_when_due()
-            if time.monotonic() >= self._hand.duty_at:  # also while no record comes
-                self._do_duties()
-            if not self._is_following and self._positions.is_over:
-                self._commit_done()
-                return None
-            self._fetcher.fetch(until)
-            found = self._fetcher.maybe_next()
-            if found is not None or (until is not None and time.monotonic() >= until):
-                return found
-        return None
 
-    def on_fork(self, error: ConfigurationError) -> None:
-        """Hand out nothing: this is the copy in the child of a fork."""
-        self._refusal = error
-        self._hand.duty_at = -math.inf
+    def cursors(self, stream_ids: Sequence[int]) -> Mapping[int, int]:
+        """Return the offsets at which to go on, of those streams that have one. Raises SbpError."""
 
-    def _check_process(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
+    def commit(self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None) -> None:
+        """Keep the offsets at which to go on, by stream id. Raises SbpError.
 
-    def _check_open(self) -> None:
-        self._check_process()
-        if self._is_closed:
-            raise ConfigurationError("this consumer is closed; make another one")
+        Those of streams with an `expected` offset, or NO_CURSOR, only if that is what is kept: else
+        it raises ConditionFailedError.
+        """
 
-    def _begin(self) -> None:
-        self._check_open()
-        if not self._is_begun:
-            use_here(self)
-            self._refresh()
-            self._is_begun = True
-            self._commit_done()
+    def close(self) -> None:
+        """Give all streams up; the consumer has committed. Raises SbpError."""
 
-    def _refresh_when_due(self) -> None:
-        """Find new streams that match, and follow changes of the assignment."""
-        if self._is_following and self._selection.prefixes and time.monotonic() >= self._refresh_at:
-            self._refresh()
-            return
-        self._take_own()
 
-    def _refresh(self) -> None:
-        selection = self._selection
-        if selection.has_ids_only:
-            there = self._client.describe_streams([*selection.ids])
-        else:
-            there = self._client.list_streams()
-        self._selected = {each.stream_id: each for each in selection.of_streams(there)}
-        if not self._is_begun:
-            self._found_first = frozenset(self._selected)
-        self._refresh_at = time.monotonic() + self._refresh_seconds
-        self._take_own()
+class _OnOtherThread:
+    """Calls an assignment that may block."""
 
-    def _take_own(self) -> None:
-        """Begin to read the streams that are the consumer's now; give up those that are not."""
-        own = self._assignment.own(frozenset(self._selected)) & self._selected.keys()
-        own -= self._fetcher.given_up
-        interval_ms = self._assignment.own_interval_ms
-        if interval_ms is not None:
-            self._own_at = time.monotonic() + interval_ms / 1000
-            self._hand.duty_at = min(self._commit_at, self._own_at)
-        lost = self._positions.stream_ids - own
-        if lost:
-            try:
-                self._commit_done()
-            finally:  # they are no longer the consumer's, whatever becomes of the commit
-                self._positions.drop(lost)
-        fresh = sorted(own - self._positions.stream_ids)
-        if fresh:
-            self._add(fresh)
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
 
-    def _add(self, stream_ids: Sequence[int]) -> None:
-        cursors = self._assignment.cursors(stream_ids)
-        spans = {each: self._spans[each] for each in stream_ids if each in self._spans}
-        rest = [each for each in stream_ids if each not in cursors and each not in spans]
-        old = [each for each in rest if each in self._found_first]
-        new = [each for each in rest if each not in self._found_first]
-        # A stream that is found later is read from its beginning: all of it is new.
-        offsets = {
-            **(self._locate(old, self._start)),
-            **(self._locate(new, "earliest")),
-            **cursors,
-            **{stream_id: span.start_offset for stream_id, span in spans.items()},
-        }
-        ends: dict[int, int | None] = dict.fromkeys(stream_ids)
-        if not self._is_following:
-            ends.update((stream_id, span.end_offset) for stream_id, span in spans.items())
-            endless = [stream_id for stream_id, end in ends.items() if end is None]
-            bounds = self._client.stream_bounds(endless) if endless else []
-            ends.update((each.stream_id, each.next_offset) for each in bounds)
-        for stream_id in stream_ids:
-            self._positions.add(
-                stream_id,
-                self._selected[stream_id].label,
-                offsets[stream_id],
-                end_offset=ends[stream_id],
-                committed_offset=cursors.get(stream_id),
-            )
+    @property
+    def own_interval_ms(self) -> int | None:
+        return self._assignment.own_interval_ms
 
-    def _locate(self, stream_ids: Sequence[int], to: Start) -> dict[int, int]:
-        """Return the offsets of a start in streams."""
-        if not stream_ids:
-            return {}
-        if isinstance(to, int):
-            self._check_offset(stream_ids, to)
-            return dict.fromkeys(stream_ids, to)
-        if isinstance(to, datetime):
-            return self._client.lookup_offsets(dict.fromkeys(stream_ids, timestamp_us_of(to)))
-        if to not in {"earliest", "latest"}:
-            raise ConfigurationError(
-                f"start {to!r} is not 'earliest', 'latest', an offset or a datetime"
-            )
-        bounds = self._client.stream_bounds(stream_ids)
-        return {
-            each.stream_id: each.start_offset if to == "earliest" else each.next_offset
-            for each in bounds
-        }
+    @property
+    def has_cursors(self) -> bool:
+        return self._assignment.has_cursors
 
-    def _check_offset(self, stream_ids: Sequence[int], offset: int) -> None:
-        """Raise OffsetOutOfRangeError unless all streams have an offset, or end there."""
-        for bound in self._client.stream_bounds(stream_ids):
-            if not bound.start_offset <= offset <= bound.next_offset:
-                raise OffsetOutOfRangeError.of(
-                    f"stream {self._selected[bound.stream_id].label} has no offset {offset}: it"
-                    f" begins at {bound.start_offset} and ends at {bound.next_offset}; use one"
-                    " from there, or 'earliest' or 'latest'"
-                )
+    async def own(self, selected: frozenset[int]) -> frozenset[int]:
+        return await asyncio.to_thread(self._assignment.own, selected)
 
-    def _do_duties(self) -> None:
-        """Commit, and look which streams are the consumer's, if either is due."""
-        self._check_process()
-        now = time.monotonic()
-        if now >= self._commit_at:
-            self._commit_done()
-        if now >= self._own_at:
-            self._take_own()
+    async def cursors(self, stream_ids: Sequence[int]) -> Mapping[int, int]:
+        return await asyncio.to_thread(self._assignment.cursors, stream_ids)
 
-    def _commit_done(self) -> None:
-        if self._commit_seconds is not None and self._assignment.has_cursors:
-            self._hand.mark_done()
-            with suppress(MemberUnknownError):  # which the member has logged
-                self._commit(self._positions.to_commit())
-            self._commit_at = time.monotonic() + self._commit_seconds
-            self._hand.duty_at = min(self._commit_at, self._own_at)
-
-    def _commit(
+    async def commit(
         self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None
     ) -> None:
-        if offsets:
-            self._assignment.commit(offsets, expected)
-            self._positions.on_committed(offsets)
+        await asyncio.to_thread(self._assignment.commit, offsets, expected)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._assignment.close)
 
 
-def _until(timeout: float | None) -> float | None:
-    return None if timeout is None else time.monotonic() + timeout
+def on_other_threads(assignment: Assignment) -> AsyncAssignment:
+    """Return an assignment for a loop that calls one that may block."""
+    return _OnOtherThread(assignment)

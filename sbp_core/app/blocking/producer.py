@@ -1,47 +1,25 @@
-"""Sending records.
-
-Generated from ../aio/producer.py: do not edit. Change that one, and run `make client`.
-"""
+"""Sending records from threads."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Self, get_args
+from types import TracebackType
+from typing import Self
 
-from sbp_core.app import defaults
-from sbp_core.app.blocking.committing import Committer
-from sbp_core.app.blocking.targets import find_target
-from sbp_core.app.delivery import (
-    NOTHING,
-    Delivered,
-    Delivery,
-    call_back,
-    check_may_wait,
-    timeout_seconds,
-)
-from sbp_core.app.encoding import encode_collected, record_bytes
-from sbp_core.app.gates import Gate
-from sbp_core.app.outbox import Batching, Encoded, Outbox, Outgoing, State
-from sbp_core.app.process import (
-    OfProcess,
-    flush_at_exit,
-    report_lost,
-    use_here,
-    warn_unclosed,
-)
-from sbp_core.app.record import checked_timestamp_us
-from sbp_core.app.rows import Rows, Target, encode_given
-from sbp_core.client import AppendItem, AppendOutcome, Client, Writer
-from sbp_core.errors import ConfigurationError, DeadlineExceededError, SbpError
-from sbp_core.records import Compression
-
-OnDelivery = Callable[[Delivered], None]
+from sbp_core.app.aio.committing import AsyncCommitter
+from sbp_core.app.aio.producer import AsyncProducer
+from sbp_core.app.aio.transaction import AsyncTransaction
+from sbp_core.app.delivery import NOTHING, Delivery, check_may_wait, timeout_seconds
+from sbp_core.app.process import Unsendable
+from sbp_core.app.rows import Rows, encode_given
+from sbp_core.client import Client
+from sbp_core.client.facades import documented_as
+from sbp_core.client.io.loop_thread import loop_thread
 
 
-class Producer(OfProcess):
+class Producer(Unsendable):
     """Sends records to streams, in order within each stream. Made by `Connection.producer`.
 
     Threads may share it. `send` collects records; a worker makes record batches of
@@ -50,48 +28,14 @@ class Producer(OfProcess):
     the next `send` to it, `flush` and `close` raise it. Other streams go on, but while one is
     retried, they wait.
 
-    With a `producer_id` batches are committed one after the other, and counted under the id, so
-    that a producer that is restarted knows how far it had come: see `position`.
+    With an `id` batches are committed one after the other, and counted under the id, so that a
+    producer that is restarted knows how far it had come: see `position`.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        stream: str | None,
-        *,
-        producer_id: str | None = None,
-        batching: Batching | None = None,
-        compression: Compression = "none",
-        timestamp_column: str | None = None,
-        on_delivery: OnDelivery | None = None,
-        on_close: Callable[[Producer], None] | None = None,
-    ) -> None:
-        if compression not in get_args(Compression):
-            raise ConfigurationError(
-                f"compression {compression!r} is not one of {', '.join(get_args(Compression))}"
-            )
-        if producer_id is not None and stream is None:
-            raise ConfigurationError(
-                "a producer with an id counts the records of one stream: producer(stream, id=...)"
-            )
-        self._client = client
-        self._stream = stream
-        self._compression: Compression = compression
-        self._timestamp_column = timestamp_column
-        self._producer_id = producer_id
-        self._on_delivery = on_delivery
-        self._on_close = on_close
-        self._gate = Gate()
-        self._lock = self._gate.lock
-        self._outbox = Outbox(batching or Batching(), time.monotonic)
-        self._is_begun = False
-        self._is_copy = False
-        """Whether this is the copy in the child of a fork."""
-        self._targets: dict[str | None, Target] = {}
-        """By name; None stands for the stream of the producer."""
-        self._names: dict[int, str] = {}
-        self._committer: Committer | None = None
+    def __init__(self, producer: AsyncProducer) -> None:
+        self._producer = producer
 
+    @documented_as(AsyncProducer.send)
     def send(
         self,
         value: bytes | None,
@@ -101,58 +45,24 @@ class Producer(OfProcess):
         headers: Mapping[str, bytes | None] | None = None,
         timestamp_us: int | datetime | None = None,
     ) -> Delivery:
-        """Send a record; return the future of its offset. Waits while the buffer is full.
+        """Send a record; return the future of its offset. Waits while the buffer is full."""
+        producer = self._producer
+        target = producer.targets.get(stream) or loop_thread().run(producer.find(stream))
+        while (taken := producer.offer(target, value, key, headers, timestamp_us)) is None:
+            self._wait_for_room()
+        return Delivery(*taken)
 
-        The record goes to `stream`, by default the producer's. `timestamp_us` is in microseconds
-        since the epoch (UTC), or a datetime; by default now. Raises the error that ended the
-        producer, for all streams or this one, ConfigurationError if it is closed, RecordBatchError
-        for a record that is too large, SchemaError for a typed stream, which `send_many` is for,
-        TypeError for what is not bytes, and ValueError for a time outside the years 1 to 9999.
-        """
-        target = self._targets.get(stream) or self._find(stream)
-        if type(value) is bytes and key is None and not headers:  # without a call
-            size_bytes = defaults.RECORD_OVERHEAD_BYTES + len(value)
-        else:
-            headers = None if headers is None else dict(headers)
-            size_bytes = record_bytes(value, key, headers)
-        if size_bytes > target.plain_bytes_max:
-            target.check_plain(size_bytes)
-        if timestamp_us is None:
-            time_us = time.time_ns() // 1000
-        else:
-            time_us = checked_timestamp_us(timestamp_us)
-        outbox = self._outbox
-        with self._lock:
-            if outbox.room_bytes <= 0:
-                self._wait_for_room()
-            batch, is_new = outbox.add(target.stream_id, value, key, headers, time_us, size_bytes)
-            index = len(batch.values) - 1
-            if is_new:
-                self._gate.notify()
-        if is_new:
-            self._gate.breathe()
-        return Delivery(batch.receipt, index)
-
+    @documented_as(AsyncProducer.send_many)
     def send_many(self, rows: Rows, *, stream: str | None = None) -> Delivery:
-        """Send rows; return the future of the last one: when it is done, all are.
-
-        The rows go to `stream`, by default the producer's.
-
-        `rows` is an Arrow table or batch, a data frame of pandas or polars, or anything that gives
-        an Arrow stream, or an iterable of mappings. For a typed stream it has the columns of its
-        schema; for any other `value`, and if need be `key`, `headers` and `timestamp`. Waits while
-        the buffer is full. Raises what `send` raises, and SchemaError for rows that do not fit.
-        """
-        target = self._targets.get(stream) or self._find(stream)
+        """Send rows; return the future of the last one: when it is done, all are."""
+        producer = self._producer
+        target = producer.targets.get(stream) or loop_thread().run(producer.find(stream))
         last = None
         for encoded in encode_given(rows, target, time.time_ns() // 1000):
-            self._gate.breathe()
             if encoded is None:
                 continue
-            with self._lock:
+            while not producer.offer_encoded(encoded):
                 self._wait_for_room()
-                self._outbox.add_encoded(encoded)
-                self._gate.notify()
             last = encoded
         return Delivery(*NOTHING if last is None else (last.receipt, last.record_count - 1))
 
@@ -163,239 +73,104 @@ class Producer(OfProcess):
         With a source that can be read again, skip that many. Raises ConfigurationError without an
         id, and before the producer was entered with `with` or has sent something.
         """
-        if self._committer is None:
-            raise ConfigurationError(
-                "only a producer with an id has a position, once it has begun: pass id=..., and"
-                " enter the producer"
-            )
-        return self._committer.position
+        return self._producer.position
 
-    def flush(
-        self,
-        timeout: float | None = None,
-        *,
-        timeout_ms: float | None = None,
-    ) -> None:
-        """Return when all that was sent before is on disk, as its streams demand.
-
-        Raises the error that ended the producer or one of its streams, DeadlineExceededError after
-        `timeout` seconds; the producer goes on then. ConfigurationError in a callback, which
-        it would wait for. `timeout_ms` is the old name, in ms.
-        """
+    @documented_as(AsyncProducer.flush)
+    def flush(self, timeout: float | None = None, *, timeout_ms: float | None = None) -> None:
+        """Return when all that was sent before is on disk, as its streams demand."""
         check_may_wait("flush()")
-        seconds = timeout_seconds(timeout, timeout_ms)
-        until = None if seconds is None else time.monotonic() + seconds
-        outbox = self._outbox
-        with self._lock:
-            number = outbox.seal()
-            self._gate.notify()
-            while outbox.state is not State.FAILED and not outbox.is_settled_before(number):
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    raise DeadlineExceededError(
-                        f"{outbox.unsettled_bytes} bytes for {self._called()} are not acknowledged"
-                        f" after {seconds:g} s; the producer goes on with them"
-                    )
-                self._gate.wait(left)
-            outbox.check()
+        loop_thread().run(self._producer.flush(timeout_seconds(timeout, timeout_ms)))
 
+    @documented_as(AsyncProducer.close)
     def close(self) -> None:
-        """Send what is there, wait until it is on disk, and end. Idempotent.
-
-        Raises the error that ended the producer or one of its streams, ConfigurationError in a
-        callback, which it would wait for.
-        """
+        """Send what is there, wait until it is on disk, and end. Idempotent."""
         check_may_wait("close()")
-        with self._lock:
-            self._outbox.close()
-            self._gate.notify()
-        self._gate.join()
-        if self._on_close is not None:
-            self._on_close(self)
-        if not self._is_copy:
-            self._outbox.check()
-
-    def on_fork(self, error: ConfigurationError) -> None:
-        """Refuse every use: this is the copy in the child of a fork, which has no worker."""
-        self._is_copy = True
-        self._gate = Gate()
-        self._lock = self._gate.lock
-        for batch in self._outbox.fail(error):
-            batch.receipt.abandon(error)
-
-    def on_exit(self, deadline: float) -> None:
-        """Send what is there until a time of the monotonic clock, and report what is left."""
-        if not self._warn_unclosed():
-            return
-        with self._lock:
-            self._outbox.close()
-        self._gate.finish(deadline - time.monotonic())
-        error = SbpError("the process ends before they are sent")
-        for stream_id, left_count in self._outbox.unsettled_counts().items():
-            report_lost(self._names[stream_id], left_count, error)
+        loop_thread().run(self._producer.close())
 
     def __enter__(self) -> Self:
-        if self._stream is not None:
-            self._find(None)
+        loop_thread().run(self._producer.__aenter__())
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _find(self, stream: str | None) -> Target:
-        """Return what to encode records for; begin with the first. Raises SbpError."""
-        name = self._stream if stream is None else stream
-        if name is None:
-            raise ConfigurationError("say which stream: send(..., stream=...), or producer(stream)")
-        if self._producer_id is not None and name != self._stream:
-            raise ConfigurationError(
-                f"the producer has an id, and counts the records of stream {self._stream} only:"
-                f" make another one for stream {name}"
-            )
-        if self._is_begun:
-            with self._lock:
-                self._outbox.check_open()
-        target = find_target(
-            self._client,
-            name,
-            compression=self._compression,
-            timestamp_column=self._timestamp_column,
-        )
-        if not self._is_begun:
-            self._begin(target)
-        with self._lock:
-            self._names[target.stream_id] = name
-            self._targets[stream] = target
-        return target
-
-    def _begin(self, target: Target) -> None:
-        """Start the worker."""
-        committer = None
-        if self._producer_id is not None:
-            committer = Committer(self._client, self._producer_id, target.stream_id)
-            committer.begin()
-        with self._lock:
-            if self._is_begun:
-                return
-            self._committer = committer
-            self._is_begun = True
-            self._outbox.check_open()
-            use_here(self)
-            flush_at_exit(self)
-            self._gate.start(self._run)
-
     def _wait_for_room(self) -> None:
-        """Return once a record can be added, with the lock. Raises what ended the producer."""
-        while self._outbox.state is State.OPEN and self._outbox.room_bytes <= 0:
-            check_may_wait("send() with a full buffer")
-            if not self._outbox.has_sealed:  # nothing would make room before it has lingered
-                self._outbox.seal()
-                self._gate.notify()
-            self._gate.wait(None)
-        self._outbox.check_open()
+        check_may_wait("send() with a full buffer")
+        loop_thread().run(self._producer.wait_for_room())
 
-    def _run(self) -> None:
-        """Append what is sent, until the producer is closed or fails."""
-        try:
-            self._deliver()
-        except SbpError as error:
-            self._fail(error)
-        except BaseException as error:
-            self._warn_unclosed()
-            self._fail(SbpError(f"the producer of {self._called()} was ended by {error!r}"))
-            raise
 
-    def _deliver(self) -> None:
-        if self._committer is not None:
-            self._deliver_committed(self._committer)
-            return
-        with self._client.appender(
-            writer=Writer(), on_appended=self._on_appended, on_failed=self._on_failed
-        ) as appender:
-            is_answered = True
-            while (batches := self._next_batches(may_wait=is_answered)) is not None:
-                if batches:
-                    appender.append(
-                        [AppendItem(each.stream_id, self._encode(each)) for each in batches]
-                    )
-                else:
-                    appender.flush()
-                is_answered = not batches
+class Transaction(Unsendable):
+    """Records of several streams that become visible together, or not at all.
 
-    def _deliver_committed(self, committer: Committer) -> None:
-        number = 0
-        while (batches := self._next_batches(may_wait=True)) is not None:
-            record_count = sum(each.record_count for each in batches)
-            committer.commit([self._encode(each) for each in batches], record_count)
-            for _ in batches:
-                self._on_stored(number, -1)
-                number += 1
+    Made by `Connection.transaction`. As a context manager it commits at the end of the block,
+    and aborts if that raises. Records are staged when they are sent: they are durable, and no
+    consumer reads them before the commit. Readers of two streams may see the records of one a
+    moment before those of the other. For one thread.
+    """
 
-    def _next_batches(self, *, may_wait: bool) -> list[Outgoing] | None:
-        """Return what is to be sent now; None at the end. It is empty only if it may not wait."""
-        with self._lock:
-            while True:
-                batches = self._outbox.take()
-                if batches or not may_wait:
-                    return batches
-                if self._outbox.state is State.CLOSED:
-                    return None
-                self._gate.wait(self._outbox.seconds_until_due())
+    def __init__(self, transaction: AsyncTransaction) -> None:
+        self._transaction = transaction
 
-    def _encode(self, batch: Outgoing) -> bytes:
-        self._gate.breathe()
-        if isinstance(batch, Encoded):
-            return batch.batch
-        return encode_collected(batch, self._compression)
+    @documented_as(AsyncTransaction.send)
+    def send(
+        self,
+        stream: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes | None] | None = None,
+        timestamp_us: int | datetime | None = None,
+    ) -> None:
+        """Send a record to one of the streams."""
+        while not self._transaction.offer(stream, value, key, headers, timestamp_us):
+            loop_thread().run(self._transaction.make_room(stream))
 
-    def _on_appended(self, number: int, outcome: AppendOutcome) -> None:
-        self._on_stored(number, outcome.base_offset)
+    @documented_as(AsyncTransaction.send_many)
+    def send_many(self, stream: str, rows: Rows) -> None:
+        """Send rows to one of the streams; `rows` are as for the method of producers."""
+        loop_thread().run(self._transaction.send_many(stream, rows))
 
-    def _on_stored(self, number: int, base_offset: int) -> None:
-        with self._lock:
-            batch = self._outbox.unsettled(number)
-        self._settle(batch, base_offset)
-        with self._lock:
-            self._outbox.settle(number)
-            self._gate.notify()
+    @documented_as(AsyncTransaction.commit)
+    def commit(self) -> None:
+        """Let all records become visible. Raises SbpError."""
+        loop_thread().run(self._transaction.commit())
 
-    def _on_failed(self, stream_id: int, error: SbpError) -> None:
-        with self._lock:
-            lost = self._outbox.fail_stream(stream_id, error)
-        self._give_up(lost, error)
+    @documented_as(AsyncTransaction.abort)
+    def abort(self) -> None:
+        """Drop all records. Raises SbpError; they never become visible in any case."""
+        loop_thread().run(self._transaction.abort())
 
-    def _fail(self, error: SbpError) -> None:
-        with self._lock:
-            lost = self._outbox.fail(error)
-        self._give_up(lost, error)
+    def __enter__(self) -> Self:
+        return self
 
-    def _give_up(self, lost: Sequence[Outgoing], error: SbpError) -> None:
-        counts: Counter[int] = Counter()
-        for batch in lost:
-            counts[batch.stream_id] += batch.record_count
-        for stream_id, record_count in counts.items():
-            report_lost(self._names[stream_id], record_count, error)
-        for batch in lost:
-            self._settle(batch, -1, error)
-        with self._lock:
-            self._gate.notify()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        loop_thread().run(self._transaction.__aexit__(kind, error, traceback))
 
-    def _settle(self, batch: Outgoing, base_offset: int, error: SbpError | None = None) -> None:
-        """Let the futures of a batch be done, and call the callback of the producer."""
-        batch.receipt.settle(base_offset, error)
-        if self._on_delivery is not None:
-            name = self._names[batch.stream_id]
-            delivered = Delivered(name, base_offset, batch.record_count, error)
-            call_back(self._on_delivery, delivered)
 
-    def _warn_unclosed(self) -> bool:
-        """Warn if records are left that nobody waited for; return whether there are any."""
-        record_count = self._outbox.unsettled_counts().total()
-        if record_count:
-            warn_unclosed(self._called(), record_count, self)
-        return bool(record_count)
+class Committer:
+    """Appends batches as decided batches of a named producer; see AsyncCommitter."""
 
-    def _called(self) -> str:
-        """Return the streams, as messages name them."""
-        names = sorted(set(self._names.values())) or [self._stream or "none"]
-        return f"stream {names[0]}" if len(names) == 1 else f"{len(names)} streams"
+    def __init__(self, client: Client, producer_id: str, stream_id: int) -> None:
+        self._committer = AsyncCommitter(client.on_loop, producer_id, stream_id)
+
+    @property
+    def position(self) -> int:
+        """How many records are committed under the id."""
+        return self._committer.position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self._committer.position = position
+
+    def begin(self) -> None:
+        """Learn what is committed under the id. Raises SbpError."""
+        loop_thread().run(self._committer.begin())
+
+    def commit(self, batches: Sequence[bytes], record_count: int) -> None:
+        """Append batches, all or none. Raises SbpError; the producer ends then."""
+        loop_thread().run(self._committer.commit(batches, record_count))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from sbp_core.app.blocking.assignment import WholeSelection
-from sbp_core.app.blocking.consumer import Consumer
+from sbp_core.app.aio.assignment import AsyncWholeSelection
+from sbp_core.app.aio.consumer import AsyncConsumer
+from sbp_core.app.blocking import Consumer, RecordIterator
 from sbp_core.app.record import Batch
 from sbp_core.cli.connect import parse_stream
 from sbp_core.cli.consume.spans import Plan, Wanted, make_plan, rest_of
@@ -72,13 +73,17 @@ class Reading:
         self._client.commit_cursors(self._wanted.group, offsets)
 
     def _read(self, plan: Plan) -> Generator[Batch]:
+        client = self._client.on_loop
         consumer = Consumer(
-            self._client,
-            plan.selection,
-            spans=plan.spans,
-            follow=self._wanted.is_following,
-            assignment=WholeSelection(self._client, self._group),
-            group=self._wanted.group,
+            AsyncConsumer(
+                client,
+                plan.selection,
+                spans=plan.spans,
+                follow=self._wanted.is_following,
+                assignment=AsyncWholeSelection(client, self._group),
+                group=self._wanted.group,
+                hand=RecordIterator,
+            )
         )
         self._consumers.append(consumer)
         with consumer:

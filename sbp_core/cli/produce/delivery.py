@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from sbp_core.app.blocking.committing import Committer
+from sbp_core.app.blocking import Committer
 from sbp_core.cli.output import write_notice
 from sbp_core.client import AppendItem, AppendOutcome, Client, Writer
 from sbp_core.errors import UnsupportedError

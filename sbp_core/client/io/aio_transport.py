@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import os
 import ssl
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 from sbp_core import limits
 from sbp_core.client.io.answer_limits import Ticket
@@ -303,9 +304,12 @@ _LATER: Final = _Pause.LATER
 class AsyncPool:
     """The connections of the tasks of one loop at a time; see `Connections`.
 
-    A second loop, as of another `asyncio.run`, starts without connections. Raises
-    ConfigurationError if the files of TLS cannot be used.
+    A second loop, as of another `asyncio.run`, starts without connections, and so does the child of
+    a fork. Raises ConfigurationError if the files of TLS cannot be used.
     """
+
+    _left: ClassVar[list[Connections[AsyncConnection]]] = []
+    """The connections of parents: collected in a child, they would be closed."""
 
     def __init__(
         self, connecting: Connecting, *, clock: Callable[[], float] = time.monotonic
@@ -316,6 +320,7 @@ class AsyncPool:
         self._clock = clock
         self._client_id = uuid.uuid4().hex
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = os.getpid()
         self._connections = Connections(self._make, clock)
 
     def start(self, call: Call, sink: Sink) -> tuple[AsyncConnection, Ticket]:
@@ -339,7 +344,11 @@ class AsyncPool:
         return AsyncConnection(endpoint, self._client_id, self._connecting)
 
     def _change_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._loop is not None:
+        if self._pid != os.getpid():
+            self._left.append(self._connections)
+            self._connections = Connections(self._make, self._clock)
+            self._pid = os.getpid()
+        elif self._loop is not None:
             if self._loop.is_running():
                 raise ConfigurationError(
                     "another event loop uses this client now: connect once in each loop"

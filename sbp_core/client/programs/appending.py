@@ -18,7 +18,7 @@ Read `_Delivery.run` first.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
@@ -358,79 +358,24 @@ class _Delivery:
             yield from pause(wait_ms)
 
 
-Steps = Generator[None, Sequence[AppendItem] | None, None]
 AsyncSteps = AsyncGenerator[None, Sequence[AppendItem] | None]
 
 
-class _Appending:
-    """The common part of both appenders."""
-
-    def __init__(self, work: GradualAppend) -> None:
-        self._work = work
-
-    @property
-    def unacknowledged(self) -> list[AppendItem]:
-        """The batches that are not known to be appended, and those after them in their streams."""
-        return self._work.unacknowledged
-
-
-class Appender(_Appending):
-    """Appends batches one group after the other, while earlier ones are on their way.
-
-    Made by `Client.appender`; for one thread. The batches of one stream are appended in order::
-
-        with client.appender(writer=Writer()) as appender:
-            for items in groups:
-                appender.append(items)
-            appender.finish()
-
-    Leaving the block without `finish` gives up what is not appended. After that, after `finish`
-    and after an error the appender is over: `append` and `finish` raise ConfigurationError, and
-    the outcome of the batches in `unacknowledged` is not known.
-    """
-
-    def __init__(self, work: GradualAppend, steps: Steps) -> None:
-        super().__init__(work)
-        self._steps = steps
-        next(steps)
-
-    def append(self, items: Sequence[AppendItem]) -> None:
-        """Send batches; return when all are sent, and most are answered. Raises SbpError."""
-        with self._work.step():
-            self._steps.send(items)
-
-    def flush(self) -> None:
-        """Return when everything is appended that was given; more may follow. Raises SbpError."""
-        with self._work.step():
-            self._steps.send(())
-
-    def finish(self) -> None:
-        """Return when everything is appended; it is over then. Raises SbpError."""
-        with self._work.step(is_last=True):
-            next(self._steps, None)
-
-    def close(self) -> None:
-        """Give up what is not appended. Idempotent."""
-        self._work.is_over = True
-        self._steps.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class AsyncAppender(_Appending):
+class AsyncAppender:
     """Appends batches one group after the other, as `Appender` does, for one asyncio task.
 
     Made by `AsyncClient.appender`; use it with `async with`, and await `append` and `finish`.
     """
 
     def __init__(self, work: GradualAppend, steps: AsyncSteps) -> None:
-        super().__init__(work)
+        self._work = work
         self._steps = steps
         self._is_begun = False
+
+    @property
+    def unacknowledged(self) -> list[AppendItem]:
+        """The batches that are not known to be appended, and those after them in their streams."""
+        return self._work.unacknowledged
 
     async def append(self, items: Sequence[AppendItem]) -> None:
         """Send batches; return when all are sent, and most are answered. Raises SbpError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,7 @@ from collections import Counter
 import pytest
 
 from sbp_core import connect
-from sbp_core.client import Client
+from sbp_core.client import AsyncClient
 from sbp_core.errors import ConfigurationError, MemberUnknownError
 from tests.support.clock import until
 from tests.support.warm import WarmCluster, WarmProcess
@@ -191,14 +192,14 @@ def test_a_handler_that_takes_too_long_loses_its_streams_and_is_told_why(sbp, ca
 
 def test_a_consumer_that_is_closed_while_it_joins_leaves_no_member(sbp, monkeypatch):
     consumer = sbp.consumer("part-*", follow=True, **SHARING)
-    join = Client.join_group
+    join = AsyncClient.join_group
 
-    def join_and_close(client, *given, **more):
-        membership = join(client, *given, **more)
-        consumer.close()
+    async def join_and_close(client, *given, **more):
+        membership = await join(client, *given, **more)
+        await asyncio.to_thread(consumer.close)
         return membership
 
-    monkeypatch.setattr(Client, "join_group", join_and_close)
+    monkeypatch.setattr(AsyncClient, "join_group", join_and_close)
     assert consumer.poll(0) is None
     assert sbp.client.describe_group("readers").members == ()
 

@@ -102,8 +102,8 @@ def test_two_threads_cannot_wait_for_one_consumer(sbp, name):
     consumer = sbp.consumer(name, follow=True)
     waiting = threading.Thread(target=consumer.poll)
     waiting.start()
-    until(lambda: consumer._is_taking)
-    with pytest.raises(ConfigurationError, match="another thread waits"):
+    until(lambda: consumer.is_waiting)
+    with pytest.raises(ConfigurationError, match="waits for this consumer"):
         consumer.poll(0)
     send(sbp, name, [b"x"])
     waiting.join()

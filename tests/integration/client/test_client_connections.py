@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
 import threading
 
@@ -12,7 +14,7 @@ from sbp_core.client import (
     AppendOutcome,
     Writer,
 )
-from sbp_core.client.io.blocking_transport import BlockingConnection
+from sbp_core.client.io.aio_transport import AsyncConnection
 from sbp_core.client.programs.program import Call
 from sbp_core.client.types import Connecting
 from sbp_core.errors import (
@@ -218,10 +220,16 @@ def test_threads_share_a_blocking_client(peers) -> None:
     assert len(peer.links) == 1
 
 
-def test_a_forked_process_makes_its_own_connection(peer, monkeypatch) -> None:
+def test_a_forked_process_makes_its_own_connection(peer) -> None:
     driver = BlockingDriver(peer.endpoint)
     driver.do("ping")
-    monkeypatch.setattr("os.getpid", lambda: -1)
+    child = os.fork()
+    if child == 0:
+        try:
+            driver.do("ping")
+        finally:
+            os._exit(int(len(driver.client.on_loop._pool._left) != 1))
+    assert os.waitpid(child, 0)[1] == 0
     driver.do("ping")
     assert len(peer.links) == 2
     assert not peer.links[0].is_over.is_set(), "the parent's connection is left alone"
@@ -248,9 +256,13 @@ def test_a_writer_outlives_connections_that_die_before_they_are_greeted(make, pe
 def test_a_call_on_a_connection_that_died_ungreeted_was_not_sent(peer) -> None:
     """It may die between the look at it and the call: no answer is no refusal of a feature."""
     peer.script(Opcode.HEARTBEAT, reset)
-    connection = BlockingConnection(peer.endpoint, "me", Connecting())
-    until(lambda: connection.is_over, 20)
-    call = Call(peer.endpoint, Opcode.APPEND, None, 5_000, feature=FeatureName.IDEMPOTENT_APPEND)
-    with pytest.raises(ConnectError, match="nothing was sent"):
-        connection.start(call, lambda _: None)
-    connection.close()
+
+    async def body() -> None:
+        connection = AsyncConnection(peer.endpoint, "me", Connecting())
+        await asyncio.to_thread(until, lambda: connection.is_over)
+        call = Call(peer.endpoint, Opcode.APPEND, None, 5_000, (), FeatureName.IDEMPOTENT_APPEND)
+        with pytest.raises(ConnectError, match="nothing was sent"):
+            connection.start(call, lambda _: None)
+        await connection.close()
+
+    asyncio.run(body())

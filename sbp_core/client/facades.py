@@ -1,0 +1,24 @@
+"""How the blocking classes and those for asyncio refer to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def documented_as(method: Callable[..., Any]) -> Callable[[F], F]:
+    """Give a method all of the docstring of the one for asyncio, of which it has the first line."""
+
+    def documented(facade: F) -> F:
+        facade.__doc__ = method.__doc__
+        return facade
+
+    return documented
+
+
+def internal(method: F) -> F:
+    """Mark a method that facades call, and no user: the reference pages leave it out."""
+    method.is_internal = True  # type: ignore[attr-defined]
+    return method

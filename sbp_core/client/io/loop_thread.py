@@ -1,0 +1,106 @@
+"""The event loop of the blocking clients of a process, on a thread of its own.
+
+A call of a blocking client is a coroutine on that loop, and the caller's thread waits for it. The
+loop polls with `poll`, which has no state in the kernel that a fork would share. The child of a
+fork has no such thread: it starts a loop of its own at its first call, and leaves the connections
+of its parent alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import selectors
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+_LEFT: Final[list[object]] = []
+"""The loops of parents of this process: collected here, they would close files of theirs."""
+
+
+class LoopThread:
+    """An event loop that runs until the process ends."""
+
+    def __init__(self) -> None:
+        self.loop: Final = asyncio.SelectorEventLoop(selectors.PollSelector())
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="sbp-client", daemon=True
+        )
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+        """Return the result of a coroutine. It is cancelled if its caller is interrupted.
+
+        Raises TimeoutError, and cancels it, after some `seconds`.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError(
+                "a callback of a blocking client called a blocking client, and would wait for"
+                " itself: hand the work to another thread"
+            )
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(seconds)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def iterate(self, items: AsyncGenerator[T]) -> Generator[T, None, None]:
+        """Yield items as they come, without a wait for the loop for each.
+
+        The generator runs ahead of its consumer. It is closed with this one.
+        """
+        arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
+
+        async def pump() -> None:
+            try:
+                async for item in items:
+                    arrived.put((item,))
+                arrived.put(None)
+            except Exception as error:  # noqa: BLE001 - it is raised where the items are consumed
+                arrived.put(error)
+            finally:
+                await items.aclose()
+
+        future = asyncio.run_coroutine_threadsafe(pump(), self.loop)
+        try:
+            while (found := arrived.get()) is not None:
+                if isinstance(found, BaseException):
+                    raise found
+                yield found[0]
+        finally:
+            future.cancel()
+
+
+class _Current:
+    """The loop of this process, once there is one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.running: LoopThread | None = None
+
+    def get(self) -> LoopThread:
+        """Return the loop; start it if there is none."""
+        with self.lock:
+            if self.running is None:
+                self.running = LoopThread()
+            return self.running
+
+    def leave(self) -> None:
+        """Forget the loop of the parent, in the child of a fork."""
+        _LEFT.append(self.running)
+        self.lock, self.running = threading.Lock(), None
+
+
+_CURRENT: Final = _Current()
+os.register_at_fork(after_in_child=_CURRENT.leave)
+
+
+def loop_thread() -> LoopThread:
+    """Return the loop of this process."""
+    return _CURRENT.running or _CURRENT.get()
