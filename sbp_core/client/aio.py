@@ -11,8 +11,8 @@ from sbp_core import limits
 from sbp_core.access.rights import Grant
 from sbp_core.client.aio_groups import AsyncGroupMethods
 from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
-from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
-from sbp_core.client.io.running import is_own_endpoint
+from sbp_core.client.io.aio_transport import AsyncPool
+from sbp_core.client.io.connections import is_own_endpoint
 from sbp_core.client.programs import (
     appending,
     bounds,
@@ -84,15 +84,17 @@ class AsyncClient(AsyncGroupMethods):
         random: Random | None = None,
     ) -> None:
         random = random or SystemRandom()
+        pool = AsyncPool(connecting or Connecting())
         context = Context(
             PlacementDrivers(endpoint),
             Router(),
             retry or RetryPolicy(),
             random,
             timeout_ms,
+            pool.open_calls,
             replicas=Replicas(random.getrandbits(32), is_own_endpoint),
         )
-        super().__init__(context, AsyncPool(connecting or Connecting()))
+        super().__init__(context, pool)
 
     @property
     def endpoint(self) -> str:
@@ -122,7 +124,7 @@ class AsyncClient(AsyncGroupMethods):
 
         Raises UnsupportedError if the server did not agree to the feature; nothing is sent then.
         """
-        return await self._run(calls.exchange(call))
+        return await calls.exchange(self._context.open_calls, call)
 
     async def ask(
         self, opcode: Opcode, header: object, table: type[T], *, timeout_ms: int | None = None
@@ -133,13 +135,13 @@ class AsyncClient(AsyncGroupMethods):
         also after a timeout: use it for requests that may be repeated. Raises SbpError, also for
         an error status of the answer.
         """
-        return await self._run(calls.ask(self._within(timeout_ms), opcode, header, table))
+        return await calls.ask(self._within(timeout_ms), opcode, header, table)
 
     async def placement_drivers(
         self, asker: RangeServer | None = None
     ) -> list[PlacementDriverInfo]:
         """Return the placement drivers of the cluster; `asker` is the range server that asks."""
-        return await self._run(calls.placement_drivers(self._context, asker))
+        return await calls.placement_drivers(self._context, asker)
 
     async def range_servers(self) -> list[RangeServerInfo]:
         """Return the range servers that the cluster ever had, by id."""
@@ -147,52 +149,52 @@ class AsyncClient(AsyncGroupMethods):
 
     async def describe_cluster(self) -> ClusterInfo:
         """Return the range servers, and what the open ranges of all streams lack."""
-        return await self._run(calls.describe_cluster(self._context))
+        return await calls.describe_cluster(self._context)
 
     async def explain_missing(self, replica_count: int) -> str | None:
         """Return why a stream gets fewer replicas than these now, and the remedy; None if not."""
-        return await self._run(calls.explain_missing(self._context, replica_count))
+        return await calls.explain_missing(self._context, replica_count)
 
     async def drain_servers(self, server_ids: Sequence[int], *, is_cancelled: bool = False) -> None:
         """Let range servers get no ranges any more, and copy theirs to others; or cancel that.
 
         Returns before it is done. Raises NotFoundError for an unknown id.
         """
-        await self._run(calls.drain_servers(self._context, server_ids, is_cancelled=is_cancelled))
+        await calls.drain_servers(self._context, server_ids, is_cancelled=is_cancelled)
 
     async def list_grants(self, subject: str | None = None) -> list[Grant]:
         """Return what a subject may do, or all subjects, by subject, right and pattern."""
-        return await self._run(calls.list_grants(self._context, subject))
+        return await calls.list_grants(self._context, subject)
 
     async def change_grants(self, grants: Sequence[Grant], *, is_revoked: bool = False) -> None:
         """Grant rights, or revoke them: all or none. It may be repeated.
 
         Raises InvalidRequestError for what cannot be granted.
         """
-        await self._run(calls.change_grants(self._context, grants, is_revoked=is_revoked))
+        await calls.change_grants(self._context, grants, is_revoked=is_revoked)
 
     async def ping(self) -> float:
         """Return the time in ms of one round trip to the placement driver."""
-        return await self._run(calls.ping(self._context))
+        return await calls.ping(self._context)
 
     async def describe_streams(self, refs: Sequence[int | str]) -> list[StreamInfo]:
         """Return the metadata of streams given by id (int) or name (str), in that order.
 
         Raises NotFoundError naming all that are missing.
         """
-        return await self._run(metadata.describe_streams(self._context, refs))
+        return await metadata.describe_streams(self._context, refs)
 
     async def find_streams(self, refs: Sequence[int | str]) -> list[StreamInfo]:
         """Return the metadata of those streams, by id or name, that exist, in any order."""
-        return await self._run(metadata.find_streams(self._context, refs))
+        return await metadata.find_streams(self._context, refs)
 
     async def list_streams(self) -> list[StreamInfo]:
         """Return all streams of the cluster, by id."""
-        return await self._run(metadata.list_streams(self._context))
+        return await metadata.list_streams(self._context)
 
     async def describe_properties(self, stream_ids: Sequence[int]) -> dict[int, dict[str, str]]:
         """Return the properties of streams, by id and key. Raises NotFoundError."""
-        return await self._run(metadata.describe_properties(self._context, stream_ids))
+        return await metadata.describe_properties(self._context, stream_ids)
 
     async def create_streams(
         self,
@@ -205,29 +207,29 @@ class AsyncClient(AsyncGroupMethods):
         Waits while no range server can take a range. Raises AlreadyExistsError, NoRangeServerError;
         other streams may be created nevertheless, and `on_created` is called with each that is.
         """
-        return await self._run(metadata.create_streams(self._context, specs, on_created))
+        return await metadata.create_streams(self._context, specs, on_created)
 
     async def delete_streams(self, refs: Sequence[int | str]) -> None:
         """Delete streams given by id or name. Raises NotFoundError naming all that are missing."""
-        await self._run(metadata.delete_streams(self._context, refs))
+        await metadata.delete_streams(self._context, refs)
 
     async def update_streams(self, updates: Sequence[StreamUpdate]) -> list[StreamInfo]:
         """Change streams; return them as they are then, in the order of `updates`.
 
         Raises ConditionFailedError for properties that are not as expected. Others are changed.
         """
-        return await self._run(changes.update_streams(self._context, updates))
+        return await changes.update_streams(self._context, updates)
 
     async def trim_streams(self, offsets: Mapping[int, int]) -> dict[int, RangeInfo]:
         """Forget the records of streams, by id, below an offset; return their first ranges.
 
         Raises OffsetOutOfRangeError for an offset beyond the tail. Offsets never go back.
         """
-        return await self._run(changes.trim_streams(self._context, offsets))
+        return await changes.trim_streams(self._context, offsets)
 
     async def seal_streams(self, stream_ids: Sequence[int]) -> dict[int, RangeInfo]:
         """Let streams, by id, go on in new ranges; return the new writable range of each."""
-        return await self._run(changes.seal_streams(self._context, stream_ids))
+        return await changes.seal_streams(self._context, stream_ids)
 
     async def metadata_changes(self, since: int = -1) -> MetadataChanges | None:
         """Return the revision of the metadata, and the streams that changed since an earlier one.
@@ -235,11 +237,11 @@ class AsyncClient(AsyncGroupMethods):
         The revision grows with every change of streams and ranges. None if the placement driver
         counts no revisions.
         """
-        return await self._run(placement.metadata_changes(self._context, since))
+        return await placement.metadata_changes(self._context, since)
 
     async def dialect(self) -> Dialect:
         """Return the dialect of the servers, which decides what can be appended to them."""
-        return await self._run(placement.dialect(self._context))
+        return await placement.dialect(self._context)
 
     async def record_bytes_max(self, stream_ids: Collection[int]) -> dict[int, int]:
         """Return how many bytes a record of each stream may have, by stream id.
@@ -247,7 +249,7 @@ class AsyncClient(AsyncGroupMethods):
         It is the setting record_bytes_max of the range servers. Raises NotFoundError naming all
         missing streams.
         """
-        return await self._run(metadata.record_bytes_max(self._context, stream_ids))
+        return await metadata.record_bytes_max(self._context, stream_ids)
 
     @property
     def last_commit(self) -> StoreCommit | None:
@@ -264,7 +266,7 @@ class AsyncClient(AsyncGroupMethods):
         older backup since then, or that this is another cluster: offsets that were read or
         committed after the backup may stand for other records now.
         """
-        return await self._run(placement.has_commit(self._context, commit))
+        return await placement.has_commit(self._context, commit)
 
     async def list_ranges(
         self, stream_ids: Sequence[int], *, as_of: int | None = None
@@ -273,11 +275,11 @@ class AsyncClient(AsyncGroupMethods):
 
         It is not asked for what is known `as_of` a revision that it has just reported.
         """
-        return await self._run(placement.list_ranges(self._context, stream_ids, as_of))
+        return await placement.list_ranges(self._context, stream_ids, as_of)
 
     async def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
         """Return where each stream begins and ends now, in the order of `stream_ids`."""
-        return await self._run(bounds.stream_bounds(self._context, stream_ids))
+        return await bounds.stream_bounds(self._context, stream_ids)
 
     async def watch_bounds(
         self, stream_ids: Sequence[int], earlier: BoundsView | None = None
@@ -288,7 +290,7 @@ class AsyncClient(AsyncGroupMethods):
         `bounds` is the same object if there are none. Raises NotFoundError naming all missing
         streams.
         """
-        return await self._run(watching.watch_bounds(self._context, stream_ids, earlier))
+        return await watching.watch_bounds(self._context, stream_ids, earlier)
 
     async def reach(
         self,
@@ -304,7 +306,7 @@ class AsyncClient(AsyncGroupMethods):
         are not asked: they count as unavailable with that error. Raises NotFoundError naming all
         missing streams.
         """
-        return await self._run(watching.reach(self._context, positions, timeout_ms, spared))
+        return await watching.reach(self._context, positions, timeout_ms, spared)
 
     async def stored_bytes(self, stream_ids: Sequence[int], *, timeout_ms: int) -> dict[int, int]:
         """Return the bytes that each stream, by id, takes in the log of one replica.
@@ -312,14 +314,14 @@ class AsyncClient(AsyncGroupMethods):
         Streams with a range whose servers do not answer within `timeout_ms`, or do not know, are
         left out. Raises NotFoundError naming the missing streams.
         """
-        return await self._run(sizes.stored_bytes(self._context, stream_ids, timeout_ms))
+        return await sizes.stored_bytes(self._context, stream_ids, timeout_ms)
 
     async def probe(self, endpoints: Collection[str], *, timeout_ms: int) -> dict[str, SbpError]:
         """Send a PING to each server; return the errors of those that fail within `timeout_ms`.
 
         Servers that answer are not in the result: it is empty if all are reachable.
         """
-        return await self._run(watching.probe(endpoints, timeout_ms))
+        return await watching.probe(self._context, endpoints, timeout_ms)
 
     async def lookup_offsets(
         self,
@@ -336,8 +338,8 @@ class AsyncClient(AsyncGroupMethods):
         ranges that end behind it are asked. With a `timeout_ms` servers are not waited for any
         longer: streams that they have ranges of are left out.
         """
-        return await self._run(
-            positions.lookup_offsets(self._context, timestamps, start_offsets or {}, timeout_ms)
+        return await positions.lookup_offsets(
+            self._context, timestamps, start_offsets or {}, timeout_ms
         )
 
     async def append_times(
@@ -348,7 +350,7 @@ class AsyncClient(AsyncGroupMethods):
         If that one was trimmed, when the first one left was; None at the tail and beyond. With a
         `timeout_ms` streams whose servers take longer are left out.
         """
-        return await self._run(positions.append_times(self._context, offsets, timeout_ms))
+        return await positions.append_times(self._context, offsets, timeout_ms)
 
     async def describe_schemas(
         self, stream_ids: Sequence[int], *, newest_only: bool = False
@@ -357,9 +359,7 @@ class AsyncClient(AsyncGroupMethods):
 
         Raises NotFoundError naming the missing streams.
         """
-        return await self._run(
-            changes.describe_schemas(self._context, stream_ids, newest_only=newest_only)
-        )
+        return await changes.describe_schemas(self._context, stream_ids, newest_only=newest_only)
 
     async def register_schema(
         self, stream_id: int, schema: StreamSchema, *, version: int
@@ -371,7 +371,7 @@ class AsyncClient(AsyncGroupMethods):
         registered. Raises SchemaError if the schema does not extend the newest one,
         AlreadyExistsError for a version that is not the next one. `evolve_schema` does all that.
         """
-        return await self._run(changes.register_schema(self._context, stream_id, schema, version))
+        return await changes.register_schema(self._context, stream_id, schema, version)
 
     async def evolve_schema(
         self, stream_id: int, schema: StreamSchema, *, may_change: bool
@@ -381,9 +381,7 @@ class AsyncClient(AsyncGroupMethods):
         A stream without one gets this one, and if it `may_change`, a new version of it where that
         is needed. Raises SchemaError with what does not fit.
         """
-        return await self._run(
-            changes.evolve_schema(self._context, stream_id, schema, may_change=may_change)
-        )
+        return await changes.evolve_schema(self._context, stream_id, schema, may_change=may_change)
 
     async def commit_txn(
         self,
@@ -401,15 +399,13 @@ class AsyncClient(AsyncGroupMethods):
         `timeout_ms`: what is committed will be visible.
         """
         context = self._within(timeout_ms)
-        return await self._run(
-            txns.commit_txn(
-                context, producer, batch_number, parts, record_count=record_count, digest=digest
-            )
+        return await txns.commit_txn(
+            context, producer, batch_number, parts, record_count=record_count, digest=digest
         )
 
     async def abort_txns(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
         """Give up what was staged, unless it is committed; return what is given up now."""
-        return await self._run(txns.abort_txns(self._context, parts))
+        return await txns.abort_txns(self._context, parts)
 
     async def give_up_txn(self, producer: str, batch_number: int) -> TxnLoss:
         """Give up what range servers have lost of a decided batch, so that others can follow.
@@ -418,7 +414,7 @@ class AsyncClient(AsyncGroupMethods):
         it only waits: what can be published is not given up; RequestTimeoutError if its range
         server does not say in time what it has.
         """
-        return await self._run(txns.give_up_txn(self._context, producer, batch_number))
+        return await txns.give_up_txn(self._context, producer, batch_number)
 
     async def describe_txns(
         self, producer: str | None = None, *, spared: Collection[str] | None = ()
@@ -428,7 +424,7 @@ class AsyncClient(AsyncGroupMethods):
         The range servers in `spared` are not asked. None asks no range server, so that staged
         transactions are left out.
         """
-        return await self._run(txns.describe_txns(self._context, producer, spared))
+        return await txns.describe_txns(self._context, producer, spared)
 
     async def append(
         self,
@@ -451,7 +447,7 @@ class AsyncClient(AsyncGroupMethods):
         speak elasticstream-2023-04; nothing is appended then.
         """
         kind = appending.AppendKind(retry_unknown, writer, transaction)
-        return await self._run(appending.append(self._context, items, kind))
+        return await appending.append(self._context, items, kind)
 
     def appender(
         self,
@@ -474,14 +470,13 @@ class AsyncClient(AsyncGroupMethods):
         """
         kind = appending.AppendKind(retry_unknown, writer, transaction)
         work = appending.GradualAppend(self._context, kind, on_appended, on_failed)
-        return AsyncAppender(work, AsyncRunner(self._pool).stream(work.program()))
+        return AsyncAppender(work, work.program())
 
     def fetch(
         self, items: Sequence[FetchItem], *, max_wait_ms: int = 0, min_bytes: int = 1
     ) -> AsyncGenerator[FetchOutcome]:
         """Yield one outcome per item, as they come. Failures are outcomes with an error."""
-        program = fetching.fetch(self._context, items, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
-        return AsyncRunner(self._pool).stream(program)
+        return fetching.fetch(self._context, items, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeVar
 
 from sbp_core import group_limits
 from sbp_core.client.group_members import GroupDescription, Membership
-from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
+from sbp_core.client.io.aio_transport import AsyncPool
 from sbp_core.client.programs import membership as members
 from sbp_core.client.programs import positions
 from sbp_core.client.programs.calls import Context
-from sbp_core.client.programs.program import Program
 from sbp_core.client.types import CursorInfo, GroupInfo
-
-T = TypeVar("T")
 
 
 class AsyncGroupMethods:
@@ -43,19 +39,17 @@ class AsyncGroupMethods:
         ConditionFailedError, with the `current_offset`. NO_CURSOR expects that there is none. If
         the answer is lost the outcome is UNKNOWN, and nothing is sent again: see what is committed.
         """
-        await self._run(
-            positions.commit_cursors(self._context, group, offsets, membership, expected)
-        )
+        await positions.commit_cursors(self._context, group, offsets, membership, expected)
 
     async def describe_cursors(
         self, group: str, stream_ids: Sequence[int] = ()
     ) -> list[CursorInfo]:
         """Return the cursors that a group has, all of them or those of the streams named."""
-        return await self._run(positions.describe_cursors(self._context, group, stream_ids))
+        return await positions.describe_cursors(self._context, group, stream_ids)
 
     async def list_groups(self) -> list[GroupInfo]:
         """Return the consumer groups that have cursors or members, by name."""
-        return await self._run(positions.list_groups(self._context))
+        return await positions.list_groups(self._context)
 
     async def join_group(
         self,
@@ -73,15 +67,13 @@ class AsyncGroupMethods:
         timeout. With the `member_id` of a member its patterns and timeouts are changed. Raises
         UnsupportedError if the placement driver knows no members.
         """
-        return await self._run(
-            members.join_group(
-                self._context,
-                group,
-                patterns,
-                member_id=member_id,
-                session_timeout_ms=session_timeout_ms,
-                handover_timeout_ms=handover_timeout_ms,
-            )
+        return await members.join_group(
+            self._context,
+            group,
+            patterns,
+            member_id=member_id,
+            session_timeout_ms=session_timeout_ms,
+            handover_timeout_ms=handover_timeout_ms,
         )
 
     async def group_heartbeat(self, membership: Membership, held: Collection[int]) -> Membership:
@@ -92,18 +84,15 @@ class AsyncGroupMethods:
         leave them out of the next call, at once. It is retried for one session timeout. Raises
         MemberUnknownError: others may read the streams already.
         """
-        return await self._run(members.group_heartbeat(self._context, membership, held))
+        return await members.group_heartbeat(self._context, membership, held)
 
     async def leave_group(self, group: str, member_id: str) -> None:
         """Let a member leave, which reads nothing any more; others get its streams at once.
 
         Nothing happens if it is not a member.
         """
-        await self._run(members.leave_group(self._context, group, member_id))
+        await members.leave_group(self._context, group, member_id)
 
     async def describe_group(self, group: str) -> GroupDescription:
         """Return the members of a group, and the streams of each."""
-        return await self._run(members.describe_group(self._context, group))
-
-    async def _run(self, program: Program[T]) -> T:
-        return await AsyncRunner(self._pool).run(program)
+        return await members.describe_group(self._context, group)

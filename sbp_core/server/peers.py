@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.client.io.aio_transport import AsyncConnection, AsyncPool, AsyncRunner
+from sbp_core.client.io.aio_transport import AsyncConnection, AsyncPool
 from sbp_core.client.programs import calls
 from sbp_core.client.programs.program import Call
 from sbp_core.client.programs.range_placement import chunks, stream_id_of
@@ -287,7 +287,7 @@ class _Link:
 
     async def exchange(self, call: Call) -> list[Frame]:
         """Make one call. Raises SbpError when there is no complete answer."""
-        frames = await AsyncRunner(self._pool).run(calls.exchange(call))
+        frames = await calls.exchange(self._pool.open_calls, call)
         self.is_warm = True
         return frames
 

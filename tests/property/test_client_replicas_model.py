@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from itertools import pairwise
 from random import Random
 
@@ -14,7 +15,7 @@ from sbp_core.client import AppendItem, FetchItem, RangeInfo, RetryPolicy, Write
 from sbp_core.client.programs.appending import AppendKind, append
 from sbp_core.client.programs.calls import Context
 from sbp_core.client.programs.fetching import fetch
-from sbp_core.client.programs.program import Abandon, Arrival, Emit, Now, Start
+from sbp_core.client.programs.program import Arrival
 from sbp_core.client.programs.range_placement import range_info
 from sbp_core.client.programs.replicas import Replicas
 from sbp_core.client.programs.router import PlacementDrivers, Router
@@ -43,6 +44,7 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Flag, Opcode
 from tests.support.clock import examples
+from tests.support.scripted_client import at_once
 
 SERVERS = ("a:1", "b:1", "c:1")
 UP, REFUSED, LOST, SILENT = "up", "refused", "lost", "silent"
@@ -63,8 +65,45 @@ def framed(opcode: Opcode, header: object, payload: bytes = b"") -> Frame:
     return Frame(opcode, Flag.RESPONSE | Flag.END, 1, encode_header(header), payload)
 
 
+class _Calls:
+    """The calls of one operation in a cluster."""
+
+    def __init__(self, cluster):
+        self._cluster = cluster
+        self._count = 0
+        self._arrivals = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._arrivals.clear()
+
+    def now_ms(self):
+        return self._cluster.now_ms
+
+    async def start(self, call):
+        number, self._count = self._count, self._count + 1
+        content, takes_ms = self._cluster.reply(call)
+        self._arrivals.append((Arrival(number, content), self.now_ms() + takes_ms))
+        return number
+
+    def abandon(self, number):
+        self._arrivals = [each for each in self._arrivals if each[0].number != number]
+
+    async def receive(self, numbers, until_ms=None):
+        cluster = self._cluster
+        if not numbers:
+            cluster.now_ms = max(cluster.now_ms, until_ms)
+            return None
+        arrival, at_ms = next(each for each in self._arrivals if each[0].number in numbers)
+        self._arrivals.remove((arrival, at_ms))
+        cluster.now_ms = max(cluster.now_ms, at_ms)
+        return arrival
+
+
 class Cluster:
-    """Runs programs against servers that answer at once, or fail as they are told to.
+    """Runs operations against servers that answer at once, or fail as they are told to.
 
     A server that is silent costs the timeout of the call.
     """
@@ -80,38 +119,20 @@ class Cluster:
         self.seal_times: list[float] = []
         self.is_sealing = True
         """Whether the placement driver can seal."""
-        self._arrivals: list[tuple[Arrival, float]] = []
 
-    def run(self, program):
-        """Run a program; return what it emits, and its result."""
-        emitted, result, count = [], None, 0
-        self._arrivals.clear()
-        while True:
-            try:
-                effect = program.send(result)
-            except StopIteration as stop:
-                return emitted, stop.value
-            result = None
-            if isinstance(effect, Now):
-                result = self.now_ms
-            elif isinstance(effect, Emit):
-                emitted.append(effect.value)
-            elif isinstance(effect, Start):
-                result, count = count, count + 1
-                content, takes_ms = self._reply(effect.call)
-                self._arrivals.append((Arrival(result, content), self.now_ms + takes_ms))
-            elif isinstance(effect, Abandon):
-                self._arrivals = [
-                    each for each in self._arrivals if each[0].number != effect.number
-                ]
-            elif effect.numbers:
-                arrival, at_ms = next(
-                    each for each in self._arrivals if each[0].number in effect.numbers
-                )
-                self._arrivals.remove((arrival, at_ms))
-                self.now_ms, result = max(self.now_ms, at_ms), arrival
-            elif effect.until_ms is not None:
-                self.now_ms = max(self.now_ms, effect.until_ms)
+    def run(self, work):
+        """Run an operation; return what it yields, and its result."""
+        if not isinstance(work, AsyncGenerator):
+            return [], at_once(work)
+        yielded = []
+        try:
+            while True:
+                yielded.append(at_once(work.asend(None)))
+        except StopAsyncIteration:
+            return yielded, None
+
+    def open_calls(self):
+        return _Calls(self)
 
     def placed(self) -> list[StreamRange]:
         ends = [start for start, _ in self.ranges[1:]] + [-1]
@@ -137,7 +158,7 @@ class Cluster:
             others = tuple(each for each in SERVERS if each != primary)
             self.ranges.append((len(self.log), (primary, *others)))
 
-    def _reply(self, call):
+    def reply(self, call):
         if call.opcode is Opcode.LIST_RANGES:
             listed = ListRangesResult(ranges=tuple(self.placed()), stream_id=1)
             return framed(call.opcode, ListRangesResponse(list_responses=(listed,))), 1
@@ -201,6 +222,8 @@ class _Machine(RuleBasedStateMachine):
             POLICY,
             Random(1),
             CALL_MS,
+            self.cluster.open_calls,
+            lambda: self.cluster.now_ms,
             replicas=Replicas(1, lambda endpoint: endpoint == "b:1"),
         )
 

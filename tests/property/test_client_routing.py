@@ -118,9 +118,10 @@ def test_appends_are_never_reordered_and_duplicated_only_on_request(
     for stream_id in (1, 2):
         router.learn(stream_id, [RangeInfo(stream_id, 0, 0, None, 0, ("h:1",))])
     router.forget = lambda stream_id: None  # type: ignore[method-assign]
-    context = Context(PlacementDrivers("pd:1"), router, RetryPolicy(500, 10, 100), Random(0), 1000)
     items = [AppendItem(each, bytes([each, index])) for index, each in enumerate(stream_ids)]
     server = MoodyServer(data.draw, is_orderly=is_orderly)
+    drivers, policy = PlacementDrivers("pd:1"), RetryPolicy(500, 10, 100)
+    context = Context(drivers, router, policy, Random(0), 1000, server.open_calls, server.now_ms)
     outcomes = []
     failure: SbpError | None = None
     try:

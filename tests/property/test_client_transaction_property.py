@@ -157,7 +157,8 @@ def test_each_batch_is_staged_once_and_in_order(data, appends, is_gradual) -> No
     for stream_id in STREAMS:
         router.learn(stream_id, [RangeInfo(stream_id, 0, 0, None, 0, SERVERS[:1])])
     policy = RetryPolicy(budget_ms=100, backoff_ms=10, backoff_ms_max=10)
-    context = Context(PlacementDrivers("pd:1"), router, policy, Random(1), 1000)
+    drivers, calls = PlacementDrivers("pd:1"), world.open_calls
+    context = Context(drivers, router, policy, Random(1), 1000, calls, world.now_ms)
     transaction = Transaction("t")
     items = [AppendItem(each, batch(at, n)) for at, (each, n) in enumerate(chain(*appends))]
     given_items = iter(items)

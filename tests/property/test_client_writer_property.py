@@ -70,18 +70,20 @@ class Server(AppendWorld):
         return StatusCode.NONE
 
 
-def make_context() -> Context:
+def make_context(server: Server) -> Context:
     router = Router()
     for stream_id in STREAMS:
         router.learn(stream_id, [RangeInfo(stream_id, 0, 0, None, 0, ("a:1",))])
     router.forget = lambda stream_id: None  # type: ignore[method-assign]
     policy = RetryPolicy(budget_ms=30, backoff_ms=10, backoff_ms_max=10)
-    return Context(PlacementDrivers("pd:1"), router, policy, Random(1), 1000)
+    drivers, calls = PlacementDrivers("pd:1"), server.open_calls
+    return Context(drivers, router, policy, Random(1), 1000, calls, server.now_ms)
 
 
 @given(st.data(), st.lists(st.lists(st.sampled_from(STREAMS), max_size=5), max_size=5))
 def test_each_batch_is_appended_once_and_in_order(data, appends) -> None:
-    server, context = Server(data.draw), make_context()
+    server = Server(data.draw)
+    context = make_context(server)
     items = [AppendItem(each, bytes([each, at])) for at, each in enumerate(chain(*appends))]
     given_items = iter(items)
     groups = iter([[next(given_items) for _ in group] for group in appends])
@@ -112,7 +114,8 @@ ITEMS = st.builds(AppendItem, st.sampled_from(STREAMS), st.sampled_from([b"x", b
 @given(st.data(), st.lists(st.lists(ITEMS, max_size=5), max_size=5))
 def test_an_append_that_failed_is_repeated_as_a_whole(data, calls) -> None:
     """Also where batches are alike: only the call after one that failed is its repeat."""
-    server, context = Server(data.draw), make_context()
+    server = Server(data.draw)
+    context = make_context(server)
     kind = AppendKind(writer=Writer())
     done: list[AppendItem] = []
     for call in calls:

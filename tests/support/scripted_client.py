@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import (
+    AsyncGenerator,
     Iterable,
     Iterator,
     Sequence,
@@ -22,7 +23,7 @@ from sbp_core.client import (
     TxnDecision,
 )
 from sbp_core.client.programs import append_state
-from sbp_core.client.programs.program import Arrival, Emit, Now, Start
+from sbp_core.client.programs.program import Arrival
 from sbp_core.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -275,11 +276,20 @@ def small_frames() -> Iterator[None]:
         yield
 
 
+def at_once(work):
+    """Return the result of a coroutine that never waits."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("it waits")
+
+
 class AppendWorld:
     """Answers each call at once, or later: then others that were sent after it may come first.
 
-    Without `draw` at once, and in order. `reply` gets every call, in the order in which
-    servers see them, and returns a frame or an error.
+    Without `draw` at once, and in order. `reply` gets every call, in the order in which servers see
+    them, and returns a frame or an error. It is the `Calls` of all operations, one at a time.
     """
 
     def __init__(self, draw, *, caller_takes_ms: float = 0) -> None:
@@ -293,29 +303,34 @@ class AppendWorld:
     def reply(self, call):
         raise NotImplementedError
 
-    def run(self, program, groups: Iterable[Sequence[AppendItem]] = ()):
-        """Run a program to its end; what it takes while it runs are the `groups`."""
+    def run(self, work, groups: Iterable[Sequence[AppendItem]] = ()):
+        """Run an operation to its end; what it takes while it runs are the `groups`."""
+        if not isinstance(work, AsyncGenerator):
+            return at_once(work)
         given = iter(groups)
-        result = None
-        while True:
-            try:
-                effect = program.send(result)
-            except StopIteration as stop:
-                return stop.value
-            if isinstance(effect, Emit):
+        group = None
+        try:
+            while True:
+                at_once(work.asend(group))
                 self._now_ms += self._caller_takes_ms
-                result = next(given, None)
-            elif isinstance(effect, Now):
-                result = self._now_ms
-            elif isinstance(effect, Start):
-                result = self._start(effect.call)
-            elif effect.numbers:
-                result = self._receive(effect.numbers)
-            else:
-                self._now_ms = effect.until_ms
-                result = None
+                group = next(given, None)
+        except StopAsyncIteration:
+            return None
 
-    def _start(self, call) -> int:
+    def open_calls(self):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._held.clear()
+        self._arrivals.clear()
+
+    def now_ms(self):
+        return self._now_ms
+
+    async def start(self, call) -> int:
         number = self._count
         self._count += 1
         self._held[number] = call
@@ -323,13 +338,20 @@ class AppendWorld:
             self._serve(number)
         return number
 
-    def _serve(self, number: int) -> None:
-        self._arrivals[number] = Arrival(number, self.reply(self._held.pop(number)))
+    def abandon(self, number):
+        self._held.pop(number, None)
+        self._arrivals.pop(number, None)
 
-    def _receive(self, numbers) -> Arrival:
+    async def receive(self, numbers, until_ms=None):
+        if not numbers:
+            self._now_ms = until_ms
+            return None
         number = min(numbers)
         if self._draw is not None:
             number = self._draw(st.sampled_from(sorted(numbers)))
         if number in self._held:
             self._serve(number)
         return self._arrivals.pop(number)
+
+    def _serve(self, number: int) -> None:
+        self._arrivals[number] = Arrival(number, self.reply(self._held.pop(number)))

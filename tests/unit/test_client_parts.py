@@ -17,17 +17,7 @@ from sbp_core.client import (
 )
 from sbp_core.client.io.connection_errors import connect_failed, lost
 from sbp_core.client.io.conversation import Conversation, Phase
-from sbp_core.client.programs.program import (
-    Arrival,
-    Call,
-    Inbox,
-    Now,
-    Receive,
-    Reply,
-    Start,
-    gather,
-    pause,
-)
+from sbp_core.client.programs.program import Arrival, Call, Inbox, Reply, gather, pause
 from sbp_core.client.programs.router import Router
 from sbp_core.errors import (
     ConfigurationError,
@@ -48,6 +38,7 @@ from sbp_core.session.negotiation import Wishes
 from sbp_core.session.states import RequestReceived
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Flag, Opcode
+from tests.support.scripted_client import AppendWorld, at_once
 
 
 @pytest.mark.parametrize(
@@ -158,26 +149,38 @@ def test_inbox_drops_what_comes_after_the_end() -> None:
     assert inbox.maybe_claim(frozenset({number})) is None
 
 
+class Scripted(AppendWorld):
+    """Has these arrivals, in this order; records what was waited for."""
+
+    def __init__(self, *arrivals) -> None:
+        super().__init__(draw=None)
+        self.started: list[Call] = []
+        self.waited: list[tuple[set[int], float | None]] = []
+        self._coming = list(arrivals)
+
+    async def start(self, call) -> int:
+        self.started.append(call)
+        return 5 * len(self.started)
+
+    async def receive(self, numbers, until_ms=None):
+        self.waited.append((set(numbers), until_ms))
+        return self._coming.pop(0)
+
+
 def test_gather_returns_replies_in_the_order_of_calls() -> None:
     calls = [Call("a:1", Opcode.PING, None, 5), Call("b:1", Opcode.PING, None, 5)]
-    program = gather(calls)
-    assert program.send(None) == Start(calls[0])
-    assert program.send(4) == Start(calls[1])
-    assert program.send(9) == Receive(frozenset({4, 9}))
     part, last, error = frame(is_end=False), frame(is_end=True), ConnectError("x")
-    assert program.send(Arrival(9, part)) == Receive(frozenset({4, 9}))
-    assert program.send(Arrival(4, error)) == Receive(frozenset({9}))
-    with pytest.raises(StopIteration) as stop:
-        program.send(Arrival(9, last))
-    assert stop.value.value == [Reply((), error), Reply((part, last))]
+    world = Scripted(Arrival(10, part), Arrival(5, error), Arrival(10, last))
+    replies = at_once(gather(world.open_calls, calls))
+    assert replies == [Reply((), error), Reply((part, last))]
+    assert world.started == calls
+    assert world.waited == [({5, 10}, None), ({5, 10}, None), ({10}, None)]
 
 
 def test_pause_waits_for_nothing_but_time() -> None:
-    program = pause(30)
-    assert program.send(None) == Now()
-    assert program.send(100.0) == Receive(frozenset(), 130.0)
-    with pytest.raises(StopIteration):
-        program.send(None)
+    world = Scripted(None)
+    at_once(pause(world.open_calls, 30))
+    assert world.waited == [(set(), 30.0)]
 
 
 PING = Call("h:1", Opcode.PING, None, 5)

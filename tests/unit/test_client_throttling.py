@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+from functools import partial
 from itertools import pairwise
 from random import Random
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from sbp_core import limits
 from sbp_core.access.credentials import Credentials
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
-from sbp_core.client.io.aio_transport import AsyncRunner
+from sbp_core.client.io.aio_transport import AsyncCalls
 from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.io.conversation import Conversation
 from sbp_core.client.programs.appending import AppendKind, append
@@ -102,11 +103,11 @@ class Server:
         return FakeConnection(), Ticket(sink)
 
 
-def run_asyncio(program, server, time):
+def run_to_end(work, time):
     loop = asyncio.SelectorEventLoop(JumpingSelector(time))
     loop.time = time
     try:
-        return loop.run_until_complete(AsyncRunner(server, time).run(program))
+        return loop.run_until_complete(work)
     finally:
         loop.close()
 
@@ -120,12 +121,13 @@ def attempt():
         server = Server(time, refused_count)
         router = Router()
         router.learn(1, [RangeInfo(1, 0, 0, None, 0, ("server:1",))])
+        drivers, policy = PlacementDrivers("pd:1"), policy or RetryPolicy()
+        calls = partial(AsyncCalls, server, time)
         context = Context(
-            PlacementDrivers("pd:1"), router, policy or RetryPolicy(), Random(seed), 30_000
+            drivers, router, policy, Random(seed), 30_000, calls, lambda: 1000 * time()
         )
-        program = append(context, [AppendItem(1, b"x")], AppendKind())
         try:
-            (outcome,) = run_asyncio(program, server, time)
+            (outcome,) = run_to_end(append(context, [AppendItem(1, b"x")], AppendKind()), time)
         except ThrottledError as error:
             return server.came_at, error
         assert outcome.base_offset == 7
@@ -310,8 +312,9 @@ def test_a_deadline_is_extended_by_what_the_server_asked_for():
         def start(self, call, sink):
             return connection, Ticket(sink)
 
+    ping = Call("h:1", Opcode.PING, None, 1_000)
     with pytest.raises(DeadlineExceededError):
-        run_asyncio(exchange(Call("h:1", Opcode.PING, None, 1_000)), Silent(), time)
+        run_to_end(exchange(partial(AsyncCalls, Silent(), time), ping), time)
     assert time.now == pytest.approx(1.35)
 
 

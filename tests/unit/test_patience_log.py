@@ -13,6 +13,7 @@ from sbp_core import limits
 from sbp_core.client.programs.calls import Attempts, Context, PatienceLog, RetryPolicy
 from sbp_core.client.programs.router import PlacementDrivers, Router
 from sbp_core.errors import DiskFullError, NotFoundError, SbpError, StatusCode
+from tests.support.scripted_client import AppendWorld
 
 FULL = DiskFullError(StatusCode.RS_DISK_FULL, "the disk has 12 MiB left, 64 are kept free")
 TOLD_MS = limits.RETRY_LOG_INTERVAL_MS
@@ -20,7 +21,14 @@ TOLD_MS = limits.RETRY_LOG_INTERVAL_MS
 
 @pytest.fixture
 def context():
-    return Context(PlacementDrivers("pd:1"), Router(), RetryPolicy(), Random(1), 1000)
+    return Context(
+        PlacementDrivers("pd:1"),
+        Router(),
+        RetryPolicy(),
+        Random(1),
+        1000,
+        AppendWorld(None).open_calls,
+    )
 
 
 @pytest.fixture

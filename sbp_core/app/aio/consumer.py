@@ -491,7 +491,10 @@ class AsyncConsumer(OfProcess):
         self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None
     ) -> None:
         if offsets:
-            await self._assignment.commit(offsets, expected)
+            if expected:
+                await self._assignment.commit(offsets, expected)
+            else:
+                await self._assignment.commit(offsets)
             self._positions.on_committed(offsets)
 
 

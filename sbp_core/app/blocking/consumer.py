@@ -197,7 +197,8 @@ class _OnOtherThread:
     async def commit(
         self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None
     ) -> None:
-        await asyncio.to_thread(self._assignment.commit, offsets, expected)
+        expecting = () if expected is None else (expected,)
+        await asyncio.to_thread(self._assignment.commit, offsets, *expecting)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._assignment.close)

@@ -1,39 +1,26 @@
-"""The asyncio transport of the client: connections, their pool, and the runner of programs.
+"""The transport of the client: connections, their pool, and the calls of one operation.
 
-All of it belongs to the event loop in which it was made. The protocol is in conversation.py, what
-runners execute in programs/program.py: read these first.
+All of it belongs to the event loop in which it was made. The protocol is in conversation.py, the
+calls of an operation are described in programs/program.py: read these first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import os
 import ssl
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
-from typing import Any, ClassVar, Final, TypeVar, cast
+from collections.abc import Callable, Collection
+from typing import ClassVar, Final, Self, cast
 
 from sbp_core import limits
 from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.io.connection_errors import connect_failed, lost, unread
+from sbp_core.client.io.connections import Connections
 from sbp_core.client.io.conversation import Conversation, Phase
-from sbp_core.client.io.running import Connections, OpenCalls
-from sbp_core.client.programs.program import (
-    Abandon,
-    Arrival,
-    Call,
-    Effect,
-    Emit,
-    Now,
-    Program,
-    Receive,
-    Sink,
-    Start,
-    timed,
-)
+from sbp_core.client.programs.program import Arrival, Call, Inbox, Sink, timed
 from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.sockets import AsyncSocket, TlsLink
@@ -41,8 +28,6 @@ from sbp_core.tls import Channel, ready
 from sbp_core.tls_errors import PlainTextError, tls_error
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.opcodes import Opcode
-
-T = TypeVar("T")
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -292,15 +277,6 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._conversation.end(error)
 
 
-class _Pause(enum.Enum):
-    """Instead of a result: the loop goes on with something else before there is one."""
-
-    LATER = enum.auto()
-
-
-_LATER: Final = _Pause.LATER
-
-
 class AsyncPool:
     """The connections of the tasks of one loop at a time; see `Connections`.
 
@@ -329,6 +305,10 @@ class AsyncPool:
             sink = timed(call, sink, self._connecting.on_timing, self._clock)
         connection = self.acquire(call.endpoint)
         return connection, connection.start(call, sink)
+
+    def open_calls(self) -> AsyncCalls:
+        """Open the calls of an operation."""
+        return AsyncCalls(self, self._clock)
 
     def acquire(self, endpoint: str) -> AsyncConnection:
         """Return the connection that a call uses if it is started now; it may have to be made.
@@ -367,115 +347,101 @@ class AsyncPool:
         await asyncio.gather(*(connection.close() for connection in connections))
 
 
-class AsyncRunner:
-    """Executes one program: performs its effects in the running loop."""
+class AsyncCalls:
+    """The open calls of one operation, on the running loop."""
 
     def __init__(self, pool: AsyncPool, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
-        self._calls: OpenCalls[AsyncConnection] = OpenCalls(clock)
+        self._clock = clock
+        self._inbox = Inbox()
+        self._sent: dict[int, tuple[AsyncConnection, Ticket, Opcode]] = {}
+        """By number: the connection and the ticket of a call."""
         self._news: asyncio.Future[None] | None = None
-        """Done when something arrives for the program that waits, or at its deadline."""
+        """Done when something arrives for the operation that waits, or at its deadline."""
 
-    async def stream(self, program: Program[Any]) -> AsyncGenerator[Any, Any]:
-        """Run a program, yielding what it emits; it is given what is sent for it."""
-        answer: Any = None
-        try:
-            while isinstance(found := await self._advance(program, answer), Emit):
-                answer = yield found.value
-        finally:
-            program.close()
-            self._calls.close()
+    def now_ms(self) -> float:
+        """Return the time in ms."""
+        return self._clock() * 1000
 
-    async def run(self, program: Program[T]) -> T:
-        """Run a program that emits nothing; return its result."""
-        try:
-            result: T = await self._advance(program, None)
-            return result
-        finally:
-            program.close()
-            self._calls.close()
-
-    async def _advance(self, program: Program[Any], result: Any) -> Any:
-        """Run a program until it emits something; return that Emit, or the program's result."""
-        while True:
-            try:
-                effect = program.send(result)
-            except StopIteration as stop:
-                return stop.value
-            if isinstance(effect, Emit):
-                return effect
-            result = self._perform(effect)
-            if result is _LATER:
-                result = await self._wait(effect)
-
-    def _perform(self, effect: Effect) -> Any:
-        """Do what takes no waiting. Return the result, or _LATER."""
-        if isinstance(effect, Start):
-            return self._start(effect.call)
-        if isinstance(effect, Receive):
-            return self._maybe_claim(effect)
-        if isinstance(effect, Now):
-            return self._calls.now_ms()
-        if isinstance(effect, Abandon):
-            self._calls.abandon(effect.number)
-        return None
-
-    async def _wait(self, effect: Effect) -> Any:
-        """Wait for the result that comes later."""
-        if isinstance(effect, Start):
-            return await self._drain(self._calls.inbox.last_number, effect.call.timeout_ms)
-        assert isinstance(effect, Receive)
-        while (arrival := self._maybe_claim(effect)) is _LATER:
-            await self._wait_for_news(effect.until_ms)
-        return arrival
-
-    def _start(self, call: Call) -> int | _Pause:
-        calls = self._calls
-        number = calls.inbox.open(calls.now_ms() + call.timeout_ms)
+    async def start(self, call: Call) -> int:
+        """Send a call; return its number. Waits while the connection takes no more."""
+        number = self._inbox.open(self.now_ms() + call.timeout_ms)
         try:
             connection, ticket = self._pool.start(
                 call, lambda content: self._deliver(Arrival(number, content))
             )
         except SbpError as error:
-            calls.inbox.deliver(Arrival(number, error))
+            self._inbox.deliver(Arrival(number, error))
             return number
-        calls.sent[number] = (connection, ticket, call.opcode)
-        return number if connection.may_write else _LATER
-
-    async def _drain(self, number: int, timeout_ms: float) -> int:
-        """Wait until the connection of a call takes more, or the call's time is over."""
-        connection, _, _ = self._calls.sent[number]
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await connection.drain()
-        except TimeoutError:
-            self._calls.expire(self._calls.now_ms())
+        self._sent[number] = (connection, ticket, call.opcode)
+        if not connection.may_write:
+            try:
+                async with asyncio.timeout(call.timeout_ms / 1000):
+                    await connection.drain()
+            except TimeoutError:
+                self._expire()
         return number
 
+    async def receive(
+        self, numbers: Collection[int], until_ms: float | None = None
+    ) -> Arrival | None:
+        """Wait for an answer to one of the calls; None at `until_ms`."""
+        while True:
+            arrival = self._inbox.maybe_claim(numbers)
+            if arrival is None and self._expire():
+                arrival = self._inbox.maybe_claim(numbers)
+            if arrival is not None:
+                return arrival
+            if until_ms is not None and until_ms <= self.now_ms():
+                return None
+            await self._wait_for_news(until_ms)
+
+    def abandon(self, number: int) -> None:
+        """Stop listening to a call."""
+        self._inbox.abandon(number)
+        if number in self._sent:
+            connection, ticket, _ = self._sent.pop(number)
+            connection.abandon(ticket)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in self._inbox.open_numbers:
+            self.abandon(number)
+
+    def _expire(self) -> bool:
+        """Give up the calls whose deadline passed; return whether there were any.
+
+        A call that the server made wait by `throttle_time_ms` has that much longer.
+        """
+        has_expired = False
+        for number in self._inbox.expired(self.now_ms()):
+            connection, ticket, opcode = self._sent[number]
+            extension_ms = connection.extension_ms(ticket)
+            if extension_ms > 0:
+                self._inbox.extend(number, extension_ms)
+                continue
+            del self._sent[number]
+            self._inbox.deliver(Arrival(number, connection.expire(ticket, opcode)))
+            has_expired = True
+        return has_expired
+
     def _deliver(self, arrival: Arrival) -> None:
-        self._calls.inbox.deliver(arrival)
+        self._inbox.deliver(arrival)
         self._wake()
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    def _maybe_claim(self, wanted: Receive) -> Arrival | _Pause | None:
-        """Return what has arrived; None when its time is over, _LATER while it is not."""
-        now_ms = self._calls.now_ms()
-        arrival = self._calls.maybe_claim(wanted, now_ms)
-        if arrival is not None:
-            return arrival
-        is_over = wanted.until_ms is not None and wanted.until_ms <= now_ms
-        return None if is_over else _LATER
-
     async def _wait_for_news(self, until_ms: float | None) -> None:
         """Wait until something arrives, a call has taken too long, or it is `until_ms`."""
-        wake_ms = self._calls.inbox.maybe_wake_ms(until_ms)
+        wake_ms = self._inbox.maybe_wake_ms(until_ms)
         assert wake_ms is not None, "waiting for nothing"
         loop = asyncio.get_running_loop()
         self._news = loop.create_future()
-        timer = loop.call_later((wake_ms - self._calls.now_ms()) / 1000, self._wake)
+        timer = loop.call_later((wake_ms - self.now_ms()) / 1000, self._wake)
         try:
             await self._news
         finally:

@@ -28,17 +28,7 @@ from sbp_core.client.programs.append_state import AppendFrame, AppendState
 from sbp_core.client.programs.bounds import ended, unanswered_at_end
 from sbp_core.client.programs.calls import Attempts, Context, RetryPolicy
 from sbp_core.client.programs.numbering import Transaction, Writer, begin_numbering
-from sbp_core.client.programs.program import (
-    Abandon,
-    Arrival,
-    Emit,
-    Now,
-    Program,
-    Receive,
-    Reply,
-    Start,
-    pause,
-)
+from sbp_core.client.programs.program import Calls, Reply, pause
 from sbp_core.client.programs.range_placement import locate
 from sbp_core.client.programs.stream_changes import seal_ranges
 from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo
@@ -88,9 +78,9 @@ class AppendKind:
             numbering.end(state.in_doubt, is_complete=is_complete)
 
 
-def append(
+async def append(
     context: Context, items: Sequence[AppendItem], kind: AppendKind
-) -> Program[list[AppendOutcome]]:
+) -> list[AppendOutcome]:
     """Append all batches; return where each landed, in the order of `items`.
 
     Batches that are staged have the base offset -1. Raises ConfigurationError before anything is
@@ -98,9 +88,9 @@ def append(
     are settled. Its `outcome` is that of the whole call, and of earlier ones that left batches of
     it in doubt: NOT_APPLIED only if nothing was appended.
     """
-    with kind.begin(context) as state:
+    with kind.begin(context) as state, context.open_calls() as calls:
         state.add(items)
-        yield from _Delivery(context, state, is_repeatable=kind.is_repeatable).run()
+        await _Delivery(context, calls, state, is_repeatable=kind.is_repeatable).run()
         state.check()
     return [state.outcomes[index] for index in range(len(items))]
 
@@ -112,10 +102,13 @@ OnFailed = Callable[[int, SbpError], None]
 """Is called with the id of a stream, and why its batches are given up."""
 
 
+AsyncSteps = AsyncGenerator[None, Sequence[AppendItem] | None]
+
+
 class GradualAppend:
     """An append of batches that are given one group after the other, while others are on their way.
 
-    The program emits None when it is ready for a group, and is sent that, or None at the end. When
+    The program yields when it is ready for a group, and is sent that, or None at the end. When
     it is ready, it has sent the groups before; after an empty group, and when it is over, all are
     appended. `on_appended` is called with the outcome of each batch, numbered from 0 in the order
     in which they were given. Raises what `append` raises.
@@ -159,18 +152,19 @@ class GradualAppend:
         """The batches that are not known to be appended, and those after them in their streams."""
         return [] if self._state is None else self._state.unacknowledged
 
-    def program(self) -> Program[None]:
+    async def program(self) -> AsyncSteps:
         """Append what is sent to the program."""
-        with self._kind.begin(self._context) as self._state:
-            state, is_repeatable = self._state, self._kind.is_repeatable
-            delivery = _Delivery(self._context, state, is_repeatable=is_repeatable)
+        context, is_repeatable = self._context, self._kind.is_repeatable
+        with self._kind.begin(context) as self._state, context.open_calls() as calls:
+            state = self._state
+            delivery = _Delivery(context, calls, state, is_repeatable=is_repeatable)
             try:
-                while (items := (yield Emit(None))) is not None:
+                while (items := (yield)) is not None:
                     state.add(items)
-                    yield from delivery.run(until_answered=not items)
+                    await delivery.run(until_answered=not items)
                     self._report(state.outcomes)
                     self._give_up(state)
-                yield from delivery.run()
+                await delivery.run()
             finally:
                 self._report(state.outcomes)
             self._give_up(state)
@@ -209,21 +203,24 @@ class _Sent:
 class _Delivery:
     """Sends the batches of an append, and receives the answers."""
 
-    def __init__(self, context: Context, state: AppendState, *, is_repeatable: bool) -> None:
+    def __init__(
+        self, context: Context, calls: Calls, state: AppendState, *, is_repeatable: bool
+    ) -> None:
         self._context = context
+        self._calls = calls
         self._state = state
         self._is_repeatable = is_repeatable
         self._sent: dict[int, _Sent] = {}
         """By the numbers of their calls."""
         self._attempts: Attempts | None = None
 
-    def run(self, *, until_answered: bool = True) -> Program[None]:
+    async def run(self, *, until_answered: bool = True) -> None:
         """Send everything; return then, or when all of it is answered.
 
         The state has the failures then.
         """
         state = self._state
-        now_ms: float = yield Now()
+        now_ms = self._context.now_ms()
         if self._attempts is None:
             self._attempts = Attempts(self._context, now_ms)
         elif not state.has_trouble:
@@ -231,38 +228,40 @@ class _Delivery:
         attempts = self._attempts
         while True:
             unsent = state.unsent
-            if unsent and not state.has_trouble and (yield from self._send(unsent)):
+            if unsent and not state.has_trouble and (await self._send(unsent)):
                 continue
             if self._sent and (unsent or state.has_trouble or state.failures or until_answered):
-                yield from self._receive(attempts)
+                await self._receive(attempts)
             elif state.has_trouble:
-                yield from self._settle(attempts)
+                await self._settle(attempts)
             elif not unsent:
                 break
 
-    def _send(self, unsent: Sequence[int]) -> Program[bool]:
+    async def _send(self, unsent: Sequence[int]) -> bool:
         """Send the next frames; return whether there were any."""
-        errors = yield from locate(self._context, self._state.stream_ids(unsent))
-        if (yield from self._replace_lost()):
-            errors = yield from locate(self._context, self._state.stream_ids(unsent))
-        now_ms: float = yield Now()
+        errors = await locate(self._context, self._state.stream_ids(unsent))
+        if await self._replace_lost():
+            errors = await locate(self._context, self._state.stream_ids(unsent))
+        now_ms = self._context.now_ms()
         frames = self._state.build_frames(errors, self._busy_servers(), now_ms)
         for frame, call in zip(frames, self._state.on_sent(frames), strict=True):
-            self._sent[(yield Start(call))] = _Sent(frame, now_ms + limits.PRIMARY_PATIENCE_MS)
+            self._sent[await self._calls.start(call)] = _Sent(
+                frame, now_ms + limits.PRIMARY_PATIENCE_MS
+            )
         return bool(frames)
 
-    def _replace_lost(self) -> Program[bool]:
+    async def _replace_lost(self) -> bool:
         """Let streams go on in new ranges if their primaries fail; return whether any may."""
-        return (yield from self._ask_about(self._state.take_suspects()))
+        return await self._ask_about(self._state.take_suspects())
 
-    def _ask_about(self, suspects: Sequence[tuple[RangeInfo, SbpError]]) -> Program[bool]:
+    async def _ask_about(self, suspects: Sequence[tuple[RangeInfo, SbpError]]) -> bool:
         """Ask the placement driver to look at primaries; return whether it was asked.
 
         It looks by itself; it may not have noticed yet (SPEC "SEAL_RANGES"). One request for a
         range is enough for all appends of a client.
         """
         context = self._context
-        now_ms: float = yield Now()
+        now_ms = self._context.now_ms()
         lost: list[RangeId] = []
         for piece, error in suspects:
             pause_ms = limits.PRIMARY_PATIENCE_MS * context.random.uniform(1, 2)
@@ -281,7 +280,7 @@ class _Delivery:
             timeout_ms=min(context.timeout_ms, limits.REPLICA_TIMEOUT_MS),
         )
         try:
-            _, failures = yield from seal_ranges(impatient, lost, SealCause.PRIMARY_SILENT)
+            _, failures = await seal_ranges(impatient, lost, SealCause.PRIMARY_SILENT)
         except SbpError as error:
             failures = [error]
         for failure in failures:
@@ -290,26 +289,26 @@ class _Delivery:
             _LOG.log(level, "stream not continued yet: cause=%s", failure)
         return True
 
-    def _doubt(self) -> Program[None]:
+    async def _doubt(self) -> None:
         """Ask about primaries that are silent; send again what went to a range that has ended.
 
         Only what is repeatable: the primary may have appended it, and may still say so.
         """
-        now_ms: float = yield Now()
+        now_ms = self._context.now_ms()
         silent = {number: each for number, each in self._sent.items() if each.doubt_ms <= now_ms}
         pieces = {each.stream_id: each for sent in silent.values() for each in sent.replicated}
         errors: dict[int, SbpError] = {
             each.stream_id: unanswered_at_end(each.servers[0]) for each in pieces.values()
         }
-        yield from self._ask_about([(each, errors[each.stream_id]) for each in pieces.values()])
-        over = yield from ended(self._context, pieces.values())
-        now_ms = yield Now()
+        await self._ask_about([(each, errors[each.stream_id]) for each in pieces.values()])
+        over = await ended(self._context, pieces.values())
+        now_ms = self._context.now_ms()
         for number, sent in silent.items():
             sent.doubt_ms = now_ms + limits.PRIMARY_PATIENCE_MS
             lost = [each for each in sent.replicated if each.stream_id in over]
             if lost and self._is_repeatable:
                 del self._sent[number]
-                yield Abandon(number)
+                self._calls.abandon(number)
                 error = errors[lost[0].stream_id]
                 # Another replica is asked whether it has what was sent.
                 self._context.replicas.on_failure(lost[0], sent.frame.endpoint, error, now_ms)
@@ -329,12 +328,12 @@ class _Delivery:
             or size_bytes >= limits.APPENDS_ON_WAY_BYTES
         }
 
-    def _receive(self, attempts: Attempts) -> Program[None]:
+    async def _receive(self, attempts: Attempts) -> None:
         """Wait for something of the frames that are on their way."""
         times = [each.doubt_ms for each in self._sent.values() if each.replicated]
-        arrival: Arrival | None = yield Receive(frozenset(self._sent), min(times, default=None))
+        arrival = await self._calls.receive(self._sent, min(times, default=None))
         if arrival is None:
-            yield from self._doubt()
+            await self._doubt()
             return
         sent = self._sent[arrival.number]
         failure = None
@@ -348,17 +347,14 @@ class _Delivery:
         before_count = self._state.appended_count
         self._state.on_reply(sent.frame, Reply(tuple(sent.answers), failure))
         if self._state.appended_count > before_count:
-            now_ms: float = yield Now()
+            now_ms = self._context.now_ms()
             attempts.on_progress(now_ms)
 
-    def _settle(self, attempts: Attempts) -> Program[None]:
-        now_ms: float = yield Now()
+    async def _settle(self, attempts: Attempts) -> None:
+        now_ms = self._context.now_ms()
         wait_ms = self._state.settle(attempts, now_ms, is_repeatable=self._is_repeatable)
         if wait_ms:
-            yield from pause(wait_ms)
-
-
-AsyncSteps = AsyncGenerator[None, Sequence[AppendItem] | None]
+            await pause(self._context.open_calls, wait_ms)
 
 
 class AsyncAppender:

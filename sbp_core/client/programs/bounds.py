@@ -13,17 +13,7 @@ from sbp_core.client.programs.calls import (
     decode_reply,
     unanswered,
 )
-from sbp_core.client.programs.program import (
-    Abandon,
-    Arrival,
-    Call,
-    Now,
-    Program,
-    Receive,
-    Reply,
-    Start,
-    pause,
-)
+from sbp_core.client.programs.program import Call, Reply, pause
 from sbp_core.client.programs.range_placement import (
     check_errors,
     checked_range,
@@ -51,7 +41,7 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
 
-def ended(context: Context, pieces: Iterable[RangeInfo]) -> Program[set[int]]:
+async def ended(context: Context, pieces: Iterable[RangeInfo]) -> set[int]:
     """Return the streams whose ranges, which were open, are not any more.
 
     None if the placement driver does not say so soon.
@@ -62,7 +52,7 @@ def ended(context: Context, pieces: Iterable[RangeInfo]) -> Program[set[int]]:
         policy=RetryPolicy(budget_ms=0),
         timeout_ms=min(context.timeout_ms, limits.CONNECT_TIMEOUT_MS),
     )
-    errors = yield from revalidate(impatient, list(indexes))
+    errors = await revalidate(impatient, list(indexes))
     found = set()
     for stream_id, index in indexes.items():
         known = context.router.maybe_open_range(stream_id)
@@ -78,61 +68,62 @@ def unanswered_at_end(server: str) -> DeadlineExceededError:
     )
 
 
-def _describe_open(
+async def _describe_open(
     context: Context, questions: Sequence[tuple[str, Sequence[RangeInfo]]], timeout_ms: int
-) -> Program[list[Reply]]:
+) -> list[Reply]:
     """Ask servers about their ranges; a silent one is not waited for once its ranges have ended."""
-    asked: dict[int, tuple[str, Sequence[RangeInfo]]] = {}
-    for question in questions:
-        asked[(yield Start(describe_call(*question, timeout_ms)))] = question
-    frames: dict[int, list[Frame]] = {number: [] for number in asked}
-    errors: dict[int, SbpError] = {}
-    waiting = set(asked)
-    while waiting:
-        now_ms: float = yield Now()
-        due_ms = now_ms + limits.PRIMARY_PATIENCE_MS
-        arrival: Arrival | None = yield Receive(frozenset(waiting), due_ms)
-        if arrival is None:
-            replicated = [
-                each
-                for number in waiting
-                for each in asked[number][1]
-                if each.is_open_and_replicated
-            ]
-            over = (yield from ended(context, replicated)) if replicated else set()
-            for number in [*waiting]:
-                server, pieces = asked[number]
-                if any(each.stream_id in over for each in pieces):
-                    yield Abandon(number)
-                    errors[number] = unanswered_at_end(server)
-                    waiting.discard(number)
-            continue
-        if isinstance(arrival.content, SbpError):
-            errors[arrival.number] = arrival.content
-        else:
-            frames[arrival.number].append(arrival.content)
-        if arrival.is_last:
-            waiting.discard(arrival.number)
+    with context.open_calls() as calls:
+        asked: dict[int, tuple[str, Sequence[RangeInfo]]] = {}
+        for question in questions:
+            asked[await calls.start(describe_call(*question, timeout_ms))] = question
+        frames: dict[int, list[Frame]] = {number: [] for number in asked}
+        errors: dict[int, SbpError] = {}
+        waiting = set(asked)
+        while waiting:
+            now_ms = context.now_ms()
+            due_ms = now_ms + limits.PRIMARY_PATIENCE_MS
+            arrival = await calls.receive(waiting, due_ms)
+            if arrival is None:
+                replicated = [
+                    each
+                    for number in waiting
+                    for each in asked[number][1]
+                    if each.is_open_and_replicated
+                ]
+                over = (await ended(context, replicated)) if replicated else set()
+                for number in [*waiting]:
+                    server, pieces = asked[number]
+                    if any(each.stream_id in over for each in pieces):
+                        calls.abandon(number)
+                        errors[number] = unanswered_at_end(server)
+                        waiting.discard(number)
+                continue
+            if isinstance(arrival.content, SbpError):
+                errors[arrival.number] = arrival.content
+            else:
+                frames[arrival.number].append(arrival.content)
+            if arrival.is_last:
+                waiting.discard(arrival.number)
     return [Reply(tuple(frames[number]), errors.get(number)) for number in asked]
 
 
-def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[StreamBounds]]:
+async def stream_bounds(context: Context, stream_ids: Sequence[int]) -> list[StreamBounds]:
     """Return where each stream begins and ends now, in the order of `stream_ids`.
 
     The begin comes from the placement driver, the end of an open range from its primary server
     (SPEC "DESCRIBE_RANGES"): one frame per server. Raises NotFoundError naming the missing streams.
     """
-    check_errors((yield from revalidate(context, stream_ids)))
-    attempts = Attempts(context, (yield Now()))
+    check_errors(await revalidate(context, stream_ids))
+    attempts = Attempts(context, context.now_ms())
     bounds = Bounds(context.router)
     while pending := bounds.missing(stream_ids):
         bounds.count_look()
-        check_errors((yield from locate(context, pending)))
+        check_errors(await locate(context, pending))
         questions = bounds.questions(pending)
         timeout_ms = context.timeout_ms
         if attempts.is_first and any(each.is_replicated for _, part in questions for each in part):
             timeout_ms = min(timeout_ms, limits.REPLICA_TIMEOUT_MS)  # it may have a new primary
-        replies = yield from _describe_open(context, questions, timeout_ms)
+        replies = await _describe_open(context, questions, timeout_ms)
         for (server, pieces), reply in zip(questions, replies, strict=True):
             bounds.on_reply(server, pieces, reply)
         if not bounds.failures:
@@ -141,10 +132,10 @@ def stream_bounds(context: Context, stream_ids: Sequence[int]) -> Program[list[S
             context.router.forget(stream_id)
         endpoint, error = list(bounds.failures.values())[-1]
         attempts.on_failure()
-        wait_ms = attempts.maybe_wait_ms(error, "DESCRIBE_RANGE", endpoint, (yield Now()))
+        wait_ms = attempts.maybe_wait_ms(error, "DESCRIBE_RANGE", endpoint, context.now_ms())
         if wait_ms is None:
             raise attempts.explain(error, "DESCRIBE_RANGE", endpoint) from error
-        yield from pause(wait_ms)
+        await pause(context.open_calls, wait_ms)
     return [bounds.found[stream_id] for stream_id in stream_ids]
 
 

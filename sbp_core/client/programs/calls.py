@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, TypeVar
@@ -15,7 +16,7 @@ from typing import Final, TypeVar
 from sbp_core import limits
 from sbp_core.access.rights import Grant, checked_grant
 from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
-from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, pause
+from sbp_core.client.programs.program import Call, OpenCalls, Reply, gather, pause
 from sbp_core.client.programs.replicas import Replicas
 from sbp_core.client.programs.router import PlacementDrivers, Router, reachable_nodes
 from sbp_core.errors import (
@@ -161,6 +162,11 @@ class PatienceLog:
 R = TypeVar("R", AppendResult, FetchResult)
 
 
+def monotonic_ms() -> float:
+    """Return the time of the monotonic clock in ms."""
+    return time.monotonic() * 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """State that the operations of one client share. `timeout_ms` bounds each call."""
@@ -170,6 +176,8 @@ class Context:
     policy: RetryPolicy
     random: Random
     timeout_ms: int
+    open_calls: OpenCalls
+    now_ms: Callable[[], float] = monotonic_ms
     patience_log: PatienceLog = field(default_factory=PatienceLog)
     replicas: Replicas = field(default_factory=Replicas)
 
@@ -317,7 +325,7 @@ def decode_reply(reply: Reply, table: type[T]) -> list[T]:
     return [decode_answer(frame, table) for frame in reply.frames]
 
 
-def ask(
+async def ask(
     context: Context,
     opcode: Opcode,
     header: object,
@@ -325,7 +333,7 @@ def ask(
     *,
     is_repeatable: bool = True,
     feature: FeatureName | None = None,
-) -> Program[list[T]]:
+) -> list[T]:
     """Ask the placement driver, again where that may help; return the headers of the answer.
 
     One that does not lead names the leader, which is asked from then on. Where several were given,
@@ -333,19 +341,19 @@ def ask(
     of the error that is raised covers all tries. With a `feature` the call is sent only where it
     was agreed on.
     """
-    attempts = Attempts(context, (yield Now()))
+    attempts = Attempts(context, context.now_ms())
     is_untouched = True
     tried: set[str] = set()
     while True:
         asked = context.drivers.endpoint
-        (reply,) = yield from gather(
-            [Call(asked, opcode, header, context.timeout_ms, feature=feature)]
+        (reply,) = await gather(
+            context.open_calls, [Call(asked, opcode, header, context.timeout_ms, feature=feature)]
         )
         try:
             found = decode_reply(reply, table)
         except SbpError as error:
             context.drivers.on_error(asked, error)
-            now_ms = yield Now()
+            now_ms = context.now_ms()
             attempts.on_failure()
             is_untouched = is_untouched and error.outcome is Outcome.NOT_APPLIED
             tried.add(asked)
@@ -361,21 +369,21 @@ def ask(
         else:
             context.drivers.have_answered = True
             if not attempts.is_first:
-                attempts.on_progress((yield Now()))
+                attempts.on_progress(context.now_ms())
             return found
-        yield from pause(wait_ms)
+        await pause(context.open_calls, wait_ms)
         tried.clear()
 
 
-def placement_drivers(
+async def placement_drivers(
     context: Context, asker: RangeServer | None = None
-) -> Program[list[PlacementDriverInfo]]:
+) -> list[PlacementDriverInfo]:
     """Return the placement drivers of the cluster (SPEC "DESCRIBE_PD_CLUSTER").
 
     They are remembered, and asked when the leader is unavailable.
     """
     header = DescribePlacementDriverClusterRequest(asker, context.timeout_ms)
-    answers = yield from ask(
+    answers = await ask(
         context, Opcode.DESCRIBE_PD_CLUSTER, header, DescribePlacementDriverClusterResponse
     )
     cluster = answers[-1].cluster or PlacementDriverCluster()
@@ -383,10 +391,10 @@ def placement_drivers(
     return [PlacementDriverInfo(*node) for node in reachable_nodes(cluster)]
 
 
-def describe_cluster(context: Context) -> Program[ClusterInfo]:
+async def describe_cluster(context: Context) -> ClusterInfo:
     """Return the range servers that the cluster ever had, by id (SPEC "DESCRIBE_SERVERS")."""
     header = DescribeServersRequest(context.timeout_ms)
-    answers = yield from ask(context, Opcode.DESCRIBE_SERVERS, header, DescribeServersResponse)
+    answers = await ask(context, Opcode.DESCRIBE_SERVERS, header, DescribeServersResponse)
     servers = [
         RangeServerInfo(
             each.server.server_id,
@@ -420,7 +428,7 @@ def describe_cluster(context: Context) -> Program[ClusterInfo]:
     )
 
 
-def explain_missing(context: Context, replica_count: int) -> Program[str | None]:
+async def explain_missing(context: Context, replica_count: int) -> str | None:
     """Return why a stream gets fewer replicas than these now, and the remedy; None if it does not.
 
     None also if the placement driver does not tell which range servers there are.
@@ -428,7 +436,7 @@ def explain_missing(context: Context, replica_count: int) -> Program[str | None]
     if replica_count <= 1:
         return None
     try:
-        found = yield from describe_cluster(context)
+        found = await describe_cluster(context)
     except SbpError as error:
         _LOG.debug("range servers not counted: %s", error)
         return None
@@ -442,18 +450,16 @@ def explain_missing(context: Context, replica_count: int) -> Program[str | None]
     )
 
 
-def drain_servers(
-    context: Context, server_ids: Sequence[int], *, is_cancelled: bool
-) -> Program[None]:
+async def drain_servers(context: Context, server_ids: Sequence[int], *, is_cancelled: bool) -> None:
     """Let range servers get rid of their ranges, or keep them (SPEC "DRAIN_SERVERS")."""
     header = DrainServersRequest(context.timeout_ms, tuple(server_ids), is_cancelled)
-    yield from ask(context, Opcode.DRAIN_SERVERS, header, DrainServersResponse)
+    await ask(context, Opcode.DRAIN_SERVERS, header, DrainServersResponse)
 
 
-def list_grants(context: Context, subject: str | None) -> Program[list[Grant]]:
+async def list_grants(context: Context, subject: str | None) -> list[Grant]:
     """Return what a subject may do, or all (SPEC "LIST_GRANTS")."""
     header = ListGrantsRequest(context.timeout_ms, subject)
-    answers = yield from ask(context, Opcode.LIST_GRANTS, header, ListGrantsResponse)
+    answers = await ask(context, Opcode.LIST_GRANTS, header, ListGrantsResponse)
     return [
         checked_grant(each.subject or "", each.right or "", each.pattern or "")
         for answer in answers
@@ -461,16 +467,16 @@ def list_grants(context: Context, subject: str | None) -> Program[list[Grant]]:
     ]
 
 
-def change_grants(context: Context, grants: Sequence[Grant], *, is_revoked: bool) -> Program[None]:
+async def change_grants(context: Context, grants: Sequence[Grant], *, is_revoked: bool) -> None:
     """Add grants, or take them away (SPEC "CHANGE_GRANTS")."""
     tables = tuple(GrantTable(each.subject, each.right, each.pattern) for each in grants)
     header = ChangeGrantsRequest(context.timeout_ms, tables, is_revoked)
-    yield from ask(context, Opcode.CHANGE_GRANTS, header, ChangeGrantsResponse)
+    await ask(context, Opcode.CHANGE_GRANTS, header, ChangeGrantsResponse)
 
 
-def exchange(call: Call) -> Program[list[Frame]]:
+async def exchange(open_calls: OpenCalls, call: Call) -> list[Frame]:
     """Make one call once; return its frames. Raises its error, also a system error."""
-    (reply,) = yield from gather([call])
+    (reply,) = await gather(open_calls, [call])
     if reply.error is not None:
         raise reply.error
     for frame in reply.frames:
@@ -478,17 +484,17 @@ def exchange(call: Call) -> Program[list[Frame]]:
     return list(reply.frames)
 
 
-def ping(context: Context) -> Program[float]:
+async def ping(context: Context) -> float:
     """Measure a round trip to the placement driver in ms (SPEC "PING").
 
     Not retried, but a driver that is down is passed over where several were given.
     """
     tried: set[str] = set()
     while True:
-        begin_ms: float = yield Now()
+        begin_ms = context.now_ms()
         asked = context.drivers.endpoint
         try:
-            yield from exchange(Call(asked, Opcode.PING, None, context.timeout_ms))
+            await exchange(context.open_calls, Call(asked, Opcode.PING, None, context.timeout_ms))
         except SbpError as error:
             context.drivers.on_error(asked, error)
             tried.add(asked)
@@ -496,5 +502,5 @@ def ping(context: Context) -> Program[float]:
                 raise Attempts(context, begin_ms).explain(error, "PING", asked) from error
         else:
             context.drivers.have_answered = True
-            end_ms: float = yield Now()
+            end_ms = context.now_ms()
             return end_ms - begin_ms

@@ -8,7 +8,8 @@ if its range is sealed; at the open range its placement is looked up again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,16 +23,7 @@ from sbp_core.client.programs.fetch_answer import (
     bounded_selections,
     read_answer,
 )
-from sbp_core.client.programs.program import (
-    Abandon,
-    Arrival,
-    Call,
-    Emit,
-    Now,
-    Program,
-    Receive,
-    Start,
-)
+from sbp_core.client.programs.program import Arrival, Call, Calls
 from sbp_core.client.programs.range_placement import (
     chunks,
     endless,
@@ -39,7 +31,7 @@ from sbp_core.client.programs.range_placement import (
     no_server,
     revalidate,
 )
-from sbp_core.client.types import EARLIEST, FetchItem, RangeInfo, ReceivedBatches
+from sbp_core.client.types import EARLIEST, FetchItem, FetchOutcome, RangeInfo, ReceivedBatches
 from sbp_core.errors import (
     ConfigurationError,
     OffsetOutOfRangeError,
@@ -74,33 +66,41 @@ class _OpenFetch:
         return [each for each in pieces if each is not None and each.is_open_and_replicated]
 
 
-def fetch(
+async def fetch(
     context: Context, items: Sequence[FetchItem], *, max_wait_ms: int, min_bytes: int
-) -> Program[None]:
-    """Fetch all items, emitting a FetchOutcome for each as it is answered.
+) -> AsyncGenerator[FetchOutcome]:
+    """Fetch all items, yielding a FetchOutcome for each as it is answered.
 
-    A server waits up to `max_wait_ms` for `min_bytes` of an item. Failures are emitted as outcomes
-    with an error. Raises ConfigurationError for unusable arguments.
+    A server waits up to `max_wait_ms` for `min_bytes` of an item. Failures are outcomes with an
+    error. Raises ConfigurationError for unusable arguments.
     """
     _check_arguments(items, max_wait_ms, min_bytes)
-    begin_ms: float = yield Now()
-    work = _Fetch(context, begin_ms + max_wait_ms, min_bytes)
-    for index, item in enumerate(items):
-        attempts = Attempts(context, begin_ms + max_wait_ms)
-        task = FetchTask(index, item, item.fetch_offset, attempts, begin_ms)
-        if item.end_offset is not None and 0 <= item.end_offset <= item.fetch_offset:
-            yield Emit(task.empty(item.fetch_offset))
-        else:
-            work.waiting.append(task)
-    yield from work.run()
+    begin_ms = context.now_ms()
+    with context.open_calls() as calls:
+        work = _Fetch(context, calls, begin_ms + max_wait_ms, min_bytes)
+        for index, item in enumerate(items):
+            attempts = Attempts(context, begin_ms + max_wait_ms)
+            task = FetchTask(index, item, item.fetch_offset, attempts, begin_ms)
+            if item.end_offset is not None and 0 <= item.end_offset <= item.fetch_offset:
+                yield task.empty(item.fetch_offset)
+            else:
+                work.waiting.append(task)
+        async with aclosing(work.run()) as outcomes:
+            async for outcome in outcomes:
+                yield outcome
 
 
 class _Fetch:
     """The tasks of one fetch, and the calls that are open for them."""
 
-    def __init__(self, context: Context, wait_until_ms: float, min_bytes: int) -> None:
+    def __init__(
+        self, context: Context, calls: Calls, wait_until_ms: float, min_bytes: int
+    ) -> None:
         self.waiting: list[FetchTask] = []
         self._context = context
+        self._calls = calls
+        self._found: list[FetchOutcome] = []
+        """The outcomes that are known and not yielded yet."""
         self._impatient = replace(
             context,
             policy=RetryPolicy(budget_ms=0),
@@ -110,26 +110,31 @@ class _Fetch:
         self._min_bytes = min_bytes
         self._open: dict[int, _OpenFetch] = {}
 
-    def run(self) -> Program[None]:
-        """Ask, receive, ask again, until every task is answered."""
-        while self.waiting or self._open:
-            now_ms: float = yield Now()
+    async def run(self) -> AsyncGenerator[FetchOutcome]:
+        """Ask, receive, ask again, until every task is answered; yield the outcomes."""
+        while self.waiting or self._open or self._found:
+            if self._found:
+                found, self._found = self._found, []
+                for each in found:
+                    yield each
+                continue
+            now_ms = self._context.now_ms()
             due = [task for task in self.waiting if task.due_ms <= now_ms]
             if due:
                 self.waiting = [task for task in self.waiting if task.due_ms > now_ms]
-                yield from self._ask(due)
+                await self._ask(due)
                 continue
             times = [task.due_ms for task in self.waiting]
             times += [each.doubt_ms for each in self._open.values() if each.replicated]
-            arrival: Arrival | None = yield Receive(frozenset(self._open), min(times, default=None))
+            arrival = await self._calls.receive(self._open, min(times, default=None))
             if arrival is not None:
-                yield from self._on_arrival(arrival)
+                await self._on_arrival(arrival)
             else:
-                yield from self._doubt()
+                await self._doubt()
 
-    def _doubt(self) -> Program[None]:
+    async def _doubt(self) -> None:
         """Ask elsewhere for what silent servers were asked, if their ranges have ended."""
-        now_ms: float = yield Now()
+        now_ms = self._context.now_ms()
         silent = {
             number: each
             for number, each in self._open.items()
@@ -137,28 +142,28 @@ class _Fetch:
         }
         if not silent:
             return
-        over = yield from ended(
+        over = await ended(
             self._context, [piece for each in silent.values() for piece in each.replicated]
         )
-        now_ms = yield Now()
+        now_ms = self._context.now_ms()
         for number, opened in silent.items():
             opened.doubt_ms = now_ms + limits.PRIMARY_PATIENCE_MS
             lost = [piece for piece in opened.replicated if piece.stream_id in over]
             if lost:
                 del self._open[number]
-                yield Abandon(number)
+                self._calls.abandon(number)
                 silence = unanswered_at_end(opened.endpoint)
                 self._context.replicas.on_failure(lost[0], opened.endpoint, silence, now_ms)
                 for task in opened.tasks.values():
                     self._wait(task, now_ms)
 
-    def _ask(self, tasks: Sequence[FetchTask]) -> Program[None]:
+    async def _ask(self, tasks: Sequence[FetchTask]) -> None:
         """Send tasks to the servers of their ranges, one frame for each server."""
-        errors = yield from locate(self._context, [task.item.stream_id for task in tasks])
+        errors = await locate(self._context, [task.item.stream_id for task in tasks])
         named = [each for each in tasks if each.offset < 0 and each.item.stream_id not in errors]
         if named and self._context.router.dialect is not Dialect.SPECIFICATION:
-            errors |= yield from self._resolve(named)
-        now_ms: float = yield Now()
+            errors |= await self._resolve(named)
+        now_ms = self._context.now_ms()
         wait_ms = max(0, round(self._wait_until_ms - now_ms))
         groups: dict[tuple[str, bool], list[FetchTask]] = {}
         for task in tasks:
@@ -173,7 +178,7 @@ class _Fetch:
                 assert error is not None
                 task.piece = None
                 self._context.router.forget(task.item.stream_id)
-                yield from self._on_error(task, error, None, now_ms)
+                await self._on_error(task, error, None, now_ms)
                 continue
             task.piece, task.asked_ms, task.asked_wait_ms = piece, now_ms, wait_ms
             server, has_others = task.turn.at(self._context.replicas, piece, now_ms)
@@ -184,14 +189,14 @@ class _Fetch:
             for part in chunks(whole):
                 doubt_ms = min(wait_ms, _WAIT_DOUBTED_MS) + limits.PRIMARY_PATIENCE_MS
                 opened = _OpenFetch(server, dict(enumerate(part)), now_ms + doubt_ms)
-                number: int = yield Start(self._call(opened, wait_ms, is_brief=is_brief))
+                number = await self._calls.start(self._call(opened, wait_ms, is_brief=is_brief))
                 self._open[number] = opened
 
-    def _resolve(self, tasks: Sequence[FetchTask]) -> Program[dict[int, SbpError]]:
+    async def _resolve(self, tasks: Sequence[FetchTask]) -> dict[int, SbpError]:
         """Replace EARLIEST and LATEST for servers that know neither; return the errors."""
         stream_ids = [task.item.stream_id for task in tasks]
         try:
-            bounds = yield from stream_bounds(self._impatient, stream_ids)
+            bounds = await stream_bounds(self._impatient, stream_ids)
         except SbpError as error:
             return dict.fromkeys(stream_ids, error)
         for task, held in zip(tasks, bounds, strict=True):
@@ -221,9 +226,9 @@ class _Fetch:
             + sum(each.answer_bytes for each in opened.tasks.values()),
         )
 
-    def _on_arrival(self, arrival: Arrival) -> Program[None]:
+    async def _on_arrival(self, arrival: Arrival) -> None:
         asked = self._open[arrival.number]
-        now_ms: float = yield Now()
+        now_ms = self._context.now_ms()
         try:
             if isinstance(arrival.content, SbpError):
                 raise arrival.content
@@ -233,9 +238,9 @@ class _Fetch:
             )
         except SbpError as error:
             del self._open[arrival.number]
-            yield Abandon(arrival.number)
+            self._calls.abandon(arrival.number)
             for task in asked.tasks.values():
-                yield from self._on_error(task, error, asked.endpoint, now_ms)
+                await self._on_error(task, error, asked.endpoint, now_ms)
             return
         # A frame with batches of some items may have had no room for those of the others, which
         # are asked for again at once.
@@ -246,17 +251,17 @@ class _Fetch:
         for request_index, answer in answers.items():
             task = asked.tasks.pop(request_index)
             if isinstance(answer, SbpError):
-                yield from self._on_error(task, answer, asked.endpoint, now_ms)
+                await self._on_error(task, answer, asked.endpoint, now_ms)
                 continue
             if task.is_lacking(answer) and not is_serving:
-                yield from self._on_error(task, _lacking(task), asked.endpoint, now_ms)
+                await self._on_error(task, _lacking(task), asked.endpoint, now_ms)
                 continue
             if answer.is_hasty and is_serving:
                 self._wait(task, now_ms)
                 continue
             batches = answer.batches
             if task.stepped and batches.payload:
-                yield from self._catch_up(task, batches, now_ms)
+                await self._catch_up(task, batches, now_ms)
             elif not batches.payload and task.may_go_on(batches.next_offset, now_ms):
                 empty.append((task, answer))
             else:
@@ -264,16 +269,16 @@ class _Fetch:
                     # Its primary may have been cut off, and the stream gone on elsewhere.
                     self._context.router.forget(task.item.stream_id)
                 task.attempts.on_progress(now_ms)
-                yield Emit(task.outcome(batches))
+                self._found.append(task.outcome(batches))
         if arrival.is_last:
             del self._open[arrival.number]
             for task in asked.tasks.values():
                 silence = unanswered(f"the fetch of stream {task.item.stream_id}")
-                yield from self._on_error(task, silence, asked.endpoint, now_ms)
+                await self._on_error(task, silence, asked.endpoint, now_ms)
         if empty:
-            yield from self._follow(empty, now_ms)
+            await self._follow(empty, now_ms)
 
-    def _follow(self, empty: Iterable[tuple[FetchTask, Found]], now_ms: float) -> Program[None]:
+    async def _follow(self, empty: Iterable[tuple[FetchTask, Found]], now_ms: float) -> None:
         """Ask in the next range if a stream went on in one; else answer that nothing is there.
 
         A server answers without batches at once at the end of a sealed range, and the range may
@@ -283,8 +288,8 @@ class _Fetch:
         """
         followed = list(empty)
         stream_ids = list(dict.fromkeys(task.item.stream_id for task, _ in followed))
-        yield from revalidate(self._impatient, stream_ids)
-        yield from self._learn_tails([task for task, answer in followed if answer.is_silent])
+        await revalidate(self._impatient, stream_ids)
+        await self._learn_tails([task for task, answer in followed if answer.is_silent])
         for task, answer in followed:
             next_offset = self._skip_trimmed(task, max(task.offset, answer.batches.next_offset))
             piece = self._context.router.maybe_range_at(task.item.stream_id, next_offset)
@@ -292,7 +297,7 @@ class _Fetch:
                 task.follow_count += 1
                 if task.follow_count > limits.CHANGES_FOLLOWED_MAX:
                     error = endless(f"stream {task.item.stream_id} at offset {next_offset}")
-                    yield Emit(task.empty(next_offset, error))
+                    self._found.append(task.empty(next_offset, error))
                     continue
                 task.offset, task.stepped = next_offset, 0
                 self._wait(task, now_ms)
@@ -306,9 +311,9 @@ class _Fetch:
                 task.stepped, task.is_beside = 0, True
                 self._wait(task, min(now_ms + pause_ms, self._wait_until_ms))
             else:
-                yield Emit(task.empty(next_offset))
+                self._found.append(task.empty(next_offset))
 
-    def _learn_tails(self, tasks: Sequence[FetchTask]) -> Program[None]:
+    async def _learn_tails(self, tasks: Sequence[FetchTask]) -> None:
         """Ask once for each task where its stream ends, if that is not known to be behind it.
 
         A server that does not say where it runs counts as being where the task is.
@@ -320,19 +325,17 @@ class _Fetch:
         if not asking:
             return
         try:
-            bounds = yield from stream_bounds(
-                self._impatient, [task.item.stream_id for task in asking]
-            )
+            bounds = await stream_bounds(self._impatient, [task.item.stream_id for task in asking])
         except SbpError:
             return
         for task, held in zip(asking, bounds, strict=True):
             task.tail = held.next_offset
 
-    def _catch_up(self, task: FetchTask, found: ReceivedBatches, now_ms: float) -> Program[None]:
+    async def _catch_up(self, task: FetchTask, found: ReceivedBatches, now_ms: float) -> None:
         """Answer a task that was asked for too early, or go on to the batches that it is about."""
         wanted = batches_since(found, task.offset)
         if wanted.payload:
-            yield Emit(task.outcome(wanted))
+            self._found.append(task.outcome(wanted))
             return
         task.is_beside = True
         task.stepped = max(0, task.offset - found.next_offset)
@@ -350,9 +353,9 @@ class _Fetch:
             return max(offset, ranges[0].start_offset)
         return offset
 
-    def _on_error(
+    async def _on_error(
         self, task: FetchTask, error: SbpError, endpoint: str | None, now_ms: float
-    ) -> Program[None]:
+    ) -> None:
         """Let a task ask another replica, or wait for another try, or answer it with the error."""
         if endpoint is not None and task.piece is not None:
             replicas = self._context.replicas
@@ -373,21 +376,21 @@ class _Fetch:
             wait_ms = 0
         if wait_ms is None:
             if isinstance(error, OffsetOutOfRangeError):
-                error = yield from self._with_bounds(task, error)
+                error = await self._with_bounds(task, error)
             reason = task.attempts.explain(error, what, endpoint)
-            yield Emit(task.empty(task.offset, reason))
+            self._found.append(task.empty(task.offset, reason))
             return
         if error.refreshes_placement:
             self._context.router.forget(task.item.stream_id)
         self._wait(task, now_ms + wait_ms)
 
-    def _with_bounds(self, task: FetchTask, error: SbpError) -> Program[SbpError]:
+    async def _with_bounds(self, task: FetchTask, error: SbpError) -> SbpError:
         """Return the error with the bounds of the whole stream, if these can be learned."""
         stream_id = task.item.stream_id
         if task.piece is not None and len(self._context.router.maybe_ranges(stream_id) or ()) == 1:
             return error  # from the server of the stream's one range: it knows best
         try:
-            (held,) = yield from stream_bounds(self._impatient, [stream_id])
+            (held,) = await stream_bounds(self._impatient, [stream_id])
         except SbpError:
             return error
         return _out_of_range(stream_id, task.offset, held.start_offset, held.next_offset)

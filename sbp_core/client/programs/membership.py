@@ -9,7 +9,6 @@ from typing import Final
 from sbp_core import group_limits
 from sbp_core.client.group_members import GroupDescription, MemberInfo, Membership
 from sbp_core.client.programs.calls import Context, ask
-from sbp_core.client.programs.program import Program
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.headers import (
     DescribeGroupRequest,
@@ -27,7 +26,7 @@ _TRIES: Final = 3
 """Heartbeats that fit into a session."""
 
 
-def join_group(
+async def join_group(
     context: Context,
     group: str,
     patterns: Sequence[str],
@@ -35,7 +34,7 @@ def join_group(
     member_id: str | None = None,
     session_timeout_ms: int = group_limits.GROUP_SESSION_MS,
     handover_timeout_ms: int = group_limits.GROUP_HANDOVER_MS,
-) -> Program[Membership]:
+) -> Membership:
     """Become a member of a group (SPEC "JOIN_GROUP"), with a new id unless one is given.
 
     Raises InvalidRequestError for names, patterns and timeouts that are not allowed.
@@ -49,16 +48,16 @@ def join_group(
         session_timeout_ms,
         handover_timeout_ms,
     )
-    answers = yield from ask(
+    answers = await ask(
         context, Opcode.JOIN_GROUP, header, JoinGroupResponse, feature=FeatureName.GROUPS
     )
     answer = answers[-1]
     return Membership(group, member_id, answer.generation, answer.stream_ids, session_timeout_ms)
 
 
-def group_heartbeat(
+async def group_heartbeat(
     context: Context, membership: Membership, held: Collection[int]
-) -> Program[Membership]:
+) -> Membership:
     """Stay a member that holds these streams (SPEC "GROUP_HEARTBEAT"); return what it is to read.
 
     It is tried for one session timeout. Raises MemberUnknownError.
@@ -77,7 +76,7 @@ def group_heartbeat(
         membership.generation,
         tuple(sorted(held)),
     )
-    answers = yield from ask(
+    answers = await ask(
         context, Opcode.GROUP_HEARTBEAT, header, GroupHeartbeatResponse, feature=FeatureName.GROUPS
     )
     answer = answers[-1]
@@ -86,18 +85,16 @@ def group_heartbeat(
     return replace(membership, generation=answer.generation, stream_ids=answer.stream_ids)
 
 
-def leave_group(context: Context, group: str, member_id: str) -> Program[None]:
+async def leave_group(context: Context, group: str, member_id: str) -> None:
     """Let a member leave its group (SPEC "LEAVE_GROUP"); nothing happens if it is none."""
     header = LeaveGroupRequest(context.timeout_ms, group, member_id)
-    yield from ask(
-        context, Opcode.LEAVE_GROUP, header, LeaveGroupResponse, feature=FeatureName.GROUPS
-    )
+    await ask(context, Opcode.LEAVE_GROUP, header, LeaveGroupResponse, feature=FeatureName.GROUPS)
 
 
-def describe_group(context: Context, group: str) -> Program[GroupDescription]:
+async def describe_group(context: Context, group: str) -> GroupDescription:
     """Return the members of a group (SPEC "DESCRIBE_GROUP"), none if it has none."""
     header = DescribeGroupRequest(context.timeout_ms, group)
-    answers = yield from ask(
+    answers = await ask(
         context, Opcode.DESCRIBE_GROUP, header, DescribeGroupResponse, feature=FeatureName.GROUPS
     )
     members = tuple(

@@ -17,7 +17,7 @@ from sbp_core.client.programs.calls import (
     decode_reply,
     unanswered,
 )
-from sbp_core.client.programs.program import Call, Now, Program, gather, pause
+from sbp_core.client.programs.program import Call, gather, pause
 from sbp_core.client.programs.range_placement import (
     by_server,
     check_errors,
@@ -68,33 +68,33 @@ REPLICA_COUNT_MAX: Final = 127
 """An int8 on the wire."""
 
 
-def describe_streams(context: Context, refs: Sequence[int | str]) -> Program[list[StreamInfo]]:
+async def describe_streams(context: Context, refs: Sequence[int | str]) -> list[StreamInfo]:
     """Return the metadata of streams given by id (int) or name (str), in that order.
 
     SPEC "DESCRIBE_STREAMS". Raises NotFoundError naming all that are missing, UnsupportedError when
     a server does not know names.
     """
-    found, refused = yield from _find(context, refs)
+    found, refused = await _find(context, refs)
     if refused:
-        yield from _check_absent(context, refused)
+        await _check_absent(context, refused)
     absent = [ref for ref in dict.fromkeys(refs) if ref not in found]
     if absent:
         raise missing([f"stream {ref!r}" for ref in absent])
     return [found[ref] for ref in refs]
 
 
-def find_streams(context: Context, refs: Sequence[int | str]) -> Program[list[StreamInfo]]:
+async def find_streams(context: Context, refs: Sequence[int | str]) -> list[StreamInfo]:
     """Return the metadata of those streams that the placement driver knows, in any order.
 
     SPEC "DESCRIBE_STREAMS".
     """
-    found, _ = yield from _find(context, refs)
+    found, _ = await _find(context, refs)
     return list({info.stream_id: info for info in found.values()}.values())
 
 
-def _find(
+async def _find(
     context: Context, refs: Sequence[int | str]
-) -> Program[tuple[dict[int | str, StreamInfo], dict[int, StatusError]]]:
+) -> tuple[dict[int | str, StreamInfo], dict[int, StatusError]]:
     """Return the streams that exist, by id and name, and the errors of those ids that got one.
 
     ElasticStream's placement manager answers PD_INTERNAL to all ids if it does not know one of
@@ -111,10 +111,10 @@ def _find(
             names=tuple(ref for ref in chunk if isinstance(ref, str)),
         )
         try:
-            infos = yield from _describe(context, header)
+            infos = await _describe(context, header)
         except StatusError as error:
             is_odd = error.code == StatusCode.PD_INTERNAL and not header.names
-            if not is_odd or not (yield from is_foreign(context)):
+            if not is_odd or not (await is_foreign(context)):
                 raise
             if len(chunk) == 1:
                 refused[header.stream_ids[0]] = error
@@ -129,9 +129,9 @@ def _find(
     return found, refused
 
 
-def _check_absent(context: Context, refused: Mapping[int, StatusError]) -> Program[None]:
+async def _check_absent(context: Context, refused: Mapping[int, StatusError]) -> None:
     """Raise the error of a stream that has ranges; one without does not exist."""
-    missed = yield from refresh(context, refused)
+    missed = await refresh(context, refused)
     for stream_id, error in refused.items():
         if not isinstance(missed.get(stream_id), NotFoundError):
             raise with_message(
@@ -141,9 +141,9 @@ def _check_absent(context: Context, refused: Mapping[int, StatusError]) -> Progr
             )
 
 
-def describe_properties(
+async def describe_properties(
     context: Context, stream_ids: Sequence[int]
-) -> Program[dict[int, dict[str, str]]]:
+) -> dict[int, dict[str, str]]:
     """Return the properties of streams, by id and key.
 
     SPEC "DESCRIBE_STREAMS": servers without the extension know no properties. Raises NotFoundError
@@ -154,7 +154,7 @@ def describe_properties(
         header = DescribeStreamsRequest(
             context.timeout_ms, stream_ids=tuple(chunk), with_properties=True
         )
-        answers = yield from ask(context, Opcode.DESCRIBE_STREAMS, header, DescribeStreamsResponse)
+        answers = await ask(context, Opcode.DESCRIBE_STREAMS, header, DescribeStreamsResponse)
         for result in (each for answer in answers for each in answer.describe_responses):
             error = maybe_error(result.status)
             if error is not None and not isinstance(error, NotFoundError):
@@ -185,17 +185,17 @@ def maybe_compare_and_set(streams: Iterable[Stream]) -> FeatureName | None:
     return FeatureName.COMPARE_AND_SET if is_needed else None
 
 
-def list_streams(context: Context) -> Program[list[StreamInfo]]:
+async def list_streams(context: Context) -> list[StreamInfo]:
     """Return all streams of the cluster, by id."""
     header = DescribeStreamsRequest(timeout_ms=context.timeout_ms, all_streams=True)
-    return sorted((yield from _describe(context, header)), key=lambda info: info.stream_id)
+    return sorted((await _describe(context, header)), key=lambda info: info.stream_id)
 
 
-def create_streams(
+async def create_streams(
     context: Context,
     specs: Sequence[StreamSpec],
     on_created: Callable[[StreamInfo], None] | None = None,
-) -> Program[list[StreamInfo]]:
+) -> list[StreamInfo]:
     """Create streams; return them in the order of `specs` (SPEC "CREATE_STREAMS").
 
     Waits while no range server can take a range: each reports itself soon after a start. Raises
@@ -207,15 +207,15 @@ def create_streams(
         check_spec(spec)
     created: list[StreamInfo] = []
     for chunk in cut_by_weight(specs, lambda each: 1 + len(each.properties)):
-        created += yield from _create(context, chunk, on_created or (lambda _: None))
+        created += await _create(context, chunk, on_created or (lambda _: None))
     return created
 
 
-def _create(
+async def _create(
     context: Context, specs: Sequence[StreamSpec], on_created: Callable[[StreamInfo], None]
-) -> Program[list[StreamInfo]]:
+) -> list[StreamInfo]:
     created: dict[int, StreamInfo] = {}
-    attempts = Attempts(context, (yield Now()))
+    attempts = Attempts(context, context.now_ms())
     while len(created) < len(specs):
         wanted = [index for index in range(len(specs)) if index not in created]
         header = CreateStreamsRequest(
@@ -232,7 +232,7 @@ def _create(
                 for index in wanted
             ),
         )
-        answers = yield from ask(
+        answers = await ask(
             context,
             Opcode.CREATE_STREAMS,
             header,
@@ -257,7 +257,7 @@ def _create(
                 on_created(created[index])
         if failures:
             attempts.on_failure()
-            now_ms = yield Now()
+            now_ms = context.now_ms()
             longest_ms = 0.0
             for what, failure in failures:
                 wait_ms = attempts.maybe_wait_ms(
@@ -266,20 +266,20 @@ def _create(
                 if wait_ms is None:
                     raise attempts.explain(failure, f"creating {what}", None)
                 longest_ms = max(longest_ms, wait_ms)
-            yield from pause(longest_ms)
+            await pause(context.open_calls, longest_ms)
     return [created[index] for index in range(len(specs))]
 
 
-def record_bytes_max(context: Context, stream_ids: Collection[int]) -> Program[dict[int, int]]:
+async def record_bytes_max(context: Context, stream_ids: Collection[int]) -> dict[int, int]:
     """Return how many bytes a record of each stream may have, by stream id.
 
     SPEC "HEARTBEAT", extension: servers without it accept RECORD_BYTES_MAX. Raises NotFoundError
     naming the missing streams.
     """
-    attempts = Attempts(context, (yield Now()))
+    attempts = Attempts(context, context.now_ms())
     answered: dict[str, int] = {}
     while True:
-        check_errors((yield from locate(context, stream_ids)))
+        check_errors(await locate(context, stream_ids))
         if context.router.dialect is not Dialect.SPECIFICATION:
             return dict.fromkeys(stream_ids, limits.RECORD_BYTES_MAX)
         server: str | None = None
@@ -287,7 +287,7 @@ def record_bytes_max(context: Context, stream_ids: Collection[int]) -> Program[d
             servers = {each: _server_of(context, each) for each in stream_ids}
             asked = list(dict.fromkeys(each for each in servers.values() if each not in answered))
             calls = [_record_bytes_call(each, context.timeout_ms) for each in asked]
-            replies = yield from gather(calls)
+            replies = await gather(context.open_calls, calls)
             for server, reply in zip(asked, replies, strict=True):
                 answer = decode_reply(reply, HeartbeatResponse)[-1]
                 answered[server] = settle((RECORD_BYTES_OFFER,), answer.features).sizes.record_bytes
@@ -295,12 +295,12 @@ def record_bytes_max(context: Context, stream_ids: Collection[int]) -> Program[d
             for each in stream_ids:
                 context.router.forget(each)
             attempts.on_failure()
-            wait_ms = attempts.maybe_wait_ms(error, "HEARTBEAT", server, (yield Now()))
+            wait_ms = attempts.maybe_wait_ms(error, "HEARTBEAT", server, context.now_ms())
             if wait_ms is None:
                 raise attempts.explain(error, "HEARTBEAT", server) from error
         else:
             return {each: answered[servers[each]] for each in servers}
-        yield from pause(wait_ms)
+        await pause(context.open_calls, wait_ms)
 
 
 def _server_of(context: Context, stream_id: int) -> str:
@@ -320,7 +320,7 @@ def _record_bytes_call(server: str, timeout_ms: int) -> Call:
     return Call(server, Opcode.HEARTBEAT, header, timeout_ms)
 
 
-def delete_streams(context: Context, refs: Sequence[int | str]) -> Program[None]:
+async def delete_streams(context: Context, refs: Sequence[int | str]) -> None:
     """Delete streams given by id or name (SPEC "DELETE_STREAMS").
 
     The placement driver deletes them; then the range servers are asked to refuse appends, but for
@@ -329,12 +329,12 @@ def delete_streams(context: Context, refs: Sequence[int | str]) -> Program[None]
 
     Raises NotFoundError naming all that are missing; nothing is deleted then.
     """
-    infos = yield from describe_streams(context, refs)
+    infos = await describe_streams(context, refs)
     stream_ids = list(dict.fromkeys(info.stream_id for info in infos))
-    yield from refresh(context, stream_ids)
+    await refresh(context, stream_ids)
     hosted = by_server({each: context.router.maybe_ranges(each) or () for each in stream_ids})
     for chunk in chunks(stream_ids):
-        answers = yield from ask(
+        answers = await ask(
             context,
             Opcode.DELETE_STREAMS,
             _delete_header(context, chunk),
@@ -350,7 +350,8 @@ def delete_streams(context: Context, refs: Sequence[int | str]) -> Program[None]
                 raise error
     for stream_id in stream_ids:
         context.router.forget(stream_id)
-    yield from gather(
+    await gather(
+        context.open_calls,
         [
             Call(
                 server,
@@ -360,7 +361,7 @@ def delete_streams(context: Context, refs: Sequence[int | str]) -> Program[None]
                 only_ours=True,
             )
             for server, chunk in hosted
-        ]
+        ],
     )
 
 
@@ -418,9 +419,9 @@ def stream_info(stream: Stream) -> StreamInfo:
     )
 
 
-def _describe(context: Context, header: DescribeStreamsRequest) -> Program[list[StreamInfo]]:
+async def _describe(context: Context, header: DescribeStreamsRequest) -> list[StreamInfo]:
     """Ask; leave out what does not exist, raise what else failed."""
-    answers = yield from ask(context, Opcode.DESCRIBE_STREAMS, header, DescribeStreamsResponse)
+    answers = await ask(context, Opcode.DESCRIBE_STREAMS, header, DescribeStreamsResponse)
     results = [result for answer in answers for result in answer.describe_responses]
     knows_names = dialect_of(answers[-1].status) is Dialect.SPECIFICATION
     is_short = len(results) < len(header.stream_ids + header.names)

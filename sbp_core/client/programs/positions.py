@@ -15,7 +15,7 @@ from sbp_core.client.programs.calls import (
     decode_reply,
     unanswered,
 )
-from sbp_core.client.programs.program import Call, Now, Program, Reply, gather, pause
+from sbp_core.client.programs.program import Call, Reply, gather, pause
 from sbp_core.client.programs.range_placement import (
     check_errors,
     chunks,
@@ -59,12 +59,12 @@ class TimedOffset:
     time_ms: int | None
 
 
-def lookup_offsets(
+async def lookup_offsets(
     context: Context,
     timestamps: Mapping[int, int],
     start_offsets: Mapping[int, int],
     timeout_ms: int | None,
-) -> Program[dict[int, int]]:
+) -> dict[int, int]:
     """Return for each stream, by id, the first record appended at a time, in us (UTC), or later.
 
     The first one in the order of offsets, of those from its start offset on, if it has one; the
@@ -79,13 +79,13 @@ def lookup_offsets(
         )
         for stream_id, timestamp_us in timestamps.items()
     }
-    found = yield from _look_up(context, wanted, timeout_ms)
+    found = await _look_up(context, wanted, timeout_ms)
     return {stream_id: each.offset for stream_id, each in found.items()}
 
 
-def append_times(
+async def append_times(
     context: Context, offsets: Mapping[int, int], timeout_ms: int | None
-) -> Program[dict[int, int | None]]:
+) -> dict[int, int | None]:
     """Return for each stream, by id, when the record at an offset was appended, in ms (UTC).
 
     That of the first record which is left, if the offset was trimmed; None at the tail and beyond.
@@ -95,7 +95,7 @@ def append_times(
         stream_id: LookupOffsetInfo(stream_id=stream_id, start_offset=_check(offset, "offset"))
         for stream_id, offset in offsets.items()
     }
-    found = yield from _look_up(context, wanted, timeout_ms)
+    found = await _look_up(context, wanted, timeout_ms)
     return {stream_id: each.time_ms for stream_id, each in found.items()}
 
 
@@ -105,16 +105,16 @@ def _check(number: int, what: str) -> int:
     return number
 
 
-def _look_up(
+async def _look_up(
     context: Context, wanted: Mapping[int, LookupOffsetInfo], timeout_ms: int | None
-) -> Program[dict[int, TimedOffset]]:
+) -> dict[int, TimedOffset]:
     """Ask the servers of all ranges that end behind the start offsets; they look up what they have.
 
     If a stream went on in a new range since the look-up, it is asked for again: a server that also
     hosts a later range would have named that one. With a `timeout_ms` no server is waited for
     longer, nor asked again: the streams that it has ranges of are left out.
     """
-    attempts = Attempts(context, (yield Now()))
+    attempts = Attempts(context, context.now_ms())
     lookups = _Lookups(context, wanted)
     call_ms = context.timeout_ms if timeout_ms is None else timeout_ms
     pending = list(wanted)
@@ -123,9 +123,10 @@ def _look_up(
         look_count += 1
         if look_count > limits.CHANGES_FOLLOWED_MAX:
             raise endless("where records are by their time")
-        check_errors((yield from locate(context, pending)))
-        questions = lookups.questions(pending, (yield Now()))
-        replies = yield from gather(
+        check_errors(await locate(context, pending))
+        questions = lookups.questions(pending, context.now_ms())
+        replies = await gather(
+            context.open_calls,
             [
                 Call(
                     server,
@@ -134,12 +135,12 @@ def _look_up(
                     call_ms,
                 )
                 for server, part in questions
-            ]
+            ],
         )
-        now_ms: float = yield Now()
+        now_ms = context.now_ms()
         for (server, part), reply in zip(questions, replies, strict=True):
             lookups.on_reply(server, part, reply, now_ms)
-        check_errors((yield from revalidate(context, lookups.answered())))
+        check_errors(await revalidate(context, lookups.answered()))
         lookups.settle()
         pending = [each for each in pending if each not in lookups.found]
         if not lookups.failures:
@@ -149,10 +150,10 @@ def _look_up(
         if timeout_ms is not None and error.retriable:
             pending = [each for each in pending if each not in lookups.failures]
             continue
-        wait_ms = attempts.maybe_wait_ms(error, "LOOKUP_OFFSETS", endpoint, (yield Now()))
+        wait_ms = attempts.maybe_wait_ms(error, "LOOKUP_OFFSETS", endpoint, context.now_ms())
         if wait_ms is None:
             raise attempts.explain(error, "LOOKUP_OFFSETS", endpoint) from error
-        yield from pause(wait_ms)
+        await pause(context.open_calls, wait_ms)
     return {
         stream_id: lookups.found[stream_id] for stream_id in wanted if stream_id in lookups.found
     }
@@ -309,13 +310,13 @@ def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, TimedOffset])
     return TimedOffset(max(found.offset, first.start_offset), found.time_ms)
 
 
-def commit_cursors(
+async def commit_cursors(
     context: Context,
     group: str,
     offsets: Mapping[int, int],
     membership: Membership | None = None,
     expected: Mapping[int, int] | None = None,
-) -> Program[None]:
+) -> None:
     """Set the offsets that a group reads next, by stream id; NO_CURSOR forgets one.
 
     A cursor with an `expected` offset, or NO_CURSOR, is set only if it is there: else
@@ -354,7 +355,7 @@ def commit_cursors(
             member_id=None if membership is None else membership.member_id,
             generation=-1 if membership is None else membership.generation,
         )
-        answers = yield from ask(
+        answers = await ask(
             context,
             Opcode.COMMIT_CURSORS,
             header,
@@ -371,9 +372,9 @@ def commit_cursors(
     check_errors(errors)
 
 
-def describe_cursors(
+async def describe_cursors(
     context: Context, group: str, stream_ids: Sequence[int] = ()
-) -> Program[list[CursorInfo]]:
+) -> list[CursorInfo]:
     """Return a group's cursors: those of the streams named, in that order, or all by stream id.
 
     A stream without a cursor is left out. Raises InvalidRequestError for a group's name that is not
@@ -382,7 +383,7 @@ def describe_cursors(
     found: list[CursorInfo] = []
     for chunk in chunks(list(dict.fromkeys(stream_ids))) if stream_ids else [()]:
         header = DescribeCursorsRequest(context.timeout_ms, group, tuple(chunk))
-        answers = yield from ask(context, Opcode.DESCRIBE_CURSORS, header, DescribeCursorsResponse)
+        answers = await ask(context, Opcode.DESCRIBE_CURSORS, header, DescribeCursorsResponse)
         cursors = [cursor for answer in answers for cursor in answer.cursors]
         if chunk:
             cursors = list(_answered(answers, chunk).values())
@@ -397,10 +398,10 @@ def describe_cursors(
     return found
 
 
-def list_groups(context: Context) -> Program[list[GroupInfo]]:
+async def list_groups(context: Context) -> list[GroupInfo]:
     """Return the consumer groups that have cursors or members, by name."""
     header = DescribeCursorsRequest(timeout_ms=context.timeout_ms)
-    answers = yield from ask(context, Opcode.DESCRIBE_CURSORS, header, DescribeCursorsResponse)
+    answers = await ask(context, Opcode.DESCRIBE_CURSORS, header, DescribeCursorsResponse)
     return [
         GroupInfo(cursor.group, cursor.committed_at_ms if cursor.committed_at_ms >= 0 else None)
         for answer in answers

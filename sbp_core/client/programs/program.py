@@ -1,15 +1,15 @@
-"""The effects of a client operation: what it asks its runner to do.
+"""The calls of a client operation, and what arrives for them.
 
-An operation is written once, as a generator (a `Program`): it yields effects and is sent their
-results. It does no I/O and reads no clock. Two runners execute programs, in io/aio_transport.py and
-io/blocking_transport.py. Times are milliseconds of a monotonic clock.
+An operation is a coroutine. It opens `Calls` to send requests and to wait for their answers; those
+of the asyncio transport are in io/aio_transport.py, and tests have some that answer in memory.
+Times are milliseconds of a monotonic clock.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol, Self
 
 from msgspec import Struct
 
@@ -21,8 +21,6 @@ from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import RESPONSE_TABLES, decode_header
 from sbp_core.wire.opcodes import Opcode
-
-T = TypeVar("T")
 
 
 class Call(Struct, frozen=True):
@@ -48,37 +46,6 @@ class Call(Struct, frozen=True):
         return max(map(len, self.payload), default=0)
 
 
-class Start(Struct, frozen=True):
-    """Send a call without waiting. Result: its number. Failures come as an Arrival."""
-
-    call: Call
-
-
-class Receive(Struct, frozen=True):
-    """Wait for an answer to the calls `numbers`. Result: an Arrival, None at `until_ms`."""
-
-    numbers: frozenset[int]
-    until_ms: float | None = None
-
-
-class Abandon(Struct, frozen=True):
-    """Stop listening to call `number`. Result: None."""
-
-    number: int
-
-
-class Now(Struct, frozen=True):
-    """Result: the time in ms."""
-
-
-class Emit(Struct, frozen=True):
-    """Hand `value` to the caller before the program is over. Result: what it sends, or None."""
-
-    value: Any
-
-
-Effect = Start | Receive | Abandon | Now | Emit
-Program = Generator[Effect, Any, T]
 Sink = Callable[[Frame | SbpError], None]
 """Where the frames of a call's answer go, and the error that ends it."""
 
@@ -140,7 +107,7 @@ class Inbox:
         self._deadlines.pop(number, None)
         self._arrivals = deque(entry for entry in self._arrivals if entry.number != number)
 
-    def maybe_claim(self, numbers: frozenset[int]) -> Arrival | None:
+    def maybe_claim(self, numbers: Collection[int]) -> Arrival | None:
         """Take out the oldest arrival of one of these calls."""
         for index, arrival in enumerate(self._arrivals):
             if arrival.number in numbers:
@@ -164,28 +131,59 @@ class Inbox:
         return min(times, default=None)
 
 
-def gather(calls: Sequence[Call]) -> Program[list[Reply]]:
+class Calls(Protocol):
+    """The open calls of one operation. Leaving the `with` block abandons those that are open."""
+
+    def now_ms(self) -> float:
+        """Return the time in ms."""
+
+    async def start(self, call: Call) -> int:
+        """Send a call; return its number. A failure comes as an Arrival.
+
+        Waits while the connection takes no more.
+        """
+
+    async def receive(
+        self, numbers: Collection[int], until_ms: float | None = None
+    ) -> Arrival | None:
+        """Wait for an answer to one of the calls; None at `until_ms`."""
+
+    def abandon(self, number: int) -> None:
+        """Stop listening to a call."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+OpenCalls = Callable[[], Calls]
+"""Opens the calls of an operation."""
+
+
+async def gather(open_calls: OpenCalls, wanted: Sequence[Call]) -> list[Reply]:
     """Execute calls concurrently; return the replies in the same order."""
-    frames: dict[int, list[Frame]] = {}
-    errors: dict[int, SbpError] = {}
-    for call in calls:
-        frames[(yield Start(call))] = []
-    waiting = frozenset(frames)
-    while waiting:
-        arrival: Arrival = yield Receive(waiting)
-        if isinstance(arrival.content, SbpError):
-            errors[arrival.number] = arrival.content
-        else:
-            frames[arrival.number].append(arrival.content)
-        if arrival.is_last:
-            waiting -= {arrival.number}
+    with open_calls() as calls:
+        frames: dict[int, list[Frame]] = {}
+        errors: dict[int, SbpError] = {}
+        for call in wanted:
+            frames[await calls.start(call)] = []
+        waiting = set(frames)
+        while waiting:
+            arrival = await calls.receive(waiting)
+            assert arrival is not None, "nothing ends the wait but an arrival"
+            if isinstance(arrival.content, SbpError):
+                errors[arrival.number] = arrival.content
+            else:
+                frames[arrival.number].append(arrival.content)
+            if arrival.is_last:
+                waiting.discard(arrival.number)
     return [Reply(tuple(parts), errors.get(number)) for number, parts in frames.items()]
 
 
-def pause(wait_ms: float) -> Program[None]:
+async def pause(open_calls: OpenCalls, wait_ms: float) -> None:
     """Wait."""
-    now_ms: float = yield Now()
-    yield Receive(frozenset(), now_ms + wait_ms)
+    with open_calls() as calls:
+        await calls.receive((), calls.now_ms() + wait_ms)
 
 
 def timed(call: Call, sink: Sink, on_timing: OnTiming, clock: Callable[[], float]) -> Sink:

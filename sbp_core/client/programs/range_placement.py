@@ -11,9 +11,6 @@ from sbp_core.client.programs.calls import (
     ask,
     unanswered,
 )
-from sbp_core.client.programs.program import (
-    Program,
-)
 from sbp_core.client.programs.router import Router
 from sbp_core.client.types import MetadataChanges, RangeInfo, StoreCommit
 from sbp_core.errors import (
@@ -131,9 +128,9 @@ def no_server(piece: RangeInfo) -> NoRangeServerError:
     )
 
 
-def refresh(
+async def refresh(
     context: Context, stream_ids: Iterable[int], as_of: int | None = None
-) -> Program[dict[int, SbpError]]:
+) -> dict[int, SbpError]:
     """Look the streams up at the placement driver; return the error of each that failed.
 
     SPEC "LIST_RANGES". The router learns the others, `as_of` a revision that was reported before,
@@ -146,7 +143,7 @@ def refresh(
             range_owners=tuple(RangeCriteria(stream_id=each) for each in chunk),
         )
         try:
-            answers = yield from _list(context, header)
+            answers = await _list(context, header)
             listed = _ranges_by_stream(chunk, answers, context.drivers.endpoint)
         except SbpError as error:
             errors.update(dict.fromkeys(chunk, error))
@@ -195,15 +192,15 @@ def _ranges_by_stream(
     return {each: found[each] or _absent(each) for each in found}
 
 
-def locate(context: Context, stream_ids: Iterable[int]) -> Program[dict[int, SbpError]]:
+async def locate(context: Context, stream_ids: Iterable[int]) -> dict[int, SbpError]:
     """Look up those streams that the router does not know; return the errors by stream."""
     unknown = context.router.unknown(stream_ids)
     if not unknown:
         return {}
-    return (yield from refresh(context, unknown))
+    return await refresh(context, unknown)
 
 
-def revalidate(context: Context, stream_ids: Sequence[int]) -> Program[dict[int, SbpError]]:
+async def revalidate(context: Context, stream_ids: Sequence[int]) -> dict[int, SbpError]:
     """Make sure that what the router knows of the streams is current; return the errors.
 
     A placement driver that counts revisions is asked only for the streams that changed.
@@ -211,35 +208,35 @@ def revalidate(context: Context, stream_ids: Sequence[int]) -> Program[dict[int,
     known = context.router.known(stream_ids)
     since = context.router.maybe_revision(known) if known else None
     if since is None:
-        return (yield from refresh(context, stream_ids))
+        return await refresh(context, stream_ids)
     try:
-        changes = yield from metadata_changes(context, since)
+        changes = await metadata_changes(context, since)
     except SbpError as error:
         return dict.fromkeys(stream_ids, error)
     if changes is None or changes.stream_ids is None:
-        return (yield from refresh(context, stream_ids))
-    return (yield from follow(context, stream_ids, since, changes))
+        return await refresh(context, stream_ids)
+    return await follow(context, stream_ids, since, changes)
 
 
-def follow(
+async def follow(
     context: Context, stream_ids: Sequence[int], since: int, changes: MetadataChanges
-) -> Program[dict[int, SbpError]]:
+) -> dict[int, SbpError]:
     """Look up those streams that changed since a revision, or are not known; return the errors."""
     assert changes.stream_ids is not None
     for stream_id in changes.stream_ids:
         context.router.forget(stream_id)
     context.router.confirm(stream_ids, since, changes.revision)
-    return (yield from refresh(context, context.router.unknown(stream_ids), changes.revision))
+    return await refresh(context, context.router.unknown(stream_ids), changes.revision)
 
 
-def metadata_changes(context: Context, since: int = -1) -> Program[MetadataChanges | None]:
+async def metadata_changes(context: Context, since: int = -1) -> MetadataChanges | None:
     """Return what changed since a revision; None if the placement driver counts no revisions.
 
     SPEC "LIST_RANGES", for no stream: the shortest answer there is.
     """
     header = ListRangesRequest(timeout_ms=context.timeout_ms, since_revision=since)
     try:
-        answers = yield from _list(context, header)
+        answers = await _list(context, header)
     except (InvalidRequestError, UnsupportedError):  # that no stream is named
         return None
     context.router.learn_dialect(dialect_of(answers[-1].status))
@@ -256,14 +253,14 @@ def maybe_changes(answer: ListRangesResponse, since: int) -> MetadataChanges | N
     return MetadataChanges(answer.revision, changed)
 
 
-def dialect(context: Context) -> Program[Dialect]:
+async def dialect(context: Context) -> Dialect:
     """Return what the servers speak, asking the placement driver if it has not shown that yet."""
     if not context.router.has_seen_dialect:
-        yield from metadata_changes(context)
+        await metadata_changes(context)
     return context.router.dialect
 
 
-def has_commit(context: Context, commit: StoreCommit) -> Program[bool | None]:
+async def has_commit(context: Context, commit: StoreCommit) -> bool | None:
     """Return whether the metadata ever had a commit; None if it does not report commits.
 
     SPEC "LIST_RANGES". False means that they were put back to an older copy, or are others.
@@ -272,7 +269,7 @@ def has_commit(context: Context, commit: StoreCommit) -> Program[bool | None]:
         context.timeout_ms, store_commit=commit.number, store_life=commit.life
     )
     try:
-        answers = yield from _list(context, header)
+        answers = await _list(context, header)
     except (InvalidRequestError, UnsupportedError):  # that no stream is named
         return None
     return not answers[-1].lacks_commit if answers[-1].store_life else None
@@ -285,27 +282,27 @@ def note_commit(router: Router, answer: ListRangesResponse) -> None:
         router.last_commit = commit if commit.is_plausible else router.last_commit
 
 
-def _list(context: Context, header: ListRangesRequest) -> Program[list[ListRangesResponse]]:
-    answers = yield from ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
+async def _list(context: Context, header: ListRangesRequest) -> list[ListRangesResponse]:
+    answers = await ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
     note_commit(context.router, answers[-1])
     return answers
 
 
-def is_foreign(context: Context) -> Program[bool]:
+async def is_foreign(context: Context) -> bool:
     """Return whether the placement driver speaks another dialect than the specification."""
-    return (yield from dialect(context)) is not Dialect.SPECIFICATION
+    return (await dialect(context)) is not Dialect.SPECIFICATION
 
 
-def list_ranges(
+async def list_ranges(
     context: Context, stream_ids: Sequence[int], as_of: int | None = None
-) -> Program[dict[int, tuple[RangeInfo, ...]]]:
+) -> dict[int, tuple[RangeInfo, ...]]:
     """Return the ranges of each stream, in order, as the placement driver knows them now.
 
     It is not asked for what is known `as_of` a revision that it has just reported. Raises
     NotFoundError naming all streams that are missing.
     """
     if as_of is None or context.router.maybe_revision(stream_ids) != as_of:
-        check_errors((yield from refresh(context, stream_ids)))
+        check_errors(await refresh(context, stream_ids))
     return {each: context.router.maybe_ranges(each) or () for each in stream_ids}
 
 

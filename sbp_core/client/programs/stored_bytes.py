@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sbp_core.client.programs.bounds import describe_call
 from sbp_core.client.programs.calls import Context, decode_reply
-from sbp_core.client.programs.program import Program, Reply, gather
+from sbp_core.client.programs.program import Reply, gather
 from sbp_core.client.programs.range_placement import check_errors, chunks, revalidate
 from sbp_core.client.types import RangeInfo
 from sbp_core.errors import SbpError
@@ -17,23 +17,23 @@ _Key = tuple[int, int]
 """A range: the id of its stream, and its index."""
 
 
-def stored_bytes(
+async def stored_bytes(
     context: Context, stream_ids: Sequence[int], timeout_ms: int
-) -> Program[dict[int, int]]:
+) -> dict[int, int]:
     """Return the bytes of the record batches of each stream, by id, in one replica.
 
     The primary of each range is asked for `timeout_ms` (SPEC "DESCRIBE_RANGES"), then, for the
     ranges that it does not know, one secondary after the other. A stream is left out if a range
     stays unknown. Raises NotFoundError naming the missing streams.
     """
-    check_errors((yield from revalidate(context, stream_ids)))
+    check_errors(await revalidate(context, stream_ids))
     ranges = {each: context.router.maybe_ranges(each) or () for each in stream_ids}
     known: dict[_Key, int] = {}
     rank = 0
     pieces = [each for whole in ranges.values() for each in whole]
     while questions := _questions(pieces, known, rank):
         calls = [describe_call(*each, timeout_ms, with_stored_bytes=True) for each in questions]
-        for reply in (yield from gather(calls)):
+        for reply in await gather(context.open_calls, calls):
             known.update(_sizes(reply))
         rank += 1
     return {

@@ -15,7 +15,7 @@ from sbp_core.client.programs.metadata import (
     property_tables,
     stream_info,
 )
-from sbp_core.client.programs.program import Call, Program, gather
+from sbp_core.client.programs.program import Call, gather
 from sbp_core.client.programs.range_placement import (
     by_server,
     check_errors,
@@ -68,7 +68,7 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error, with_message
 
 
-def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program[list[StreamInfo]]:
+async def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> list[StreamInfo]:
     """Change streams; return them as they are then, in the order of `updates`.
 
     SPEC "UPDATE_STREAMS". Raises ConfigurationError for what no server would accept, NotFoundError
@@ -87,12 +87,12 @@ def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> Program
                 retention_bytes=update.retention_bytes or 0,
             )
         )
-    known = yield from describe_streams(context, [update.stream for update in updates])
+    known = await describe_streams(context, [update.stream for update in updates])
     wanted = [_wanted(update, info) for update, info in zip(updates, known, strict=True)]
     updated: list[StreamInfo] = []
     for chunk in cut_by_weight(wanted, stream_weight, limits.STREAMS_PER_CALL):
         header = UpdateStreamsRequest(timeout_ms=context.timeout_ms, streams=tuple(chunk))
-        answers = yield from ask(
+        answers = await ask(
             context,
             Opcode.UPDATE_STREAMS,
             header,
@@ -140,7 +140,7 @@ def _wanted(update: StreamUpdate, known: StreamInfo) -> Stream:
     )
 
 
-def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[int, RangeInfo]]:
+async def trim_streams(context: Context, offsets: Mapping[int, int]) -> dict[int, RangeInfo]:
     """Forget the records of streams, by id, below an offset; return what each begins with then.
 
     SPEC "TRIM_STREAMS": the smallest remaining range of each stream. The placement driver decides;
@@ -156,12 +156,13 @@ def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
             raise ConfigurationError(
                 f"trim offset {offset} of stream {stream_id} is not an offset, 0 or more"
             )
-    before = yield from list_ranges(context, list(offsets))
-    smallest, errors = yield from _trim_metadata(context, offsets)
+    before = await list_ranges(context, list(offsets))
+    smallest, errors = await _trim_metadata(context, offsets)
     parts = by_server({stream_id: before[stream_id] for stream_id in smallest})
     pieces = (piece for stream_id in smallest for piece in before[stream_id])
     only_servers = {each for piece in pieces if len(piece.servers) == 1 for each in piece.servers}
-    replies = yield from gather(
+    replies = await gather(
+        context.open_calls,
         [
             Call(
                 server,
@@ -171,7 +172,7 @@ def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
                 only_ours=True,
             )
             for server, part in parts
-        ]
+        ],
     )
     for (server, _), reply in zip(parts, replies, strict=True):
         try:
@@ -196,15 +197,15 @@ def trim_streams(context: Context, offsets: Mapping[int, int]) -> Program[dict[i
     return smallest
 
 
-def _trim_metadata(
+async def _trim_metadata(
     context: Context, offsets: Mapping[int, int]
-) -> Program[tuple[dict[int, RangeInfo], list[SbpError]]]:
+) -> tuple[dict[int, RangeInfo], list[SbpError]]:
     """Trim at the placement driver; return the smallest ranges, and what failed."""
     smallest: dict[int, RangeInfo] = {}
     errors: list[SbpError] = []
     for chunk in chunks(list(offsets)):
         header = _trim_header(context, {each: offsets[each] for each in chunk})
-        answers = yield from ask(context, Opcode.TRIM_STREAMS, header, TrimStreamsResponse)
+        answers = await ask(context, Opcode.TRIM_STREAMS, header, TrimStreamsResponse)
         results = [result for answer in answers for result in answer.streams]
         if len(results) != len(chunk):
             raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to trim")
@@ -234,33 +235,33 @@ def _trim_header(context: Context, offsets: Mapping[int, int]) -> TrimStreamsReq
     )
 
 
-def seal_streams(context: Context, stream_ids: Sequence[int]) -> Program[dict[int, RangeInfo]]:
+async def seal_streams(context: Context, stream_ids: Sequence[int]) -> dict[int, RangeInfo]:
     """Let streams go on in new ranges; return the new writable range of each.
 
     SPEC "SEAL_RANGES" at the placement driver. Names the ranges that are open now, so a repeat
     after a lost answer seals nothing else. Raises NotFoundError naming the missing streams (nothing
     is sealed then); the others of the same call are sealed nevertheless when one fails.
     """
-    known = yield from list_ranges(context, stream_ids)
+    known = await list_ranges(context, stream_ids)
     wanted = [
         RangeId(stream_id, ranges[-1].range_index if ranges else -1)
         for stream_id, ranges in known.items()
     ]
-    opened, failures = yield from seal_ranges(context, wanted)
+    opened, failures = await seal_ranges(context, wanted)
     if failures:
         raise failures[0]
     return opened
 
 
-def seal_ranges(
+async def seal_ranges(
     context: Context, wanted: Sequence[RangeId], cause: SealCause = SealCause.REQUESTED
-) -> Program[tuple[dict[int, RangeInfo], list[SbpError]]]:
+) -> tuple[dict[int, RangeInfo], list[SbpError]]:
     """Let streams go on behind ranges that are open; return their new ranges, and what failed."""
     opened: dict[int, RangeInfo] = {}
     failures: list[SbpError] = []
     for chunk in chunks(wanted):
         header = SealRangesRequest(context.timeout_ms, tuple(chunk), cause)
-        answers = yield from ask(context, Opcode.SEAL_RANGE, header, SealRangesResponse)
+        answers = await ask(context, Opcode.SEAL_RANGE, header, SealRangesResponse)
         results = [result for answer in answers for result in answer.seal_responses]
         if len(results) != len(chunk):
             raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to seal")
@@ -292,9 +293,9 @@ def _match_sealed(
     ]
 
 
-def describe_schemas(
+async def describe_schemas(
     context: Context, stream_ids: Sequence[int], *, newest_only: bool
-) -> Program[dict[int, tuple[SchemaVersion, ...]]]:
+) -> dict[int, tuple[SchemaVersion, ...]]:
     """Return the versions of each stream's schema, the newest last; none if it has no schema.
 
     SPEC "DESCRIBE_SCHEMAS". Raises NotFoundError naming the missing streams, UnsupportedError where
@@ -304,7 +305,7 @@ def describe_schemas(
     errors: dict[int, SbpError] = {}
     for chunk in chunks(list(dict.fromkeys(stream_ids))):
         header = DescribeSchemasRequest(context.timeout_ms, tuple(chunk), newest_only)
-        answers = yield from ask(
+        answers = await ask(
             context,
             Opcode.DESCRIBE_SCHEMAS,
             header,
@@ -326,9 +327,9 @@ def describe_schemas(
     return {stream_id: tuple(found[stream_id]) for stream_id in stream_ids}
 
 
-def register_schema(
+async def register_schema(
     context: Context, stream_id: int, schema: StreamSchema, version: int
-) -> Program[SchemaVersion]:
+) -> SchemaVersion:
     """Make a schema version `version` of a stream's; return the version that is newest now.
 
     SPEC "REGISTER_SCHEMAS". It is the one asked for if its schema is `schema`: else another client
@@ -337,7 +338,7 @@ def register_schema(
     placement driver knows no schemas.
     """
     asked = SchemaEntry(stream_id, version, schema.fingerprint, schema.encode())
-    answers = yield from ask(
+    answers = await ask(
         context,
         Opcode.REGISTER_SCHEMAS,
         RegisterSchemasRequest(context.timeout_ms, (asked,)),
@@ -362,15 +363,15 @@ def register_schema(
     return found[0]
 
 
-def evolve_schema(
+async def evolve_schema(
     context: Context, stream_id: int, schema: StreamSchema, *, may_change: bool
-) -> Program[SchemaVersion]:
+) -> SchemaVersion:
     """Return a version of a stream's schema that data of `schema` fit; make one if need be.
 
     A stream without a schema gets `schema`, whatever `may_change` says. Raises SchemaError with
     what does not fit, and what register_schema raises.
     """
-    described = yield from describe_schemas(context, [stream_id], newest_only=True)
+    described = await describe_schemas(context, [stream_id], newest_only=True)
     newest = described[stream_id][-1] if described[stream_id] else None
     for _ in range(limits.SCHEMA_VERSIONS_MAX + 1):
         wanted = schema if newest is None else merge_schemas(newest.schema, schema)
@@ -380,7 +381,7 @@ def evolve_schema(
             raise _fixed(newest, schema)
         # Each turn that others win takes one of the versions that a stream may have.
         version = 1 if newest is None else newest.version + 1
-        newest = yield from register_schema(context, stream_id, wanted, version)
+        newest = await register_schema(context, stream_id, wanted, version)
     raise ProtocolError(
         f"{_schema_of(stream_id)} was changed by others {limits.SCHEMA_VERSIONS_MAX} times in a"
         " row, which are all versions that a stream can have: the placement driver is broken"

@@ -9,7 +9,7 @@ from itertools import groupby
 from sbp_core import limits
 from sbp_core.client.programs.calls import Context, ask, decode_reply, unanswered
 from sbp_core.client.programs.metadata import list_streams
-from sbp_core.client.programs.program import Call, Program, gather
+from sbp_core.client.programs.program import Call, gather
 from sbp_core.client.programs.range_placement import chunks, locate, revalidate
 from sbp_core.client.types import TxnDecision, TxnInfo, TxnLoss, TxnPart
 from sbp_core.errors import ConfigurationError, SbpError, StatusCode, UnsupportedError
@@ -30,7 +30,7 @@ _UNKNOWN = -1
 """In place of a number: not known, or there is none."""
 
 
-def commit_txn(
+async def commit_txn(
     context: Context,
     producer: str,
     batch_number: int,
@@ -38,7 +38,7 @@ def commit_txn(
     *,
     record_count: int,
     digest: bytes,
-) -> Program[TxnDecision]:
+) -> TxnDecision:
     """Decide a batch of a producer; return what was decided (SPEC "COMMIT_TXN").
 
     The first decision of a batch is final, so that this is idempotent: a repeat returns it. It may
@@ -63,7 +63,7 @@ def commit_txn(
         digest=digest,
         commit=True,
     )
-    answers = yield from ask(
+    answers = await ask(
         context,
         Opcode.COMMIT_TXN,
         header,
@@ -80,7 +80,7 @@ def commit_txn(
     )
 
 
-def abort_txns(context: Context, parts: Sequence[TxnPart]) -> Program[list[TxnPart]]:
+async def abort_txns(context: Context, parts: Sequence[TxnPart]) -> list[TxnPart]:
     """Give up what is staged under the ids of `parts`; return those that are given up now.
 
     SPEC "COMMIT_TXN" with `commit` false. The others are committed: they are left alone.
@@ -90,12 +90,12 @@ def abort_txns(context: Context, parts: Sequence[TxnPart]) -> Program[list[TxnPa
         header = CommitTxnRequest(
             timeout_ms=context.timeout_ms, parts=tuple(map(_part_table, chunk))
         )
-        answers = yield from ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse)
+        answers = await ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse)
         dead += [_part(each) for answer in answers for each in answer.parts]
     return dead
 
 
-def give_up_txn(context: Context, producer: str, batch_number: int) -> Program[TxnLoss]:
+async def give_up_txn(context: Context, producer: str, batch_number: int) -> TxnLoss:
     """Give up what range servers have lost of a decided batch; return what that is.
 
     SPEC "COMMIT_TXN" with `give_up`. Raises ConfigurationError for what cannot be a batch,
@@ -107,7 +107,7 @@ def give_up_txn(context: Context, producer: str, batch_number: int) -> Program[T
     header = CommitTxnRequest(
         timeout_ms=context.timeout_ms, producer=producer, batch_number=batch_number, give_up=True
     )
-    answers = yield from ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse)
+    answers = await ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse)
     last = answers[-1]
     if not last.is_replay:  # one that does not know `give_up` has aborted no transactions
         raise UnsupportedError(
@@ -119,9 +119,9 @@ def give_up_txn(context: Context, producer: str, batch_number: int) -> Program[T
     return TxnLoss(parts, last.is_published, _maybe(last.record_count), waits_for)
 
 
-def describe_txns(
+async def describe_txns(
     context: Context, producer: str | None, spared: Collection[str] | None
-) -> Program[list[TxnInfo]]:
+) -> list[TxnInfo]:
     """Return the transactions of a producer, or all: the decided ones, then what is staged.
 
     SPEC "DESCRIBE_TXNS". The placement driver is asked, then each range server that has a range;
@@ -129,13 +129,14 @@ def describe_txns(
     none. Raises the error of a server that does not answer.
     """
     header = DescribeTxnsRequest(context.timeout_ms, producer)
-    answers = yield from ask(context, Opcode.DESCRIBE_TXNS, header, DescribeTxnsResponse)
+    answers = await ask(context, Opcode.DESCRIBE_TXNS, header, DescribeTxnsResponse)
     found = _joined([_info(each, None) for answer in answers for each in answer.txns])
     if spared is None:
         return found
-    servers = [each for each in (yield from range_servers(context)) if each not in spared]
-    replies = yield from gather(
-        [Call(each, Opcode.DESCRIBE_TXNS, header, context.timeout_ms) for each in servers]
+    servers = [each for each in (await range_servers(context)) if each not in spared]
+    replies = await gather(
+        context.open_calls,
+        [Call(each, Opcode.DESCRIBE_TXNS, header, context.timeout_ms) for each in servers],
     )
     for server, reply in zip(servers, replies, strict=True):
         try:
@@ -148,11 +149,11 @@ def describe_txns(
     return found
 
 
-def range_servers(context: Context) -> Program[list[str]]:
+async def range_servers(context: Context) -> list[str]:
     """Return the endpoints of the range servers that have ranges, in no special order."""
-    stream_ids = [info.stream_id for info in (yield from list_streams(context))]
-    yield from revalidate(context, stream_ids)
-    yield from locate(context, stream_ids)
+    stream_ids = [info.stream_id for info in (await list_streams(context))]
+    await revalidate(context, stream_ids)
+    await locate(context, stream_ids)
     known = (context.router.maybe_ranges(each) or () for each in stream_ids)
     return list(
         dict.fromkeys(server for ranges in known for piece in ranges for server in piece.servers)

@@ -21,7 +21,7 @@ from sbp_core.client.programs.bounds import (
     stream_bounds,
 )
 from sbp_core.client.programs.calls import Context, decode_reply
-from sbp_core.client.programs.program import Call, Now, Program, Reply, gather
+from sbp_core.client.programs.program import Call, Reply, gather
 from sbp_core.client.programs.range_placement import (
     check_errors,
     checked_range,
@@ -84,34 +84,34 @@ class BoundsView:
         return None if self.basis is None else self.basis.revision
 
 
-def watch_bounds(
+async def watch_bounds(
     context: Context, stream_ids: Sequence[int], earlier: BoundsView | None
-) -> Program[BoundsView]:
+) -> BoundsView:
     """Return the bounds of streams as they are now; `earlier` is what the last look returned.
 
     Raises as `stream_bounds` does.
     """
     wanted = tuple(stream_ids)
     if earlier is not None:
-        view = yield from _maybe_later(context, earlier, wanted)
+        view = await _maybe_later(context, earlier, wanted)
         if view is not None:
             return view
-    return (yield from _look(context, wanted))
+    return await _look(context, wanted)
 
 
-def _look(context: Context, stream_ids: tuple[int, ...]) -> Program[BoundsView]:
+async def _look(context: Context, stream_ids: tuple[int, ...]) -> BoundsView:
     """Ask for all the bounds, and before that for the revisions as of which they are known."""
     basis = None
     if len(stream_ids) >= limits.BOUNDS_WATCHED_MIN:
-        check_errors((yield from revalidate(context, stream_ids)))
-        basis = yield from _maybe_basis(context, stream_ids)
-    found = yield from stream_bounds(context, stream_ids)
+        check_errors(await revalidate(context, stream_ids))
+        basis = await _maybe_basis(context, stream_ids)
+    found = await stream_bounds(context, stream_ids)
     if basis is not None and context.router.maybe_revision(stream_ids) != basis.revision:
         basis = None
     return BoundsView({each.stream_id: each for each in found}, basis)
 
 
-def _maybe_basis(context: Context, stream_ids: tuple[int, ...]) -> Program[_Basis | None]:
+async def _maybe_basis(context: Context, stream_ids: tuple[int, ...]) -> _Basis | None:
     """Return the placement and the revisions of now; None if a server does not count them."""
     router = context.router
     revision = router.maybe_revision(stream_ids)
@@ -120,7 +120,7 @@ def _maybe_basis(context: Context, stream_ids: tuple[int, ...]) -> Program[_Basi
     ranges = {each: router.maybe_ranges(each) or () for each in stream_ids}
     counts = _server_counts(ranges)
     header = DescribeRangesRequest(context.timeout_ms)
-    replies = yield from gather([_question(each, header) for each in counts])
+    replies = await gather(context.open_calls, [_question(each, header) for each in counts])
     sources = []
     for server, reply in zip(counts, replies, strict=True):
         news = _maybe_news(reply)
@@ -136,9 +136,9 @@ def _server_counts(ranges: Mapping[int, Sequence[RangeInfo]]) -> Counter[str]:
     return Counter(each for each in servers if each is not None)
 
 
-def _maybe_later(
+async def _maybe_later(
     context: Context, earlier: BoundsView, wanted: tuple[int, ...]
-) -> Program[BoundsView | None]:
+) -> BoundsView | None:
     """Return the view of now by what changed since an earlier one.
 
     None if the servers do not say, or if an open range is no longer as its server knew it.
@@ -147,20 +147,21 @@ def _maybe_later(
     if basis is None:
         return None
     placement = ListRangesRequest(context.timeout_ms, since_revision=basis.revision)
-    placed, *replies = yield from gather(
+    placed, *replies = await gather(
+        context.open_calls,
         [
             Call(context.drivers.endpoint, Opcode.LIST_RANGES, placement, context.timeout_ms),
             *(_news_of(each, context.timeout_ms) for each in basis.sources),
-        ]
+        ],
     )
     changes = _maybe_changes(context.router, placed, basis.revision)
     if changes is None or changes.stream_ids is None:
         return None
     if changes.revision == basis.revision and wanted == tuple(earlier.bounds):
         return _maybe_updated(earlier, basis, replies)
-    check_errors((yield from follow(context, wanted, basis.revision, changes)))
+    check_errors(await follow(context, wanted, basis.revision, changes))
     moved = [each for each in wanted if each in changes.stream_ids or each not in earlier.bounds]
-    found = {each.stream_id: each for each in (yield from stream_bounds(context, moved))}
+    found = {each.stream_id: each for each in (await stream_bounds(context, moved))}
     ranges = {each: context.router.maybe_ranges(each) or () for each in wanted}
     counts = _server_counts(ranges)
     is_asked = counts.keys() <= {each.endpoint for each in basis.sources}
@@ -250,12 +251,12 @@ def _maybe_server(pieces: Sequence[RangeInfo]) -> str | None:
     return last.servers[0] if last and last.end_offset is None and last.servers else None
 
 
-def reach(
+async def reach(
     context: Context,
     positions: Mapping[int, int | None],
     timeout_ms: int,
     spared: Mapping[str, SbpError],
-) -> Program[dict[int, Reach]]:
+) -> dict[int, Reach]:
     """Return how far each stream, by id, can be read from its position; None: from its first.
 
     A server of each range that lies ahead is asked (SPEC "DESCRIBE_RANGES"), for `timeout_ms`:
@@ -264,25 +265,29 @@ def reach(
     all missing streams, and errors that a retry would not cure.
     """
     stream_ids = list(positions)
-    check_errors((yield from revalidate(context, stream_ids)))
+    check_errors(await revalidate(context, stream_ids))
     bounds = Bounds(context.router)
     servers = _Servers(spared)
     failures: dict[int, tuple[str | None, SbpError]] = {}
     while pending := [each for each in bounds.missing(stream_ids) if each not in failures]:
         bounds.count_look()
-        check_errors((yield from locate(context, pending)))
+        check_errors(await locate(context, pending))
         questions = servers.to_ask(bounds.questions(pending))
         failures |= bounds.failures | servers.unasked
-        replies = yield from gather([describe_call(*each, timeout_ms) for each in questions])
+        replies = await gather(
+            context.open_calls, [describe_call(*each, timeout_ms) for each in questions]
+        )
         for (server, pieces), reply in zip(questions, replies, strict=True):
             servers.note(server, reply.error)
             bounds.on_reply(server, pieces, reply)
         failures |= bounds.failures
     ahead = {each: _ahead(context.router, each, at) for each, at in positions.items()}
-    now_ms: float = yield Now()
+    now_ms = context.now_ms()
     while others := servers.unknown(context.replicas, ahead.values(), now_ms):
-        replies = yield from gather([describe_call(*each, timeout_ms) for each in others])
-        now_ms = yield Now()
+        replies = await gather(
+            context.open_calls, [describe_call(*each, timeout_ms) for each in others]
+        )
+        now_ms = context.now_ms()
         for (server, (piece, *_)), reply in zip(others, replies, strict=True):
             servers.note(server, reply.error)
             if reply.error is not None and piece.is_sealed_and_replicated:
@@ -296,10 +301,14 @@ def reach(
     }
 
 
-def probe(endpoints: Collection[str], timeout_ms: int) -> Program[dict[str, SbpError]]:
+async def probe(
+    context: Context, endpoints: Collection[str], timeout_ms: int
+) -> dict[str, SbpError]:
     """Return the error of each server that does not answer a PING in time (SPEC "PING")."""
     asked = list(endpoints)
-    replies = yield from gather([Call(each, Opcode.PING, None, timeout_ms) for each in asked])
+    replies = await gather(
+        context.open_calls, [Call(each, Opcode.PING, None, timeout_ms) for each in asked]
+    )
     return {
         endpoint: reply.error
         for endpoint, reply in zip(asked, replies, strict=True)

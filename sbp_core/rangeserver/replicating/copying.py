@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from sbp_core import limits
-from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
+from sbp_core.client.io.aio_transport import AsyncPool
 from sbp_core.client.programs import calls
 from sbp_core.client.programs.program import Call
 from sbp_core.client.types import Connecting
@@ -271,7 +271,7 @@ class Copier:
         call = Call(
             address, Opcode.READ_ENTRIES, request, _TIMEOUT_MS, feature=FeatureName.REPLICATION
         )
-        (frame,) = await AsyncRunner(self._pool).run(calls.exchange(call))
+        (frame,) = await calls.exchange(self._pool.open_calls, call)
         response = decode_header(ReadEntriesResponse, frame.header)
         check_status(response.status)
         entries = decode_portable(memoryview(frame.payload))

@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, NamedTuple
 
 from sbp_core import limits
-from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
+from sbp_core.client.io.aio_transport import AsyncPool
 from sbp_core.client.programs import calls
 from sbp_core.client.programs.program import Call
 from sbp_core.client.types import Connecting
@@ -361,7 +361,7 @@ class PeerLink:
             tuple(payload),
             feature=FeatureName.REPLICATION,
         )
-        frames = await AsyncRunner(self._pool).run(calls.exchange(call))
+        frames = await calls.exchange(self._pool.open_calls, call)
         results: list[tuple[Copy, ReplicateResult]] = []
         for frame in frames:
             response = decode_header(ReplicateResponse, frame.header)

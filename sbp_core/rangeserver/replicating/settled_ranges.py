@@ -13,7 +13,7 @@ import asyncio
 import logging
 from typing import Final, Protocol
 
-from sbp_core.client.io.aio_transport import AsyncPool, AsyncRunner
+from sbp_core.client.io.aio_transport import AsyncPool
 from sbp_core.client.programs import calls
 from sbp_core.client.programs.program import Call
 from sbp_core.client.types import Connecting
@@ -81,7 +81,7 @@ class SettledRanges:
         """Whether a server has settled a range with this end. Raises SbpError."""
         request = DescribeRangesRequest(_ASK_TIMEOUT_MS, (RangeId(*key),))
         call = Call(address, Opcode.DESCRIBE_RANGE, request, _ASK_TIMEOUT_MS)
-        for frame in await AsyncRunner(self._pool).run(calls.exchange(call)):
+        for frame in await calls.exchange(self._pool.open_calls, call):
             response = decode_header(DescribeRangesResponse, frame.header)
             check_status(response.status)
             for result in response.describe_responses:

@@ -340,7 +340,10 @@ def run_in(world, groups, **kind):
         router.learn(stream_id, [RangeInfo(stream_id, 0, 0, None, 0, ("a:1",))])
     router.forget = lambda stream_id: None  # type: ignore[method-assign]
     policy = RetryPolicy(budget_ms=1_000, backoff_ms=1, backoff_ms_max=1)
-    context = Context(PlacementDrivers("pd:1"), router, policy, Random(1), 1000)
+    drivers, timeout_ms = PlacementDrivers("pd:1"), 1000
+    context = Context(
+        drivers, router, policy, Random(1), timeout_ms, world.open_calls, world.now_ms
+    )
     world.run(GradualAppend(context, AppendKind(**kind)).program(), groups)
 
 

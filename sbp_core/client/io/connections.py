@@ -1,9 +1,4 @@
-"""The common part of the asyncio and the blocking transport: connections and open calls.
-
-`Connections` decides which connection a call uses. `OpenCalls` has the calls of one running program
-(programs/program.py), and their arrivals. Neither waits, and neither locks: that is where the two
-transports differ.
-"""
+"""Which connection a call uses: one for each endpoint, replaced when it ends."""
 
 from __future__ import annotations
 
@@ -14,12 +9,9 @@ from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
 
 from sbp_core import limits
-from sbp_core.client.io.answer_limits import Ticket
-from sbp_core.client.programs.program import Arrival, Inbox, Receive
 from sbp_core.client.types import parse_endpoint
-from sbp_core.errors import ClientClosedError, SbpError
+from sbp_core.errors import ClientClosedError
 from sbp_core.sockets import is_own_address
-from sbp_core.wire.opcodes import Opcode
 
 
 @lru_cache(maxsize=1_000)
@@ -44,7 +36,7 @@ def is_own_endpoint(endpoint: str) -> bool:
 
 
 class ClientConnection(Protocol):
-    """A connection of either transport."""
+    """A connection, as the choice sees it."""
 
     @property
     def is_usable(self) -> bool:
@@ -53,15 +45,6 @@ class ClientConnection(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether its calls have ended and its socket is closed or closing."""
-
-    def abandon(self, ticket: Ticket) -> None:
-        """Stop listening to a call."""
-
-    def extension_ms(self, ticket: Ticket) -> float:
-        """Return the waits that the server asked for since the deadline of a call was set last."""
-
-    def expire(self, ticket: Ticket, opcode: Opcode) -> SbpError:
-        """Give up a call whose deadline passed, and the connection after its open calls."""
 
     def retire(self) -> None:
         """Accept no new calls, and close after the open ones."""
@@ -114,53 +97,3 @@ class Connections(Generic[C]):
         self._retired.update(self._by_endpoint.values())
         self._by_endpoint.clear()
         return list(self._retired)
-
-
-class OpenCalls(Generic[C]):
-    """The calls of one running program: what arrives for them, and where they were sent."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.inbox = Inbox()
-        self.sent: dict[int, tuple[C, Ticket, Opcode]] = {}
-        """By number: the connection and the ticket of a call."""
-        self._clock = clock
-
-    def now_ms(self) -> float:
-        """Return the time in ms."""
-        return self._clock() * 1000
-
-    def maybe_claim(self, wanted: Receive, now_ms: float) -> Arrival | None:
-        """Return what has arrived, a call's timeout included; None if nothing has."""
-        arrival = self.inbox.maybe_claim(wanted.numbers)
-        if arrival is None and self.expire(now_ms):
-            arrival = self.inbox.maybe_claim(wanted.numbers)
-        return arrival
-
-    def expire(self, now_ms: float) -> bool:
-        """Give up the calls whose deadline passed; return whether there were any.
-
-        A call that the server made wait by `throttle_time_ms` has that much longer.
-        """
-        has_expired = False
-        for number in self.inbox.expired(now_ms):
-            connection, ticket, opcode = self.sent[number]
-            extension_ms = connection.extension_ms(ticket)
-            if extension_ms > 0:
-                self.inbox.extend(number, extension_ms)
-                continue
-            del self.sent[number]
-            self.inbox.deliver(Arrival(number, connection.expire(ticket, opcode)))
-            has_expired = True
-        return has_expired
-
-    def abandon(self, number: int) -> None:
-        """Stop listening to a call."""
-        self.inbox.abandon(number)
-        if number in self.sent:
-            connection, ticket, _ = self.sent.pop(number)
-            connection.abandon(ticket)
-
-    def close(self) -> None:
-        """Stop listening to all calls."""
-        for number in self.inbox.open_numbers:
-            self.abandon(number)
