@@ -17,7 +17,7 @@ TESTS   = $(BIN)/python -m pytest -p tests.support.reporting -n $(WORKERS) --dis
 
 WORKERS ?= 2
 # Parts of `make test-all`. The first line has markers of tests that `make test` leaves out.
-MARKED := browser deployments dialect exhaustive faults fuzz notebooks pages release simulation site
+MARKED := browser deployments exhaustive faults fuzz notebooks pages release simulation site
 PARTS  := $(MARKED) features versions
 LEFT_OUT = not ($(shell echo $(MARKED) | sed 's/ / or /g'))
 

@@ -8,15 +8,8 @@ from typing import Final
 
 from sbp_core import errors
 from sbp_core.errors import SbpError, StatusCode, StatusError, error_for_code
-from sbp_core.wire.status import SUCCESS_CODES
 
 OURS_NEVER: Final = "never this project's"
-
-ALSO_ACCEPTED: Final = f"servers of the ElasticStream family; {OURS_NEVER}"
-
-LATER: Final = f"servers of ElasticStream from May 2023 on; {OURS_NEVER}"
-
-IN_THE_DIALECT: Final = "servers that speak `elasticstream-2023-04`"
 
 SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.NONE: "both servers: success",
@@ -26,10 +19,6 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.UNSUPPORTED_VERSION: f"servers of another version; {OURS_NEVER}",
     StatusCode.PD_NOT_LEADER: "a placement driver that is not the leader of those on one PostgreSQL"
     " database (`detail` is a PlacementDriverCluster)",
-    StatusCode.OK: f"{IN_THE_DIALECT}: success",
-    StatusCode.NO_NEW_RECORD: f"range {IN_THE_DIALECT}: FETCH finds nothing, or its one frame is"
-    " full",
-    StatusCode.BAD_REQUEST: f"{IN_THE_DIALECT}. Means INVALID_REQUEST",
     StatusCode.UNAUTHENTICATED: "both servers, if they want identities: a request on a connection"
     " without one, or after its end; HEARTBEAT with a token that is not acceptable",
     StatusCode.PERMISSION_DENIED: "a range server: END_TXN, SEAL_RANGE and APPEND of a copy of a"
@@ -49,12 +38,6 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     " `throttle_time_ms`); both servers: too many connections or open calls, also for"
     " the quota of an identity, and requests that waited too long for it",
     StatusCode.RANGE_ALREADY_SEALED: "a range server: APPEND to a sealed range",
-    StatusCode.OFFSET_OVERFLOW: f"{ALSO_ACCEPTED}. An offset beyond the end of a range",
-    StatusCode.APPEND_TO_COMMITTED_OFFSET: f"{LATER}. The offset of an append is committed already",
-    StatusCode.APPEND_TO_PENDING_OFFSET: f"{LATER}. The offset of an append is being committed",
-    StatusCode.APPEND_TO_OVERTAKEN_OFFSET: f"{LATER}. Appends before this one are missing",
-    StatusCode.EXPIRED_RANGE_EPOCH: f"{LATER}. A newer writer has taken the range over",
-    StatusCode.SEAL_RANGE_NOT_FOUND: f"{ALSO_ACCEPTED}. The stream has no such range to seal",
     StatusCode.RANGE_NOT_FOUND: "a range server that does not host the range; the placement driver:"
     " the stream has no such range",
     StatusCode.OFFSET_OUT_OF_RANGE: "a range server: FETCH outside what it holds; the placement"
@@ -63,15 +46,12 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.CREATE_RANGE_BEFORE_SEAL: "the placement driver: the stream's last range is open",
     StatusCode.UNSUPPORTED_OPERATION: "both servers: an opcode that this kind of server does not"
     " serve",
-    StatusCode.UNKNOWN_OPERATION: f"{ALSO_ACCEPTED}. Means UNSUPPORTED_OPERATION",
     StatusCode.PD_INTERNAL: "the placement driver: its metadata changed during the request, or"
-    " cannot be written, or a range server contradicts them; UNKNOWN in the dialect"
-    " `elasticstream-2023-04`",
+    " cannot be written, or a range server contradicts them",
     StatusCode.PD_NO_AVAILABLE_RS: "the placement driver: no live range server can host a range,"
     " or the server that knows a stream's tail does not answer",
     StatusCode.PD_STORE_UNAVAILABLE: "the placement driver: its PostgreSQL database is down, or"
     " ended the connection",
-    StatusCode.ES_PD_NOT_LEADER: f"{ALSO_ACCEPTED}. Means PD_NOT_LEADER",
     StatusCode.SEAL_NO_SERVER_ANSWERED: "the placement driver: the server of the range to seal does"
     " not answer; nothing is stored, but the range may be sealed there",
     StatusCode.MEMBER_UNKNOWN: "the placement driver: GROUP_HEARTBEAT, or COMMIT_CURSORS with a"
@@ -79,7 +59,7 @@ SENT_BY: Final[Mapping[StatusCode, str]] = {
     StatusCode.STREAM_NOT_HELD: "the placement driver: COMMIT_CURSORS for a stream that the member"
     " does not hold, or without a member while the group has some",
     StatusCode.RS_INTERNAL: "a range server that cannot write its log and is about to exit, or"
-    " cannot read what a FETCH requests; UNKNOWN in the dialect `elasticstream-2023-04`",
+    " cannot read what a FETCH requests",
     StatusCode.RS_DATA_CORRUPTED: "a range server: FETCH of a batch that is damaged on disk. The"
     " message names file, range and offsets; other offsets are served",
     StatusCode.RS_DISK_FULL: "a range server: APPEND while the free disk space is below"
@@ -116,7 +96,7 @@ ERRORS_INTRODUCTION: Final = """\
 # Status codes and errors
 
 Every `status.code` of the protocol, which server sends it, and how the client reacts. Codes 0 to 5
-are the specification's. The others are ElasticStream's, and extensions. A status is in the header
+are the specification's. The others are extensions. A status is in the header
 of an answer (for the whole frame), in each item (for that item), or in a system error frame (the
 call is over).
 
@@ -165,11 +145,8 @@ def what_the_client_does(error: SbpError) -> str:
 def code_row(code: StatusCode) -> list[str]:
     """Return a status code's row."""
     first = [str(int(code)), code.name]
-    if code in SUCCESS_CODES:
+    if code is StatusCode.NONE:
         return [*first, "-", "applied", SENT_BY[code], "-", "success"]
-    if code is StatusCode.NO_NEW_RECORD:
-        asks_again = "polls while its caller waits, then returns no records"
-        return [*first, "-", "not applied", SENT_BY[code], "-", asks_again]
     error = error_for_code(code, "")
     return [
         *first,

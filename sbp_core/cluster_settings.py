@@ -27,8 +27,7 @@ def _setting_of(part: type, name: str) -> Any:
 
 
 _SHARED: Final = (
-    *("host", "insecure", "advertise_host", "connections_per_address_max", "dialect"),
-    "quotas_file",
+    *("host", "insecure", "advertise_host", "connections_per_address_max", "quotas_file"),
     *(each.name for each in fields(ListenerSettings) if "section" in each.metadata),
 )
 """Settings that are the same for all parts: among them those of TLS and of identities."""
@@ -39,7 +38,7 @@ class ClusterSettings:
     """How a placement driver and range servers run in one process.
 
     Everything is stored below `data_dir`, each part in a folder of its own. All parts listen on
-    `host`, `insecure` or not, speak `dialect`, have the same TLS, identities and quotas, and take
+    `host`, `insecure` or not, have the same TLS, identities and quotas, and take
     `connections_per_address_max`. The range servers take consecutive ports from
     `range_server_port` on, or free ones when that is 0; likewise they advertise consecutive ports.
     Raises ConfigurationError when a value cannot work.
@@ -61,7 +60,6 @@ class ClusterSettings:
         default=1,
         unit="servers",
     )
-    dialect: str = _setting_of(PlacementDriverSettings, "dialect")
     connections_per_address_max: int = _setting_of(
         PlacementDriverSettings, "connections_per_address_max"
     )

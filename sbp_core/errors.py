@@ -225,7 +225,7 @@ class RefusedError(StatusError):
 class InvalidRequestError(RefusedError):
     """The request is malformed or asks for something that is not allowed."""
 
-    codes = (StatusCode.INVALID_REQUEST, StatusCode.BAD_REQUEST)
+    codes = (StatusCode.INVALID_REQUEST,)
 
 
 def invalid(message: str) -> InvalidRequestError:
@@ -236,11 +236,7 @@ def invalid(message: str) -> InvalidRequestError:
 class UnsupportedError(RefusedError):
     """The peer does not know the operation or a feature that the request needs."""
 
-    codes = (
-        StatusCode.UNSUPPORTED_VERSION,
-        StatusCode.UNSUPPORTED_OPERATION,
-        StatusCode.UNKNOWN_OPERATION,
-    )
+    codes = (StatusCode.UNSUPPORTED_VERSION, StatusCode.UNSUPPORTED_OPERATION)
 
 
 class UnauthenticatedError(RefusedError):
@@ -293,7 +289,7 @@ class ConditionFailedError(RefusedError):
 class RangeNotFoundError(RefusedError):
     """The server does not host the range."""
 
-    codes = (StatusCode.RANGE_NOT_FOUND, StatusCode.SEAL_RANGE_NOT_FOUND)
+    codes = (StatusCode.RANGE_NOT_FOUND,)
     retriable = True
     refreshes_placement = True
 
@@ -348,7 +344,7 @@ class NotLeaderError(RefusedError):
     Where the ranges are has nothing to do with it: the same call is for another one to answer.
     """
 
-    codes = (StatusCode.PD_NOT_LEADER, StatusCode.ES_PD_NOT_LEADER)
+    codes = (StatusCode.PD_NOT_LEADER,)
     retriable = True
 
 

@@ -72,9 +72,6 @@ PLACEMENT_DISK_FREE_BYTES: Final = 1024 * MIB
 METRICS_WINDOW_MS: Final = 60_000
 """Period of the averages and the activity in REPORT_METRICS."""
 FETCH_WAIT_MS_MAX: Final = 60_000
-FETCH_POLL_MS: Final = 10
-"""First pause before a server that does not wait for data is asked again; each doubles."""
-FETCH_POLL_MS_MAX: Final = 500
 
 # Limits of what a server may make a client keep or do.
 ANSWER_BYTES_MAX: Final = 64 * MIB
@@ -490,5 +487,4 @@ assert max(HEARTBEAT_INTERVAL_MS, UNUSED_CONNECTION_MS) < SPARED_CONNECTION_MS <
 assert RETRY_BACKOFF_MS < RETRY_BACKOFF_MS_MAX < REQUEST_TIMEOUT_MS <= RETRY_BUDGET_MS
 assert RETRY_LOG_INTERVAL_MS < RETRY_BUDGET_MS, "a log line comes before the error"
 assert CONNECT_TIMEOUT_MS < REPLICA_TIMEOUT_MS < REQUEST_TIMEOUT_MS
-assert 0 < FETCH_POLL_MS <= FETCH_POLL_MS_MAX < FETCH_WAIT_MS_MAX
 assert STREAMS_PER_CALL <= STREAMS_PER_REQUEST_MAX < HEADER_TABLES_MAX // 6

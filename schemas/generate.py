@@ -280,10 +280,7 @@ def _render_service(service: ReflectedService) -> list[str]:
         for call in service.calls
         if call.request.fields
     ]
-    members = {
-        attribute: ", ".join(f"{name}.{call}" for call in calls if attribute in calls[call])
-        for attribute in ("extension", "payload")
-    }
+    with_payload = ", ".join(f"{name}.{call}" for call in calls if "payload" in calls[call])
     return [
         "",
         f"class {name}(enum.IntEnum):",
@@ -292,9 +289,7 @@ def _render_service(service: ReflectedService) -> list[str]:
         *(f"    {call} = {calls[call]['opcode']}" for call in calls),
         "",
         "",
-        f"EXTENSIONS: Final = frozenset({{{members['extension']}}})",
-        '"""Operations that are not in the specification."""',
-        f"WITH_PAYLOAD: Final = frozenset({{{members['payload']}}})",
+        f"WITH_PAYLOAD: Final = frozenset({{{with_payload}}})",
         '"""Operations whose requests have a payload."""',
         f"OPERATIONS: Final[Mapping[{name}, tuple[type[Struct], type[Struct]]]] = {{",
         *tables,

@@ -50,15 +50,6 @@ def cluster(sbp_cluster: LocalCluster) -> LocalCluster:
 
 
 @pytest.fixture(scope="session")
-def foreign_cluster() -> Iterator[LocalCluster]:
-    """`sbp serve` that speaks elasticstream-2023-04."""
-    from sbp_core.cluster import LocalCluster
-
-    with LocalCluster(options=["--dialect", "elasticstream-2023-04"]) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
 def client(cluster: LocalCluster) -> Iterator[Client]:
     """A client of the cluster."""
     from sbp_core.client import Client

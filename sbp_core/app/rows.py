@@ -46,8 +46,7 @@ Rows = ArrowStream | Iterable[Mapping[str, Any]]
 class Target:
     """The stream that rows are encoded for; `schema` is None if it is not typed.
 
-    `timestamp_column` of the schema has the times of the records, if it is named. Plain records are
-    written as record sequences if `is_sequence`: for servers of ElasticStream's dialect.
+    `timestamp_column` of the schema has the times of the records, if it is named.
     """
 
     stream: str
@@ -56,7 +55,6 @@ class Target:
     record_bytes_max: int
     compression: Compression = "none"
     timestamp_column: str | None = None
-    is_sequence: bool = False
     plain_bytes_max: int = field(init=False)
     """The bytes of the largest record without columns that it takes: none if it is typed."""
 
@@ -87,7 +85,6 @@ class Target:
                 self.stream_id,
                 record_bytes_max=self.record_bytes_max,
                 compression=self.compression,
-                is_sequence=self.is_sequence,
             )
         return ColumnsBuilder(
             self.stream_id,

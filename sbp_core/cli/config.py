@@ -245,7 +245,7 @@ _SECTION_OF: Final[Mapping[type, str]] = {
 
 def _of_cluster() -> Configuration[ClusterSettings]:
     sections = _sections("serve", "tls", "auth", "placement_driver", "range_server")
-    shared = {"host", "insecure", "advertise_host", "connections_per_address_max", "dialect"}
+    shared = {"host", "insecure", "advertise_host", "connections_per_address_max"}
     for each in (*fields(ClusterSettings), *fields(ServeSettings)):
         part = each.metadata.get("part")
         if each.name in _ELSEWHERE:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sbp_core.cli.server_options import (
-    DIALECT,
     HANG_UP_HELP,
     HOST,
     INSECURE,
@@ -81,7 +80,6 @@ SERVE = Service("SERVE", _make, _describe)
     metavar="HOST",
     help="Host in the addresses that clients get. [default: --host]",
 )
-@DIALECT
 @port_option("--pd-port", "0 picks a free one. [default: 12378]")
 @port_option(
     "--range-server-port",

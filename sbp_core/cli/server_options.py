@@ -47,11 +47,6 @@ def _subject_option(name: str, attribute: str, about: str) -> Declare:
 HOST: Final = click.option(
     "--host", metavar="HOST", help="Address to listen on. [default: 127.0.0.1]"
 )
-DIALECT: Final = click.option(
-    "--dialect",
-    metavar="NAME",
-    help="specification or elasticstream-2023-04. [default: specification]",
-)
 INSECURE: Final = click.option(
     "--insecure",
     is_flag=True,
@@ -136,7 +131,6 @@ def server_options(port: int) -> Declare:
                 help="Where others reach it; sets advertise_host and advertise_port. [default:"
                 " --host and --port]",
             ),
-            DIALECT,
         ]
     )
 

@@ -37,14 +37,12 @@ def _formats() -> dict[str, str]:
     from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_MIN
     from sbp_core.segment_format import SEGMENT_VERSION
     from sbp_core.session.negotiation import REPLICATION_VERSIONS, FeatureName
-    from sbp_core.wire.dialect import Dialect
 
     return {
         "log": str(SEGMENT_VERSION),
         "metadata": f"{SCHEMA_VERSION}, upgraded from {SCHEMA_VERSION_MIN} on",
         "checkpoint": _checkpoint_versions(),
         "protocol": "SBP 0.1",
-        "dialects": ", ".join(Dialect),
         "features": ", ".join(FeatureName),
         "replication": ", ".join(map(str, REPLICATION_VERSIONS)),
         "python": platform.python_version(),

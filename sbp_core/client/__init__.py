@@ -42,7 +42,6 @@ from sbp_core.client.types import (
 )
 from sbp_core.session.negotiation import Wishes
 from sbp_core.tls import Tls
-from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.txn_id import is_producer, one_shot_producer, original_of, txn_id_of
 
 __all__ = [
@@ -61,7 +60,6 @@ __all__ = [
     "Connecting",
     "Credentials",
     "CursorInfo",
-    "Dialect",
     "FetchItem",
     "FetchOutcome",
     "Grant",

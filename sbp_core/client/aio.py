@@ -56,7 +56,6 @@ from sbp_core.client.types import (
 from sbp_core.errors import SbpError
 from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import RangeServer
 from sbp_core.wire.opcodes import Opcode
@@ -238,10 +237,6 @@ class AsyncClient(AsyncGroupMethods):
         counts no revisions.
         """
         return await placement.metadata_changes(self._context, since)
-
-    async def dialect(self) -> Dialect:
-        """Return the dialect of the servers, which decides what can be appended to them."""
-        return await placement.dialect(self._context)
 
     async def record_bytes_max(self, stream_ids: Collection[int]) -> dict[int, int]:
         """Return how many bytes a record of each stream may have, by stream id.
@@ -443,8 +438,7 @@ class AsyncClient(AsyncGroupMethods):
         offset -1. Writer and transaction need servers that know the extension: UnsupportedError.
 
         Raises the error of the first batch that failed; others may be appended, see its `outcome`.
-        ConfigurationError for a batch that is too large, or no record sequence where the servers
-        speak elasticstream-2023-04; nothing is appended then.
+        ConfigurationError for a batch that is too large; nothing is appended then.
         """
         kind = appending.AppendKind(retry_unknown, writer, transaction)
         return await appending.append(self._context, items, kind)

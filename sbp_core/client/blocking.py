@@ -153,7 +153,6 @@ class Client:
     register_schema = _blocking(AsyncClient.register_schema)
     evolve_schema = _blocking(AsyncClient.evolve_schema)
     metadata_changes = _blocking(AsyncClient.metadata_changes)
-    dialect = _blocking(AsyncClient.dialect)
     record_bytes_max = _blocking(AsyncClient.record_bytes_max)
     has_commit = _blocking(AsyncClient.has_commit)
 

@@ -36,7 +36,7 @@ from sbp_core.server.settings import (
     port_setting,
     setting,
 )
-from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
+from sbp_core.server.trust import ServerRole
 
 _LOG: Final = logging.getLogger(__name__)
 _REPLACE_AFTER_MS: Final = 600_000
@@ -154,7 +154,7 @@ class PlacementDriver:
             started.push_async_callback(handlers.stop)
             self._listener = listener = Listener(
                 handlers.by_opcode(),
-                speech=Speech(ServerRole.PLACEMENT_DRIVER, parse_dialect(settings.dialect)),
+                role=ServerRole.PLACEMENT_DRIVER,
                 clock=self._clock,
                 connections_per_address_max=settings.connections_per_address_max,
                 in_flight_bytes_max=limits.DRIVER_IN_FLIGHT_BYTES_MAX,

@@ -263,7 +263,7 @@ class Election:
         request = call.decode(HeartbeatRequest)
         status = SUCCESS
         try:
-            check_cluster(request, self._store.cluster_id, is_one_frame=call.is_one_frame)
+            check_cluster(request, self._store.cluster_id)
             if request.range_server is not None:
                 if request.client_role == ClientRole.RANGE_SERVER:
                     await self._note_alive(

@@ -41,7 +41,6 @@ from sbp_core.server.trust import (
     new_secret,
     proof_of,
 )
-from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
     CheckRightsRequest,
     CheckRightsResponse,
@@ -112,8 +111,6 @@ class Membership:
             retry=RetryPolicy(budget_ms=heartbeat_interval_ms),
         )
         self._identity: Identity | None = None
-        self._dialect = Dialect.SPECIFICATION
-        """The dialect of the placement driver, by its last HEARTBEAT."""
         self._has_trusted_driver = True
         """Whether the placement driver keeps secrets; one of an earlier version does not."""
         self._advertise_addr = ""
@@ -259,18 +256,11 @@ class Membership:
         """Return the ranges of these streams that are placed on this server (LIST_RANGES).
 
         None of them before it has an id: a request without one lists those of all servers.
-        ElasticStream's placement manager does not list by server what a seal has opened: there
-        they are listed by stream only.
         """
         if self._identity is None:
             return []
-        is_filtered = self._dialect is not Dialect.SPECIFICATION
-        owner = None if is_filtered else self.self_table()
-        placed: list[PlacedRange] = []
-        for result in await self._list_ranges(stream_ids, owner):
-            mine = filter(self._hosts, result.ranges) if is_filtered else result.ranges
-            placed.extend(PlacedRange(each, result.writers) for each in mine)
-        return placed
+        results = await self._list_ranges(stream_ids, self.self_table())
+        return [PlacedRange(each, result.writers) for result in results for each in result.ranges]
 
     async def list_ranges(self, stream_id: int) -> list[StreamRange]:
         """Return all ranges of a stream, in order (LIST_RANGES)."""
@@ -294,10 +284,6 @@ class Membership:
                 raise error
         return found
 
-    def _hosts(self, stream_range: StreamRange) -> bool:
-        servers = (replica.server for replica in stream_range.servers)
-        return any(each is not None and each.server_id == self.server_id for each in servers)
-
     async def find_retentions(self, stream_ids: Sequence[int]) -> dict[int, Retention]:
         """Return how long these streams are kept, those that are unknown left out."""
         return {
@@ -312,17 +298,10 @@ class Membership:
         return {each.stream_id: each.name for each in await self._client.find_streams(stream_ids)}
 
     async def report_trims(self, offsets: Mapping[int, int]) -> None:
-        """Let the placement driver forget what lies below `offsets`, by stream (TRIM_STREAMS).
-
-        ElasticStream's does not know how to: its ranges go on beginning where they began.
-        """
+        """Let the placement driver forget what lies below `offsets`, by stream (TRIM_STREAMS)."""
         for chunk in chunks([TrimmedStream(*each) for each in offsets.items()]):
             request = TrimStreamsRequest(limits.REQUEST_TIMEOUT_MS, tuple(chunk))
-            try:
-                answers = await self._client.ask(Opcode.TRIM_STREAMS, request, TrimStreamsResponse)
-            except UnsupportedError as unsupported:
-                _LOG.debug("the placement driver records no trims: %s", unsupported)
-                return
+            answers = await self._client.ask(Opcode.TRIM_STREAMS, request, TrimStreamsResponse)
             for result in (each for answer in answers for each in answer.streams):
                 error = maybe_error(result.status)
                 if error is not None:
@@ -398,7 +377,6 @@ class Membership:
     async def _beat(self) -> HeartbeatResponse:
         answer = await self._call_heartbeat(self._heartbeat())
         self.is_driver_reached = True
-        self._dialect = dialect_of(answer.status)
         features = {feature.name for feature in answer.features}
         self._has_trusted_driver = SECRETS_FEATURE in features
         self._driver_commit.note(answer.store_commit, answer.store_life)

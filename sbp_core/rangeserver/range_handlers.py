@@ -85,7 +85,7 @@ class HeartbeatHandler(PromptHandler):
         status = SUCCESS
         try:
             if cluster_id is not None:
-                check_cluster(request, cluster_id, is_one_frame=call.is_one_frame)
+                check_cluster(request, cluster_id)
             if request.client_role == ClientRole.PD:
                 self._membership.greet_driver(request, call.peer.standing)
         except (InvalidRequestError, PermissionDeniedError) as error:

@@ -11,7 +11,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.client import parse_endpoints
 from sbp_core.errors import ConfigurationError
-from sbp_core.record_sizes import DEFAULT, RecordSizes
+from sbp_core.record_sizes import RecordSizes
 from sbp_core.server.settings import (
     ListenerSettings,
     choice_setting,
@@ -19,7 +19,6 @@ from sbp_core.server.settings import (
     port_setting,
     setting,
 )
-from sbp_core.wire.dialect import Dialect, parse_dialect
 
 FSYNC_ALWAYS: Final = "always"
 FSYNC_INTERVAL: Final = "interval"
@@ -129,11 +128,6 @@ class RangeServerSettings(ListenerSettings):
         if self.rack is not None and not 1 <= len(self.rack) <= limits.RACK_LENGTH_MAX:
             raise ConfigurationError(
                 f"rack: expected 1..{limits.RACK_LENGTH_MAX} characters, got {len(self.rack)}"
-            )
-        if self.sizes != DEFAULT and parse_dialect(self.dialect) is not Dialect.SPECIFICATION:
-            raise ConfigurationError(
-                f"record_bytes_max: {self.record_bytes_max} is more than servers of the dialect"
-                f" {self.dialect} accept; leave it out, or set dialect to specification"
             )
         if self.segment_bytes < self.sizes.segment_bytes_min:
             raise ConfigurationError(

@@ -51,7 +51,7 @@ from sbp_core.server.metrics import COMMON, Catalog, Reading
 from sbp_core.server.quota_rules import maybe_quota_file
 from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.server.served import Condition, Unready
-from sbp_core.wire.dialect import ServerRole, Speech, parse_dialect
+from sbp_core.server.trust import ServerRole
 from sbp_core.wire.headers import RangeServer as RangeServerTable
 from sbp_core.wire.headers import ReportMetricsRequest
 from sbp_core.wire.opcodes import Opcode
@@ -288,7 +288,7 @@ class RangeServer:
                     **RangeOperations(host, self._log, membership, self._readers).handlers(),
                 }
             ),
-            speech=Speech(ServerRole.RANGE_SERVER, parse_dialect(settings.dialect)),
+            role=ServerRole.RANGE_SERVER,
             clock=self._clock,
             connections_per_address_max=settings.connections_per_address_max,
             in_flight_bytes_max=settings.sizes.server_in_flight_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sbp_core.records.encodings.sequence  # noqa: F401 - registers the encoding
 from sbp_core.records.arrow_body import Compression, record_sizes
 from sbp_core.records.builder import BatchBuilder, ColumnsBuilder, RowsBuilder, record_too_large
 from sbp_core.records.column_paths import find_column
@@ -14,19 +15,12 @@ from sbp_core.records.encodings.rows import (
     maybe_kept_rows,
     offsets_array,
 )
-from sbp_core.records.encodings.sequence import (
-    TEXTS_BYTES_SAFE,
-    encode_sequences,
-    find_unfit,
-    texts_bytes,
-)
 from sbp_core.records.envelope import (
     Envelope,
     are_same,
     decode_envelope,
     digest_batch,
     encode_envelope,
-    maybe_encoding,
     peek_batch,
     split_envelopes,
     with_base_offset,
@@ -73,7 +67,6 @@ __all__ = [
     "FRONT_BYTES",
     "NO_SELECTION",
     "ROWS_SCHEMA",
-    "TEXTS_BYTES_SAFE",
     "BatchBuilder",
     "BatchExtent",
     "BatchFilter",
@@ -107,18 +100,15 @@ __all__ = [
     "encode_columns",
     "encode_envelope",
     "encode_rows",
-    "encode_sequences",
     "encode_statistics",
     "encoding_of",
     "field_text",
     "find_column",
-    "find_unfit",
     "known_front",
     "map_columns",
     "may_match",
     "maybe_columns_together",
     "maybe_cut",
-    "maybe_encoding",
     "maybe_kept_columns",
     "maybe_kept_rows",
     "maybe_logical_type",
@@ -134,7 +124,6 @@ __all__ = [
     "slice_plain",
     "small_runs",
     "split_envelopes",
-    "texts_bytes",
     "union_schemas",
     "with_base_offset",
     "with_logical_type",

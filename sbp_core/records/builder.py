@@ -13,14 +13,12 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_body import Compression, check_values, row_ends
-from sbp_core.records.encodings import PlainEncoding
 from sbp_core.records.encodings.columns import (
     check_columns_schema,
     check_timestamp_column,
     encode_checked_columns,
 )
-from sbp_core.records.encodings.rows import RowsEncoding, check_rows_schema
-from sbp_core.records.encodings.sequence import SequenceEncoding
+from sbp_core.records.encodings.rows import check_rows_schema, encode_checked_rows
 from sbp_core.records.stream_schema import StreamSchema, check_required
 
 _SLICES_MAX: Final = 256
@@ -64,9 +62,7 @@ class BatchBuilder(ABC):
         first record. Raises RecordBatchError or SchemaError, and adds nothing, when the rows have
         another schema, are invalid, or hold a record larger than `record_bytes_max`.
         """
-        self._check_schema(rows)
-        check_values(rows)
-        self._check_content(rows)
+        self._check(rows)
         ends = row_ends(rows)
         _check_record_sizes(ends, self._record_bytes_max)
         full: list[bytes] = []
@@ -83,7 +79,7 @@ class BatchBuilder(ABC):
         return full
 
     def flush(self) -> list[bytes]:
-        """Return what is waiting: one record batch, more if its encoding needs them, or none."""
+        """Return the waiting rows as one record batch; no batch if there are none."""
         if not self._waiting:
             return []
         encoded = self._encode(
@@ -93,19 +89,15 @@ class BatchBuilder(ABC):
         self._waiting = []
         self.waiting_bytes = 0
         self.waiting_count = 0
-        return encoded
+        return [encoded]
 
     @abstractmethod
-    def _check_schema(self, rows: pa.RecordBatch) -> None:
-        """Raise RecordBatchError or SchemaError unless the rows have the schema."""
+    def _check(self, rows: pa.RecordBatch) -> None:
+        """Raise RecordBatchError or SchemaError for rows that are invalid, or of another schema."""
 
     @abstractmethod
-    def _check_content(self, rows: pa.RecordBatch) -> None:
-        """Raise RecordBatchError or SchemaError for valid rows that cannot be encoded."""
-
-    @abstractmethod
-    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> list[bytes]:
-        """Return record batches of rows that were checked when they were added."""
+    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
+        """Return a record batch of rows that were checked when they were added."""
 
     def _fitting_stop(self, ends: npt.NDArray[np.int64], start: int) -> int:
         """Return the end of the rows from `start` that still fit beside the waiting ones.
@@ -133,7 +125,6 @@ class BatchBuilder(ABC):
 class RowsBuilder(BatchBuilder):
     """Builds record batches of rows of ROWS_SCHEMA.
 
-    With `is_sequence` they are record sequences (`encode_sequences`), which are not compressed.
     `Client.record_bytes_max` returns how many bytes the server of a stream accepts.
     """
 
@@ -145,23 +136,19 @@ class RowsBuilder(BatchBuilder):
         records_max: int = limits.BATCH_RECORDS_MAX,
         record_bytes_max: int = limits.RECORD_BYTES_MAX,
         compression: Compression = "none",
-        is_sequence: bool = False,
     ) -> None:
         super().__init__(
             target_bytes=target_bytes, records_max=records_max, record_bytes_max=record_bytes_max
         )
         self._stream_id = stream_id
         self._compression: Compression = compression
-        self._encoding: PlainEncoding = SequenceEncoding() if is_sequence else RowsEncoding()
 
-    def _check_schema(self, rows: pa.RecordBatch) -> None:
+    def _check(self, rows: pa.RecordBatch) -> None:
         check_rows_schema(rows)
+        check_values(rows)
 
-    def _check_content(self, rows: pa.RecordBatch) -> None:
-        self._encoding.check_fit(rows)
-
-    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> list[bytes]:
-        return self._encoding.encode(
+    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
+        return encode_checked_rows(
             rows,
             stream_id=self._stream_id,
             timestamp_ms=timestamp_ms,
@@ -198,14 +185,13 @@ class ColumnsBuilder(BatchBuilder):
         self._timestamp_column = timestamp_column
         self._compression: Compression = compression
 
-    def _check_schema(self, rows: pa.RecordBatch) -> None:
+    def _check(self, rows: pa.RecordBatch) -> None:
         check_columns_schema(rows, self._schema)
-
-    def _check_content(self, rows: pa.RecordBatch) -> None:
+        check_values(rows)
         check_required(rows)
 
-    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> list[bytes]:
-        encoded = encode_checked_columns(
+    def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
+        return encode_checked_columns(
             rows,
             self._schema,
             stream_id=self._stream_id,
@@ -214,7 +200,6 @@ class ColumnsBuilder(BatchBuilder):
             compression=self._compression,
             stats_columns=self._stats_columns,
         )
-        return [encoded]
 
 
 def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:

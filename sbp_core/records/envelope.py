@@ -43,7 +43,7 @@ BODY_ALIGNMENT_BYTES: Final = 8
 _FIXED: Final = struct.Struct(">Bqi")  # magic, base offset, length of the metadata
 HEAD_BYTES_MIN: Final = _FIXED.size
 _BASE_OFFSET: Final = struct.Struct(">q")
-RECORD_LENGTHS: Final = struct.Struct(">ii")
+_RECORD_LENGTHS: Final = struct.Struct(">ii")
 """The start of a record of a sequence: the lengths of its metadata and of its body."""
 _BASE_OFFSET_POSITION: Final = 1
 _DIGEST_BYTES: Final = 16
@@ -133,7 +133,11 @@ def encode_envelope(
     )
     head = encode_head(meta, base_offset)
     length_bytes = len(head) + sum(map(len, body))
-    _check_length(length_bytes, record_count)
+    if length_bytes > LARGEST.batch_bytes:
+        raise RecordBatchError(
+            f"{record_count} records make a batch of {length_bytes} bytes, more than the"
+            f" {LARGEST.batch_bytes} that one may have; spread them over several batches"
+        )
     return b"".join((head, *body))
 
 
@@ -147,34 +151,6 @@ def encode_head(meta: BatchMeta, base_offset: int) -> bytes:
     encoded_meta = encode_meta(meta)
     encoded_meta += bytes(-(_FIXED.size + len(encoded_meta)) % BODY_ALIGNMENT_BYTES)
     return _FIXED.pack(MAGIC, base_offset, len(encoded_meta)) + encoded_meta
-
-
-def encode_sequence_envelope(
-    records: Sequence[bytes], *, stream_id: int, base_timestamp_ms: int
-) -> bytes:
-    """Return a whole record batch whose body is a record sequence: encoded records, one at least.
-
-    It has no property and no padding. `last_offset_delta` is the offset of the last record from
-    the first one, as ElasticStream's Java client needs it: it reads records until one has that.
-    Raises RecordBatchError when the batch would break a limit.
-    """
-    count = len(records)
-    if not 1 <= count <= limits.SEQUENCE_RECORDS_MAX:
-        raise RecordBatchError(
-            f"record sequence of {count} records; expected 1 to {limits.SEQUENCE_RECORDS_MAX}"
-        )
-    encoded_meta = encode_meta(BatchMeta(stream_id, count - 1, base_timestamp_ms))
-    length_bytes = _FIXED.size + len(encoded_meta) + sum(map(len, records))
-    _check_length(length_bytes, count)
-    return b"".join((_FIXED.pack(MAGIC, 0, len(encoded_meta)), encoded_meta, *records))
-
-
-def _check_length(length_bytes: int, record_count: int) -> None:
-    if length_bytes > LARGEST.batch_bytes:
-        raise RecordBatchError(
-            f"{record_count} records make a batch of {length_bytes} bytes, more than the"
-            f" {LARGEST.batch_bytes} that one may have; spread them over several batches"
-        )
 
 
 def decode_envelope(data: Buffer, position: int = 0) -> Envelope:
@@ -219,14 +195,6 @@ def peek_batch(data: Buffer, bytes_max: int = LARGEST.batch_bytes) -> Envelope:
     return envelope
 
 
-def maybe_encoding(data: Buffer) -> str | None:
-    """Return the encoding that a record batch names, None for a record sequence.
-
-    Only its metadata is read. Raises RecordBatchError when that cannot be.
-    """
-    return read_head(memoryview(data).cast("B"), 0)[0].encoding
-
-
 def sequence_places(view: memoryview, position: int) -> Iterator[tuple[int, int, int]]:
     """Yield where the metadata of each record of a sequence starts, its body, and the next record.
 
@@ -235,9 +203,9 @@ def sequence_places(view: memoryview, position: int) -> Iterator[tuple[int, int,
 
     A server counts records on its event loop, so this does as little as possible.
     """
-    size_bytes, unpack = len(view), RECORD_LENGTHS.unpack_from
+    size_bytes, unpack = len(view), _RECORD_LENGTHS.unpack_from
     while position < size_bytes and view[position] != MAGIC:
-        start = position + RECORD_LENGTHS.size
+        start = position + _RECORD_LENGTHS.size
         if start > size_bytes:
             raise RecordBatchError(f"record at byte {position}: its lengths are cut off")
         meta_bytes, body_bytes = unpack(view, position)

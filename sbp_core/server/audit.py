@@ -19,9 +19,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from sbp_core.errors import HeaderError, Outcome, SbpError, StatusCode
-from sbp_core.server.trust import Standing
+from sbp_core.server.trust import ServerRole, Standing
 from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.dialect import ServerRole
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
     RESULT_FIELDS,

@@ -27,11 +27,10 @@ from sbp_core.server.gate import Gate, Identified
 from sbp_core.server.later import Deferred, Later, Serving, late
 from sbp_core.server.metrics import RequestTimes
 from sbp_core.server.runtime import Clock
-from sbp_core.server.trust import is_denial
+from sbp_core.server.trust import ServerRole, is_denial
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import Agreement
 from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.dialect import ServerRole, Speech, is_for_driver, merge_answers
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     ClientRole,
@@ -106,18 +105,14 @@ class Responder(Identified, Protocol):
 
 
 class ServerCall:
-    """One request being served. Handlers answer it as the specification has it.
-
-    In a dialect of one frame per answer the parts are collected, and sent as one at the end. A
-    handler that answers with payloads makes a single part itself there: it knows what to leave out.
-    """
+    """One request being served."""
 
     def __init__(
         self,
         frame: Frame,
         operation: Opcode,
         responder: Responder,
-        speech: Speech,
+        role: ServerRole,
         clock: Clock,
         *,
         gate: Gate,
@@ -139,7 +134,7 @@ class ServerCall:
         self._frame = frame
         self.peer = responder
         """The connection that the request came from."""
-        self._speech = speech
+        self._role = role
         self._clock = clock
         self._peer_name = peer_name
         self._began_at = clock.monotonic()
@@ -147,7 +142,6 @@ class ServerCall:
         self.give_up_at: float | None = None
         """When the caller stops waiting for the answer, by the loop's clock; None if not known."""
         self._patience: asyncio.Timeout | None = None
-        self._headers: list[object] = []
         self._narrowed: Any = None
         self.revise: Revise | None = None
         """Makes the frames of the answer from one of the handler, with what it does not know."""
@@ -161,11 +155,6 @@ class ServerCall:
         if identity is None or identity.is_server or identity.is_admin:
             return None
         return identity.subject
-
-    @property
-    def is_one_frame(self) -> bool:
-        """Whether the answer has to be one frame, so that it should not become too large."""
-        return self._speech.is_foreign
 
     def yield_for_others(self, on_wanted: Callable[[], None]) -> None:
         """Call `on_wanted`, at most once, when others wait for memory that the request holds.
@@ -239,7 +228,7 @@ class ServerCall:
             return
         _LOG.error("request failed unexpectedly operation=%s peer=%s", *about, exc_info=error)
         failure = StatusError(
-            StatusCode.UNKNOWN, f"the {self._speech.role} failed unexpectedly; see its log"
+            StatusCode.UNKNOWN, f"the {self._role} failed unexpectedly; see its log"
         )
         await self.peer.send_system_error(self._frame, failure)
 
@@ -276,11 +265,6 @@ class ServerCall:
     async def _respond(
         self, header: object, payload: Sequence[Buffer] = (), *, is_end: bool
     ) -> None:
-        if self.is_one_frame:
-            self._headers.append(header)
-            if not is_end:
-                return
-            header = merge_answers(self._headers)
         with _refusing_large_answers():
             packed = self.peer.pack(payload)
             encoded = self._encode(header, packed, is_end=is_end)
@@ -298,7 +282,7 @@ class ServerCall:
         return None
 
     def greet(self, request: HeartbeatRequest, response: HeartbeatResponse) -> Rest | None:
-        """Answer a HEARTBEAT, and agree on the features that it offers, if the dialect has any.
+        """Answer a HEARTBEAT, and agree on the features that it offers.
 
         That is done at once if the peer has room, so that it holds for the request that came right
         behind; else return what does it. A token that it offers gives the connection an identity,
@@ -321,8 +305,6 @@ class ServerCall:
 
     def _greet(self, request: HeartbeatRequest, response: HeartbeatResponse) -> Rest | None:
         response = self._gate.greet(self.peer, request, response, self._clock.wall_ms())
-        if self._speech.is_foreign:
-            return partial(self.respond, replace(response, features=()))
         agreement, features = self.peer.negotiate(request.features)
         rest = self.answer_soon(replace(response, features=(*features, *response.features)))
         if rest is not None:
@@ -348,7 +330,7 @@ class ServerCall:
             self._times.add(self.opcode, seconds)
             if self.agreement.has_handler_duration:
                 header = with_duration(header, seconds)
-        return encode_header(self._speech.answer(header))
+        return encode_header(header)
 
 
 @contextmanager
@@ -398,13 +380,13 @@ class Dispatcher:
         self,
         handlers: Mapping[Opcode, Handler],
         *,
-        speech: Speech,
+        role: ServerRole,
         clock: Clock,
         gate: Gate | None = None,
         times: RequestTimes | None = None,
     ) -> None:
-        self.speech = speech
-        self._audit = AuditTrail(str(speech.role))
+        self._role = role
+        self._audit = AuditTrail(str(role))
         self.times: Final = times or RequestTimes()
         self.gate = gate or Gate()
         self._handlers = handlers
@@ -422,12 +404,12 @@ class Dispatcher:
 
         Return the rest, None if nothing is left. `held` is what the request counts for.
         """
-        operation = self.speech.operation_of(frame.opcode)
+        operation = Opcode(frame.opcode)
         call = ServerCall(
             frame,
             operation,
             responder,
-            self.speech,
+            self._role,
             self._clock,
             gate=self.gate,
             audit=self._audit,
@@ -441,11 +423,11 @@ class Dispatcher:
             handler = self._handlers.get(operation)
             if handler is None:
                 remedy = ""
-                if self.speech.role is ServerRole.RANGE_SERVER and is_for_driver(operation):
+                if self._role is ServerRole.RANGE_SERVER:
                     remedy = "; give the endpoint of a placement driver"
                 raise UnsupportedError(
                     StatusCode.UNSUPPORTED_OPERATION,
-                    f"{operation.name} is not served by a {self.speech.role}{remedy}",
+                    f"{operation.name} is not served by a {self._role}{remedy}",
                 )
             if not isinstance(handler, PromptHandler):
                 return call.finish(partial(handler, call))

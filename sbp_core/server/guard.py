@@ -337,9 +337,6 @@ class Guard:
         results = {at: refused_result(response, items[at], error) for at, error in refusals.items()}
         is_all = len(results) == len(items)
         if not is_all:
-            if call.is_one_frame and rule.results is Results.BY_INDEX:
-                # The handler may answer with a frame of its own.
-                raise next(iter(refusals.values()))
             narrow(call, rule.items, request, results)
             if rule.results is not Results.BY_INDEX:
                 merger = Merger(len(items), results, by_stream=rule.results is Results.BY_STREAM)

@@ -29,12 +29,12 @@ from sbp_core.server.quota_rules import NO_RULES, QuotaFile
 from sbp_core.server.quotas import Quotas
 from sbp_core.server.runtime import Clock, Turns
 from sbp_core.server.settings import Exposure
+from sbp_core.server.trust import ServerRole
 from sbp_core.session.connection import Connection
 from sbp_core.sockets import TlsLink
 from sbp_core.tls import Contexts
 from sbp_core.tls_errors import PlainTextError, refusal
 from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.dialect import Speech
 from sbp_core.wire.opcodes import Opcode
 
 _LOG: Final = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ _OWN_BYTES: Final = limits.CONNECTION_OWN_BYTES * (
 
 
 class Listener:
-    """A TCP listener that serves requests with the given handlers, as `speech` has it.
+    """A TCP listener that serves requests with the given handlers.
 
     `sizes` bound frames, and what one connection holds; `in_flight_bytes_max` is for all of them.
     With `tls` it speaks nothing else; `gate` identifies peers, which have the quotas in
@@ -89,7 +89,7 @@ class Listener:
         self,
         handlers: Mapping[Opcode, Handler],
         *,
-        speech: Speech,
+        role: ServerRole,
         clock: Clock,
         connections_per_address_max: int = limits.CONNECTIONS_PER_ADDRESS_MAX,
         connections_max: int = limits.CONNECTIONS_MAX,
@@ -103,8 +103,8 @@ class Listener:
     ) -> None:
         self._tls = tls
         self._gate = gate or Gate()
-        self._dispatcher = Dispatcher(handlers, speech=speech, clock=clock, gate=self._gate)
-        self._speech = speech
+        self._dispatcher = Dispatcher(handlers, role=role, clock=clock, gate=self._gate)
+        self._role = role
         self._clock = clock
         self._idle_seconds = idle_connection_ms / 1000
         self._budget = Budget(
@@ -142,7 +142,7 @@ class Listener:
 
     def read_metrics(self) -> Iterator[Reading]:
         """Yield the metrics of requests and connections as they are now."""
-        role = self._speech.role.name.lower()
+        role = self._role.name.lower()
         yield from self._dispatcher.times.read(role)
         yield _CONNECTIONS.of(len(self._peers), role)
         yield _ACCEPTED.of(self._accepted_count, role)
@@ -169,7 +169,7 @@ class Listener:
             code = error.errno or 0
             reason = os.strerror(code) if code > 0 else error.strerror
             raise ConfigurationError(
-                f"the {self._speech.role.value} cannot listen on {host}:{port}: {reason}; choose"
+                f"the {self._role} cannot listen on {host}:{port}: {reason}; choose"
                 " another host or port (0 picks a free port)"
             ) from error
         self._acceptor = acceptor
@@ -268,11 +268,9 @@ class Listener:
             if not isinstance(failure, PlainTextError):
                 return []
             return Connection().send_farewell(
-                self._speech.error(
-                    InvalidRequestError.of(
-                        "this port of the server speaks TLS only: connect with TLS (ca_file of"
-                        " Tls, --tls-ca, or the option tlsCaFile)"
-                    )
+                InvalidRequestError.of(
+                    "this port of the server speaks TLS only: connect with TLS (ca_file of"
+                    " Tls, --tls-ca, or the option tlsCaFile)"
                 )
             )
 
@@ -335,7 +333,7 @@ class Listener:
         if self._tls is not None:
             connection.close()
             return
-        farewell = Connection().send_farewell(self._speech.error(reason))
+        farewell = Connection().send_farewell(reason)
         with connection, contextlib.suppress(OSError):
             connection.send(b"".join(farewell))
             connection.shutdown(socket.SHUT_WR)

@@ -313,9 +313,7 @@ class Peer(asyncio.BufferedProtocol):
                     return self._begin_within_quota(frame)
             case RequestRefused(frame, error):
                 self._refuse(frame, error)
-            case GoawayReceived(frame):
-                if self._dispatcher.speech.is_foreign:
-                    self._outgoing.send(self._session.answer_goaway(frame))
+            case GoawayReceived():
                 self._leave_at = self._clock.monotonic()
                 self._close_if_left()
             case ConnectionBroken(error):
@@ -395,13 +393,11 @@ class Peer(asyncio.BufferedProtocol):
             self.close()
 
     def _refuse(self, request: Frame, error: SbpError) -> None:
-        shown = self._dispatcher.speech.error(error)
-        self._outgoing.send(self._session.send_system_error(request, shown))
+        self._outgoing.send(self._session.send_system_error(request, error))
 
     def _part(self, reason: SbpError) -> None:
         """Report the reason, and close."""
-        shown = self._dispatcher.speech.error(reason)
-        self._outgoing.send(self._session.send_farewell(shown))
+        self._outgoing.send(self._session.send_farewell(reason))
         self.close()
 
 

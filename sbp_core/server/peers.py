@@ -24,7 +24,7 @@ from sbp_core import limits
 from sbp_core.client.io.aio_transport import AsyncConnection, AsyncPool
 from sbp_core.client.programs import calls
 from sbp_core.client.programs.program import Call
-from sbp_core.client.programs.range_placement import chunks, stream_id_of
+from sbp_core.client.programs.range_placement import chunks
 from sbp_core.client.types import Connecting, TxnPart
 from sbp_core.errors import (
     ConnectError,
@@ -252,7 +252,7 @@ class Peers:
                     response: Any = decode_header(table, frame.header)
                     check_status(response.status)
                     for result in getattr(response, RESULT_FIELDS[table]):
-                        answers[stream_id_of(result)] = maybe_error(result.status) or result
+                        answers[result.stream_id] = maybe_error(result.status) or result
         except SbpError as error:
             reason = error
         return {each.stream_id: answers.get(each.stream_id, reason) for each in hosted}

@@ -22,7 +22,6 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.server.gate import Gate
 from sbp_core.sockets import is_loopback
 from sbp_core.tls import Contexts, ServerTls, Tls, ready
-from sbp_core.wire.dialect import Dialect, parse_dialect
 
 Place = tuple[str, str]
 """Section and key in a configuration file."""
@@ -157,11 +156,6 @@ class ListenerSettings:
         default=limits.CONNECTIONS_PER_ADDRESS_MAX,
         unit="connections",
     )
-    dialect: str = setting(
-        "Dialect of the protocol that the servers speak; clients detect it.",
-        ", ".join(Dialect),
-        default=Dialect.SPECIFICATION.value,
-    )
     tls_cert_file: Path | None = tls_setting(
         "cert_file",
         "Certificate of the server, with its chain: it names the host that the server advertises."
@@ -242,7 +236,6 @@ class ListenerSettings:
         check_settings(self)
         check_tls(self)
         check_auth(self)
-        parse_dialect(self.dialect)
         if not isinstance(self.data_dir, Path):
             raise ConfigurationError(f"data_dir: expected a path, got {self.data_dir!r}")
         _check_host("host", self.host)

@@ -240,8 +240,8 @@ async def _read_staged(
         answer = read_answer(frame, {0: Question(part.stream_id, sequence)}).get(0)
         if isinstance(answer, SbpError):
             raise answer
-        if answer is not None:
-            return answer.batches
+        if isinstance(answer, ReceivedBatches):
+            return answer
     raise unanswered(f"what is staged for {part.txn_id}")
 
 

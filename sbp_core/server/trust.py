@@ -10,6 +10,7 @@ where a range server was learns nothing that it could use at the placement drive
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import hmac
 import secrets
@@ -29,6 +30,13 @@ from sbp_core.wire.status import shown
 
 SECRETS_FEATURE: Final = "server-secrets"
 """Offered in the HEARTBEAT of a range server, accepted by a placement driver that keeps secrets."""
+
+
+class ServerRole(enum.StrEnum):
+    """The two kinds of servers."""
+
+    PLACEMENT_DRIVER = "placement driver"
+    RANGE_SERVER = "range server"
 
 
 def new_secret() -> str:
@@ -70,15 +78,14 @@ def denied(message: str, detail: bytes = b"") -> PermissionDeniedError:
     return PermissionDeniedError.of(message, detail)
 
 
-def check_cluster(request: HeartbeatRequest, own: str, *, is_one_frame: bool) -> None:
+def check_cluster(request: HeartbeatRequest, own: str) -> None:
     """Raise InvalidRequestError when a peer's HEARTBEAT claims another cluster than our `own`.
 
-    Also when a server claims none: it knows its cluster, unless it speaks a dialect in which an
-    answer `is_one_frame`.
+    Also when a server claims none, because a server knows its cluster.
     """
     claimed = request.cluster_id
     is_server = request.client_role in {ClientRole.RANGE_SERVER, ClientRole.PD}
-    if is_server and not claimed and not is_one_frame:
+    if is_server and not claimed:
         raise InvalidRequestError.of(
             f"this is cluster {own}; the HEARTBEAT of a server must carry the id of its cluster"
         )

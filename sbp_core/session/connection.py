@@ -201,10 +201,6 @@ class Connection:
             return []
         return self._encode(Opcode.GOAWAY, _REQUEST, 0)
 
-    def answer_goaway(self, request: Frame) -> list[Buffer]:
-        """Return the bytes that answer a GOAWAY, for peers that expect it."""
-        return self._encode(Opcode.GOAWAY, _LAST, request.call_id)
-
     # Bytes from the peer.
 
     def buffer_updated(self, count: int) -> bool:
@@ -276,7 +272,7 @@ class Connection:
     def _on_request(self, frame: Frame) -> Event | None:
         if frame.opcode == Opcode.GOAWAY:
             self._enter(ConnectionInput.RECEIVE_GOAWAY)
-            return GoawayReceived(frame)
+            return GoawayReceived()
         if frame.call_id > limits.CALL_ID_MAX:
             raise FrameError(f"call id {frame.call_id} is negative as an int32; expected 0 or more")
         if frame.call_id in self._requests:

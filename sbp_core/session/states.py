@@ -160,8 +160,6 @@ class CallFailed(Struct, frozen=True):
 class GoawayReceived(Struct, frozen=True):
     """The peer accepts no new calls; it will answer those that are open."""
 
-    frame: Frame
-
 
 class ConnectionBroken(Struct, frozen=True):
     """The peer's bytes cannot be read any further: send what is pending, then close."""

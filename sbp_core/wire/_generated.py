@@ -238,7 +238,7 @@ class StagedParts(Struct, frozen=True, gc=False):
 
 
 class Status(Struct, frozen=True, gc=False):
-    """Outcome of a request or of one item of a batch. `code` 0 (or 1200) is success."""
+    """Outcome of a request or of one item of a batch. `code` 0 is success."""
 
     code: int = 0
     message: str | None = None
@@ -1029,32 +1029,6 @@ class Opcode(enum.IntEnum):
     DESCRIBE_TXNS = 0x7002
 
 
-EXTENSIONS: Final = frozenset(
-    {
-        Opcode.END_TXN,
-        Opcode.REPLICATE,
-        Opcode.READ_ENTRIES,
-        Opcode.LOOKUP_OFFSETS,
-        Opcode.COMMIT_CURSORS,
-        Opcode.DESCRIBE_CURSORS,
-        Opcode.REGISTER_SCHEMAS,
-        Opcode.DESCRIBE_SCHEMAS,
-        Opcode.JOIN_GROUP,
-        Opcode.GROUP_HEARTBEAT,
-        Opcode.LEAVE_GROUP,
-        Opcode.DESCRIBE_GROUP,
-        Opcode.DESCRIBE_SERVERS,
-        Opcode.DRAIN_SERVERS,
-        Opcode.LIST_GRANTS,
-        Opcode.CHANGE_GRANTS,
-        Opcode.CHECK_RIGHTS,
-        Opcode.TAKE_CUT,
-        Opcode.RESTORE_METADATA,
-        Opcode.COMMIT_TXN,
-        Opcode.DESCRIBE_TXNS,
-    }
-)
-"""Operations that are not in the specification."""
 WITH_PAYLOAD: Final = frozenset({Opcode.APPEND, Opcode.REPLICATE})
 """Operations whose requests have a payload."""
 OPERATIONS: Final[Mapping[Opcode, tuple[type[Struct], type[Struct]]]] = {

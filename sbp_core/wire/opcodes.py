@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 
-from sbp_core.wire._generated import EXTENSIONS, WITH_PAYLOAD, Opcode
+from sbp_core.wire._generated import WITH_PAYLOAD, Opcode
 
-__all__ = ["EXTENSIONS", "KNOWN_OPCODES", "WITH_PAYLOAD", "Flag", "Opcode"]
+__all__ = ["KNOWN_OPCODES", "WITH_PAYLOAD", "Flag", "Opcode"]
 
 
 class Flag(enum.IntFlag):

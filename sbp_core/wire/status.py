@@ -33,13 +33,11 @@ _FAULTS_OF_REQUESTS: Final = (
 )
 
 SUCCESS: Final = Status(code=StatusCode.NONE)
-SUCCESS_CODES: Final = frozenset({int(StatusCode.NONE), int(StatusCode.OK)})
-"""0 in the specification, 1200 in ElasticStream's servers: both are success to a client."""
 
 
 def is_success(status: Status | None) -> bool:
     """Whether a status means success; a missing status does."""
-    return status is None or status.code in SUCCESS_CODES
+    return status is None or status.code == StatusCode.NONE
 
 
 def check_status(status: Status | None) -> None:

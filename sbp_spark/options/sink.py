@@ -137,8 +137,7 @@ class DeliveryOptions:
         ' of each task, are committed together: beyond that use .repartition("stream"). A new'
         " checkpoint is a new query."
         " `at-least-once`: rows are readable as soon as they are appended, and what a task wrote"
-        " before it failed stays; for servers without transactions, such as those that speak"
-        " elasticstream-2023-04."
+        " before it failed stays; also for servers without transactions."
     )
     on_replay_mismatch: OnReplayMismatch = option(
         "onReplayMismatch", word(OnReplayMismatch), OnReplayMismatch.FAIL
@@ -222,10 +221,7 @@ class Batching:
             f"{limits.BATCH_RECORDS_MAX} at most, which is what a server accepts",
         ),
         limits.BATCH_RECORDS_MAX,
-    ).field(
-        "Most records of a record batch. 1 for data nodes of ElasticStream whose ranges are sealed,"
-        " which hides records of larger batches."
-    )
+    ).field("Most records of a record batch.")
     linger_ms: int | None = option("lingerDuration", DURATION, None, unset="unlimited").field(
         "How long rows wait for others, such as 1s, before their record batch is sent; checked when"
         " more rows arrive. Without it they wait until the record batch is full or the task ends."
@@ -235,8 +231,7 @@ class Batching:
         "batchCompression", words(_COMPRESSIONS), _COMPRESSIONS["none"]
     ).field(
         "Compression of record batches, on the network, on the servers' disks and up to the"
-        " readers: none, lz4 or zstd. Record sequences, for servers that speak"
-        " elasticstream-2023-04, have none."
+        " readers: none, lz4 or zstd."
     )
 
 
@@ -263,8 +258,7 @@ class SinkOptions:
     bad_records: BadRecordPolicy = option("onBadRecord", BAD_RECORDS, BadRecordPolicy()).field(
         "Reaction to rows that cannot be written: too large; without a stream, or for a stream that"
         " does not exist or has a schema; with headers that are not UTF-8. With columns also a null"
-        " where the stream requires a value, or a string that is not UTF-8. In record sequences"
-        " also a missing value of the record or a header, or a key or header that is not UTF-8."
+        " where the stream requires a value, or a string that is not UTF-8."
         " `fail` fails the task; `skip` leaves them out, with their number in the log;"
         " `deadletter:STREAM` writes them to that stream in the same transaction, with the headers"
         " `sbp.error` and `sbp.stream`, and without a value that is too large. With columns the"

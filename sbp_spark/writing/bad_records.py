@@ -19,11 +19,9 @@ from sbp_core import limits
 from sbp_core.errors import RecordBatchError, SbpError
 from sbp_core.records import (
     ROWS_SCHEMA,
-    TEXTS_BYTES_SAFE,
     map_columns,
     record_sizes,
     record_too_large,
-    texts_bytes,
 )
 from sbp_core.records.json_values import describe_columns
 from sbp_core.wording import listed
@@ -133,27 +131,19 @@ def without(
     return rows.filter(pa.array(is_good)), is_good
 
 
-def to_dead_letters(
-    rows: pa.RecordBatch, bad: Sequence[BadRows], *, is_sequence: bool = False
-) -> pa.RecordBatch:
+def to_dead_letters(rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
     """Return bad rows as they are kept, in their order, with headers that say what was wrong.
 
     Only the headers of a row that is too large are kept, if there is room; times stay as they were.
-    With `is_sequence` they fit into record sequences: null values are empty, bytes of a key or
-    header that are not UTF-8 are escaped, and key and headers are left out if they are too large.
     """
     letters = []
     for row, each in _one_by_one(rows, bad):
         is_kept = int(record_sizes(row)[0]) <= KEPT_BYTES_MAX
-        has_texts = is_kept and not (is_sequence and texts_bytes(row)[0] > TEXTS_BYTES_SAFE // 2)
-        key = row.column("key")[0].as_py() if has_texts else None
+        key = row.column("key")[0].as_py() if is_kept else None
         value = row.column("value")[0].as_py() if is_kept else None
-        has_headers = has_texts and not _wrong_headers(row.column("headers")).size
+        has_headers = is_kept and not _wrong_headers(row.column("headers")).size
         headers = (row.column("headers")[0].as_py() if has_headers else None) or []
         headers += fault_headers(each)
-        if is_sequence:
-            key, value = None if key is None else _as_text(key), value or b""
-            headers = [(name, _as_text(content or b"")) for name, content in headers]
         time = row.column("timestamp")[0]
         letters.append({"key": key, "value": value, "headers": headers, "timestamp": time})
     return _plain_rows(letters)
@@ -186,10 +176,6 @@ def log_bad_rows(bad: Sequence[BadRows], action: str) -> None:
     """Log how bad rows were handled."""
     for each in bad:
         LOG.warning("bad rows %s count=%d error=%s", action, len(each.indexes), each.error)
-
-
-def _as_text(data: bytes) -> bytes:
-    return data.decode(errors="backslashreplace").encode()
 
 
 def _cut(text: str) -> bytes:

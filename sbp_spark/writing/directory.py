@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from sbp_core.client import Client, Dialect, SchemaVersion, StreamInfo, newest_schemas
+from sbp_core.client import Client, SchemaVersion, StreamInfo, newest_schemas
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -23,7 +23,7 @@ from sbp_core.errors import (
 from sbp_core.records import Change, Comparison, StreamSchema, compare_schemas
 from sbp_core.wording import listed
 from sbp_spark.client_pool import Patience, client_for, describe_refs, first_contact
-from sbp_spark.options.sink import Delivery, SinkOptions
+from sbp_spark.options.sink import SinkOptions
 from sbp_spark.options.stream_selection import FoundStream, StreamRef, find_ids, parse_stream_ref
 from sbp_spark.options.targets import Creation
 
@@ -255,7 +255,7 @@ def find_targets(
     Raises SbpError, also where no stream is named and the endpoint does not answer.
     """
     with first_contact(options.servers) as client:
-        _check_dialect(client.dialect(), options)
+        client.metadata_changes()
     option = "streams" if len(options.targets.refs) > 1 else "stream"
     targets = _named(options, options.targets.refs, option)
     letters = _named(options, list(filter(None, [options.bad_records.dead_letters])), "onBadRecord")
@@ -314,24 +314,6 @@ def purpose_of(options: SinkOptions, schema: StreamSchema | None = None) -> str:
     named = (options.targets.refs, options.bad_records.dead_letters, options.creation)
     fingerprint = schema and schema.fingerprint
     return repr((named, options.delivery.delivery, options.columns, fingerprint))
-
-
-def _check_dialect(dialect: Dialect, options: SinkOptions) -> None:
-    """Raise ConfigurationError for what servers of the dialect cannot do."""
-    if dialect is Dialect.SPECIFICATION:
-        return
-    if options.columns is not None:
-        raise ConfigurationError(
-            f"option encoding: the servers speak {dialect}, where streams have no schemas, so no"
-            " columns can be written; set encoding=rows, and give each row a value, for example"
-            " to_json(struct('*'))"
-        )
-    if options.delivery.delivery is Delivery.EXACTLY_ONCE:
-        raise ConfigurationError(
-            f"option delivery: the servers speak {dialect}, which has no transactions, so nothing"
-            " can be written exactly once; set delivery=at-least-once: rows that a task wrote"
-            " before it failed may then be duplicated"
-        )
 
 
 def _named(options: SinkOptions, refs: Sequence[StreamRef], option: str) -> dict[str, FoundStream]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbp_core import limits
-from sbp_core.client import Client, Dialect
+from sbp_core.client import Client
 from sbp_core.errors import SchemaError
 from sbp_core.records import (
     ROWS_SCHEMA,
@@ -18,7 +18,6 @@ from sbp_core.records import (
     RowsBuilder,
     StreamSchema,
     find_column,
-    find_unfit,
     map_columns,
 )
 from sbp_spark.logical_types import retyped
@@ -39,18 +38,16 @@ from sbp_spark.writing.routing import RowRouter, split_rows
 
 
 class RowsPayload:
-    """Plain records; with `is_sequence` they go into record sequences."""
+    """Plain records."""
 
     def __init__(
         self,
         batching: Batching,
         *,
-        is_sequence: bool = False,
         record_bytes_max: RecordBytesMax = default_record_bytes_max,
     ) -> None:
         self._batching = batching
         self._record_bytes_max = record_bytes_max
-        self._is_sequence = is_sequence
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the record columns in ROWS_SCHEMA."""
@@ -58,14 +55,11 @@ class RowsPayload:
 
     def find_bad(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[BadRows]:
         """Return which rows the servers of their streams do not accept."""
-        bad = find_bad_rows(rows, stream_ids, self._record_bytes_max)
-        if self._is_sequence:
-            bad += [BadRows(indexes, error) for indexes, error in find_unfit(rows)]
-        return bad
+        return find_bad_rows(rows, stream_ids, self._record_bytes_max)
 
     def to_dead_letters(self, rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
         """Return bad rows with headers that say what was wrong."""
-        return to_dead_letters(rows, bad, is_sequence=self._is_sequence)
+        return to_dead_letters(rows, bad)
 
     def digest(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> int:
         """Return the digest of rows."""
@@ -79,10 +73,10 @@ class RowsPayload:
 
     def make_builder(self, stream_id: int) -> RowsBuilder:
         """Return what makes record batches for a stream."""
-        return rows_builder(stream_id, self._batching, is_sequence=self._is_sequence)
+        return rows_builder(stream_id, self._batching)
 
 
-def rows_builder(stream_id: int, batching: Batching, *, is_sequence: bool = False) -> RowsBuilder:
+def rows_builder(stream_id: int, batching: Batching) -> RowsBuilder:
     """Return what makes record batches of plain records for a stream, which `find_bad` admitted."""
     return RowsBuilder(
         stream_id,
@@ -90,7 +84,6 @@ def rows_builder(stream_id: int, batching: Batching, *, is_sequence: bool = Fals
         records_max=batching.records_max,
         record_bytes_max=limits.RECORD_BYTES_LARGEST,
         compression=batching.compression,
-        is_sequence=is_sequence,
     )
 
 
@@ -201,11 +194,7 @@ def make_payload(
     """
     columns = options.columns
     if schema is None or columns is None:
-        return RowsPayload(
-            options.batching,
-            is_sequence=client.dialect() is Dialect.ELASTICSTREAM_2023_04,
-            record_bytes_max=client.record_bytes_max,
-        )
+        return RowsPayload(options.batching, record_bytes_max=client.record_bytes_max)
     streams = planned or evolve_streams(
         client, router.option_streams(), schema, may_change=columns.is_merging
     )

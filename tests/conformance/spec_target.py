@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from sbp_core.errors import InvalidRequestError, PermissionDeniedError, StatusCode
+from sbp_core.errors import InvalidRequestError, PermissionDeniedError
 from sbp_core.records.envelope import encode_envelope
 from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.dialect import Dialect, check_is_batched, dialect_of
 from sbp_core.wire.headers import (
     AppendInfo,
     AppendRequest,
@@ -26,16 +25,11 @@ from sbp_core.wire.headers import (
     DeleteStreamsRequest,
     FetchInfo,
     FetchRequest,
-    HeartbeatRequest,
-    HeartbeatResponse,
     ListRangesRequest,
     RangeCriteria,
     RangeServer,
-    Status,
     Stream,
     StreamRange,
-    decode_header,
-    encode_header,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import is_success
@@ -84,26 +78,10 @@ class SpecClient(RawClient):
 
 
 class Target:
-    """A placement driver, and by it its range servers; what they speak, if it matters."""
+    """A placement driver, and by it its range servers."""
 
-    def __init__(self, endpoint: str, dialect: Dialect = Dialect.SPECIFICATION) -> None:
+    def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
-        self.dialect = dialect
-
-    @classmethod
-    def at(cls, endpoint: str) -> Target:
-        """The servers of a placement driver, which is asked what it speaks.
-
-        Raises UnsupportedError if that is the protocol after the batched one, before anything else
-        is sent that would end it.
-        """
-        with Wire(endpoint) as wire:
-            greeted = wire.ask(frame(Opcode.HEARTBEAT, 1, encode_header(HeartbeatRequest("c"))))
-            dialect = dialect_of(decode_header(HeartbeatResponse, greeted.header).status)
-            if dialect is not Dialect.SPECIFICATION:
-                listed = wire.ask(frame(Opcode.LIST_RANGES, 2, encode_header(ListRangesRequest())))
-                check_is_batched(listed.header)
-        return cls(endpoint, dialect)
 
     def run(self, body: Callable[[Target], Awaitable[None]]) -> None:
         """Run a test; it fails if it does not end."""
@@ -155,16 +133,6 @@ async def list_ranges(client: RawClient, *owners: RangeCriteria) -> list[list[St
 def answer_status(result: object) -> object:
     """The status of an answer or an item."""
     return getattr(result, "status", None)
-
-
-def code_of(status: Status) -> int:
-    """A status code as the specification has it, whatever the server speaks."""
-    known = {
-        StatusCode.OK: StatusCode.NONE,
-        StatusCode.NO_NEW_RECORD: StatusCode.NONE,
-        StatusCode.BAD_REQUEST: StatusCode.INVALID_REQUEST,
-    }
-    return known.get(status.code, status.code)
 
 
 def batch(record_count: int = 1, body: bytes = b"body", stream_id: int = 0) -> bytes:

@@ -3,6 +3,7 @@
 from contextlib import asynccontextmanager
 
 import pytest
+from sbp_core.wire.dialect import Dialect
 from spec_target import code_of
 
 from sbp_core.errors import StatusCode
@@ -11,7 +12,6 @@ from sbp_core.properties import (
     PROPERTY_KEY_LENGTH_MAX,
     PROPERTY_VALUE_BYTES_MAX,
 )
-from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import (
     CommitCursorsRequest,
     CreateStreamsRequest,

@@ -1,7 +1,7 @@
 """A range server reports what has changed: an extension, which others need not know."""
 
 import pytest
-from spec_target import Target, append, batch, code_of
+from spec_target import Target, append, batch
 
 from sbp_core.errors import StatusCode
 from sbp_core.wire.headers import (
@@ -69,7 +69,7 @@ def test_a_range_server_reports_which_ranges_have_changed(at_server):
         )
         _, results = await changes(client, sealed)
         (found,) = (each for each in results if each.stream_id == stream_id)
-        assert code_of(found.status) == StatusCode.NOT_FOUND
+        assert found.status.code == StatusCode.NOT_FOUND
 
     at_server(test)
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from spec_target import code_of
 
-from sbp_core.errors import StatusCode, UnsupportedError
+from sbp_core.errors import StatusCode
 from sbp_core.records import StreamSchema
-from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import (
     DescribeSchemasRequest,
-    Feature,
-    HeartbeatRequest,
     RegisterSchemasRequest,
     SchemaEntry,
 )
@@ -61,8 +57,6 @@ def at_pd(target):
             async with target.streams(count) as placed, target.pd() as pd:
                 await test(pd, *(each.stream_id for each in placed))
 
-        if target.dialect is not Dialect.SPECIFICATION:
-            pytest.skip("servers of other dialects agree on no features: no schemas there")
         target.run(body)
 
     return run
@@ -73,11 +67,11 @@ def test_a_version_goes_on_from_the_one_before(at_pd):
 
     async def body(pd, one, two, bare):
         answers = await register(pd, asked(two, 1, OTHER), asked(one, 1, ONE), asked(one, 2, TWO))
-        assert [code_of(each.status) for each in answers] == [0, 0, 0]
+        assert [each.status.code for each in answers] == [0, 0, 0]
         assert places(answers) == [(two, 1), (one, 1), (one, 2)]
         entries = await describe(pd, bare, one, two)
         assert places(entries) == [(bare, 0), (one, 1), (one, 2), (two, 1)]
-        assert [code_of(each.status) for each in entries] == [0] * 4
+        assert [each.status.code for each in entries] == [0] * 4
         for entry, schema in zip(entries[1:], (ONE, TWO, OTHER), strict=True):
             assert entry.fingerprint == schema.fingerprint
             assert pa.ipc.read_schema(pa.py_buffer(entry.schema)).equals(schema.arrow, True)
@@ -105,10 +99,10 @@ def test_an_overtaken_client_gets_the_newest_version(at_pd):
     async def body(pd, one, bare):
         (made,) = await register(pd, asked(one, 1, ONE))
         answers = await register(pd, *(asked(one, version, TWO) for version in (-1, 0, 1, 3)))
-        assert [code_of(each.status) for each in answers] == [StatusCode.CONFLICT] * 4
+        assert [each.status.code for each in answers] == [StatusCode.CONFLICT] * 4
         assert {(each.version, each.schema) for each in answers} == {(1, made.schema)}
         (answer,) = await register(pd, asked(bare, 2, ONE))
-        assert (code_of(answer.status), answer.version) == (StatusCode.CONFLICT, 0)
+        assert (answer.status.code, answer.version) == (StatusCode.CONFLICT, 0)
         assert places(await describe(pd, one, bare)) == [(one, 1), (bare, 0)]
 
     at_pd(body, 2)
@@ -137,7 +131,7 @@ def test_an_invalid_next_version_fails_alone(at_pd, wrong):
         await register(pd, asked(one, 1, ONE))
         broken = SchemaEntry(one, 2, wrong.fingerprint, wrong.schema)
         answers = await register(pd, broken, asked(NO_STREAM, 1, ONE), asked(one, 2, TWO))
-        assert [code_of(each.status) for each in answers] == [
+        assert [each.status.code for each in answers] == [
             StatusCode.INVALID_REQUEST,
             StatusCode.NOT_FOUND,
             0,
@@ -156,12 +150,10 @@ def test_a_deleted_stream_has_no_schema(target):
             async with target.streams() as (placed,):
                 await register(pd, asked(placed.stream_id, 1, ONE))
             (entry,) = await describe(pd, placed.stream_id)
-            assert (code_of(entry.status), entry.schema) == (StatusCode.NOT_FOUND, b"")
+            assert (entry.status.code, entry.schema) == (StatusCode.NOT_FOUND, b"")
             (entry,) = await register(pd, asked(placed.stream_id, 2, TWO))
-            assert code_of(entry.status) == StatusCode.NOT_FOUND
+            assert entry.status.code == StatusCode.NOT_FOUND
 
-    if target.dialect is not Dialect.SPECIFICATION:
-        pytest.skip("servers of other dialects agree on no features: no schemas there")
     target.run(body)
 
 
@@ -176,29 +168,10 @@ def test_long_schemas_come_in_several_frames(at_pd):
             entries += [asked(each, version, schema_of(**columns)) for each in stream_ids]
         for each in entries:
             (answer,) = await register(pd, each)
-            assert code_of(answer.status) == 0
+            assert answer.status.code == 0
         found = await describe(pd, *stream_ids, NO_STREAM)
         expected = [(each, version) for each in stream_ids for version in (1, 2, 3)]
         assert places(found[:-1]) == expected
-        assert code_of(found[-1].status) == StatusCode.NOT_FOUND
+        assert found[-1].status.code == StatusCode.NOT_FOUND
 
     at_pd(body, 5)
-
-
-def test_a_dialect_without_features_has_no_schemas(target):
-    """Rule: schemas-dialect."""
-
-    async def body(target):
-        async with target.pd() as pd:
-            beat = HeartbeatRequest("c", features=(Feature("schemas"),))
-            (answer,) = await pd.ask(Opcode.HEARTBEAT, beat)
-            is_known = target.dialect is Dialect.SPECIFICATION
-            assert [each.name for each in answer.features] == ["schemas"] * is_known
-            if is_known:
-                return
-            with pytest.raises(UnsupportedError):
-                await describe(pd, 1)
-            with pytest.raises(UnsupportedError):
-                await register(pd, asked(1, 1, ONE))
-
-    target.run(body)

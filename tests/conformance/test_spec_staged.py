@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from msgspec.structs import replace
-from spec_target import append, append_request, batch, code_of
+from spec_target import append, append_request, batch
 
 from sbp_core.errors import StatusCode, WriterGapError
 from sbp_core.records import split_envelopes
@@ -38,7 +38,7 @@ async def stage(client, placed, *numbers, txn_id="conformance", record_count=1, 
 
 async def codes(client, placed, *numbers, **options):
     """The status codes of staged batches."""
-    return [code_of(each.status) for each in await stage(client, placed, *numbers, **options)]
+    return [each.status.code for each in await stage(client, placed, *numbers, **options)]
 
 
 async def end(client, placed, *txn_ids, commit=True, range_index=0, record_count=-1):
@@ -62,7 +62,7 @@ async def ask(client, placed, *, txn_id=None, offset=0, range_index=0):
 async def read(client, placed, **asked):
     """(base offset, body) of batches, either the readable or the staged ones."""
     result, frame = await ask(client, placed, **asked)
-    assert code_of(result.status) == 0
+    assert result.status.code == 0
     found = [(each.base_offset, bytes(each.body)) for each in split_envelopes(frame.payload)]
     assert result.batch_count == len(found)
     return found, result.next_offset
@@ -101,7 +101,7 @@ def test_no_reader_sees_staged_batches(at_server):
 
     async def test(client, placed):
         (staged,) = await stage(client, placed, 0, record_count=3)
-        assert (code_of(staged.status), staged.base_offset) == (0, -1)
+        assert (staged.status.code, staged.base_offset) == (0, -1)
         assert await tail(client, placed) == 0
         assert await append(client, (placed, batch(2))) == [0]
         assert await tail(client, placed) == 2
@@ -132,13 +132,13 @@ def test_batches_that_are_not_staged_here(at_server):
     async def test(client, placed):
         assert await codes(client, placed, 0) == [0]
         nothing, _ = await ask(client, placed, txn_id="another")
-        assert code_of(nothing.status) == StatusCode.NOT_FOUND
+        assert nothing.status.code == StatusCode.NOT_FOUND
         elsewhere, _ = await ask(client, placed, txn_id="conformance", range_index=7)
-        assert code_of(elsewhere.status) == StatusCode.RANGE_NOT_FOUND
+        assert elsewhere.status.code == StatusCode.RANGE_NOT_FOUND
         elsewhere, _ = await ask(
             client, dataclasses.replace(placed, stream_id=2**40), txn_id="conformance"
         )
-        assert code_of(elsewhere.status) == StatusCode.RANGE_NOT_FOUND
+        assert elsewhere.status.code == StatusCode.RANGE_NOT_FOUND
 
     at_server(test)
 
@@ -148,7 +148,7 @@ def test_a_gap_is_refused_with_the_sequence_that_is_expected(at_server):
 
     async def test(client, placed):
         results = await stage(client, placed, 0, 2, 1)
-        assert [code_of(result.status) for result in results] == [0, StatusCode.WRITER_GAP, 0]
+        assert [result.status.code for result in results] == [0, StatusCode.WRITER_GAP, 0]
         assert results[1].status.detail == WriterGapError.encode_expected(1)
 
     at_server(test)
@@ -162,7 +162,7 @@ def test_a_sealed_range_takes_and_publishes_nothing_new(at_server):
         await seal(client, placed)
         assert await codes(client, placed, 1) == [StatusCode.RANGE_ALREADY_SEALED]
         refused = await end(client, placed, "conformance")
-        assert code_of(refused.status) == StatusCode.RANGE_ALREADY_SEALED
+        assert refused.status.code == StatusCode.RANGE_ALREADY_SEALED
         assert await tail(client, placed) == 0
 
     at_server(test)
@@ -201,7 +201,7 @@ def test_published_batches_follow_in_the_order_of_the_request(at_server):
             assert await codes(client, placed, 0, 1, txn_id=txn_id, record_count=2) == [0, 0]
         await append(client, (placed, batch()))
         first = await end(client, placed, "u", "t", record_count=8)
-        assert (code_of(first.status), first.base_offset, first.record_count) == (0, 1, 8)
+        assert (first.status.code, first.base_offset, first.record_count) == (0, 1, 8)
         found = [(0, b"body"), (1, b"u-0"), (3, b"u-1"), (5, b"t-0"), (7, b"t-1")]
         assert await read(client, placed) == (found, 9)
         await seal(client, placed)
@@ -218,8 +218,8 @@ def test_nothing_is_published_if_something_is_missing(at_server):
         assert await codes(client, placed, 0, 1) == [0, 0]
         for record_count in (0, 1, 3):
             refused = await end(client, placed, "conformance", record_count=record_count)
-            assert code_of(refused.status) == StatusCode.TXN_INCOMPLETE
-        assert code_of((await end(client, placed, "nothing")).status) == StatusCode.TXN_INCOMPLETE
+            assert refused.status.code == StatusCode.TXN_INCOMPLETE
+        assert (await end(client, placed, "nothing")).status.code == StatusCode.TXN_INCOMPLETE
         assert await tail(client, placed) == 0
         assert await codes(client, placed, 2) == [0]
 
@@ -234,7 +234,7 @@ def test_a_transaction_that_ended_refuses_appends(at_server):
             assert await codes(client, placed, 0, txn_id=txn_id) == [0]
         assert (await end(client, placed, "published")).base_offset == 0
         dropped = await end(client, placed, "dropped", "unknown", "published", commit=False)
-        assert (code_of(dropped.status), dropped.record_count) == (0, 1)
+        assert (dropped.status.code, dropped.record_count) == (0, 1)
         for txn_id in ("published", "dropped"):
             for number in (0, 1):
                 late = await codes(client, placed, number, txn_id=txn_id)
@@ -255,7 +255,7 @@ def test_a_sealed_range_drops(at_server, range_index):
             dropped = await end(
                 client, placed, "conformance", commit=False, range_index=range_index
             )
-            assert (code_of(dropped.status), dropped.record_count) == (0, count)
+            assert (dropped.status.code, dropped.record_count) == (0, count)
         assert await tail(client, placed) == 0
 
     at_server(test)
@@ -282,7 +282,7 @@ def test_a_nonsensical_publication_is_refused(at_server, txn_ids, range_index, c
         await end(client, placed, "published")
         await end(client, placed, "dropped", commit=False)
         refused = await end(client, placed, *txn_ids, range_index=range_index)
-        assert code_of(refused.status) == code
+        assert refused.status.code == code
         assert await tail(client, placed) == 1
 
     at_server(test)

@@ -14,7 +14,7 @@ from sbp_core.client import AppendItem, AsyncClient, Client, Connecting, RetryPo
 from sbp_core.errors import Outcome, ThrottledError
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
-from sbp_core.wire.dialect import ServerRole, Speech
+from sbp_core.server.trust import ServerRole
 from sbp_core.wire.frame import FrameDecoder
 from sbp_core.wire.headers import decode_system_error
 from sbp_core.wire.opcodes import Opcode
@@ -148,7 +148,7 @@ def test_an_address_with_too_many_connections_gets_an_error():
     async def body():
         listener = Listener(
             {},
-            speech=Speech(ServerRole.RANGE_SERVER),
+            role=ServerRole.RANGE_SERVER,
             clock=SystemClock(),
             connections_per_address_max=limits.CONNECTIONS_RESERVED_PER_ADDRESS,
         )

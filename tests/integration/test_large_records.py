@@ -33,7 +33,6 @@ from sbp_core.records import (
     RowsBuilder,
     StreamSchema,
     decode_columns,
-    encode_sequences,
     record_sizes,
     split_envelopes,
 )
@@ -47,6 +46,7 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import TIMESTAMP_MS, rows_batch, values_of
+from tests.support.data.batches import sequence_batch
 from tests.support.warm import WarmCluster, sbp
 from tests.support.wire import RawClient
 
@@ -144,10 +144,7 @@ def test_the_largest_records_outlive_the_server_and_its_setting(tmp_path, large)
             client.append([AppendItem(plain, batch)], writer=Writer())
             columns = ColumnsBuilder(typed, SCHEMA, record_bytes_max=LARGEST, compression="zstd")
             client.append([AppendItem(typed, built(columns, row))])
-            (sequence,) = encode_sequences(
-                rows_of(value), stream_id=sequences, timestamp_ms=TIMESTAMP_MS
-            )
-            client.append([AppendItem(sequences, sequence)])
+            client.append([AppendItem(sequences, sequence_batch([value]))])
             transaction = Transaction(txn_id_of(PRODUCER, 1, secrets.token_hex(8)))
             items = [AppendItem(staged, each) for each in (rows_batch([b"small"]), batch)]
             client.append(items, transaction=transaction)

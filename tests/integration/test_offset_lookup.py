@@ -13,7 +13,6 @@ from sbp_core.errors import (
     InvalidRequestError,
     NotFoundError,
     StatusCode,
-    UnsupportedError,
 )
 from sbp_core.wire.headers import LookupOffsetInfo, LookupOffsetsRequest
 from sbp_core.wire.opcodes import Opcode
@@ -205,7 +204,7 @@ def test_items_fail_alone_and_many_come_in_several_frames(tmp_path):
     run(tmp_path, body)
 
 
-# Both clients, at servers of either dialect.
+# Both clients.
 
 
 @pytest.fixture
@@ -281,22 +280,3 @@ def test_more_cursors_than_a_frame_holds(driver):
         assert {each.stream_id: each.next_offset for each in found} == wanted
     driver.do("delete_streams", streams)
     assert driver.do("describe_cursors", group) == []
-
-
-@pytest.mark.parametrize(
-    ("method", "arguments"),
-    [
-        ("lookup_offsets", ("streams",)),
-        ("append_times", ("streams",)),
-        ("commit_cursors", ("g", "streams")),
-        ("describe_cursors", ("g",)),
-        ("list_groups", ()),
-    ],
-)
-def test_a_server_of_another_dialect_cannot(make, foreign_cluster, method, arguments):
-    foreign = make(foreign_cluster.endpoint)
-    (one,) = new_streams(foreign, 1)
-    given = [{one: 0} if each == "streams" else each for each in arguments]
-    with pytest.raises(UnsupportedError, match=r"speaks elasticstream-2023-04, which has no"):
-        foreign.do(method, *given)
-    foreign.do("delete_streams", [one])

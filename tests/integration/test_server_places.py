@@ -22,9 +22,8 @@ from sbp_core.rangeserver.server import RangeServer
 from sbp_core.wire.headers import ClientRole, HeartbeatRequest
 from sbp_core.wire.headers import RangeServer as RangeServerTable
 from sbp_core.wire.opcodes import Opcode
-from tests.support.appends import end, stage
+from tests.support.appends import end
 from tests.support.cluster import Known, core_cluster, rows_batch
-from tests.support.data.batches import sequence_batch
 from tests.support.machines import RangeServerProcess
 from tests.support.metadata import altered_metadata
 from tests.support.wire import RawClient
@@ -223,30 +222,5 @@ def test_a_server_with_another_secret_stops_and_keeps_its_data(tmp_path):
                 await server.start()
             await server.stop()
         assert json.loads(path.read_text()) == content
-
-    run(body)
-
-
-def test_under_a_placement_driver_that_keeps_no_secrets_none_is_asked_for(tmp_path):
-    async def body():
-        async with placement_driver(tmp_path, dialect="elasticstream-2023-04") as driver:
-            server = range_server(tmp_path / "rs", driver)
-            await server.start()
-            async with AsyncClient(driver.endpoint) as client:
-                stream_id = await create(client)
-                assert await append(client, stream_id, batch_of=sequence_batch) == 0
-                async with RawClient.at(server.endpoint) as raw:
-                    assert await stage(raw, stream_id, "t", "a") == [-1]
-                    assert await end(raw, stream_id, "t", count=1) == (1, 1)
-                await client.seal_streams([stream_id])
-                assert await append(client, stream_id, batch_of=sequence_batch) == 2
-            await server.stop()
-        async with placement_driver(tmp_path) as driver:  # the same one, upgraded
-            server = range_server(tmp_path / "rs", driver)
-            await server.start()
-            async with RawClient.at(server.endpoint) as raw:
-                with pytest.raises(PermissionDeniedError):
-                    await end(raw, stream_id, "u", commit=False)
-            await server.stop()
 
     run(body)

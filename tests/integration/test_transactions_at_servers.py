@@ -17,7 +17,6 @@ from sbp_core.errors import (
     RangeSealedError,
     TxnEndedError,
     TxnIncompleteError,
-    UnsupportedError,
     WriterGapError,
 )
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
@@ -31,7 +30,6 @@ from sbp_core.server.transactions_at_servers import (
 )
 from sbp_core.wire.txn_id import copy_of
 from tests.support.cluster import DrivingClient, rows_batch, values_of
-from tests.support.data.batches import sequence_batch
 from tests.support.machines import RangeServerProcess
 
 
@@ -193,23 +191,6 @@ def test_a_batch_that_cannot_be_staged_is_reported(tmp_path):
         assert await end_txns(client, server, []) == []
 
     run(tmp_path, body)
-
-
-def test_a_server_that_knows_no_transactions_is_not_asked(tmp_path):
-    async def body(client):
-        stream_id = await create(client)
-        server = await server_of(client, stream_id)
-        part = TxnPart("t", stream_id, 0, 1)
-        sequence = [AppendItem(stream_id, sequence_batch([b"a"]))]
-        with pytest.raises(UnsupportedError):
-            await client.append(sequence, transaction=Transaction("t"))
-        with pytest.raises(UnsupportedError):
-            await staged_text(client, server, part)
-        with pytest.raises(UnsupportedError):
-            await end_txns(client, server, [TxnEnd(stream_id, 0, ("t",))])
-        assert await text(client, stream_id) == ""
-
-    run(tmp_path, body, dialect="elasticstream-2023-04")
 
 
 @asynccontextmanager

@@ -54,7 +54,7 @@ ELSEWHERE = {
     "damaged": StatusCode.RS_DATA_CORRUPTED,
     "stopping": StatusCode.RS_SHUTTING_DOWN,
     "behind": StatusCode.OFFSET_OUT_OF_RANGE,
-    "nothing there": StatusCode.NO_NEW_RECORD,
+    "nothing there": StatusCode.NONE,
 }
 POLICY = RetryPolicy(budget_ms=60_000, backoff_ms=50, backoff_ms_max=2_000)
 CALL_MS = 30_000
@@ -187,7 +187,7 @@ class Cluster:
         results, payload = [], b""
         for item in request.fetch_requests:
             code = ELSEWHERE.get(mood, StatusCode.NONE)
-            data = b"data" if code == StatusCode.NONE else b""
+            data = b"" if mood in ELSEWHERE else b"data"
             next_offset = item.fetch_offset + len(data)
             results.append(
                 FetchResult(

@@ -110,7 +110,7 @@ class World(AppendWorld):
                 )
                 for each in ranges
             )
-            results.append(ListRangesResult(owner, placed, SUCCESS))
+            results.append(ListRangesResult(owner, placed, SUCCESS, owner.stream_id))
         return ListRangesResponse(list_responses=tuple(results), status=SUCCESS)
 
     def _server(self, range_index):

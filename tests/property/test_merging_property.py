@@ -18,10 +18,8 @@ from sbp_core.records import (
     merge_batches,
     merging,
 )
-from sbp_core.records.encodings.sequence import encode_sequence_record
-from sbp_core.records.envelope import encode_sequence_envelope
-from sbp_core.wire._generated import RecordMeta
 from tests.support.clock import examples
+from tests.support.data.batches import sequence_batch
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=4)
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -79,9 +77,7 @@ def a_batch(draw, values, offset):
                 typed, TYPED, stream_id=1, timestamp_ms=time_ms, base_offset=offset
             )
         case "sequence":
-            records = [encode_sequence_record(RecordMeta(at), b"v") for at in range(count)]
-            batch = encode_sequence_envelope(records, stream_id=1, base_timestamp_ms=time_ms)
-            return batch[:1] + offset.to_bytes(8, "big") + batch[9:]
+            return sequence_batch([b"v"] * count, base_offset=offset, time_ms=time_ms)
     return encode_envelope(
         [bytes(count)],
         stream_id=1,

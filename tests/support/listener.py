@@ -19,8 +19,8 @@ from sbp_core.server.dispatch import PromptHandler
 from sbp_core.server.later import Later
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import Clock, SystemClock
+from sbp_core.server.trust import ServerRole
 from sbp_core.tls import Channel, Contexts, ServerTls, Tls
-from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.frame import FrameDecoder, encode_frame
 from sbp_core.wire.headers import (
     HeartbeatRequest,
@@ -64,7 +64,7 @@ class ServedListener:
         self._stop, self._loop = asyncio.Event(), asyncio.get_running_loop()
         self.listener = Listener(
             {Opcode.HEARTBEAT: greet},
-            speech=Speech(ServerRole.PLACEMENT_DRIVER),
+            role=ServerRole.PLACEMENT_DRIVER,
             clock=self._clock,
             tls=None if self._files is None else Contexts(self._files),
             **self._options,
@@ -184,7 +184,7 @@ class Bench:
                 Opcode.LIST_RANGES: Prompt(),
                 Opcode.APPEND: self.deferring,
             },
-            speech=Speech(ServerRole.RANGE_SERVER),
+            role=ServerRole.RANGE_SERVER,
             clock=self.clock,
             **options,
         )

@@ -15,7 +15,7 @@ from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.server.dispatch import ServerCall
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
-from sbp_core.wire.dialect import ServerRole, Speech
+from sbp_core.server.trust import ServerRole
 from sbp_core.wire.headers import (
     RESPONSE_TABLES,
     ClientRole,
@@ -356,7 +356,7 @@ async def follower_pd(
     """Run a follower on a free port."""
     follower = Follower(code, is_system_error=is_system_error)
     handlers = dict.fromkeys(RESPONSE_TABLES, follower.serve)
-    listener = Listener(handlers, speech=Speech(ServerRole.PLACEMENT_DRIVER), clock=SystemClock())
+    listener = Listener(handlers, role=ServerRole.PLACEMENT_DRIVER, clock=SystemClock())
     follower.endpoint = f"127.0.0.1:{await listener.start('127.0.0.1', 0)}"
     try:
         yield follower

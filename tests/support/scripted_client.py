@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from sbp_core.client import (
     AppendItem,
-    Dialect,
     SchemaVersion,
     StreamBounds,
     StreamInfo,
@@ -94,7 +93,6 @@ class WritingClient:
         has_transactions=True,
         has_writers=True,
         has_schemas=True,
-        dialect=Dialect.SPECIFICATION,
     ):
         self.has_writers = has_writers
         self._has_schemas = has_schemas
@@ -114,10 +112,6 @@ class WritingClient:
         self.ended = set()
         self.is_published = True
         self._has_transactions = has_transactions
-        self._dialect = dialect
-
-    def dialect(self):
-        return self._dialect
 
     def record_bytes_max(self, stream_ids):
         self.asked_sizes.append(sorted(stream_ids))
@@ -258,7 +252,6 @@ class WritingClient:
         """Return the rows of a batch to append."""
         envelope = decode_envelope(item.batch)
         assert envelope.stream_id == item.stream_id
-        assert (envelope.encoding is None) == (self._dialect is not Dialect.SPECIFICATION)
         if not encoding_of(envelope).is_typed:
             return decode_batch(envelope).to_pylist()
         schemas = {each.schema.fingerprint: each.schema for each in self.schemas[item.stream_id]}

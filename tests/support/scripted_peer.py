@@ -234,6 +234,7 @@ def ranges(*pieces: StreamRange, revision: int = -1) -> Handler:
                     range_owner=RangeCriteria(stream_id=owner.stream_id),
                     ranges=found,
                     status=Status() if found else status(StatusCode.NOT_FOUND),
+                    stream_id=owner.stream_id,
                 )
             )
         exchange.answer(ListRangesResponse(list_responses=tuple(results), revision=revision))

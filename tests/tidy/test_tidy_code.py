@@ -150,7 +150,6 @@ def test_a_patch_of_a_private_name_is_found():
 
 STARTS_SERVERS = {"ScriptedPeer", "peer", "peers", "runner", "running"}
 """Fixtures, and names of tests.support, that start a server with sockets."""
-GOES_WITH_THE_DIALECT = Path("tests/unit/test_client_dialect.py")
 
 
 def servers_started(tree: ast.Module) -> set[str]:
@@ -165,7 +164,7 @@ def servers_started(tree: ast.Module) -> set[str]:
 
 
 def test_unit_tests_start_no_servers():
-    units = [path for path in python_files("tests/unit") if path != GOES_WITH_THE_DIALECT]
+    units = python_files("tests/unit")
     assert [path for path in units if servers_started(parse(path))] == []
 
 

@@ -93,7 +93,6 @@ def test_every_option_reaches_its_setting(tmp_path):
             *("--data-dir", "d", "--host", "::1", "--advertise-host", "log.example.org"),
             "--insecure",
             *("--pd-port", "1", "--range-server-port", "2", "--range-servers", "3"),
-            *("--dialect", "elasticstream-2023-04"),
             *("--ready-file", str(tmp_path / "ready"), "--log-level", "debug"),
         )
     )
@@ -103,7 +102,6 @@ def test_every_option_reaches_its_setting(tmp_path):
         insecure=True,
         advertise_host="log.example.org",
         range_servers=3,
-        dialect="elasticstream-2023-04",
         pd_port=1,
         range_server_port=2,
     )
@@ -207,7 +205,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, name):
         (["--host", "0.0.0.0", "--advertise-host", "localhost"], "allow it with --insecure"),
         (["--host", "a b"], "a b"),
         (["--log-level", "loud"], "'loud'"),
-        (["--dialect", "elasticstream"], "'elasticstream'"),
         (["--ready-file", "/no/such/folder/ready"], "/no/such/folder"),
     ],
 )

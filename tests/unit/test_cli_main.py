@@ -139,7 +139,6 @@ def test_versions(capsys):
         "metadata": f"{SCHEMA_VERSION}, upgraded from {SCHEMA_VERSION_MIN} on",
         "checkpoint": f"{FORMAT_VERSION}, read from 1 on",
         "protocol": "SBP 0.1",
-        "dialects": "specification, elasticstream-2023-04",
         "features": ", ".join(FeatureName),
         "replication": ", ".join(map(str, REPLICATION_VERSIONS)),
         "python": platform.python_version(),

@@ -30,7 +30,7 @@ KEYS = [
     for key in keys
 ]
 SET_BY_THE_CLUSTER = {
-    *("data_dir", "host", "insecure", "advertise_host", "connections_per_address_max", "dialect"),
+    *("data_dir", "host", "insecure", "advertise_host", "connections_per_address_max"),
     *("placement_driver", "name", "store", "rack"),
     *("tls_cert_file", "tls_key_file", "tls_ca_file", "tls_client_ca_file"),
     "tls_client_certificates",
@@ -134,7 +134,7 @@ def test_the_help_names_the_defaults_of_one_server(command, capsys):
     assert command_line.main([command, "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     defaults = {each.name: each.default for each in fields(CONFIGURATIONS[command].servers)}
-    options = [("--host HOST", "host"), ("--dialect NAME", "dialect")]
+    options = [("--host HOST", "host")]
     options += {"serve": [], "pd": [("--name NAME", "name")]}.get(command, [])
     options += [] if command == "serve" else [("--port PORT", "port")]
     for option, name in options:
@@ -150,7 +150,6 @@ def test_the_help_of_serve_names_the_defaults(capsys):
     for option, name in [
         ("--data-dir DIR", "data_dir"),
         ("--host HOST", "host"),
-        ("--dialect NAME", "dialect"),
         ("--pd-port PORT", "pd_port"),
         ("--range-server-port PORT", "range_server_port"),
         ("--range-servers N", "range_servers"),

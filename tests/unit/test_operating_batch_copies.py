@@ -15,9 +15,9 @@ from sbp_core.records import (
     decode_envelope,
     encode_columns,
     encode_rows,
-    encode_sequences,
 )
 from tests.support.cluster import rows_batch
+from tests.support.data.batches import sequence_batch
 
 SCHEMA = StreamSchema.of(pa.schema([("n", pa.int64())]))
 
@@ -68,7 +68,7 @@ def test_a_gap_is_an_error_and_so_is_a_schema_that_nobody_knows():
 
 
 def test_a_record_sequence_becomes_rows():
-    (sequence,) = encode_sequences(rows(b"a", b"b"), stream_id=1, timestamp_ms=5)
+    sequence = sequence_batch([b"a", b"b"])
     (made,), count = copied_batches(payload(sequence), 7, 0, 2, [])
     assert (count, decode_envelope(made).encoding) == (2, "rows")
     assert decode_batch(decode_envelope(made)) == decode_batch(decode_envelope(sequence))

@@ -74,12 +74,6 @@ def test_a_setting_out_of_bounds(wrong):
         settings(record_bytes_max=wrong)
 
 
-def test_a_dialect_without_larger_records():
-    settings(dialect="elasticstream-2023-04")
-    with pytest.raises(ConfigurationError, match="leave it out, or set dialect to specification"):
-        settings(dialect="elasticstream-2023-04", record_bytes_max=9 * MIB)
-
-
 @given(ALLOWED)
 def test_a_segment_holds_the_largest_record(record_bytes):
     least = RecordSizes(record_bytes).segment_bytes_min

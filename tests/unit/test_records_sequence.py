@@ -45,6 +45,14 @@ def test_keys_values_headers_and_times():
     ]
 
 
+def test_the_first_header_keys_is_the_key_and_properties_follow_the_headers():
+    headers = KeyValue("Tag", "t"), KeyValue("Keys", "k"), KeyValue("Keys", "l")
+    data = sequence_batch([b"v"], headers=headers, properties=(KeyValue("n", "1"),))
+    (row,) = decode_batch(decode_envelope(data)).to_pylist()
+    assert row["key"] == b"k"
+    assert row["headers"] == [("Tag", b"t"), ("Keys", b"l"), ("n", b"1")]
+
+
 def test_a_record_without_metadata_is_read():
     data = sequence_batch([]) + struct.pack(">ii", 0, 2) + b"hi"
     assert decode_batch(decode_envelope(data)).column("value").to_pylist() == [b"hi"]

@@ -1,6 +1,5 @@
 """Patterns and grants, the table of operations, and how refused results get into an answer."""
 
-import asyncio
 from functools import partial
 from types import SimpleNamespace
 
@@ -17,19 +16,16 @@ from sbp_core.access.rights import (
     SubjectRights,
     checked_grant,
 )
-from sbp_core.errors import InvalidRequestError, PermissionDeniedError
+from sbp_core.errors import InvalidRequestError
 from sbp_core.server.guard import (
     RULES,
-    Authority,
     Caller,
-    Guard,
     Results,
     Rule,
     Target,
     lacking_right,
 )
 from sbp_core.server.refused_items import Merger, narrow
-from sbp_core.server.trust import Standing, denied
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
     RESPONSE_TABLES,
@@ -37,8 +33,6 @@ from sbp_core.wire.headers import (
     AppendInfo,
     AppendRequest,
     DescribeRangeResult,
-    FetchInfo,
-    FetchRequest,
 )
 from sbp_core.wire.opcodes import Opcode
 
@@ -191,20 +185,3 @@ def test_operations_whose_results_name_their_items_are_the_ones_with_an_index():
         if not isinstance(rule, Caller) and rule.results is Results.BY_INDEX:
             (field,) = rule.items
             assert field in REQUEST_TABLES[opcode].__struct_fields__
-
-
-def test_a_dialect_of_one_frame_is_refused_as_a_whole():
-    class Known(Authority):
-        async def judge(self, identity, rights, targets):
-            return [denied("no") if each.stream_id == 2 else None for each in targets]
-
-    request = FetchRequest(fetch_requests=(FetchInfo(stream_id=1), FetchInfo(stream_id=2)))
-    call = SimpleNamespace(
-        opcode=Opcode.FETCH,
-        is_one_frame=True,
-        peer=SimpleNamespace(standing=Standing(Identity("me")), name="me"),
-        decode=lambda _: request,
-        narrow=lambda _: None,
-    )
-    with pytest.raises(PermissionDeniedError):
-        asyncio.run(Guard(Known()).admit(call, RULES[Opcode.FETCH]))

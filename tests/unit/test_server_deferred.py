@@ -12,9 +12,9 @@ from sbp_core.errors import NotFoundError, RequestTimeoutError, StatusCode
 from sbp_core.server.dispatch import Dispatcher, PromptHandler
 from sbp_core.server.later import Deferred, Later
 from sbp_core.server.runtime import SystemClock
+from sbp_core.server.trust import ServerRole
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import NO_WISHES, NOTHING, accept, offer
-from sbp_core.wire.dialect import ServerRole, Speech
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     AppendRequest,
@@ -86,7 +86,7 @@ def run(body, *, make=lambda: ANSWER, timeout_ms=0):
         peer = Peer(agreement)
         dispatcher = Dispatcher(
             {Opcode.APPEND: Appends(ready, make)},
-            speech=Speech(ServerRole.RANGE_SERVER),
+            role=ServerRole.RANGE_SERVER,
             clock=SystemClock(),
         )
         request = Frame(Opcode.APPEND, 0, 1, encode_header(AppendRequest(timeout_ms=timeout_ms)))

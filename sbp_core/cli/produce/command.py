@@ -25,7 +25,7 @@ from sbp_core.cli.produce.parsing import Defaults, Parsing, Piece
 from sbp_core.cli.produce.progress import shown_progress
 from sbp_core.cli.produce.sender import Sender
 from sbp_core.cli.values import PATH, STREAM, TIMESTAMP, Value
-from sbp_core.client import Client, Dialect, RetryPolicy, StreamInfo, StreamSpec, newest_schemas
+from sbp_core.client import Client, RetryPolicy, StreamInfo, StreamSpec, newest_schemas
 from sbp_core.errors import AlreadyExistsError, ConfigurationError, NotFoundError, SbpError
 from sbp_core.quantities import quoted
 from sbp_core.wording import counted
@@ -171,7 +171,6 @@ def _target(client: Client, info: StreamInfo) -> Target:
         stream_id,
         None if newest is None else newest.schema,
         client.record_bytes_max([stream_id])[stream_id],
-        is_sequence=client.dialect() is Dialect.ELASTICSTREAM_2023_04,
     )
 
 

@@ -2,10 +2,9 @@
 
 Shared by the blocking and the asyncio transport, which add sockets and, where needed, a lock.
 
-The answer to the greeting shows the dialect of the server and the features that it accepts. Calls
-that depend on these are held until then; all others go out at once. One of the two dialects has a
-successor that greets alike: calls to placement drivers wait for a probe that distinguishes them.
-Read `Conversation.start` and `Conversation.receive` first.
+The answer to the greeting shows the features that the server accepts. Calls that depend on these
+are held until then; all others go out at once. Read `Conversation.start` and `Conversation.receive`
+first.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from sbp_core.errors import (
     NotLeaderError,
     Outcome,
     ProtocolError,
-    RefusedError,
     SbpError,
     StatusCode,
     ThrottledError,
@@ -51,21 +49,12 @@ from sbp_core.session.states import (
     ResponseReceived,
 )
 from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.dialect import (
-    Dialect,
-    check_is_batched,
-    depends_on_dialect,
-    dialect_of,
-    is_for_driver,
-    opcode_of,
-)
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     ClientRole,
     Feature,
     HeartbeatRequest,
     HeartbeatResponse,
-    ListRangesRequest,
     decode_header,
     decode_system_error,
     encode_header,
@@ -118,11 +107,8 @@ class Conversation:
         self._greeting_id = 0
         self._session = Connection(LARGEST.frame_bytes)
         self._unasked = Unasked()
-        self._dialect: Dialect | None = None
-        self._is_ours = False
-        self._is_told_apart = False
-        self._probe_id: int | None = None
-        self._refusal: RefusedError | None = None
+        self._is_greeted = False
+        self._refusal: UnauthenticatedError | None = None
         self._identifying = None if credentials is None else Identifying(credentials)
         self._renewal_id: int | None = None
         """The HEARTBEAT that renews the identity, while it is not answered."""
@@ -177,7 +163,8 @@ class Conversation:
         ticket = Ticket(sink, call.answer_bytes_max, throttled_ms=self.throttling.mark_ms())
         renewal = [*self.resume(), *self._renew_if_due()]
         if self._is_early(call):
-            return ticket, [*renewal, *self._hold(ticket, call)]
+            self._held[ticket] = call
+            return ticket, renewal
         return ticket, [*renewal, *self._send(ticket, call)]
 
     def on_connected(self) -> list[Buffer]:
@@ -270,12 +257,11 @@ class Conversation:
         """Whether a call has to wait for the connection, or for more to be known of the server."""
         if self.phase is Phase.CONNECTING or self._session.state is not ConnectionState.OPEN:
             return self.phase is Phase.CONNECTING
-        if self._dialect is None:
+        if not self._is_greeted:
             is_large = call.largest_part_bytes > limits.BATCH_BYTES_MAX
-            is_known = call.feature is None and not depends_on_dialect(call.opcode)
-            return is_large or not is_known or self._identifying is not None
+            return is_large or call.feature is not None or self._identifying is not None
         is_throttled = self.throttling.is_on and call.opcode is not Opcode.PING
-        return self._waits_for_identity or self._needs_probe(call) or is_throttled
+        return self._waits_for_identity or is_throttled
 
     @property
     def _waits_for_identity(self) -> bool:
@@ -283,50 +269,32 @@ class Conversation:
         identifying = self._identifying if self._renewal_id is not None else None
         return identifying is not None and identifying.has_ended
 
-    def _needs_probe(self, call: Call) -> bool:
-        return is_for_driver(call.opcode) and not (self._is_told_apart or call.only_ours)
-
-    def _hold(self, ticket: Ticket, call: Call) -> list[Buffer]:
-        """Keep a call back; return the bytes of the probe that it waits for, if that is next."""
-        self._held[ticket] = call
-        if self._dialect is None or self._probe_id is not None or not self._needs_probe(call):
-            return []
-        header = encode_header(ListRangesRequest())
-        self._probe_id, buffers = self._session.start_call(Opcode.LIST_RANGES, header)
-        return buffers
-
     def _release(self) -> list[Buffer]:
         """Send the held calls for which enough is known now; return their bytes."""
         held, self._held = self._held, {}
         outgoing: list[Buffer] = []
         for ticket, call in held.items():
+            if self._is_early(call):
+                self._held[ticket] = call
+                continue
             try:
-                act = self._hold if self._is_early(call) else self._send
-                outgoing += act(ticket, call)
+                outgoing += self._send(ticket, call)
             except SbpError as error:
                 ticket.sink(error)
         return outgoing
 
     def _send(self, ticket: Ticket, call: Call) -> list[Buffer]:
         if self._refusal is not None and call.opcode is not Opcode.PING:
-            raise type(self._refusal)(self._refusal.code, self._refusal.message)
-        is_answered = self._dialect is not None  # otherwise the session says what is wrong
-        if is_answered and call.feature is not None and not self.agreement.has(call.feature):
+            raise UnauthenticatedError(self._refusal.code, self._refusal.message)
+        # Before the greeting is answered, the session says what is wrong.
+        if self._is_greeted and call.feature is not None and not self.agreement.has(call.feature):
             raise UnsupportedError(
                 StatusCode.UNSUPPORTED_OPERATION,
                 f"the server at {self.endpoint} does not know {_WITHOUT[call.feature]}",
             )
-        is_foreign = is_answered and self._dialect is not Dialect.SPECIFICATION
-        if call.only_ours and is_foreign and not self._is_ours:
-            raise UnsupportedError(
-                StatusCode.UNSUPPORTED_OPERATION,
-                f"the range server at {self.endpoint} is ElasticStream's, and would not answer"
-                f" {call.opcode.name}; nothing was sent",
-            )
         self._check_size(call)
         header = b"" if call.header is None else encode_header(call.header)
-        opcode = opcode_of(call.opcode, self._dialect or Dialect.SPECIFICATION)
-        ticket.call_id, buffers = self._session.start_call(opcode, header, call.payload)
+        ticket.call_id, buffers = self._session.start_call(call.opcode, header, call.payload)
         self._tickets[ticket.call_id] = ticket
         return buffers
 
@@ -359,8 +327,6 @@ class Conversation:
     def _on_response(self, event: ResponseReceived) -> list[Buffer]:
         if event.call_id == self._greeting_id:
             return self._on_greeted(event.frame)
-        if event.call_id == self._probe_id:
-            return self._on_probed(event.frame)
         if event.call_id == self._renewal_id:
             return self._on_renewed(event.frame)
         ticket = self._tickets.get(event.call_id)
@@ -375,7 +341,7 @@ class Conversation:
             raise error
         if event.frame.is_end:
             del self._tickets[event.call_id]
-            if self._dialect is Dialect.SPECIFICATION and not event.frame.is_system_error:
+            if not event.frame.is_system_error:
                 self.throttling.told(throttle_ms_in(event.frame.opcode, event.frame.header))
         if event.frame.is_system_error and self._identifying is not None:
             failure = maybe_error(_heartbeat_answer(event.frame).status)
@@ -385,20 +351,22 @@ class Conversation:
         return []
 
     def _on_greeted(self, frame: Frame) -> list[Buffer]:
-        """Adopt the server's dialect and what it accepts; return the bytes of what was held.
+        """Adopt the features that the server accepts; return the bytes of what was held.
 
-        One that does not even know HEARTBEAT is taken to speak as the specification does. One that
-        cannot answer it now has declined nothing: the connection is as good as lost.
+        A server that cannot greet now has declined no feature: calls that were held use another
+        connection, and calls that were sent already get their own answers.
         """
         answer = _heartbeat_answer(frame)
         failure = maybe_error(answer.status)
         if failure is not None and failure.retriable and not isinstance(failure, NotLeaderError):
-            self.end(lost(self.endpoint, f"it refused the greeting: {failure}"))
+            self._reason = lost(self.endpoint, f"it refused the greeting: {failure}")
+            self.retire()
+            held, self._held = self._held, {}
+            for ticket in held:
+                ticket.sink(not_sent(self.endpoint, self._reason))
             return []
         self._unasked.on_awaited(self._session.decoder.seen_count)
-        self._dialect = dialect_of(answer.status)
-        self._is_told_apart = self._dialect is Dialect.SPECIFICATION
-        self._is_ours = answer.cluster_id is not None
+        self._is_greeted = True
         self._session.adopt(settle(self._offer, answer.features), is_client=True)
         if self._identifying is not None and not isinstance(failure, UnauthenticatedError):
             failure = self._identifying.accepted(answer.features) or failure
@@ -445,17 +413,6 @@ class Conversation:
         """Refuse calls that wait here; others use a new connection, for which the token is read."""
         self._refusal = reason
         self.retire()
-
-    def _on_probed(self, frame: Frame) -> list[Buffer]:
-        """Note whether the server speaks the dialect that its greeting had; see `_release`."""
-        self._unasked.on_awaited(self._session.decoder.seen_count)
-        self._is_told_apart = True
-        if not frame.is_system_error:
-            try:
-                check_is_batched(frame.header)
-            except UnsupportedError as error:
-                self._refusal = error
-        return self._release()
 
     def _counted(self, answer: list[Buffer]) -> list[Buffer]:
         self._unasked.on_answer(sum(map(len, answer)))

@@ -14,7 +14,6 @@ from sbp_core import limits
 from sbp_core.client.programs.calls import (
     Attempts,
     Context,
-    answered_items,
     decode_answer,
     unanswered,
 )
@@ -35,9 +34,7 @@ from sbp_core.errors import (
     WriterUnknownError,
 )
 from sbp_core.record_sizes import LARGEST
-from sbp_core.records.envelope import maybe_encoding
 from sbp_core.session.negotiation import FeatureName
-from sbp_core.wire.dialect import Dialect, append_time_ms
 from sbp_core.wire.headers import (
     AppendInfo,
     AppendRequest,
@@ -283,7 +280,6 @@ class AppendState:
         """
         if error is not None:
             raise error
-        _check_encoding(self._batches[index].item, self._context.router.dialect)
         try:
             piece = self._numbering.range_for(index, stream_id, self._context.router)
             if not piece.servers:
@@ -317,15 +313,14 @@ class AppendState:
         for part in reply.frames:
             try:
                 answer = decode_answer(part, AppendResponse)
-                answered = answered_items(answer, answer.append_responses, missing)
             except SbpError as unusable:
                 failure = unusable
                 break
-            for request_index, result in answered:
-                index = missing.get(request_index)
+            for result in answer.append_responses:
+                index = missing.get(result.request_index)
                 if index is None or not self._is_about(result, index):
                     continue
-                del missing[request_index]
+                del missing[result.request_index]
                 error = maybe_error(result.status)
                 if error is None:
                     self._on_appended(index, result)
@@ -340,9 +335,8 @@ class AppendState:
             )
 
     def _is_about(self, result: AppendResult, index: int) -> bool:
-        """Whether a result speaks of a batch's stream; ElasticStream's failures name stream 0."""
-        is_named = result.stream_id in {self._batches[index].item.stream_id, -1}
-        return is_named or (result.stream_id == 0 and maybe_error(result.status) is not None)
+        """Whether a result speaks of a batch's stream."""
+        return result.stream_id in {self._batches[index].item.stream_id, -1}
 
     def _on_refused(self, index: int, failure: _Failure) -> None:
         if isinstance(failure.error, _GAPS) and self._batches[index].is_behind:
@@ -360,8 +354,9 @@ class AppendState:
         batch = self._batches[index]
         batch.is_appended = True
         stream_id = batch.item.stream_id
-        time_ms = append_time_ms(result.stream_append_time_ms, self._context.router.dialect)
-        outcome = self.outcomes[index] = AppendOutcome(stream_id, result.base_offset, time_ms)
+        outcome = self.outcomes[index] = AppendOutcome(
+            stream_id, result.base_offset, result.stream_append_time_ms
+        )
         self._numbering.on_appended(index, outcome)
         self._uncertain.discard(index)
         self.appended_count += 1
@@ -465,20 +460,4 @@ def _check_item(index: int, item: AppendItem) -> None:
         raise ConfigurationError(
             f"the batch of item {index} (stream {item.stream_id}) has {len(item.batch)} bytes;"
             f" expected 1 to {LARGEST.batch_bytes}: write smaller batches"
-        )
-
-
-def _check_encoding(item: AppendItem, dialect: Dialect) -> None:
-    """Raise SbpError for a batch that servers of the dialect, or its readers, cannot decode.
-
-    A data node of ElasticStream fails on the whole frame then, and loses offsets.
-    """
-    if dialect is Dialect.SPECIFICATION:
-        return
-    encoding = maybe_encoding(item.batch)
-    if encoding is not None:
-        raise ConfigurationError(
-            f"the servers speak {dialect}, where record batches are record sequences, and this one"
-            f" is in encoding {encoding!r}; encode it with encode_sequences, or build it with"
-            " RowsBuilder(is_sequence=True). Nothing of it was sent"
         )

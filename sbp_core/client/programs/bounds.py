@@ -22,7 +22,6 @@ from sbp_core.client.programs.range_placement import (
     locate,
     no_server,
     revalidate,
-    stream_id_of,
 )
 from sbp_core.client.programs.router import Router
 from sbp_core.client.types import RangeInfo, StreamBounds
@@ -242,7 +241,7 @@ def _described(
     }
     for result in (each for answer in answers for each in answer.describe_responses):
         piece = result.stream_range
-        stream_id = stream_id_of(result)
+        stream_id = result.stream_id
         failure = maybe_error(result.status)
         if stream_id not in described:
             continue

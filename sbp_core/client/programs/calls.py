@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, TypeVar
@@ -32,10 +32,8 @@ from sbp_core.errors import (
     TransportError,
 )
 from sbp_core.session.negotiation import FeatureName
-from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
-    AppendResponse,
     AppendResult,
     ChangeGrantsRequest,
     ChangeGrantsResponse,
@@ -45,7 +43,6 @@ from sbp_core.wire.headers import (
     DescribeServersResponse,
     DrainServersRequest,
     DrainServersResponse,
-    FetchResponse,
     FetchResult,
     HaltedRanges,
     ListGrantsRequest,
@@ -296,26 +293,6 @@ def decode_answer(frame: Frame, table: type[T]) -> T:
         failure.throttle_time_ms = max(getattr(answer, "throttle_time_ms", 0), 0)
         raise failure
     return answer
-
-
-def answered_items(
-    answer: AppendResponse | FetchResponse, results: Sequence[R], asked: Collection[int]
-) -> list[tuple[int, R]]:
-    """Return the request index that each result answers; `asked` are those without an answer yet.
-
-    ElasticStream's servers leave every index at 0 and answer all requests in their order. Raises
-    ProtocolError when there are more or less of those than requests.
-    """
-    indexes = [result.request_index for result in results]
-    if dialect_of(answer.status) is not Dialect.SPECIFICATION and not any(indexes):
-        if len(results) != len(asked):
-            error = ProtocolError(
-                f"{len(results)} results for {len(asked)} requests, and none says which it answers"
-            )
-            error.outcome = Outcome.UNKNOWN
-            raise error
-        indexes = sorted(asked)
-    return list(zip(indexes, results, strict=True))
 
 
 def decode_reply(reply: Reply, table: type[T]) -> list[T]:

@@ -12,10 +12,10 @@ from typing import Final
 from msgspec import structs
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import Attempts, answered_items, decode_answer
+from sbp_core.client.programs.calls import Attempts, decode_answer
 from sbp_core.client.programs.replicas import Turn
 from sbp_core.client.types import FetchItem, FetchOutcome, RangeInfo, ReceivedBatches
-from sbp_core.errors import ProtocolError, SbpError, StatusCode
+from sbp_core.errors import ProtocolError, SbpError
 from sbp_core.record_sizes import LARGEST
 from sbp_core.records import decode_envelope
 from sbp_core.wire.frame import Frame
@@ -36,20 +36,9 @@ class Question:
     bytes_max: int = LARGEST.frame_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Whole batches, perhaps none.
-
-    `is_hasty`: none were there, or had room, when the server answered; it need not have waited.
-    `is_silent`: nor did it say where to go on.
-    """
-
-    batches: ReceivedBatches
-    is_hasty: bool = False
-    is_silent: bool = False
-
-
-def read_answer(frame: Frame, questions: Mapping[int, Question]) -> dict[int, Found | SbpError]:
+def read_answer(
+    frame: Frame, questions: Mapping[int, Question]
+) -> dict[int, ReceivedBatches | SbpError]:
     """Return what one response frame says, by request index. Raises SbpError if it is unusable.
 
     The payload holds the batches of the results in the order of the header. `questions` are those
@@ -57,9 +46,10 @@ def read_answer(frame: Frame, questions: Mapping[int, Question]) -> dict[int, Fo
     """
     response = decode_answer(frame, FetchResponse)
     payload = memoryview(frame.payload)
-    answers: dict[int, Found | SbpError] = {}
+    answers: dict[int, ReceivedBatches | SbpError] = {}
     position = 0
-    for index, result in answered_items(response, response.fetch_responses, questions):
+    for result in response.fetch_responses:
+        index = result.request_index
         question = questions.get(index)
         if question is None or index in answers:
             raise ProtocolError(
@@ -71,16 +61,10 @@ def read_answer(frame: Frame, questions: Mapping[int, Question]) -> dict[int, Fo
             _check_stream(result, index, question)
             end, next_offset = _measure(result, payload, position, question)
             _check_extent(question, end - position, next_offset)
-            answers[index] = Found(ReceivedBatches(payload[position:end], next_offset))
+            answers[index] = ReceivedBatches(payload[position:end], next_offset)
             position = end
-            continue
-        position += max(result.batch_length, 0)
-        if error.code == StatusCode.NO_NEW_RECORD:
-            is_silent = result.next_offset < 0
-            known = question.offset if is_silent else result.next_offset
-            nothing = ReceivedBatches(payload[:0], known)
-            answers[index] = Found(nothing, is_hasty=True, is_silent=is_silent)
         else:
+            position += max(result.batch_length, 0)
             error.throttle_time_ms = max(response.throttle_time_ms, 0)
             answers[index] = error
     return answers
@@ -135,47 +119,32 @@ def _check_extent(question: Question, length_bytes: int, next_offset: int) -> No
         )
 
 
-def batches_since(batches: ReceivedBatches, offset: int) -> ReceivedBatches:
-    """Return batches without those that end before an offset."""
-    position, payload = 0, batches.payload
-    while position < len(payload):
-        envelope = decode_envelope(payload, position)
-        if envelope.base_offset + envelope.record_count > offset:
-            break
-        position += envelope.length_bytes
-    return ReceivedBatches(payload[position:], batches.next_offset)
-
-
 def _measure(
     result: FetchResult, payload: memoryview, position: int, question: Question
 ) -> tuple[int, int]:
     """Return where a result's batches end in the payload, and the offset after them.
 
-    Servers that do not say so say how many batches there are: they are walked.
+    The batches are walked if the server does not know the extension `next_offset`.
     """
-    if result.batch_length >= 0 and result.next_offset >= 0:
-        end = position + result.batch_length
-        if end > len(payload):
-            raise ProtocolError(
-                f"the FETCH answer for stream {question.stream_id} announces {result.batch_length}"
-                f" bytes, its frame has {len(payload) - position} left"
-            )
+    end = position + result.batch_length
+    if not position <= end <= len(payload):
+        raise ProtocolError(
+            f"the FETCH answer for stream {question.stream_id} announces {result.batch_length}"
+            f" bytes, its frame has {len(payload) - position} left"
+        )
+    if result.next_offset >= 0:
         return end, result.next_offset
     next_offset = question.offset
-    for _ in range(result.batch_count):
-        envelope = decode_envelope(payload, position)
+    while position < end:
+        envelope = decode_envelope(payload[:end], position)
         position += envelope.length_bytes
         next_offset = envelope.base_offset + envelope.record_count
-    return position, next_offset
+    return end, next_offset
 
 
 @dataclass(slots=True)
 class FetchTask:
-    """One item on its way: waiting until `due_ms`, or asked for in `piece` since `asked_ms`.
-
-    `stepped` is by how many offsets it is asked for too early, see `may_step_back`. Once that found
-    other batches, or nothing at all, it `is_beside`: no earlier offset is asked for.
-    """
+    """One item on its way: waiting until `due_ms`, or asked for in `piece` since `asked_ms`."""
 
     index: int
     item: FetchItem
@@ -186,41 +155,8 @@ class FetchTask:
     asked_ms: float = 0
     asked_wait_ms: int = 0
     turn: Turn = field(default_factory=Turn)
-    hasty_count: int = 0
     follow_count: int = 0
     was_out_of_range: bool = False
-    tail: int | None = None
-    stepped: int = 0
-    is_beside: bool = False
-
-    @property
-    def asked_offset(self) -> int:
-        """The offset that the server is asked for."""
-        if not self.stepped:
-            return self.offset
-        assert self.piece is not None
-        return max(self.piece.start_offset, self.offset - self.stepped)
-
-    @property
-    def known_tail(self) -> int:
-        """An offset up to which there are records, by the item and its range."""
-        end_offset = None if self.piece is None else self.piece.end_offset
-        return max(self.item.end_offset or 0, end_offset or 0)
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether a batch may begin in the range before the offset that is asked for."""
-        return self.piece is not None and self.asked_offset > self.piece.start_offset
-
-    @property
-    def may_step_back(self) -> bool:
-        """Whether to ask for an earlier offset where a server has nothing.
-
-        ElasticStream's find no offset within the last batch of a range, except its first one. Where
-        that batch begins is not known, so the steps double until something is found.
-        """
-        has_more = self.tail is not None and self.tail > self.offset
-        return has_more and self.is_inside and not self.is_beside
 
     @property
     def answer_bytes(self) -> int:
@@ -238,7 +174,7 @@ class FetchTask:
                 end_offset=-1 if self.piece.end_offset is None else self.piece.end_offset,
             ),
             request_index=request_index,
-            fetch_offset=self.asked_offset,
+            fetch_offset=self.offset,
             batch_max_bytes=self.item.max_bytes,
             stream_id=self.item.stream_id,
             end_offset=-1 if self.item.end_offset is None else self.item.end_offset,
@@ -248,14 +184,14 @@ class FetchTask:
 
     def question(self) -> Question:
         """Return what an answer is compared with."""
-        return Question(self.item.stream_id, self.asked_offset, self.item.max_bytes)
+        return Question(self.item.stream_id, self.offset, self.item.max_bytes)
 
-    def is_lacking(self, found: Found) -> bool:
+    def is_lacking(self, found: ReceivedBatches) -> bool:
         """Whether a replica of a sealed range has less than the range has."""
-        piece, next_offset = self.piece, found.batches.next_offset
+        piece = self.piece
         if piece is None or piece.end_offset is None or not piece.is_replicated:
             return False
-        return not found.batches.payload and 0 <= next_offset <= self.offset < piece.end_offset
+        return not found.payload and 0 <= found.next_offset <= self.offset < piece.end_offset
 
     def may_go_on(self, next_offset: int, now_ms: float) -> bool:
         """Whether an empty answer may mean the end of a sealed range, with more behind it."""

@@ -8,7 +8,7 @@ if its range is sealed; at the open range its placement is looked up again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,8 +18,6 @@ from sbp_core.client.programs.bounds import ended, stream_bounds, unanswered_at_
 from sbp_core.client.programs.calls import Attempts, Context, RetryPolicy, unanswered
 from sbp_core.client.programs.fetch_answer import (
     FetchTask,
-    Found,
-    batches_since,
     bounded_selections,
     read_answer,
 )
@@ -40,7 +38,6 @@ from sbp_core.errors import (
     StatusCode,
 )
 from sbp_core.record_sizes import LARGEST
-from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import FetchRequest
 from sbp_core.wire.opcodes import Opcode
 
@@ -160,9 +157,6 @@ class _Fetch:
     async def _ask(self, tasks: Sequence[FetchTask]) -> None:
         """Send tasks to the servers of their ranges, one frame for each server."""
         errors = await locate(self._context, [task.item.stream_id for task in tasks])
-        named = [each for each in tasks if each.offset < 0 and each.item.stream_id not in errors]
-        if named and self._context.router.dialect is not Dialect.SPECIFICATION:
-            errors |= await self._resolve(named)
         now_ms = self._context.now_ms()
         wait_ms = max(0, round(self._wait_until_ms - now_ms))
         groups: dict[tuple[str, bool], list[FetchTask]] = {}
@@ -191,17 +185,6 @@ class _Fetch:
                 opened = _OpenFetch(server, dict(enumerate(part)), now_ms + doubt_ms)
                 number = await self._calls.start(self._call(opened, wait_ms, is_brief=is_brief))
                 self._open[number] = opened
-
-    async def _resolve(self, tasks: Sequence[FetchTask]) -> dict[int, SbpError]:
-        """Replace EARLIEST and LATEST for servers that know neither; return the errors."""
-        stream_ids = [task.item.stream_id for task in tasks]
-        try:
-            bounds = await stream_bounds(self._impatient, stream_ids)
-        except SbpError as error:
-            return dict.fromkeys(stream_ids, error)
-        for task, held in zip(tasks, bounds, strict=True):
-            task.offset = held.start_offset if task.offset == EARLIEST else held.next_offset
-        return {}
 
     def _call(self, opened: _OpenFetch, wait_ms: int, *, is_brief: bool) -> Call:
         """Return the call; a brief one ends early, because there is something else to do then."""
@@ -242,34 +225,23 @@ class _Fetch:
             for task in asked.tasks.values():
                 await self._on_error(task, error, asked.endpoint, now_ms)
             return
-        # A frame with batches of some items may have had no room for those of the others, which
-        # are asked for again at once.
-        is_serving = any(
-            isinstance(each, Found) and each.batches.payload for each in answers.values()
-        )
-        empty: list[tuple[FetchTask, Found]] = []
+        empty: list[tuple[FetchTask, ReceivedBatches]] = []
         for request_index, answer in answers.items():
             task = asked.tasks.pop(request_index)
             if isinstance(answer, SbpError):
                 await self._on_error(task, answer, asked.endpoint, now_ms)
                 continue
-            if task.is_lacking(answer) and not is_serving:
+            if task.is_lacking(answer):
                 await self._on_error(task, _lacking(task), asked.endpoint, now_ms)
                 continue
-            if answer.is_hasty and is_serving:
-                self._wait(task, now_ms)
-                continue
-            batches = answer.batches
-            if task.stepped and batches.payload:
-                await self._catch_up(task, batches, now_ms)
-            elif not batches.payload and task.may_go_on(batches.next_offset, now_ms):
+            if not answer.payload and task.may_go_on(answer.next_offset, now_ms):
                 empty.append((task, answer))
             else:
-                if not batches.payload and task.piece and task.piece.is_open_and_replicated:
+                if not answer.payload and task.piece and task.piece.is_open_and_replicated:
                     # Its primary may have been cut off, and the stream gone on elsewhere.
                     self._context.router.forget(task.item.stream_id)
                 task.attempts.on_progress(now_ms)
-                self._found.append(task.outcome(batches))
+                self._found.append(task.outcome(answer))
         if arrival.is_last:
             del self._open[arrival.number]
             for task in asked.tasks.values():
@@ -278,20 +250,19 @@ class _Fetch:
         if empty:
             await self._follow(empty, now_ms)
 
-    async def _follow(self, empty: Iterable[tuple[FetchTask, Found]], now_ms: float) -> None:
+    async def _follow(
+        self, empty: Sequence[tuple[FetchTask, ReceivedBatches]], now_ms: float
+    ) -> None:
         """Ask in the next range if a stream went on in one; else answer that nothing is there.
 
         A server answers without batches at once at the end of a sealed range, and the range may
         have been sealed after its placement was looked up. While the placement driver is
-        unavailable, the answer stands. A server that does not wait by itself is asked again, with
-        growing pauses.
+        unavailable, the answer stands.
         """
-        followed = list(empty)
-        stream_ids = list(dict.fromkeys(task.item.stream_id for task, _ in followed))
+        stream_ids = list(dict.fromkeys(task.item.stream_id for task, _ in empty))
         await revalidate(self._impatient, stream_ids)
-        await self._learn_tails([task for task, answer in followed if answer.is_silent])
-        for task, answer in followed:
-            next_offset = self._skip_trimmed(task, max(task.offset, answer.batches.next_offset))
+        for task, answer in empty:
+            next_offset = self._skip_trimmed(task, max(task.offset, answer.next_offset))
             piece = self._context.router.maybe_range_at(task.item.stream_id, next_offset)
             if piece and task.piece and piece.range_index > task.piece.range_index:
                 task.follow_count += 1
@@ -299,47 +270,10 @@ class _Fetch:
                     error = endless(f"stream {task.item.stream_id} at offset {next_offset}")
                     self._found.append(task.empty(next_offset, error))
                     continue
-                task.offset, task.stepped = next_offset, 0
+                task.offset = next_offset
                 self._wait(task, now_ms)
-            elif answer.is_silent and task.may_step_back:
-                task.stepped = max(1, 2 * task.stepped)
-                self._wait(task, now_ms)
-            elif answer.is_hasty and now_ms < self._wait_until_ms:
-                doubled_ms = limits.FETCH_POLL_MS << min(task.hasty_count, 30)
-                pause_ms = min(doubled_ms, limits.FETCH_POLL_MS_MAX)
-                task.hasty_count += 1
-                task.stepped, task.is_beside = 0, True
-                self._wait(task, min(now_ms + pause_ms, self._wait_until_ms))
             else:
                 self._found.append(task.empty(next_offset))
-
-    async def _learn_tails(self, tasks: Sequence[FetchTask]) -> None:
-        """Ask once for each task where its stream ends, if that is not known to be behind it.
-
-        A server that does not say where it runs counts as being where the task is.
-        """
-        asking = [task for task in tasks if task.tail is None]
-        for task in asking:
-            task.tail = max(task.known_tail, task.offset)
-        asking = [task for task in asking if task.tail == task.offset and task.is_inside]
-        if not asking:
-            return
-        try:
-            bounds = await stream_bounds(self._impatient, [task.item.stream_id for task in asking])
-        except SbpError:
-            return
-        for task, held in zip(asking, bounds, strict=True):
-            task.tail = held.next_offset
-
-    async def _catch_up(self, task: FetchTask, found: ReceivedBatches, now_ms: float) -> None:
-        """Answer a task that was asked for too early, or go on to the batches that it is about."""
-        wanted = batches_since(found, task.offset)
-        if wanted.payload:
-            self._found.append(task.outcome(wanted))
-            return
-        task.is_beside = True
-        task.stepped = max(0, task.offset - found.next_offset)
-        self._wait(task, now_ms)
 
     def _wait(self, task: FetchTask, due_ms: float) -> None:
         """Let a task be asked for again."""

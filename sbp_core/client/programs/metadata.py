@@ -23,7 +23,6 @@ from sbp_core.client.programs.range_placement import (
     check_errors,
     chunks,
     cut_by_weight,
-    is_foreign,
     locate,
     missing,
     no_server,
@@ -38,12 +37,10 @@ from sbp_core.errors import (
     RangeSealedError,
     SbpError,
     StatusCode,
-    StatusError,
     UnsupportedError,
 )
 from sbp_core.properties import checked_properties
 from sbp_core.session.negotiation import RECORD_BYTES_OFFER, FeatureName, settle
-from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
     ClientRole,
     CreateStreamsRequest,
@@ -58,8 +55,7 @@ from sbp_core.wire.headers import (
     StreamProperty,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import maybe_error, with_message
-from sbp_core.wording import listed
+from sbp_core.wire.status import maybe_error
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
 _DESCRIBED_PROPERTIES_MAX: Final = 500
@@ -74,9 +70,7 @@ async def describe_streams(context: Context, refs: Sequence[int | str]) -> list[
     SPEC "DESCRIBE_STREAMS". Raises NotFoundError naming all that are missing, UnsupportedError when
     a server does not know names.
     """
-    found, refused = await _find(context, refs)
-    if refused:
-        await _check_absent(context, refused)
+    found = await _find(context, refs)
     absent = [ref for ref in dict.fromkeys(refs) if ref not in found]
     if absent:
         raise missing([f"stream {ref!r}" for ref in absent])
@@ -88,57 +82,24 @@ async def find_streams(context: Context, refs: Sequence[int | str]) -> list[Stre
 
     SPEC "DESCRIBE_STREAMS".
     """
-    found, _ = await _find(context, refs)
+    found = await _find(context, refs)
     return list({info.stream_id: info for info in found.values()}.values())
 
 
-async def _find(
-    context: Context, refs: Sequence[int | str]
-) -> tuple[dict[int | str, StreamInfo], dict[int, StatusError]]:
-    """Return the streams that exist, by id and name, and the errors of those ids that got one.
-
-    ElasticStream's placement manager answers PD_INTERNAL to all ids if it does not know one of
-    them: they are halved until that one is found.
-    """
+async def _find(context: Context, refs: Sequence[int | str]) -> dict[int | str, StreamInfo]:
+    """Return the streams that exist, by id and name."""
     found: dict[int | str, StreamInfo] = {}
-    refused: dict[int, StatusError] = {}
-    pending = [*chunks(list(dict.fromkeys(refs)))]
-    while pending:
-        chunk = pending.pop()
+    for chunk in chunks(list(dict.fromkeys(refs))):
         header = DescribeStreamsRequest(
             timeout_ms=context.timeout_ms,
             stream_ids=tuple(ref for ref in chunk if isinstance(ref, int)),
             names=tuple(ref for ref in chunk if isinstance(ref, str)),
         )
-        try:
-            infos = await _describe(context, header)
-        except StatusError as error:
-            is_odd = error.code == StatusCode.PD_INTERNAL and not header.names
-            if not is_odd or not (await is_foreign(context)):
-                raise
-            if len(chunk) == 1:
-                refused[header.stream_ids[0]] = error
-            else:
-                middle = len(chunk) // 2
-                pending += [chunk[:middle], chunk[middle:]]
-            continue
-        for info in infos:
+        for info in await _describe(context, header):
             found[info.stream_id] = info
             if info.name is not None:
                 found[info.name] = info
-    return found, refused
-
-
-async def _check_absent(context: Context, refused: Mapping[int, StatusError]) -> None:
-    """Raise the error of a stream that has ranges; one without does not exist."""
-    missed = await refresh(context, refused)
-    for stream_id, error in refused.items():
-        if not isinstance(missed.get(stream_id), NotFoundError):
-            raise with_message(
-                error,
-                f"stream {stream_id} is not described, but has ranges: ",
-                "; if it was deleted, leave it out",
-            )
+    return found
 
 
 async def describe_properties(
@@ -280,8 +241,6 @@ async def record_bytes_max(context: Context, stream_ids: Collection[int]) -> dic
     answered: dict[str, int] = {}
     while True:
         check_errors(await locate(context, stream_ids))
-        if context.router.dialect is not Dialect.SPECIFICATION:
-            return dict.fromkeys(stream_ids, limits.RECORD_BYTES_MAX)
         server: str | None = None
         try:
             servers = {each: _server_of(context, each) for each in stream_ids}
@@ -323,9 +282,8 @@ def _record_bytes_call(server: str, timeout_ms: int) -> Call:
 async def delete_streams(context: Context, refs: Sequence[int | str]) -> None:
     """Delete streams given by id or name (SPEC "DELETE_STREAMS").
 
-    The placement driver deletes them; then the range servers are asked to refuse appends, but for
-    ElasticStream's, which cannot. A range server that is down learns it from the placement driver
-    later.
+    The placement driver deletes them; then the range servers are asked to refuse appends. A range
+    server that is down learns it from the placement driver later.
 
     Raises NotFoundError naming all that are missing; nothing is deleted then.
     """
@@ -358,7 +316,6 @@ async def delete_streams(context: Context, refs: Sequence[int | str]) -> None:
                 Opcode.DELETE_STREAMS,
                 _delete_header(context, chunk),
                 context.timeout_ms,
-                only_ours=True,
             )
             for server, chunk in hosted
         ],
@@ -423,14 +380,6 @@ async def _describe(context: Context, header: DescribeStreamsRequest) -> list[St
     """Ask; leave out what does not exist, raise what else failed."""
     answers = await ask(context, Opcode.DESCRIBE_STREAMS, header, DescribeStreamsResponse)
     results = [result for answer in answers for result in answer.describe_responses]
-    knows_names = dialect_of(answers[-1].status) is Dialect.SPECIFICATION
-    is_short = len(results) < len(header.stream_ids + header.names)
-    if header.names and is_short and not knows_names:
-        raise UnsupportedError(
-            StatusCode.UNSUPPORTED_OPERATION,
-            f"the server at {context.drivers.endpoint} knows streams by id only; give an id instead"
-            f" of {listed([*map(repr, header.names)])}",
-        )
     for result in results:
         error = maybe_error(result.status)
         if error is not None and not isinstance(error, NotFoundError):

@@ -26,8 +26,7 @@ from sbp_core.wire.opcodes import Opcode
 class Call(Struct, frozen=True):
     """One request frame for `endpoint`; `header` is a table of wire.headers, or None.
 
-    With a `feature` it is sent only on connections that agreed on it. If `only_ours`, it is not
-    sent to range servers of ElasticStream, which would never answer. An answer that is longer than
+    With a `feature` it is sent only on connections that agreed on it. An answer that is longer than
     `answer_bytes_max` ends the call and the connection.
     """
 
@@ -37,7 +36,6 @@ class Call(Struct, frozen=True):
     timeout_ms: float
     payload: tuple[Buffer, ...] = ()
     feature: FeatureName | None = None
-    only_ours: bool = False
     answer_bytes_max: int = limits.ANSWER_BYTES_MAX
 
     @property

@@ -22,14 +22,10 @@ from sbp_core.errors import (
     StatusCode,
     UnsupportedError,
 )
-from sbp_core.wire.dialect import Dialect, dialect_of
 from sbp_core.wire.headers import (
-    DescribeRangeResult,
     ListRangesRequest,
     ListRangesResponse,
-    ListRangesResult,
     RangeCriteria,
-    SealRangesResult,
     Stream,
     StreamRange,
 )
@@ -78,16 +74,6 @@ def by_server(ranges: Mapping[int, Sequence[RangeInfo]]) -> list[tuple[str, Sequ
         for server in dict.fromkeys(each for piece in pieces for each in piece.servers):
             hosted.setdefault(server, []).append(stream_id)
     return [(server, part) for server, whole in hosted.items() for part in chunks(whole)]
-
-
-def stream_id_of(result: SealRangesResult | DescribeRangeResult) -> int:
-    """Return the stream of a result about a range, -1 where it names none.
-
-    Servers of elasticstream-2023-04 name the stream in the range only.
-    """
-    if result.stream_id >= 0 or result.stream_range is None:
-        return result.stream_id
-    return result.stream_range.stream_id
 
 
 def range_info(piece: StreamRange) -> RangeInfo:
@@ -149,7 +135,6 @@ async def refresh(
             errors.update(dict.fromkeys(chunk, error))
             continue
         revision = answers[-1].revision if as_of is None else as_of
-        context.router.learn_dialect(dialect_of(answers[-1].status))
         for stream_id, found in listed.items():
             if isinstance(found, SbpError):
                 context.router.forget(stream_id)
@@ -176,7 +161,7 @@ def _ranges_by_stream(
         each: unanswered(f"stream {each}") for each in stream_ids
     }
     for result in (entry for answer in answers for entry in answer.list_responses):
-        stream_id = _owner(result)
+        stream_id = result.stream_id
         if stream_id not in found:
             continue
         failure = maybe_error(result.status)
@@ -187,9 +172,7 @@ def _ranges_by_stream(
         if not isinstance(known, list):
             known = found[stream_id] = []
         known += [checked_range(each, server) for each in result.ranges]
-    if dialect_of(answers[-1].status) is Dialect.SPECIFICATION:
-        return found
-    return {each: found[each] or _absent(each) for each in found}
+    return found
 
 
 async def locate(context: Context, stream_ids: Iterable[int]) -> dict[int, SbpError]:
@@ -239,7 +222,6 @@ async def metadata_changes(context: Context, since: int = -1) -> MetadataChanges
         answers = await _list(context, header)
     except (InvalidRequestError, UnsupportedError):  # that no stream is named
         return None
-    context.router.learn_dialect(dialect_of(answers[-1].status))
     return maybe_changes(answers[-1], since)
 
 
@@ -251,13 +233,6 @@ def maybe_changes(answer: ListRangesResponse, since: int) -> MetadataChanges | N
         return MetadataChanges(since, frozenset())
     changed = frozenset(answer.changed_streams) if answer.lists_changes else None
     return MetadataChanges(answer.revision, changed)
-
-
-async def dialect(context: Context) -> Dialect:
-    """Return what the servers speak, asking the placement driver if it has not shown that yet."""
-    if not context.router.has_seen_dialect:
-        await metadata_changes(context)
-    return context.router.dialect
 
 
 async def has_commit(context: Context, commit: StoreCommit) -> bool | None:
@@ -286,11 +261,6 @@ async def _list(context: Context, header: ListRangesRequest) -> list[ListRangesR
     answers = await ask(context, Opcode.LIST_RANGES, header, ListRangesResponse)
     note_commit(context.router, answers[-1])
     return answers
-
-
-async def is_foreign(context: Context) -> bool:
-    """Return whether the placement driver speaks another dialect than the specification."""
-    return (await dialect(context)) is not Dialect.SPECIFICATION
 
 
 async def list_ranges(
@@ -330,14 +300,3 @@ def endless(what: str) -> ProtocolError:
         f"the servers gave {limits.CHANGES_FOLLOWED_MAX} answers about {what}, and each time the"
         " placement had changed: a placement driver or range server is broken"
     )
-
-
-def _absent(stream_id: int) -> NotFoundError:
-    """Return the error of a stream without ranges, where the dialect means that it is missing."""
-    return NotFoundError(StatusCode.NOT_FOUND, f"stream {stream_id} does not exist")
-
-
-def _owner(result: ListRangesResult) -> int:
-    if result.stream_id >= 0 or result.range_owner is None:
-        return result.stream_id
-    return result.range_owner.stream_id

@@ -27,7 +27,6 @@ from sbp_core.errors import (
     SbpError,
     TransportError,
 )
-from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import PlacementDriverCluster
 from sbp_core.wire.status import maybe_cluster
 
@@ -149,22 +148,15 @@ class _Placement:
 class Router:
     """The known ranges of streams, and the revision of the metadata that they are of.
 
-    Entries are immutable and replaced whole, so threads may share a router. `dialect` is that of
-    the servers: the specification, until their placement driver has answered. `last_commit` is
-    the last commit of its metadata that it reported.
+    Entries are immutable and replaced whole, so threads may share a router. `last_commit` is the
+    last commit of its metadata that the placement driver reported.
     """
 
     def __init__(self) -> None:
-        self.dialect = Dialect.SPECIFICATION
-        self.has_seen_dialect = False
         self.last_commit: StoreCommit | None = None
         self._placements: dict[int, _Placement] = {}
         self._open: dict[int, RangeInfo] = {}
         """The open ranges with replicas that were known last."""
-
-    def learn_dialect(self, shown: Dialect) -> None:
-        """Remember the dialect in which the placement driver answered."""
-        self.dialect, self.has_seen_dialect = shown, True
 
     def learn(self, stream_id: int, ranges: Iterable[RangeInfo], revision: int = -1) -> None:
         """Replace what is known of a stream. `revision` -1: the server does not count them."""

@@ -23,7 +23,6 @@ from sbp_core.client.programs.range_placement import (
     cut_by_weight,
     list_ranges,
     range_info,
-    stream_id_of,
     stream_weight,
 )
 from sbp_core.client.types import RangeInfo, SchemaVersion, StreamInfo, StreamSpec, StreamUpdate
@@ -39,12 +38,10 @@ from sbp_core.errors import (
     SbpError,
     SchemaError,
     TransportError,
-    UnsupportedError,
 )
 from sbp_core.records.evolution import compare_schemas, merge_schemas
 from sbp_core.records.stream_schema import StreamSchema, decode_stream_schema
 from sbp_core.session.negotiation import FeatureName
-from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import (
     DescribeSchemasRequest,
     DescribeSchemasResponse,
@@ -119,8 +116,7 @@ def _wanted(update: StreamUpdate, known: StreamInfo) -> Stream:
     """Return the stream as it shall be.
 
     Fields that do not change are sent with their known values, unless properties change: without
-    these the wire has no "leave it" for `retention_period_ms`, and servers of elasticstream-2023-04
-    replace the whole stream.
+    these the wire has no "leave it" for `retention_period_ms`.
     """
     retention_ms, retention_bytes = update.retention_period_ms, update.retention_bytes
     properties = property_tables(update.properties)
@@ -144,8 +140,7 @@ async def trim_streams(context: Context, offsets: Mapping[int, int]) -> dict[int
     """Forget the records of streams, by id, below an offset; return what each begins with then.
 
     SPEC "TRIM_STREAMS": the smallest remaining range of each stream. The placement driver decides;
-    then the servers of the ranges are asked to, but for ElasticStream's, which cannot trim.
-    An offset below the stream's start changes nothing.
+    then the servers of the ranges are asked to. An offset below the stream's start changes nothing.
 
     Raises ConfigurationError for a negative offset, NotFoundError naming the missing streams
     (nothing is trimmed then), OffsetOutOfRangeError for an offset beyond the tail. The others of
@@ -169,7 +164,6 @@ async def trim_streams(context: Context, offsets: Mapping[int, int]) -> dict[int
                 Opcode.TRIM_STREAMS,
                 _trim_header(context, {each: offsets[each] for each in part}),
                 context.timeout_ms,
-                only_ours=True,
             )
             for server, part in parts
         ],
@@ -180,9 +174,6 @@ async def trim_streams(context: Context, offsets: Mapping[int, int]) -> dict[int
                 for result in answer.streams:
                     _check_trimmed(result)
         except SbpError as error:
-            is_foreign = context.router.dialect is not Dialect.SPECIFICATION
-            if is_foreign and isinstance(error, UnsupportedError):
-                continue
             if isinstance(error, TransportError) and server not in only_servers:
                 continue  # it learns of the trim from the placement driver, before it serves again
             half_done = with_message(
@@ -282,15 +273,9 @@ async def seal_ranges(
 def _match_sealed(
     asked: Sequence[RangeId], results: Sequence[SealRangesResult]
 ) -> list[tuple[RangeId, SealRangesResult]]:
-    """Return each asked range with its result: servers may answer in the order of completion.
-
-    A result that names no stream, which is a failure, goes to a range that no other result names.
-    """
-    named = {stream_id_of(each): each for each in results}
-    unnamed = iter([each for each in results if stream_id_of(each) < 0])
-    return [
-        (each, named.get(each.stream_id) or next(unnamed, SealRangesResult())) for each in asked
-    ]
+    """Return each asked range with its result: servers may answer in the order of completion."""
+    named = {each.stream_id: each for each in results}
+    return [(each, named.get(each.stream_id, SealRangesResult())) for each in asked]
 
 
 async def describe_schemas(

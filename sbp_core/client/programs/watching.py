@@ -31,13 +31,11 @@ from sbp_core.client.programs.range_placement import (
     no_server,
     note_commit,
     revalidate,
-    stream_id_of,
 )
 from sbp_core.client.programs.replicas import Replicas, worst_failure
 from sbp_core.client.programs.router import Router
 from sbp_core.client.types import MetadataChanges, RangeInfo, Reach, StreamBounds, UnavailableRange
 from sbp_core.errors import SbpError
-from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import (
     DescribeRangeResult,
     DescribeRangesRequest,
@@ -115,7 +113,7 @@ async def _maybe_basis(context: Context, stream_ids: tuple[int, ...]) -> _Basis 
     """Return the placement and the revisions of now; None if a server does not count them."""
     router = context.router
     revision = router.maybe_revision(stream_ids)
-    if revision is None or router.dialect is not Dialect.SPECIFICATION:
+    if revision is None:
         return None
     ranges = {each: router.maybe_ranges(each) or () for each in stream_ids}
     counts = _server_counts(ranges)
@@ -193,7 +191,7 @@ def _maybe_updated(
         revision, results = news
         sources.append(replace(source, revision=revision))
         for result in results:
-            stream_id = stream_id_of(result)
+            stream_id = result.stream_id
             pieces = basis.ranges.get(stream_id, ())
             if _maybe_server(pieces) != source.endpoint or stream_id in newer:
                 continue

@@ -20,7 +20,6 @@ from sbp_core.errors import NoRangeServerError, RequestTimeoutError, SbpError, i
 from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import NO_PROPERTIES, RangeRecord, StreamRecord, range_table, stream_table
-from sbp_core.pd.streams.stream_operations import check_has_features
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.server.answers import respond_in_parts
 from sbp_core.server.dispatch import ServerCall
@@ -81,7 +80,6 @@ class CutTaker:
     async def take(self, call: ServerCall) -> None:
         """SPEC "TAKE_CUT": metadata in frames of about 1 MiB; the first one has the rest, too."""
         call.decode(TakeCutRequest)
-        check_has_features(call, "backups")
         await self._extents(await self._store.run(_read))  # a server that is down holds nothing up
         try:
             async with asyncio.timeout(HOLD_MS_MAX / 1000) as patience:

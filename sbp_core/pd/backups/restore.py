@@ -23,7 +23,6 @@ from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import CursorChange, RangeRecord, SchemaRecord, ServerLoad, StreamRecord
 from sbp_core.pd.placement import Placement
 from sbp_core.pd.range_servers import Membership
-from sbp_core.pd.streams.stream_operations import check_has_features
 from sbp_core.pd.txns.transactions import Decided
 from sbp_core.server.dispatch import Handler, PromptHandler, ServerCall
 from sbp_core.server.runtime import Clock
@@ -101,7 +100,6 @@ class Restorer:
     async def restore(self, call: ServerCall) -> None:
         """SPEC "RESTORE_METADATA": durable when it is answered; may be repeated."""
         request = call.decode(RestoreMetadataRequest)
-        check_has_features(call, "backups")
         backup_id = request.backup_id or ""
         if _BACKUP_ID.fullmatch(backup_id) is None:
             raise invalid(f"{shown(backup_id)} cannot be the id of a backup")

@@ -15,7 +15,7 @@ from sbp_core.pd.groups.group import Group, Holding, Member
 from sbp_core.pd.groups.group_operations import GroupOperations
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import check_group_name
-from sbp_core.pd.streams.stream_operations import check_has_features, check_item_count
+from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.server.answers import respond_in_parts
 from sbp_core.server.dispatch import Handler, ServerCall
 from sbp_core.server.runtime import Clock, cancel_all
@@ -171,7 +171,6 @@ def _described(member: Member, held: Sequence[Holding]) -> GroupMember:
 
 
 def _checked_group(call: ServerCall, name: str | None) -> str:
-    check_has_features(call, "members of groups")
     check_group_name(name or "")
     return name or ""
 

@@ -19,7 +19,7 @@ from sbp_core.errors import (
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import SchemaRecord
-from sbp_core.pd.streams.stream_operations import check_has_features, check_item_count, no_stream
+from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
 from sbp_core.records.evolution import check_evolution
 from sbp_core.records.stream_schema import decode_stream_schema
 from sbp_core.server.answers import respond_in_parts
@@ -54,7 +54,6 @@ class SchemaHandlers:
     async def register(self, call: ServerCall) -> None:
         """Add versions to schemas; they are durable when they are answered, in their order."""
         request = call.decode(RegisterSchemasRequest)
-        check_has_features(call, "schemas")
         check_item_count(len(request.schemas))
         await respond_in_parts(
             call,
@@ -72,7 +71,6 @@ class SchemaHandlers:
     async def describe(self, call: ServerCall) -> None:
         """Describe the versions of the schemas of streams, all or the newest ones."""
         request = call.decode(DescribeSchemasRequest)
-        check_has_features(call, "schemas")
         check_item_count(len(request.stream_ids))
         await respond_in_parts(
             call,

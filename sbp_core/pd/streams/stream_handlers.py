@@ -205,7 +205,7 @@ class PlacementDriverHandlers:
         status = SUCCESS
         commit, promised = NO_COMMIT, NO_POSITION
         try:
-            check_cluster(request, self._store.cluster_id, is_one_frame=call.is_one_frame)
+            check_cluster(request, self._store.cluster_id)
             if request.client_role == ClientRole.RANGE_SERVER:
                 await self._joining.heard(
                     request.range_server,
@@ -302,12 +302,9 @@ class PlacementDriverHandlers:
         await call.respond(ReportMetricsResponse(range_server=request.range_server, status=status))
 
     async def allocate_id(self, call: ServerCall) -> None:
-        """SPEC "ALLOCATE_ID": an id for a range server, never issued before, and its secret.
-
-        Servers of the other dialect would never send a secret, so none is kept for them.
-        """
+        """SPEC "ALLOCATE_ID": an id for a range server, never issued before, and its secret."""
         call.decode(IdAllocationRequest)
-        secret = None if call.is_one_frame else new_secret()
+        secret = new_secret()
         server_id = await self._store.run(_allocate, secret)
         await call.respond(IdAllocationResponse(server_id, SUCCESS, secret))
 
@@ -476,8 +473,7 @@ def _standing(
     return store.revision(), store.last_commit, lacks_commit, changed
 
 
-def _allocate(store: MetadataStore, secret: str | None) -> int:
+def _allocate(store: MetadataStore, secret: str) -> int:
     server_id = store.servers.allocate_id()
-    if secret is not None:
-        store.servers.claim_secret(server_id, secret)
+    store.servers.claim_secret(server_id, secret)
     return server_id

@@ -18,9 +18,7 @@ from sbp_core.errors import (
     AlreadyExistsError,
     NotFoundError,
     SbpError,
-    StatusCode,
     StatusError,
-    UnsupportedError,
     invalid,
 )
 from sbp_core.pd.capacity import Capacity
@@ -38,7 +36,6 @@ from sbp_core.pd.model import (
 )
 from sbp_core.pd.placement import Placement
 from sbp_core.properties import PROPERTIES_MAX, checked_properties
-from sbp_core.server.dispatch import ServerCall
 from sbp_core.wire.headers import (
     CreateStreamResult,
     DeleteStreamResult,
@@ -341,15 +338,6 @@ def check_item_count(count: int) -> None:
         raise invalid(
             f"the request has {count} items, and at most {limits.STREAMS_PER_REQUEST_MAX} are"
             " accepted; split it"
-        )
-
-
-def check_has_features(call: ServerCall, noun: str) -> None:
-    """Raise UnsupportedError for a connection in a dialect without features."""
-    if call.is_one_frame:
-        raise UnsupportedError(
-            StatusCode.UNSUPPORTED_OPERATION,
-            f"{noun} need a feature, and this dialect has none; use the dialect specification",
         )
 
 

@@ -23,7 +23,7 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.streams.stream_operations import check_has_features, check_item_count
+from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import STOPPING, UNANSWERED, Progress, Publisher, Reason
 from sbp_core.pd.txns.transactions import (
@@ -91,7 +91,6 @@ class TxnHandlers:
         check_item_count(len(request.parts))
         if request.staged and not request.commit:
             raise invalid("`staged` is for commits: give up transactions by `parts`")
-        check_has_features(call, "transactions")
         parts = tuple(
             Part(
                 each.txn_id or "",

@@ -125,8 +125,7 @@ class FetchHandler(PromptHandler):
 class _Fetch:
     """A FETCH frame in progress. It collects the answers that are ready, and sends them.
 
-    In a dialect of one frame per answer all requests are answered as soon as one is ready. Requests
-    for staged batches are answered by a frame each, and do not wait.
+    Requests for staged batches are answered by a frame each, and do not wait.
     """
 
     def __init__(
@@ -150,11 +149,6 @@ class _Fetch:
             item_of(info, batch_bytes_max) for info in request.fetch_requests
         ]
         self._is_staged = any(item.txn_id is not None for item in self._waiting)
-        if self._is_staged and call.is_one_frame and len(self._waiting) > 1:
-            raise invalid(
-                "with one frame per answer a FETCH may ask for one transaction's staged batches:"
-                " send several"
-            )
         self._min_bytes = max(request.min_bytes, 1)
         wait_ms = min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX)
         identity = call.peer.standing.identity
@@ -247,15 +241,14 @@ class _Fetch:
 
         A request waits for `min_bytes`; 0 does not wait.
         """
-        is_one_frame, finder = self._call.is_one_frame, self._shared.finder
+        finder = self._shared.finder
         items_per_turn = self._shared.bounds.fetch_items_per_turn
         count_max = 1 if self._is_staged else limits.RESULTS_PER_FRAME
         answers: list[Answer] = []
         unready: list[Item] = []
         frame_bytes = 0
         for at, item in enumerate(self._waiting):
-            is_full = frame_bytes >= limits.FETCH_FRAME_BYTES or len(answers) >= count_max
-            if is_full and not is_one_frame:
+            if frame_bytes >= limits.FETCH_FRAME_BYTES or len(answers) >= count_max:
                 return _Collected(answers, unready, self._waiting[at:])
             if at and not at % items_per_turn:
                 yield None
@@ -266,15 +259,11 @@ class _Fetch:
             if not answer.is_ready:
                 unready.append(item)
                 if needs_all:
-                    return _Collected(answers, unready)
-            if answer.is_ready or is_one_frame:
+                    break
+            else:
                 answers.append(answer)
                 frame_bytes += answer.length_bytes
-        if not is_one_frame:
-            return _Collected(answers, unready)
-        if unready and len(unready) == len(answers):
-            return _Collected([], unready)
-        return _Collected(_cut_to_frame(answers), [])
+        return _Collected(answers, unready)
 
     async def _send(self, answers: list[Answer], *, is_end: bool) -> None:
         self._shared.sending_count += 1
@@ -362,14 +351,3 @@ class _Fetch:
         metrics.touch(
             [(answer.item.stream_id, answer.range_index) for answer in answers if answer.slots]
         )
-
-
-def _cut_to_frame(answers: Sequence[Answer]) -> list[Answer]:
-    """Return the answers of one frame: empty ones, to be asked for again, where it is full."""
-    cut: list[Answer] = []
-    frame_bytes = 0
-    for answer in answers:
-        is_full = frame_bytes >= limits.FETCH_FRAME_BYTES
-        cut.append(Answer(answer.item, (), answer.item.fetch_offset) if is_full else answer)
-        frame_bytes += cut[-1].length_bytes
-    return cut

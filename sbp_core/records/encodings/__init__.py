@@ -6,14 +6,12 @@ Nothing else decides by the name of an encoding.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import ClassVar, Final
 
 import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError
 from sbp_core.record_sizes import LARGEST
-from sbp_core.records.arrow_body import Compression
 from sbp_core.records.envelope import Envelope, peek_batch
 from sbp_core.wire.checksum import Buffer
 
@@ -51,20 +49,6 @@ class Encoding:
             f'it names encoding {envelope.encoding!r}; this version reads "rows". Read the stream'
             " with a version that knows it"
         )
-
-
-class PlainEncoding(Encoding, ABC):
-    """An encoding of rows of ROWS_SCHEMA, as RowsBuilder writes them."""
-
-    @abstractmethod
-    def check_fit(self, rows: pa.RecordBatch) -> None:
-        """Raise RecordBatchError for valid rows that bodies cannot hold."""
-
-    @abstractmethod
-    def encode(
-        self, rows: pa.RecordBatch, *, stream_id: int, timestamp_ms: int, compression: Compression
-    ) -> list[bytes]:
-        """Return record batches of rows that were checked."""
 
 
 ENCODINGS: Final[dict[str | None, Encoding]] = {}

@@ -26,7 +26,7 @@ from sbp_core.records.arrow_message import (
     read_outline,
     split_pairs,
 )
-from sbp_core.records.encodings import PlainEncoding, register
+from sbp_core.records.encodings import Encoding, register
 from sbp_core.records.envelope import Envelope, check_offsets, encode_envelope
 from sbp_core.records.projection import KeptColumns, maybe_kept_plain
 
@@ -64,7 +64,7 @@ def encode_rows(
     """
     check_rows_schema(batch)
     check_values(batch)
-    return _encode(
+    return encode_checked_rows(
         batch,
         stream_id=stream_id,
         timestamp_ms=timestamp_ms,
@@ -73,7 +73,7 @@ def encode_rows(
     )
 
 
-class RowsEncoding(PlainEncoding):
+class RowsEncoding(Encoding):
     """The body is one Arrow message in ROWS_SCHEMA."""
 
     name = ROWS_ENCODING
@@ -111,9 +111,6 @@ class RowsEncoding(PlainEncoding):
                 " too short for these"
             )
 
-    def check_fit(self, rows: pa.RecordBatch) -> None:
-        """Return: all rows of ROWS_SCHEMA fit."""
-
     def decode(self, envelope: Envelope) -> pa.RecordBatch:
         """Return the rows of a record batch; see `decode_body` for what is copied.
 
@@ -136,16 +133,8 @@ class RowsEncoding(PlainEncoding):
         ]
         return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
 
-    def encode(
-        self, rows: pa.RecordBatch, *, stream_id: int, timestamp_ms: int, compression: Compression
-    ) -> list[bytes]:
-        """Return one record batch."""
-        return [
-            _encode(rows, stream_id=stream_id, timestamp_ms=timestamp_ms, compression=compression)
-        ]
 
-
-def _encode(
+def encode_checked_rows(
     rows: pa.RecordBatch,
     *,
     stream_id: int,
@@ -153,6 +142,7 @@ def _encode(
     compression: Compression,
     base_offset: int = 0,
 ) -> bytes:
+    """Return rows that were checked as one record batch; see `encode_rows`."""
     return encode_envelope(
         [encode_body(rows, compression)],
         stream_id=stream_id,

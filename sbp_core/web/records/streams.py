@@ -12,7 +12,7 @@ from starlette.responses import Response
 from sbp_core import limits
 from sbp_core.client.aio import AsyncClient
 from sbp_core.client.types import NO_CURSOR, SchemaVersion, StreamInfo, StreamSpec, StreamUpdate
-from sbp_core.errors import NotFoundError, UnsupportedError
+from sbp_core.errors import NotFoundError
 from sbp_core.quantities import is_offset
 from sbp_core.records import StreamSchema, field_text
 from sbp_core.records.column_text import parse_columns
@@ -203,10 +203,7 @@ async def maybe_schema(client: AsyncClient, info: StreamInfo) -> StreamSchema | 
 
 
 async def _maybe_version(client: AsyncClient, info: StreamInfo) -> SchemaVersion | None:
-    try:
-        versions = await client.describe_schemas([info.stream_id], newest_only=True)
-    except UnsupportedError:  # servers of other dialects have none
-        return None
+    versions = await client.describe_schemas([info.stream_id], newest_only=True)
     return next(iter(versions[info.stream_id][-1:]), None)
 
 

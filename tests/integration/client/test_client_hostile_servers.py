@@ -24,7 +24,6 @@ from sbp_core.wire.headers import (
     FetchResult,
     ListRangesResponse,
     ListRangesResult,
-    RangeCriteria,
     encode_header,
 )
 from sbp_core.wire.opcodes import Flag, Opcode
@@ -189,9 +188,7 @@ def test_a_placement_that_never_stays(make, peer, monkeypatch) -> None:
 
     def list_next(exchange: Exchange) -> None:
         piece = placed(1, next(indexes), 0, -1, peer.endpoint)
-        result = ListRangesResult(
-            range_owner=RangeCriteria(stream_id=1), ranges=(piece,), status=SUCCESS
-        )
+        result = ListRangesResult(ranges=(piece,), status=SUCCESS, stream_id=1)
         exchange.answer(ListRangesResponse(list_responses=(result,)))
 
     peer.script(Opcode.LIST_RANGES, list_next)
