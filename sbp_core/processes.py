@@ -15,19 +15,17 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 from weakref import WeakSet
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.disk import OsDisk
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
-from sbp_core.regular_files import open_private
 from sbp_core.tls import ServerTls
 
 COMMAND: Final = [sys.executable, "-m", "sbp_core.cli.main"]
@@ -65,8 +63,11 @@ class RangeServerProcess:
         """Where its admin endpoint is, "host:port", once it is started; None without one."""
         self._on_stopped = on_stopped
         self._process: asyncio.subprocess.Process | None = None
+        self._config: BinaryIO | None = None
+        """The configuration file of the process, in memory; it reads that again at SIGHUP."""
         self._watching: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._has_to_reload = False
         self._endpoint = ""
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[SbpError] = self._loop.create_future()
@@ -85,25 +86,25 @@ class RangeServerProcess:
         data_dir = self._settings.data_dir
         await _wait_until_unlocked(data_dir)
         try:
-            with tempfile.TemporaryDirectory(prefix=".starting-", dir=data_dir.parent) as folder:
-                config = Path(folder) / "range-server.toml"
-                with os.fdopen(open_private(config, os.O_WRONLY), "wb") as file:
-                    file.write(_toml(self._settings).encode())
-                self._process = process = await self._spawn(config)
-                if self._is_stopping:
-                    _close_stdin(process)
-                try:
-                    lines = await self._read_announcement(process)
-                except asyncio.CancelledError:  # it needs its file until it is told to stop
-                    await self.stop()
-                    raise
+            self._config = os.fdopen(os.memfd_create("range-server.toml"), "wb")
+            self._write_config()
+            self._process = process = await self._spawn(self._config.fileno())
         except OSError as error:
             raise SbpError(
                 f"the range server of {data_dir} cannot be started: {error.strerror}; see whether"
-                f" {data_dir.parent} can be written and more processes may run"
+                " more processes may run"
             ) from error
+        if self._is_stopping:
+            _close_stdin(process)
+        try:
+            lines = await self._read_announcement(process)
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
         self._watching = asyncio.create_task(self._watch(process))
         self._endpoint, *found = lines
+        if self._has_to_reload:
+            self._signal_reload(process)
         return found
 
     async def stop(self) -> None:
@@ -111,6 +112,7 @@ class RangeServerProcess:
         self._is_stopping = True
         process = self._process
         if process is None:
+            self._close_config()
             return
         _close_stdin(process)  # no signal: a second one, after Ctrl-C, would end it at once
         try:
@@ -119,30 +121,52 @@ class RangeServerProcess:
         except TimeoutError:
             process.kill()
             exit_code = await process.wait()
+        self._close_config()
         if self._watching is not None:
             await self._watching
             if exit_code != 0 and not self.failed.done():
                 raise self._error(exit_code)
 
-    def hang_up(self, line: bytes) -> None:
-        """Let a process reload, as `sbp_core.cli.reloading` does. Any thread may call this.
+    def hang_up(self, log_level: str, log_format: str) -> None:
+        """Let a process reload, and log in this way from now on. Any thread may call this.
 
-        The pipe keeps the line for a process that still starts; SIGHUP might end that one.
+        A process that still starts reloads once it serves: SIGHUP might end it before.
         """
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._hang_up, line)
+            self._loop.call_soon_threadsafe(self._hang_up, log_level, log_format)
 
-    def _hang_up(self, line: bytes) -> None:
-        self._log_options |= json.loads(line)
-        if self._process is not None and not self._is_stopping:
-            assert self._process.stdin is not None
-            self._process.stdin.write(line)
+    def _hang_up(self, log_level: str, log_format: str) -> None:
+        self._log_options |= {"log_level": log_level, "log_format": log_format}
+        if self._process is None or self._is_stopping:
+            return
+        self._write_config()
+        self._has_to_reload = not self._endpoint
+        if not self._has_to_reload:
+            self._signal_reload(self._process)
 
-    async def _spawn(self, config: Path) -> asyncio.subprocess.Process:
-        words = ["range-server", "--until-stdin-closes"]
-        for name, value in self._log_options.items():
-            words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
-        words += ["--config", str(config), "--data-dir", str(self._settings.data_dir)]
+    @staticmethod
+    def _signal_reload(process: asyncio.subprocess.Process) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            process.send_signal(signal.SIGHUP)
+
+    def _write_config(self) -> None:
+        assert self._config is not None
+        settings = _toml(self._settings, self._log_options)
+        self._config.seek(0)
+        self._config.write(settings.encode())
+        self._config.truncate()
+        self._config.flush()
+
+    def _close_config(self) -> None:
+        if self._config is not None:
+            self._config.close()
+
+    async def _spawn(self, config: int) -> asyncio.subprocess.Process:
+        words = ["range-server", "--until-stdin-closes", "--config", f"/proc/self/fd/{config}"]
+        for name in ("log_file", "audit_file"):
+            path = self._log_options.get(name)
+            words += [] if path is None else [f"--{name.replace('_', '-')}", str(path)]
+        words += ["--data-dir", str(self._settings.data_dir)]
         words += ["--admin-port", str(self._admin_port)]
         words += tls_options(self._settings.tls)
         for name in ("auth_jwks_file", "auth_jwks_ca_file", "quotas_file"):
@@ -153,6 +177,7 @@ class RangeServerProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LINE_BYTES_MAX,
+            pass_fds=(config,),
         )
 
     async def _read_announcement(self, process: asyncio.subprocess.Process) -> list[str]:
@@ -190,10 +215,10 @@ class RangeServerProcess:
 _all_processes: Final[WeakSet[RangeServerProcess]] = WeakSet()
 
 
-def hang_up_all(line: bytes) -> None:
-    """Let all range servers that are children of this process reload."""
+def hang_up_all(log_level: str, log_format: str) -> None:
+    """Let all range servers that are children of this process reload; see `hang_up`."""
     for each in list(_all_processes):
-        each.hang_up(line)
+        each.hang_up(log_level, log_format)
 
 
 def tls_options(tls: ServerTls | None) -> Iterator[str]:
@@ -213,12 +238,16 @@ def _close_stdin(process: asyncio.subprocess.Process) -> None:
     process.stdin.close()
 
 
-def _toml(settings: RangeServerSettings) -> str:
+def _toml(settings: RangeServerSettings, log_options: Mapping[str, str | Path | None]) -> str:
     """Return the settings as a configuration file has them.
 
     Paths are options, as they may have bytes that are no UTF-8.
     """
-    sections: dict[str, list[str]] = {"range_server": [], "tls": [], "auth": []}
+    sections: dict[str, list[str]] = {
+        "range_server": [f"log_level = {json.dumps(log_options['log_level'])}"],
+        "log": [f"format = {json.dumps(log_options['log_format'])}"],
+        **{name: [] for name in ("tls", "auth")},
+    }
     for each in fields(settings):
         value = getattr(settings, each.name)
         if value is not None and not isinstance(value, Path):

@@ -7,8 +7,6 @@ from typing import Final
 
 import click
 
-from sbp_core.quantities import quoted
-
 LINES: Final = "lines"
 JSON: Final = "json"
 CSV: Final = "csv"
@@ -29,17 +27,7 @@ SUFFIXES: Final = {
 """By the end of a file's name. `.arrows` is a stream of Arrow IPC, `.arrow` a file of it."""
 
 
-class _Format(click.Choice[str]):
-    """A format. A template of kcat in its place is refused, and the option for it is named."""
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if "%" in value:
-            told = f"{quoted(value)} is a template, which `sbp consume` takes with --template"
-            self.fail(f"{told}; the formats are {', '.join(FORMATS)}", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-FORMAT: Final = _Format(FORMATS)
+FORMAT: Final = click.Choice(FORMATS)
 
 
 def maybe_format_of(path: str) -> str | None:

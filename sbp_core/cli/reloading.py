@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import sys
@@ -31,8 +30,7 @@ _RELOADED: Final = ("log_level", "log_format")
 class Reloader:
     """Reads again what a server may change while it runs, when SIGHUP asks for it.
 
-    A child of `sbp serve` is asked by its parent, with a line on its standard input instead: that
-    reaches it also while it starts.
+    `sbp serve` passes the signal on to its range servers, with its own settings of the log.
     """
 
     def __init__(
@@ -81,25 +79,15 @@ class Reloader:
         with self._lock:
             self._is_over = True
 
-    def reload_line(self, line: bytes) -> None:
-        """Reload because of a line of the parent, which has the settings of the log."""
-        try:
-            given = json.loads(line)
-            self.reload({name: str(given[name]) for name in _RELOADED})
-        except (ValueError, LookupError, TypeError):
-            _LOG.warning("line on standard input ignored length=%d", len(line))
-
-    def reload(self, wanted: dict[str, str] | None = None) -> None:
+    def reload(self) -> None:
         """Read files again; apply the settings of the log, those of the configuration file."""
         with self._lock:
             if self._is_over:
                 return
             self._manager.reloads()
-            restart_for: list[str] = []
-            if wanted is None:
-                wanted, restart_for = self._read_settings()
+            wanted, restart_for = self._read_settings()
             done = self._apply(wanted)
-            hang_up_all(json.dumps(wanted).encode() + b"\n")
+            hang_up_all(**wanted)
             done += ["files of TLS read again"] if tls.reload_all() else []
             tokens = sys.modules.get("sbp_core.access.tokens")  # loaded where tokens are accepted
             if tokens is not None and tokens.reload_all():

@@ -25,7 +25,6 @@ from sbp_core.regular_files import tighten
 
 if TYPE_CHECKING:
     from sbp_core.cli.config import Configuration, ServeSettings
-    from sbp_core.cli.release_note import ReleaseNote
     from sbp_core.cli.reloading import Reloader
     from sbp_core.cli.service_manager import ServiceManager
     from sbp_core.server.line_file import LineFile
@@ -36,7 +35,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _EXIT_INTERRUPTED: Final = 130
 _STORED: Final = (
     *("metadata.*", "pd.lock", "identity.json*", "driver-commit.json*"),
-    *("log", "log/*", "release"),
+    *("log", "log/*"),
 )
 """Names in the data folder of a server."""
 LOG_OPTIONS: Final = ("log_level", "log_format", "log_file", "audit_file")
@@ -110,30 +109,26 @@ class Service:
         manager: ServiceManager,
         options: Mapping[str, Any],
     ) -> None:
-        from sbp_core.cli.release_note import ReleaseNote
         from sbp_core.server import quota_rules, runtime
 
         data_dir = settings.servers.data_dir
         with _owned(data_dir, configuration.command):
             ready = ReadyFile(settings.ready_file)
             ready.remove()
-            note = ReleaseNote(data_dir)
             _LOG.info(
-                "server starts version=%s last_version=%s pid=%d data_dir=%s",
-                *(__version__, note.last, os.getpid(), data_dir.absolute()),
+                "server starts version=%s pid=%d data_dir=%s",
+                *(__version__, os.getpid(), data_dir.absolute()),
             )
-            reload = reloader.reload_line if options["until_stdin_closes"] else None
 
             def shown() -> Mapping[str, object]:
                 return configuration.shown(reloader.current, quota_rules.current())
 
             serving = _serve(
-                *(self, settings, ready, shown), manager=manager, reload=reload, note=note
+                *(self, settings, ready, shown),
+                manager=manager,
+                until_stdin_closes=options["until_stdin_closes"],
             )
-            try:
-                runtime.run(serving)
-            except SbpError as error:
-                raise note.explained(error) from error
+            runtime.run(serving)
             _LOG.info("server stopped pid=%d", os.getpid())
 
 
@@ -257,14 +252,13 @@ async def _serve(
     shown: Callable[[], Mapping[str, object]],
     *,
     manager: ServiceManager,
-    reload: Callable[[bytes], None] | None,
-    note: ReleaseNote,
+    until_stdin_closes: bool,
 ) -> None:
-    """Run the servers until a signal, or the end of standard input with `reload`."""
+    """Run the servers until a signal, or the end of standard input."""
     stopping = asyncio.get_running_loop().create_future()
     watch_signals(stopping)
-    if reload is not None:
-        _watch_stdin(stopping, reload)
+    if until_stdin_closes:
+        _watch_stdin(stopping)
     beating = asyncio.create_task(manager.beat())
     servers = service.make(settings, partial(end, stopping))
     async with contextlib.AsyncExitStack() as started:
@@ -279,7 +273,6 @@ async def _serve(
         await _serve_until(
             *(stopping, service, servers, settings, ready),
             manager=manager,
-            note=note,
             admin=admin,
         )
 
@@ -292,7 +285,6 @@ async def _serve_until(
     ready: ReadyFile,
     *,
     manager: ServiceManager,
-    note: ReleaseNote,
     admin: str | None,
 ) -> None:
     """Run the servers; `admin` is where their admin endpoint is."""
@@ -318,7 +310,6 @@ async def _serve_until(
         _settle_garbage()
         ready.write(content)
         addresses = ", ".join(_addresses(content))
-        note.write()
         manager.serves(f"serving {addresses}")
         _LOG.info("server serves addresses=%s", addresses)
         announce([*lines, serving_line(settings.servers.data_dir)])
@@ -363,18 +354,12 @@ def watch_signals(stopping: asyncio.Future[None]) -> None:
         loop.add_signal_handler(each, on_signal)
 
 
-def _watch_stdin(stopping: asyncio.Future[None], reload: Callable[[bytes], None]) -> None:
-    """Let each line on standard input reload, in a thread, and the end of it end `stopping`.
-
-    Raises ConfigurationError without a pipe.
-    """
+def _watch_stdin(stopping: asyncio.Future[None]) -> None:
+    """Let the end of standard input end `stopping`. Raises ConfigurationError without a pipe."""
     loop = asyncio.get_running_loop()
 
     def on_readable() -> None:
-        data = os.read(0, 4096)
-        for line in data.splitlines():
-            loop.run_in_executor(None, reload, line)
-        if not data:
+        if not os.read(0, 4096):
             loop.remove_reader(0)
             end(stopping)
 

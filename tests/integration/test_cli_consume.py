@@ -108,11 +108,7 @@ def test_several_streams_and_patterns(shown, failed, client, streams):
     first, second = streams
     (info,) = client.describe_streams([second])
     assert sorted(shown(first, str(info.stream_id), second)) == [*"0123456789xy"]
-    lines = shown(f"{second}*", "--template", "%t %o %k %v %h %S%%\\n")
-    assert [each for each in lines if each.startswith(f"{second} ")] == [
-        f"{second} 0 a x h=1 1%",
-        f"{second} 1 b y h=1 1%",
-    ]
+    assert shown(f"{second}*") == ["x", "y"]
     assert "no stream has a name such as nothing-*" in failed("nothing-*")
     assert "selects no streams" in failed("no*thing")
     assert "stream 'nothing'" in failed(first, "nothing")

@@ -21,7 +21,6 @@ from sbp_core import limits, processes
 from sbp_core.cli import serve as serve_command
 from sbp_core.cli import serving
 from sbp_core.cli.config import ServeSettings
-from sbp_core.cli.release_note import ReleaseNote
 from sbp_core.cli.service_manager import ServiceManager
 from sbp_core.client import (
     EARLIEST,
@@ -106,7 +105,6 @@ def test_serving_from_the_first_line_to_sigterm(tmp_path):
         "placement-driver",
         "range-server-0",
         "range-server-1",
-        "release",
     }
     assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
 
@@ -340,8 +338,7 @@ def test_a_signal_while_starting_ends_the_start(tmp_path, monkeypatch):
         serving._serve(
             *(serve_command.SERVE, settings, serving.ReadyFile(None), {}),
             manager=ServiceManager({}),
-            reload=None,
-            note=ReleaseNote(tmp_path),
+            until_stdin_closes=False,
         )
     )
     assert was_stopped

@@ -14,7 +14,6 @@ from sbp_core.app.record import Batch
 from sbp_core.cli.consume.json_text import json_texts
 from sbp_core.cli.consume.rendering import json_lines, value_lines
 from sbp_core.cli.consume.rows import Filter, Rows
-from sbp_core.cli.consume.template import fill, parse_template
 from sbp_core.cli.output import to_json
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import ROWS_SCHEMA
@@ -105,51 +104,10 @@ def test_lines_of_json_are_the_columns_of_a_typed_stream(pairs):
     assert [json.loads(line) for line in values] == list(describe_columns(rows.columns))
 
 
-FIELDS = {
-    "%t": lambda offset, key, value, headers: b"s",
-    "%o": lambda offset, key, value, headers: b"%d" % offset,
-    "%T": lambda offset, key, value, headers: b"5000",
-    "%k": lambda offset, key, value, headers: key or b"",
-    "%K": lambda offset, key, value, headers: b"%d" % (-1 if key is None else len(key)),
-    "%v": lambda offset, key, value, headers: value or b"",
-    "%s": lambda offset, key, value, headers: value or b"",
-    "%S": lambda offset, key, value, headers: b"%d" % (-1 if value is None else len(value)),
-    "%h": lambda offset, key, value, headers: b",".join(
-        name.encode() + b"=" + (content or b"") for name, content in headers or ()
-    ),
-    "%%": lambda *_: b"%",
-    "\\n": lambda *_: b"\n",
-    "\\t": lambda *_: b"\t",
-    "\\r": lambda *_: b"\r",
-    "\\\\": lambda *_: b"\\",
-    "\\xfF": lambda *_: b"\xff",
-    "\u00fc -": lambda *_: "\u00fc -".encode(),
-    "\udc80": lambda *_: b"\x80",  # a byte of the command line that is no UTF-8
-}
-
-
-@given(RECORDS, st.lists(st.sampled_from(sorted(FIELDS)), max_size=6))
-def test_a_format_is_filled_for_each_record(records, tokens):
-    tokens = ["%o", *tokens]  # a format without any field is refused
-    expected = b"".join(
-        FIELDS[token](offset, key, value, headers)
-        for offset, (key, value, headers, _) in enumerate(records, 7)
-        for token in tokens
-    )
-    template = parse_template("".join(tokens))
-    assert bytes(fill(template, rows_of(records), is_terminal=False)) == expected
-
-
-@pytest.mark.parametrize("text", ["%", "%x", "\\", "\\q", "\\x0", "\\xg0", "%\u00fc", "%\n"])
-def test_other_formats_are_refused(text):
-    with pytest.raises(ConfigurationError, match="in the template is none of"):
-        parse_template(f"%o{text}")
-
-
-def test_a_format_is_safe_on_a_terminal():
-    rows = rows_of([(b"\x1b[2J", b"\xff\n", [("\x07", b"\r")], 0)])
-    shown = bytes(fill(parse_template(r"%k %v %h\n"), rows, is_terminal=True))
-    assert shown == b"\\x1b[2J \\xff\\n \\x07=\\r\n"
+def test_values_are_safe_on_a_terminal():
+    rows = rows_of([(None, b"\x1b[2J", None, 0), (None, b"\xff\n", None, 0)])
+    assert bytes(value_lines(is_terminal=True)(rows)) == b"\\x1b[2J\n\\xff\\n\n"
+    assert bytes(value_lines(is_terminal=False)(rows)) == b"\x1b[2J\n\xff\n\n"
 
 
 def test_records_are_found_by_key_and_by_what_is_in_them():

@@ -28,7 +28,6 @@ from sbp_core.cli.consume.rendering import (
 from sbp_core.cli.consume.rows import Choice, Filter, Rows, parse_pattern
 from sbp_core.cli.consume.spans import Plan, Wanted
 from sbp_core.cli.consume.target import Target, file_target, standard_output
-from sbp_core.cli.consume.template import Template, fill, parse_template
 from sbp_core.cli.consume.writers import TableWriter, TextWriter, Writer
 from sbp_core.cli.output import noticing_reader, write_notice
 from sbp_core.cli.values import PATH, POSITION, POSITIVE, STREAM, TIMESTAMP, Value
@@ -44,7 +43,6 @@ from sbp_core.wording import counted
 _EXIT_INTERRUPTED: Final = 130
 _EARLIEST: Final = Position(PositionKind.EARLIEST)
 _TABLES: Final = frozenset({formats.PARQUET, formats.ARROW})
-_TEMPLATE: Final = Value("TEMPLATE", parse_template)
 _PATTERN: Final = Value("REGEX", parse_pattern)
 
 
@@ -57,10 +55,9 @@ def _names(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How records are written: the format, a template in place of it, the columns, the file."""
+    """How records are written: the format, the columns, the file."""
 
     form: str
-    template: Template | None
     columns: tuple[str, ...] | None
     path: str | None
 
@@ -88,7 +85,6 @@ class Output:
     type=formats.FORMAT,
     help="The format of the output. [default: by the suffix of a file, else lines]",
 )
-@click.option("--template", type=_TEMPLATE, help="Print this for each record.")
 @click.option("-o", "--to-file", type=PATH, help="Write a file.")
 @retry_option
 @client_options
@@ -107,7 +103,6 @@ def consume(
     grep: str | None,
     columns: tuple[str, ...] | None,
     form: str | None,
-    template: Template | None,
     to_file: str | None,
     retry_for: float,
 ) -> int:
@@ -125,25 +120,23 @@ def consume(
     record, with its offset; bytes that are not UTF-8 are {"base64": ...} there. `parquet` and
     `arrow` are for a file or a pipe.
 
-    A TEMPLATE has %t stream, %o offset, %T time in ms, %k key, %K its length, %v or %s value, %S
-    its length, %h headers, %% percent sign, and \n \t \r \\ \xHH. REGEX is in the syntax of RE2.
+    REGEX is in the syntax of RE2.
 
     A file gets its name when it is complete, also after Ctrl-C, SIGTERM and SIGHUP; if something
     fails, there is none.
     """
     _check_together(
         {"--from": start, "--from-timestamp": from_timestamp, "--last": last},
-        {"--template": template, "--format": form, "--json": options.json or None},
-        {"--template": template, "--columns": columns},
+        {"--format": form, "--json": options.json or None},
         {"--follow": follow or None, "--to": end},
     )
     if from_timestamp is not None:
         start = position_at(from_timestamp)
     wanted = Wanted(streams, start or _EARLIEST, end, last, group, is_following=follow)
     check_wanted(wanted)
-    form = formats.JSON if options.json else form or _format_of(to_file, template)
+    form = formats.JSON if options.json else form or _format_of(to_file)
     records = Filter(None if key is None else key.encode(errors="surrogateescape"), grep)
-    written, is_file = Output(form, template, columns, to_file), to_file is not None
+    written, is_file = Output(form, columns, to_file), to_file is not None
     with connect(options, RetryPolicy(budget_ms=retry_for)) as client:
         is_held = is_file or form in _TABLES  # nothing is written before the end
         reading = Reading(client, wanted, commits_at_end=is_held)
@@ -172,8 +165,8 @@ def _check_together(*groups: Mapping[str, object]) -> None:
             raise click.UsageError(f"{given[0]} is not allowed with {given[1]}")
 
 
-def _format_of(path: str | None, template: Template | None) -> str:
-    if template is not None or path is None:
+def _format_of(path: str | None) -> str:
+    if path is None:
         return formats.LINES
     form = formats.maybe_format_of(path)
     if form is None:
@@ -204,9 +197,6 @@ def _writer(client: Client, output: Output, target: Target) -> Writer:
 
 
 def _render(output: Output, choice: Choice, *, is_terminal: bool) -> Render:
-    template = output.template
-    if template is not None:
-        return lambda rows: fill(template, rows, is_terminal=is_terminal)
     match output.form:
         case formats.CSV:
             return csv_lines(choice, is_terminal=is_terminal)

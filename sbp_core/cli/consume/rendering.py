@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
 from sbp_core.cli.consume.joining import join
@@ -17,8 +18,7 @@ from sbp_core.cli.consume.json_text import (
     object_texts,
 )
 from sbp_core.cli.consume.rows import Choice, Rows
-from sbp_core.cli.consume.template import safe, values
-from sbp_core.cli.output import to_json
+from sbp_core.cli.output import to_json, value_text
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records.json_values import describe_values
 from sbp_core.wording import escape
@@ -31,10 +31,23 @@ def value_lines(*, is_terminal: bool) -> Render:
     """Return what renders values, a newline behind each: as they are, or safe on a terminal."""
 
     def render(rows: Rows) -> memoryview:
-        shown = values(rows)
-        return join([safe(shown) if is_terminal else shown, b"\n"], len(rows))
+        values = _values(rows)
+        if is_terminal:
+            shown = [value_text(each).encode() for each in values.to_pylist()]
+            values = pa.array(shown, pa.binary())
+        return join([values, b"\n"], len(rows))
 
     return render
+
+
+def _values(rows: Rows) -> pa.BinaryArray:
+    """Return the value of each record; of a typed stream its columns, as an object of JSON."""
+    if rows.is_typed:
+        columns = rows.columns
+        return object_texts(
+            {name: json_texts(columns.column(name)) for name in columns.schema.names}
+        ).cast(pa.binary())
+    return pc.fill_null(rows.columns.column("value"), b"")
 
 
 def json_lines(choice: Choice | None) -> Render:

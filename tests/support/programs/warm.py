@@ -27,7 +27,6 @@ IMPORTED = (
     "sbp_core.cli.logs",
     "sbp_core.cli.produce.command",
     "sbp_core.cli.reloading",
-    "sbp_core.cli.release_note",
     "sbp_core.cli.serve",
     "sbp_core.cli.servers",
     "sbp_core.cli.service_manager",
