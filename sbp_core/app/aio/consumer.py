@@ -491,10 +491,7 @@ class AsyncConsumer(OfProcess):
         self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None
     ) -> None:
         if offsets:
-            if expected:
-                await self._assignment.commit(offsets, expected)
-            else:
-                await self._assignment.commit(offsets)
+            await self._assignment.commit(offsets, *((expected,) if expected else ()))
             self._positions.on_committed(offsets)
 
 
