@@ -69,8 +69,6 @@ INDEX_VERSION: Final = 3
 REPLICA_INDEX_VERSION: Final = 4
 
 _FIELDS: Final = struct.Struct(">8sIIQQQQQQQI")
-_VERSION: Final = struct.Struct(">8sI")
-_IDENTITY: Final = struct.Struct(">8sIIQQ")
 _I8: Final = np.dtype("<i8")
 _U8: Final = np.dtype("<u8")
 _I4: Final = np.dtype("<i4")
@@ -185,9 +183,6 @@ class IndexHeader:
 def read_index_header(file: DiskFile, segment: Segment) -> IndexHeader:
     """Return the header of the index of `segment`. Raises LogCorruptionError or OSError."""
     head = file.pread(INDEX_HEADER_BYTES, 0)
-    old_version = _maybe_older_version(head)
-    if old_version is not None:
-        raise LogCorruptionError(f"it has format version {old_version}, not {INDEX_VERSION}")
     if len(head) < INDEX_HEADER_BYTES or not is_intact(head, _FIELDS.size):
         raise LogCorruptionError("its header is damaged")
     magic, version, generation, base, size, *rest = _FIELDS.unpack_from(head)
@@ -196,40 +191,6 @@ def read_index_header(file: DiskFile, segment: Segment) -> IndexHeader:
     if (generation, base, size) != (segment.generation, segment.base, segment.size):
         raise LogCorruptionError("it belongs to another state of the segment")
     return IndexHeader(version, *rest)
-
-
-def is_old_index(path: Path, disk: Disk) -> bool:
-    """Whether a file says that an older version wrote it. Then it is made again when it is needed.
-
-    Raises OSError.
-    """
-    return (
-        _maybe_older_version(disk.open(path, is_writable=False).pread(_VERSION.size, 0)) is not None
-    )
-
-
-def has_old_index(disk: Disk, directory: Path, segment: Segment) -> bool:
-    """Whether there is an index of `segment` that an older version wrote.
-
-    It cannot be read any longer, but proves that there was a segment behind, as any index does.
-    """
-    try:
-        file = disk.open(index_path(directory, segment.base), is_writable=False)
-        head = file.pread(_IDENTITY.size, 0)
-    except OSError:  # it is not needed
-        return False
-    if len(head) < _IDENTITY.size or _maybe_older_version(head) is None:
-        return False
-    _, _, *identity = _IDENTITY.unpack(head)
-    return identity == [segment.generation, segment.base, segment.size]
-
-
-def _maybe_older_version(head: bytes) -> int | None:
-    """Return the version that a file says it has, if that is an older one: its header differs."""
-    if len(head) < _VERSION.size:
-        return None
-    magic, version = _VERSION.unpack_from(head)
-    return version if magic == INDEX_MAGIC and version < INDEX_VERSION else None
 
 
 def read_index(file: DiskFile, segment: Segment) -> SegmentIndex:

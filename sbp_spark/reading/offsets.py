@@ -7,9 +7,9 @@ A new query's offset is the constant INITIAL. Spark may ask for it again after a
 tail has moved on. Therefore the first end offset in which a stream appears also has the start that
 was resolved for it, as its base. The start is read back from there.
 
-Version 1 had an object for each stream. Version 2 has one text for all of them: Spark writes and
-parses the positions, in Python and in Java, each time it asks for the latest offset. Objects take
-forty times as long for thousands of streams. Version 3 is written only for what version 2 cannot
+Versions 2 and 3 have one text for all streams: Spark writes and parses the positions, in Python and
+in Java, each time it asks for the latest offset. An object for each stream takes forty times as
+long for thousands of streams. Version 3 is written only for what version 2 cannot
 express, so offsets of earlier releases keep their text, except for `target`: it was where an
 interrupted run with Trigger.AvailableNow was to end, and is not kept any more.
 """
@@ -87,16 +87,6 @@ def parse_positions(value: object) -> dict[int, StreamPosition]:
     return positions
 
 
-def parse_first_version(value: object) -> dict[int, StreamPosition]:
-    """Return the positions of offsets of version 1: an object for each stream, by its id.
-
-    Raises CheckpointError.
-    """
-    if not isinstance(value, Mapping):
-        raise foreign(value, "streams to be an object")
-    return {at.stream_id: at for at in (_parse_object(*item) for item in value.items())}
-
-
 def parse_stream_id(key: object) -> int:
     """Return the id that is the key of a JSON object. Raises CheckpointError."""
     if not isinstance(key, str) or not (key.isascii() and key.isdecimal() and len(key) <= 19):
@@ -137,42 +127,20 @@ def _parse_entry(entry: str) -> StreamPosition:
         created_at_ms = CREATED_UNKNOWN
     if max(stream_id, next_offset, created_at_ms, *filter(None, (base, end, until))) > _INT64_MAX:
         raise foreign(entry, _GRAMMAR)
-    return _checked(StreamPosition(stream_id, created_at_ms, next_offset, base, end, until))
-
-
-def _parse_object(key: object, value: object) -> StreamPosition:
-    stream_id = parse_stream_id(key)
-    where = f"stream {stream_id}"
-    required, optional = {"created", "next"}, {"base", "end", "target", "until"}
-    if not isinstance(value, Mapping) or not required <= value.keys() <= required | optional:
-        raise foreign(
-            value, f"an object with created, next and perhaps base, end, target, until for {where}"
-        )
-    for name in value:
-        low = CREATED_UNKNOWN if name == "created" else 0
-        number = value[name]
-        if type(number) is not int or not low <= number <= _INT64_MAX:
-            raise foreign(
-                number, f"{name} of {where} to be a whole number from {low} to {_INT64_MAX}"
-            )
-    ends = (value.get(name) for name in ("base", "end", "until"))
-    return _checked(StreamPosition(stream_id, value["created"], value["next"], *ends))
-
-
-def _checked(position: StreamPosition) -> StreamPosition:
-    if position.base_offset is not None and position.base_offset > position.next_offset:
-        raise foreign(
-            position.base_offset, f"base of stream {position.stream_id} not to be above its next"
-        )
-    return position
+    if base is not None and base > next_offset:
+        raise foreign(base, f"base of stream {stream_id} not to be above its next")
+    return StreamPosition(stream_id, created_at_ms, next_offset, base, end, until)
 
 
 FORMAT_VERSION: Final = 3
 
 _PLAIN_VERSION: Final = 2
-_STREAMS_OF: Final = {1: parse_first_version, 2: parse_positions, 3: parse_positions}
-_OPTIONAL_KEYS: Final = {1: {"lost", "stalled"}, 2: {"lost", "stalled"}}
-_OPTIONAL_KEYS_NOW: Final = {"left_out", "lost", "stalled", "store_commit", "store_life"}
+_PLAIN_KEYS: Final = {"lost", "stalled"}
+_OPTIONAL_KEYS: Final = {
+    _PLAIN_VERSION: _PLAIN_KEYS,
+    FORMAT_VERSION: _PLAIN_KEYS | {"left_out", "store_commit", "store_life"},
+}
+"""By version that is read."""
 
 
 class StreamChangedError(CheckpointError):
@@ -390,14 +358,14 @@ def _maybe_streams(value: object) -> dict[int, StreamPosition] | None:
     if not isinstance(value, Mapping) or "version" not in value:
         raise foreign(value, "an object with a version")
     version = value["version"]
-    if type(version) is not int or version not in _STREAMS_OF:
+    if type(version) is not int or version not in _OPTIONAL_KEYS:
         raise CheckpointError(
             f"the checkpoint's offset has version {reprlib.repr(version)}; this release reads"
-            f" versions 1 to {FORMAT_VERSION}; run the release of sbp-spark that wrote it (or a"
-            f" newer one), or {NEW_CHECKPOINT}"
+            f" versions {_PLAIN_VERSION} and {FORMAT_VERSION}; run the release of sbp-spark that"
+            f" wrote it (or a newer one), or {NEW_CHECKPOINT}"
         )
     if value.keys() == {"initial", "version"} and value["initial"] is True:
         return None
-    if value.keys() - _OPTIONAL_KEYS.get(version, _OPTIONAL_KEYS_NOW) != {"streams", "version"}:
+    if value.keys() - _OPTIONAL_KEYS[version] != {"streams", "version"}:
         raise foreign(value, "the keys streams and version")
-    return _STREAMS_OF[version](value["streams"])
+    return parse_positions(value["streams"])

@@ -1,4 +1,4 @@
-"""Data directories and checkpoints that an earlier revision wrote go on as if nothing had changed.
+"""Data directories and checkpoints that release 0.1.0 wrote go on as if nothing had changed.
 
 `older/data-of-0.1.0.tar.gz` has a data directory with two range servers and a query's checkpoint:
 

@@ -170,7 +170,7 @@ def test_the_versions_of_files_are_those_of_the_code():
     newest, older = versions["offsets"]
     assert newest.startswith(f"{offsets.FORMAT_VERSION}, or {offsets._PLAIN_VERSION} ")
     assert set(re.findall(r"\d+", older)) == {
-        str(version) for version in offsets._STREAMS_OF if version < offsets.FORMAT_VERSION
+        str(version) for version in offsets._OPTIONAL_KEYS if version < offsets.FORMAT_VERSION
     }
 
 

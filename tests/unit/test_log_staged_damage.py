@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Location
-from sbp_core.log.index_file import INDEX_MAGIC
 from sbp_core.log.recovery.inspection import inspect_log, repair_log
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.segment_format import EntryKind, maybe_segment_base
@@ -205,37 +203,3 @@ def test_a_start_serves_all_but_a_damaged_batch_that_was_staged():
     assert bodies(log, 4) == [b"u2"]
     with pytest.raises(AssertionError, match=r"\[3, 4\) of range 0 of stream 1 cannot be served"):
         bodies(log, 2)
-
-
-def test_an_index_of_an_older_version_is_made_again_and_is_no_fault():
-    disk = filled()
-    paths = [each for each in disk.names if each.suffix == ".idx"]
-    for path in paths:
-        inode = disk.names[path]
-        inode.cached[:12] = inode.durable[:12] = INDEX_MAGIC + struct.pack(">I", 2)
-    assert len(paths) > 3
-    assert inspect_log(disk, DIRECTORY).is_intact
-    log = open_log(disk, segment_bytes=1_500)
-    assert bodies(log) == [*STAGED, b"behind"]
-
-
-@pytest.mark.parametrize("is_of_it", [True, False])
-def test_an_index_of_an_older_version_says_that_there_was_a_segment_behind(is_of_it: bool):
-    files = contents(filled())
-    *_, before, last = sorted(each for each in files if each.suffix == ".log")
-    del files[last]
-    data = bytearray(files[before.with_suffix(".idx")])
-    data[:12] = INDEX_MAGIC + struct.pack(">I", 2)
-    data[31] ^= not is_of_it  # in the segment's size
-    disk = disk_with({**files, before.with_suffix(".idx"): bytes(data)})
-    if is_of_it:
-        assert [each.path for each in inspect_log(disk, DIRECTORY).faults] == [last]
-        with pytest.raises(LogCorruptionError, match=f"{last.name} is damaged.*is missing"):
-            open_log(disk, segment_bytes=1_500)
-        repaired(disk)
-    else:  # then only the high-water mark does
-        with pytest.raises(LogCorruptionError, match="was synced up to position"):
-            open_log(disk, segment_bytes=1_500)
-        for slot in (0, 1):
-            disk.names.pop(DIRECTORY / f"high-water.{slot}", None)
-        open_log(disk, segment_bytes=1_500)

@@ -89,6 +89,32 @@ def test_a_release_before_refuses_what_was_migrated_by_its_version(tmp_path):
             ]
 
 
+@pytest.mark.parametrize("table", ["alembic_version", "schema_version"])
+def test_a_version_from_before_the_first_release_is_refused(tmp_path, table):
+    """Files before version 9 had the table `schema_version` only."""
+    open_store(tmp_path).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as connection:
+        connection.executescript(
+            "UPDATE schema_version SET version = 8; DROP TABLE alembic_version"
+            if table == "schema_version"
+            else "UPDATE alembic_version SET version_num = '8'"
+        )
+    before = (tmp_path / "metadata.sqlite").read_bytes()
+    refused = rf"schema version 8, this release reads 11 to {SCHEMA_VERSION}; start release 0.1.0"
+    with pytest.raises(ConfigurationError, match=refused):
+        open_store(tmp_path)
+    assert (tmp_path / "metadata.sqlite").read_bytes() == before
+
+
+def test_a_postgresql_database_from_before_the_first_release_is_refused(postgresql):
+    url = postgresql.new_database()
+    open_store(url).close()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '10'")
+    with pytest.raises(ConfigurationError, match="schema version 10, this release reads 11 to"):
+        open_store(url)
+
+
 def test_a_migration_that_fails_leaves_the_old_version(tmp_path):
     extract_version(FIRST_RELEASED, tmp_path)
     with altered_metadata(tmp_path) as connection:

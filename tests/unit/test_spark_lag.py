@@ -43,7 +43,7 @@ def test_stalled_streams_are_reported_also_those_that_were_not_begun():
 def test_missing_progress_is_unknown_lag():
     for latest in (None, "null"):
         assert lag(progress((offset(s1=5), latest))) == [StreamLag(1, 5, None)]
-    assert lag(progress(('{"initial": true, "version": 1}', offset(s1=5)))) == []
+    assert lag(progress(('{"initial": true, "version": 2}', offset(s1=5)))) == []
 
 
 def test_other_sources_are_passed_over():

@@ -34,9 +34,7 @@ from sbp_core.log.boundaries import (
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
 from sbp_core.log.index_file import (
     SegmentIndex,
-    has_old_index,
     index_path,
-    is_old_index,
     read_index,
 )
 from sbp_core.log.recovery.last_segment import LogFault, TornTail
@@ -240,11 +238,7 @@ class _Inspector:
             segment = Segment(base, end, size, generation)
             if segment.is_cut:  # a start that went on behind it was interrupted
                 promised, end = max(promised, end), base + size
-            is_full = (
-                end != base + size
-                or self._maybe_index(segment, is_checked=False) is not None
-                or has_old_index(self._disk, self._directory, segment)
-            )
+            is_full = end != base + size or self._maybe_index(segment, is_checked=False) is not None
             is_short = not is_full and base + size < promised
             torn_from = None if is_full else 0 if is_short else promised
             reading = self._read(file, segment, torn_from=torn_from)
@@ -338,7 +332,7 @@ class _Inspector:
                 file.drop_cache()
                 return read_index(file, segment)
         except LogCorruptionError as error:
-            if is_checked and not is_old_index(path, self._disk):
+            if is_checked:
                 reason = f"{error}; nothing is lost, it can be made again from its segment"
                 self._fault(path, segment.base, reason)
                 self._useless_indexes.append(path)

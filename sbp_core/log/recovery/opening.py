@@ -43,7 +43,7 @@ from sbp_core.log.disk import (
     DiskFile,
     translate_os_error,
 )
-from sbp_core.log.index_file import SegmentIndex, has_old_index, open_index
+from sbp_core.log.index_file import SegmentIndex, open_index
 from sbp_core.log.recovery.last_segment import (
     LastSegment,
     LogFault,
@@ -298,8 +298,7 @@ def _check_is_last(disk: Disk, directory: Path, file: DiskFile, base: int) -> No
     """Raise LogCorruptionError if there was a segment behind this one."""
     size = file_size(file)
     segment = Segment(base, base + size, size)
-    has_index = _maybe_index(disk, directory, segment) is not None
-    if not has_index and not has_old_index(disk, directory, segment):
+    if _maybe_index(disk, directory, segment) is None:
         return
     path = segment_path(directory, segment.end)
     reason = "the index of the segment before it says that it was there, and the file is missing"

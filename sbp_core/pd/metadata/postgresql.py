@@ -73,6 +73,7 @@ from sbp_core.pd.metadata.tables import (
     POSTGRESQL,
     SCHEMA_VERSION,
     alembic_version,
+    check_version,
     cluster,
     create_tables,
     last_commit,
@@ -417,10 +418,7 @@ def make_database(connection: Connection, last_number: int = 0) -> None:
 
 
 def schema_version_of(connection: Connection, url: str) -> int:
-    """Return the version of the tables, 0 if there are none. Raises ConfigurationError for others.
-
-    Also for tables of a newer version.
-    """
+    """Return the version of the tables, 0 if there are none. Raises ConfigurationError."""
     tables = set(inspect(connection).get_table_names())
     if not tables & COMMON.tables.keys():
         return 0
@@ -428,13 +426,7 @@ def schema_version_of(connection: Connection, url: str) -> int:
         raise ConfigurationError(
             f"store: {shown_url(url)} holds other data; name an empty database"
         )
-    version = stored_version(connection)
-    if version > SCHEMA_VERSION:
-        raise ConfigurationError(
-            f"store: {shown_url(url)} has schema version {version}, this release reads up to"
-            f" {SCHEMA_VERSION}; use the release that wrote it"
-        )
-    return version
+    return check_version(stored_version(connection), f"store: {shown_url(url)}")
 
 
 def stored_version(connection: Connection) -> int:

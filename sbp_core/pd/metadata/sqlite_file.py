@@ -51,7 +51,6 @@ from sbp_core.pd.metadata.sqlite_inspection import (
     remedy_of_lost_metadata,
 )
 from sbp_core.pd.metadata.tables import (
-    CONTENT_VERSION,
     SCHEMA_VERSION,
     SQLITE,
     create_tables,
@@ -237,7 +236,6 @@ class SqliteFile(Database):
                     connection.execute(insert(schema_version).values(version=SCHEMA_VERSION))
                 else:
                     migrate_tables(connection)
-                if version >= CONTENT_VERSION:
                     # A commit in a life of its own: the mark knows the content of the one before.
                     number = commit_number_of(own) + 1
                     add_life(own, new_life_id(current_epoch(own)), number)

@@ -42,7 +42,7 @@ from sbp_core.pd.metadata.sqlite_content import (
     lives_of,
     take_stock,
 )
-from sbp_core.pd.metadata.tables import CONTENT_VERSION, SCHEMA_VERSION, SCHEMA_VERSION_MIN
+from sbp_core.pd.metadata.tables import check_version
 from sbp_core.pd.model import LogMark
 
 DRIVER_NAME: Final = "placement-driver"
@@ -129,7 +129,7 @@ def maybe_log_mark_of(directory: Path, cluster_id: str, server_id: int) -> LogMa
         found = _inspect(directory / DATABASE_NAME, copy / DATABASE_NAME, None, [])
         if found.page_faults or found.content_faults:
             raise ConfigurationError(f"{directory} is damaged, see `sbp pd check {directory}`")
-        if found.version < CONTENT_VERSION:
+        if not found.version:
             return None
         with closing(connect(copy / DATABASE_NAME)) as connection:
             rows = connection.execute(
@@ -175,7 +175,7 @@ def accept_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
     above = max([0, *(epoch_of(commit.life_id) for commit in known if commit.life_id)])
     with _locked(directory) as owned:
         try:
-            commit = _begin_epoch(owned.database, report.found.version, above)
+            commit = _begin_epoch(owned.database, above)
         except UNREADABLE as error:
             raise ConfigurationError(
                 f"{owned.database} cannot be accepted: {error}."
@@ -187,17 +187,15 @@ def accept_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
     return report
 
 
-def _begin_epoch(database: Path, version: int, above: int) -> CommitId:
-    """Accept what is in a file, in one transaction; return the commit, if its version has any."""
+def _begin_epoch(database: Path, above: int) -> CommitId:
+    """Accept what is in a file, in one transaction; return the commit."""
     with closing(connect(database)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         epoch = begin_epoch(connection, above)
-        commit = NO_COMMIT
-        if version >= CONTENT_VERSION:
-            number = commit_number_of(connection) + 1
-            commit = CommitId(number, new_life_id(epoch))
-            add_life(connection, commit.life_id, number)
-            take_stock(connection, number)
+        number = commit_number_of(connection) + 1
+        commit = CommitId(number, new_life_id(epoch))
+        add_life(connection, commit.life_id, number)
+        take_stock(connection, number)
         connection.execute("COMMIT")
         return commit
 
@@ -225,7 +223,7 @@ def _inspect(
                     if each.cluster_id
                 ]
                 return replace(found, history_faults=(*found.history_faults, *missed))
-            if found.version < CONTENT_VERSION or found.content_faults or found.page_faults:
+            if found.content_faults or found.page_faults:
                 return found
             ((own,),) = connection.execute("SELECT id FROM cluster")
             foreign = [each for each in witnesses if each.cluster_id not in {own, ""}]
@@ -348,9 +346,6 @@ def inspect_store(
     verdicts = connection.execute(f"PRAGMA integrity_check({_PAGE_FAULTS_MAX})").fetchall()
     if verdicts != [("ok",)]:
         return Inspection(version, page_faults=tuple(str(verdict) for (verdict,) in verdicts))
-    if version < CONTENT_VERSION:
-        faults = _find_history_faults(History((), 0), b"", mark)
-        return Inspection(version, history_faults=faults)
     content_faults = find_content_faults(connection)
     if content_faults:
         return Inspection(version, content_faults=tuple(content_faults))
@@ -370,20 +365,14 @@ def inspect_store(
 
 
 def _version_of(connection: sqlite3.Connection, database: Path, *, is_by_alembic: bool) -> int:
+    """Return the version of the tables; those before version 9 are not of Alembic."""
     statement = (
         "SELECT CAST(version_num AS INTEGER) FROM alembic_version"
         if is_by_alembic
         else "SELECT version FROM schema_version"
     )
     rows = connection.execute(statement).fetchall()
-    version = rows[0][0] if len(rows) == 1 else 0
-    if not isinstance(version, int) or not SCHEMA_VERSION_MIN <= version <= SCHEMA_VERSION:
-        raise ConfigurationError(
-            f"data_dir: {database} has schema version {version!r}, this release reads"
-            f" {SCHEMA_VERSION_MIN} to {SCHEMA_VERSION}; use the release that wrote it, or an"
-            " empty directory"
-        )
-    return version
+    return check_version(rows[0][0] if len(rows) == 1 else None, f"data_dir: {database}")
 
 
 def _find_history_faults(

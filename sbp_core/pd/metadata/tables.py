@@ -32,12 +32,12 @@ from sqlalchemy import (
     text,
 )
 
+from sbp_core.errors import ConfigurationError
+
 SCHEMA_VERSION: Final = 15
 """The newest version, which is the revision of the newest migration."""
-SCHEMA_VERSION_MIN: Final = 2
-"""The oldest version that is migrated."""
-CONTENT_VERSION: Final = 8
-"""The first version with checksums of its rows, of SQLite."""
+SCHEMA_VERSION_MIN: Final = 11
+"""The oldest version that is migrated: that of release 0.1.0."""
 
 COMMON: Final = MetaData()
 """The tables of both homes."""
@@ -385,6 +385,18 @@ def create_tables(connection: Connection, own: MetaData) -> None:
     connection.execute(insert(alembic_version).values(version_num=str(SCHEMA_VERSION)))
     connection.execute(
         insert(cluster).values(id=str(uuid.uuid4()), revision=0, last_stream_id=0, last_server_id=0)
+    )
+
+
+def check_version(version: object, store: str) -> int:
+    """Return the version of the tables of a store. Raises ConfigurationError for unknown ones."""
+    if isinstance(version, int) and SCHEMA_VERSION_MIN <= version <= SCHEMA_VERSION:
+        return version
+    is_older = isinstance(version, int) and 0 < version < SCHEMA_VERSION_MIN
+    remedy = "start release 0.1.0 with it once" if is_older else "use the release that wrote it"
+    raise ConfigurationError(
+        f"{store} has schema version {version!r}, this release reads {SCHEMA_VERSION_MIN} to"
+        f" {SCHEMA_VERSION}; {remedy}"
     )
 
 

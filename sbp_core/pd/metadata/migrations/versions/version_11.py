@@ -1,20 +1,12 @@
-"""Version 11: the range servers that are being drained."""
+"""Version 11: the tables of release 0.1.0, which later versions start from."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from alembic import op
-from sqlalchemy import BigInteger, Column, Integer
-
 revision: Final = "11"
-down_revision: Final = "10"
+down_revision: Final = None
 
 
 def upgrade() -> None:
-    """Add the table: no server is drained so far. Tell releases before, of SQLite."""
-    integer = BigInteger().with_variant(Integer, "sqlite")
-    server_id = Column("server_id", integer, nullable=False, primary_key=True, autoincrement=False)
-    op.create_table("draining", server_id)
-    if op.get_bind().dialect.name == "sqlite":
-        op.execute("UPDATE schema_version SET version = 11")
+    """Do nothing: stores before version 11 are refused (`tables.check_version`)."""
