@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Final, NamedTuple
 
@@ -57,19 +57,22 @@ class Placement:
         """How many servers a range can be placed on."""
         return len(self._servers)
 
-    def next_servers(self, count: int, ack_count: int) -> tuple[int, ...]:
+    def next_servers(
+        self, count: int, ack_count: int, wanted: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """Return the ids of the best servers, `count` of them if there are as many; primary first.
 
-        Servers of other racks than those chosen before come first, then those with room on their
-        disk. Then the ones that are the primary of the fewest open ranges, with the lowest append
-        rate, with the smallest id. A server that never reported counts as one with room and the
-        mean rate. Raises NoRangeServerError if fewer than `ack_count` are alive and have any room.
+        The `wanted` servers that can be given a range come first, in their order. Then servers of
+        other racks than those chosen before, then those with room on their disk. Then the ones that
+        are the primary of the fewest open ranges, with the lowest append rate, with the smallest
+        id. A server that never reported counts as one with room and the mean rate. Raises
+        NoRangeServerError if fewer than `ack_count` are alive and have any room.
         """
         self._use_unsteady(max(ack_count, min(count, _COPIES_MIN)))
         self.check(ack_count)
-        chosen: list[_Candidate] = []
+        chosen = self._take(wanted[:count])
         passed_over: list[_Candidate] = []
-        used_racks: set[str] = set()
+        used_racks = {self._racks.get(each.server_id, "") for each in chosen}
         while self._servers and len(chosen) < count:
             best = heapq.heappop(self._servers)
             rack = self._racks.get(best.server_id)
@@ -82,6 +85,14 @@ class Placement:
         for each in {*chosen[1:], *passed_over}:
             heapq.heappush(self._servers, each)
         return tuple(each.server_id for each in chosen)
+
+    def _take(self, wanted: Sequence[int]) -> list[_Candidate]:
+        """Remove these servers from the candidates; return those that were."""
+        taken = [each for each in self._servers if each.server_id in wanted]
+        if taken:
+            self._servers = [each for each in self._servers if each not in taken]
+            heapq.heapify(self._servers)
+        return sorted(taken, key=lambda each: wanted.index(each.server_id))
 
     def maybe_newcomer(self, members: Collection[int], kept: Collection[int]) -> int | None:
         """Return the best server that is not a member of a range, None if there is none with room.

@@ -60,6 +60,7 @@ MANAGEMENT: Final[Mapping[Opcode, Managed]] = {
     Opcode.CREATE_RANGE: Managed(),
     Opcode.REGISTER_SCHEMAS: Managed("schemas"),
     Opcode.DRAIN_SERVERS: Managed("server_ids"),
+    Opcode.MOVE_RANGES: Managed("moves"),
     Opcode.CHANGE_GRANTS: Managed("grants"),
     Opcode.TAKE_CUT: Managed(),
     Opcode.RESTORE_METADATA: Managed(),

@@ -123,6 +123,7 @@ RULES: Final[Mapping[Opcode, Rule | Caller]] = {
     Opcode.LIST_GRANTS: Caller.ADMIN,
     Opcode.CHANGE_GRANTS: Caller.ADMIN,
     Opcode.CHECK_RIGHTS: Caller.SERVER,
+    Opcode.MOVE_RANGES: Caller.ADMIN,
     Opcode.TAKE_CUT: Caller.ADMIN,
     Opcode.RESTORE_METADATA: Caller.ADMIN,
     Opcode.COMMIT_TXN: Rule(_APPEND, ("parts", "staged"), is_whole=True),

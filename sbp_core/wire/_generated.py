@@ -197,6 +197,14 @@ class RangeId(Struct, frozen=True, gc=False):
     end_offset: int = -1
 
 
+class RangeMove(Struct, frozen=True, gc=False):
+    """MOVE_RANGES: ranges are to be on these servers, the primary first. Index -1 is the open range: it ends, and the next one is there."""
+
+    stream_id: int = -1
+    range_index: int = -1
+    server_ids: tuple[int, ...] = ()
+
+
 class RangeServer(Struct, frozen=True, gc=False):
     server_id: int = -1
     advertise_addr: str | None = None
@@ -471,6 +479,11 @@ class LookupOffsetsRequest(Struct, frozen=True, gc=False):
     lookup_requests: tuple[LookupOffsetInfo, ...] = ()
 
 
+class MoveRangesRequest(Struct, frozen=True, gc=False):
+    timeout_ms: int = 0
+    moves: tuple[RangeMove, ...] = ()
+
+
 class PlacementDriverCluster(Struct, frozen=True, gc=False):
     nodes: tuple[PlacementDriverNode, ...] = ()
 
@@ -478,6 +491,12 @@ class PlacementDriverCluster(Struct, frozen=True, gc=False):
 class RangeCriteria(Struct, frozen=True, gc=False):
     range_server: RangeServer | None = None
     stream_id: int = -1
+
+
+class RangeMoveResult(Struct, frozen=True, gc=False):
+    stream_id: int = -1
+    is_done: bool = False
+    status: Status | None = None
 
 
 class ReadEntriesResponse(Struct, frozen=True, gc=False):
@@ -734,6 +753,12 @@ class ListRangesRequest(Struct, frozen=True, gc=False):
 class LookupOffsetsResponse(Struct, frozen=True, gc=False):
     throttle_time_ms: int = 0
     lookup_responses: tuple[LookupOffsetResult, ...] = ()
+    status: Status | None = None
+
+
+class MoveRangesResponse(Struct, frozen=True, gc=False):
+    throttle_time_ms: int = 0
+    move_responses: tuple[RangeMoveResult, ...] = ()
     status: Status | None = None
 
 
@@ -1023,6 +1048,7 @@ class Opcode(enum.IntEnum):
     LIST_GRANTS = 0x4005
     CHANGE_GRANTS = 0x4006
     CHECK_RIGHTS = 0x4007
+    MOVE_RANGES = 0x4008
     TAKE_CUT = 0x6001
     RESTORE_METADATA = 0x6002
     COMMIT_TXN = 0x7001
@@ -1068,6 +1094,7 @@ OPERATIONS: Final[Mapping[Opcode, tuple[type[Struct], type[Struct]]]] = {
     Opcode.LIST_GRANTS: (ListGrantsRequest, ListGrantsResponse),
     Opcode.CHANGE_GRANTS: (ChangeGrantsRequest, ChangeGrantsResponse),
     Opcode.CHECK_RIGHTS: (CheckRightsRequest, CheckRightsResponse),
+    Opcode.MOVE_RANGES: (MoveRangesRequest, MoveRangesResponse),
     Opcode.TAKE_CUT: (TakeCutRequest, TakeCutResponse),
     Opcode.RESTORE_METADATA: (RestoreMetadataRequest, RestoreMetadataResponse),
     Opcode.COMMIT_TXN: (CommitTxnRequest, CommitTxnResponse),
@@ -1122,6 +1149,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     PlacementDriverNode: (TEXT, TEXT, BOOL),
     Projection: (TEXT, BYTES, BYTES, TEXT),
     RangeId: (I64, I32, I64),
+    RangeMove: (I64, I32, Vector(I32)),
     RangeServer: (I32, TEXT, TEXT),
     ReadEntriesRequest: (I32, I64, I32, I64, I64, I32, I64),
     ReplicatedRange: (I64, I32, I64, BYTES, I32, I64, I64),
@@ -1190,8 +1218,10 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     ListGrantsResponse: (I32, Vector(Table("Grant")), Table("Status")),
     LookupOffsetResult: (I64, I32, I64, Table("Status"), I64),
     LookupOffsetsRequest: (I32, Vector(Table("LookupOffsetInfo"))),
+    MoveRangesRequest: (I32, Vector(Table("RangeMove"))),
     PlacementDriverCluster: (Vector(Table("PlacementDriverNode")),),
     RangeCriteria: (Table("RangeServer"), I64),
+    RangeMoveResult: (I64, BOOL, Table("Status")),
     ReadEntriesResponse: (I32, Table("Status"), BYTES, I32, BYTES, I64, I32, BYTES),
     ReplicaServer: (Table("RangeServer"), BOOL),
     ReplicateRequest: (I32, I32, Vector(Table("ReplicatedRange"))),
@@ -1272,6 +1302,7 @@ _KINDS: Final[Mapping[type[Struct], tuple[Kind, ...]]] = {
     FetchResponse: (I32, Vector(Table("FetchResult")), Table("Status")),
     ListRangesRequest: (I32, Vector(Table("RangeCriteria")), I64, I64, TEXT),
     LookupOffsetsResponse: (I32, Vector(Table("LookupOffsetResult")), Table("Status")),
+    MoveRangesResponse: (I32, Vector(Table("RangeMoveResult")), Table("Status")),
     RegisterSchemasRequest: (I32, Vector(Table("SchemaEntry"))),
     RegisterSchemasResponse: (I32, Vector(Table("SchemaEntry")), Table("Status")),
     ReplicateResponse: (I32, Vector(Table("ReplicateResult")), Table("Status")),

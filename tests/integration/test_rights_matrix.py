@@ -96,6 +96,7 @@ AT_DRIVER = {
     Opcode.LIST_GRANTS: (ADMIN, lambda _: h.ListGrantsRequest(MS)),
     Opcode.CHANGE_GRANTS: (ADMIN, lambda _: h.ChangeGrantsRequest(MS)),
     Opcode.CHECK_RIGHTS: (SERVER, lambda i: h.CheckRightsRequest(MS, "reader", (i,))),
+    Opcode.MOVE_RANGES: (ADMIN, lambda i: h.MoveRangesRequest(MS, (h.RangeMove(i, -1, (77,)),))),
     Opcode.TAKE_CUT: (ADMIN, lambda _: h.TakeCutRequest(MS)),
     Opcode.RESTORE_METADATA: (ADMIN, lambda _: h.RestoreMetadataRequest(MS, "b")),
     Opcode.COMMIT_TXN: (

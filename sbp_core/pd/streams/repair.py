@@ -151,7 +151,7 @@ class Repair:
             found = await self._store.run(self._find_next, servers, busy, room)
             self._copied |= {each.key: self._clock.monotonic() for each in found}
             known += found
-        settled = await self._settled(known)
+        settled = await self.settled([each.record for each in known])
         self._obstacles = {}
         for each in (*self._blocked.values(), *known):
             obstacle = self._maybe_obstacle(each, settled.get(each.key, ()))
@@ -176,19 +176,20 @@ class Repair:
         else:
             self._check_time(each, settled)
 
-    async def _settled(self, ranges: Sequence[Incomplete]) -> dict[RangeKey, set[int]]:
-        """Return which members that are kept have the whole range."""
+    async def settled(self, ranges: Sequence[RangeRecord]) -> dict[RangeKey, set[int]]:
+        """Return which live members have the whole of each range: one range of each stream."""
         addresses = await self._store.run(lambda store: store.servers.addresses())
         asked = by_address(
-            (server.address, (server.server_id, each.record))
+            (server.address, (server.server_id, each))
             for each in ranges
             for server in (
-                RangeServerRecord(member, addresses.get(member, ""))
-                for member in each.record.server_ids
+                RangeServerRecord(member, addresses.get(member, "")) for member in each.server_ids
             )
             if self._membership.is_live(server)
         )
-        settled: dict[RangeKey, set[int]] = {each.key: set() for each in ranges}
+        settled: dict[RangeKey, set[int]] = {
+            (each.stream_id, each.range_index): set() for each in ranges
+        }
 
         async def ask(address: str, items: Sequence[tuple[int, RangeRecord]]) -> None:
             tables = [range_table(record, addresses) for _, record in items]

@@ -51,6 +51,10 @@ _Opened = dict[int, StreamRange | SbpError]
 _Call = asyncio.Task[dict[int, SealRangesResult | SbpError]]
 """A seal at one server, with an answer for each stream."""
 
+_Wishes = Mapping[int, Sequence[int]]
+"""By stream id: the servers of its next range, the primary first."""
+_NO_WISHES: Final[_Wishes] = {}
+
 
 class RangeAnnouncer:
     """Sends new and sealed ranges to their servers (SPEC "SYNC_RANGES"), in the background.
@@ -112,6 +116,7 @@ class Sealer:
         items: Sequence[RangeId],
         cause: int = SealCause.REQUESTED,
         on_begin: Callable[[Sequence[RangeId]], None] = lambda _: None,
+        wishes: _Wishes = _NO_WISHES,
     ) -> list[SealRangesResult]:
         """Seal ranges; return each stream's new writable range, or why there is none.
 
@@ -120,9 +125,10 @@ class Sealer:
         If the cause is PRIMARY_SILENT, ranges that their primary serves go on, and others may
         exceed `ranges_per_stream_max`: the stream could not be appended to otherwise. If it is
         REPLICA_LACKING, a stream that goes on in one new range after the other has to wait.
-        `on_begin` gets the ranges that are sealed.
+        `on_begin` gets the ranges that are sealed. The next ranges are on the servers of `wishes`
+        as far as these can be given ranges then.
         """
-        task = asyncio.create_task(self._seal(items, cause, on_begin))
+        task = asyncio.create_task(self._seal(items, cause, on_begin, wishes))
         self._at_work.add(task)
         task.add_done_callback(self._on_done)
         return await asyncio.shield(task)
@@ -137,6 +143,7 @@ class Sealer:
         items: Sequence[RangeId],
         cause: int,
         on_begin: Callable[[Sequence[RangeId]], None],
+        wishes: _Wishes,
     ) -> list[SealRangesResult]:
         planned = self._membership.live_servers()
         is_bounded = cause != SealCause.PRIMARY_SILENT
@@ -155,12 +162,12 @@ class Sealer:
         ]
         opened: _Opened = {}
         if unsealed:
-            opened = await self._open(unsealed, {}, planned, is_bounded=is_bounded)
+            opened = await self._open(unsealed, {}, planned, wishes, is_bounded=is_bounded)
         calls = self._begin_calls(
             sealing.values(), primaries_first=cause != SealCause.PRIMARY_SILENT
         )
         async for decided in self._decisions(calls, fences):
-            opened |= await self._open(decided, fences, planned, is_bounded=is_bounded)
+            opened |= await self._open(decided, fences, planned, wishes, is_bounded=is_bounded)
         return [_result(plan, fences, opened) for plan in plans]
 
     async def _without_sound(self, plans: Sequence[SealPlan]) -> list[SealPlan]:
@@ -264,6 +271,7 @@ class Sealer:
         stream_ids: Sequence[int],
         fences: Mapping[int, Fence],
         planned: Sequence[ServerLoad],
+        wishes: _Wishes,
         *,
         is_bounded: bool,
     ) -> _Opened:
@@ -284,6 +292,7 @@ class Sealer:
             sealed,
             [each for each in servers if each.server_id not in unreachable],
             silent,
+            wishes=wishes,
             is_bounded=is_bounded,
         )
         news = [each for each in opened.values() if isinstance(each, StreamRange)]
@@ -377,13 +386,15 @@ def open_next_ranges(
     servers: Sequence[ServerLoad],
     last_servers: Collection[int] = (),
     *,
+    wishes: _Wishes = _NO_WISHES,
     is_bounded: bool = True,
 ) -> tuple[_Opened, list[StreamRange]]:
     """Record where ranges were sealed, and open the next range of each stream that has none open.
 
     Returns the writable range of each stream, or why it has none, and the replicated ranges that
     are sealed. The seals are recorded if no range can be opened, too. A range that was sealed
-    before keeps its end. New ranges are on the `last_servers` only if there are no others.
+    before keeps its end. New ranges are on the servers of `wishes` where possible, on the
+    `last_servers` only if there are no others.
     """
     store.seal_ranges(sealed)
     addresses = store.servers.addresses()
@@ -397,7 +408,10 @@ def open_next_ranges(
             continue
         try:
             wanted = StreamRange(stream_id=stream_id)
-            news.append(_next_range(store, wanted, placement, is_bounded=is_bounded))
+            servers_wanted = wishes.get(stream_id, ())
+            news.append(
+                _next_range(store, wanted, placement, servers_wanted, is_bounded=is_bounded)
+            )
         except StatusError as error:
             opened[stream_id] = error
     for new, is_made in zip(news, store.create_ranges(news), strict=True):
@@ -429,7 +443,12 @@ def create_range(
 
 
 def _next_range(
-    store: MetadataStore, wanted: StreamRange, placement: Placement, *, is_bounded: bool = True
+    store: MetadataStore,
+    wanted: StreamRange,
+    placement: Placement,
+    servers_wanted: Sequence[int] = (),
+    *,
+    is_bounded: bool = True,
 ) -> RangeRecord:
     stream_id = wanted.stream_id
     (stream,) = store.streams_by_id([stream_id])
@@ -456,7 +475,7 @@ def _next_range(
         start,
         None,
         stream.ack_count,
-        placement.next_servers(stream.replica_count, stream.ack_count),
+        placement.next_servers(stream.replica_count, stream.ack_count, servers_wanted),
         stream.created_at_ms,
     )
 

@@ -34,11 +34,11 @@ from sbp_core.pd.observing import Observation
 from sbp_core.pd.range_servers import Joining, Membership, log_missing_servers
 from sbp_core.pd.server_handlers import ServerHandlers
 from sbp_core.pd.streams import change_operations as changes
-from sbp_core.pd.streams import sealing as ranges
 from sbp_core.pd.streams import stream_operations as operations
 from sbp_core.pd.streams.change_operations import Trimmer
 from sbp_core.pd.streams.cursor_handlers import CursorHandlers
 from sbp_core.pd.streams.fail_over import FailOver
+from sbp_core.pd.streams.range_handlers import RangeHandlers
 from sbp_core.pd.streams.repair import Repair
 from sbp_core.pd.streams.schema_handlers import SchemaHandlers
 from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer
@@ -61,8 +61,6 @@ from sbp_core.server.trust import (
 from sbp_core.tls import Tls
 from sbp_core.wire.headers import (
     ClientRole,
-    CreateRangeRequest,
-    CreateRangeResponse,
     CreateStreamsRequest,
     CreateStreamsResponse,
     DeleteStreamsRequest,
@@ -81,8 +79,6 @@ from sbp_core.wire.headers import (
     PlacementDriverNode,
     ReportMetricsRequest,
     ReportMetricsResponse,
-    SealRangesRequest,
-    SealRangesResponse,
     TrimStreamsRequest,
     TrimStreamsResponse,
     UpdateStreamsRequest,
@@ -145,6 +141,7 @@ class PlacementDriverHandlers:
             store, self._publisher, self._range_servers, clock, batch_number_leap_max
         )
         self._servers = ServerHandlers(store, membership, self._fail_over, self._repair)
+        self._ranges = RangeHandlers(store, membership, self._sealer, self._repair, self._announcer)
         self._cuts = CutTaker(store, self._publisher, self._peers, clock)
         self._restorer = Restorer(store, membership, clock)
         self.observation = Observation(
@@ -162,8 +159,6 @@ class PlacementDriverHandlers:
             Opcode.HEARTBEAT: self.heartbeat,
             Opcode.ALLOCATE_ID: self.allocate_id,
             Opcode.LIST_RANGES: self.list_ranges,
-            Opcode.SEAL_RANGE: self.seal_ranges,
-            Opcode.CREATE_RANGE: self.create_range,
             Opcode.CREATE_STREAMS: self.create_streams,
             Opcode.DELETE_STREAMS: self.delete_streams,
             Opcode.UPDATE_STREAMS: self.update_streams,
@@ -176,6 +171,7 @@ class PlacementDriverHandlers:
             **self._schemas.by_opcode(),
             **self._txns.by_opcode(),
             **self._servers.by_opcode(),
+            **self._ranges.by_opcode(),
             **GrantHandlers(self._store, self._clock).by_opcode(),
             Opcode.TAKE_CUT: self._cuts.take,
             Opcode.RESTORE_METADATA: self._restorer.restore,
@@ -422,30 +418,6 @@ class PlacementDriverHandlers:
                 changed_streams=tuple(changed or ()),
             ),
         )
-
-    async def seal_ranges(self, call: ServerCall) -> None:
-        """SPEC "SEAL_RANGES" at the placement driver: answers the new writable ranges."""
-        request = call.decode(SealRangesRequest)
-        check_item_count(len(request.ranges))
-        results = await self._sealer.seal(request.ranges, request.cause)
-        await respond_all(
-            call,
-            results,
-            lambda part: SealRangesResponse(seal_responses=part, status=SUCCESS),
-        )
-
-    async def create_range(self, call: ServerCall) -> None:
-        """Open the next range of a stream (SPEC "Frame Definitions", 0x2004)."""
-        request = call.decode(CreateRangeRequest)
-        try:
-            opened = await self._store.run(
-                ranges.create_range, request.stream_range, self._membership.live_servers()
-            )
-        except StatusError as error:
-            await call.respond(CreateRangeResponse(status=status_for(error)))
-        else:
-            self._announcer.announce([opened])
-            await call.respond(CreateRangeResponse(status=SUCCESS, stream_range=opened))
 
     async def describe_cluster(self, call: ServerCall) -> None:
         """SPEC "DESCRIBE_PD_CLUSTER": one placement driver, the leader; `Election` has several."""
