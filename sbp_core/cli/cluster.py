@@ -14,6 +14,7 @@ from sbp_core import limits
 from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.commands import CommandWithActions
 from sbp_core.cli.connect import connect
+from sbp_core.cli.moves import balance
 from sbp_core.cli.output import (
     flush,
     write_json,
@@ -104,6 +105,9 @@ def drain(options: ClientOptions, server: int, *, cancel: bool) -> int:
             if found.drain_obstacle and not options.json:
                 write_line(f"it waits: {found.drain_obstacle}")
             time.sleep(_WATCH_SECONDS)
+
+
+cluster.actions["balance"] = balance
 
 
 def _describe(client: Client) -> ClusterInfo | None:

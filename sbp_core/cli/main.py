@@ -40,7 +40,7 @@ COMMANDS: Final = (
     Listed(
         "cluster",
         "sbp_core.cli.cluster:cluster",
-        "List the placement drivers and the range servers, and drain one.",
+        "List the placement drivers and the range servers, drain one, and balance them.",
     ),
     Listed("top", "sbp_core.cli.top:top", "Watch rates, lag and disks of a cluster."),
     Listed("console", "sbp_core.cli.console:console", "Serve the web console of a cluster."),

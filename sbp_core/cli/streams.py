@@ -21,6 +21,7 @@ from sbp_core.cli.connect import (
     parse_stream,
     titled,
 )
+from sbp_core.cli.moves import move
 from sbp_core.cli.output import (
     one_line,
     show_time,
@@ -238,6 +239,7 @@ def _write_described(
 
 
 streams.add_command(copy)
+streams.add_command(move)
 
 
 @streams.command("delete")
