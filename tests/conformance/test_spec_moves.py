@@ -1,7 +1,6 @@
 """Ranges that are moved to servers which an administrator names: an extension."""
 
 from sbp_core.errors import StatusCode
-from sbp_core.wire.dialect import Dialect
 from sbp_core.wire.headers import DrainServersRequest, MoveRangesRequest, RangeMove
 from sbp_core.wire.opcodes import Opcode
 
@@ -11,8 +10,6 @@ def test_a_range_does_not_move_to_servers_that_cannot_have_it(target):
 
     async def body(target):
         async with target.streams() as (placed,), target.pd() as client:
-            if target.dialect != Dialect.SPECIFICATION:
-                return
             here = placed.server.server_id
 
             async def code(*server_ids, stream_id=placed.stream_id):

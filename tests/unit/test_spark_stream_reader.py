@@ -453,5 +453,5 @@ def test_losses_that_were_noted_are_reported_by_a_query_that_has_read_everything
     first = query.latestOffset(query.initialOffset(), ALL)
     assert query.latestOffset(first, ALL) == first
     cluster.change(a=None)
-    assert query.partitions({"initial": True, "version": 1}, first)
+    assert query.partitions({"initial": True, "version": 2}, first)
     assert query.latestOffset(first, ALL)["lost"]["1"]

@@ -148,8 +148,8 @@ class RangeHandlers:
         items = [
             RangeId(each.move.stream_id, each.record.range_index) for each in moving if each.record
         ]
-        wishes = {each.move.stream_id: each.move.server_ids for each in moving}
-        results = await self._sealer.seal(items, wishes=wishes)
+        targets = {each.move.stream_id: each.move.server_ids for each in moving}
+        results = await self._sealer.seal(items, targets=targets)
         return [
             each.after(_maybe_misplaced(result, each.move))
             for each, result in zip(moving, results, strict=True)

@@ -51,9 +51,9 @@ _Opened = dict[int, StreamRange | SbpError]
 _Call = asyncio.Task[dict[int, SealRangesResult | SbpError]]
 """A seal at one server, with an answer for each stream."""
 
-_Wishes = Mapping[int, Sequence[int]]
+_Targets = Mapping[int, Sequence[int]]
 """By stream id: the servers of its next range, the primary first."""
-_NO_WISHES: Final[_Wishes] = {}
+_NO_TARGETS: Final[_Targets] = {}
 
 
 class RangeAnnouncer:
@@ -116,7 +116,7 @@ class Sealer:
         items: Sequence[RangeId],
         cause: int = SealCause.REQUESTED,
         on_begin: Callable[[Sequence[RangeId]], None] = lambda _: None,
-        wishes: _Wishes = _NO_WISHES,
+        targets: _Targets = _NO_TARGETS,
     ) -> list[SealRangesResult]:
         """Seal ranges; return each stream's new writable range, or why there is none.
 
@@ -125,10 +125,10 @@ class Sealer:
         If the cause is PRIMARY_SILENT, ranges that their primary serves go on, and others may
         exceed `ranges_per_stream_max`: the stream could not be appended to otherwise. If it is
         REPLICA_LACKING, a stream that goes on in one new range after the other has to wait.
-        `on_begin` gets the ranges that are sealed. The next ranges are on the servers of `wishes`
+        `on_begin` gets the ranges that are sealed. The next ranges are on the servers of `targets`
         as far as these can be given ranges then.
         """
-        task = asyncio.create_task(self._seal(items, cause, on_begin, wishes))
+        task = asyncio.create_task(self._seal(items, cause, on_begin, targets))
         self._at_work.add(task)
         task.add_done_callback(self._on_done)
         return await asyncio.shield(task)
@@ -143,7 +143,7 @@ class Sealer:
         items: Sequence[RangeId],
         cause: int,
         on_begin: Callable[[Sequence[RangeId]], None],
-        wishes: _Wishes,
+        targets: _Targets,
     ) -> list[SealRangesResult]:
         planned = self._membership.live_servers()
         is_bounded = cause != SealCause.PRIMARY_SILENT
@@ -162,12 +162,12 @@ class Sealer:
         ]
         opened: _Opened = {}
         if unsealed:
-            opened = await self._open(unsealed, {}, planned, wishes, is_bounded=is_bounded)
+            opened = await self._open(unsealed, {}, planned, targets, is_bounded=is_bounded)
         calls = self._begin_calls(
             sealing.values(), primaries_first=cause != SealCause.PRIMARY_SILENT
         )
         async for decided in self._decisions(calls, fences):
-            opened |= await self._open(decided, fences, planned, wishes, is_bounded=is_bounded)
+            opened |= await self._open(decided, fences, planned, targets, is_bounded=is_bounded)
         return [_result(plan, fences, opened) for plan in plans]
 
     async def _without_sound(self, plans: Sequence[SealPlan]) -> list[SealPlan]:
@@ -271,7 +271,7 @@ class Sealer:
         stream_ids: Sequence[int],
         fences: Mapping[int, Fence],
         planned: Sequence[ServerLoad],
-        wishes: _Wishes,
+        targets: _Targets,
         *,
         is_bounded: bool,
     ) -> _Opened:
@@ -292,7 +292,7 @@ class Sealer:
             sealed,
             [each for each in servers if each.server_id not in unreachable],
             silent,
-            wishes=wishes,
+            targets=targets,
             is_bounded=is_bounded,
         )
         news = [each for each in opened.values() if isinstance(each, StreamRange)]
@@ -386,14 +386,14 @@ def open_next_ranges(
     servers: Sequence[ServerLoad],
     last_servers: Collection[int] = (),
     *,
-    wishes: _Wishes = _NO_WISHES,
+    targets: _Targets = _NO_TARGETS,
     is_bounded: bool = True,
 ) -> tuple[_Opened, list[StreamRange]]:
     """Record where ranges were sealed, and open the next range of each stream that has none open.
 
     Returns the writable range of each stream, or why it has none, and the replicated ranges that
     are sealed. The seals are recorded if no range can be opened, too. A range that was sealed
-    before keeps its end. New ranges are on the servers of `wishes` where possible, on the
+    before keeps its end. New ranges are on the servers of `targets` where possible, on the
     `last_servers` only if there are no others.
     """
     store.seal_ranges(sealed)
@@ -408,7 +408,7 @@ def open_next_ranges(
             continue
         try:
             wanted = StreamRange(stream_id=stream_id)
-            servers_wanted = wishes.get(stream_id, ())
+            servers_wanted = targets.get(stream_id, ())
             news.append(
                 _next_range(store, wanted, placement, servers_wanted, is_bounded=is_bounded)
             )
