@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sbp_core.client import Client
     from sbp_core.cluster import LocalCluster
-    from tests.support.client import Driver
+    from tests.support.client import AsyncDriver
     from tests.support.metadata import PostgresqlHome, PostgresqlServer, SqliteHome
     from tests.support.scripted_peer import ScriptedPeer
 
@@ -135,15 +135,14 @@ def peer(peers: Callable[[], ScriptedPeer]) -> ScriptedPeer:
 
 
 @pytest.fixture
-def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Driver]]:
-    """Connect clients for asyncio. Tests of code that differs are marked with `both_clients`."""
-    from tests.support.client import QUICK, AsyncDriver, BlockingDriver
+def make() -> Iterator[Callable[..., AsyncDriver]]:
+    """Connect clients, which leave no task behind."""
+    from tests.support.client import QUICK, AsyncDriver
 
-    made: list[Driver] = []
-    kind = BlockingDriver if getattr(request, "param", "") == "blocking" else AsyncDriver
+    made: list[AsyncDriver] = []
 
-    def build(endpoint: str, **options: Any) -> Driver:
-        made.append(kind(endpoint, **{"retry": QUICK, **options}))
+    def build(endpoint: str, **options: Any) -> AsyncDriver:
+        made.append(AsyncDriver(endpoint, **{"retry": QUICK, **options}))
         return made[-1]
 
     yield build

@@ -16,7 +16,7 @@ from sbp_core.backup.format import (
     StreamEntry,
 )
 from sbp_core.client import AsyncClient
-from sbp_core.client.programs.range_placement import cut_by_weight
+from sbp_core.client.operations.range_placement import cut_by_weight
 from sbp_core.errors import ProtocolError
 from sbp_core.wire import headers
 from sbp_core.wire.headers import ClusterMetadata, TakeCutRequest, TakeCutResponse

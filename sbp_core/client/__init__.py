@@ -1,4 +1,4 @@
-"""The client: blocking and asyncio, over programs that are written once."""
+"""The client, for asyncio, and its blocking facade."""
 
 from sbp_core.access.credentials import Credentials
 from sbp_core.access.rights import Grant, Right
@@ -6,10 +6,10 @@ from sbp_core.client.aio import AsyncClient
 from sbp_core.client.blocking import Appender, Client, newest_schemas
 from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.client.group_members import GroupDescription, MemberInfo, Membership
-from sbp_core.client.programs.appending import AsyncAppender
-from sbp_core.client.programs.calls import RetryPolicy
-from sbp_core.client.programs.numbering import Transaction, Writer
-from sbp_core.client.programs.watching import BoundsView
+from sbp_core.client.operations.appending import AsyncAppender
+from sbp_core.client.operations.calls import RetryPolicy
+from sbp_core.client.operations.numbering import Transaction, Writer
+from sbp_core.client.operations.watching import BoundsView
 from sbp_core.client.types import (
     EARLIEST,
     LATEST,

@@ -13,7 +13,7 @@ from sbp_core.client.aio_groups import AsyncGroupMethods
 from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.client.io.aio_transport import AsyncPool
 from sbp_core.client.io.connections import is_own_endpoint
-from sbp_core.client.programs import (
+from sbp_core.client.operations import (
     appending,
     bounds,
     calls,
@@ -22,17 +22,17 @@ from sbp_core.client.programs import (
     positions,
     watching,
 )
-from sbp_core.client.programs import range_placement as placement
-from sbp_core.client.programs import stored_bytes as sizes
-from sbp_core.client.programs import stream_changes as changes
-from sbp_core.client.programs import txn_decisions as txns
-from sbp_core.client.programs.appending import AsyncAppender, OnAppended, OnFailed
-from sbp_core.client.programs.calls import Context, RetryPolicy
-from sbp_core.client.programs.numbering import Transaction, Writer
-from sbp_core.client.programs.program import Call
-from sbp_core.client.programs.replicas import Replicas
-from sbp_core.client.programs.router import PlacementDrivers, Router
-from sbp_core.client.programs.watching import BoundsView
+from sbp_core.client.operations import range_placement as placement
+from sbp_core.client.operations import stored_bytes as sizes
+from sbp_core.client.operations import stream_changes as changes
+from sbp_core.client.operations import txn_decisions as txns
+from sbp_core.client.operations.appending import AsyncAppender, OnAppended, OnFailed
+from sbp_core.client.operations.calls import Context, RetryPolicy
+from sbp_core.client.operations.numbering import Transaction, Writer
+from sbp_core.client.operations.open_calls import Call
+from sbp_core.client.operations.replicas import Replicas
+from sbp_core.client.operations.router import PlacementDrivers, Router
+from sbp_core.client.operations.watching import BoundsView
 from sbp_core.client.types import (
     AppendItem,
     AppendOutcome,
@@ -464,7 +464,7 @@ class AsyncClient(AsyncGroupMethods):
         """
         kind = appending.AppendKind(retry_unknown, writer, transaction)
         work = appending.GradualAppend(self._context, kind, on_appended, on_failed)
-        return AsyncAppender(work, work.program())
+        return AsyncAppender(work, work.steps())
 
     def fetch(
         self, items: Sequence[FetchItem], *, max_wait_ms: int = 0, min_bytes: int = 1

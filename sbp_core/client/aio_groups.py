@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from sbp_core import group_limits
 from sbp_core.client.group_members import GroupDescription, Membership
 from sbp_core.client.io.aio_transport import AsyncPool
-from sbp_core.client.programs import membership as members
-from sbp_core.client.programs import positions
-from sbp_core.client.programs.calls import Context
+from sbp_core.client.operations import membership as members
+from sbp_core.client.operations import positions
+from sbp_core.client.operations.calls import Context
 from sbp_core.client.types import CursorInfo, GroupInfo
 
 

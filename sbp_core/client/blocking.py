@@ -11,9 +11,9 @@ from sbp_core import limits
 from sbp_core.client.aio import AsyncClient
 from sbp_core.client.facades import documented_as, internal
 from sbp_core.client.io.loop_thread import loop_thread
-from sbp_core.client.programs.appending import AsyncAppender, OnAppended, OnFailed
-from sbp_core.client.programs.calls import RetryPolicy
-from sbp_core.client.programs.numbering import Transaction, Writer
+from sbp_core.client.operations.appending import AsyncAppender, OnAppended, OnFailed
+from sbp_core.client.operations.calls import RetryPolicy
+from sbp_core.client.operations.numbering import Transaction, Writer
 from sbp_core.client.types import (
     AppendItem,
     Connecting,

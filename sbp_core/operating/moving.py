@@ -13,7 +13,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.client import Client
-from sbp_core.client.programs.range_placement import chunks
+from sbp_core.client.operations.range_placement import chunks
 from sbp_core.errors import NotFoundError, RangeNotFoundError, SbpError
 from sbp_core.operating.balancing import Move, Placed, Server
 from sbp_core.wire.headers import (

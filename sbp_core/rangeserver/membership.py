@@ -14,7 +14,7 @@ from msgspec import structs
 
 from sbp_core import limits
 from sbp_core.client import AsyncClient, Connecting, RetryPolicy, Tls, parse_endpoints
-from sbp_core.client.programs.range_placement import chunks
+from sbp_core.client.operations.range_placement import chunks
 from sbp_core.errors import (
     AlreadyExistsError,
     InvalidRequestError,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 from sbp_core import limits
-from sbp_core.client.programs.range_placement import chunks, cut_by_weight
+from sbp_core.client.operations.range_placement import chunks, cut_by_weight
 from sbp_core.server.dispatch import ServerCall
 
 T = TypeVar("T")

@@ -22,9 +22,9 @@ from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.client.io.aio_transport import AsyncConnection, AsyncPool
-from sbp_core.client.programs import calls
-from sbp_core.client.programs.program import Call
-from sbp_core.client.programs.range_placement import chunks
+from sbp_core.client.operations import calls
+from sbp_core.client.operations.open_calls import Call
+from sbp_core.client.operations.range_placement import chunks
 from sbp_core.client.types import Connecting, TxnPart
 from sbp_core.errors import (
     ConnectError,

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sbp_core import limits
-from sbp_core.client.programs.append_state import AppendFrame
-from sbp_core.client.programs.calls import decode_answer, unanswered
-from sbp_core.client.programs.fetch_answer import Question, read_answer
-from sbp_core.client.programs.numbering import Marks
-from sbp_core.client.programs.program import Call
-from sbp_core.client.programs.range_placement import cut_by_weight
+from sbp_core.client.operations.append_state import AppendFrame
+from sbp_core.client.operations.calls import decode_answer, unanswered
+from sbp_core.client.operations.fetch_answer import Question, read_answer
+from sbp_core.client.operations.numbering import Marks
+from sbp_core.client.operations.open_calls import Call
+from sbp_core.client.operations.range_placement import cut_by_weight
 from sbp_core.client.types import RangeInfo, ReceivedBatches, TxnPart
 from sbp_core.errors import NotFoundError, ProtocolError, SbpError, TxnIncompleteError
 from sbp_core.records import split_envelopes

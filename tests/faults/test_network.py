@@ -17,7 +17,7 @@ import pytest
 from sbp_core.client import AppendItem, RetryPolicy, StreamSpec, Writer
 from sbp_core.errors import Outcome, SbpError
 from sbp_core.wire.opcodes import Opcode
-from tests.support.client import AsyncDriver, BlockingDriver
+from tests.support.client import BlockingDriver
 from tests.support.cluster import proxied_cluster, rows_batch
 from tests.support.faults.checker import assert_sound, chosen, final_contents
 from tests.support.faults.proxy import Corrupt, Delay, Direction, Hold, Reset, Split, Swallow
@@ -36,8 +36,6 @@ SHORT_MS = 500
 HARMED_MS = 1_000
 DEADLINE_SECONDS = 60
 HARMS = (Delay(20), Delay(200), Hold(), Swallow(), Reset(0), Reset(30), Split(1), Split(100))
-
-both_clients = pytest.mark.parametrize("new_driver", [BlockingDriver, AsyncDriver])
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +90,8 @@ class Appender:
 
 
 @pytest.fixture
-def appender(cluster, history, stream_id, new_driver):
-    driver = new_driver(cluster.endpoint, retry=NO_RETRIES)
+def appender(cluster, history, stream_id):
+    driver = BlockingDriver(cluster.endpoint, retry=NO_RETRIES)
     yield Appender(driver, history, stream_id)
     driver.close()
 
@@ -107,7 +105,6 @@ def names_found(cluster, history, stream_id):
     return set(final_contents(operations)[stream_id].records.values())
 
 
-@both_clients
 @pytest.mark.parametrize("direction", Direction)
 def test_reset_inside_a_frame(cluster, history, rounds, stream_id, appender, direction):
     """At every byte of it, if ROUNDS are as many."""
@@ -126,14 +123,11 @@ def test_reset_inside_a_frame(cluster, history, rounds, stream_id, appender, dir
     assert are_there == {direction is TO_CLIENT}, "the server gets a whole frame, or none"
 
 
-@both_clients
 @pytest.mark.parametrize("direction", Direction)
-def test_a_writer_is_cut_off_inside_a_frame(
-    cluster, history, rounds, stream_id, new_driver, direction
-):
+def test_a_writer_is_cut_off_inside_a_frame(cluster, history, rounds, stream_id, direction):
     """At any byte: its records are there once, and the append succeeds."""
     proxy = cluster.to_range_server
-    driver = new_driver(cluster.endpoint)
+    driver = BlockingDriver(cluster.endpoint)
     appender = Appender(driver, history, stream_id, Writer())
     assert [appender.append()[1] for _ in range(2)] == ["ok", "ok"]
     length = proxy.last_bytes[direction, Opcode.APPEND]
@@ -146,10 +140,9 @@ def test_a_writer_is_cut_off_inside_a_frame(
     assert len(names_found(cluster, history, stream_id)) == appender.count
 
 
-@both_clients
-def test_a_writer_whose_answers_come_too_late(cluster, history, stream_id, new_driver):
+def test_a_writer_whose_answers_come_too_late(cluster, history, stream_id):
     """It times out and retries while the first request is still on its way."""
-    driver = new_driver(cluster.endpoint)
+    driver = BlockingDriver(cluster.endpoint)
     appender = Appender(driver, history, stream_id, Writer())
     assert appender.append()[1] == "ok"
     proxy = cluster.to_range_server
@@ -161,13 +154,12 @@ def test_a_writer_whose_answers_come_too_late(cluster, history, stream_id, new_d
     assert len(names_found(cluster, history, stream_id)) == appender.count == 5
 
 
-@both_clients
 @pytest.mark.parametrize("direction", Direction)
-def test_half_open(cluster, history, stream_id, new_driver, direction):
+def test_half_open(cluster, history, stream_id, direction):
     """The call ends in time, the next one uses another connection, nothing is leaked."""
     break_connections(cluster)
     resources_before = open_resources()
-    driver = new_driver(cluster.endpoint, retry=NO_RETRIES)
+    driver = BlockingDriver(cluster.endpoint, retry=NO_RETRIES)
     appender = Appender(driver, history, stream_id)
     assert appender.append()[1] == "ok"
     proxy = cluster.to_range_server
@@ -217,12 +209,11 @@ def open_resources():
     return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
 
-@both_clients
-def test_a_byte_at_a_time(cluster, history, stream_id, new_driver):
+def test_a_byte_at_a_time(cluster, history, stream_id):
     for proxy in cluster.proxies:
         for direction in Direction:
             proxy.inject(Split(1), direction)
-    appender = Appender(new_driver(cluster.endpoint), history, stream_id)
+    appender = Appender(BlockingDriver(cluster.endpoint), history, stream_id)
     assert {appender.append()[1] for _ in range(20)} == {"ok"}
     assert len(everything(appender.driver, stream_id)["records"]) == 20
     assert appender.driver.do("seal_streams", [stream_id])[stream_id].start_offset == 20
@@ -231,7 +222,6 @@ def test_a_byte_at_a_time(cluster, history, stream_id, new_driver):
     assert all(proxy.injected["Split"] > 0 for proxy in cluster.proxies)
 
 
-@both_clients
 def test_flipped_bits_in_appends(cluster, history, rng, rounds, stream_id, appender):
     """Both ends agree on checksums of whole frames with the first answer of a connection."""
     proxy = cluster.to_range_server
@@ -248,11 +238,10 @@ def test_flipped_bits_in_appends(cluster, history, rng, rounds, stream_id, appen
     assert accepted == []
 
 
-@both_clients
-def test_flipped_bits_in_what_is_read(cluster, history, rng, rounds, stream_id, new_driver):
+def test_flipped_bits_in_what_is_read(cluster, history, rng, rounds, stream_id):
     """A reader gets what was written, or an error."""
     proxy = cluster.to_range_server
-    driver = new_driver(cluster.endpoint, retry=NO_RETRIES)
+    driver = BlockingDriver(cluster.endpoint, retry=NO_RETRIES)
     appender = Appender(driver, history, stream_id)
     for _ in range(10):
         assert appender.append()[1] == "ok"
@@ -289,11 +278,8 @@ def test_without_the_placement_driver(cluster, history, stream_id):
 def test_any_harm_at_any_time(cluster, history, rng, rounds):
     """Writers, a reader, and a client that seals and trims, over a network that often fails."""
     stream_ids = new_streams(cluster.endpoint)
-    drivers = (BlockingDriver, AsyncDriver)
     met = Counter()
-    with Workload(
-        *(cluster.endpoint, history, rng, stream_ids), drivers=drivers, timeout_ms=HARMED_MS
-    ) as workload:
+    with Workload(*(cluster.endpoint, history, rng, stream_ids), timeout_ms=HARMED_MS) as workload:
         workload.wait_for_progress()
         cluster.to_range_server.inject(Reset(0), TO_CLIENT, Opcode.APPEND, count=1)
         wait_until(lambda: cluster.to_range_server.injected["Reset"])

@@ -11,7 +11,7 @@ import pytest
 
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, Client
-from sbp_core.client.programs import stream_changes as schemas
+from sbp_core.client.operations import stream_changes as schemas
 from sbp_core.errors import SchemaError
 from sbp_core.records import StreamSchema, decode_stream_schema, encode_columns
 

@@ -5,8 +5,6 @@ import itertools
 import threading
 from operator import attrgetter
 
-import pytest
-
 from sbp_core import limits
 from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.errors import StatusCode
@@ -25,12 +23,10 @@ from sbp_core.wire.headers import (
     encode_header,
 )
 from sbp_core.wire.opcodes import Flag, Opcode
-from tests.support.client import AsyncDriver, BlockingDriver
+from tests.support.client import BlockingDriver
 from tests.support.cluster import core_cluster, rows_batch, values_of
 from tests.support.disk import HeldDisk
 from tests.support.warm import WarmCluster
-
-kinds = pytest.mark.parametrize("kind", [BlockingDriver, AsyncDriver], ids=["blocking", "asyncio"])
 
 
 def check_refusal(frame, call_id):
@@ -232,11 +228,11 @@ def test_a_client_may_send_goaway_and_gets_its_answers_before_the_end(tmp_path):
 class Loop:
     """A writer and a reader of one stream, each with a client of its own, until stopped."""
 
-    def __init__(self, kind, endpoint, stream_id):
+    def __init__(self, endpoint, stream_id):
         self.written = []
         self.read = []
         self._stream_id = stream_id
-        self._clients = [kind(endpoint), kind(endpoint)]
+        self._clients = [BlockingDriver(endpoint), BlockingDriver(endpoint)]
         self._errors = []
         self._is_over = threading.Event()
         self._progress = threading.Condition()
@@ -294,11 +290,10 @@ class Loop:
                 self._progress.notify_all()
 
 
-@kinds
-def test_clients_go_on_after_idle_goaways(tmp_path, kind):
+def test_clients_go_on_after_idle_goaways(tmp_path):
     async def body(cluster):
         (stream_id,) = await create(cluster, "s")
-        loop = await asyncio.to_thread(Loop, kind, cluster.pd.endpoint, stream_id)
+        loop = await asyncio.to_thread(Loop, cluster.pd.endpoint, stream_id)
         try:
             for _ in range(5):
                 await asyncio.to_thread(loop.wait_for_progress)
@@ -312,12 +307,11 @@ def test_clients_go_on_after_idle_goaways(tmp_path, kind):
     run(tmp_path, body)
 
 
-@kinds
-def test_clients_go_on_after_restarts_of_the_servers_at_the_same_ports(tmp_path, kind):
+def test_clients_go_on_after_restarts_of_the_servers_at_the_same_ports(tmp_path):
     with WarmCluster(tmp_path) as cluster:
         with Client(cluster.endpoint) as client:
             (info,) = client.create_streams([StreamSpec("s")])
-        loop = Loop(kind, cluster.endpoint, info.stream_id)
+        loop = Loop(cluster.endpoint, info.stream_id)
         try:
             for _ in range(2):
                 loop.wait_for_progress()

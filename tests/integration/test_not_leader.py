@@ -17,14 +17,12 @@ from sbp_core.server.trust import ServerRole
 from sbp_core.wire.headers import DescribePlacementDriverClusterResponse
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS
-from tests.support.client import AsyncDriver, BlockingDriver
+from tests.support.client import BlockingDriver
 from tests.support.cluster import rows_batch, values_of
 from tests.support.placement_driver import cluster_of, follower_pd
 
 QUICK = RetryPolicy(budget_ms=20_000, backoff_ms=1, backoff_ms_max=20)
 HASTY = RetryPolicy(budget_ms=500, backoff_ms=1, backoff_ms_max=20)
-
-kinds = pytest.mark.parametrize("kind", [BlockingDriver, AsyncDriver], ids=["blocking", "asyncio"])
 
 
 class Servers:
@@ -79,11 +77,11 @@ def run(body, **follower_options):
     asyncio.run(main())
 
 
-async def with_driver(kind, endpoint, work, **options):
+async def with_driver(endpoint, work, **options):
     """Do blocking work with a client, outside of the servers' event loop."""
 
     def call():
-        driver = kind(endpoint, **{"retry": QUICK, **options})
+        driver = BlockingDriver(endpoint, **{"retry": QUICK, **options})
         try:
             return work(driver)
         finally:
@@ -108,13 +106,12 @@ def use_every_operation(driver):
     driver.do("delete_streams", ["s"])
 
 
-@kinds
 @pytest.mark.parametrize("is_system_error", [False, True], ids=["status", "system error"])
-def test_the_leader_is_asked_from_then_on(tmp_path, kind, is_system_error):
+def test_the_leader_is_asked_from_then_on(tmp_path, is_system_error):
     async def body(follower):
         async with running(tmp_path, follower):
             follower.asked.clear()
-            await with_driver(kind, follower.endpoint, use_every_operation)
+            await with_driver(follower.endpoint, use_every_operation)
             assert follower.asked[Opcode.CREATE_STREAMS] == 1
             del follower.asked[Opcode.CREATE_STREAMS]
             assert follower.asked.keys() <= {Opcode.HEARTBEAT, Opcode.REPORT_METRICS}
@@ -141,8 +138,7 @@ def test_threads_that_share_a_client_share_what_it_learned(tmp_path):
     run(body)
 
 
-@kinds
-def test_when_the_leader_is_gone_the_given_one_names_the_next(tmp_path, kind):
+def test_when_the_leader_is_gone_the_given_one_names_the_next(tmp_path):
     async def body(follower):
         async with running(tmp_path, follower) as servers:
             loop = asyncio.get_running_loop()
@@ -160,7 +156,7 @@ def test_when_the_leader_is_gone_the_given_one_names_the_next(tmp_path, kind):
                 driver.do("delete_streams", ["gone"])
                 return [info.name for info in driver.do("list_streams")]
 
-            assert await with_driver(kind, follower.endpoint, work) == ["kept"]
+            assert await with_driver(follower.endpoint, work) == ["kept"]
             assert follower.asked[Opcode.CREATE_STREAMS] == 1
             assert follower.asked[Opcode.DESCRIBE_STREAMS] == 1
             assert follower.asked[Opcode.DELETE_STREAMS] == 0
@@ -169,8 +165,7 @@ def test_when_the_leader_is_gone_the_given_one_names_the_next(tmp_path, kind):
     run(body)
 
 
-@kinds
-def test_when_the_given_one_is_gone_too_the_others_are_asked(tmp_path, kind):
+def test_when_the_given_one_is_gone_too_the_others_are_asked(tmp_path):
     async def body(follower):
         async with AsyncExitStack() as stack, running(tmp_path, follower) as servers:
             given = await stack.enter_async_context(follower_pd())
@@ -187,13 +182,12 @@ def test_when_the_given_one_is_gone_too_the_others_are_asked(tmp_path, kind):
                 asyncio.run_coroutine_threadsafe(disaster(), loop).result(30)
                 return [info.name for info in driver.do("list_streams")]
 
-            assert await with_driver(kind, given.endpoint, work) == ["before"]
+            assert await with_driver(given.endpoint, work) == ["before"]
 
     run(body)
 
 
-@kinds
-def test_placement_drivers_that_are_down_are_passed_over(tmp_path, kind):
+def test_placement_drivers_that_are_down_are_passed_over(tmp_path):
     """Without a retry: nothing was sent to one that refuses the connection."""
 
     async def body(follower):
@@ -208,15 +202,15 @@ def test_placement_drivers_that_are_down_are_passed_over(tmp_path, kind):
                 return driver.client.endpoint
 
             once = RetryPolicy(budget_ms=0)
-            assert await with_driver(kind, given, work, retry=once) == servers.pd.endpoint
-            assert await with_driver(kind, given, use_every_operation, retry=once) is None
+            assert await with_driver(given, work, retry=once) == servers.pd.endpoint
+            assert await with_driver(given, use_every_operation, retry=once) is None
 
             def fail(driver):
                 with pytest.raises(ConnectError) as caught:
                     driver.do("list_streams")
                 return str(caught.value)
 
-            message = await with_driver(kind, given.rpartition(",")[0], fail, retry=once)
+            message = await with_driver(given.rpartition(",")[0], fail, retry=once)
             assert "DESCRIBE_STREAMS at " in message
             assert all(down.endpoint in message for down in downs)
 
@@ -253,8 +247,7 @@ def test_a_range_server_joins_the_leader_and_beats_at_all_that_it_was_given(tmp_
     run(body)
 
 
-@kinds
-def test_placement_drivers_that_name_each_other_are_given_up(kind):
+def test_placement_drivers_that_name_each_other_are_given_up():
     async def body(follower):
         async with follower_pd() as other:
             follower.name(other.endpoint)
@@ -265,7 +258,7 @@ def test_placement_drivers_that_name_each_other_are_given_up(kind):
                     driver.do("list_streams")
                 return str(caught.value)
 
-            text = await with_driver(kind, follower.endpoint, work, retry=HASTY)
+            text = await with_driver(follower.endpoint, work, retry=HASTY)
             for part in ("DESCRIBE_STREAMS at 127", "tries", follower.endpoint, other.endpoint):
                 assert part in text
             counts = [each.asked[Opcode.DESCRIBE_STREAMS] for each in (follower, other)]
@@ -275,7 +268,6 @@ def test_placement_drivers_that_name_each_other_are_given_up(kind):
     run(body)
 
 
-@kinds
 @pytest.mark.parametrize(
     "named",
     [
@@ -285,7 +277,7 @@ def test_placement_drivers_that_name_each_other_are_given_up(kind):
         pytest.param("x" * 1000, marks=pytest.mark.exhaustive),
     ],
 )
-def test_a_leader_that_is_no_address_is_not_followed(kind, named):
+def test_a_leader_that_is_no_address_is_not_followed(named):
     async def body(follower):
         follower.name(named)
 
@@ -293,14 +285,13 @@ def test_a_leader_that_is_no_address_is_not_followed(kind, named):
             with pytest.raises(NotLeaderError, match=f"at {follower.endpoint}.*not the leader"):
                 driver.do("list_streams")
 
-        await with_driver(kind, follower.endpoint, work, retry=HASTY)
+        await with_driver(follower.endpoint, work, retry=HASTY)
         assert follower.asked[Opcode.DESCRIBE_STREAMS] > 1
 
     run(body)
 
 
-@kinds
-def test_messages_name_the_one_that_was_asked(kind):
+def test_messages_name_the_one_that_was_asked():
     async def body(follower):
         async with follower_pd() as gone:
             leader = gone.endpoint
@@ -325,7 +316,7 @@ def test_messages_name_the_one_that_was_asked(kind):
             with pytest.raises(ConnectError, match=f"LIST_RANGES at {leader}.*running there"):
                 driver.do("append", [AppendItem(1, b"x")])
 
-        await with_driver(kind, follower.endpoint, work, retry=RetryPolicy(budget_ms=0))
+        await with_driver(follower.endpoint, work, retry=RetryPolicy(budget_ms=0))
 
     run(body)
 

@@ -214,28 +214,15 @@ def test_a_new_connection_of_an_identity_above_its_quota_waits_too(benched):
     benched(f"[quotas.etl]\nbytes_in_per_s = {16 * limits.KIB}\n", body)
 
 
-@pytest.mark.parametrize("is_blocking", [True, False], ids=["blocking", "asyncio"])
-def test_clients_wait_as_they_are_asked_and_nothing_fails(benched, caplog, is_blocking):
+def test_clients_wait_as_they_are_asked_and_nothing_fails(benched, caplog):
     """They retry nothing, and give a call far less time than all of them take."""
     caplog.set_level(logging.INFO, "sbp_core.client")
     count = 3 * RATE
 
     async def body(bench):
         items = [AppendItem(bench.stream_id, rows_batch([b"x"]))]
-        connecting = bench.connecting["etl"]
-
-        def append_blocking():
-            with Client(
-                bench.driver, connecting=connecting, retry=ONCE, timeout_ms=1_000
-            ) as client:
-                for _ in range(count):
-                    client.append(items)
-
-        if is_blocking:
-            await asyncio.to_thread(append_blocking)
-        else:
-            async with bench.client("etl") as client:
-                await asyncio.gather(*(client.append(items) for _ in range(count)))
+        async with bench.client("etl") as client:
+            await asyncio.gather(*(client.append(items) for _ in range(count)))
         async with bench.client("dashboard") as reader:
             assert await bench.end_offset(reader) == count
 

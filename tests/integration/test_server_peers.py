@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from sbp_core import limits
-from sbp_core.client.programs.program import Call
+from sbp_core.client.operations.open_calls import Call
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,

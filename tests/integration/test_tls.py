@@ -40,7 +40,7 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from tests.support.clock import until
 from tests.support.cluster import rows_batch, values_of
-from tests.support.listener import ONCE, ServedListener, ping_asyncio, ping_blocking
+from tests.support.listener import ONCE, ServedListener, ping_blocking
 from tests.support.security import Authority
 from tests.support.warm import WarmCluster
 
@@ -55,42 +55,35 @@ def foreign(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("foreign"))
 
 
-both_clients = pytest.mark.parametrize("ping", [ping_blocking, ping_asyncio])
-
-
-def refusal_of(ping, endpoint, tls, kind=TlsError):
+def refusal_of(endpoint, tls, kind=TlsError):
     with pytest.raises(kind) as raised:
-        ping(endpoint, tls)
+        ping_blocking(endpoint, tls)
     return str(raised.value)
 
 
-@both_clients
 def test_a_client_trusts_only_a_valid_certificate_for_the_name_that_it_connects_to(
-    ping, authority, foreign
+    authority, foreign
 ):
     tls = authority.client()
     with ServedListener(authority.server()) as server:
-        ping(server.endpoint, tls)
-        ping(f"localhost:{server.port}", tls)
-        assert "of an unknown authority; name" in refusal_of(
-            ping, server.endpoint, foreign.client()
-        )
+        ping_blocking(server.endpoint, tls)
+        ping_blocking(f"localhost:{server.port}", tls)
+        assert "of an unknown authority; name" in refusal_of(server.endpoint, foreign.client())
     with ServedListener(authority.server(authority.issue("elsewhere.example"))) as server:
-        assert "is not for 127.0.0.1; connect to" in refusal_of(ping, server.endpoint, tls)
+        assert "is not for 127.0.0.1; connect to" in refusal_of(server.endpoint, tls)
     with ServedListener(authority.server(authority.issue_expired())) as server:
-        assert "has expired; give the server a new one" in refusal_of(ping, server.endpoint, tls)
+        assert "has expired; give the server a new one" in refusal_of(server.endpoint, tls)
 
 
-@both_clients
-def test_a_server_that_wants_certificates_says_which_it_refuses(ping, authority, foreign):
+def test_a_server_that_wants_certificates_says_which_it_refuses(authority, foreign):
     files = authority.server(client_ca_file=authority.ca_file)
     with ServedListener(files) as server:
-        ping(server.endpoint, authority.client(authority.issue()))
-        told = refusal_of(ping, server.endpoint, authority.client())
+        ping_blocking(server.endpoint, authority.client(authority.issue()))
+        told = refusal_of(server.endpoint, authority.client())
         assert "it wants a certificate of the client; set cert_file" in told
-        told = refusal_of(ping, server.endpoint, authority.client(foreign.issue()))
+        told = refusal_of(server.endpoint, authority.client(foreign.issue()))
         assert "it does not know the authority of our certificate" in told
-        told = refusal_of(ping, server.endpoint, authority.client(authority.issue_expired()))
+        told = refusal_of(server.endpoint, authority.client(authority.issue_expired()))
         assert "our certificate has expired; renew it" in told
 
 
@@ -120,17 +113,16 @@ def test_only_an_authority_of_servers_vouches_for_a_server(authority, foreign, t
     assert may_be_servers(client_ca_file=both) == {"server", "by another"}
 
 
-@both_clients
-def test_plain_and_tls_on_one_port_are_told_apart(ping, authority):
+def test_plain_and_tls_on_one_port_are_told_apart(authority):
     with ServedListener(authority.server()) as server:
-        told = refusal_of(ping, server.endpoint, None, ConnectionLostError)
+        told = refusal_of(server.endpoint, None, ConnectionLostError)
         assert "speaks TLS only: connect with TLS (ca_file of Tls, --tls-ca" in told
         assert "is `sbp serve` running" not in told
-        ping(server.endpoint, authority.client())
+        ping_blocking(server.endpoint, authority.client())
     with ServedListener() as server:
-        told = refusal_of(ping, server.endpoint, authority.client())
+        told = refusal_of(server.endpoint, authority.client())
         assert "does not speak TLS on this port; connect without TLS (leave out ca_file" in told
-        ping(server.endpoint, None)
+        ping_blocking(server.endpoint, None)
 
 
 def test_new_handshakes_take_new_files_and_connections_live_on(authority, foreign, caplog):
@@ -143,7 +135,7 @@ def test_new_handshakes_take_new_files_and_connections_live_on(authority, foreig
         living.ping()
         pair.replace_with(foreign.issue())
         ping_blocking(server.endpoint, foreign.client())
-        refusal_of(ping_blocking, server.endpoint, authority.client())
+        refusal_of(server.endpoint, authority.client())
         pair.key_file.write_bytes(b"broken")
         with caplog.at_level(logging.WARNING):
             ping_blocking(server.endpoint, foreign.client())
@@ -153,8 +145,7 @@ def test_new_handshakes_take_new_files_and_connections_live_on(authority, foreig
         until(lambda: server.listener.connection_count == 1)
 
 
-@both_clients
-def test_a_full_server_is_no_reason_to_distrust_it(ping, authority):
+def test_a_full_server_is_no_reason_to_distrust_it(authority):
     connecting = Connecting(tls=authority.client())
     full = {"connections_max": 1, "connections_reserved": 0}
     with (
@@ -162,7 +153,7 @@ def test_a_full_server_is_no_reason_to_distrust_it(ping, authority):
         Client(server.endpoint, connecting=connecting, retry=ONCE) as first,
     ):
         first.ping()
-        told = refusal_of(ping, server.endpoint, authority.client(), ConnectError)
+        told = refusal_of(server.endpoint, authority.client(), ConnectError)
         assert "Connection reset" in told or "as a full server does" in told
         first.ping()
 

@@ -25,7 +25,6 @@ from tests.support.listener import (
     ONCE,
     ServedListener,
     hello_of,
-    ping_asyncio,
     ping_blocking,
     received,
     secured,
@@ -118,8 +117,7 @@ def test_a_call_on_a_session_that_has_failed_is_an_error_of_the_client(authority
         client.ping()
 
 
-@pytest.mark.parametrize("ping", [ping_blocking, ping_asyncio])
-def test_a_server_that_breaks_off_is_an_error_of_its_clients(ping, authority, caplog):
+def test_a_server_that_breaks_off_is_an_error_of_its_clients(authority, caplog):
     caplog.set_level(logging.ERROR)
     channel = Contexts(authority.server()).server_channel()
     greeting = HeartbeatResponse(client_id="c", cluster_id="c", status=SUCCESS)
@@ -144,7 +142,7 @@ def test_a_server_that_breaks_off_is_an_error_of_its_clients(ping, authority, ca
         server.start()
         endpoint = f"127.0.0.1:{door.getsockname()[1]}"
         with pytest.raises(ConnectionLostError):
-            ping(endpoint, authority.client())
+            ping_blocking(endpoint, authority.client())
         server.join()
     assert not caplog.records
 

@@ -12,13 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, RangeInfo, RetryPolicy, Writer
-from sbp_core.client.programs.appending import AppendKind, append
-from sbp_core.client.programs.calls import Context
-from sbp_core.client.programs.fetching import fetch
-from sbp_core.client.programs.program import Arrival
-from sbp_core.client.programs.range_placement import range_info
-from sbp_core.client.programs.replicas import Replicas
-from sbp_core.client.programs.router import PlacementDrivers, Router
+from sbp_core.client.operations.appending import AppendKind, append
+from sbp_core.client.operations.calls import Context
+from sbp_core.client.operations.fetching import fetch
+from sbp_core.client.operations.open_calls import Arrival
+from sbp_core.client.operations.range_placement import range_info
+from sbp_core.client.operations.replicas import Replicas
+from sbp_core.client.operations.router import PlacementDrivers, Router
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,

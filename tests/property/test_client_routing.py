@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
-from sbp_core.client.programs.appending import AppendKind, append
-from sbp_core.client.programs.calls import Context
-from sbp_core.client.programs.router import PlacementDrivers, Router
+from sbp_core.client.operations.appending import AppendKind, append
+from sbp_core.client.operations.calls import Context
+from sbp_core.client.operations.router import PlacementDrivers, Router
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Writer
-from sbp_core.client.programs import numbering
-from sbp_core.client.programs.appending import AppendKind, GradualAppend, append
-from sbp_core.client.programs.calls import Context
-from sbp_core.client.programs.router import PlacementDrivers, Router
+from sbp_core.client.operations import numbering
+from sbp_core.client.operations.appending import AppendKind, GradualAppend, append
+from sbp_core.client.operations.calls import Context
+from sbp_core.client.operations.router import PlacementDrivers, Router
 from sbp_core.errors import ConnectError, ConnectionLostError, SbpError, StatusCode
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import AppendResponse, AppendResult, Status, encode_header
@@ -93,7 +93,7 @@ def test_each_batch_is_appended_once_and_in_order(data, appends) -> None:
     for _ in range(3):
         work = GradualAppend(context, kind)
         try:
-            server.run(work.program(), chain([left], groups))
+            server.run(work.steps(), chain([left], groups))
         except SbpError as error:
             failure = error
         else:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.client.programs.fetch_answer import Question, read_answer
+from sbp_core.client.operations.fetch_answer import Question, read_answer
 from sbp_core.errors import SbpError
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import FetchResponse, FetchResult, Status, encode_header

@@ -44,7 +44,7 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import check_status, maybe_error
 from sbp_core.wire.txn_id import txn_id_of
-from tests.support.client import PROGRESS_SECONDS, BlockingDriver, ClientThreads, Driver
+from tests.support.client import PROGRESS_SECONDS, BlockingDriver, ClientThreads
 from tests.support.clock import until
 from tests.support.cluster import core_cluster, driver_at, rows_batch, values_of
 from tests.support.faults.workload import FAILURE_PAUSE_SECONDS, History, encode_record
@@ -252,7 +252,7 @@ class Committers(ClientThreads):
             driver.close()
 
     def _batch(
-        self, index: int, driver: Driver, rng: random.Random, producer: str, number: int
+        self, index: int, driver: BlockingDriver, rng: random.Random, producer: str, number: int
     ) -> None:
         """Stage a batch, sometimes others beside it, and commit it until the answer is known."""
         streams = rng.sample(list(self._stream_ids), rng.randint(1, len(self._stream_ids)))
@@ -281,7 +281,12 @@ class Committers(ClientThreads):
                     self.replay_count += 1
 
     def _stage(
-        self, driver: Driver, rng: random.Random, producer: str, number: int, records: Records
+        self,
+        driver: BlockingDriver,
+        rng: random.Random,
+        producer: str,
+        number: int,
+        records: Records,
     ) -> Transaction | None:
         while not self.stopping.is_set():
             staged = self._maybe_stage(driver, rng, producer, number, records)
@@ -291,7 +296,12 @@ class Committers(ClientThreads):
         return None
 
     def _maybe_stage(
-        self, driver: Driver, rng: random.Random, producer: str, number: int, records: Records
+        self,
+        driver: BlockingDriver,
+        rng: random.Random,
+        producer: str,
+        number: int,
+        records: Records,
     ) -> Transaction | None:
         """Stage all records under an id of their own, in some calls; None if that failed."""
         transaction = Transaction(txn_id_of(producer, number, uuid.uuid4().hex))
@@ -310,7 +320,7 @@ class Committers(ClientThreads):
 
     def _commit(
         self,
-        driver: Driver,
+        driver: BlockingDriver,
         producer: str,
         number: int,
         staged: Transaction,
@@ -330,7 +340,7 @@ class Committers(ClientThreads):
             self.stopping.wait(FAILURE_PAUSE_SECONDS)
         return None
 
-    def _maybe(self, driver: Driver, method: str, *arguments: Any, **options: Any) -> Any:
+    def _maybe(self, driver: BlockingDriver, method: str, *arguments: Any, **options: Any) -> Any:
         """Return what a call returns, or None if it failed in a way that a retry may mend."""
         try:
             return driver.do(method, *arguments, **options)

@@ -116,16 +116,6 @@ class AsyncDriver(_TimedDriver):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
 
-Driver = BlockingDriver | AsyncDriver
-
-
-both_clients = pytest.mark.parametrize("make", ["blocking", "asyncio"], indirect=True)
-"""Run a test with the blocking client too, whose transport and threads are code of its own.
-
-The other methods of the blocking client are generated from the client for asyncio.
-"""
-
-
 QUICK = RetryPolicy(budget_ms=5_000, backoff_ms=1, backoff_ms_max=5)
 """Retries without waiting, for clients of scripted servers."""
 

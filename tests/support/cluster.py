@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from sbp_core.client import AppendItem, AsyncClient, Connecting, FetchItem
-from sbp_core.client.programs.program import Call
+from sbp_core.client.operations.open_calls import Call
 from sbp_core.cluster import Cluster
 from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import PermissionDeniedError, StatusCode

@@ -10,7 +10,6 @@ from typing import Any
 
 from sbp_core import limits
 from sbp_core.client import (
-    AsyncClient,
     Client,
     Connecting,
     RetryPolicy,
@@ -103,14 +102,6 @@ class ServedListener:
 def ping_blocking(endpoint: str, tls: Tls | None) -> None:
     with Client(endpoint, connecting=Connecting(tls=tls), retry=ONCE) as client:
         client.ping()
-
-
-def ping_asyncio(endpoint: str, tls: Tls | None) -> None:
-    async def ping() -> None:
-        async with AsyncClient(endpoint, connecting=Connecting(tls=tls), retry=ONCE) as client:
-            await client.ping()
-
-    asyncio.run(ping())
 
 
 def hello_of(authority: Authority) -> bytes:

@@ -21,8 +21,8 @@ from sbp_core.client import (
     StreamInfo,
     TxnDecision,
 )
-from sbp_core.client.programs import append_state
-from sbp_core.client.programs.program import Arrival
+from sbp_core.client.operations import append_state
+from sbp_core.client.operations.open_calls import Arrival
 from sbp_core.errors import (
     AlreadyExistsError,
     NotFoundError,

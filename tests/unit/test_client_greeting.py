@@ -6,7 +6,7 @@ import pytest
 
 from sbp_core.client import Wishes
 from sbp_core.client.io.conversation import Conversation, Phase, lost
-from sbp_core.client.programs.program import Call
+from sbp_core.client.operations.open_calls import Call
 from sbp_core.errors import (
     ConnectError,
     DeadlineExceededError,

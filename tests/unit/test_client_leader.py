@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core import limits
-from sbp_core.client.programs.router import PlacementDrivers
+from sbp_core.client.operations.router import PlacementDrivers
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,

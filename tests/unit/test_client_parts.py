@@ -17,8 +17,8 @@ from sbp_core.client import (
 )
 from sbp_core.client.io.connection_errors import connect_failed, lost
 from sbp_core.client.io.conversation import Conversation, Phase
-from sbp_core.client.programs.program import Arrival, Call, Inbox, Reply, gather, pause
-from sbp_core.client.programs.router import Router
+from sbp_core.client.operations.open_calls import Arrival, Call, Inbox, Reply, gather, pause
+from sbp_core.client.operations.router import Router
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,

@@ -18,10 +18,10 @@ from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
 from sbp_core.client.io.aio_transport import AsyncCalls
 from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.io.conversation import Conversation
-from sbp_core.client.programs.appending import AppendKind, append
-from sbp_core.client.programs.calls import Context, exchange
-from sbp_core.client.programs.program import Call
-from sbp_core.client.programs.router import PlacementDrivers, Router
+from sbp_core.client.operations.appending import AppendKind, append
+from sbp_core.client.operations.calls import Context, exchange
+from sbp_core.client.operations.open_calls import Call
+from sbp_core.client.operations.router import PlacementDrivers, Router
 from sbp_core.client.types import Connecting
 from sbp_core.errors import DeadlineExceededError, Outcome, StatusCode, ThrottledError
 from sbp_core.session.connection import Connection

@@ -6,7 +6,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, AppendOutcome, RangeInfo, Transaction
-from sbp_core.client.programs.router import Router
+from sbp_core.client.operations.router import Router
 from sbp_core.errors import (
     ConfigurationError,
     RangeSealedError,

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import Attempts, Context, PatienceLog, RetryPolicy
-from sbp_core.client.programs.router import PlacementDrivers, Router
+from sbp_core.client.operations.calls import Attempts, Context, PatienceLog, RetryPolicy
+from sbp_core.client.operations.router import PlacementDrivers, Router
 from sbp_core.errors import DiskFullError, NotFoundError, SbpError, StatusCode
 from tests.support.scripted_client import AppendWorld
 

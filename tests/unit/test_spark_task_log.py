@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from sbp_core.client.programs.calls import PatienceLog
+from sbp_core.client.operations.calls import PatienceLog
 from sbp_core.errors import SbpError
 from sbp_spark.reading.losses import Loss, log_losses
 from sbp_spark.spark_internals.task_log import LOG

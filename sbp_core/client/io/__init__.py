@@ -1,1 +1,1 @@
-"""Connections and the runners of programs, blocking and asynchronous."""
+"""Connections, the calls on them, and the event loop of blocking clients."""

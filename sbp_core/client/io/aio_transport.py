@@ -1,7 +1,7 @@
 """The transport of the client: connections, their pool, and the calls of one operation.
 
 All of it belongs to the event loop in which it was made. The protocol is in conversation.py, the
-calls of an operation are described in programs/program.py: read these first.
+calls of an operation are described in operations/open_calls.py: read these first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.io.connection_errors import connect_failed, lost, unread
 from sbp_core.client.io.connections import Connections
 from sbp_core.client.io.conversation import Conversation, Phase
-from sbp_core.client.programs.program import Arrival, Call, Inbox, Sink, timed
+from sbp_core.client.operations.open_calls import Arrival, Call, Inbox, Sink, timed
 from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.sockets import AsyncSocket, TlsLink

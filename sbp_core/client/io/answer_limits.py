@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sbp_core import limits
-from sbp_core.client.programs.program import Sink
+from sbp_core.client.operations.open_calls import Sink
 from sbp_core.errors import ProtocolError, SbpError, ThrottledError
 from sbp_core.wire.frame import Frame
 

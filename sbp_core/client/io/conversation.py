@@ -21,7 +21,7 @@ from sbp_core.client.io.answer_limits import Ticket, Unasked
 from sbp_core.client.io.connection_errors import lost, not_sent
 from sbp_core.client.io.identifying import Identifying
 from sbp_core.client.io.throttling import Throttling
-from sbp_core.client.programs.program import Call, Sink
+from sbp_core.client.operations.open_calls import Call, Sink
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,

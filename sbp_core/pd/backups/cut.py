@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.client.programs.range_placement import cut_by_weight, stream_weight
+from sbp_core.client.operations.range_placement import cut_by_weight, stream_weight
 from sbp_core.errors import NoRangeServerError, RequestTimeoutError, SbpError, invalid
 from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread

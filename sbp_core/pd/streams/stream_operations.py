@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from sbp_core import limits
-from sbp_core.client.programs.range_placement import chunks
+from sbp_core.client.operations.range_placement import chunks
 from sbp_core.errors import (
     AlreadyExistsError,
     NotFoundError,

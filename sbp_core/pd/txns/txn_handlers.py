@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.client.programs.range_placement import cut_by_weight
+from sbp_core.client.operations.range_placement import cut_by_weight
 from sbp_core.errors import (
     NotFoundError,
     StatusCode,

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.programs.range_placement import chunks
+from sbp_core.client.operations.range_placement import chunks
 from sbp_core.errors import SbpError, TxnEndedError, TxnIncompleteError, invalid
 from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry

@@ -14,8 +14,8 @@ import logging
 from typing import Final, Protocol
 
 from sbp_core.client.io.aio_transport import AsyncPool
-from sbp_core.client.programs import calls
-from sbp_core.client.programs.program import Call
+from sbp_core.client.operations import calls
+from sbp_core.client.operations.open_calls import Call
 from sbp_core.client.types import Connecting
 from sbp_core.errors import SbpError
 from sbp_core.log.states.range_states import RangeKey

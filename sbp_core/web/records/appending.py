@@ -25,7 +25,7 @@ from starlette.responses import Response
 
 from sbp_core import limits
 from sbp_core.client.aio import AsyncClient
-from sbp_core.client.programs.numbering import Writer
+from sbp_core.client.operations.numbering import Writer
 from sbp_core.client.types import AppendItem, StreamInfo
 from sbp_core.errors import InvalidRequestError
 from sbp_core.records import (

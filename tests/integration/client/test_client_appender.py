@@ -8,9 +8,9 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Transaction, TxnPart, Writer
-from sbp_core.client.programs.appending import AppendKind, GradualAppend
-from sbp_core.client.programs.calls import Context
-from sbp_core.client.programs.router import PlacementDrivers, Router
+from sbp_core.client.operations.appending import AppendKind, GradualAppend
+from sbp_core.client.operations.calls import Context
+from sbp_core.client.operations.router import PlacementDrivers, Router
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,
@@ -30,7 +30,7 @@ from sbp_core.wire.headers import (
     encode_header,
 )
 from sbp_core.wire.opcodes import Flag, Opcode
-from tests.support.client import BlockingDriver, both_clients
+from tests.support.client import BlockingDriver
 from tests.support.clock import until
 from tests.support.cluster import rows_batch
 from tests.support.scripted_client import AppendWorld
@@ -147,7 +147,6 @@ def test_one_of_nothing_sends_no_request(start, server) -> None:
     assert server.requests == []
 
 
-@both_clients
 def test_more_is_sent_before_the_last_is_answered(start, server) -> None:
     server.script(Opcode.APPEND, hold)
     appending = start(server.endpoint, transaction=Transaction("t"))
@@ -344,7 +343,7 @@ def run_in(world, groups, **kind):
     context = Context(
         drivers, router, policy, Random(1), timeout_ms, world.open_calls, world.now_ms
     )
-    world.run(GradualAppend(context, AppendKind(**kind)).program(), groups)
+    world.run(GradualAppend(context, AppendKind(**kind)).steps(), groups)
 
 
 def one_by_one(*values, stream_id=1):

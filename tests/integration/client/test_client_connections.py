@@ -15,7 +15,7 @@ from sbp_core.client import (
     Writer,
 )
 from sbp_core.client.io.aio_transport import AsyncConnection
-from sbp_core.client.programs.program import Call
+from sbp_core.client.operations.open_calls import Call
 from sbp_core.client.types import Connecting
 from sbp_core.errors import (
     ClientClosedError,
@@ -35,7 +35,7 @@ from sbp_core.wire.headers import (
     HeartbeatResponse,
 )
 from sbp_core.wire.opcodes import Opcode
-from tests.support.client import BlockingDriver, both_clients
+from tests.support.client import BlockingDriver
 from tests.support.clock import until
 from tests.support.scripted_peer import (
     NO_RETRY,
@@ -50,7 +50,6 @@ from tests.support.scripted_peer import (
 )
 
 
-@both_clients
 def test_ping_measures_and_the_first_call_is_a_heartbeat(make, peer) -> None:
     driver = make(peer.endpoint)
     assert driver.do("ping") >= 0
@@ -58,7 +57,6 @@ def test_ping_measures_and_the_first_call_is_a_heartbeat(make, peer) -> None:
     assert peer.requests[0].header.client_id
 
 
-@both_clients
 def test_one_connection_serves_many_calls(make, peer) -> None:
     driver = make(peer.endpoint)
     for _ in range(5):
@@ -66,7 +64,6 @@ def test_one_connection_serves_many_calls(make, peer) -> None:
     assert len(peer.links) == 1
 
 
-@both_clients
 def test_refused_connection_names_endpoint_reason_and_remedy(make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -77,7 +74,6 @@ def test_refused_connection_names_endpoint_reason_and_remedy(make) -> None:
     assert caught.value.outcome is Outcome.NOT_APPLIED
 
 
-@both_clients
 def test_unknown_host_is_a_connect_error(make, monkeypatch) -> None:
     def fail(*_: object, **__: object) -> object:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -95,7 +91,6 @@ def test_a_bad_endpoint_is_refused_at_once(make, endpoint) -> None:
         make(endpoint)
 
 
-@both_clients
 def test_a_closed_idle_connection_is_replaced(make, peer) -> None:
     driver = make(peer.endpoint)
     driver.do("ping")
@@ -106,7 +101,6 @@ def test_a_closed_idle_connection_is_replaced(make, peer) -> None:
     assert len(peer.links) == 2
 
 
-@both_clients
 def test_goaway_finishes_open_calls_and_moves_on(make, peer) -> None:
     def drain(exchange: Exchange) -> None:
         exchange.link.goaway()
@@ -120,7 +114,6 @@ def test_goaway_finishes_open_calls_and_moves_on(make, peer) -> None:
     assert peer.links[0].is_over.wait(5), "the drained connection is closed by the client"
 
 
-@both_clients
 def test_a_shutting_down_server_is_asked_again(make, peer) -> None:
     error = ShuttingDownError(StatusCode.RS_SHUTTING_DOWN, "draining")
     peer.script(
@@ -131,7 +124,6 @@ def test_a_shutting_down_server_is_asked_again(make, peer) -> None:
     assert make(peer.endpoint).do("list_streams") == []
 
 
-@both_clients
 def test_the_peer_may_ping_and_heartbeat(make, peer) -> None:
     driver = make(peer.endpoint)
     driver.do("ping")
@@ -146,7 +138,6 @@ def test_the_peer_may_ping_and_heartbeat(make, peer) -> None:
     driver.do("ping")
 
 
-@both_clients
 def test_a_deadline_ends_the_call_and_retires_the_connection(make, peer) -> None:
     peer.script(
         Opcode.DESCRIBE_STREAMS, silent, lambda each: each.answer(DescribeStreamsResponse())
@@ -158,7 +149,6 @@ def test_a_deadline_ends_the_call_and_retires_the_connection(make, peer) -> None
     assert make(peer.endpoint).do("list_streams") == []
 
 
-@both_clients
 def test_garbage_from_the_peer_is_an_error_not_a_hang(make, peer) -> None:
     def garbage(exchange: Exchange) -> None:
         exchange.link.send([b"HTTP/1.1 400 Bad Request\r\n\r\n"])
@@ -168,7 +158,6 @@ def test_garbage_from_the_peer_is_an_error_not_a_hang(make, peer) -> None:
         make(peer.endpoint, retry=NO_RETRY).do("list_streams")
 
 
-@both_clients
 def test_an_unreadable_header_is_an_error(make, peer) -> None:
     def broken(exchange: Exchange) -> None:
         exchange.link.send(exchange.link.session.send_response(exchange.frame, b"\xff" * 9))
@@ -178,7 +167,6 @@ def test_an_unreadable_header_is_an_error(make, peer) -> None:
         make(peer.endpoint).do("list_streams")
 
 
-@both_clients
 def test_byte_at_a_time(make, peer) -> None:
     peer.dribbles = True
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
@@ -187,7 +175,6 @@ def test_byte_at_a_time(make, peer) -> None:
     assert (bytes(outcome.payload), outcome.error) == (b"x" * 3000, None)
 
 
-@both_clients
 def test_calls_after_close_are_refused(make, peer) -> None:
     driver = make(peer.endpoint, retry=NO_RETRY)
     driver.do("ping")
@@ -236,7 +223,6 @@ def test_a_forked_process_makes_its_own_connection(peer) -> None:
     driver.close()
 
 
-@both_clients
 def test_a_writer_outlives_connections_that_die_before_they_are_greeted(make, peer) -> None:
     """As behind a proxy that accepts, and finds no server."""
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))

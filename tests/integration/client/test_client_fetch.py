@@ -11,7 +11,7 @@ from sbp_core.client import (
     FetchItem,
     RetryPolicy,
 )
-from sbp_core.client.programs.fetch_answer import bounded_selections
+from sbp_core.client.operations.fetch_answer import bounded_selections
 from sbp_core.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -34,7 +34,6 @@ from sbp_core.wire.headers import (
     encode_header,
 )
 from sbp_core.wire.opcodes import Opcode
-from tests.support.client import both_clients
 from tests.support.scripted_peer import (
     NO_RETRY,
     Exchange,
@@ -78,7 +77,6 @@ def test_fetch_answers_each_item_once_from_any_frame_in_any_order(make, peer) ->
     assert (info.stream_id, info.stream_range.stream_id, info.end_offset) == (2, 2, 12)
 
 
-@both_clients
 def test_fetch_yields_before_the_answer_is_complete(make, peer) -> None:
     peer.script(
         Opcode.LIST_RANGES,
@@ -262,7 +260,6 @@ def test_a_fetch_answer_without_an_item_is_an_error(make, peer) -> None:
     assert isinstance(outcome.error, ProtocolError)
 
 
-@both_clients
 def test_a_fetch_that_gets_no_answer_ends_at_its_deadline(make, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
     peer.script(Opcode.FETCH, silent)

@@ -12,7 +12,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem
-from sbp_core.client.programs import fetch_answer
+from sbp_core.client.operations import fetch_answer
 from sbp_core.errors import ConnectionLostError, ProtocolError, SbpError
 from sbp_core.record_sizes import DEFAULT
 from sbp_core.wire.frame import encode_frame
@@ -28,7 +28,6 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Flag, Opcode
 from sbp_core.wire.status import SUCCESS
-from tests.support.client import both_clients
 from tests.support.clock import until
 from tests.support.scripted_peer import NO_RETRY, Exchange, placed, ranges
 
@@ -95,7 +94,6 @@ def small_bounds(monkeypatch):
     monkeypatch.setattr(limits, "UNASKED_BYTES_MAX", 32 * limits.MIB)
 
 
-@both_clients
 @pytest.mark.usefixtures("small_bounds")
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_ends_the_connection(make, peer, name) -> None:
@@ -112,7 +110,6 @@ def test_a_flood_ends_the_connection(make, peer, name) -> None:
     peer.faults.clear()  # answers to what it did not count as asked
 
 
-@both_clients
 def test_large_pings_are_echoed_while_the_server_reads(make, peer) -> None:
     driver = make(peer.endpoint)
     driver.do("ping")
@@ -125,7 +122,6 @@ def test_large_pings_are_echoed_while_the_server_reads(make, peer) -> None:
     assert len(peer.links) == 1
 
 
-@both_clients
 def test_a_server_that_reads_nothing_is_left(make, peer, monkeypatch) -> None:
     monkeypatch.setattr(limits, "WRITE_STALL_MS", 200)
     with socket.create_server(("127.0.0.1", 0)) as listener:  # never accepts what connects

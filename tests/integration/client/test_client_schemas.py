@@ -25,7 +25,7 @@ from sbp_core.wire.headers import (
     Status,
 )
 from sbp_core.wire.opcodes import Opcode
-from tests.support.client import Driver
+from tests.support.client import AsyncDriver
 from tests.support.scripted_peer import Exchange, ScriptedPeer, reset, status
 
 
@@ -224,7 +224,7 @@ def test_a_first_version_of_another_client_may_not_be_changed_either(make, serve
 
 
 def test_a_placement_driver_that_knows_no_schemas_is_not_asked(make, peer) -> None:
-    driver: Driver = make(peer.endpoint)
+    driver: AsyncDriver = make(peer.endpoint)
     for method, arguments in (
         ("describe_schemas", {"stream_ids": [7]}),
         ("register_schema", {"stream_id": 7, "schema": A, "version": 1}),

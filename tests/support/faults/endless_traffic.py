@@ -25,7 +25,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from sbp_core.client import AppendItem, Client, FetchItem, RangeInfo, Transaction, TxnPart, Writer
-from sbp_core.client.programs.replicas import Replicas
+from sbp_core.client.operations.replicas import Replicas
 from sbp_core.errors import SbpError
 from sbp_core.wire.txn_id import txn_id_of
 from tests.support.client import PROGRESS_SECONDS, ClientThreads

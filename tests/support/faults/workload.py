@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec, Writer
 from sbp_core.errors import OffsetOutOfRangeError, Outcome, SbpError
-from tests.support.client import BlockingDriver, ClientThreads, Driver
+from tests.support.client import BlockingDriver, ClientThreads
 from tests.support.cluster import rows_batch, values_of
 
 End = Literal["ok", "fail", "unknown"]
@@ -112,8 +112,6 @@ CHANGE_PAUSE_SECONDS = 0.2
 AUDIT_BUDGET_MS = 60_000
 LISTINGS_MAX = 5
 
-NewDriver = Callable[..., Driver]
-
 
 def encode_record(name: str, size: int) -> bytes:
     """A record of that name, padded to about `size` bytes that show whether they are intact."""
@@ -147,7 +145,7 @@ class Workload(ClientThreads):
 
     Writers do not try again what failed, so that each outcome is that of a single call;
     `retry_unknown` lets them, which duplicates. The first `numbering` of them number their batches
-    and try again until they are appended. `drivers` are the clients to use, in turn.
+    and try again until they are appended.
     """
 
     def __init__(
@@ -159,7 +157,6 @@ class Workload(ClientThreads):
         *,
         writers: int = 3,
         numbering: int = 0,
-        drivers: Sequence[NewDriver] = (BlockingDriver,),
         timeout_ms: int = 5_000,
         changes: bool = True,
         retry_unknown: bool = False,
@@ -183,7 +180,7 @@ class Workload(ClientThreads):
         self.threads = [
             threading.Thread(
                 target=self._run,
-                args=(role, drivers[number % len(drivers)], random.Random(rng.random())),
+                args=(role, random.Random(rng.random())),
             )
             for number, role in enumerate(roles)
         ]
@@ -191,10 +188,10 @@ class Workload(ClientThreads):
     # Actions of the threads.
 
     def _run(
-        self, role: Callable[[Driver, random.Random], None], new: NewDriver, rng: random.Random
+        self, role: Callable[[BlockingDriver, random.Random], None], rng: random.Random
     ) -> None:
         retry = RetryPolicy() if self._retry_unknown else RetryPolicy(budget_ms=0)
-        driver = new(self._endpoint, timeout_ms=self._timeout_ms, retry=retry)
+        driver = BlockingDriver(self._endpoint, timeout_ms=self._timeout_ms, retry=retry)
         try:
             while not self.stopping.is_set():
                 role(driver, rng)
@@ -204,7 +201,7 @@ class Workload(ClientThreads):
         finally:
             driver.close()
 
-    def _write(self, index: int, driver: Driver, rng: random.Random) -> None:
+    def _write(self, index: int, driver: BlockingDriver, rng: random.Random) -> None:
         stream_id = rng.choice(self._stream_ids)
         batch = f"{index}-{rng.getrandbits(48):012x}"
         names = [f"{batch}/{row}" for row in range(rng.randint(1, 5))]
@@ -219,7 +216,7 @@ class Workload(ClientThreads):
         )
         self.acknowledged[index] += outcomes is not None
 
-    def _write_numbered(self, index: int, driver: Driver, rng: random.Random) -> None:
+    def _write_numbered(self, index: int, driver: BlockingDriver, rng: random.Random) -> None:
         """Append some batches in one call, again and again until they are acknowledged."""
         stream_id = rng.choice(self._stream_ids)
         names = [
@@ -253,7 +250,7 @@ class Workload(ClientThreads):
             self.acknowledged[index] += 1
             return
 
-    def _read(self, driver: Driver, rng: random.Random) -> None:
+    def _read(self, driver: BlockingDriver, rng: random.Random) -> None:
         stream_id = rng.choice(self._stream_ids)
         position = self._positions[stream_id]
         outcome = self._attempt(
@@ -266,7 +263,7 @@ class Workload(ClientThreads):
         if outcome is not None:
             self._positions[stream_id] = outcome.next_offset
 
-    def _change(self, driver: Driver, rng: random.Random) -> None:
+    def _change(self, driver: BlockingDriver, rng: random.Random) -> None:
         self.stopping.wait(rng.uniform(0, CHANGE_PAUSE_SECONDS))
         stream_id = rng.choice(self._stream_ids)
         if rng.random() < 0.5:
@@ -330,7 +327,7 @@ def list_streams(endpoint: str, history: History, stream_ids: Sequence[int]) -> 
     driver.close()
 
 
-def everything_kept(driver: Driver, stream_id: int) -> dict[str, Any]:
+def everything_kept(driver: BlockingDriver, stream_id: int) -> dict[str, Any]:
     """Return the content of a stream; retry if retention trims it during the read."""
     for _ in range(LISTINGS_MAX):
         with contextlib.suppress(OffsetOutOfRangeError):
@@ -338,7 +335,7 @@ def everything_kept(driver: Driver, stream_id: int) -> dict[str, Any]:
     return everything(driver, stream_id)
 
 
-def everything(driver: Driver, stream_id: int) -> dict[str, Any]:
+def everything(driver: BlockingDriver, stream_id: int) -> dict[str, Any]:
     """Return the content of a stream, as the answer of a "list"."""
     (bounds,) = driver.do("stream_bounds", [stream_id])
     position = bounds.start_offset
@@ -351,7 +348,7 @@ def everything(driver: Driver, stream_id: int) -> dict[str, Any]:
     return {"start": bounds.start_offset, "next": bounds.next_offset, "records": records}
 
 
-def fetch_once(driver: Driver, stream_id: int, position: int) -> Any:
+def fetch_once(driver: BlockingDriver, stream_id: int, position: int) -> Any:
     """The outcome of one fetch. Raises its error."""
     item = FetchItem(stream_id, position, None, FETCH_BYTES)
     (outcome,) = driver.fetch([item], max_wait_ms=20)

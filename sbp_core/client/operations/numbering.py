@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sbp_core import limits
-from sbp_core.client.programs.router import Router
+from sbp_core.client.operations.router import Router
 from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo, TxnPart
 from sbp_core.errors import (
     ConfigurationError,

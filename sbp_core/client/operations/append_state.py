@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import (
+from sbp_core.client.operations.calls import (
     Attempts,
     Context,
     decode_answer,
     unanswered,
 )
-from sbp_core.client.programs.numbering import Marks, Numbering
-from sbp_core.client.programs.program import Call, Reply
-from sbp_core.client.programs.range_placement import no_server
-from sbp_core.client.programs.replicas import Turn
+from sbp_core.client.operations.numbering import Marks, Numbering
+from sbp_core.client.operations.open_calls import Call, Reply
+from sbp_core.client.operations.range_placement import no_server
+from sbp_core.client.operations.replicas import Turn
 from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo
 from sbp_core.errors import (
     ConfigurationError,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sbp_core.client.programs.bounds import describe_call
-from sbp_core.client.programs.calls import Context, decode_reply
-from sbp_core.client.programs.program import Reply, gather
-from sbp_core.client.programs.range_placement import check_errors, chunks, revalidate
+from sbp_core.client.operations.bounds import describe_call
+from sbp_core.client.operations.calls import Context, decode_reply
+from sbp_core.client.operations.open_calls import Reply, gather
+from sbp_core.client.operations.range_placement import check_errors, chunks, revalidate
 from sbp_core.client.types import RangeInfo
 from sbp_core.errors import SbpError
 from sbp_core.wire.headers import DescribeRangesResponse

@@ -1,4 +1,4 @@
-"""Appending record batches (SPEC "APPEND"): the programs, and the appenders that drive them.
+"""Appending record batches (SPEC "APPEND"): the operations, and the appender that drives one.
 
 Order: the batches of one stream are appended in the order given. Where their numbers keep them in
 it, as those of a writer or a transaction do, several frames are on their way at a time; otherwise
@@ -24,13 +24,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from sbp_core import limits
-from sbp_core.client.programs.append_state import AppendFrame, AppendState
-from sbp_core.client.programs.bounds import ended, unanswered_at_end
-from sbp_core.client.programs.calls import Attempts, Context, RetryPolicy
-from sbp_core.client.programs.numbering import Transaction, Writer, begin_numbering
-from sbp_core.client.programs.program import Calls, Reply, pause
-from sbp_core.client.programs.range_placement import locate
-from sbp_core.client.programs.stream_changes import seal_ranges
+from sbp_core.client.operations.append_state import AppendFrame, AppendState
+from sbp_core.client.operations.bounds import ended, unanswered_at_end
+from sbp_core.client.operations.calls import Attempts, Context, RetryPolicy
+from sbp_core.client.operations.numbering import Transaction, Writer, begin_numbering
+from sbp_core.client.operations.open_calls import Calls, Reply, pause
+from sbp_core.client.operations.range_placement import locate
+from sbp_core.client.operations.stream_changes import seal_ranges
 from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo
 from sbp_core.errors import ConfigurationError, SbpError, ThrottledError
 from sbp_core.wire.frame import Frame
@@ -108,8 +108,8 @@ AsyncSteps = AsyncGenerator[None, Sequence[AppendItem] | None]
 class GradualAppend:
     """An append of batches that are given one group after the other, while others are on their way.
 
-    The program yields when it is ready for a group, and is sent that, or None at the end. When
-    it is ready, it has sent the groups before; after an empty group, and when it is over, all are
+    `steps` yields when it is ready for a group, and is sent that, or None at the end. When it is
+    ready, it has sent the groups before; after an empty group, and when it is over, all are
     appended. `on_appended` is called with the outcome of each batch, numbered from 0 in the order
     in which they were given. Raises what `append` raises.
 
@@ -134,7 +134,7 @@ class GradualAppend:
 
     @contextmanager
     def step(self, *, is_last: bool = False) -> Iterator[None]:
-        """Drive the program one step in the body; it is over after an error, or if `is_last`.
+        """Drive `steps` one step in the body; it is over after an error, or if `is_last`.
 
         Raises ConfigurationError if it is over.
         """
@@ -152,8 +152,8 @@ class GradualAppend:
         """The batches that are not known to be appended, and those after them in their streams."""
         return [] if self._state is None else self._state.unacknowledged
 
-    async def program(self) -> AsyncSteps:
-        """Append what is sent to the program."""
+    async def steps(self) -> AsyncSteps:
+        """Append the groups that are sent."""
         context, is_repeatable = self._context, self._kind.is_repeatable
         with self._kind.begin(context) as self._state, context.open_calls() as calls:
             state = self._state

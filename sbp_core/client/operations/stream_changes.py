@@ -1,12 +1,12 @@
-"""Programs that change streams: update, trim, seal, and the versions of their schemas."""
+"""Operations that change streams: update, trim, seal, and the versions of their schemas."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import Context, ask, decode_reply, unanswered
-from sbp_core.client.programs.metadata import (
+from sbp_core.client.operations.calls import Context, ask, decode_reply, unanswered
+from sbp_core.client.operations.metadata import (
     REPLICA_COUNT_MAX,
     check_named,
     check_spec,
@@ -15,8 +15,8 @@ from sbp_core.client.programs.metadata import (
     property_tables,
     stream_info,
 )
-from sbp_core.client.programs.program import Call, gather
-from sbp_core.client.programs.range_placement import (
+from sbp_core.client.operations.open_calls import Call, gather
+from sbp_core.client.operations.range_placement import (
     by_server,
     check_errors,
     chunks,

@@ -1,4 +1,4 @@
-"""Programs that decide transactions, and report their states."""
+"""Operations that decide transactions, and report their states."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import groupby
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import Context, ask, decode_reply, unanswered
-from sbp_core.client.programs.metadata import list_streams
-from sbp_core.client.programs.program import Call, gather
-from sbp_core.client.programs.range_placement import chunks, locate, revalidate
+from sbp_core.client.operations.calls import Context, ask, decode_reply, unanswered
+from sbp_core.client.operations.metadata import list_streams
+from sbp_core.client.operations.open_calls import Call, gather
+from sbp_core.client.operations.range_placement import chunks, locate, revalidate
 from sbp_core.client.types import TxnDecision, TxnInfo, TxnLoss, TxnPart
 from sbp_core.errors import ConfigurationError, SbpError, StatusCode, UnsupportedError
 from sbp_core.session.negotiation import FeatureName

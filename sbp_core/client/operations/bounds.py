@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import (
+from sbp_core.client.operations.calls import (
     Attempts,
     Context,
     RetryPolicy,
     decode_reply,
     unanswered,
 )
-from sbp_core.client.programs.program import Call, Reply, pause
-from sbp_core.client.programs.range_placement import (
+from sbp_core.client.operations.open_calls import Call, Reply, pause
+from sbp_core.client.operations.range_placement import (
     check_errors,
     checked_range,
     chunks,
@@ -23,7 +23,7 @@ from sbp_core.client.programs.range_placement import (
     no_server,
     revalidate,
 )
-from sbp_core.client.programs.router import Router
+from sbp_core.client.operations.router import Router
 from sbp_core.client.types import RangeInfo, StreamBounds
 from sbp_core.errors import (
     DeadlineExceededError,

@@ -1,6 +1,6 @@
 """The placement cache: which placement driver leads, and which server has the range of an offset.
 
-Pure: programs fill it with what servers answer. Read first: `Router`.
+Pure: operations fill it with the answers of servers. Read first: `Router`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs that look up where the ranges of streams are, and where the streams end."""
+"""Operations that look up where the ranges of streams are, and where the streams end."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import (
+from sbp_core.client.operations.calls import (
     Context,
     ask,
     unanswered,
 )
-from sbp_core.client.programs.router import Router
+from sbp_core.client.operations.router import Router
 from sbp_core.client.types import MetadataChanges, RangeInfo, StoreCommit
 from sbp_core.errors import (
     InvalidRequestError,

@@ -1,4 +1,4 @@
-"""Programs that find where to read on: from a time, or from the cursor of a consumer group."""
+"""Operations that find where to read on: from a time, or from the cursor of a consumer group."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.client.group_members import Membership
-from sbp_core.client.programs.calls import (
+from sbp_core.client.operations.calls import (
     Attempts,
     Context,
     ask,
     decode_reply,
     unanswered,
 )
-from sbp_core.client.programs.program import Call, Reply, gather, pause
-from sbp_core.client.programs.range_placement import (
+from sbp_core.client.operations.open_calls import Call, Reply, gather, pause
+from sbp_core.client.operations.range_placement import (
     check_errors,
     chunks,
     endless,
@@ -24,7 +24,7 @@ from sbp_core.client.programs.range_placement import (
     no_server,
     revalidate,
 )
-from sbp_core.client.programs.replicas import Turn
+from sbp_core.client.operations.replicas import Turn
 from sbp_core.client.types import NO_CURSOR, CursorInfo, GroupInfo, RangeInfo
 from sbp_core.errors import (
     ConfigurationError,

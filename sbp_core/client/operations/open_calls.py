@@ -68,7 +68,7 @@ class Arrival(Struct, frozen=True):
 
 
 class Inbox:
-    """The open calls of one running program, and what arrived and was not asked for yet."""
+    """The open calls of one operation, and the arrivals that it has not asked for yet."""
 
     def __init__(self) -> None:
         self._deadlines: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""The program that fetches record batches (SPEC "FETCH").
+"""The operation that fetches record batches (SPEC "FETCH").
 
 Every item is answered exactly once, as soon as its answer is there. One frame per server carries
 many items; answers come in any order and in any number of frames. An item that meets a sealed or
@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.programs.bounds import ended, stream_bounds, unanswered_at_end
-from sbp_core.client.programs.calls import Attempts, Context, RetryPolicy, unanswered
-from sbp_core.client.programs.fetch_answer import (
+from sbp_core.client.operations.bounds import ended, stream_bounds, unanswered_at_end
+from sbp_core.client.operations.calls import Attempts, Context, RetryPolicy, unanswered
+from sbp_core.client.operations.fetch_answer import (
     FetchTask,
     bounded_selections,
     read_answer,
 )
-from sbp_core.client.programs.program import Arrival, Call, Calls
-from sbp_core.client.programs.range_placement import (
+from sbp_core.client.operations.open_calls import Arrival, Call, Calls
+from sbp_core.client.operations.range_placement import (
     chunks,
     endless,
     locate,

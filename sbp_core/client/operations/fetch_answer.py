@@ -12,8 +12,8 @@ from typing import Final
 from msgspec import structs
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import Attempts, decode_answer
-from sbp_core.client.programs.replicas import Turn
+from sbp_core.client.operations.calls import Attempts, decode_answer
+from sbp_core.client.operations.replicas import Turn
 from sbp_core.client.types import FetchItem, FetchOutcome, RangeInfo, ReceivedBatches
 from sbp_core.errors import ProtocolError, SbpError
 from sbp_core.record_sizes import LARGEST

@@ -1,4 +1,4 @@
-"""Programs for the members of consumer groups: join, stay, leave, describe."""
+"""Operations for the members of consumer groups: join, stay, leave, describe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from sbp_core import group_limits
 from sbp_core.client.group_members import GroupDescription, MemberInfo, Membership
-from sbp_core.client.programs.calls import Context, ask
+from sbp_core.client.operations.calls import Context, ask
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.headers import (
     DescribeGroupRequest,

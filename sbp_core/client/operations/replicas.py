@@ -51,7 +51,7 @@ class Replicas:
     """The order in which the replicas of ranges are asked. Threads may share it.
 
     `salt` tells clients apart. `is_own` says whether the server at an endpoint is on this machine.
-    Times are ms of the clock of programs.
+    Times are ms of a monotonic clock.
     """
 
     def __init__(self, salt: int = 0, is_own: Callable[[str], bool] = lambda _: False) -> None:

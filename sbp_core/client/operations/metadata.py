@@ -1,4 +1,4 @@
-"""Programs for the streams themselves: describe, list, create, delete; how large records may be.
+"""Operations on the streams themselves: describe, list, create, delete; how large records may be.
 
 stream_changes.py has what changes them; range_placement.py finds their ranges.
 """
@@ -10,15 +10,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.programs.calls import (
+from sbp_core.client.operations.calls import (
     Attempts,
     Context,
     ask,
     decode_reply,
     unanswered,
 )
-from sbp_core.client.programs.program import Call, gather, pause
-from sbp_core.client.programs.range_placement import (
+from sbp_core.client.operations.open_calls import Call, gather, pause
+from sbp_core.client.operations.range_placement import (
     by_server,
     check_errors,
     chunks,

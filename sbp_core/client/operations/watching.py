@@ -1,4 +1,4 @@
-"""Programs that find where many streams begin and end, and how far they can be read now.
+"""Operations that find where many streams begin and end, and how far they can be read now.
 
 `watch_bounds` is for callers that poll. While nothing changes it costs one short call to the
 placement driver and to each range server, all at the same time: servers count changes, and report
@@ -14,15 +14,15 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
-from sbp_core.client.programs.bounds import (
+from sbp_core.client.operations.bounds import (
     Bounds,
     bounds_between,
     describe_call,
     stream_bounds,
 )
-from sbp_core.client.programs.calls import Context, decode_reply
-from sbp_core.client.programs.program import Call, Reply, gather
-from sbp_core.client.programs.range_placement import (
+from sbp_core.client.operations.calls import Context, decode_reply
+from sbp_core.client.operations.open_calls import Call, Reply, gather
+from sbp_core.client.operations.range_placement import (
     check_errors,
     checked_range,
     follow,
@@ -32,8 +32,8 @@ from sbp_core.client.programs.range_placement import (
     note_commit,
     revalidate,
 )
-from sbp_core.client.programs.replicas import Replicas, worst_failure
-from sbp_core.client.programs.router import Router
+from sbp_core.client.operations.replicas import Replicas, worst_failure
+from sbp_core.client.operations.router import Router
 from sbp_core.client.types import MetadataChanges, RangeInfo, Reach, StreamBounds, UnavailableRange
 from sbp_core.errors import SbpError
 from sbp_core.wire.headers import (

@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 from sbp_core import limits
 from sbp_core.access.rights import Grant, checked_grant
 from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
-from sbp_core.client.programs.program import Call, OpenCalls, Reply, gather, pause
-from sbp_core.client.programs.replicas import Replicas
-from sbp_core.client.programs.router import PlacementDrivers, Router, reachable_nodes
+from sbp_core.client.operations.open_calls import Call, OpenCalls, Reply, gather, pause
+from sbp_core.client.operations.replicas import Replicas
+from sbp_core.client.operations.router import PlacementDrivers, Router, reachable_nodes
 from sbp_core.errors import (
     ClientClosedError,
     ConfigurationError,

@@ -1,1 +1,0 @@
-"""Operations of a client as programs: what to ask of which server, without I/O."""
