@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from sbp_core.client.io.loop_thread import LoopThread
+from sbp_core.client.io.loop_thread import loop_thread
+
+_LOG: Final = logging.getLogger("sbp_core.app")
 
 
 class Gate:
@@ -45,7 +48,10 @@ class Gate:
 
 
 class OnLoop:
-    """A producer whose callers are tasks of its loop: callbacks run there."""
+    """How a producer is driven whose callers are tasks of its loop: callbacks run there."""
+
+    def begin(self) -> None:
+        """Get ready to settle batches."""
 
     def notify(self, gate: Gate) -> None:
         """Wake all that wait at a gate."""
@@ -55,46 +61,73 @@ class OnLoop:
         """Settle a batch, which calls callbacks."""
         action()
 
+    async def drain(self) -> None:
+        """Return when all batches given to `settle` are settled."""
+
     def finish(self, gate: Gate, seconds: float) -> None:
         """Return: when the process ends, no loop runs that could run the worker."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Settle nothing more."""
 
 
 class OnThreads(OnLoop):
-    """A producer whose callers are other threads than that of its loop.
+    """How a producer is driven whose callers are other threads than that of its loop.
 
-    Batches are settled on a thread of its own: a callback may use a blocking client, and one that
-    takes long delays no other producer.
+    Batches are settled on a thread of the producer: a callback may use a blocking client, and a
+    slow one delays no other producer. The loop is looked up for each use: the producer may be made
+    before a fork, and used after it.
     """
 
-    def __init__(self, loop: LoopThread) -> None:
-        self._loop: Final = loop
+    def __init__(self) -> None:
         self._actions: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._is_running = False
+
+    def begin(self) -> None:
+        """Start the thread: it cannot be started once the interpreter ends."""
+        self._is_running = True
+        threading.Thread(target=self._run, name="sbp-deliveries", daemon=True).start()
 
     def notify(self, gate: Gate) -> None:
         """Wake all that wait at a gate. For any thread."""
-        self._loop.loop.call_soon_threadsafe(gate.notify)
+        loop_thread().loop.call_soon_threadsafe(gate.notify)
 
     def settle(self, action: Callable[[], None]) -> None:
         """Settle a batch on the thread for that, after those before it."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="sbp-deliveries", daemon=True)
-            self._thread.start()
         self._actions.put(action)
+
+    async def drain(self) -> None:
+        """Return when all batches given to `settle` are settled."""
+        if not self._is_running:
+            return
+        loop = asyncio.get_running_loop()
+        drained = asyncio.Event()
+
+        def report() -> None:
+            loop.call_soon_threadsafe(drained.set)
+
+        self._actions.put(report)
+        await drained.wait()
 
     def finish(self, gate: Gate, seconds: float) -> None:
         """Let the worker finish what it has, before the process ends."""
-        self.notify(gate)
+
+        async def end() -> None:
+            gate.notify()
+            await gate.join()
+            await self.drain()
+
         with suppress(TimeoutError):
-            self._loop.run(gate.join(), max(0.0, seconds))
+            loop_thread().run(end(), max(0.0, seconds))
 
     def close(self) -> None:
         """End the thread."""
+        self._is_running = False
         self._actions.put(None)
 
     def _run(self) -> None:
         while (action := self._actions.get()) is not None:
-            action()
+            try:
+                action()
+            except BaseException:  # noqa: BLE001 - such as GreenletExit: others wait for the thread
+                _LOG.exception("callback failed; the producer goes on")

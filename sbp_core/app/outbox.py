@@ -152,16 +152,17 @@ class Outbox:
     @property
     def unsettled_bytes(self) -> int:
         """Bytes of the records that are not settled."""
-        return sum(each.size_bytes for each in self._all())
+        return sum(each.size_bytes for each in self.everything())
 
     def unsettled_counts(self) -> Counter[int]:
         """Return how many records are not settled, by stream."""
         counts: Counter[int] = Counter()
-        for each in self._all():
+        for each in self.everything():
             counts[each.stream_id] += each.record_count
         return counts
 
-    def _all(self) -> Iterator[Outgoing]:
+    def everything(self) -> Iterator[Outgoing]:
+        """Yield the batches that are not settled."""
         yield from self._open.values()
         yield from self._unsettled.values()
 

@@ -204,7 +204,8 @@ class AsyncClient(AsyncGroupMethods):
         """Create streams; return them in the order of `specs`.
 
         Waits while no range server can take a range. Raises AlreadyExistsError, NoRangeServerError;
-        other streams may be created nevertheless, and `on_created` is called with each that is.
+        other streams may be created nevertheless, and `on_created` is called with each that is,
+        on the loop.
         """
         return await metadata.create_streams(self._context, specs, on_created)
 

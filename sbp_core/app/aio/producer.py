@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import Counter
@@ -222,10 +221,12 @@ class AsyncProducer(OfProcess):
         self._gate.notify()
         while True:
             with self._lock:
-                if outbox.state is State.FAILED or outbox.is_settled_before(number):
-                    outbox.check()
-                    return
+                is_over = outbox.state is State.FAILED or outbox.is_settled_before(number)
                 unsettled_bytes = outbox.unsettled_bytes
+            if is_over:
+                await self._settled()
+                outbox.check()
+                return
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 raise DeadlineExceededError(
@@ -245,11 +246,17 @@ class AsyncProducer(OfProcess):
             self._outbox.close()
         self._gate.notify()
         await self._gate.join()
+        await self._settled()
         self._callers.close()
         if self._on_close is not None:
             self._on_close(self)
         if not self._is_copy:
             self._outbox.check()
+
+    async def _settled(self) -> None:
+        """Return when the callbacks of all batches whose outcome is known have run."""
+        if self._is_begun and not self._is_copy:
+            await self._callers.drain()
 
     @internal
     def on_fork(self, error: ConfigurationError) -> None:
@@ -257,19 +264,21 @@ class AsyncProducer(OfProcess):
         self._is_copy = True
         self._gate = Gate()
         self._lock = threading.Lock()
-        for batch in self._outbox.fail(error):
+        for batch in self._outbox.everything():
             batch.receipt.abandon(error)
+        self._outbox.fail(error)
 
     @internal
     def on_exit(self, deadline: float) -> None:
         """Send what is there until a time of the monotonic clock, and report what is left."""
-        if not self._warn_unclosed():
-            return
+        self._warn_unclosed()
         with self._lock:
             self._outbox.close()
         self._callers.finish(self._gate, deadline - time.monotonic())
         error = SbpError("the process ends before they are sent")
-        for stream_id, left_count in self._outbox.unsettled_counts().items():
+        with self._lock:
+            left_counts = self._outbox.unsettled_counts()
+        for stream_id, left_count in left_counts.items():
             report_lost(self._names[stream_id], left_count, error)
 
     async def __aenter__(self) -> Self:
@@ -321,6 +330,7 @@ class AsyncProducer(OfProcess):
             self._outbox.check_open()
             use_here(self)
             flush_at_exit(self)
+            self._callers.begin()
             self._gate.start(self._run)
 
     @internal
@@ -390,9 +400,7 @@ class AsyncProducer(OfProcess):
         await self._gate.breathe()
         if isinstance(batch, Encoded):
             return batch.batch
-        if self._compression == "none":
-            return encode_collected(batch, self._compression)
-        return await asyncio.to_thread(encode_collected, batch, self._compression)
+        return encode_collected(batch, self._compression)
 
     def _on_appended(self, order: int, outcome: AppendOutcome) -> None:
         self._on_stored(order, outcome.base_offset)
@@ -402,10 +410,12 @@ class AsyncProducer(OfProcess):
             number, batch = self._outbox.store(order)
 
         def settle() -> None:
-            self._settle(batch, base_offset)
-            with self._lock:
-                self._outbox.settle(number)
-            self._callers.notify(self._gate)
+            try:
+                self._settle(batch, base_offset)
+            finally:
+                with self._lock:
+                    self._outbox.settle(number)
+                self._callers.notify(self._gate)
 
         self._callers.settle(settle)
 
@@ -441,12 +451,12 @@ class AsyncProducer(OfProcess):
             delivered = Delivered(name, base_offset, batch.record_count, error)
             call_back(self._on_delivery, delivered)
 
-    def _warn_unclosed(self) -> bool:
-        """Warn if records are left that nobody waited for; return whether there are any."""
-        record_count = self._outbox.unsettled_counts().total()
+    def _warn_unclosed(self) -> None:
+        """Warn if records are left that nobody waited for."""
+        with self._lock:
+            record_count = self._outbox.unsettled_counts().total()
         if record_count:
             warn_unclosed(self._called(), record_count, self)
-        return bool(record_count)
 
     def _called(self) -> str:
         """Return the streams, as messages name them."""

@@ -123,7 +123,7 @@ class AsyncTransaction(OfProcess):
         target = await self.make_room(stream)
         for encoded in encode_given(rows, target, time.time_ns() // 1000):
             if encoded is not None:
-                await self._stage(target, encoded.batch, encoded.record_count)
+                await self.stage(target, encoded.batch, encoded.record_count)
 
     async def commit(self) -> None:
         """Let all records become visible. Raises SbpError.
@@ -202,9 +202,11 @@ class AsyncTransaction(OfProcess):
 
     async def _stage_collected(self, target: Target, batch: Collected) -> None:
         encoded = encode_collected(batch, target.compression)
-        await self._stage(target, encoded, batch.record_count)
+        await self.stage(target, encoded, batch.record_count)
 
-    async def _stage(self, target: Target, batch: bytes, record_count: int) -> None:
+    @internal
+    async def stage(self, target: Target, batch: bytes, record_count: int) -> None:
+        """Stage a batch. Raises SbpError."""
         items = [AppendItem(target.stream_id, batch)]
         await self._client.append(items, transaction=self._staging)
         self._hash.update(batch)

@@ -14,6 +14,7 @@ from sbp_core.app.aio.fetching import OnTrimmed
 from sbp_core.app.aio.producer import OnDelivery
 from sbp_core.app.blocking.consumer import Assignment, Consumer, RecordIterator, on_other_threads
 from sbp_core.app.blocking.producer import Producer, Transaction
+from sbp_core.app.delivery import check_may_wait
 from sbp_core.app.gates import OnThreads
 from sbp_core.app.positions import Start
 from sbp_core.app.process import Unsendable
@@ -44,10 +45,6 @@ def connect(
     return Connection(Client.over(client))
 
 
-def _on_threads() -> OnThreads:
-    return OnThreads(loop_thread())
-
-
 class Connection(Unsendable):
     """Producers, consumers and transactions over one client. Made by `connect`.
 
@@ -57,7 +54,7 @@ class Connection(Unsendable):
 
     def __init__(self, client: Client) -> None:
         self.client: Final = client
-        self._connection = AsyncConnection(client.on_loop, hand=RecordIterator, callers=_on_threads)
+        self._connection = AsyncConnection(client.on_loop, hand=RecordIterator, callers=OnThreads)
 
     @documented_as(AsyncConnection.create_stream)
     def create_stream(
@@ -175,6 +172,7 @@ class Connection(Unsendable):
 
     def close(self) -> None:
         """Close what was made here, the newest first, then the connections. Idempotent."""
+        check_may_wait("close()")
         loop_thread().run(self._connection.close())
 
     def __enter__(self) -> Self:

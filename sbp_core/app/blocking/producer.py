@@ -128,7 +128,11 @@ class Transaction(Unsendable):
     @documented_as(AsyncTransaction.send_many)
     def send_many(self, stream: str, rows: Rows) -> None:
         """Send rows to one of the streams; `rows` are as for the method of producers."""
-        loop_thread().run(self._transaction.send_many(stream, rows))
+        target = loop_thread().run(self._transaction.make_room(stream))
+        for encoded in encode_given(rows, target, time.time_ns() // 1000):
+            if encoded is not None:
+                staged = self._transaction.stage(target, encoded.batch, encoded.record_count)
+                loop_thread().run(staged)
 
     @documented_as(AsyncTransaction.commit)
     def commit(self) -> None:

@@ -187,7 +187,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 await self._connect_securely(ready(self._tls).client_channel(host))
         except (PlainTextError, ssl.SSLError) as failure:
             self._end(tls_error(self._conversation.endpoint, host, failure))
-        except (OSError, UnicodeError) as failure:
+        except (OSError, UnicodeError, RuntimeError) as failure:  # or an executor that is closed
             self._fail_to_connect(failure)
         except asyncio.CancelledError:  # from outside perhaps, with a connection just made
             self._end(lost(self._conversation.endpoint, "the making of it was cancelled"))
@@ -324,11 +324,8 @@ class AsyncPool:
         return AsyncConnection(endpoint, self._client_id, self._connecting)
 
     def _change_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._pid != os.getpid():
-            self._left.append(self._connections)
-            self._connections = Connections(self._make, self._clock)
-            self._pid = os.getpid()
-        elif self._loop is not None:
+        self._leave_parent()
+        if self._loop is not None:
             if self._loop.is_running():
                 raise ConfigurationError(
                     "another event loop uses this client now: connect once in each loop"
@@ -336,11 +333,19 @@ class AsyncPool:
             self._connections.forget()
         self._loop = loop
 
+    def _leave_parent(self) -> None:
+        """In the child of a fork, leave the connections of the parent alone."""
+        if self._pid != os.getpid():
+            self._left.append(self._connections)
+            self._connections = Connections(self._make, self._clock)
+            self._loop, self._pid = None, os.getpid()
+
     async def close(self) -> None:
         """End all connections; calls that are open fail, new ones are refused.
 
         If this is cancelled they end nevertheless; another close waits for them.
         """
+        self._leave_parent()
         connections = self._connections.close()
         for connection in connections:
             connection.abort()
@@ -428,6 +433,8 @@ class AsyncCalls:
         return has_expired
 
     def _deliver(self, arrival: Arrival) -> None:
+        if arrival.is_last:
+            self._sent.pop(arrival.number, None)
         self._inbox.deliver(arrival)
         self._wake()
 

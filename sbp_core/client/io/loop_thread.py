@@ -9,27 +9,58 @@ of its parent alone.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import queue
 import selectors
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from concurrent.futures import Executor
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
+_CANCEL_SECONDS: Final = 1.0
+"""How long an interrupted caller waits for the end of its call."""
+
 _LEFT: Final[list[object]] = []
 """The loops of parents of this process: collected here, they would close files of theirs."""
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Runs blocking work, such as the look-up of a name, on threads that last one call.
+
+    The executors of `concurrent.futures` refuse work once the main thread has ended.
+    """
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Run a function; None stands for a thread of its own."""
+        if executor is not None:
+            return super().run_in_executor(executor, func, *args)
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def work() -> None:
+            try:
+                done.set_result(func(*args))
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+                done.set_exception(error)
+
+        try:
+            threading.Thread(target=work, name="sbp-client-call", daemon=True).start()
+        except RuntimeError:  # the interpreter ends
+            work()
+        return asyncio.wrap_future(done, loop=self)
 
 
 class LoopThread:
     """An event loop that runs until the process ends."""
 
     def __init__(self) -> None:
-        self.loop: Final = asyncio.SelectorEventLoop(selectors.PollSelector())
-        self._thread = threading.Thread(
-            target=self.loop.run_forever, name="sbp-client", daemon=True
-        )
+        self.loop: Final = _Loop(selectors.PollSelector())
+        run = self.loop.run_forever
+        self._thread = threading.Thread(target=run, name="sbp-client", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
@@ -37,24 +68,37 @@ class LoopThread:
 
         Raises TimeoutError, and cancels it, after some `seconds`.
         """
+        self._check_caller(work.close)
+        ended = threading.Event()
+
+        async def watched() -> T:
+            try:
+                return await work
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(watched(), self.loop)
+        try:
+            return future.result(seconds)
+        except BaseException:
+            if future.cancel():  # what is called next must not meet it half way
+                ended.wait(_CANCEL_SECONDS)
+            raise
+
+    def _check_caller(self, give_up: Callable[[], object]) -> None:
         if threading.current_thread() is self._thread:
-            work.close()
+            give_up()
             raise RuntimeError(
                 "a callback of a blocking client called a blocking client, and would wait for"
                 " itself: hand the work to another thread"
             )
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result(seconds)
-        except BaseException:
-            future.cancel()
-            raise
 
     def iterate(self, items: AsyncGenerator[T]) -> Generator[T, None, None]:
         """Yield items as they come, without a wait for the loop for each.
 
         The generator runs ahead of its consumer. It is closed with this one.
         """
+        self._check_caller(lambda: None)
         arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
 
         async def pump() -> None:

@@ -58,7 +58,7 @@ def test_a_producer_that_is_left_open_sends_its_records(
 
 def test_records_that_cannot_be_sent_at_the_end_are_counted(sbp, cluster, stream):
     start = "producer = connect(endpoint).producer(stream, linger_ms=60_000)\n"
-    stop = "process.EXIT_FLUSH_MS = 100\nproducer._gate.finish = lambda seconds: None\n"
+    stop = "producer._producer._callers.finish = lambda gate, seconds: None\n"
     _, errors = run(cluster, stream, start + SEND + stop)
     assert f"records lost count=1000 stream={stream}" in errors
 
@@ -69,6 +69,20 @@ def test_records_of_a_loop_that_ends_are_counted(sbp, cluster, stream):
     assert f"records lost count=1000 stream={stream}" in errors
     assert "ResourceWarning" in errors
     assert code == 0
+
+
+def test_a_thread_goes_on_after_the_main_thread_has_ended(sbp, cluster, stream):
+    """Its executors are closed by then, which would look up the name of a server."""
+    script = (
+        "def work():\n"
+        "  threading.main_thread().join()\n"
+        "  named = endpoint.replace('127.0.0.1', 'localhost')\n"
+        "  with connect(named).producer(stream) as producer:\n"
+        "    for number in range(1000): producer.send(b'%d' % number)\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    assert run(cluster, stream, script) == (0, "")
+    assert len(list(sbp.consumer(stream))) == 1000
 
 
 def in_child(act):
@@ -114,12 +128,19 @@ def test_the_child_of_a_fork_is_refused_and_the_parent_goes_on(sbp, stream):
     assert in_child(consumer.close) is None
     assert in_child(sbp.streams) is None
     assert in_child(lambda: sbp.producer(stream).send(b"child").result()) is None
+    made_before = sbp.producer(stream)
+
+    def use_in_child():
+        made_before.send(b"late child").result(60)
+        made_before.close()
+
+    assert in_child(use_in_child) is None
     transaction.commit()
     waiting.close()
     values = [each.value for each in sbp.consumer(stream)]
-    assert sorted(values) == [b"0", b"1", b"2", b"3", b"4", b"child"]
+    assert sorted(values) == [b"0", b"1", b"2", b"3", b"4", b"child", b"late child"]
     consumer.commit()
-    assert sbp.consumer(stream, group=stream).lag() == {stream: 5}
+    assert sbp.consumer(stream, group=stream).lag() == {stream: 6}
 
 
 def test_what_cannot_be_sent_to_another_process_says_so(sbp, stream):

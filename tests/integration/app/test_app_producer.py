@@ -342,16 +342,54 @@ def test_headers_are_those_of_the_call(sbp, stream):
     assert [each.headers["n"] for each in sbp.consumer(stream)] == [b"0", b"1", b"2"]
 
 
+class OddError(BaseException):
+    """As greenlets are ended by."""
+
+
 def test_calls_that_would_wait_for_their_callback_are_refused(sbp, stream, caplog):
+    def end():
+        raise OddError
+
     with sbp.producer(stream, buffer_bytes=1 << 20, batch_bytes=1 << 20) as producer:
 
         def call_back(_):
             delivery.add_done_callback(lambda _: None)
+            with pytest.raises(ConfigurationError, match=r"close\(\) within a callback"):
+                sbp.close()
             producer.flush()
 
         delivery = producer.send(b"1")
         delivery.add_done_callback(call_back)
         producer.send(b"2").add_done_callback(lambda _: sys.exit())
-        assert producer.send(b"3").result() == 2
+        producer.flush()
+        producer.send(b"3").add_done_callback(lambda _: end())
+        producer.flush()
+        assert producer.send(b"4").result() == 3
     assert "flush() within a callback" in caplog.text
     assert "SystemExit" in caplog.text
+    assert "OddError" in caplog.text
+
+
+def test_a_callback_may_use_the_cluster(sbp, stream):
+    found = []
+    with sbp.producer(stream) as producer:
+        producer.send(b"1").add_done_callback(lambda _: found.extend(sbp.streams()))
+    assert stream in {each.name for each in found}
+
+
+def test_deliveries_are_done_once_a_producer_that_failed_is_closed(sbp, stream):
+    reports = []
+    producer = sbp.producer(stream, linger_ms=3_600_000, batch_records=10)
+    producer.send(b"first")
+    sbp.delete_stream(stream)
+    lost = [producer.send(b"x") for _ in range(1_000)]
+
+    def slow(_):
+        reports.append(len(reports))
+
+    for each in lost:
+        each.add_done_callback(slow)
+    with pytest.raises(NotFoundError):
+        producer.close()
+    assert all(each.done() for each in lost)
+    assert len(reports) == 1_000

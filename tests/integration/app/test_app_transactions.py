@@ -47,6 +47,14 @@ def test_records_of_all_streams_become_visible_at_the_commit(sbp, stream, other)
     assert values(sbp, other) == [b"two", b"three", b"four"]
 
 
+def test_rows_may_come_from_a_consumer(sbp, stream, other):
+    with sbp.producer(stream) as producer:
+        producer.send_many([{"value": b"a"}, {"value": b"b"}])
+    with sbp.transaction(other) as txn:
+        txn.send_many(other, ({"value": each.value.upper()} for each in sbp.consumer(stream)))
+    assert values(sbp, other) == [b"A", b"B"]
+
+
 def test_an_error_in_the_block_drops_all_records(sbp, stream, other):
     txn = sbp.transaction(stream, other)
 

@@ -12,6 +12,9 @@ import pytest
 from sbp_core.client import (
     AppendItem,
     AppendOutcome,
+    FetchItem,
+    StreamInfo,
+    StreamSpec,
     Writer,
 )
 from sbp_core.client.io.aio_transport import AsyncConnection
@@ -252,3 +255,15 @@ def test_a_call_on_a_connection_that_died_ungreeted_was_not_sent(peer) -> None:
         await connection.close()
 
     asyncio.run(body())
+
+
+def test_a_callback_on_the_loop_may_not_wait_for_the_loop(client) -> None:
+    def call_back(created) -> None:
+        for call in (client.list_streams, lambda: list(client.fetch([FetchItem(1, 0, None, 1)]))):
+            with pytest.raises(RuntimeError, match="would wait for itself"):
+                call()
+        called.append(created)
+
+    called: list[StreamInfo] = []
+    client.create_streams([StreamSpec(None)], on_created=call_back)
+    assert len(called) == 1
