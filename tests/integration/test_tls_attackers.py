@@ -108,10 +108,11 @@ def test_a_call_on_a_session_that_has_failed_is_an_error_of_the_client(authority
         Client(server.endpoint, connecting=connecting, retry=ONCE) as client,
     ):
         client.ping()
-        (connection,) = client._pool._connections._by_endpoint.values()
-        connection._channel.feed(memoryview(BROKEN_RECORD))
+        (connection,) = client.on_loop._pool._connections._by_endpoint.values()
+        channel = connection._transport.channel
+        channel.feed(memoryview(BROKEN_RECORD))
         with contextlib.suppress(ssl.SSLError):
-            connection._channel.read_into(memoryview(bytearray(100)))
+            channel.read_into(memoryview(bytearray(100)))
         with pytest.raises(ConnectionLostError):
             client.ping()
         client.ping()

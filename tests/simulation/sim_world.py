@@ -158,10 +158,7 @@ def new_world(seed: int) -> Iterator[World]:
                     patch.setattr(module, name, stand_in)
         patch.setattr("sbp_core.pd.metadata.store.MetadataStore", KnownStore)
         patch.setattr("sbp_core.rangeserver.identity.read_regular", _read_from_disk)
-        for name in ("AsyncPool", "AsyncCalls"):
-            _default_clock(
-                patch, getattr(sys.modules["sbp_core.client.io.aio_transport"], name), now
-            )
+        _default_clock(patch, sys.modules["sbp_core.client.io.aio_transport"].AsyncPool, now)
         patch.setattr(os, "urandom", entropy.randbytes)
         patch.setattr(random, "_urandom", entropy.randbytes)
         for name in ("monotonic", "perf_counter"):

@@ -117,7 +117,7 @@ def test_a_range_server_in_a_process_of_its_own_gets_the_settings_of_the_cluster
     cluster = ClusterSettings(data_dir=tmp_path, insecure=True)
     given = cluster.range_server(1, "pd:1")
     path = tmp_path / "range-server.toml"
-    path.write_text(_toml(given), encoding="utf-8")
+    path.write_text(_toml(given, {"log_level": "info", "log_format": "text"}), encoding="utf-8")
     words = ["range-server", "--config", str(path), "--data-dir", str(given.data_dir)]
     assert RANGE_SERVER.load(parsed(*words)).servers == given
 
