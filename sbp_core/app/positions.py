@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from sbp_core.app import defaults
-from sbp_core.client import FetchItem
+from sbp_core.client import NO_CURSOR, FetchItem
 from sbp_core.errors import ConfigurationError
 from sbp_core.wording import listed
 
@@ -155,6 +155,26 @@ class Positions:
                 )
             chosen[at.stream_id] = offset
         return chosen
+
+    def checked_cursors(
+        self, expected: Mapping[str, int | None], offsets: Mapping[str, int]
+    ) -> dict[int, int]:
+        """Return where cursors are expected to be, by stream id. Raises ConfigurationError.
+
+        None stands for no cursor. Each has to be of a stream that an offset is committed for.
+        """
+        cursors = {}
+        for stream, cursor in expected.items():
+            if stream not in offsets:
+                raise ConfigurationError(
+                    f"expected names stream {stream}, for which no offset is committed"
+                )
+            if cursor is not None and (not isinstance(cursor, int) or cursor < 0):
+                raise ConfigurationError(
+                    f"expected {cursor!r} of stream {stream} is no offset; None means no cursor"
+                )
+            cursors[self.of(stream).stream_id] = NO_CURSOR if cursor is None else cursor
+        return cursors
 
     def on_committed(self, offsets: Mapping[int, int]) -> None:
         """Record that offsets are committed."""

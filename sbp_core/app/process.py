@@ -97,9 +97,10 @@ def warn_unclosed(streams: str, record_count: int, producer: object) -> None:
 
 def _refuse_in_child() -> None:
     for each in list(_in_use):
+        name = type(each).__name__.removeprefix("Async")  # facades have the name without it
         each.on_fork(
             ConfigurationError(
-                f"this {type(each).__name__} was made in process {os.getppid()}, and this is a"
+                f"this {name} was made in process {os.getppid()}, and this is a"
                 " child of it: make one here, after the fork (gunicorn: post_fork; multiprocessing:"
                 " in the function that the process runs)"
             )

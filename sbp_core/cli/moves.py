@@ -121,14 +121,15 @@ def move(options: ClientOptions, stream: str, *, server_ids: tuple[int, ...], ra
         ranges = read_ranges(client, [info.stream_id])
         moves = plan_stream(ranges, server_ids)
         has_failed = _run(client, moves, rate, is_json=options.json)
-    stay_count = sum(not each.is_open and not each.can_be_copied for each in ranges)
+        left = read_ranges(client, [info.stream_id])  # the move has sealed one
+    stay_count = sum(not each.is_open and not each.can_be_copied for each in left)
     if not has_failed and not options.json:
         text = ", ".join(map(str, server_ids))
-        write_line(f"{titled(info)} is on range servers {text}")
+        write_line(f"{titled(info)} goes on at range server{'s'[: len(server_ids) - 1]} {text}")
         if stay_count:
             write_notice(
-                f"{counted(stay_count, 'sealed range')} with one replica stayed: they go when their"
-                " records are trimmed"
+                f"not moved: {counted(stay_count, 'sealed range')} with one replica. The records in"
+                " such ranges stay where they are until they are trimmed"
             )
     return _FAILED if has_failed else 0
 

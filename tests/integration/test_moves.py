@@ -110,7 +110,7 @@ def test_a_stream_moves_with_what_is_staged_in_it(tmp_path, capsys):
         status, lines = await command(cluster, capsys, *words)
         assert (status, lines[-1]) == (
             0,
-            f"s-0 (id {stream_id}) is on range servers {', '.join(map(str, target))}",
+            f"s-0 (id {stream_id}) goes on at range servers {', '.join(map(str, target))}",
         )
         sealed, opened = (await client.list_ranges([stream_id]))[stream_id]
         assert [by_address[each] for each in opened.servers] == target

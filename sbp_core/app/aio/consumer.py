@@ -17,7 +17,7 @@ from sbp_core.app.positions import NO_SPANS, Position, Positions, Span, Start
 from sbp_core.app.process import OfProcess, use_here
 from sbp_core.app.record import Batch, Record, timestamp_us_of
 from sbp_core.app.selection import Selection
-from sbp_core.client import NO_CURSOR, AsyncClient, StreamInfo
+from sbp_core.client import AsyncClient, StreamInfo
 from sbp_core.client.facades import internal
 from sbp_core.errors import (
     ConfigurationError,
@@ -202,13 +202,9 @@ class AsyncConsumer(OfProcess):
                     " records that were handed out: pass commit_interval_ms=None"
                 )
             await self._begin()
-            known = {
-                self._positions.of(each).stream_id: at for each, at in (expected or {}).items()
-            }
-            await self._commit(
-                self._positions.checked(offsets),
-                {each: NO_CURSOR if at is None else at for each, at in known.items()},
-            )
+            positions = self._positions
+            cursors = positions.checked_cursors(expected or {}, offsets)
+            await self._commit(positions.checked(offsets), cursors)
             return
         if expected is not None:
             raise ConfigurationError("expected goes with offsets: commit(offsets, expected=...)")

@@ -157,10 +157,10 @@ def _committed(
     if outcome is False:
         outcome = no_stream(cursor.stream_id)
     elif isinstance(outcome, CursorMismatch):
-        current = outcome.next_offset
+        current, expected = outcome.next_offset, cursor.expected_offset
         outcome = ConditionFailedError.of(
             f"the cursor is {'not there' if current == NO_CURSOR else f'at {current}'}, and"
-            f" {cursor.expected_offset} was expected; it was not changed",
+            f" {'none' if expected == NO_CURSOR else expected} was expected; it was not changed",
             ConditionFailedError.encode_offset(current),
         )
     if isinstance(outcome, SbpError):

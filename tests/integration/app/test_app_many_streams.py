@@ -150,6 +150,13 @@ def test_chosen_offsets_are_committed(sbp, names):
             assert caught.value.current_offset == 3
         consumer.commit({stream: 4}, expected={stream: 3})
         consumer.commit({stream: 3}, expected={stream: 4})
+        with pytest.raises(ConditionFailedError, match="and none was expected"):
+            consumer.commit({stream: 5}, expected={stream: None})
+        with pytest.raises(ConfigurationError, match="for which no offset is committed"):
+            consumer.commit({}, expected={stream: 3})
+        for wrong in (-1, "3"):
+            with pytest.raises(ConfigurationError, match="is no offset; None means no cursor"):
+                consumer.commit({stream: 4}, expected={stream: wrong})
         with pytest.raises(ConfigurationError, match="expected goes with offsets"):
             consumer.commit(expected={stream: 3})
     with sbp.consumer(stream, group="chosen", commit_interval_ms=None) as consumer:
