@@ -48,7 +48,7 @@ class Gate:
 
 
 class OnLoop:
-    """How a producer is driven whose callers are tasks of its loop: callbacks run there."""
+    """Drives a producer whose callers are tasks of its loop. Callbacks run on that loop."""
 
     def begin(self) -> None:
         """Get ready to settle batches."""
@@ -72,7 +72,7 @@ class OnLoop:
 
 
 class OnThreads(OnLoop):
-    """How a producer is driven whose callers are other threads than that of its loop.
+    """Drives a producer whose callers are on other threads than its loop.
 
     Batches are settled on a thread of the producer: a callback may use a blocking client, and a
     slow one delays no other producer. The loop is looked up for each use: the producer may be made

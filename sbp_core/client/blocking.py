@@ -1,4 +1,4 @@
-"""The blocking client: a facade of the asyncio client, whose loop is that of io/loop_thread.py."""
+"""The blocking client: a facade of the asyncio client, on the event loop of io/loop_thread.py."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Client:
 
     Threads may share it, and the child of a fork may go on with it. Every call has a deadline of
     `timeout_ms`; failed calls are retried as `retry` says, where that is safe. All methods raise
-    SbpError; they are those of AsyncClient.
+    SbpError. AsyncClient has the same methods, which are awaited.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Client:
     @classmethod
     @internal
     def over(cls, client: AsyncClient) -> Self:
-        """Return the blocking client over one that is used on the loop of `io.loop_thread`."""
+        """Return a blocking client over an asyncio client that only the loop thread uses."""
         made = cls.__new__(cls)
         made.on_loop = client
         return made

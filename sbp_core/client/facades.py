@@ -9,7 +9,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def documented_as(method: Callable[..., Any]) -> Callable[[F], F]:
-    """Give a method all of the docstring of the one for asyncio, of which it has the first line."""
+    """Copy the docstring of the asyncio method. The source of the facade has its first line."""
 
     def documented(facade: F) -> F:
         facade.__doc__ = method.__doc__

@@ -3,8 +3,8 @@
 First every server leads as many open ranges as the others, give or take one, and has as many
 replicas of open ranges. Then the stored bytes are evened out by copies of sealed ranges, if they
 differ by more than BYTES_APART. The plan is a pure function of the view, and has nothing to do for
-a cluster that it balanced before. It leaves ranges alone of which a server is down or drained:
-fail-over and repair move those.
+a cluster that it balanced before. Ranges with a server that is down or drained stay: fail-over and
+repair move them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Share(NamedTuple):
 
 
 def plan_balance(servers: Iterable[Server], ranges: Sequence[Placed]) -> list[Move]:
-    """Return the moves that balance a cluster, those of open ranges first."""
+    """Return the moves that balance a cluster, open ranges first."""
     planner = _Planner(servers, ranges)
     return [*planner.move_open(), *planner.move_sealed()]
 
@@ -173,7 +173,7 @@ class _Planner:
                 yield _copy(each, server_ids)
 
     def _movable(self, ranges: Iterable[Placed]) -> _Members:
-        """Return the ranges of which all servers are usable, on these."""
+        """Return the servers of each range whose servers are all usable."""
         return {
             each: each.server_ids for each in ranges if self._racks.keys() >= {*each.server_ids}
         }

@@ -34,8 +34,8 @@ class AsyncAssignment(Protocol):
     ) -> None:
         """Keep the offsets at which to go on, by stream id. Raises SbpError.
 
-        Those of streams with an `expected` offset, or NO_CURSOR, only if that is what is kept: else
-        it raises ConditionFailedError.
+        With `expected`, the offset of a stream is kept only if the earlier offset is the expected
+        one (NO_CURSOR: there is none); otherwise ConditionFailedError is raised.
         """
 
     async def close(self) -> None:

@@ -166,8 +166,8 @@ class Assignment(Protocol):
     def commit(self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None) -> None:
         """Keep the offsets at which to go on, by stream id. Raises SbpError.
 
-        Those of streams with an `expected` offset, or NO_CURSOR, only if that is what is kept: else
-        it raises ConditionFailedError.
+        With `expected`, the offset of a stream is kept only if the earlier offset is the expected
+        one (NO_CURSOR: there is none); otherwise ConditionFailedError is raised.
         """
 
     def close(self) -> None:
@@ -205,5 +205,5 @@ class _OnOtherThread:
 
 
 def on_other_threads(assignment: Assignment) -> AsyncAssignment:
-    """Return an assignment for a loop that calls one that may block."""
+    """Adapt a blocking assignment to a consumer on the event loop."""
     return _OnOtherThread(assignment)
