@@ -26,7 +26,7 @@ from sbp_core.pd.model import RangeServerRecord
 from sbp_core.pd.observing import Observation
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
-from sbp_core.server.dispatch import Handler, PromptHandler, ServerCall
+from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.server.served import Unready
 from sbp_core.server.trust import Standing, check_cluster, heartbeat_answer, is_same
@@ -243,23 +243,20 @@ class Election:
         await term.handlers.rest()
         await term.handlers.stop()
 
-    async def _serve(self, call: ServerCall) -> None:
+    async def _serve(self, call: ServerCall) -> Answer:
         term = self._term
         if term is None:
             raise self.refusal()
-        handler = term.operations[call.opcode]
-        assert not isinstance(handler, PromptHandler)
-        await handler(call)
+        return await term.operations[call.opcode](call)
 
-    async def _heartbeat(self, call: ServerCall) -> None:
+    async def _heartbeat(self, call: ServerCall) -> Answer:
         """SPEC "HEARTBEAT", of a placement driver that may not lead.
 
         Such a one notes that a range server is alive, and sends it to the leader: its id, address
         and log are checked there.
         """
         if self._term is not None:
-            await self._serve(call)
-            return
+            return await self._serve(call)
         request = call.decode(HeartbeatRequest)
         status = SUCCESS
         try:
@@ -276,9 +273,7 @@ class Election:
                 raise self.refusal()
         except (InvalidRequestError, NotLeaderError) as error:
             status = status_for(error)
-        rest = call.greet(request, heartbeat_answer(request, status, self._store.cluster_id))
-        if rest is not None:
-            await rest()
+        return await call.greet(request, heartbeat_answer(request, status, self._store.cluster_id))
 
     async def _note_alive(
         self,
@@ -310,9 +305,9 @@ class Election:
             rack = (announced.rack or "")[: limits.RACK_LENGTH_MAX]
             self._membership.refresh(server, rack, interval_ms)
 
-    async def _describe_cluster(self, call: ServerCall) -> None:
+    async def _describe_cluster(self, call: ServerCall) -> Answer:
         """SPEC "DESCRIBE_PD_CLUSTER": all that announced themselves lately, and which one leads."""
-        await call.respond(
+        return Response(
             DescribePlacementDriverClusterResponse(status=SUCCESS, cluster=self._cluster())
         )
 

@@ -20,8 +20,8 @@ from sbp_core.access.rights import Grant as GrantRecord
 from sbp_core.errors import PermissionDeniedError, StatusError, invalid
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
-from sbp_core.server.answers import respond_all
-from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.answers import in_frames
+from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.guard import Authority, Judgement, Target, lacking_right
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
@@ -54,19 +54,18 @@ class GrantHandlers:
             Opcode.CHECK_RIGHTS: self.check,
         }
 
-    async def list(self, call: ServerCall) -> None:
+    async def list(self, call: ServerCall) -> Answer:
         """SPEC "LIST_GRANTS": those of a subject, or all, by subject, right and pattern."""
         subject = call.decode(ListGrantsRequest).subject
         if subject is not None:
             subject = checked_subject(subject)
         found = await self._store.run(lambda store: store.grants.of(subject))
-        await respond_all(
-            call,
+        return in_frames(
             [Grant(each.subject, each.right, each.pattern) for each in found],
             lambda part: ListGrantsResponse(grants=part, status=SUCCESS),
         )
 
-    async def change(self, call: ServerCall) -> None:
+    async def change(self, call: ServerCall) -> Answer:
         """SPEC "CHANGE_GRANTS": all or nothing; durable when it is answered."""
         request = call.decode(ChangeGrantsRequest)
         check_item_count(len(request.grants))
@@ -77,11 +76,11 @@ class GrantHandlers:
             ]
             await self._store.run(_change, changes, is_revoked=request.is_revoked)
         except StatusError as error:
-            await call.respond(ChangeGrantsResponse(status=status_for(error)))
+            return Response(ChangeGrantsResponse(status=status_for(error)))
         else:
-            await call.respond(ChangeGrantsResponse(status=SUCCESS))
+            return Response(ChangeGrantsResponse(status=SUCCESS))
 
-    async def check(self, call: ServerCall) -> None:
+    async def check(self, call: ServerCall) -> Answer:
         """SPEC "CHECK_RIGHTS": the rights of a subject on streams, in the order of the request.
 
         The subject becomes the owner of the transactions that belong to nobody.
@@ -94,8 +93,7 @@ class GrantHandlers:
         foreign: tuple[str, ...] = ()
         if request.txn_ids:
             foreign = await self._store.run(_claim, request.txn_ids, subject, self._clock.wall_ms())
-        await respond_all(
-            call,
+        return in_frames(
             results,
             lambda part: CheckRightsResponse(
                 streams=part, status=SUCCESS, lease_ms=LEASE_MS, foreign_txn_ids=foreign

@@ -13,8 +13,8 @@ from sbp_core.pd.streams.fail_over import FailOver, missing_replicas
 from sbp_core.pd.streams.halted import find_halted, halt_cause
 from sbp_core.pd.streams.repair import Repair
 from sbp_core.pd.streams.stream_operations import check_item_count
-from sbp_core.server.answers import respond_all
-from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.answers import in_frames
+from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.wire.headers import (
     DescribeServersRequest,
     DescribeServersResponse,
@@ -52,7 +52,7 @@ class ServerHandlers:
         """Return the handler of each operation served here."""
         return {Opcode.DESCRIBE_SERVERS: self.describe, Opcode.DRAIN_SERVERS: self.drain}
 
-    async def describe(self, call: ServerCall) -> None:
+    async def describe(self, call: ServerCall) -> Answer:
         """SPEC "DESCRIBE_SERVERS": all range servers that ever announced an address, by id."""
         call.decode(DescribeServersRequest)
         live = self._membership.live_server_ids()
@@ -70,8 +70,7 @@ class ServerHandlers:
             )
             for each in sorted(addresses.items())
         ]
-        await respond_all(
-            call,
+        return in_frames(
             servers,
             lambda part: DescribeServersResponse(
                 servers=part,
@@ -99,7 +98,7 @@ class ServerHandlers:
         some = tuple(RangeId(each.stream_id, each.range_index) for each in halted[:_HALTED_MAX])
         return HaltedRanges(len(halted), some, halt_cause(halted, live, full, addresses))
 
-    async def drain(self, call: ServerCall) -> None:
+    async def drain(self, call: ServerCall) -> Answer:
         """SPEC "DRAIN_SERVERS": nothing is changed if one of the servers is unknown."""
         request = call.decode(DrainServersRequest)
         check_item_count(len(request.server_ids))
@@ -109,9 +108,9 @@ class ServerHandlers:
             )
             await self._fail_over.drain()
         except StatusError as error:
-            await call.respond(DrainServersResponse(status=status_for(error)))
+            return Response(DrainServersResponse(status=status_for(error)))
         else:
-            await call.respond(DrainServersResponse(status=SUCCESS))
+            return Response(DrainServersResponse(status=SUCCESS))
 
     def _description(
         self, server: RangeServerRecord, counts: HostedCounts, obstacle: str | None

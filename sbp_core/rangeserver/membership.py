@@ -31,7 +31,7 @@ from sbp_core.log.disk import Disk
 from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.housekeeping.retention import Retention
 from sbp_core.rangeserver.identity import DriverCommit, Identity, load_identity, store_identity
-from sbp_core.server.dispatch import AsyncHandler, ServerCall
+from sbp_core.server.dispatch import Answer, Handler, ServerCall
 from sbp_core.server.runtime import cancel_all
 from sbp_core.server.trust import (
     SECRETS_FEATURE,
@@ -156,12 +156,12 @@ class Membership:
                 " did not prove to be its: ask the placement driver"
             )
 
-    def only_for_driver(self, handler: AsyncHandler) -> AsyncHandler:
+    def only_for_driver(self, handler: Handler) -> Handler:
         """Return a handler that serves the placement driver, and refuses others."""
 
-        async def serve(call: ServerCall) -> None:
+        async def serve(call: ServerCall) -> Answer:
             self.check_driver(call.peer.standing, call.opcode.name)
-            await handler(call)
+            return await handler(call)
 
         return serve
 

@@ -29,8 +29,8 @@ from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTab
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.replication import Prefix
-from sbp_core.server.answers import cut, respond_all, respond_in_parts
-from sbp_core.server.dispatch import Handler, PromptHandler, Rest, ServerCall
+from sbp_core.server.answers import cut, in_frames, in_parts
+from sbp_core.server.dispatch import Answer, Handler, ServerCall
 from sbp_core.server.trust import check_cluster, heartbeat_answer
 from sbp_core.wire.headers import (
     ClientRole,
@@ -72,27 +72,6 @@ from sbp_core.wire.txn_id import maybe_batch_of
 _FIRST_EPOCH: Final = 0
 
 
-class HeartbeatHandler(PromptHandler):
-    """SPEC "HEARTBEAT": keeps the connection alive, returns the cluster's id, empty if unknown."""
-
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-
-    def begin(self, call: ServerCall) -> Rest | None:
-        """Answer one HEARTBEAT."""
-        request = call.decode(HeartbeatRequest)
-        cluster_id = self._membership.cluster_id
-        status = SUCCESS
-        try:
-            if cluster_id is not None:
-                check_cluster(request, cluster_id)
-            if request.client_role == ClientRole.PD:
-                self._membership.greet_driver(request, call.peer.standing)
-        except (InvalidRequestError, PermissionDeniedError) as error:
-            status = status_for(error)
-        return call.greet(request, heartbeat_answer(request, status, cluster_id or ""))
-
-
 class RangeOperations:
     """Serves all operations besides APPEND, END_TXN, FETCH and those between range servers."""
 
@@ -107,7 +86,7 @@ class RangeOperations:
     def handlers(self) -> Mapping[Opcode, Handler]:
         """Return the handler of each opcode served here."""
         return {
-            Opcode.HEARTBEAT: HeartbeatHandler(self._membership),
+            Opcode.HEARTBEAT: self.heartbeat,
             Opcode.DESCRIBE_RANGE: self.describe,
             Opcode.SEAL_RANGE: self._membership.only_for_driver(self.seal),
             Opcode.SYNC_RANGES: self.sync,
@@ -117,7 +96,21 @@ class RangeOperations:
             Opcode.DESCRIBE_TXNS: self.describe_txns,
         }
 
-    async def describe(self, call: ServerCall) -> None:
+    async def heartbeat(self, call: ServerCall) -> Answer:
+        """SPEC "HEARTBEAT": keeps the connection alive, returns the cluster's id if it is known."""
+        request = call.decode(HeartbeatRequest)
+        cluster_id = self._membership.cluster_id
+        status = SUCCESS
+        try:
+            if cluster_id is not None:
+                check_cluster(request, cluster_id)
+            if request.client_role == ClientRole.PD:
+                self._membership.greet_driver(request, call.peer.standing)
+        except (InvalidRequestError, PermissionDeniedError) as error:
+            status = status_for(error)
+        return await call.greet(request, heartbeat_answer(request, status, cluster_id or ""))
+
+    async def describe(self, call: ServerCall) -> Answer:
         """SPEC "DESCRIBE_RANGES": bounds of ranges; `next_offset` is the end of durable records.
 
         They are those that the request names, or those that changed since a revision.
@@ -134,9 +127,7 @@ class RangeOperations:
         if request.with_stored_bytes:
             loop = asyncio.get_running_loop()
             results = await loop.run_in_executor(self._readers, _with_sizes, self._log, results)
-        await respond_all(
-            call, results, lambda part: DescribeRangesResponse(0, part, SUCCESS, revision)
-        )
+        return in_frames(results, lambda part: DescribeRangesResponse(0, part, SUCCESS, revision))
 
     def _describe(self, stream_id: int, range_index: int) -> DescribeRangeResult:
         try:
@@ -148,7 +139,7 @@ class RangeOperations:
             return DescribeRangeResult(stream_id=stream_id, status=status_for(error))
         return DescribeRangeResult(stream_id, self._table_of(hosted), SUCCESS)
 
-    async def seal(self, call: ServerCall) -> None:
+    async def seal(self, call: ServerCall) -> Answer:
         """SPEC "SEAL_RANGES" at a range server: seal, return the sealed range.
 
         The primary of a range answers when what it had accepted is committed, if it soon is: then
@@ -156,8 +147,7 @@ class RangeOperations:
         """
         request = call.decode(SealRangesRequest)
         await self._host.learn((wanted.stream_id, wanted.range_index) for wanted in request.ranges)
-        await respond_all(
-            call,
+        return in_frames(
             await asyncio.gather(*map(self._seal_one, request.ranges)),
             lambda part: SealRangesResponse(seal_responses=part, status=SUCCESS),
             weigh=lambda result: 1 + len(result.writers) // limits.WRITERS_PER_RESULT_BYTES,
@@ -185,7 +175,7 @@ class RangeOperations:
             is_damaged=logged.prefix is None or not logged.is_whole,
         )
 
-    async def sync(self, call: ServerCall) -> None:
+    async def sync(self, call: ServerCall) -> Answer:
         """SPEC "SYNC_RANGES": host the open ranges that are placed on this server.
 
         A copy of a range that has ended is settled. The placement driver is asked whether they are,
@@ -201,8 +191,7 @@ class RangeOperations:
         await self._host.confirm(likely)
         self._host.look_up_ended(likely)
         await self._host.learn((each.stream_id, each.range_index) for each in likely)
-        await respond_all(
-            call,
+        return in_frames(
             list(map(self._sync_one, request.stream_ranges)),
             lambda part: SyncRangesResponse(sync_responses=part, status=SUCCESS),
         )
@@ -241,12 +230,11 @@ class RangeOperations:
             )
         return None
 
-    async def trim(self, call: ServerCall) -> None:
+    async def trim(self, call: ServerCall) -> Answer:
         """SPEC "TRIM_STREAMS" at a range server: no longer serve what lies below the offsets."""
         request = call.decode(TrimStreamsRequest)
         await self._host.learn((item.stream_id, -1) for item in request.trimmed_streams)
-        await respond_all(
-            call,
+        return in_frames(
             await asyncio.gather(*map(self._trim_one, request.trimmed_streams)),
             lambda part: TrimStreamsResponse(streams=part, status=SUCCESS),
         )
@@ -261,12 +249,11 @@ class RangeOperations:
             return TrimStreamResult(trimmed_stream=stream, status=status_for(error))
         return TrimStreamResult(stream, self._table_of(smallest), SUCCESS)
 
-    async def delete(self, call: ServerCall) -> None:
+    async def delete(self, call: ServerCall) -> Answer:
         """SPEC "DELETE_STREAMS" at a range server: refuse the streams from now on."""
         request = call.decode(DeleteStreamsRequest)
         await self._host.learn((stream.stream_id, -1) for stream in request.streams)
-        await respond_all(
-            call,
+        return in_frames(
             await asyncio.gather(*map(self._delete_one, request.streams)),
             lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS),
         )
@@ -278,7 +265,7 @@ class RangeOperations:
             return DeleteStreamResult(stream, status_for(error))
         return DeleteStreamResult(stream, SUCCESS)
 
-    async def look_up(self, call: ServerCall) -> None:
+    async def look_up(self, call: ServerCall) -> Answer:
         """SPEC "LOOKUP_OFFSETS": from a time to the first record appended then or later.
 
         The time of a record is when the log wrote its batch. The first record in the order of
@@ -294,11 +281,11 @@ class RangeOperations:
                 planned = [_plan(self._host.table, info) for info in part]
                 yield await loop.run_in_executor(self._readers, _look_up, self._log, planned)
 
-        await respond_in_parts(
-            call, parts(), lambda part: LookupOffsetsResponse(lookup_responses=part, status=SUCCESS)
+        return in_parts(
+            parts(), lambda part: LookupOffsetsResponse(lookup_responses=part, status=SUCCESS)
         )
 
-    async def describe_txns(self, call: ServerCall) -> None:
+    async def describe_txns(self, call: ServerCall) -> Answer:
         """SPEC "DESCRIBE_TXNS": the undecided batches staged here, by id and range.
 
         The request names one producer, or asks for all. A caller that is not an administrator sees
@@ -316,8 +303,7 @@ class RangeOperations:
                 ):
                     raise error  # the placement driver has not said what the caller may see
             found = [one for one, error in zip(found, judgement, strict=True) if error is None]
-        await respond_all(
-            call,
+        return in_frames(
             found,
             lambda part: DescribeTxnsResponse(txns=part, status=SUCCESS),
         )

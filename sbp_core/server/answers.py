@@ -1,50 +1,58 @@
-"""Long answers: as many response frames as the results take, the last one with the end flag."""
+"""Answers in several frames: as many as the results take, the last one with the end flag."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 from sbp_core import limits
 from sbp_core.client.operations.range_placement import chunks, cut_by_weight
-from sbp_core.server.dispatch import ServerCall
+from sbp_core.server.dispatch import Answer, Response
 
 T = TypeVar("T")
 
 
-async def respond_in_parts(
-    call: ServerCall,
-    parts: AsyncIterator[tuple[T, ...]],
-    make: Callable[[tuple[T, ...]], object],
-) -> None:
-    """Send one frame per part; without parts an empty one."""
+async def in_parts(
+    parts: AsyncIterator[tuple[T, ...]], make: Callable[[tuple[T, ...]], object]
+) -> AsyncGenerator[Response]:
+    """Yield one frame for each part; without parts an empty one."""
     pending: tuple[T, ...] | None = None
     async for part in parts:
         if pending is not None:
-            await call.respond(make(pending), is_end=False)
+            yield Response(make(pending), is_end=False)
             await asyncio.sleep(0)
         pending = part
-    await call.respond(make(pending or ()))
+    yield Response(make(pending or ()))
 
 
-async def respond_all(
-    call: ServerCall,
+def in_frames(
     results: Sequence[T],
     make: Callable[[tuple[T, ...]], object],
     *,
     weigh: Callable[[T], int] | None = None,
-) -> None:
-    """Send results, RESULTS_PER_FRAME in each frame; `weigh` says for how many each counts."""
+) -> Answer:
+    """Return results, RESULTS_PER_FRAME in each frame; `weigh` says for how many each counts."""
     if len(results) <= limits.RESULTS_PER_FRAME and weigh is None:
-        await call.respond(make(tuple(results)))
+        return Response(make(tuple(results)))
+    return in_parts(each_of(cut(results) if weigh is None else cut_by_weight(results, weigh)), make)
+
+
+async def each_of(parts: Iterable[Sequence[T]]) -> AsyncIterator[tuple[T, ...]]:
+    """Yield the parts of an answer that are all known."""
+    for part in parts:
+        yield tuple(part)
+
+
+async def responses_of(answer: Answer) -> AsyncGenerator[Response]:
+    """Yield the frames of an answer."""
+    if isinstance(answer, Response):
+        yield answer
         return
-
-    async def parts() -> AsyncIterator[tuple[T, ...]]:
-        for part in cut(results) if weigh is None else cut_by_weight(results, weigh):
-            yield tuple(part)
-
-    await respond_in_parts(call, parts(), make)
+    async with aclosing(answer) as responses:
+        async for each in responses:
+            yield each
 
 
 def cut(items: Sequence[T]) -> list[Sequence[T]]:

@@ -1,21 +1,27 @@
-"""From a request frame to the handler of its opcode, and from what that raises to an answer."""
+"""From a request frame to the handler of its opcode, and from what that returns to an answer.
+
+A handler is a coroutine function. It returns one `Response`, or an iterator of several, and raises
+SbpError to refuse the request as a whole. Requests of a connection begin in the order in which they
+arrive, each up to where it waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.errors import (
     FrameError,
     HeaderError,
+    RequestTimeoutError,
     SbpError,
     StatusCode,
     StatusError,
@@ -23,8 +29,8 @@ from sbp_core.errors import (
 )
 from sbp_core.server.audit import AuditTrail
 from sbp_core.server.budget import Held, memory_bytes
+from sbp_core.server.eager import start
 from sbp_core.server.gate import Gate, Identified
-from sbp_core.server.later import Deferred, Later, Serving, late
 from sbp_core.server.metrics import RequestTimes
 from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import ServerRole, is_denial
@@ -53,6 +59,23 @@ _CLUSTER_ROLES: Final = frozenset({ClientRole.RANGE_SERVER, ClientRole.PD})
 """The heartbeats of servers keep their connections, those of clients say nothing."""
 
 
+class Response(Struct, frozen=True):
+    """One response frame. The last frame of a call `is_end`.
+
+    `is_reserved`: room for it is kept at the peer until it was sent (`Responder.reserve`).
+    """
+
+    header: Any
+    payload: Payload = _NOTHING
+    is_end: bool = True
+    is_reserved: bool = False
+    on_sent: Callable[[], None] | None = None
+
+
+Answer = Response | AsyncGenerator[Response]
+Handler = Callable[["ServerCall"], Awaitable[Answer]]
+
+
 class Responder(Identified, Protocol):
     """The connection of a request; all but `send_now` wait while the peer does not read."""
 
@@ -79,10 +102,6 @@ class Responder(Identified, Protocol):
 
     async def send_system_error(self, request: Frame, error: SbpError) -> None:
         """Send a system error frame, which ends the call."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the peer reads, so that a small frame need not wait."""
 
     def has_room_for(self, size: int) -> bool:
         """Whether a frame of `size` bytes need not wait, if nothing is awaited before."""
@@ -139,12 +158,12 @@ class ServerCall:
         self._peer_name = peer_name
         self._began_at = clock.monotonic()
         self._received_at = received_at
-        self.give_up_at: float | None = None
+        self._give_up_at: float | None = None
         """When the caller stops waiting for the answer, by the loop's clock; None if not known."""
-        self._patience: asyncio.Timeout | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_late = False
         self._narrowed: Any = None
-        self.revise: Revise | None = None
-        """Makes the frames of the answer from one of the handler, with what it does not know."""
         self.judge_again: JudgeAgain | None = None
         """Judges the rights of the caller once more; None for a caller that may do everything."""
 
@@ -181,11 +200,10 @@ class ServerCall:
             self._gate.check_is_server(self.peer, self.opcode, self._clock.wall_ms())
         timeout_ms = getattr(header, "timeout_ms", 0)
         if self.agreement.has_deadline and timeout_ms > 0:
-            self.give_up_at = self._received_at + timeout_ms / 1000
-            if self.give_up_at <= asyncio.get_running_loop().time():
-                raise late()
-            if self._patience is not None:
-                self._patience.reschedule(self.give_up_at)
+            self._give_up_at = self._received_at + timeout_ms / 1000
+            if self._give_up_at <= asyncio.get_running_loop().time():
+                raise _late()
+            self._limit_wait()
         return header
 
     def narrow(self, request: object) -> None:
@@ -201,14 +219,44 @@ class ServerCall:
             self.memory_bytes = size
             self._held.settle(size)
 
-    async def finish(self, rest: Rest) -> None:
-        """Run the rest of the handler, and answer what it raises."""
+    def note_task(self, task: asyncio.Task[None]) -> None:
+        """Note that the call waits in a task: past its deadline, that is cancelled."""
+        self._task = task
+        self._limit_wait()
+
+    def _limit_wait(self) -> None:
+        if self._task is not None and self._give_up_at is not None:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_at(self._give_up_at, self._give_up)
+
+    def _give_up(self) -> None:
+        assert self._task is not None
+        self._is_late = self._task.cancel()
+
+    async def serve(self, handler: Handler) -> None:
+        """Answer with what a handler returns, or with the error that it raises."""
         try:
-            await self._wait_for(rest)
+            await self._answer(await handler(self))
+        except asyncio.CancelledError:
+            if not self._is_late or self._task is None or self._task.uncancel():
+                raise
+            await self.fail(_late())
         except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
             await self.fail(error)
         finally:
+            if self._patience is not None:
+                self._patience.cancel()
             self._end_audit()
+
+    async def _answer(self, answer: Answer) -> None:
+        if isinstance(answer, Response):
+            await self._send(answer)
+            return
+        try:
+            async for each in answer:
+                await self._send(each)
+        finally:
+            await answer.aclose()
 
     def _end_audit(self) -> None:
         if self._audited is not None:
@@ -219,7 +267,6 @@ class ServerCall:
         self._times.add_failed(self.opcode, self._clock.monotonic() - self._began_at)
         if self._audited is not None:
             self._audited.failed(error)
-            self._end_audit()
         about = self.opcode.name, self._peer_name
         if isinstance(error, SbpError):
             level = logging.WARNING if is_denial(error) else logging.DEBUG
@@ -232,94 +279,40 @@ class ServerCall:
         )
         await self.peer.send_system_error(self._frame, failure)
 
-    async def _wait_for(self, rest: Rest) -> None:
-        """Let the rest of the handler run, as long as the caller waits for the answer.
-
-        Raises RequestTimeoutError when that is over.
-        """
-        if not self.agreement.has_deadline:
-            await rest()
-            return
-        self._patience = asyncio.timeout_at(self.give_up_at)
-        try:
-            async with self._patience:
-                await rest()
-        except TimeoutError as error:
-            if self._patience.expired():
-                raise late() from error
-            raise
-
-    async def respond(
-        self, header: object, payload: Sequence[Buffer] = (), *, is_end: bool = True
-    ) -> None:
+    async def _send(self, response: Response) -> None:
         """Send one response frame, as soon as the peer's socket takes it.
 
         Raises StatusError when it is too large: the request was not at fault, and had its effect.
         """
-        if self.revise is not None:
-            *before, header = await self.revise(header, is_end=is_end)
-            for each in before:
-                await self._respond(each, is_end=False)
-        await self._respond(header, payload, is_end=is_end)
+        payload, is_end = response.payload, response.is_end
+        try:
+            encoded = self._encode(response.header, payload, is_end=is_end)
+            if response.is_reserved:
+                self.peer.send_now(self._frame, encoded, payload, is_end=is_end)
+            else:
+                await self.peer.send_response(self._frame, encoded, payload, is_end=is_end)
+        except (FrameError, HeaderError) as error:
+            raise StatusError(StatusCode.UNKNOWN, f"the answer cannot be sent: {error}") from error
+        if response.on_sent is not None:
+            response.on_sent()
 
-    async def _respond(
-        self, header: object, payload: Sequence[Buffer] = (), *, is_end: bool
-    ) -> None:
-        with _refusing_large_answers():
-            packed = self.peer.pack(payload)
-            encoded = self._encode(header, packed, is_end=is_end)
-            await self.peer.send_response(self._frame, encoded, packed, is_end=is_end)
+    async def greet(self, request: HeartbeatRequest, response: HeartbeatResponse) -> Response:
+        """Return the answer to a HEARTBEAT, and agree on the features that it offers.
 
-    def answer_soon(self, header: object) -> Rest | None:
-        """Answer with one frame, at once if the peer has room; else return what does that.
-
-        Raises StatusError when it is too large.
-        """
-        if not self.peer.has_room:
-            return partial(self.respond, header)
-        with _refusing_large_answers():
-            self.respond_now(header, _NOTHING, is_end=True)
-        return None
-
-    def greet(self, request: HeartbeatRequest, response: HeartbeatResponse) -> Rest | None:
-        """Answer a HEARTBEAT, and agree on the features that it offers.
-
-        That is done at once if the peer has room, so that it holds for the request that came right
-        behind; else return what does it. A token that it offers gives the connection an identity,
-        or the answer says why not. Features of the `response` are accepted by the handler itself.
-        Raises StatusError when the answer is too large.
+        They hold from the frame behind the answer on. A token that the request has gives the
+        connection an identity, or the answer says why not. Features of the `response` are accepted
+        by the handler itself.
         """
         if request.client_role in _CLUSTER_ROLES:
             self.peer.note_use()
         if self._gate.wants_keys(request, self._clock.wall_ms()):
-            return partial(self._greet_with_keys, request, response)
-        return self._greet(request, response)
-
-    async def _greet_with_keys(
-        self, request: HeartbeatRequest, response: HeartbeatResponse
-    ) -> None:
-        await self._gate.fetch_keys()
-        rest = self._greet(request, response)
-        if rest is not None:
-            await rest()
-
-    def _greet(self, request: HeartbeatRequest, response: HeartbeatResponse) -> Rest | None:
+            await self._gate.fetch_keys()
         response = self._gate.greet(self.peer, request, response, self._clock.wall_ms())
         agreement, features = self.peer.negotiate(request.features)
-        rest = self.answer_soon(replace(response, features=(*features, *response.features)))
-        if rest is not None:
-            return partial(self._greet_late, rest, agreement)
-        self.peer.adopt(agreement)
-        return None
-
-    async def _greet_late(self, rest: Rest, agreement: Agreement) -> None:
-        await rest()
-        self.peer.adopt(agreement)
-
-    def respond_now(self, header: object, payload: Payload, *, is_end: bool) -> None:
-        """Send one response frame without waiting: within `peer.reserve`, or if `peer.has_room`."""
-        encoded = self._encode(header, payload, is_end=is_end)
-        self.peer.send_now(self._frame, encoded, payload, is_end=is_end)
+        return Response(
+            replace(response, features=(*features, *response.features)),
+            on_sent=partial(self.peer.adopt, agreement),
+        )
 
     def _encode(self, header: object, payload: Payload, *, is_end: bool) -> bytes:
         if self._audited is not None:
@@ -333,24 +326,9 @@ class ServerCall:
         return encode_header(header)
 
 
-@contextmanager
-def _refusing_large_answers() -> Iterator[None]:
-    """Turn the refusal of an answer that is too large into a StatusError."""
-    try:
-        yield
-    except (FrameError, HeaderError) as error:
-        raise StatusError(StatusCode.UNKNOWN, f"the answer cannot be sent: {error}") from error
-
-
-Rest = Callable[[], Awaitable[None]]
-"""The rest of serving a request, once called."""
-
-
-class Revise(Protocol):
-    """Returns the frames to send for one of the handler: one at least."""
-
-    async def __call__(self, header: Any, *, is_end: bool) -> Sequence[object]:
-        """Return them."""
+def _late() -> RequestTimeoutError:
+    """Return the error of a call whose caller has stopped waiting."""
+    return RequestTimeoutError.of("not done within the timeout_ms of the request")
 
 
 JudgeAgain = Callable[[Sequence[int]], Awaitable[Sequence[SbpError | None]]]
@@ -358,19 +336,6 @@ JudgeAgain = Callable[[Sequence[int]], Awaitable[Sequence[SbpError | None]]]
 
 A handler asks before it answers a request that has waited: the right may have been revoked.
 """
-
-AsyncHandler = Callable[[ServerCall], Awaitable[None]]
-
-
-class PromptHandler(ABC):
-    """Serves what may need no wait, or not at once: that much is done as the request arrives."""
-
-    @abstractmethod
-    def begin(self, call: ServerCall) -> Rest | Later | None:
-        """Serve `call` to where it waits; return the rest, None if nothing is left."""
-
-
-Handler = AsyncHandler | PromptHandler
 
 
 class Dispatcher:
@@ -399,10 +364,10 @@ class Dispatcher:
         peer_name: str,
         received_at: float,
         held: Held | None = None,
-    ) -> Serving | None:
-        """Begin to serve `frame`, which came at `received_at` of the loop's clock.
+    ) -> asyncio.Task[None] | None:
+        """Serve `frame`, which came at `received_at` of the loop's clock, up to where it waits.
 
-        Return the rest, None if nothing is left. `held` is what the request counts for.
+        Return the task of the rest, None if nothing is left. `held` is what the request counts for.
         """
         operation = Opcode(frame.opcode)
         call = ServerCall(
@@ -418,22 +383,20 @@ class Dispatcher:
             received_at=received_at,
             held=held,
         )
-        try:
-            self.gate.check(responder, operation, self._clock.wall_ms())
-            handler = self._handlers.get(operation)
-            if handler is None:
-                remedy = ""
-                if self._role is ServerRole.RANGE_SERVER:
-                    remedy = "; give the endpoint of a placement driver"
-                raise UnsupportedError(
-                    StatusCode.UNSUPPORTED_OPERATION,
-                    f"{operation.name} is not served by a {self._role}{remedy}",
-                )
-            if not isinstance(handler, PromptHandler):
-                return call.finish(partial(handler, call))
-            rest = handler.begin(call)
-        except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
-            return call.fail(error)
-        if isinstance(rest, Later):
-            return Deferred(call, rest)
-        return None if rest is None else call.finish(rest)
+        task = start(call.serve(self._serve))
+        if task is not None:
+            call.note_task(task)
+        return task
+
+    async def _serve(self, call: ServerCall) -> Answer:
+        self.gate.check(call.peer, call.opcode, self._clock.wall_ms())
+        handler = self._handlers.get(call.opcode)
+        if handler is None:
+            remedy = ""
+            if self._role is ServerRole.RANGE_SERVER:
+                remedy = "; give the endpoint of a placement driver"
+            raise UnsupportedError(
+                StatusCode.UNSUPPORTED_OPERATION,
+                f"{call.opcode.name} is not served by a {self._role}{remedy}",
+            )
+        return await handler(call)

@@ -9,12 +9,12 @@ checked: either the server asks for none, or it has refused the request before.
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import logging
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -27,9 +27,8 @@ from sbp_core import limits
 from sbp_core.access.identity import Identity
 from sbp_core.access.rights import ON_STREAMS, SUBJECT_LENGTH_MAX, Right
 from sbp_core.errors import NotFoundError, PermissionDeniedError, SbpError, invalid
-from sbp_core.server.answers import cut
-from sbp_core.server.dispatch import Handler, PromptHandler, Rest, ServerCall
-from sbp_core.server.later import Later
+from sbp_core.server.answers import cut, responses_of
+from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.refused_items import Merger, narrow, refused_result
 from sbp_core.server.trust import denied
 from sbp_core.wire.headers import (
@@ -209,21 +208,54 @@ class Guard:
     def wrap(self, handlers: Mapping[Opcode, Handler]) -> dict[Opcode, Handler]:
         """Return handlers that refuse what their caller may not do."""
         return {
-            opcode: each if RULES[opcode] is Caller.ANYONE else self._wrap(RULES[opcode], each)
+            opcode: each
+            if RULES[opcode] is Caller.ANYONE
+            else partial(self._serve, RULES[opcode], each)
             for opcode, each in handlers.items()
         }
 
-    def _wrap(self, rule: Rule | Caller, handler: Handler) -> Handler:
-        if isinstance(handler, PromptHandler):
-            return _Prompt(self, rule, handler)
+    async def _serve(self, rule: Rule | Caller, handler: Handler, call: ServerCall) -> Answer:
+        if self._is_free(call, rule):
+            return await handler(call)
+        identity = _maybe_restricted(call)
+        assert isinstance(rule, Rule)
+        assert identity is not None
+        call.judge_again = partial(self._judge_again, call, rule)
+        request = _request_of(call)
+        judgement = self._authority.maybe_judge(call, rule, request)
+        if judgement is not None and not any(judgement):
+            return await handler(call)
+        if rule.of_producer:
+            if request.producer is None:
+                raise denied(f"all producers are for an administrator: name one{identity.remark}")
+            return await handler(call)
+        is_of_one_group = rule.of_group and request.group is not None
+        if is_of_one_group:
+            await self._check_group(identity, request.group)
+        rights = _rights_for(rule, request)
+        targets = _targets_in(rule, request)
+        if rule.is_whole:  # also without items it has an effect, or with streams that do not exist
+            targets.append(Target())
+        if not targets:
+            answer = await handler(call)
+            if is_of_one_group:
+                return answer
+            return _revised(answer, partial(self._leave_out, identity, rights))
+        if judgement is None:
+            judgement = await self._judge(identity, rights, targets)
+        return await _serve_judged(rule, handler, call, request, judgement)
 
-        async def serve(call: ServerCall) -> None:
-            if self.is_free(call, rule) or await self.admit(call, rule):
-                await handler(call)
+    async def _judge(
+        self, identity: Identity, rights: frozenset[Right], targets: Sequence[Target]
+    ) -> Judgement:
+        if len(targets) > limits.STREAMS_PER_REQUEST_MAX:
+            raise invalid(
+                f"the request has {len(targets)} items, and at most"
+                f" {limits.STREAMS_PER_REQUEST_MAX} are accepted; split it"
+            )
+        return await self._authority.judge(identity, rights, targets)
 
-        return serve
-
-    def is_free(self, call: ServerCall, rule: Rule | Caller) -> bool:
+    def _is_free(self, call: ServerCall, rule: Rule | Caller) -> bool:
         """Whether nothing about the streams of a request has to be checked.
 
         Raises PermissionDeniedError if it is not for this caller, whatever they are.
@@ -240,61 +272,7 @@ class Guard:
             )
         return True
 
-    def maybe_admit(self, call: ServerCall, rule: Rule) -> bool:
-        """Whether it is known without a wait that nothing of a request is refused."""
-        request = _request_of(call)
-        judgement = self._authority.maybe_judge(call, rule, request)
-        return judgement is not None and not any(judgement)
-
-    async def admit(self, call: ServerCall, rule: Rule | Caller) -> bool:
-        """Take out of a request what is refused; return whether anything is left to be served.
-
-        Raises PermissionDeniedError for all of a request.
-        """
-        assert isinstance(rule, Rule)
-        request = _request_of(call)
-        identity = _maybe_restricted(call)
-        if rule.of_producer:
-            if identity is not None and request.producer is None:
-                raise denied(f"all producers are for an administrator: name one{identity.remark}")
-            call.judge_again = partial(self.judge_again, call, rule)
-            return True
-        if identity is not None and rule.of_group and request.group is not None:
-            await self._check_group(identity, request.group)
-        rights = _rights_for(rule, request)
-        targets = _targets_in(rule, request)
-        if rule.is_whole:  # also without items it has an effect, or with streams that do not exist
-            targets.append(Target())
-        if not targets:
-            if identity is not None and not (rule.of_group and request.group is not None):
-                call.revise = partial(self._leave_out, identity, rights)
-            return True
-        if len(targets) > limits.STREAMS_PER_REQUEST_MAX:
-            raise invalid(
-                f"the request has {len(targets)} items, and at most"
-                f" {limits.STREAMS_PER_REQUEST_MAX} are accepted; split it"
-            )
-        refusals: dict[int, SbpError] = {}
-        if identity is not None:
-            judgement = self._authority.maybe_judge(call, rule, request)
-            if judgement is None:
-                judgement = await self._authority.judge(identity, rights, targets)
-            refusals |= {
-                at: error
-                for at, error in enumerate(judgement)
-                if error is not None and not (rule.of_deleted and isinstance(error, NotFoundError))
-            }
-        if not refusals:
-            return True
-        _LOG.warning(
-            "request refused operation=%s peer=%s items=%d: %s",
-            *(call.opcode.name, call.peer.name, len(refusals), next(iter(refusals.values()))),
-        )
-        if rule.is_whole:
-            raise next(iter(refusals.values()))
-        return await self._answer_refused(call, rule, request, dict(sorted(refusals.items())))
-
-    async def judge_again(self, call: ServerCall, rule: Rule, ids: Sequence[int]) -> Judgement:
+    async def _judge_again(self, call: ServerCall, rule: Rule, ids: Sequence[int]) -> Judgement:
         """Return why a caller that was admitted may not use streams, by id, any longer."""
         identity = call.peer.standing.identity
         assert identity is not None, "nothing is judged without an identity"
@@ -325,58 +303,72 @@ class Guard:
             header = replace(header, changed_streams=tuple(visible))
         return [header]
 
-    async def _answer_refused(
-        self, call: ServerCall, rule: Rule, request: Any, refusals: Mapping[int, SbpError]
-    ) -> bool:
-        """Take refused items out; their results come first, or at their place in the answer.
 
-        The handler gets no request from which all items were taken: without items some operations
-        are about all streams.
-        """
-        items = list(_items_in(rule, request))
-        response = RESPONSE_TABLES[call.opcode]
-        results = {at: refused_result(response, items[at], error) for at, error in refusals.items()}
-        is_all = len(results) == len(items)
-        if not is_all:
-            narrow(call, rule.items, request, results)
-            if rule.results is not Results.BY_INDEX:
-                merger = Merger(len(items), results, by_stream=rule.results is Results.BY_STREAM)
-                call.revise = merger.revise
-                return True
-        parts = cut(list(results.values()))
-        for at, part in enumerate(parts):
-            header = response(**{RESULT_FIELDS[response]: tuple(part)}, status=SUCCESS)
-            await call.respond(header, is_end=is_all and at == len(parts) - 1)
-        return not is_all
+async def _serve_judged(
+    rule: Rule, handler: Handler, call: ServerCall, request: Any, judgement: Judgement
+) -> Answer:
+    """Serve a request without its refused items, and put their results into the answer.
+
+    They come first, or at their place. The handler gets no request from which all items were taken:
+    without items some operations are about all streams.
+    """
+    refusals = {
+        at: error
+        for at, error in enumerate(judgement)
+        if error is not None and not (rule.of_deleted and isinstance(error, NotFoundError))
+    }
+    if not refusals:
+        return await handler(call)
+    _LOG.warning(
+        "request refused operation=%s peer=%s items=%d: %s",
+        *(call.opcode.name, call.peer.name, len(refusals), next(iter(refusals.values()))),
+    )
+    if rule.is_whole:
+        raise next(iter(refusals.values()))
+    items = list(_items_in(rule, request))
+    response = RESPONSE_TABLES[call.opcode]
+    results = {at: refused_result(response, items[at], error) for at, error in refusals.items()}
+    refused = [
+        Response(response(**{RESULT_FIELDS[response]: tuple(part)}, status=SUCCESS), is_end=False)
+        for part in cut(list(results.values()))
+    ]
+    if len(results) == len(items):
+        refused[-1] = replace(refused[-1], is_end=True)
+        return _all_of(refused)
+    narrow(call, rule.items, request, results)
+    answer = await handler(call)
+    if rule.results is Results.BY_INDEX:
+        return _all_of(refused, answer)
+    merger = Merger(len(items), results, by_stream=rule.results is Results.BY_STREAM)
+
+    async def revise(header: Any, *, is_end: bool) -> Sequence[object]:
+        return merger.revise(header, is_end=is_end)
+
+    return _revised(answer, revise)
 
 
-class _Prompt(PromptHandler):
-    """Begins to serve at once what is allowed, if that is known."""
+async def _all_of(
+    refused: Sequence[Response], answer: Answer | None = None
+) -> AsyncGenerator[Response]:
+    """Yield the results of refused items, then the answer to the others."""
+    for each in refused:
+        yield each
+    if answer is not None:
+        async with aclosing(responses_of(answer)) as responses:
+            async for each in responses:
+                yield each
 
-    def __init__(self, guard: Guard, rule: Rule | Caller, handler: PromptHandler) -> None:
-        self._guard = guard
-        self._rule = rule
-        self._handler = handler
 
-    def begin(self, call: ServerCall) -> Rest | Later | None:
-        guard, rule = self._guard, self._rule
-        if guard.is_free(call, rule):
-            return self._handler.begin(call)
-        assert isinstance(rule, Rule)
-        call.judge_again = partial(guard.judge_again, call, rule)
-        if guard.maybe_admit(call, rule):
-            return self._handler.begin(call)
-        return partial(self._serve, call)
-
-    async def _serve(self, call: ServerCall) -> None:
-        if not await self._guard.admit(call, self._rule):
-            return
-        rest = self._handler.begin(call)
-        if isinstance(rest, Later):
-            await asyncio.wait([rest.ready])
-            await call.respond(rest.make())
-        elif rest is not None:
-            await rest()
+async def _revised(
+    answer: Answer, revise: Callable[..., Awaitable[Sequence[object]]]
+) -> AsyncGenerator[Response]:
+    """Yield an answer with the headers that `revise` returns for each: one at least."""
+    async with aclosing(responses_of(answer)) as responses:
+        async for each in responses:
+            *before, header = await revise(each.header, is_end=each.is_end)
+            for one in before:
+                yield Response(one, is_end=False)
+            yield replace(each, header=header)
 
 
 def _maybe_restricted(call: ServerCall) -> Identity | None:

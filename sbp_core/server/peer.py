@@ -22,7 +22,6 @@ from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.server.budget import Budget, Held
 from sbp_core.server.dispatch import Dispatcher
 from sbp_core.server.incoming import Incoming, is_overdue
-from sbp_core.server.later import Deferred, Serving
 from sbp_core.server.outgoing import Outgoing, Unread
 from sbp_core.server.quotas import Allowance, Quotas
 from sbp_core.server.runtime import Clock, Turns
@@ -114,7 +113,7 @@ class Peer(asyncio.BufferedProtocol):
         self._incoming.received(nbytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the tasks that serve the peer; calls without one end in their own time."""
+        """Cancel the tasks that serve the peer."""
         self._session.close()
         self._lost_at = self._clock.monotonic()
         self._allowance.end(self)
@@ -189,11 +188,6 @@ class Peer(asyncio.BufferedProtocol):
         """End a call with a system error frame."""
         async with self._outgoing.room(0):
             self._refuse(request, error)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the peer reads what it is sent."""
-        return self._outgoing.has_room
 
     def has_room_for(self, size: int) -> bool:
         """Whether a frame of `size` bytes need not wait."""
@@ -325,8 +319,14 @@ class Peer(asyncio.BufferedProtocol):
 
     def serve(self, frame: Frame, held: Held) -> None:
         """Serve a request that counts for what is `held`."""
-        rest = self._dispatcher.begin(frame, self, self.name, self._incoming.received_at, held)
-        self._work.go_on(rest, held, is_use=frame.opcode != Opcode.HEARTBEAT)
+        received_at = self._incoming.received_at
+        try:
+            task = self._dispatcher.begin(frame, self, self.name, received_at, held)
+        except Exception as error:  # noqa: BLE001 - nothing could be sent, the error neither
+            held.end()
+            self._on_work_ended(error)
+        else:
+            self._work.go_on(task, held, is_use=frame.opcode != Opcode.HEARTBEAT)
 
     def note_rest(self) -> None:
         """Continue with what waits until no request is in progress."""
@@ -338,7 +338,7 @@ class Peer(asyncio.BufferedProtocol):
     @property
     def _has_work(self) -> bool:
         """Whether requests are served, wait for room, or may be here unseen."""
-        return self._work.is_going_on or self._incoming.has_work
+        return self._work.has_tasks or self._incoming.has_work
 
     def _on_work_ended(self, error: BaseException | None) -> None:
         self.note_rest()
@@ -411,34 +411,24 @@ class Work:
         self._clock = clock
         self._on_ended = on_ended
         self._tasks: dict[asyncio.Task[None], Held] = {}
-        self._deferred_count = 0
         self._used_at = clock.monotonic()
         self._was_used = False
 
     @property
     def has_tasks(self) -> bool:
-        """Whether tasks are running."""
+        """Whether anything is being served."""
         return bool(self._tasks)
 
-    @property
-    def is_going_on(self) -> bool:
-        """Whether anything is being served."""
-        return bool(self._tasks) or self._deferred_count > 0
-
-    def go_on(self, rest: Serving | None, held: Held, *, is_use: bool) -> None:
-        """Do what is left of a request that counts for what is `held`."""
-        if rest is None:
+    def go_on(self, task: asyncio.Task[None] | None, held: Held, *, is_use: bool) -> None:
+        """Note what is left of a request that counts for what is `held`."""
+        if task is None:
             held.end()
-        elif isinstance(rest, Deferred):
-            self._deferred_count += 1
-            rest.when_due(partial(self._on_due, rest, held))
         else:
-            task = asyncio.create_task(rest)
             self._tasks[task] = held
             task.add_done_callback(partial(self._on_done, is_use))
 
     def cancel(self) -> None:
-        """Cancel the tasks; calls without one end in their own time."""
+        """Cancel the tasks."""
         for task in self._tasks:
             task.cancel()
 
@@ -461,13 +451,6 @@ class Work:
         """Return for how long a newcomer could have had the place, in ms; negative before that."""
         spared_ms = limits.SPARED_CONNECTION_MS if self._was_used else limits.UNUSED_CONNECTION_MS
         return self.idle_ms(now) - spared_ms
-
-    def _on_due(self, deferred: Deferred, held: Held) -> None:
-        rest = deferred.finish()
-        self._deferred_count -= 1
-        self.go_on(rest, held, is_use=True)
-        self.note_use()
-        self._on_ended(None)
 
     def _on_done(self, is_use: bool, task: asyncio.Task[None]) -> None:  # noqa: FBT001
         self._tasks.pop(task).end()

@@ -43,8 +43,8 @@ class Merger:
             self._add_refused(merged)
         return merged
 
-    async def revise(self, header: Any, *, is_end: bool) -> Sequence[object]:
-        """Return the frames to send for one of the handler."""
+    def revise(self, header: Any, *, is_end: bool) -> Sequence[object]:
+        """Return the headers to send for one of the handler."""
         field = RESULT_FIELDS[type(header)]
         merged = self.merge(getattr(header, field), is_end=is_end)
         return [replace(header, **{field: tuple(part)}) for part in cut(merged) or ((),)]

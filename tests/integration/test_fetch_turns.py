@@ -89,7 +89,8 @@ def fetch(stream_id, *offsets):
 
 def queue_of(cluster):
     guarded = cluster.server._listener._dispatcher._handlers[Opcode.FETCH]
-    return guarded._handler._shared.reads._queue
+    _, handler = guarded.args
+    return handler._shared.reads._queue
 
 
 def waiting_count(cluster):

@@ -10,6 +10,7 @@ from sbp_core import limits
 from sbp_core.errors import ConfigurationError, StatusCode, ThrottledError
 from sbp_core.limits import FRAME_BYTES_MIN
 from sbp_core.server.accepting import Acceptor
+from sbp_core.server.dispatch import Response
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
 from sbp_core.server.settings import Exposure
@@ -52,18 +53,18 @@ class Service:
         self.started_count += 1
         self.started.set()
         await self.gate.wait()
-        await call.respond(IdAllocationResponse(id=7, status=SUCCESS))
+        return Response(IdAllocationResponse(id=7, status=SUCCESS))
 
     async def append(self, call):
         await self.gate.wait()
-        await call.respond(AppendResponse(throttle_time_ms=len(call.payload)))
+        return Response(AppendResponse(throttle_time_ms=len(call.payload)))
 
     async def fail(self, call):
         raise RuntimeError("a bug")
 
     async def say_too_much(self, call):
         detail = bytes(limits.HEADER_BYTES_MAX)
-        await call.respond(TrimStreamsResponse(status=Status(detail=detail)))
+        return Response(TrimStreamsResponse(status=Status(detail=detail)))
 
 
 def run(body, **options):

@@ -371,23 +371,6 @@ def test_a_request_that_waited_for_room_and_is_answered_at_once_keeps_no_drain_w
     run(body)
 
 
-def test_work_for_a_disconnected_peer_counts_until_it_ends():
-    async def body(bench):
-        budget, request = bench.listener._budget, encode_frame(Opcode.APPEND, Flag.REQUEST, 1)
-        async with bench.connection() as (_, writer):
-            writer.write(b"".join(request))
-            while bench.deferring.ready is None:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-        while bench.listener.connection_count:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        assert budget.taken_bytes > 0
-        bench.deferring.ready.set_result(AppendResponse())
-        await asyncio.sleep(0)
-        assert budget.taken_bytes == 0
-
-    run(body)
-
-
 def test_connections_with_requests_that_wait_take_turns():
     """A connection with one request does not wait for all earlier requests of another one."""
 
@@ -403,7 +386,8 @@ def test_connections_with_requests_that_wait_take_turns():
                 await asyncio.sleep(0)
             bench.gate.set()
             await late.readexactly(1 << 20)
-            assert bench.served_count < 10
+            first, *others = bench.served_for
+            assert others[:2].count(first) < 2
             for _ in range(40):
                 await reader.readexactly(1 << 20)
 
@@ -444,14 +428,14 @@ def test_requests_that_waited_are_begun_in_turns_once_there_is_room(monkeypatch)
         async with AsyncExitStack() as connections:
             _, first = await connections.enter_async_context(bench.connection())
             first.write(large)
-            while bench.deferring.ready is None:  # noqa: ASYNC110
+            while bench.ready is None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             for number in range(21):  # the first of them is admitted in any case
                 _, writer = await connections.enter_async_context(bench.connection())
                 writer.write(small)
                 while bench.begun_count + budget.waiting_count <= number:  # noqa: ASYNC110
                     await asyncio.sleep(0)
-            bench.deferring.ready.set_result(AppendResponse())
+            bench.ready.set_result(AppendResponse())
             begun_count = 1
             while bench.begun_count < 21:
                 await asyncio.sleep(0)

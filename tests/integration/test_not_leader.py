@@ -11,6 +11,7 @@ from sbp_core.errors import ConnectError, NotLeaderError
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
+from sbp_core.server.dispatch import Response
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
 from sbp_core.server.trust import ServerRole
@@ -326,7 +327,7 @@ async def in_front_of(pd, cluster):
     """Another endpoint of a placement driver, which reports that it is one of `cluster`."""
 
     async def describe(call):
-        await call.respond(DescribePlacementDriverClusterResponse(status=SUCCESS, cluster=cluster))
+        return Response(DescribePlacementDriverClusterResponse(status=SUCCESS, cluster=cluster))
 
     handlers = {**pd._handlers.by_opcode(), Opcode.DESCRIBE_PD_CLUSTER: describe}
     listener = Listener(handlers, role=ServerRole.PLACEMENT_DRIVER, clock=SystemClock())

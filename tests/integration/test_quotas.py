@@ -262,7 +262,7 @@ def test_requests_wait_for_the_memory_of_their_identity(benched):
 
     async def body(bench):
         def at_work():
-            return sum(each._work._deferred_count for each in bench.listener._peers)
+            return sum(len(each._work._tasks) for each in bench.listener._peers)
 
         async with contextlib.AsyncExitStack() as opened:
             clients = [await opened.enter_async_context(bench.client("etl")) for _ in range(3)]

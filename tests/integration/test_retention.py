@@ -13,7 +13,7 @@ import pytest
 from sbp_core import limits
 from sbp_core.client import EARLIEST, AppendItem, FetchItem, StreamSpec, StreamUpdate
 from sbp_core.errors import ConnectError, LogCorruptionError, OffsetOutOfRangeError
-from sbp_core.rangeserver.fetching import batch_finder
+from sbp_core.rangeserver.fetching.batch_finder import BatchFinder
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.server.runtime import SystemClock
 from tests.support.cluster import CoreCluster, allow_small_segments, core_cluster, rows_batch
@@ -249,8 +249,7 @@ def test_a_deleted_stream_frees_its_space(tmp_path: Path) -> None:
 def test_records_trimmed_during_a_lookup_are_not_reported_as_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = batch_finder.find_slots
-    monkeypatch.setattr(batch_finder, "maybe_recent_slots", lambda *_: None)
+    find = BatchFinder._find
 
     async def main() -> None:
         async with cluster_on(tmp_path) as cluster:
@@ -262,14 +261,14 @@ def test_records_trimmed_during_a_lookup_are_not_reported_as_damaged(
                 nonlocal offset
                 offset += 1
                 await cluster.client.trim_streams({stream_id: offset})
-                monkeypatch.setattr(batch_finder, "find_slots", find)
+                monkeypatch.setattr(BatchFinder, "_find", find)
                 raise LogCorruptionError("gone")
 
-            monkeypatch.setattr(batch_finder, "find_slots", find_after_a_trim)
+            monkeypatch.setattr(BatchFinder, "_find", find_after_a_trim)
             with pytest.raises(OffsetOutOfRangeError) as caught:
                 await cluster.read(stream_id, 0)
             assert caught.value.bounds == (1, 3)
-            monkeypatch.setattr(batch_finder, "find_slots", find_after_a_trim)
+            monkeypatch.setattr(BatchFinder, "_find", find_after_a_trim)
             items = [FetchItem(stream_id, EARLIEST, None, 1)]
             (outcome,) = [outcome async for outcome in cluster.client.fetch(items)]
             assert (outcome.error, outcome.next_offset) == (None, 3)

@@ -213,17 +213,14 @@ def test_a_repeat_in_the_next_range_waits_for_the_range_before(tmp_path, monkeyp
 
 def hold_entries(monkeypatch, of=None):
     """Keep entries from secondaries, or from one; return the event after which they arrive."""
-    may_arrive, begin = asyncio.Event(), ReplicateHandler.begin
+    may_arrive, serve = asyncio.Event(), ReplicateHandler.__call__
 
-    def begin_later(handler, call):
-        async def rest():
+    async def serve_later(handler, call):
+        if call.payload and (of is None or handler._host is of._host):
             await may_arrive.wait()
-            await begin(handler, call)()
+        return await serve(handler, call)
 
-        is_held = call.payload and (of is None or handler._host is of._host)
-        return rest if is_held else begin(handler, call)
-
-    monkeypatch.setattr(ReplicateHandler, "begin", begin_later)
+    monkeypatch.setattr(ReplicateHandler, "__call__", serve_later)
     return may_arrive
 
 
@@ -244,7 +241,7 @@ def test_a_copy_is_completed_while_the_primary_is_silent(tmp_path, monkeypatch):
         async def serve_unless_silent(handler, call):
             if handler._host is primary._host:
                 await asyncio.Event().wait()
-            await serve(handler, call)
+            return await serve(handler, call)
 
         monkeypatch.setattr(ReadEntriesHandler, "__call__", serve_unless_silent)
         assert await append(client, stream.stream_id, b"only on two") == 0

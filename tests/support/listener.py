@@ -14,8 +14,7 @@ from sbp_core.client import (
     Connecting,
     RetryPolicy,
 )
-from sbp_core.server.dispatch import PromptHandler
-from sbp_core.server.later import Later
+from sbp_core.server.dispatch import Response
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.server.trust import ServerRole
@@ -37,11 +36,10 @@ from tests.support.wire import RawClient
 ONCE = RetryPolicy(budget_ms=1)
 
 
-async def greet(call: Any) -> None:
+async def greet(call: Any) -> Response:
     request = call.decode(HeartbeatRequest)
-    rest = call.greet(request, HeartbeatResponse(client_id="c", cluster_id="c", status=SUCCESS))
-    if rest is not None:
-        await rest()
+    answer = HeartbeatResponse(client_id="c", cluster_id="c", status=SUCCESS)
+    return await call.greet(request, answer)
 
 
 class ServedListener:
@@ -141,52 +139,43 @@ HERE_BYTES = limits.RECEIVE_BUFFER_BYTES + limits.RECEIVE_WAKE_BYTES
 """So much of a large frame is looked at, for sure."""
 
 
-class Prompt(PromptHandler):
-    """Answers at once."""
-
-    def begin(self, call):
-        return call.answer_soon(IdAllocationResponse())
-
-
-class Deferring(PromptHandler):
-    """Answers later, with what `ready` ends with."""
-
-    def __init__(self):
-        self.ready = None
-
-    def begin(self, call):
-        self.ready = asyncio.get_running_loop().create_future()
-        return Later(self.ready, self.ready.result)
-
-
 class Bench:
     """A listener, its clock, and services.
 
-    ALLOCATE_ID is answered when `gate` is open, LIST_RANGES at once, APPEND as `deferring` says.
+    ALLOCATE_ID is answered when `gate` is open, LIST_RANGES at once, APPEND when `ready` is over.
     """
 
     def __init__(self, **options):
         self.clock = ManualClock()
         self.gate = asyncio.Event()
-        self.deferring = Deferring()
+        self.ready = None
         self.listener = Listener(
             {
                 Opcode.ALLOCATE_ID: self.serve,
-                Opcode.LIST_RANGES: Prompt(),
-                Opcode.APPEND: self.deferring,
+                Opcode.LIST_RANGES: self.answer,
+                Opcode.APPEND: self.append,
             },
             role=ServerRole.RANGE_SERVER,
             clock=self.clock,
             **options,
         )
         self.port = 0
-        self.begun_count = self.served_count = 0
+        self.begun_count = 0
+        self.served_for: list[str] = []
+        """The peers of the calls of ALLOCATE_ID that were served, in their order."""
 
     async def serve(self, call):
         self.begun_count += 1
         await self.gate.wait()
-        self.served_count += 1
-        await call.respond(IdAllocationResponse(), [bytes(1 << 20)])
+        self.served_for.append(call.peer.name)
+        return Response(IdAllocationResponse(), call.peer.pack([bytes(1 << 20)]))
+
+    async def answer(self, call):
+        return Response(IdAllocationResponse())
+
+    async def append(self, call):
+        self.ready = asyncio.get_running_loop().create_future()
+        return Response(await self.ready)
 
     def later(self, ms):
         self.clock.advance(ms)

@@ -12,7 +12,7 @@ from typing import Any
 from sbp_core import limits
 from sbp_core.errors import NotLeaderError, StatusCode
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
-from sbp_core.server.dispatch import ServerCall
+from sbp_core.server.dispatch import Response, ServerCall
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
 from sbp_core.server.trust import ServerRole
@@ -336,17 +336,16 @@ class Follower:
         """From now on name these nodes."""
         self.detail = encode_header(cluster_of(leader, *followers))
 
-    async def serve(self, call: ServerCall) -> None:
+    async def serve(self, call: ServerCall) -> Response:
         if call.opcode is Opcode.HEARTBEAT:
             request = call.decode(HeartbeatRequest)
             if request.client_role != ClientRole.RANGE_SERVER:
-                await call.respond(HeartbeatResponse(client_id=request.client_id))
-                return
+                return Response(HeartbeatResponse(client_id=request.client_id))
         self.asked[call.opcode] += 1
         error = NotLeaderError(self._code, "not the leader", self.detail)
         if self._is_system_error:
             raise error
-        await call.respond(RESPONSE_TABLES[call.opcode](status=status_for(error)))
+        return Response(RESPONSE_TABLES[call.opcode](status=status_for(error)))
 
 
 @asynccontextmanager

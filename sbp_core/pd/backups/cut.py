@@ -21,8 +21,8 @@ from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import NO_PROPERTIES, RangeRecord, StreamRecord, range_table, stream_table
 from sbp_core.pd.txns.publishing import Publisher
-from sbp_core.server.answers import respond_in_parts
-from sbp_core.server.dispatch import ServerCall
+from sbp_core.server.answers import in_parts
+from sbp_core.server.dispatch import Answer, ServerCall
 from sbp_core.server.peers import Peers, server_addresses
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
@@ -77,7 +77,7 @@ class CutTaker:
         self._peers = peers
         self._clock = clock
 
-    async def take(self, call: ServerCall) -> None:
+    async def take(self, call: ServerCall) -> Answer:
         """SPEC "TAKE_CUT": metadata in frames of about 1 MiB; the first one has the rest, too."""
         call.decode(TakeCutRequest)
         await self._extents(await self._store.run(_read))  # a server that is down holds nothing up
@@ -110,8 +110,7 @@ class CutTaker:
             for part in _parts(found, extents):
                 yield (part,)
 
-        await respond_in_parts(
-            call,
+        return in_parts(
             parts(),
             lambda part: replace(head, metadata=part[0] if part else ClusterMetadata()),
         )

@@ -24,7 +24,7 @@ from sbp_core.pd.model import CursorChange, RangeRecord, SchemaRecord, ServerLoa
 from sbp_core.pd.placement import Placement
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.txns.transactions import Decided
-from sbp_core.server.dispatch import Handler, PromptHandler, ServerCall
+from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     ClusterMetadata,
@@ -76,11 +76,9 @@ class Restorer:
         }
 
     def _wrap(self, handler: Handler) -> Handler:
-        assert not isinstance(handler, PromptHandler)
-
-        async def serve(call: ServerCall) -> None:
+        async def serve(call: ServerCall) -> Answer:
             self._check(call)
-            await handler(call)
+            return await handler(call)
 
         return serve
 
@@ -97,7 +95,7 @@ class Restorer:
             " complete: wait; if it was interrupted, run `sbp restore` again"
         )
 
-    async def restore(self, call: ServerCall) -> None:
+    async def restore(self, call: ServerCall) -> Answer:
         """SPEC "RESTORE_METADATA": durable when it is answered; may be repeated."""
         request = call.decode(RestoreMetadataRequest)
         backup_id = request.backup_id or ""
@@ -113,7 +111,7 @@ class Restorer:
             if request.is_complete:
                 await self._store.run(_complete, request, now_ms)
                 self.restoring, is_complete = None, True
-        await call.respond(RestoreMetadataResponse(status=SUCCESS, is_complete=is_complete))
+        return Response(RestoreMetadataResponse(status=SUCCESS, is_complete=is_complete))
 
 
 def _begin(store: MetadataStore, backup_id: str, now_ms: int) -> bool:

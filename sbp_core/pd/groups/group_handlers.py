@@ -16,8 +16,8 @@ from sbp_core.pd.groups.group_operations import GroupOperations
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import check_group_name
 from sbp_core.pd.streams.stream_operations import check_item_count
-from sbp_core.server.answers import respond_in_parts
-from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.answers import in_parts
+from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import (
     DescribeGroupRequest,
@@ -72,7 +72,7 @@ class GroupHandlers:
         """Stop looking."""
         await cancel_all(self._keeping)
 
-    async def join(self, call: ServerCall) -> None:
+    async def join(self, call: ServerCall) -> Answer:
         """SPEC "JOIN_GROUP": durable when it is answered; may be repeated."""
         request = call.decode(JoinGroupRequest)
         name = _checked_group(call, request.group)
@@ -86,11 +86,11 @@ class GroupHandlers:
         now, wall_ms = self._clock.monotonic(), self._clock.wall_ms()
         group = await self._store.run(self.operations.join, name, member, now, wall_ms)
         assigned = tuple(group.assigned(member.member_id))
-        await call.respond(
+        return Response(
             JoinGroupResponse(status=SUCCESS, generation=group.generation, stream_ids=assigned)
         )
 
-    async def heartbeat(self, call: ServerCall) -> None:
+    async def heartbeat(self, call: ServerCall) -> Answer:
         """SPEC "GROUP_HEARTBEAT": what the member is to read from now on."""
         request = call.decode(GroupHeartbeatRequest)
         name = _checked_group(call, request.group)
@@ -106,19 +106,19 @@ class GroupHandlers:
             now=self._clock.monotonic(),
         )
         assigned = tuple(group.assigned(member_id))
-        await call.respond(
+        return Response(
             GroupHeartbeatResponse(status=SUCCESS, generation=group.generation, stream_ids=assigned)
         )
 
-    async def leave(self, call: ServerCall) -> None:
+    async def leave(self, call: ServerCall) -> Answer:
         """SPEC "LEAVE_GROUP": others get the streams of the member; may be repeated."""
         request = call.decode(LeaveGroupRequest)
         name = _checked_group(call, request.group)
         member_id = _checked_member_id(request.member_id)
         await self._store.run(self.operations.leave, name, member_id, call.restricted_subject)
-        await call.respond(LeaveGroupResponse(status=SUCCESS))
+        return Response(LeaveGroupResponse(status=SUCCESS))
 
-    async def describe(self, call: ServerCall) -> None:
+    async def describe(self, call: ServerCall) -> Answer:
         """SPEC "DESCRIBE_GROUP": the members by id; none for a group without members."""
         name = _checked_group(call, call.decode(DescribeGroupRequest).group)
         group = await self._store.run(_find, name)
@@ -131,8 +131,7 @@ class GroupHandlers:
             for at in range(0, len(members), _MEMBERS_PER_FRAME):
                 yield tuple(members[at : at + _MEMBERS_PER_FRAME])
 
-        await respond_in_parts(
-            call,
+        return in_parts(
             parts(),
             lambda part: DescribeGroupResponse(
                 status=SUCCESS, generation=group.generation, members=part

@@ -20,8 +20,8 @@ from sbp_core.pd.model import (
     check_group_name,
 )
 from sbp_core.pd.streams.stream_operations import apply_accepted, check_item_count, no_stream
-from sbp_core.server.answers import cut, respond_all, respond_in_parts
-from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.answers import cut, in_frames, in_parts
+from sbp_core.server.dispatch import Answer, Handler, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     CommitCursorsRequest,
@@ -47,7 +47,7 @@ class CursorHandlers:
         """Return the handler of each opcode served here."""
         return {Opcode.COMMIT_CURSORS: self.commit, Opcode.DESCRIBE_CURSORS: self.describe}
 
-    async def commit(self, call: ServerCall) -> None:
+    async def commit(self, call: ServerCall) -> Answer:
         """Set cursors of a group; they are durable when they are answered, in their order."""
         request = call.decode(CommitCursorsRequest)
         check_item_count(len(request.cursors))
@@ -61,11 +61,9 @@ class CursorHandlers:
             generation=request.generation,
             subject=call.restricted_subject,
         )
-        await respond_all(
-            call, results, lambda part: CommitCursorsResponse(cursors=part, status=SUCCESS)
-        )
+        return in_frames(results, lambda part: CommitCursorsResponse(cursors=part, status=SUCCESS))
 
-    async def describe(self, call: ServerCall) -> None:
+    async def describe(self, call: ServerCall) -> Answer:
         """Describe the cursors of a group, all or for some streams; without a group, the groups."""
         request = call.decode(DescribeCursorsRequest)
         check_item_count(len(request.stream_ids))
@@ -73,8 +71,7 @@ class CursorHandlers:
             check_group_name(request.group)
         elif request.stream_ids:
             raise invalid("stream_ids without group: set group to describe its cursors")
-        await respond_in_parts(
-            call,
+        return in_parts(
             self._parts(request),
             lambda part: DescribeCursorsResponse(cursors=part, status=SUCCESS),
         )

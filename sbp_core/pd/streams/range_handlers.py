@@ -30,8 +30,8 @@ from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.repair import Repair
 from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer, create_range
 from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
-from sbp_core.server.answers import respond_all
-from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.answers import in_frames
+from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.wire.headers import (
     CreateRangeRequest,
     CreateRangeResponse,
@@ -99,18 +99,17 @@ class RangeHandlers:
             Opcode.MOVE_RANGES: self.move,
         }
 
-    async def seal(self, call: ServerCall) -> None:
+    async def seal(self, call: ServerCall) -> Answer:
         """SPEC "SEAL_RANGES" at the placement driver: answers the new writable ranges."""
         request = call.decode(SealRangesRequest)
         check_item_count(len(request.ranges))
         results = await self._sealer.seal(request.ranges, request.cause)
-        await respond_all(
-            call,
+        return in_frames(
             results,
             lambda part: SealRangesResponse(seal_responses=part, status=SUCCESS),
         )
 
-    async def create(self, call: ServerCall) -> None:
+    async def create(self, call: ServerCall) -> Answer:
         """Open the next range of a stream (SPEC "Frame Definitions", 0x2004)."""
         request = call.decode(CreateRangeRequest)
         try:
@@ -118,12 +117,12 @@ class RangeHandlers:
                 create_range, request.stream_range, self._membership.live_servers()
             )
         except StatusError as error:
-            await call.respond(CreateRangeResponse(status=status_for(error)))
+            return Response(CreateRangeResponse(status=status_for(error)))
         else:
             self._announcer.announce([opened])
-            await call.respond(CreateRangeResponse(status=SUCCESS, stream_range=opened))
+            return Response(CreateRangeResponse(status=SUCCESS, stream_range=opened))
 
-    async def move(self, call: ServerCall) -> None:
+    async def move(self, call: ServerCall) -> Answer:
         """SPEC "MOVE_RANGES": results in the order of the request."""
         request = call.decode(MoveRangesRequest)
         check_item_count(len(request.moves))
@@ -135,8 +134,7 @@ class RangeHandlers:
         ended = await self._move_open([each for each in pending if each.is_open])
         ended += await self._move_sealed([each for each in pending if not each.is_open])
         known = {each.move.stream_id: each for each in (*planned, *ended)}
-        await respond_all(
-            call,
+        return in_frames(
             [_result(known[each.stream_id]) for each in request.moves],
             lambda part: MoveRangesResponse(move_responses=part, status=SUCCESS),
         )
@@ -151,7 +149,7 @@ class RangeHandlers:
         targets = {each.move.stream_id: each.move.server_ids for each in moving}
         results = await self._sealer.seal(items, targets=targets)
         return [
-            each.after(_maybe_misplaced(result, each.move))
+            each.after(maybe_misplaced(result, each.move))
             for each, result in zip(moving, results, strict=True)
         ]
 
@@ -205,10 +203,14 @@ def _plan_moves(
 
 def _is_placed(record: RangeRecord, move: RangeMove) -> bool:
     """Whether a range is on its servers, and no others; an open one has their primary."""
-    is_same = {*record.server_ids} == {*move.server_ids}
     if move.range_index != _OPEN:
-        return is_same
-    return is_same and record.end_offset is None and record.server_ids[:1] == move.server_ids[:1]
+        return {*record.server_ids} == {*move.server_ids}
+    return record.end_offset is None and _has_same_servers(record.server_ids, move.server_ids)
+
+
+def _has_same_servers(server_ids: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether these are the wanted servers with their primary; the order of the others is free."""
+    return server_ids[:1] == wanted[:1] and {*server_ids} == {*wanted}
 
 
 def _find(store: MetadataStore, move: RangeMove) -> RangeRecord:
@@ -304,15 +306,18 @@ def _maybe_range(store: MetadataStore, stream_id: int, index: int) -> RangeRecor
     return found[0] if found and found[0].range_index == index else None
 
 
-def _maybe_misplaced(result: SealRangesResult, move: RangeMove) -> SbpError | None:
-    """Return why the open range of a stream is not where it is to be; None if it is."""
+def maybe_misplaced(result: SealRangesResult, move: RangeMove) -> SbpError | None:
+    """Return why the open range of a stream is not where it is to be; None if it is.
+
+    Another request may have opened it, so the move may be tried again.
+    """
     opened = result.stream_range
     if opened is None:
         return maybe_error(result.status)
     placed = tuple(each.server.server_id for each in opened.servers if each.server is not None)
-    if placed == move.server_ids:
+    if _has_same_servers(placed, move.server_ids):
         return None
-    return invalid(
+    return NoRangeServerError.of(
         f"stream {move.stream_id} goes on in range {opened.range_index} on range servers"
         f" {listed(placed)}, as not all of {listed(move.server_ids)} could be given a range"
     )

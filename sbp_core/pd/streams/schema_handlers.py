@@ -22,8 +22,8 @@ from sbp_core.pd.model import SchemaRecord
 from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
 from sbp_core.records.evolution import check_evolution
 from sbp_core.records.stream_schema import decode_stream_schema
-from sbp_core.server.answers import respond_in_parts
-from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.answers import in_parts
+from sbp_core.server.dispatch import Answer, Handler, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     DescribeSchemasRequest,
@@ -51,12 +51,11 @@ class SchemaHandlers:
         """Return the handler of each opcode served here."""
         return {Opcode.REGISTER_SCHEMAS: self.register, Opcode.DESCRIBE_SCHEMAS: self.describe}
 
-    async def register(self, call: ServerCall) -> None:
+    async def register(self, call: ServerCall) -> Answer:
         """Add versions to schemas; they are durable when they are answered, in their order."""
         request = call.decode(RegisterSchemasRequest)
         check_item_count(len(request.schemas))
-        await respond_in_parts(
-            call,
+        return in_parts(
             self._registered(request.schemas),
             lambda part: RegisterSchemasResponse(schemas=part, status=SUCCESS),
         )
@@ -68,12 +67,11 @@ class SchemaHandlers:
             some = asked[start : start + limits.SCHEMAS_PER_TURN]
             yield tuple(await self._store.run(register_schemas, some, self._clock.wall_ms()))
 
-    async def describe(self, call: ServerCall) -> None:
+    async def describe(self, call: ServerCall) -> Answer:
         """Describe the versions of the schemas of streams, all or the newest ones."""
         request = call.decode(DescribeSchemasRequest)
         check_item_count(len(request.stream_ids))
-        await respond_in_parts(
-            call,
+        return in_parts(
             self._described(request),
             lambda part: DescribeSchemasResponse(schemas=part, status=SUCCESS),
         )

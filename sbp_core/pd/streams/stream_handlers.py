@@ -46,8 +46,8 @@ from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.pd.txns.txn_handlers import TxnHandlers
-from sbp_core.server.answers import respond_all, respond_in_parts
-from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.answers import in_frames, in_parts
+from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.guard import Guard
 from sbp_core.server.peers import Peers
 from sbp_core.server.runtime import Clock, cancel_all
@@ -195,7 +195,7 @@ class PlacementDriverHandlers:
         with suppress(StatusError):  # a store that fails has said so
             await self._log_marks.flush()
 
-    async def heartbeat(self, call: ServerCall) -> None:
+    async def heartbeat(self, call: ServerCall) -> Answer:
         """SPEC "HEARTBEAT": register a range server; answer every client with the cluster's id."""
         request = call.decode(HeartbeatRequest)
         status = SUCCESS
@@ -214,7 +214,7 @@ class PlacementDriverHandlers:
             promised = await self._check_log(request, call.peer.standing)
         except (*_REFUSALS, AlreadyExistsError) as error:
             status = status_for(error)
-        rest = call.greet(
+        return await call.greet(
             request,
             replace(
                 heartbeat_answer(request, status, self._store.cluster_id),
@@ -225,8 +225,6 @@ class PlacementDriverHandlers:
                 interval_ms=self._membership.interval_ms,
             ),
         )
-        if rest is not None:
-            await rest()
 
     async def _check_log(self, request: HeartbeatRequest, standing: Standing) -> int:
         """Return how far a range server's log has to reach.
@@ -278,7 +276,7 @@ class PlacementDriverHandlers:
         await self._announcer.stop()
         await self._peers.close()
 
-    async def report_metrics(self, call: ServerCall) -> None:
+    async def report_metrics(self, call: ServerCall) -> Answer:
         """SPEC "REPORT_METRICS": keep the load for placement; the server is alive."""
         request = call.decode(ReportMetricsRequest)
         status = SUCCESS
@@ -295,16 +293,16 @@ class PlacementDriverHandlers:
             )
         except (*_REFUSALS, AlreadyExistsError) as error:
             status = status_for(error)
-        await call.respond(ReportMetricsResponse(range_server=request.range_server, status=status))
+        return Response(ReportMetricsResponse(range_server=request.range_server, status=status))
 
-    async def allocate_id(self, call: ServerCall) -> None:
+    async def allocate_id(self, call: ServerCall) -> Answer:
         """SPEC "ALLOCATE_ID": an id for a range server, never issued before, and its secret."""
         call.decode(IdAllocationRequest)
         secret = new_secret()
         server_id = await self._store.run(_allocate, secret)
-        await call.respond(IdAllocationResponse(server_id, SUCCESS, secret))
+        return Response(IdAllocationResponse(server_id, SUCCESS, secret))
 
-    async def create_streams(self, call: ServerCall) -> None:
+    async def create_streams(self, call: ServerCall) -> Answer:
         """SPEC "CREATE_STREAMS": results in the order of the request."""
         request = call.decode(CreateStreamsRequest)
         check_item_count(len(request.streams))
@@ -317,24 +315,22 @@ class PlacementDriverHandlers:
         self._announcer.announce(
             result.stream_range for result in results if result.stream_range is not None
         )
-        await respond_all(
-            call,
+        return in_frames(
             results,
             lambda part: CreateStreamsResponse(create_responses=part, status=SUCCESS),
         )
 
-    async def delete_streams(self, call: ServerCall) -> None:
+    async def delete_streams(self, call: ServerCall) -> Answer:
         """SPEC "DELETE_STREAMS": results in the order of the request."""
         request = call.decode(DeleteStreamsRequest)
         check_item_count(len(request.streams))
         results = await self._store.run(operations.delete_streams, request.streams)
-        await respond_all(
-            call,
+        return in_frames(
             results,
             lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS),
         )
 
-    async def update_streams(self, call: ServerCall) -> None:
+    async def update_streams(self, call: ServerCall) -> Answer:
         """SPEC "UPDATE_STREAMS": results in the order of the request."""
         request = call.decode(UpdateStreamsRequest)
         check_item_count(len(request.streams))
@@ -342,32 +338,29 @@ class PlacementDriverHandlers:
             changes.update_streams, request.streams, self._membership.live_servers()
         )
         await self._fail_over.renew(moved)
-        await respond_all(
-            call,
+        return in_frames(
             results,
             lambda part: UpdateStreamsResponse(update_responses=part, status=SUCCESS),
         )
 
-    async def trim_streams(self, call: ServerCall) -> None:
+    async def trim_streams(self, call: ServerCall) -> Answer:
         """SPEC "TRIM_STREAMS": the smallest remaining ranges, in the order of the request."""
         request = call.decode(TrimStreamsRequest)
         check_item_count(len(request.trimmed_streams))
         results = await self._trimmer.trim(request.trimmed_streams)
-        await respond_all(
-            call,
+        return in_frames(
             results,
             lambda part: TrimStreamsResponse(streams=part, status=SUCCESS),
         )
 
-    async def describe_streams(self, call: ServerCall) -> None:
+    async def describe_streams(self, call: ServerCall) -> Answer:
         """SPEC "DESCRIBE_STREAMS": results by id, then by name, or all streams by id."""
         request = call.decode(DescribeStreamsRequest)
         asked = len(request.stream_ids) + len(request.names)
         check_item_count(asked)
         if request.all_streams and (asked or request.with_properties):
             raise invalid("all_streams goes without stream_ids, names and with_properties")
-        await respond_in_parts(
-            call,
+        return in_parts(
             self._all_streams() if request.all_streams else self._some_streams(request),
             lambda part: DescribeStreamsResponse(describe_responses=part, status=SUCCESS),
         )
@@ -384,7 +377,7 @@ class PlacementDriverHandlers:
             yield tuple(results)
             last_id = results[-1].stream_id
 
-    async def list_ranges(self, call: ServerCall) -> None:
+    async def list_ranges(self, call: ServerCall) -> Answer:
         """SPEC "LIST_RANGES": results in the order of the owners; without owners, what changed.
 
         The revision is read before the ranges, so a client that asks again "since" it misses no
@@ -404,8 +397,7 @@ class PlacementDriverHandlers:
                 results, cursor = await self._store.run(operations.list_ranges, owners, cursor)
                 yield tuple(results)
 
-        await respond_in_parts(
-            call,
+        return in_parts(
             parts(),
             lambda part: ListRangesResponse(
                 list_responses=part,
@@ -419,10 +411,10 @@ class PlacementDriverHandlers:
             ),
         )
 
-    async def describe_cluster(self, call: ServerCall) -> None:
+    async def describe_cluster(self, call: ServerCall) -> Answer:
         """SPEC "DESCRIBE_PD_CLUSTER": one placement driver, the leader; `Election` has several."""
         node = PlacementDriverNode(name=self._name, advertise_addr=self._endpoint(), is_leader=True)
-        await call.respond(
+        return Response(
             DescribePlacementDriverClusterResponse(
                 status=SUCCESS, cluster=PlacementDriverCluster(nodes=(node,))
             )

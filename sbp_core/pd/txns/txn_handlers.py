@@ -35,8 +35,8 @@ from sbp_core.pd.txns.transactions import (
     check_manifest,
     check_owner,
 )
-from sbp_core.server.answers import respond_all, respond_in_parts
-from sbp_core.server.dispatch import Handler, ServerCall
+from sbp_core.server.answers import in_frames, in_parts
+from sbp_core.server.dispatch import Answer, Handler, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     CommitTxnRequest,
@@ -85,12 +85,14 @@ class TxnHandlers:
         """Return the handler of each opcode served here."""
         return {Opcode.COMMIT_TXN: self.commit, Opcode.DESCRIBE_TXNS: self.describe}
 
-    async def commit(self, call: ServerCall) -> None:
-        """Decide a batch, and wait for it to be published; or give up transactions, or parts."""
+    async def commit(self, call: ServerCall) -> Answer:
+        """SPEC "COMMIT_TXN": commit a batch, give up its lost records, or abort transactions."""
         request = call.decode(CommitTxnRequest)
         check_item_count(len(request.parts))
         if request.staged and not request.commit:
             raise invalid("`staged` is for commits: give up transactions by `parts`")
+        if request.give_up:
+            return await self._give_up(call, request)
         parts = tuple(
             Part(
                 each.txn_id or "",
@@ -101,13 +103,14 @@ class TxnHandlers:
             )
             for each in request.parts
         )
-        parts += tuple(_staged_parts(request.staged))
-        if request.give_up:
-            await self._give_up(call, request)
-            return
         if not request.commit:
-            await self._abort(call, parts)
-            return
+            return await self._abort(call, parts)
+        return await self._commit(call, request, (*parts, *_staged_parts(request.staged)))
+
+    async def _commit(
+        self, call: ServerCall, request: CommitTxnRequest, parts: tuple[Part, ...]
+    ) -> Answer:
+        """Decide a batch, and wait for it to be published."""
         manifest = Manifest(
             request.producer or "",
             request.batch_number,
@@ -122,9 +125,9 @@ class TxnHandlers:
         progress = _FORGOTTEN
         if txn is not None:
             progress = await self._publisher.wait_published(txn, _wait_ms(request))
-        await _respond(call, txn, progress, is_replay=decision.is_replay)
+        return _decision_answer(txn, progress, is_replay=decision.is_replay)
 
-    async def _give_up(self, call: ServerCall, request: CommitTxnRequest) -> None:
+    async def _give_up(self, call: ServerCall, request: CommitTxnRequest) -> Answer:
         """Give up the lost records of a decided batch, so that later batches are published."""
         producer, batch_number = request.producer or "", request.batch_number
         if request.commit or request.parts or not is_producer(producer):
@@ -141,7 +144,7 @@ class TxnHandlers:
                 raise refusal(batch, reasons)
             message = explain(reasons) or None
         progress = Progress(not txn.parts, txn.given_up) if txn else _FORGOTTEN
-        await _respond(call, txn, progress, is_replay=True, message=message)
+        return _decision_answer(txn, progress, is_replay=True, message=message)
 
     async def _decided(self, producer: str, batch_number: int, batch: str) -> TxnRecord | None:
         """Return what was decided, None if that is forgotten. Raises NotFoundError if nothing."""
@@ -152,7 +155,8 @@ class TxnHandlers:
             raise NotFoundError.of(f"{batch} was never committed")
         return decision.txn
 
-    async def _abort(self, call: ServerCall, parts: tuple[Part, ...]) -> None:
+    async def _abort(self, call: ServerCall, parts: tuple[Part, ...]) -> Answer:
+        """Abort transactions, so that nobody commits them any more; drop what they staged."""
         for part in parts:
             if not is_txn_id(part.txn_id):
                 raise invalid(
@@ -167,14 +171,13 @@ class TxnHandlers:
             for part, verdict in zip(parts, verdicts, strict=True)
             if verdict is not Verdict.KEPT
         ]
-        await respond_all(
-            call,
+        self._servers.drop(part for part in dead if part.record_count >= 0)
+        return in_frames(
             [_part_table(part) for part in dead],
             lambda some: CommitTxnResponse(status=SUCCESS, parts=some),
         )
-        self._servers.drop(part for part in dead if part.record_count >= 0)
 
-    async def describe(self, call: ServerCall) -> None:
+    async def describe(self, call: ServerCall) -> Answer:
         """Describe the decisions of a producer, or of all, and the aborted transactions."""
         request = call.decode(DescribeTxnsRequest)
         if request.producer is not None and not is_producer(request.producer):
@@ -182,8 +185,7 @@ class TxnHandlers:
         producer, subject = request.producer, call.restricted_subject
         if producer is not None and subject is not None:
             await self._store.run(lambda store: check_owner(store.transactions, producer, subject))
-        await respond_in_parts(
-            call,
+        return in_parts(
             self._descriptions(producer),
             lambda some: DescribeTxnsResponse(status=SUCCESS, txns=some),
         )
@@ -228,17 +230,11 @@ def _subject_of(call: ServerCall) -> str | None:
     return None if identity is None or identity.is_server else identity.subject
 
 
-async def _respond(
-    call: ServerCall,
-    txn: TxnRecord | None,
-    progress: Progress,
-    *,
-    is_replay: bool,
-    message: str | None = None,
-) -> None:
-    """Answer with the decision, and how far it is published."""
-    await respond_all(
-        call,
+def _decision_answer(
+    txn: TxnRecord | None, progress: Progress, *, is_replay: bool, message: str | None = None
+) -> Answer:
+    """Return the answer with a decision, and how far it is published."""
+    return in_frames(
         [_part_table(part) for part in progress.given_up],
         lambda some: CommitTxnResponse(
             status=replace(SUCCESS, message=message),

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import repeat
 from typing import Final
@@ -47,9 +48,8 @@ from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.records import accept_batch, digest_batch, write_base_offset
 from sbp_core.segment_format import EntryKind
-from sbp_core.server.answers import respond_all
-from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
-from sbp_core.server.later import Later
+from sbp_core.server.answers import in_frames
+from sbp_core.server.dispatch import Answer, ServerCall
 from sbp_core.server.runtime import Clock, LogTally
 from sbp_core.server.trust import Standing
 from sbp_core.wire.headers import (
@@ -78,8 +78,8 @@ class _Frame(Struct):
     """
 
     call: ServerCall
-    items: Sequence[Item]
     began_at: float
+    items: Sequence[Item] = ()
     outcomes: Sequence[_Outcome] = ()
     entries: list[Entry] = []
     numbered: list[PendingAppend] = []
@@ -90,7 +90,7 @@ class _Frame(Struct):
     throttle_time_ms: int = 0
 
 
-class AppendHandler(PromptHandler):
+class AppendHandler:
     """Serves APPEND. Every batch of a frame succeeds or fails by itself."""
 
     def __init__(
@@ -122,28 +122,28 @@ class AppendHandler(PromptHandler):
         self._batch_bytes_max = batch_bytes_max
         self._throttled = LogTally(clock, _THROTTLED_LOG_INTERVAL_MS)
 
-    def begin(self, call: ServerCall) -> Rest | Later:
-        """Accept one APPEND frame; the rest is to wait until its batches are committed."""
-        began_at = self._clock.monotonic()
+    async def __call__(self, call: ServerCall) -> Answer:
+        """Accept one APPEND frame, and answer when its batches are committed.
+
+        The frames of a connection are accepted in their order, up to the first wait of each.
+        """
+        frame = _Frame(call, self._clock.monotonic())
         request = call.decode(AppendRequest)
-        items = list(split_payload(request.append_requests, call.payload))
-        if any(each.info.txn_id is not None and is_copy(each.info.txn_id) for each in items):
+        frame.items = list(split_payload(request.append_requests, call.payload))
+        if any(each.info.txn_id is not None and is_copy(each.info.txn_id) for each in frame.items):
             self._check_driver(call.peer.standing, "APPEND of a copy of a transaction")
-        frame = _Frame(call, items, began_at)
-        places = [(item.stream_id, item.range_index) for item in items]
+        places = [(item.stream_id, item.range_index) for item in frame.items]
         lacking = self._host.lacking(places, is_append=True)
         if lacking:
-            return partial(self._learn, frame, lacking)
+            await self._host.learn(lacking, is_append=True)
         self._submit(frame)
-        is_simple = len(items) <= limits.RESULTS_PER_FRAME and not frame.repeats
-        if frame.written is not None and len(frame.awaited) == 1 and is_simple:
-            return Later(frame.written, partial(self._make_answer, frame))
-        return partial(self._finish, frame)
-
-    async def _learn(self, frame: _Frame, lacking: Sequence[tuple[int, int]]) -> None:
-        await self._host.learn(lacking, is_append=True)
-        self._submit(frame)
-        await self._finish(frame)
+        await self._wait(frame)
+        if frame.written is None:
+            self._count(frame, None)
+        results = self._results(frame)
+        return in_frames(
+            results, lambda part: AppendResponse(frame.throttle_time_ms, part, SUCCESS)
+        )
 
     def _submit(self, frame: _Frame) -> None:
         """Queue what is to be appended, and note what the answer waits for."""
@@ -164,6 +164,7 @@ class AppendHandler(PromptHandler):
         frame.outcomes = [self._accept(item, frame) for item in frame.items]
         if frame.entries:
             frame.written = self._committer.submit(frame.entries, frame.call.memory_bytes)
+            frame.written.add_done_callback(partial(self._count, frame))
             if frame.numbered:
                 self._in_flight.follow(frame.numbered, frame.written)
         awaited = {each.written for each in frame.numbered if each.written is not None}
@@ -184,28 +185,22 @@ class AppendHandler(PromptHandler):
             return status_for(refusal)
         return status_for(error)
 
-    async def _finish(self, frame: _Frame) -> None:
-        """Wait for what is appended, by this frame or by others, and answer.
+    async def _wait(self, frame: _Frame) -> None:
+        """Wait for what is appended, by this frame or by others.
 
         Others may wait for the same, so nothing is cancelled when this call is. A frame that only
         waits for others counts its memory, as those do.
         """
-        held_bytes = frame.call.memory_bytes if frame.written is None else 0
-        if frame.awaited or frame.repeats:
-            with self._committer.hold(held_bytes):
-                if frame.repeats:
-                    loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(self._readers, compare, self._log, frame.repeats)
-                if frame.awaited:
-                    await asyncio.wait(frame.awaited)
-        await respond_all(
-            frame.call,
-            self._results(frame),
-            lambda part: AppendResponse(frame.throttle_time_ms, part, SUCCESS),
-        )
-
-    def _make_answer(self, frame: _Frame) -> AppendResponse:
-        return AppendResponse(frame.throttle_time_ms, tuple(self._results(frame)), SUCCESS)
+        if not frame.awaited and not frame.repeats:
+            return
+        is_counted = frame.written is not None
+        with nullcontext() if is_counted else self._committer.hold(frame.call.memory_bytes):
+            if frame.repeats:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._readers, compare, self._log, frame.repeats)
+            for each in frame.awaited:
+                with suppress(LogWriteError):  # `_results` raises it
+                    await asyncio.shield(each)
 
     def _results(self, frame: _Frame) -> list[AppendResult]:
         """Return the result of each batch, now that nothing is waited for.
@@ -213,17 +208,22 @@ class AppendHandler(PromptHandler):
         Raises LogWriteError when the log cannot be written any more.
         """
         written = frame.written
-        try:
-            own = Written(self._clock.wall_ms()) if written is None else written.result()
-            outcomes = [_outcome_now(each, own) for each in frame.outcomes]
-        except LogWriteError:
-            self._count(frame, len(frame.items), ())
-            raise
-        failed_count = sum(isinstance(each, Status) for each in outcomes)
-        self._count(frame, failed_count, frame.entries)
+        own = Written(self._clock.wall_ms()) if written is None else written.result()
+        outcomes = [_outcome_now(each, own) for each in frame.outcomes]
         return list(map(_result_of, frame.items, outcomes, repeat(own.time_ms)))
 
-    def _count(self, frame: _Frame, failed_count: int, entries: Sequence[Entry]) -> None:
+    def _count(self, frame: _Frame, written: asyncio.Future[Written] | None) -> None:
+        """Count a frame once its entries are `written`, also for a caller that has left."""
+        entries: Sequence[Entry] = frame.entries
+        failed_count = sum(isinstance(each, Status) for each in frame.outcomes)
+        if written is not None:
+            if written.cancelled() or written.exception() is not None:
+                entries, failed_count = (), len(frame.items)
+            elif failed := {*written.result().cut, *written.result().unsettled}:
+                failed_count += sum(
+                    each.kind in BATCH_KINDS and (each.stream_id, each.range_index) in failed
+                    for each in entries
+                )
         length_bytes = records = 0
         streams = self._metrics.streams.recent
         for entry in entries:

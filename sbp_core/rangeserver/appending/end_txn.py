@@ -26,8 +26,8 @@ from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.appending.staging import NO_OFFSET, Stagings, check_txn_ids
 from sbp_core.rangeserver.hosted_ranges import RangeInput, check_latest, unsettled
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
-from sbp_core.server.answers import respond_all
-from sbp_core.server.dispatch import ServerCall
+from sbp_core.server.answers import in_frames
+from sbp_core.server.dispatch import Answer, ServerCall
 from sbp_core.server.transactions_at_servers import Ended
 from sbp_core.wire.headers import (
     EndTxnInfo,
@@ -55,12 +55,11 @@ class EndTxnHandler:
         self._committer = committer
         self._at_work: set[asyncio.Task[Ended]] = set()
 
-    async def __call__(self, call: ServerCall) -> None:
+    async def __call__(self, call: ServerCall) -> Answer:
         """Answer one frame. An end that was begun is finished, even if the call is cancelled."""
         infos = call.decode(EndTxnRequest).end_requests
         await self._host.learn((info.stream_id, info.range_index) for info in infos if info.commit)
-        await respond_all(
-            call,
+        return in_frames(
             await asyncio.gather(*map(self._answer, infos)),
             lambda part: EndTxnResponse(end_responses=part, status=SUCCESS),
         )

@@ -1,16 +1,14 @@
 """Find the batches that answer a FETCH, item by item (SPEC "FETCH").
 
-A search is a generator: it yields what to look up in the log, and receives the slots. So the same
-search serves an answer from memory alone (`from_memory`), which returns None where the disk has to
-be read, and one that waits (`BatchFinder.find`).
+Nothing waits where the log has them in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -39,8 +37,6 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.status import SUCCESS, shown, status_for
 from sbp_core.wording import counted
-
-T = TypeVar("T")
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
@@ -131,10 +127,6 @@ class Wanted(Struct, frozen=True):
         return self.next_offset if self.end_offset < 0 else min(self.end_offset, self.next_offset)
 
 
-Search = Generator[Wanted | None, tuple[Slot, ...], T]
-"""Yields what to look up, or None to let others go on; comes to a T. LogErrors are thrown in."""
-
-
 def item_of(info: FetchInfo, batch_bytes_max: int = limits.BATCH_BYTES_MAX) -> Item:
     """Return what a FetchInfo asks for, with the defaults and within the limits.
 
@@ -171,24 +163,6 @@ def response_of(answers: Sequence[Answer]) -> FetchResponse:
     )
 
 
-def from_memory(log: Log, search: Search[T]) -> T | None:
-    """Return the result of a search, None if the disk has to be read."""
-    try:
-        wanted = next(search)
-        while True:
-            try:
-                slots = () if wanted is None else maybe_recent_slots(log, wanted)
-            except LogError as error:
-                wanted = search.throw(error)
-                continue
-            if slots is None:
-                return None
-            wanted = search.send(slots)
-    except StopIteration as done:
-        found: T = done.value
-        return found
-
-
 class BatchFinder:
     """Finds batches in the ranges of `table`, which `log` holds, on `threads` if it takes those."""
 
@@ -197,25 +171,6 @@ class BatchFinder:
         self._log = log
         self._threads = threads
 
-    async def find(self, search: Search[T]) -> T:
-        """Return the result of a search; may wait for the disk."""
-        try:
-            wanted = next(search)
-            while True:
-                if wanted is None:
-                    await asyncio.sleep(0)
-                    wanted = search.send(())
-                    continue
-                try:
-                    slots = await find_slots(self._log, wanted, self._threads)
-                except LogError as error:
-                    wanted = search.throw(error)
-                else:
-                    wanted = search.send(slots)
-        except StopIteration as done:
-            found: T = done.value
-            return found
-
     def at_tail(self, item: Item) -> Item:
         """Replace "the tail" by the offset that it is at now, so that waiting makes sense."""
         if item.fetch_offset != LATEST_OFFSET or not self._table.has_stream(item.stream_id):
@@ -223,8 +178,8 @@ class BatchFinder:
         tail = self._table.range_at(item.stream_id, -1)
         return replace(item, range_index=tail.range_index, fetch_offset=tail.next_offset)
 
-    def answer(self, item: Item, min_bytes: int) -> Search[Answer]:
-        """Search the batches of a request, which waits for `min_bytes`; 0 does not wait.
+    async def answer(self, item: Item, min_bytes: int) -> Answer:
+        """Find the batches of a request, which waits for `min_bytes`; 0 does not wait.
 
         If the range was trimmed or deleted during the search, the request is evaluated again.
         """
@@ -233,7 +188,8 @@ class BatchFinder:
             while True:
                 tail = hosted.next_offset
                 try:
-                    slots = yield Wanted(hosted.key, offset, tail, item.end_offset, item.max_bytes)
+                    wanted = Wanted(hosted.key, offset, tail, item.end_offset, item.max_bytes)
+                    slots = await self._find(wanted)
                     break
                 except LogError:
                     place = self._locate(item)
@@ -252,23 +208,34 @@ class BatchFinder:
         )
         return Answer(item, slots, next_offset, hosted.range_index, is_ready=is_ready)
 
-    def staged_answer(self, item: Item) -> Search[Answer]:
-        """Search what is staged. Nothing waits for more of it: at its end the answer is empty."""
+    async def staged_answer(self, item: Item) -> Answer:
+        """Find what is staged. Nothing waits for more of it: at its end the answer is empty."""
         key = (item.stream_id, item.range_index)
         try:
             staging = self._staging_for(item)
-            slots = yield Wanted(
-                key,
-                item.fetch_offset,
-                staging.batch_count,
-                -1,
-                item.max_bytes,
-                staging=staging,
+            slots = await self._find(
+                Wanted(
+                    key,
+                    item.fetch_offset,
+                    staging.batch_count,
+                    -1,
+                    item.max_bytes,
+                    staging=staging,
+                )
             )
             slots = _readable(item, slots)
         except SbpError as error:
             return failed(item, error)
         return Answer(item, slots, item.fetch_offset + len(slots), item.range_index)
+
+    async def _find(self, wanted: Wanted) -> tuple[Slot, ...]:
+        """Return where batches are. Raises LogError when the first of them cannot be found."""
+        if wanted.offset >= wanted.stop_offset:
+            return ()
+        if wanted.staging is None and self._log.is_recent(wanted.key, wanted.offset):
+            return _collect_slots(self._log, wanted)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _collect_slots, self._log, wanted)
 
     def _locate(self, item: Item) -> tuple[HostedRange, int]:
         """Return the range that serves the request, and its first offset."""
@@ -318,25 +285,6 @@ class BatchFinder:
                 f" batch {item.fetch_offset} is asked for"
             )
         return staging
-
-
-def maybe_recent_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...] | None:
-    """Return where the wanted batches are, None if the disk has to be asked. Raises LogError."""
-    if wanted.offset >= wanted.stop_offset:
-        return ()
-    is_recent = wanted.staging is None and log.is_recent(wanted.key, wanted.offset)
-    return _collect_slots(log, wanted) if is_recent else None
-
-
-async def find_slots(log: Log, wanted: Wanted, threads: ThreadPoolExecutor) -> tuple[Slot, ...]:
-    """Return where the wanted batches are, on one of `threads` if the disk has to be asked.
-
-    Raises LogError when the first of them cannot be found.
-    """
-    recent = maybe_recent_slots(log, wanted)
-    if recent is not None:
-        return recent
-    return await asyncio.get_running_loop().run_in_executor(threads, _collect_slots, log, wanted)
 
 
 def _collect_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...]:

@@ -17,9 +17,9 @@ then for its turn among all reads: no reader waits for a peer that does not read
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -35,9 +35,7 @@ from sbp_core.rangeserver.fetching.batch_finder import (
     Answer,
     BatchFinder,
     Item,
-    Search,
     failed,
-    from_memory,
     item_of,
     response_of,
 )
@@ -50,7 +48,7 @@ from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, Rea
 from sbp_core.rangeserver.hosting import RangeHost, StreamWaiters
 from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.records import NO_SELECTION
-from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
+from sbp_core.server.dispatch import Response, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.session.connection import Payload
 from sbp_core.wire.headers import FetchRequest, FetchResponse
@@ -72,7 +70,11 @@ class _Frame(Struct, frozen=True):
 
     answers: Sequence[Answer]
     header: FetchResponse
-    payload: Payload = _NOTHING
+    payload: Payload
+
+    def response(self, *, is_end: bool) -> Response:
+        """Return the frame for a peer that has room for it."""
+        return Response(self.header, self.payload, is_end, is_reserved=True)
 
 
 @dataclass(slots=True)
@@ -90,7 +92,7 @@ class _Shared:
     sending_count: int = 0
 
 
-class FetchHandler(PromptHandler):
+class FetchHandler:
     """Serves FETCH."""
 
     def __init__(
@@ -108,18 +110,10 @@ class FetchHandler(PromptHandler):
         reads = ReadScheduler(readers, at_work_max=bounds.reads_at_work_max)
         self._shared = _Shared(host, log, waiters, finder, reads, clock, metrics, bounds)
 
-    def begin(self, call: ServerCall) -> Rest | None:
-        """Answer one FETCH frame at once if that needs no wait for anything.
-
-        Raises InvalidRequestError when it has too many requests.
-        """
+    async def __call__(self, call: ServerCall) -> AsyncGenerator[Response]:
+        """Answer one FETCH frame. Raises InvalidRequestError when it has too many requests."""
         began_at = self._shared.clock.monotonic()
-        fetch = _Fetch(self._shared, call, call.decode(FetchRequest), began_at)
-        frame = fetch.maybe_prompt_frame()
-        if frame is None:
-            return fetch.answer
-        fetch.send_now(frame, is_end=True)
-        return None
+        return _Fetch(self._shared, call, call.decode(FetchRequest), began_at).answer()
 
 
 class _Fetch:
@@ -158,72 +152,71 @@ class _Fetch:
         self._has_waited = False
         """Whether time has passed since the rights of the caller were judged."""
 
-    def maybe_prompt_frame(self) -> _Frame | None:
-        """Return the only frame of the answer, if all requests are ready and it is in memory."""
-        shared = self._shared
-        if not 0 < len(self._waiting) <= limits.RESULTS_PER_FRAME:
-            return None
-        is_alone = self._may_send_at_once(others=shared.sending_count)
-        if not is_alone or shared.host.lacking(self._places()):
-            return None
-        self._begin()
-        found = from_memory(shared.log, self._collect(self._min_bytes, needs_all=True))
-        if found is None or found.unready or found.rest:
-            return None
-        return self._maybe_read(found.answers, may_wait=False)
+    async def answer(self) -> AsyncGenerator[Response]:
+        """Yield as many response frames as it takes; without a wait if all is in memory."""
+        host, finder = self._shared.host, self._shared.finder
+        if lacking := host.lacking(self._places()):
+            await host.learn(lacking)
+        if not self._is_staged:
+            self._waiting = list(map(finder.at_tail, self._waiting))
+        changed: asyncio.Event | None = None
+        unready: list[Item] = []
+        is_last = self._is_time_over
+        with ExitStack() as watching:
+            while True:
+                found = await self._collect(0 if is_last else self._min_bytes)
+                unready += found.unready
+                self._waiting = found.rest
+                is_end = not unready and not found.rest
+                if found.answers or is_end:
+                    answers = await self._allowed(found.answers)
+                    prompt = self._maybe_prompt(answers, is_end=is_end)
+                    if prompt is not None:
+                        yield prompt
+                    else:
+                        async with self._read(answers, is_end=is_end) as frame:
+                            yield frame
+                    self._has_waited = True  # for the peer, which may read slowly
+                if is_end:
+                    return
+                if found.rest:
+                    continue
+                self._waiting, unready = unready, []
+                if changed is None:  # the batches committed before the watch began come first
+                    changed = watching.enter_context(self._watch())
+                else:
+                    await self._wait(changed)
+                is_last = self._is_time_over
 
-    async def answer(self) -> None:
-        """Answer with as many response frames as it takes."""
-        await self._shared.host.learn(self._places())
-        self._begin()
-        if await self._send_ready():
-            return
-        clock = self._shared.clock
-        with self._shared.waiters.watch([item.stream_id for item in self._waiting]) as changed:
+    @property
+    def _is_time_over(self) -> bool:
+        shared = self._shared
+        return self._give_up_at <= shared.clock.monotonic() or shared.waiters.is_closing
+
+    @contextmanager
+    def _watch(self) -> Iterator[asyncio.Event]:
+        """Watch the streams that wait; the wait ends early if others need the memory of it."""
+        shared = self._shared
+        with shared.waiters.watch([item.stream_id for item in self._waiting]) as changed:
 
             def give_up() -> None:
-                self._give_up_at = clock.monotonic()
+                self._give_up_at = shared.clock.monotonic()
                 changed.set()
 
             self._call.yield_for_others(give_up)
-            while not await self._send_ready():  # also what was committed before the watch began
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), self._give_up_at - clock.monotonic())
-                changed.clear()
-                self._has_waited = True
+            yield changed
 
-    def send_now(self, frame: _Frame, *, is_end: bool) -> None:
-        """Send a frame without waiting."""
-        self._count(frame.answers)
-        self._call.respond_now(frame.header, frame.payload, is_end=is_end)
+    async def _wait(self, changed: asyncio.Event) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(
+                changed.wait(), self._give_up_at - self._shared.clock.monotonic()
+            )
+        changed.clear()
+        self._has_waited = True
 
     def _places(self) -> list[tuple[int, int]]:
         """Return the ranges to read, (stream id, range index)."""
         return [(item.stream_id, item.range_index) for item in self._waiting]
-
-    def _begin(self) -> None:
-        """Let requests for the tail start where that is now."""
-        if not self._is_staged:
-            self._waiting = list(map(self._shared.finder.at_tail, self._waiting))
-
-    async def _send_ready(self) -> bool:
-        """Send what is ready, in as many frames as it takes; return whether that was all."""
-        shared = self._shared
-        is_last = self._give_up_at <= shared.clock.monotonic() or shared.waiters.is_closing
-        min_bytes = 0 if is_last else self._min_bytes
-        unready: list[Item] = []
-        while True:
-            found = await shared.finder.find(self._collect(min_bytes))
-            unready += found.unready
-            self._waiting = found.rest
-            is_end = not unready and not found.rest
-            if found.answers or is_end:
-                await self._send(await self._allowed(found.answers), is_end=is_end)
-                self._has_waited = True  # for the peer, which may read slowly
-            if not found.rest:
-                break
-        self._waiting = unready
-        return not unready
 
     async def _allowed(self, answers: list[Answer]) -> list[Answer]:
         """Return answers, with a refusal in place of what the caller may not read any longer."""
@@ -236,8 +229,8 @@ class _Fetch:
             for answer, error in zip(answers, judgement, strict=True)
         ]
 
-    def _collect(self, min_bytes: int, *, needs_all: bool = False) -> Search[_Collected]:
-        """Search the answers of the next frame; with `needs_all` up to the first that is unready.
+    async def _collect(self, min_bytes: int) -> _Collected:
+        """Find the answers of the next frame.
 
         A request waits for `min_bytes`; 0 does not wait.
         """
@@ -251,50 +244,52 @@ class _Fetch:
             if frame_bytes >= limits.FETCH_FRAME_BYTES or len(answers) >= count_max:
                 return _Collected(answers, unready, self._waiting[at:])
             if at and not at % items_per_turn:
-                yield None
+                await asyncio.sleep(0)
             if self._is_staged:
-                answer = yield from finder.staged_answer(item)
+                answer = await finder.staged_answer(item)
             else:
-                answer = yield from finder.answer(item, min_bytes)
+                answer = await finder.answer(item, min_bytes)
             if not answer.is_ready:
                 unready.append(item)
-                if needs_all:
-                    break
             else:
                 answers.append(answer)
                 frame_bytes += answer.length_bytes
         return _Collected(answers, unready)
 
-    async def _send(self, answers: list[Answer], *, is_end: bool) -> None:
-        self._shared.sending_count += 1
-        try:
-            await self._send_frame(answers, is_end=is_end)
-        finally:
-            self._shared.sending_count -= 1
-
-    async def _send_frame(self, answers: list[Answer], *, is_end: bool) -> None:
-        call, shared = self._call, self._shared
+    def _maybe_prompt(self, answers: list[Answer], *, is_end: bool) -> Response | None:
+        """Return a frame for which the disk need not be read; None if it has to wait its turn."""
         if not any(answer.slots for answer in answers):
             self._count(answers)
-            await call.respond(response_of(answers), is_end=is_end)
-            return
-        if self._may_send_at_once(others=shared.sending_count - 1):
-            cached = self._maybe_read(answers, may_wait=False)
-            if cached is not None:
-                self.send_now(cached, is_end=is_end)
-                return
-        async with call.peer.reserve(sum(answer.length_bytes for answer in answers)):
-            read = partial(self._maybe_read, answers, may_wait=True)
-            async with shared.reads.read(self._job(answers), read) as frame:
-                assert frame is not None  # None only without `may_wait`
-                shared.metrics.reads["thread"] += 1
-                self.send_now(frame, is_end=is_end)
+            return Response(response_of(answers), is_end=is_end)
+        if not self._may_send_at_once():
+            return None
+        frame = self._maybe_read(answers, may_wait=False)
+        if frame is None:
+            return None
+        self._count(frame.answers)
+        return frame.response(is_end=is_end)
 
-    def _may_send_at_once(self, *, others: int) -> bool:
-        """Whether what is in memory need not wait for a turn; `others` are sending now."""
+    @asynccontextmanager
+    async def _read(self, answers: list[Answer], *, is_end: bool) -> AsyncIterator[Response]:
+        """Read the batches of a frame, which is sent in the body: the next read waits for that."""
+        call, shared = self._call, self._shared
+        shared.sending_count += 1
+        try:
+            async with call.peer.reserve(sum(answer.length_bytes for answer in answers)):
+                read = partial(self._maybe_read, answers, may_wait=True)
+                async with shared.reads.read(self._job(answers), read) as frame:
+                    assert frame is not None  # None only without `may_wait`
+                    shared.metrics.reads["thread"] += 1
+                    self._count(frame.answers)
+                    yield frame.response(is_end=is_end)
+        finally:
+            shared.sending_count -= 1
+
+    def _may_send_at_once(self) -> bool:
+        """Whether a frame that is in memory need not wait for its turn."""
         call = self._call
         shared = self._shared
-        is_alone = shared.reads.is_idle and others < shared.bounds.reads_at_work_max
+        is_alone = shared.reads.is_idle and shared.sending_count < shared.bounds.reads_at_work_max
         has_room = call.peer.has_room_for(limits.FETCH_FRAME_BYTES)
         return is_alone and has_room and not call.agreement.has_compression
 

@@ -49,7 +49,7 @@ from sbp_core.rangeserver.replicating.secondary import Secondary, check_version
 from sbp_core.records import with_base_offset
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
-from sbp_core.server.dispatch import ServerCall
+from sbp_core.server.dispatch import Answer, Response, ServerCall
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.tls import Tls
 from sbp_core.wire.checksum import Buffer
@@ -303,7 +303,7 @@ class ReadEntriesHandler:
         self._log = log
         self._readers = readers
 
-    async def __call__(self, call: ServerCall) -> None:
+    async def __call__(self, call: ServerCall) -> Answer:
         """Answer one request with as many entries as it asks for bytes, at least one."""
         check_version(call)
         request = call.decode(ReadEntriesRequest)
@@ -329,7 +329,7 @@ class ReadEntriesHandler:
         loop = asyncio.get_running_loop()
         response, entries = await loop.run_in_executor(self._readers, work, request)
         payload: list[Buffer] = [part for entry in entries for part in encode_portable(entry)]
-        await call.respond(response, payload)
+        return Response(response, call.peer.pack(payload))
 
     def _entries(self, request: ReadEntriesRequest) -> tuple[ReadEntriesResponse, list[Entry]]:
         key = (request.stream_id, request.range_index)

@@ -40,7 +40,7 @@ from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
 from sbp_core.records.encodings import accept_batch
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
-from sbp_core.server.dispatch import PromptHandler, Rest, ServerCall
+from sbp_core.server.dispatch import Answer, Response, ServerCall
 from sbp_core.session.negotiation import REPLICATION_VERSIONS
 from sbp_core.wire.headers import (
     ReplicatedRange,
@@ -173,7 +173,7 @@ class Secondary:
             del self._tails[key]
 
 
-class ReplicateHandler(PromptHandler):
+class ReplicateHandler:
     """Serves REPLICATE. Every range of a frame succeeds or fails by itself.
 
     Entries are refused as appends are while the disk is full. The ranges then go on elsewhere.
@@ -184,8 +184,8 @@ class ReplicateHandler(PromptHandler):
         self._secondary = secondary
         self._disk_space = disk_space
 
-    def begin(self, call: ServerCall) -> Rest:
-        """Accept one frame; the rest is to wait until its entries are durable."""
+    async def __call__(self, call: ServerCall) -> Answer:
+        """Accept one frame, and answer when its entries are durable."""
         check_version(call)
         request = call.decode(ReplicateRequest)
         parts = _split(request.ranges, call.payload)
@@ -193,27 +193,16 @@ class ReplicateHandler(PromptHandler):
             [(each.stream_id, each.range_index) for each in request.ranges]
         )
         if lacking:
-            return partial(self._learn, call, request, parts, lacking)
-        return self._accept(call, request, parts)
-
-    async def _learn(
-        self,
-        call: ServerCall,
-        request: ReplicateRequest,
-        parts: Sequence[memoryview],
-        lacking: Sequence[RangeKey],
-    ) -> None:
-        await self._host.learn(lacking)
-        await self._accept(call, request, parts)()
-
-    def _accept(
-        self, call: ServerCall, request: ReplicateRequest, parts: Sequence[memoryview]
-    ) -> Rest:
+            await self._host.learn(lacking)
         accepted = [
             self._accept_one(each, part, call.memory_bytes if at == 0 else 0)
             for at, (each, part) in enumerate(zip(request.ranges, parts, strict=True))
         ]
-        return partial(self._finish, call, request.ranges, accepted)
+        results = [
+            await self._result(sent, outcome)
+            for sent, outcome in zip(request.ranges, accepted, strict=True)
+        ]
+        return Response(ReplicateResponse(0, tuple(results), SUCCESS))
 
     def _accept_one(
         self, sent: ReplicatedRange, part: memoryview, memory_bytes: int
@@ -232,29 +221,20 @@ class ReplicateHandler(PromptHandler):
         self._host.note_committed(hosted, sent.committed_offset)
         return hosted, pending
 
-    async def _finish(
-        self,
-        call: ServerCall,
-        ranges: Sequence[ReplicatedRange],
-        accepted: Sequence[_Accepted | SbpError],
-    ) -> None:
-        results = []
-        for sent, outcome in zip(ranges, accepted, strict=True):
-            place = (sent.stream_id, sent.range_index)
-            if isinstance(outcome, SbpError):
-                results.append(ReplicateResult(*place, status=status_for(outcome)))
-                continue
-            hosted, pending = outcome
-            try:
-                if pending is not None:
-                    await asyncio.shield(pending)
-            except SbpError as error:
-                results.append(ReplicateResult(*place, status=status_for(error)))
-                continue
-            self._host.note_committed(hosted, sent.committed_offset)
-            durable = hosted.durable
-            results.append(ReplicateResult(*place, durable.seq, durable.digest, SUCCESS))
-        await call.respond(ReplicateResponse(0, tuple(results), SUCCESS))
+    async def _result(
+        self, sent: ReplicatedRange, outcome: _Accepted | SbpError
+    ) -> ReplicateResult:
+        place = (sent.stream_id, sent.range_index)
+        if isinstance(outcome, SbpError):
+            return ReplicateResult(*place, status=status_for(outcome))
+        hosted, pending = outcome
+        try:
+            if pending is not None:
+                await asyncio.shield(pending)
+        except SbpError as error:
+            return ReplicateResult(*place, status=status_for(error))
+        self._host.note_committed(hosted, sent.committed_offset)
+        return ReplicateResult(*place, hosted.durable.seq, hosted.durable.digest, SUCCESS)
 
 
 def check_version(call: ServerCall) -> None:
