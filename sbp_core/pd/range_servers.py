@@ -30,7 +30,7 @@ from sbp_core.errors import (
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
-from sbp_core.server.peers import holds
+from sbp_core.peers.links import holds
 from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import Standing, denied, is_same
 from sbp_core.tls import Tls

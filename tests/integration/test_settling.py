@@ -11,9 +11,10 @@ from sbp_core.client import StreamSpec
 from sbp_core.errors import Outcome, RangeNotFoundError, RequestTimeoutError, WritersNotThereError
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.pd.streams import sealing
+from sbp_core.peers import replicas
 from sbp_core.rangeserver.membership import Membership
-from sbp_core.rangeserver.replicating import copying, settling
 from sbp_core.rangeserver.replicating import primary as leading
+from sbp_core.rangeserver.replicating import settling
 from sbp_core.rangeserver.replicating.copying import ReadEntriesHandler
 from sbp_core.rangeserver.replicating.secondary import ReplicateHandler
 from tests.support.appends import end, send, stage
@@ -228,7 +229,7 @@ def test_a_copy_is_completed_while_the_primary_is_silent(tmp_path, monkeypatch):
     """Another server has what it lacks: it need not wait for an answer that may never come."""
     for name in ("COPY_BEHIND_MS", "COPY_STUCK_MS", "REPLICATE_TIMEOUT_MS"):
         monkeypatch.setattr(limits, name, 600_000)
-    monkeypatch.setattr(copying, "_TIMEOUT_MS", 600_000)
+    monkeypatch.setattr(replicas, "READ_TIMEOUT_MS", 600_000)
 
     async def body(cluster, client):
         (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])

@@ -19,12 +19,12 @@ from sbp_core.cluster import Cluster
 from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import PermissionDeniedError, StatusCode
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
+from sbp_core.peers.links import prove
 from sbp_core.rangeserver.bounds import Bounds
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.record_sizes import RecordSizes
 from sbp_core.records import ROWS_SCHEMA, decode_batch, encode_rows, split_envelopes
-from sbp_core.server.peers import prove
 from sbp_core.server.trust import proof_of
 from sbp_core.tls import ServerTls
 from sbp_core.wire.frame import Frame

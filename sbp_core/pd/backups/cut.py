@@ -21,9 +21,9 @@ from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import NO_PROPERTIES, RangeRecord, StreamRecord, range_table, stream_table
 from sbp_core.pd.txns.publishing import Publisher
+from sbp_core.peers.range_servers import Peers, server_addresses
 from sbp_core.server.answers import in_parts
 from sbp_core.server.dispatch import Answer, ServerCall
-from sbp_core.server.peers import Peers, server_addresses
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     ClusterMetadata,

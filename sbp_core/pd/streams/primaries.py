@@ -12,7 +12,7 @@ from typing import Final
 
 from sbp_core.errors import DeadlineExceededError, TransportError
 from sbp_core.pd.range_servers import Membership
-from sbp_core.server.peers import Peers
+from sbp_core.peers.range_servers import Peers
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import DescribeRangeResult, StreamRange
 

@@ -35,7 +35,7 @@ from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.fencing import Fence
 from sbp_core.pd.streams.primaries import Primaries, SealBackoff
 from sbp_core.pd.streams.stream_operations import no_stream
-from sbp_core.server.peers import Peers, by_address, by_server, server_addresses
+from sbp_core.peers.range_servers import Peers, by_address, by_server, server_addresses
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import RangeId, SealCause, SealRangesResult, StreamRange
 from sbp_core.wire.status import SUCCESS, status_for

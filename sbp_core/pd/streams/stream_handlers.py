@@ -14,6 +14,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from sbp_core import limits
+from sbp_core.client.types import Connecting
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -46,10 +47,11 @@ from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.pd.txns.txn_handlers import TxnHandlers
+from sbp_core.peers.links import Links, Secrets
+from sbp_core.peers.range_servers import Peers
 from sbp_core.server.answers import in_frames, in_parts
 from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.guard import Guard
-from sbp_core.server.peers import Peers
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.server.trust import (
     SECRETS_FEATURE,
@@ -111,11 +113,11 @@ class PlacementDriverHandlers:
         self._store = store
         self._membership = membership
         self._clock = clock
-        self._peers = Peers(
+        secrets = Secrets(
             store.cluster_id,
             lambda address: store.run(lambda metadata: metadata.servers.secrets_at(address)),
-            tls=tls,
         )
+        self._peers = Peers(Links(Connecting(tls=tls), secrets))
         self._announcer = RangeAnnouncer(self._peers)
         self._joining = Joining(store, membership, tls)
         self._sealer = Sealer(store, membership, self._announcer, self._peers, clock)

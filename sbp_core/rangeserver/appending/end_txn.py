@@ -22,13 +22,13 @@ from sbp_core.errors import SbpError, TxnEndedError, TxnIncompleteError, invalid
 from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.staged_states import StagedStates, Staging, commit_entry, drop_entry
+from sbp_core.peers.transactions import Ended
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.appending.staging import NO_OFFSET, Stagings, check_txn_ids
 from sbp_core.rangeserver.hosted_ranges import RangeInput, check_latest, unsettled
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
 from sbp_core.server.answers import in_frames
 from sbp_core.server.dispatch import Answer, ServerCall
-from sbp_core.server.transactions_at_servers import Ended
 from sbp_core.wire.headers import (
     EndTxnInfo,
     EndTxnRequest,

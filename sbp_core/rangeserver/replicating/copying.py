@@ -19,9 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from sbp_core import limits
-from sbp_core.client.io.aio_transport import AsyncPool
-from sbp_core.client.operations import calls
-from sbp_core.client.operations.open_calls import Call
 from sbp_core.client.types import Connecting
 from sbp_core.errors import (
     DeadlineExceededError,
@@ -37,11 +34,13 @@ from sbp_core.log.bodies import read_bodies
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
 from sbp_core.log.mending import DamagedEntry
-from sbp_core.log.portable import decode_portable, encode_portable
+from sbp_core.log.portable import encode_portable
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
 from sbp_core.log.states.replicated_entries import copied_entry, copy_begun_entry, settled_entry
 from sbp_core.log.states.staged_states import staged_entry
+from sbp_core.peers.links import Links
+from sbp_core.peers.replicas import read_entries
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import RangeHost
@@ -50,22 +49,16 @@ from sbp_core.records import with_base_offset
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 from sbp_core.server.dispatch import Answer, Response, ServerCall
-from sbp_core.session.negotiation import FeatureName
 from sbp_core.tls import Tls
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.headers import (
     ReadEntriesRequest,
     ReadEntriesResponse,
     StreamRange,
-    decode_header,
 )
-from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import SUCCESS, check_status
+from sbp_core.wire.status import SUCCESS
 
 _LOG: Final = logging.getLogger(__name__)
-
-_TIMEOUT_MS: Final = 10_000
-"""How long a server has for an answer: it may have to read a segment to find the place."""
 
 _SILENT_SECONDS: Final = 30.0
 """How long a server that did not answer is asked last."""
@@ -93,14 +86,14 @@ class Copier:
         self._committer = committer
         self._secondary = secondary
         self._server_id = server_id
-        self._pool = AsyncPool(Connecting(tls=tls))
+        self._links = Links(Connecting(tls=tls))
         self._loop = asyncio.get_running_loop()
         self._silent_at: dict[str, float] = {}
         """By address: when a server did not answer that has not since."""
 
     async def stop(self) -> None:
         """Close the connections."""
-        await self._pool.close()
+        await self._links.close()
 
     async def complete(self, hosted: HostedRange, where: StreamRange) -> Entry:
         """Append what a fenced copy lacks; return the entry that settles it.
@@ -266,18 +259,16 @@ class Copier:
         bytes_max: int = limits.REPLICATE_FRAME_BYTES,
     ) -> tuple[ReadEntriesResponse, list[Entry]]:
         """Return an answer to READ_ENTRIES for `asked`: after_seq, upto_seq and from_offset."""
-        place = (*key, *asked[:2], bytes_max, asked[2])
-        request = ReadEntriesRequest(_TIMEOUT_MS, *place)
-        call = Call(
-            address, Opcode.READ_ENTRIES, request, _TIMEOUT_MS, feature=FeatureName.REPLICATION
+        after_seq, upto_seq, from_offset = asked
+        return await read_entries(
+            self._links,
+            address,
+            key,
+            after_seq=after_seq,
+            upto_seq=upto_seq,
+            bytes_max=bytes_max,
+            from_offset=from_offset,
         )
-        (frame,) = await calls.exchange(self._pool.open_calls, call)
-        response = decode_header(ReadEntriesResponse, frame.header)
-        check_status(response.status)
-        entries = decode_portable(memoryview(frame.payload))
-        if any((entry.stream_id, entry.range_index) != key for entry in entries):
-            raise ProtocolError(f"{address} answers with entries of another range")
-        return response, entries
 
     async def _append(self, hosted: HostedRange, entries: Sequence[Entry]) -> None:
         """Append what is copied, unless the range was deleted in between."""

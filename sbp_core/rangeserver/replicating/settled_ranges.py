@@ -13,28 +13,20 @@ import asyncio
 import logging
 from typing import Final, Protocol
 
-from sbp_core.client.io.aio_transport import AsyncPool
-from sbp_core.client.operations import calls
-from sbp_core.client.operations.open_calls import Call
 from sbp_core.client.types import Connecting
 from sbp_core.errors import SbpError
 from sbp_core.log.states.range_states import RangeKey
+from sbp_core.peers.links import Links
+from sbp_core.peers.range_servers import server_addresses
+from sbp_core.peers.replicas import ASK_TIMEOUT_MS, is_settled_at
 from sbp_core.replication import answers_needed
-from sbp_core.server.peers import server_addresses
 from sbp_core.server.runtime import cancel_all
 from sbp_core.tls import Tls
 from sbp_core.wire.headers import (
-    DescribeRangesRequest,
-    DescribeRangesResponse,
-    RangeId,
     StreamRange,
-    decode_header,
 )
-from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import check_status
 
 _LOG: Final = logging.getLogger(__name__)
-_ASK_TIMEOUT_MS: Final = 1_000
 _STREAMS_MAX: Final = 10_000
 """Streams of which it is remembered what is settled."""
 _Bounds = dict[int, tuple[int, int]]
@@ -53,7 +45,7 @@ class SettledRanges:
 
     def __init__(self, placement: RangeLists, tls: Tls | None) -> None:
         self._placement = placement
-        self._pool = AsyncPool(Connecting(timeout_ms=_ASK_TIMEOUT_MS, tls=tls))
+        self._links = Links(Connecting(timeout_ms=ASK_TIMEOUT_MS, tls=tls))
         self._known: dict[int, _Bounds] = {}
         """By stream: ranges that enough servers have settled. That is final."""
         self._asking: dict[int, asyncio.Task[None]] = {}
@@ -61,7 +53,7 @@ class SettledRanges:
     async def stop(self) -> None:
         """Close the connections."""
         await cancel_all(self._asking.values())
-        await self._pool.close()
+        await self._links.close()
 
     def has(self, stream_id: int, *, range_index: int | None = None, offset: int = -1) -> bool:
         """Whether enough servers have settled the range with this index, or with this offset.
@@ -79,17 +71,7 @@ class SettledRanges:
 
     async def is_settled_at(self, address: str, key: RangeKey, end_offset: int) -> bool:
         """Whether a server has settled a range with this end. Raises SbpError."""
-        request = DescribeRangesRequest(_ASK_TIMEOUT_MS, (RangeId(*key),))
-        call = Call(address, Opcode.DESCRIBE_RANGE, request, _ASK_TIMEOUT_MS)
-        for frame in await calls.exchange(self._pool.open_calls, call):
-            response = decode_header(DescribeRangesResponse, frame.header)
-            check_status(response.status)
-            for result in response.describe_responses:
-                check_status(result.status)
-                where = result.stream_range
-                if where is not None and (where.stream_id, where.range_index) == key:
-                    return where.end_offset == end_offset
-        return False
+        return await is_settled_at(self._links, address, key, end_offset)
 
     async def _ask(self, stream_id: int, range_index: int | None, offset: int) -> None:
         try:

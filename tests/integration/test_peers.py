@@ -9,6 +9,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.client.operations.open_calls import Call
+from sbp_core.client.types import Connecting
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
@@ -18,7 +19,8 @@ from sbp_core.errors import (
     ShuttingDownError,
     StatusCode,
 )
-from sbp_core.server.peers import Peers, by_server, holds
+from sbp_core.peers.links import Links, Secrets, holds
+from sbp_core.peers.range_servers import Peers, by_server
 from sbp_core.server.trust import denied, proof_of
 from sbp_core.wire.headers import (
     DescribeRangeResult,
@@ -106,7 +108,7 @@ async def calling(**options):
     async def secrets_at(address):
         return [SECRET]
 
-    peers = Peers("c", secrets_at, **options)
+    peers = Peers(Links(Connecting(), Secrets("c", secrets_at), **options))
     try:
         yield peers
     finally:
@@ -175,7 +177,7 @@ def test_each_range_has_a_result_or_a_reason(peer):
 def test_a_warm_connection_that_is_lost_is_replaced_and_the_call_made_again(peer):
     async def main():
         async with calling() as peers:
-            await peers.exchange(ping(peer))
+            await peers._links.exchange(ping(peer))
             peer.script(Opcode.SEAL_RANGE, reset, sealed)
             (answer,) = (await seal(peers, open_at(peer, 1))).values()
             assert answer.stream_range.end_offset == 9
@@ -187,7 +189,7 @@ def test_a_warm_connection_that_is_lost_is_replaced_and_the_call_made_again(peer
 def test_a_call_that_crosses_the_end_of_an_idle_connection_is_made_again(peer):
     async def main():
         async with calling() as peers:
-            await peers.exchange(ping(peer))
+            await peers._links.exchange(ping(peer))
             leaving = ShuttingDownError(StatusCode.RS_SHUTTING_DOWN, "idle")
             peer.script(Opcode.SEAL_RANGE, lambda exchange: exchange.fail(leaving), sealed)
             (answer,) = (await seal(peers, open_at(peer, 1))).values()
@@ -203,7 +205,7 @@ def test_a_server_that_ends_every_connection_is_asked_twice_at_most(peer):
         async with calling() as peers:
             assert isinstance((await seal(peers, open_at(peer, 1)))[1], ConnectionLostError)
             assert len(peer.seen(Opcode.SEAL_RANGE)) == 1, "the connection was new"
-            await peers.exchange(ping(peer))
+            await peers._links.exchange(ping(peer))
             assert isinstance((await seal(peers, open_at(peer, 1)))[1], ConnectionLostError)
             assert len(peer.seen(Opcode.SEAL_RANGE)) == 3
 
@@ -216,10 +218,10 @@ def test_idle_connections_are_bounded():
     async def main():
         async with calling(connections_max=2) as peers:
             held = asyncio.create_task(
-                peers.exchange(Call(servers[0].endpoint, Opcode.SEAL_RANGE, None, 60_000))
+                peers._links.exchange(Call(servers[0].endpoint, Opcode.SEAL_RANGE, None, 60_000))
             )
             for each in servers[1:]:
-                await peers.exchange(ping(each))
+                await peers._links.exchange(ping(each))
             for each in servers[1:3]:
                 await asyncio.to_thread(each.links[0].is_over.wait, 10)
             assert [each.links[0].is_over.is_set() for each in servers] == [
@@ -228,8 +230,8 @@ def test_idle_connections_are_bounded():
                 True,
                 False,
             ]
-            await peers.exchange(ping(servers[3]))
-            await peers.exchange(ping(servers[1]))
+            await peers._links.exchange(ping(servers[3]))
+            await peers._links.exchange(ping(servers[1]))
             held.cancel()
         assert [len(each.links) for each in servers] == [1, 2, 1, 1]
 
@@ -244,13 +246,13 @@ def test_a_close_ends_open_calls_and_refuses_new_ones(peer):
 
     async def main():
         async with calling() as peers:
-            await peers.exchange(ping(peer))
+            await peers._links.exchange(ping(peer))
             held = asyncio.create_task(seal(peers, open_at(peer, 1)))
             await asyncio.to_thread(until, lambda: peer.seen(Opcode.SEAL_RANGE))
             await peers.close()
             assert isinstance((await held)[1], ConnectError | ConnectionLostError)
             with pytest.raises(ConnectError, match="is stopping"):
-                await peers.exchange(ping(peer))
+                await peers._links.exchange(ping(peer))
         assert len(peer.links) == 1
 
     asyncio.run(main())
@@ -293,7 +295,7 @@ def test_a_proof_is_given_once_for_each_connection(peer):
 
     async def main():
         async with calling() as peers:
-            await peers.exchange(ping(peer))
+            await peers._links.exchange(ping(peer))
             for _ in range(3):
                 assert (await seal(peers, open_at(peer, 1)))[1].stream_range.end_offset == 9
             assert len(proven) == 1

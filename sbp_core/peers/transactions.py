@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from sbp_core import limits
 from sbp_core.client.operations.append_state import AppendFrame
@@ -25,9 +24,9 @@ from sbp_core.client.operations.open_calls import Call
 from sbp_core.client.operations.range_placement import cut_by_weight
 from sbp_core.client.types import RangeInfo, ReceivedBatches, TxnPart
 from sbp_core.errors import NotFoundError, ProtocolError, SbpError, TxnIncompleteError
+from sbp_core.peers.links import Caller
 from sbp_core.records import split_envelopes
 from sbp_core.session.negotiation import FeatureName
-from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     AppendResponse,
     EndTxnInfo,
@@ -41,13 +40,6 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import check_status, maybe_error
 from sbp_core.wire.txn_id import copy_of
 from sbp_core.wording import counted
-
-
-class Caller(Protocol):
-    """A client, or `Peers`."""
-
-    async def exchange(self, call: Call) -> list[Frame]:
-        """Make one call; return the frames of its answer. Raises SbpError."""
 
 
 @dataclass(frozen=True, slots=True)

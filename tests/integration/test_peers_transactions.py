@@ -20,7 +20,7 @@ from sbp_core.errors import (
     WriterGapError,
 )
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
-from sbp_core.server.transactions_at_servers import (
+from sbp_core.peers.transactions import (
     Ended,
     TxnEnd,
     copy_staged,
