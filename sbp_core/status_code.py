@@ -6,7 +6,7 @@ import enum
 
 
 class StatusCode(enum.IntEnum):
-    """Codes of `status.code`: SPEC "Error Codes Table" first, then others in use."""
+    """Codes of `status.code`: SPEC "Shared tables" first, then others in use."""
 
     NONE = 0
     UNKNOWN = 1

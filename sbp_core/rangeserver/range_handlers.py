@@ -83,7 +83,7 @@ class RangeOperations:
         self._membership = membership
         self._readers = readers
 
-    def handlers(self) -> Mapping[Opcode, Handler]:
+    def by_opcode(self) -> Mapping[Opcode, Handler]:
         """Return the handler of each opcode served here."""
         return {
             Opcode.HEARTBEAT: self.heartbeat,
@@ -111,7 +111,7 @@ class RangeOperations:
         return await call.greet(request, heartbeat_answer(request, status, cluster_id or ""))
 
     async def describe(self, call: ServerCall) -> Answer:
-        """SPEC "DESCRIBE_RANGES": bounds of ranges; `next_offset` is the end of durable records.
+        """SPEC "DESCRIBE_RANGE": bounds of ranges; `next_offset` is the end of durable records.
 
         They are those that the request names, or those that changed since a revision.
         """
@@ -140,7 +140,7 @@ class RangeOperations:
         return DescribeRangeResult(stream_id, self._table_of(hosted), SUCCESS)
 
     async def seal(self, call: ServerCall) -> Answer:
-        """SPEC "SEAL_RANGES" at a range server: seal, return the sealed range.
+        """SPEC "SEAL_RANGE" at a range server: seal, return the sealed range.
 
         The primary of a range answers when what it had accepted is committed, if it soon is: then
         no append has to wait until the range is settled.

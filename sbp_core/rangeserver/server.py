@@ -285,7 +285,7 @@ class RangeServer:
                     Opcode.FETCH: fetch,
                     Opcode.REPLICATE: ReplicateHandler(host, secondary, self._disk_space),
                     Opcode.READ_ENTRIES: ReadEntriesHandler(host, self._log, self._readers),
-                    **RangeOperations(host, self._log, membership, self._readers).handlers(),
+                    **RangeOperations(host, self._log, membership, self._readers).by_opcode(),
                 }
             ),
             role=ServerRole.RANGE_SERVER,

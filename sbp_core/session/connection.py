@@ -11,7 +11,7 @@ conversation.py, the server peer.py. A client without either is a loop:
             for event in connection.events():  # ResponseReceived, ..., ConnectionBroken
                 ...
 
-SPEC "Stream Identifier": a request and the frames that answer it carry the same id. Ids are issued
+SPEC "Call ids": a request and the frames that answer it carry the same id. Ids are issued
 in ascending order and never twice. An answer to an id that is no longer open is late, and dropped.
 An answer to an id that was never issued breaks the protocol.
 """
@@ -184,7 +184,7 @@ class Connection:
         return buffers
 
     def send_system_error(self, request: Frame, error: SbpError) -> list[Buffer]:
-        """Return the bytes of a system error frame (SPEC "System Error Frame")."""
+        """Return the bytes of a system error frame (SPEC "Errors that end a connection")."""
         self._requests.discard(request.call_id)
         return self._encode_error(request.opcode, request.call_id, error)
 

@@ -1,4 +1,4 @@
-"""Frames: the layout, the encoder and the incremental decoder (SPEC "Frame Header").
+"""Frames: the layout, the encoder and the incremental decoder (SPEC "Frames").
 
 Big-endian:
 

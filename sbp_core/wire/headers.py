@@ -1,6 +1,6 @@
 """The typed header of every frame: which table goes with which opcode, and the codec both ways.
 
-SPEC "Extended Header" and "Frame Definitions". The tables themselves come from schemas/headers.fbs;
+SPEC "Headers" and "Operations". The tables themselves come from schemas/headers.fbs;
 this module re-exports them, so nothing else imports generated code.
 """
 

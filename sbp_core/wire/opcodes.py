@@ -1,4 +1,4 @@
-"""Operation codes (SPEC "Frame Definitions"), as schemas/headers.fbs declares them, and flags."""
+"""Operation codes (SPEC "Operations"), as schemas/headers.fbs declares them, and flags."""
 
 from __future__ import annotations
 

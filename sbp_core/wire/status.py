@@ -1,4 +1,4 @@
-"""Status tables <-> exceptions (SPEC "Error Codes").
+"""Status tables <-> exceptions (SPEC "Shared tables").
 
 Servers call `status_for` with the error of a request; clients call `check_status` or `maybe_error`.
 """
@@ -91,7 +91,7 @@ def with_duration(header: Any, seconds: float) -> object:
 def maybe_cluster(detail: bytes) -> PlacementDriverCluster | None:
     """Return the cluster in the `detail` of PD_NOT_LEADER; None if it has no such table.
 
-    SPEC "Error Codes Table".
+    SPEC "Shared tables".
     """
     try:
         return decode_header(PlacementDriverCluster, detail)

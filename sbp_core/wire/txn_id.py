@@ -48,7 +48,7 @@ def is_txn_id(text: str) -> bool:
 
 
 def is_writer_id(text: str) -> bool:
-    """Whether a text is a valid id of a writer (SPEC "Idempotent append")."""
+    """Whether a text is a valid id of a writer (SPEC "Writers")."""
     return _WRITER_ID.fullmatch(text) is not None
 
 

@@ -241,7 +241,7 @@ class RecordSizeEstimates:
         self._known: dict[int, _Measured] = {}
 
     def estimate(self, starts: Mapping[int, int], tails: Mapping[int, int]) -> dict[int, int]:
-        """Return the bytes of one record of each stream of `starts` (SPEC "DESCRIBE_RANGES").
+        """Return the bytes of one record of each stream of `starts` (SPEC "DESCRIBE_RANGE").
 
         A stream whose servers do not answer counts with the size known before, or else with the
         largest size that is known of any stream.

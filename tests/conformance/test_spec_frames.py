@@ -112,7 +112,7 @@ def test_the_rest_of_the_flags_are_currently_unused_and_ignored(endpoint, flags)
 
 
 def test_with_the_system_error_flag_the_extended_header_is_a_system_error_response(endpoint):
-    """SPEC "System Error Frame": answer to a header that does not decode. Rule: system-error."""
+    """SPEC "Errors that end a connection": a header that does not decode. Rule: system-error."""
     with Wire(endpoint) as wire:
         answer = wire.ask(frame(Opcode.HEARTBEAT, 5, GARBAGE))
         assert (answer.opcode, answer.call_id) == (Opcode.HEARTBEAT, 5)
@@ -122,7 +122,7 @@ def test_with_the_system_error_flag_the_extended_header_is_a_system_error_respon
 
 
 def test_the_request_and_response_frames_have_matching_stream_ids(target):
-    """SPEC "Stream Identifier", "matching stream ids": many open calls at once. Rule: call-id."""
+    """SPEC "Call ids", "matching stream ids": many open calls at once. Rule: call-id."""
     header = encode_header(IdAllocationRequest(timeout_ms=10_000, host="conformance"))
     call_ids = [0, *range(3, 100), 2**31 - 1]
     with Wire(target.endpoint) as wire:
@@ -133,7 +133,7 @@ def test_the_request_and_response_frames_have_matching_stream_ids(target):
 
 
 def test_the_client_must_set_this_stream_id_to_a_non_negative_value(endpoint):
-    """SPEC "Stream Identifier", "non-negative value": anything else is no call. Rule: call-id."""
+    """SPEC "Call ids", "non-negative value": anything else is no call. Rule: call-id."""
     with Wire(endpoint) as wire:
         wire.send(frame(PING, 2**31))
         refusal = wire.maybe_read()
@@ -195,7 +195,7 @@ def test_after_goaway_an_endpoint_stops_accepting_new_streams(target):
 
 
 def test_a_known_operation_that_is_not_served_gets_a_system_error(target):
-    """SPEC "System Error Frame", a request-agnostic error. Rule: not-served."""
+    """SPEC "Errors that end a connection", a request-agnostic error. Rule: not-served."""
     with Wire(target.endpoint) as wire:
         answer = wire.ask(frame(Opcode.FETCH, 1, encode_header(fetch_request())))
         assert (answer.opcode, answer.call_id, answer.flags) == (Opcode.FETCH, 1, 0x07)

@@ -252,7 +252,7 @@ def test_an_unknown_owner_does_not_keep_the_others_from_being_listed(target):
 
 
 def test_the_pd_returns_the_newly_writable_range(target):
-    """SPEC "SEAL_RANGES", "the PD returns the newly writable range". Rule: seal-at-pd."""
+    """SPEC "SEAL_RANGE", "the PD returns the newly writable range". Rule: seal-at-pd."""
 
     async def body(target):
         async with target.streams(2) as (full, empty), target.pd() as client:
@@ -281,7 +281,7 @@ def test_the_pd_returns_the_newly_writable_range(target):
 
 
 def test_sealing_again_answers_the_range_that_is_writable_now(target):
-    """SPEC "SEAL_RANGES", a repeated request. Rule: seal-at-pd."""
+    """SPEC "SEAL_RANGE", a repeated request. Rule: seal-at-pd."""
 
     async def body(target):
         async with target.streams() as (placed,), target.pd() as client:
@@ -294,7 +294,7 @@ def test_sealing_again_answers_the_range_that_is_writable_now(target):
 
 
 def test_concurrent_seals_open_one_range(target):
-    """SPEC "SEAL_RANGES" from several clients at once. Rule: seal-at-pd."""
+    """SPEC "SEAL_RANGE" from several clients at once. Rule: seal-at-pd."""
 
     async def body(target):
         async with target.streams() as (placed,), target.pd() as one, target.pd() as other:
@@ -307,7 +307,7 @@ def test_concurrent_seals_open_one_range(target):
 
 
 def test_create_range_is_refused_while_the_last_range_is_open(target):
-    """SPEC "Frame Definitions", 0x2004: "create a new range". Rule: create-range."""
+    """SPEC "CREATE_RANGE": "create a new range". Rule: create-range."""
 
     async def body(target):
         async with target.streams() as (placed,), target.pd() as client:

@@ -370,7 +370,7 @@ async def seal(client, *ranges):
 
 
 def test_describe_range_is_used_to_get_the_max_offset_of_the_current_writable_range(target):
-    """SPEC "DESCRIBE_RANGES", "after the write". Rule: describe-range, partial-failure."""
+    """SPEC "DESCRIBE_RANGE", "after the write". Rule: describe-range, partial-failure."""
 
     async def body(target):
         async with streams_at_one_server(target, 1) as ((placed,), client):
@@ -388,7 +388,7 @@ def test_describe_range_is_used_to_get_the_max_offset_of_the_current_writable_ra
 
 
 def test_the_range_server_returns_the_sealed_range(target):
-    """SPEC "SEAL_RANGES", "returns the sealed range". Rule: seal-at-range-server."""
+    """SPEC "SEAL_RANGE", "returns the sealed range". Rule: seal-at-range-server."""
 
     async def body(target):
         async with streams_at_one_server(target, 1) as ((placed,), client):

@@ -167,3 +167,11 @@ def test_the_readme_is_read_in_two_minutes():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 120
     assert len(readme.split()) <= 900
+
+
+def test_docstrings_cite_sections_of_the_protocol() -> None:
+    protocol = (ROOT / "docs/reference/protocol.md").read_text(encoding="utf-8")
+    sections = set(re.findall(r"^#+ (.*)$", protocol, re.MULTILINE))
+    for path in python_files(*PACKAGES):
+        cited = set(re.findall(r'SPEC "([^"]+)"', (ROOT / path).read_text(encoding="utf-8")))
+        assert cited <= sections, f"{path} cites {cited - sections}"

@@ -1,6 +1,8 @@
 """Patterns and grants, the table of operations, and how refused results get into an answer."""
 
+import re
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -38,6 +40,34 @@ from sbp_core.wire.opcodes import Opcode
 
 NAMES = st.text("ab_-", min_size=1, max_size=6)
 PATTERNS = NAMES | NAMES.map("{}*".format) | st.just("*")
+
+
+PROTOCOL = Path(__file__).parents[2] / "docs/reference/protocol.md"
+ROWS = {
+    "none": Caller.ANYONE,
+    "`read`, `append` or `manage` on each stream": ON_STREAMS,
+    "`read` on each stream": {Right.READ},
+    "`append` on each stream": {Right.APPEND},
+    "`manage` on each stream": {Right.MANAGE},
+    "`group` on the group": {Right.GROUP},
+    "administrator": Caller.ADMIN,
+    "server of the cluster": Caller.SERVER,
+}
+
+
+def test_the_protocol_says_who_may_call_each_operation():
+    _, _, table = PROTOCOL.read_text().partition("| right | operations |")
+    documented: dict[str, list[object]] = {}
+    for right, names in re.findall(
+        r"^\| (.+?) \| (.+?) \|$", table.partition("\n\n")[0], re.MULTILINE
+    ):
+        for part in re.split("[,;]", names):
+            documented.setdefault(part.split()[0], []).append(ROWS.get(right))
+    undocumented = {Opcode.GOAWAY}
+    for opcode in RULES.keys() - undocumented:
+        rule = RULES[opcode]
+        needed = rule.rights if isinstance(rule, Rule) else rule
+        assert needed in documented[opcode.name] or None in documented[opcode.name], opcode
 
 
 @given(st.lists(st.tuples(st.sampled_from(Right), PATTERNS), max_size=8), st.none() | NAMES)

@@ -257,7 +257,7 @@ class _Delivery:
     async def _ask_about(self, suspects: Sequence[tuple[RangeInfo, SbpError]]) -> bool:
         """Ask the placement driver to look at primaries; return whether it was asked.
 
-        It looks by itself; it may not have noticed yet (SPEC "SEAL_RANGES"). One request for a
+        It looks by itself; it may not have noticed yet (SPEC "SEAL_RANGE"). One request for a
         range is enough for all appends of a client.
         """
         context = self._context

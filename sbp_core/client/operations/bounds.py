@@ -110,7 +110,7 @@ async def stream_bounds(context: Context, stream_ids: Sequence[int]) -> list[Str
     """Return where each stream begins and ends now, in the order of `stream_ids`.
 
     The begin comes from the placement driver, the end of an open range from its primary server
-    (SPEC "DESCRIBE_RANGES"): one frame per server. Raises NotFoundError naming the missing streams.
+    (SPEC "DESCRIBE_RANGE"): one frame per server. Raises NotFoundError naming the missing streams.
     """
     check_errors(await revalidate(context, stream_ids))
     attempts = Attempts(context, context.now_ms())
@@ -219,7 +219,7 @@ def bounds_between(first: RangeInfo, tail: RangeInfo, next_offset: int) -> Strea
 def describe_call(
     server: str, pieces: Sequence[RangeInfo], timeout_ms: int, *, with_stored_bytes: bool = False
 ) -> Call:
-    """Return the call that asks a server about ranges (SPEC "DESCRIBE_RANGES")."""
+    """Return the call that asks a server about ranges (SPEC "DESCRIBE_RANGE")."""
     header = DescribeRangesRequest(
         timeout_ms=timeout_ms,
         ranges=tuple(RangeId(each.stream_id, each.range_index) for each in pieces),

@@ -270,7 +270,7 @@ def unanswered(what: str) -> ProtocolError:
 
 
 def check_system_error(frame: Frame) -> None:
-    """Raise the error of a system error frame (SPEC "System Error Frame")."""
+    """Raise the error of a system error frame (SPEC "Errors that end a connection")."""
     if frame.is_system_error:
         status = decode_system_error(frame.header).status
         error = maybe_error(status)

@@ -22,7 +22,7 @@ async def stored_bytes(
 ) -> dict[int, int]:
     """Return the bytes of the record batches of each stream, by id, in one replica.
 
-    The primary of each range is asked for `timeout_ms` (SPEC "DESCRIBE_RANGES"), then, for the
+    The primary of each range is asked for `timeout_ms` (SPEC "DESCRIBE_RANGE"), then, for the
     ranges that it does not know, one secondary after the other. A stream is left out if a range
     stays unknown. Raises NotFoundError naming the missing streams.
     """

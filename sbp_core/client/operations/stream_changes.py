@@ -229,7 +229,7 @@ def _trim_header(context: Context, offsets: Mapping[int, int]) -> TrimStreamsReq
 async def seal_streams(context: Context, stream_ids: Sequence[int]) -> dict[int, RangeInfo]:
     """Let streams go on in new ranges; return the new writable range of each.
 
-    SPEC "SEAL_RANGES" at the placement driver. Names the ranges that are open now, so a repeat
+    SPEC "SEAL_RANGE" at the placement driver. Names the ranges that are open now, so a repeat
     after a lost answer seals nothing else. Raises NotFoundError naming the missing streams (nothing
     is sealed then); the others of the same call are sealed nevertheless when one fails.
     """

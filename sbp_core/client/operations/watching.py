@@ -257,7 +257,7 @@ async def reach(
 ) -> dict[int, Reach]:
     """Return how far each stream, by id, can be read from its position; None: from its first.
 
-    A server of each range that lies ahead is asked (SPEC "DESCRIBE_RANGES"), for `timeout_ms`:
+    A server of each range that lies ahead is asked (SPEC "DESCRIBE_RANGE"), for `timeout_ms`:
     the primary of an open range, and the replicas of a sealed one until one answers. Those in
     `spared` are not asked: they count as unavailable with that error. Raises NotFoundError naming
     all missing streams, and errors that a retry would not cure.

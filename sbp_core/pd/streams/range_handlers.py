@@ -100,7 +100,7 @@ class RangeHandlers:
         }
 
     async def seal(self, call: ServerCall) -> Answer:
-        """SPEC "SEAL_RANGES" at the placement driver: answers the new writable ranges."""
+        """SPEC "SEAL_RANGE" at the placement driver: answers the new writable ranges."""
         request = call.decode(SealRangesRequest)
         check_item_count(len(request.ranges))
         results = await self._sealer.seal(request.ranges, request.cause)
@@ -110,7 +110,7 @@ class RangeHandlers:
         )
 
     async def create(self, call: ServerCall) -> Answer:
-        """Open the next range of a stream (SPEC "Frame Definitions", 0x2004)."""
+        """Open the next range of a stream (SPEC "CREATE_RANGE")."""
         request = call.decode(CreateRangeRequest)
         try:
             opened = await self._store.run(

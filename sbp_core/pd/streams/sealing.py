@@ -430,7 +430,7 @@ def open_next_ranges(
 def create_range(
     store: MetadataStore, wanted: StreamRange | None, servers: Sequence[ServerLoad]
 ) -> StreamRange:
-    """Open the next range of a stream (SPEC "Frame Definitions", 0x2004).
+    """Open the next range of a stream (SPEC "CREATE_RANGE").
 
     Raises StatusError when the stream is unknown, its last range open, or no server alive.
     """

@@ -270,7 +270,7 @@ class FaultProxy:
 
 
 def frame_bytes(prefix: bytes) -> int:
-    """The size in bytes of the frame that begins with `prefix` (SPEC "Frame Header")."""
+    """The size in bytes of the frame that begins with `prefix` (SPEC "Frames")."""
     return int.from_bytes(prefix[:4], "big") + 4
 
 
