@@ -29,7 +29,7 @@ from sbp_core.log.entry import APPENDED_KINDS, COMMIT_BYTES, Entry, Location
 from sbp_core.log.index_file import SegmentIndex, encode_index
 from sbp_core.log.readable_log import LogState, ReadableLog
 from sbp_core.log.recovery.opening import Recovered, RecoveryReport, lock_log, recover
-from sbp_core.log.replica_reading import ReplicaReader, ReplicaStates, cut_after
+from sbp_core.log.replica_reading import ReplicaStates, cut_after
 from sbp_core.log.segment import Segment
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_writer import ActiveSegment, check_group
@@ -224,9 +224,7 @@ class Log(ReadableLog):
             is_last = all(each.key <= key for each in self._states if each.stream_id == key[0])
         now = ReplicaStates(logged, self.staged, self.writers, is_last)
         return self._looked_up(
-            lambda extent: cut_after(
-                ReplicaReader(self.lookup, extent, logged), now, end_offset, end
-            )
+            lambda extent: cut_after(self._reader(extent, logged), now, end_offset, end)
         )
 
     def unsettled(self) -> frozenset[RangeKey]:

@@ -268,9 +268,17 @@ class SegmentIndex:
 
     def ranges(self) -> list[LoggedRange]:
         """Return all ranges as they were at the end of the segment."""
+        return self._ranges(slice(None))
+
+    def maybe_range(self, key: RangeKey) -> LoggedRange | None:
+        """Return a range as it was at the end of the segment, None if it did not exist then."""
+        at = self._maybe_range(key)
+        return None if at is None else self._ranges(slice(at, at + 1))[0]
+
+    def _ranges(self, rows: slice) -> list[LoggedRange]:
         times: list[int] = []
-        columns = [self._columns[name].tolist() for name, _ in STATE_COLUMNS]
-        numbers = [self._columns[name].tolist() for name, _ in REPLICA_COLUMNS]
+        columns = [self._columns[name][rows].tolist() for name, _ in STATE_COLUMNS]
+        numbers = [self._columns[name][rows].tolist() for name, _ in REPLICA_COLUMNS]
         return ranges_of(*columns, times, *(numbers if numbers[0] else ()))
 
     def seq(self, key: RangeKey) -> int:

@@ -18,7 +18,8 @@ from sbp_core.log.batch_lookup import BatchLookup, Extent
 from sbp_core.log.bodies import RecentBodies
 from sbp_core.log.disk import Disk
 from sbp_core.log.entry import Entry, Location
-from sbp_core.log.replica_reading import Places, ReplicaReader
+from sbp_core.log.replica_index import ReplicaIndexes
+from sbp_core.log.replica_reading import ReplicaReader
 from sbp_core.log.segment import SegmentView
 from sbp_core.log.segment_rows import DatedOffset, Slot
 from sbp_core.log.states.range_states import OFFSET_MAX, LoggedRange, RangeKey, RangeStates
@@ -51,7 +52,7 @@ class ReadableLog:
         self.suspects: set[int] = set()
         """The bases of segments in which a batch was found to be damaged; any thread adds some."""
         self._states = states
-        self._places = Places()
+        self._replica_indexes = ReplicaIndexes()
 
     @property
     def writers(self) -> WriterStates:
@@ -139,8 +140,7 @@ class ReadableLog:
             logged = self._replica_range(key, upto_seq)
             extent = self.extent
             try:
-                reader = ReplicaReader(self.lookup, extent, logged, self._places)
-                for each in reader.read(after_seq, upto_seq):
+                for each in self._reader(extent, logged).read(after_seq, upto_seq):
                     yield portable(each.entry)
                     after_seq = each.prefix.seq
             except LogError:
@@ -152,9 +152,7 @@ class ReadableLog:
         logged = self._replica_range(key, seq)
         if logged.prefix is not None and logged.seq == seq:
             return logged.prefix
-        return self._looked_up(
-            lambda extent: ReplicaReader(self.lookup, extent, logged, self._places).prefix_at(seq)
-        )
+        return self._looked_up(lambda extent: self._reader(extent, logged).prefix_at(seq))
 
     def segment_before(self, key: RangeKey, seq: int) -> int:
         """Return the base of the last segment that has no entry of a range up to a number.
@@ -163,7 +161,7 @@ class ReadableLog:
         """
         logged = self._replica_range(key, seq)
         extent = self.extent
-        at = ReplicaReader(self.lookup, extent, logged).segment_before(seq)
+        at = self._reader(extent, logged).segment_before(seq)
         return (*extent.sealed, extent.active.segment)[at].base
 
     def segment_view(self, base: int) -> SegmentView | None:
@@ -173,6 +171,9 @@ class ReadableLog:
             return extent.active
         found = next((each for each in extent.sealed if each.base == base), None)
         return None if found is None else self.lookup.views.view(found)
+
+    def _reader(self, extent: Extent, logged: LoggedRange) -> ReplicaReader:
+        return ReplicaReader(self.lookup, self._replica_indexes, extent, logged)
 
     def _end_offset(self, key: RangeKey) -> int:
         """Return the offset from which on batches do not count: they were cut from a replica."""

@@ -1,9 +1,9 @@
 """Reading the numbered entries of a replicated range again, and undoing the last ones.
 
-The snapshot at the start of each segment has the prefix of every range, so a scan begins at the
-last segment in front of the entry that is wanted, or where an earlier one ended (`Places`). Each
-segment has to go on where the snapshot says. A rewritten one is read to its end before anything of
-it is returned: entries of a settled range may have been dropped from it.
+The index files of segments have the prefix that every range had at their ends. So a reader begins
+in the last segment in front of the wanted entry, and finds the entries by `replica_index.py`. At
+the end of each segment the prefix has to be the one in the index. A rewritten segment is read to
+its end before anything of it is returned: entries of a settled range may have been dropped from it.
 
 If a replica has more than the decided end of its range, the last entries do not count. The
 states in front of them follow from the snapshot and the entries before.
@@ -11,35 +11,28 @@ states in front of them follow from the snapshot and the entries before.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from threading import Lock
+from itertools import islice
 from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogError
 from sbp_core.log.batch_lookup import BatchLookup, Extent
-from sbp_core.log.entry import Entry, Location
-from sbp_core.log.segment import Segment, SegmentView, corruption, file_size
-from sbp_core.log.segment_scan import Damage, SegmentScanner, read_snapshot
-from sbp_core.log.states.range_states import LoggedRange, RangeKey
-from sbp_core.log.states.replicated_entries import (
-    NUMBERED_KINDS,
-    Cut,
-    cut_entry,
-    settled_entry,
-    summary,
-)
+from sbp_core.log.entry import Entry, Location, decode_entry
+from sbp_core.log.replica_index import ReplicaIndexes
+from sbp_core.log.segment import SegmentView, naming_damage
+from sbp_core.log.segment_scan import read_snapshot
+from sbp_core.log.states.range_states import LoggedRange
+from sbp_core.log.states.replicated_entries import Cut, cut_entry, settled_entry, summary
 from sbp_core.log.states.staged_states import StagedStates, Staging
 from sbp_core.log.states.state_snapshot import SnapshotReader
 from sbp_core.log.states.writer_states import MarkReader, WriterStates, encode_writers
 from sbp_core.replication import Prefix
-from sbp_core.segment_format import EntryHeader, EntryKind
+from sbp_core.segment_format import EntryKind
 
 _NO_ENTRIES: Final = Prefix()
-_PLACES_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,47 +43,6 @@ class Numbered:
     location: Location
     time_ms: int
     prefix: Prefix
-    segment: Segment
-
-    @property
-    def place_behind(self) -> Place:
-        """Where the entries behind it are."""
-        segment = self.segment
-        return Place(segment.base, segment.generation, self.location.end, self.prefix)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The position in a segment at which the entries of a range go on behind `prefix`."""
-
-    base: int
-    generation: int
-    position: int
-    prefix: Prefix
-
-
-class Places:
-    """The places where readers stopped last, the oldest forgotten first. Threads may share it.
-
-    A copy is read in many requests, each of which goes on behind the one before. Without its place
-    each of them would read the segment from the start.
-    """
-
-    def __init__(self) -> None:
-        self._places: OrderedDict[tuple[RangeKey, int], Place] = OrderedDict()
-        self._lock = Lock()
-
-    def note(self, key: RangeKey, place: Place) -> None:
-        """Remember a place."""
-        with self._lock:
-            self._places[key, place.prefix.seq] = place
-            if len(self._places) > _PLACES_MAX:
-                self._places.popitem(last=False)
-
-    def maybe_place(self, key: RangeKey, seq: int) -> Place | None:
-        """Return the place behind the first `seq` entries of a range."""
-        with self._lock:
-            return self._places.get((key, seq))
 
 
 class ReplicaReader:
@@ -100,40 +52,26 @@ class ReplicaReader:
     """
 
     def __init__(
-        self, lookup: BatchLookup, extent: Extent, logged: LoggedRange, places: Places | None = None
+        self, lookup: BatchLookup, indexes: ReplicaIndexes, extent: Extent, logged: LoggedRange
     ) -> None:
         self._lookup = lookup
-        self._places = Places() if places is None else places
+        self._indexes = indexes
         self._extent = extent
         self._key = logged.key
         self._end = logged.prefix or _NO_ENTRIES
 
     def read(self, after_seq: int, upto_seq: int) -> Iterator[Numbered]:
         """Yield the entries after one number, up to another. Raises LogError if any is missing."""
-        place = self._maybe_place(after_seq)
-        at = self.segment_before(after_seq) if place is None else self._index_of(place)
-        noted: deque[Place] = deque(maxlen=2)  # the last entry may be one too many for the caller
-        try:
-            for each in self.read_from(at, upto_seq, place):
-                if each.prefix.seq > after_seq:
-                    noted.append(each.place_behind)
-                    yield each
-        finally:
-            for place in noted:
-                self._places.note(self._key, place)
+        for each in self.read_from(self.segment_before(after_seq), upto_seq, after_seq):
+            if each.prefix.seq > after_seq:
+                yield each
 
     def prefix_at(self, seq: int) -> Prefix:
         """Return the prefix of `seq` entries. Raises LogError if any of them is missing."""
-        place = self._maybe_place(seq)
-        if place is not None:
-            return place.prefix
         at = self.segment_before(seq)
-        prefix = self._prefix_in(self.snapshot(at))
-        for each in self.read_from(at, seq):
+        prefix = self._known_prefix(at, seq) or self._prefix_before(at)
+        for each in self.read_from(at, seq, seq):
             prefix = each.prefix
-            place = each.place_behind
-        if place is not None:
-            self._places.note(self._key, place)
         return prefix
 
     def segment_before(self, seq: int) -> int:
@@ -144,116 +82,107 @@ class ReplicaReader:
         first, last = -1, len(self._extent.sealed)
         while first < last:
             middle = (first + last + 1) // 2
-            logged = self.range_in(self.snapshot(middle))
+            logged = self._range_before(middle)
             is_numbered = logged is not None and logged.prefix is not None and logged.is_whole
             if logged is None or (is_numbered and logged.seq <= seq):
                 first = middle
             else:
                 last = middle - 1
         if first < 0:
-            raise self._missing(self._view(0), seq + 1)
+            raise self._missing(0, seq + 1)
         return first
 
     def snapshot(self, at: int) -> SnapshotReader:
         """Return the states at the base of a segment. Raises LogError."""
         return read_snapshot(self._view(at))
 
-    def read_from(self, at: int, upto_seq: int, place: Place | None = None) -> Iterator[Numbered]:
-        """Yield the entries from the start of a segment, or a place in it, on.
+    def read_from(self, at: int, upto_seq: int, after_seq: int = 0) -> Iterator[Numbered]:
+        """Yield the entries from a segment on; some up to `after_seq` may be left out.
 
         Raises LogError if any is missing.
         """
-        prefix = self._prefix_in(self.snapshot(at)) if place is None else place.prefix
+        prefix = self._prefix_before(at)
         while prefix.seq < upto_seq:
-            view = self._view(at)
-            if view.segment.generation and place is None:
-                self._check_whole(at, prefix)
-            for each in self._read_segment(view, prefix, place):
+            base = prefix
+            if self._view(at).segment.generation:
+                self._check_whole(at, base)
+            prefix = self._known_prefix(at, after_seq) or base
+            left = max(upto_seq - prefix.seq, 0)
+            for each in islice(self._read_segment(at, base, prefix), left):
                 prefix = each.prefix
                 yield each
-                if prefix.seq >= upto_seq:
-                    return
-            place = None
             at += 1
-            is_last = at > len(self._extent.sealed)
-            after = None if is_last else self.range_in(self.snapshot(at))
-            is_known = after is None or after.is_whole  # else entries were damaged, and mended
-            if is_last or (is_known and self._prefix_in(self.snapshot(at)) != prefix):
-                raise self._missing(view, prefix.seq + 1)
+            if prefix.seq < upto_seq and not self._may_follow(prefix, at):
+                raise self._missing(at - 1, prefix.seq + 1)
 
-    def _read_segment(
-        self, view: SegmentView, prefix: Prefix, place: Place | None = None
-    ) -> Iterator[Numbered]:
-        size = view.segment.size or file_size(view.file)
-        scanner = SegmentScanner(view.file, view.segment.base, size)
-        if place is not None:
-            scanner.position = place.position
-        for item in scanner.entries():
-            if isinstance(item, Damage):
-                if item.header is None or self._is_own(item.header):
-                    raise corruption(view.file.path, item.position, item.reason)
-                continue
-            entry, location = item
-            is_copied = entry.kind is EntryKind.COPY_BEGUN
-            if is_copied and (entry.stream_id, entry.range_index) == self._key:
-                raise self._missing(view, prefix.seq + 1)
-            if self._is_own(entry):
-                prefix = prefix.extended(summary(entry))
-                yield Numbered(entry, location, scanner.time_ms, prefix, view.segment)
+    def _may_follow(self, prefix: Prefix, at: int) -> bool:
+        """Whether the entries of a segment follow a prefix.
 
-    def _check_whole(self, at: int, prefix: Prefix) -> None:
+        If entries were damaged, and mended, that is known only when more of them were read.
+        """
+        if at > len(self._extent.sealed):
+            return False
+        logged = self._range_before(at)
+        if logged is None:
+            return prefix == _NO_ENTRIES
+        return logged.prefix is not None and (not logged.is_whole or logged.prefix == prefix)
+
+    def _read_segment(self, at: int, base: Prefix, prefix: Prefix) -> Iterator[Numbered]:
+        """Yield the entries of a segment behind a prefix; `base` is the one at its base."""
+        view = self._view(at)
+        index = self._indexes.index(view.segment)
+        last: deque[Prefix] = deque(maxlen=2)  # the last entry may be one too many for the caller
+        try:
+            while found := index.maybe_find(view, self._key, prefix.seq - base.seq):
+                location, time_ms = found
+                data = memoryview(view.read(location.position, location.length))
+                with naming_damage(view.file.path, location.position):
+                    entry = decode_entry(data, location.position)
+                    prefix = prefix.extended(summary(entry))
+                last.append(prefix)
+                yield Numbered(entry, location, time_ms, prefix)
+        finally:
+            index.note(self._key, *last)
+
+    def _check_whole(self, at: int, base: Prefix) -> None:
         """Raise LogError unless a rewritten segment still has all entries of the range.
 
         After a repair these are the ones up to its present end.
         """
-        view = self._view(at)
-        end = self._prefix_in(self.snapshot(at + 1))
+        end = self._prefix_before(at + 1)
         if end.seq > self._end.seq:
             end = self._end
-        for each in self._read_segment(view, prefix):
-            if prefix.seq >= end.seq:
-                break
+        prefix = self._known_prefix(at, end.seq) or base
+        left = max(end.seq - prefix.seq, 0)
+        for each in islice(self._read_segment(at, base, prefix), left):
             prefix = each.prefix
         if prefix != end:
-            raise self._missing(view, end.seq)
+            raise self._missing(at, end.seq)
 
-    def _maybe_place(self, seq: int) -> Place | None:
-        """Return a place that was noted, if its segment is still here as it was."""
-        place = self._places.maybe_place(self._key, seq)
-        return place if place is not None and self._maybe_index(place) is not None else None
-
-    def _index_of(self, place: Place) -> int:
-        at = self._maybe_index(place)
-        assert at is not None
-        return at
-
-    def _maybe_index(self, place: Place) -> int | None:
-        segments = (*self._extent.sealed, self._extent.active.segment)
-        at = bisect_left(segments, place.base, key=lambda each: each.base)
-        is_here = at < len(segments) and segments[at].base == place.base
-        return at if is_here and segments[at].generation == place.generation else None
-
-    def _is_own(self, entry: Entry | EntryHeader) -> bool:
-        is_of_range = (entry.stream_id, entry.range_index) == self._key
-        return is_of_range and entry.kind in NUMBERED_KINDS
+    def _known_prefix(self, at: int, seq_max: int) -> Prefix | None:
+        """Return the longest prefix with at most `seq_max` entries at which a reader stopped."""
+        index = self._indexes.index(self._view(at).segment)
+        return index.prefix_before(self._key, seq_max)
 
     def _view(self, at: int) -> SegmentView:
         sealed = self._extent.sealed
         return self._lookup.views.view(sealed[at]) if at < len(sealed) else self._extent.active
 
-    def _prefix_in(self, snapshot: SnapshotReader) -> Prefix:
-        found = self.range_in(snapshot)
+    def _prefix_before(self, at: int) -> Prefix:
+        found = self._range_before(at)
         return (None if found is None else found.prefix) or _NO_ENTRIES
 
-    def range_in(self, snapshot: SnapshotReader) -> LoggedRange | None:
-        """Return the range as a snapshot has it, None if it was created behind that."""
-        return next((each for each in snapshot.ranges if each.key == self._key), None)
+    def _range_before(self, at: int) -> LoggedRange | None:
+        """Return the range as it was at the base of a segment, None if it was created later."""
+        if at:
+            return self._lookup.index(self._extent, at - 1).maybe_range(self._key)
+        return self._indexes.first_ranges(self._view(0)).get(self._key)
 
-    def _missing(self, view: SegmentView, seq: int) -> LogError:
+    def _missing(self, at: int, seq: int) -> LogError:
         stream_id, range_index = self._key
         return LogError(
             f"entry {seq} of range {range_index} of stream {stream_id}, or one before it, is not in"
-            f" {view.file.path}: another replica may have it"
+            f" {self._view(at).file.path}: another replica may have it"
         )
 
 
@@ -280,7 +209,7 @@ def cut_after(reader: ReplicaReader, now: ReplicaStates, end_offset: int, end: P
         return settled_entry(logged.key, end_offset, end)
     at = reader.segment_before(end.seq)
     snapshot = reader.snapshot(at)
-    before = reader.range_in(snapshot)
+    before = next((each for each in snapshot.ranges if each.key == logged.key), None)
     found = (None if before is None else before.prefix) or _NO_ENTRIES
     next_offset = None if before is None else before.next_offset
     marks = MarkReader()

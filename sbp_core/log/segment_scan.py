@@ -59,23 +59,41 @@ class Damage:
 
 
 class SegmentScanner:
-    """Reads the entries of one segment in bounded memory.
+    """Reads the entries of one segment in bounded memory, `window_bytes` at a time.
 
     `position` is where it reads next; `durable_upto` and `time_ms` are those of the last COMMIT.
     """
 
-    def __init__(self, file: DiskFile, base: int, size: int) -> None:
+    def __init__(
+        self, file: DiskFile, base: int, size: int, *, window_bytes: int = LOG_SCAN_BYTES
+    ) -> None:
         self.position = base + SEGMENT_HEADER_BYTES
         self.durable_upto = 0
         self.time_ms = 0
         self._file = file
         self._base = base
         self._end = base + size
+        self._window_bytes = window_bytes
         self._window = memoryview(b"")
         self._window_position = self.position
 
     def entries(self) -> Iterator[tuple[Entry, Location] | Damage]:
-        """Yield each entry but COMMIT, and each damage.
+        """Yield each entry but COMMIT, and each damage, as `headers` does."""
+        for item in self.headers():
+            if isinstance(item, Damage):
+                yield item
+                continue
+            header, location = item
+            body = self._view(location.position, header.length)[ENTRY_HEADER_BYTES:]
+            try:
+                header.check_body(body)
+            except LogCorruptionError as error:
+                yield Damage(location.position, str(error), header)
+                continue
+            yield entry_of(header, body), location
+
+    def headers(self) -> Iterator[tuple[EntryHeader, Location] | Damage]:
+        """Yield the header of each entry but COMMIT, and each damage; no other body is verified.
 
         Behind a damage the iteration goes on where it can: at the entry that begins where the
         damaged one should end, or at the next group commit that can be found.
@@ -90,27 +108,28 @@ class SegmentScanner:
                 continue
             self.position += header.length
             try:
-                entry = self._decode(header, position)
+                self._check_length(header, position)
+                if header.kind is EntryKind.COMMIT:
+                    self._read_commit(header, position)
+                    continue
             except LogCorruptionError as error:
                 yield Damage(position, str(error), header)
                 continue
-            if entry.kind is not EntryKind.COMMIT:
-                yield entry, Location(position, header.length)
+            yield header, Location(position, header.length)
 
-    def _decode(self, header: EntryHeader, position: int) -> Entry:
+    def _check_length(self, header: EntryHeader, position: int) -> None:
         if self.position > self._end:
             self.position = self._end
             raise LogCorruptionError(
                 f"an entry of {header.length} bytes runs beyond the end of the file,"
                 f" {self._end - position} bytes are left"
             )
-        body = self._view(position, header.length)[ENTRY_HEADER_BYTES:]
-        header.check_body(body)
-        entry = entry_of(header, body)
-        if entry.kind is EntryKind.COMMIT:
-            commit = decode_commit(entry, position)
-            self.durable_upto, self.time_ms = commit.durable_upto, commit.time_ms
-        return entry
+
+    def _read_commit(self, header: EntryHeader, position: int) -> None:
+        commit = decode_commit(
+            decode_entry(self._view(position, header.length), position), position
+        )
+        self.durable_upto, self.time_ms = commit.durable_upto, commit.time_ms
 
     def _maybe_next_entry(self) -> int | None:
         """Return where the next entry is if the length of this one, which is damaged, is right."""
@@ -131,7 +150,7 @@ class SegmentScanner:
         start = position - self._window_position
         if not 0 <= start <= len(self._window) - length:
             offset = position - self._base
-            self._window = memoryview(_pread(self._file, max(length, LOG_SCAN_BYTES), offset))
+            self._window = memoryview(_pread(self._file, max(length, self._window_bytes), offset))
             self._window_position, start = position, 0
         return self._window[start : start + length]
 

@@ -160,7 +160,9 @@ class FaultyFile:
     def pread(self, length: int, position: int) -> bytes:
         self._enter("pread")
         self._disk.longest_read = max(self._disk.longest_read, length)
-        return bytes(self._inode.cached[position : position + length])
+        data = bytes(self._inode.cached[position : position + length])
+        self._disk.read_bytes += len(data)
+        return data
 
     def maybe_pread_cached(self, length: int, position: int) -> None:
         """Nothing is known to be cached: all reads are seen by `pread`."""
@@ -233,6 +235,7 @@ class FaultyDisk:
         self.injected = 0
         self._faults: dict[str, tuple[int, Callable[[str], BaseException]]] = {}
         self.longest_read = 0
+        self.read_bytes = 0
 
     # Faults.
 

@@ -75,23 +75,34 @@ def rolled(segment_bytes: int = 600) -> tuple[Log, list[Entry], FaultyDisk]:
     return log, numbered, disk
 
 
-def test_a_copy_that_is_read_in_many_requests_is_read_once():
-    disk = FaultyDisk()
-    log = open_log(disk, segment_bytes=1 << 30)
-    log.append([CREATED])
-    numbered = [batch(number, 1, b"x" * 20_000) for number in range(300)]
-    log.append(numbered)
+def in_requests(log: Log, key: tuple[int, int], seq: int) -> list[Entry]:
+    """The entries of a range as another replica asks for them, four at a time."""
     found: list[Entry] = []
-    before = disk.calls["pread"]
-    while len(found) < len(numbered):
-        assert log.prefix_at(KEY, len(found)) == prefix_of(*numbered[: len(found)])
-        more = log.numbered_entries(KEY, len(found), len(numbered))
+    while len(found) < seq:
+        assert log.prefix_at(key, len(found)) == prefix_of(*found)
+        more = log.numbered_entries(key, len(found), seq)
         found += in_transit(itertools.islice(more, 4))
         next(more, None)  # a frame is full: the next entry has to wait
         more.close()
-    assert found == in_transit(numbered)
-    requests = len(numbered) / 4
-    assert disk.calls["pread"] - before <= 3 * requests
+    return found
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_segment_is_read_once_however_many_ranges_are_copied_from_it(is_full: bool):
+    disk = FaultyDisk()
+    log = open_log(disk, segment_bytes=1 << 30)
+    keys = [(stream_id, 0) for stream_id in range(1, 61)]
+    log.append([range_created(*key, 0, 77, is_replicated=True) for key in keys])
+    for number in range(10):
+        log.append([batch(number, 1, b"x" * 3_000, key) for key in keys])
+    segment_bytes = log.end_position
+    if is_full:
+        log.end_segment()
+    before = disk.read_bytes
+    for key in reversed(keys):
+        expected = [batch(number, 1, b"x" * 3_000, key) for number in range(10)]
+        assert in_requests(log, key, 10) == in_transit(expected)
+    assert disk.read_bytes - before < 5 * segment_bytes
 
 
 @pytest.mark.parametrize("key", [KEY, (2, 0), (3, 0)])
