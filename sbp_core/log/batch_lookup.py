@@ -40,8 +40,9 @@ from sbp_core.log.index_file import (
     read_index_header,
 )
 from sbp_core.log.segment import Segment, SegmentView, SegmentViews, corruption
+from sbp_core.log.segment_replay import replay_states
 from sbp_core.log.segment_rows import DatedOffset, SegmentRows, Slot
-from sbp_core.log.segment_scan import Damage, SegmentScanner, read_snapshot, replay_segment
+from sbp_core.log.segment_scan import Damage, SegmentScanner, read_snapshot
 from sbp_core.log.states.range_states import LoggedRange, RangeKey
 from sbp_core.segment_format import EntryKind
 
@@ -173,7 +174,7 @@ class BatchLookup:
             return read_snapshot(following).ranges
         except LogCorruptionError:
             segment = extent.sealed[at]
-            return list(replay_segment(self.views.view(segment).file, segment).states)
+            return list(replay_states(self.views.view(segment).file, segment))
 
     def bytes_from(self, extent: Extent, key: RangeKey, offset: int, end_offset: int) -> int:
         """Return the bytes of a range's batches beyond `offset`, before `end_offset`.

@@ -81,6 +81,7 @@ class Log(ReadableLog):
         written_by: Disk,
     ) -> None:
         self.recovery: RecoveryReport = recovered.report
+        last = recovered.last
         self._written_by = written_by
         self._lock = lock
         self._now_ms = now_ms
@@ -93,19 +94,18 @@ class Log(ReadableLog):
         self.high_water = HighWaterKeeper(
             disk, directory, recovered.high_water, recovered.next_sequence
         )
-        report = recovered.report
-        base, end = report.segment_bases[-1], report.end_position
+        base, end = last.replay.segment.base, last.replay.end
         with translate_os_error(LogError, "opening", segment_path(directory, base)):
-            proven_upto = report.durable_upto
+            proven_upto = last.replay.durable_upto
             self._active = ActiveSegment.open(
                 written_by, directory, base, end=end, proven_upto=proven_upto
             )
             view = self._active.view(disk)
-        self.high_water.on_segment(base, end, recovered.changed)
-        extent = Extent(recovered.sealed, view, recovered.rows)
-        super().__init__(directory, disk, recovered.states, extent)
+        self.high_water.on_segment(base, end, last.replay.changed)
+        extent = Extent(recovered.sealed, view, last.rows)
+        super().__init__(directory, disk, last.replay.states, extent)
         self._streams_held: set[int] | None = None
-        self._is_active_empty = report.entry_count == 0
+        self._is_active_empty = last.entry_count == 0
 
     @classmethod
     def open(
@@ -143,9 +143,10 @@ class Log(ReadableLog):
                 ranges_per_entry=ranges_per_entry,
                 written_by=written_by or disk,
             )
-            if not recovered.has_snapshot:
+            last = recovered.last
+            if not last.replay.has_snapshot:
                 log._write_snapshot()
-            elif recovered.report.torn_tail or recovered.report.damaged_snapshot:
+            elif last.torn_tail or last.replay.damaged_snapshot:
                 log._roll()
             return log
         except BaseException:

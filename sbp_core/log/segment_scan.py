@@ -1,13 +1,14 @@
-"""Reading a segment from its first entry to its last, and what its entries add up to.
+"""Scanning a segment: its entries, and the damage between them, from the first to the last.
 
-A scan goes on behind damage where that is possible.
+Everything that reads more than single batches of a segment does it by a `SegmentScanner`: a start,
+a check, a repair, the cleaner, copies of ranges, and the scrub. segment_replay.py adds the entries
+up to states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.limits import LOG_SCAN_BYTES
@@ -16,7 +17,6 @@ from sbp_core.log.entry import (
     BATCH_KINDS,
     COMMIT_BYTES,
     COMMIT_MARKER,
-    SNAPSHOT_KINDS,
     Commit,
     Entry,
     Location,
@@ -24,11 +24,8 @@ from sbp_core.log.entry import (
     decode_entry,
     entry_of,
 )
-from sbp_core.log.segment import Segment, SegmentView, corruption, file_size, naming_damage
-from sbp_core.log.segment_rows import SegmentRows
-from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeStates
+from sbp_core.log.segment import SegmentView, corruption, file_size, naming_damage
 from sbp_core.log.states.state_snapshot import SnapshotReader
-from sbp_core.log.states.writer_states import MarkReader
 from sbp_core.segment_format import (
     ENTRY_HEADER_BYTES,
     ENTRY_PREFIX_BYTES,
@@ -39,17 +36,19 @@ from sbp_core.segment_format import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Damage:
     """Bytes from `position` on that are no entry, and why.
 
     With `header` it is known which entry was there and where the next one starts; without it,
-    that, and how many entries are lost, is not.
+    that, and how many entries are lost, is not. `proof` says why the bytes must have been synced,
+    if somebody looked for a proof.
     """
 
     position: int
     reason: str
     header: EntryHeader | None = None
+    proof: str = ""
 
     def maybe_batch(self) -> tuple[Entry, Location] | None:
         """Return the BATCH or STAGED entry that was there, without its body, if that is known."""
@@ -168,79 +167,6 @@ def read_snapshot(view: SegmentView) -> SnapshotReader:
         if is_complete:
             return snapshot
     raise corruption(path, scanner.position, "the segment ends within the snapshot of its ranges")
-
-
-@dataclass(slots=True)
-class Replay:
-    """The ranges, writers and transactions at the end of a segment, and the `rows` of its batches.
-
-    With `is_restored` its snapshot does not count: it was damaged, and `states` known otherwise.
-    """
-
-    path: Path
-    rows: SegmentRows
-    snapshot: SnapshotReader = field(default_factory=SnapshotReader)
-    is_restored: bool = False
-    states: RangeStates = field(default_factory=RangeStates)
-    entry_count: int = 0
-    marks: MarkReader = field(default_factory=MarkReader)
-    changed: dict[RangeKey, LoggedRange] = field(default_factory=dict)
-    """The ranges that its entries changed, as they are now."""
-
-    @property
-    def has_snapshot(self) -> bool:
-        """Whether it is known what the ranges were when the segment began."""
-        return self.is_restored or self.snapshot.is_complete
-
-    def restore(self, states: RangeStates) -> None:
-        """Begin with `states` instead of the snapshot."""
-        self.states = states
-        self.is_restored = True
-
-    def apply(
-        self, entry: Entry, location: Location, time_ms: int, *, is_damaged: bool = False
-    ) -> None:
-        """Apply the next entry, without its body if that is damaged.
-
-        Raises LogCorruptionError if it contradicts those before it.
-        """
-        if self.is_restored and entry.kind in SNAPSHOT_KINDS:
-            return
-        try:
-            if self.has_snapshot:
-                touched = self.states.apply(entry, is_damaged=is_damaged)
-                self.changed |= {logged.key: logged for logged in touched}
-                self.marks.add(entry, location, time_ms, self.states.writers)
-                self.states.staged.apply(entry, location, time_ms)
-                self.rows.add(entry, location, time_ms)
-                self.entry_count += 1
-            elif self.snapshot.add(entry):
-                self.states = self.snapshot.states()
-        except LogCorruptionError as error:
-            raise corruption(self.path, location.position, str(error)) from error
-
-
-def replay_segment(file: DiskFile, segment: Segment) -> Replay:
-    """Read a full segment. Raises LogCorruptionError for damage other than to a batch's body.
-
-    A compacted one does not say what became of its ranges: that is LogCorruptionError, too.
-    """
-    if segment.generation or segment.is_cut:
-        why = "was compacted" if segment.generation else "lost its end"
-        reason = f"the segment behind it lost the snapshot of its ranges, and this one {why}"
-        raise corruption(file.path, segment.base, reason)
-    replay = Replay(file.path, SegmentRows(segment.base))
-    scanner = SegmentScanner(file, segment.base, segment.size)
-    for item in scanner.entries():
-        found = item.maybe_batch() if isinstance(item, Damage) else item
-        if found is None:
-            assert isinstance(item, Damage)
-            raise corruption(file.path, item.position, item.reason)
-        replay.apply(*found, scanner.time_ms, is_damaged=isinstance(item, Damage))
-    if not replay.snapshot.is_complete:
-        reason = "the segment ends within the snapshot of its ranges"
-        raise corruption(file.path, scanner.position, reason)
-    return replay
 
 
 def find_commits(file: DiskFile, base: int, position: int) -> Iterator[tuple[int, Commit]]:

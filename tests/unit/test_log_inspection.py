@@ -13,8 +13,7 @@ from sbp_core.log.cleaning import Cleaner
 from sbp_core.log.entry import COMMIT_BYTES, Entry, Location
 from sbp_core.log.index_file import index_path
 from sbp_core.log.recovery.inspection import LogInspection, inspect_log, repair_log
-from sbp_core.log.recovery.salvage import RecordSpan
-from sbp_core.log.states.range_states import RangeState
+from sbp_core.log.states.range_states import RangeState, RecordSpan
 from sbp_core.segment_format import SEGMENT_HEADER_BYTES, EntryKind, SegmentHeader, segment_path
 from tests.support.disk import FaultyDisk
 from tests.support.log import (

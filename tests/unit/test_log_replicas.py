@@ -361,6 +361,21 @@ def test_a_lost_end_keeps_the_prefix_that_is_left():
     assert log.prefix_at(KEY, 9) == found.prefix
 
 
+def test_a_check_says_where_the_next_start_cuts():
+    """In front of the mark of a writer, if its batch is torn."""
+    disk = FaultyDisk()
+    log = open_log(disk)
+    log.append([CREATED])
+    mark = log.append([mark_of(batch(0), "w", 0), batch(0)]).locations[0]
+    disk.kill_process()
+    path, _, location = places(disk)[-1]
+    disk.names[path].truncate(location.end - 1)
+    tail = inspect_log(disk, DIRECTORY).torn_tail
+    assert tail is not None
+    assert tail.position == mark.position
+    assert open_log(disk).recovery.torn_tail == tail
+
+
 def test_a_segment_with_nothing_but_an_end_of_a_replica_stays():
     log = open_log(FaultyDisk())
     log.append([CREATED])

@@ -164,6 +164,18 @@ def test_damaged_writers_of_a_snapshot_are_read_from_the_segment_before() -> Non
     assert last_sequence(open_log(disk, segment_bytes=SEGMENT_BYTES)) == 11
 
 
+def test_damaged_ranges_of_a_snapshot_cost_no_writer() -> None:
+    disk = FaultyDisk()
+    log = filled(disk, segment_bytes=10_000)
+    log.end_segment()
+    log.close()
+    base = segment_bases(disk)[-1]
+    spoil(disk, base, len(contents(disk)[segment_path(DIRECTORY, base)]) - 1)
+    assert last_sequence(open_log(disk_with(contents(disk)))) == 11
+    repair_log(disk, DIRECTORY, inspect_log(disk, DIRECTORY), NOW_MS)
+    assert last_sequence(open_log(disk)) == 11
+
+
 def test_a_repair_of_an_older_segment_forgets_no_writer() -> None:
     disk = FaultyDisk()
     filled(disk).close()

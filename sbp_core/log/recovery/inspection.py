@@ -32,14 +32,16 @@ from sbp_core.log.boundaries import (
     write_start,
 )
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
+from sbp_core.log.entry import BATCH_KINDS
 from sbp_core.log.index_file import (
     SegmentIndex,
     index_path,
     read_index,
 )
-from sbp_core.log.recovery.last_segment import LogFault, TornTail
-from sbp_core.log.recovery.salvage import Coverage, PrefixGaps, SegmentReading
+from sbp_core.log.recovery.last_segment import TornTail
+from sbp_core.log.recovery.salvage import Coverage, PrefixGaps, SegmentSalvage
 from sbp_core.log.segment import Segment, file_size, open_segment, segment_bases
+from sbp_core.log.segment_replay import LogFault
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.segment_writer import TimedEntry, replace_segment
 from sbp_core.log.states.range_states import (
@@ -214,7 +216,7 @@ class _Inspector:
                 self._fault(file.path, end, f"{reason}: it was cut short, or a file is missing")
                 end = following
             segment = Segment(base, end, min(size, end - base), segment.generation)
-            reading = self._read(file, segment, torn_from=None)
+            reading = self._read(file, segment)
         if self._is_at_fault(file.path, faults_before):
             self._damaged.append(DamagedSegment(segment, reading.ranges_at_base))
         if index is not None:
@@ -240,8 +242,7 @@ class _Inspector:
                 promised, end = max(promised, end), base + size
             is_full = end != base + size or self._maybe_index(segment, is_checked=False) is not None
             is_short = not is_full and base + size < promised
-            torn_from = None if is_full else 0 if is_short else promised
-            reading = self._read(file, segment, torn_from=torn_from)
+            reading = self._read(file, segment, None if is_full else promised)
             if is_short:
                 self._lose(file, promised, reading)
                 segment = Segment(base, promised, size, generation)
@@ -267,10 +268,9 @@ class _Inspector:
         """
         return list(self._gaps.applied(self._states)) == list(self._states)
 
-    def _lose(self, file: DiskFile, promised: int, reading: SegmentReading) -> None:
+    def _lose(self, file: DiskFile, promised: int, reading: SegmentSalvage) -> None:
         """Note that the end of the last segment is lost, and which records with it."""
-        base = reading.segment.base
-        position = reading.torn.position if reading.torn else base + reading.segment.size
+        position = reading.end
         reason = (
             f"the file ends here, and was synced up to position {promised}: {promised - position}"
             f" bytes are missing"
@@ -303,11 +303,15 @@ class _Inspector:
     def _tear(self, file: DiskFile, base: int, size: int, position: int, reason: str) -> None:
         self._torn_tail = TornTail(file.path, position, base + size - position, reason)
 
-    def _read(self, file: DiskFile, segment: Segment, *, torn_from: int | None) -> SegmentReading:
-        reading = SegmentReading(file, segment, self._states, self._coverage, self._gaps)
-        reading.read(torn_from)
+    def _read(
+        self, file: DiskFile, segment: Segment, promised: int | None = None
+    ) -> SegmentSalvage:
+        reading = SegmentSalvage(file, segment, self._states, self._gaps, promised)
+        for each in reading.entries():
+            if not each.is_damaged:
+                self._coverage.add(each.entry, each.location)
+                self._batch_count += each.entry.kind in BATCH_KINDS
         self._faults += reading.faults
-        self._batch_count += reading.batch_count
         self._states = reading.states
         return reading
 

@@ -46,9 +46,9 @@ from sbp_core.log.disk import (
 from sbp_core.log.index_file import SegmentIndex, open_index
 from sbp_core.log.recovery.last_segment import (
     LastSegment,
-    LogFault,
     LostTail,
     TornTail,
+    read_last_segment,
 )
 from sbp_core.log.segment import (
     Segment,
@@ -60,10 +60,9 @@ from sbp_core.log.segment import (
     segment_bases,
     write_segment_header,
 )
-from sbp_core.log.segment_rows import SegmentRows
-from sbp_core.log.segment_scan import replay_segment
+from sbp_core.log.segment_replay import LogFault, replay_states
 from sbp_core.log.segment_writer import replace_segment
-from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeStates
+from sbp_core.log.states.range_states import RangeStates
 from sbp_core.log.states.state_snapshot import encode_snapshot
 from sbp_core.segment_format import SegmentHeader, segment_path
 from sbp_core.wording import listed
@@ -124,21 +123,33 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A log that is ready to go on in its last segment, the one that is not among `sealed`.
+    """A log that is ready to go on in its `last` segment, behind the `sealed` ones.
 
-    Without `has_snapshot` that segment is empty: its snapshot is still to be written. `changed` are
-    the ranges that it changed, as they are now. `high_water` is what was noted of how far the
-    log was synced, `next_sequence` the number of the next note.
+    If `last` has no snapshot it is empty: its snapshot is still to be written. `high_water` is what
+    was noted of how far the log was synced, `next_sequence` the number of the next note.
     """
 
-    report: RecoveryReport
     sealed: tuple[Segment, ...]
-    states: RangeStates
-    rows: SegmentRows
-    has_snapshot: bool
-    changed: dict[RangeKey, LoggedRange]
+    last: LastSegment
     high_water: HighWater | None
     next_sequence: int
+    lost_tail: LostTail | None = None
+
+    @property
+    def report(self) -> RecoveryReport:
+        """Return the findings."""
+        replay = self.last.replay
+        return RecoveryReport(
+            segment_bases=tuple(each.base for each in (*self.sealed, replay.segment)),
+            entry_count=self.last.entry_count,
+            end_position=replay.end,
+            durable_upto=replay.durable_upto,
+            newest_ms=replay.newest_ms,
+            torn_tail=self.last.torn_tail,
+            lost_tail=self.lost_tail,
+            damaged_batches=tuple(each for each in replay.faults if each.records is not None),
+            damaged_snapshot=replay.damaged_snapshot,
+        )
 
 
 def lock_log(disk: Disk, directory: Path) -> DirectoryLock:
@@ -229,56 +240,30 @@ def _recover_last_segment(
         _check_is_last(disk, directory, file, base)
         _settle(disk, directory, file)
         states_at_base = partial(_states_at, disk, directory, base, sealed)
-        last = LastSegment(file, base, states_at_base, promised)
-        last.read()
-        states = last.replay.states if last.has_snapshot else last.states_at_base(None)
+        last = read_last_segment(file, base, states_at_base, promised)
         if last.is_cut:
-            return _go_on_behind(disk, file, last, states, mark)
+            return _go_on_behind(disk, last, mark)
         last.repair()
-    report = RecoveryReport(
-        segment_bases=(*(segment.base for segment in sealed), base),
-        entry_count=last.replay.entry_count,
-        end_position=last.end,
-        durable_upto=last.durable_upto,
-        newest_ms=last.newest_ms,
-        torn_tail=last.torn_tail,
-        damaged_batches=tuple(last.damaged_batches),
-        damaged_snapshot=last.damaged_snapshot,
-    )
-    return Recovered(
-        report,
-        sealed,
-        states,
-        last.replay.rows,
-        last.has_snapshot,
-        changed=last.replay.changed,
-        high_water=mark,
-        next_sequence=next_sequence,
-    )
+    return Recovered(sealed, last, mark, next_sequence)
 
 
-def _go_on_behind(
-    disk: Disk,
-    file: DiskFile,
-    last: LastSegment,
-    states: RangeStates,
-    mark: HighWater | None,
-) -> LostTail:
+def _go_on_behind(disk: Disk, last: LastSegment, mark: HighWater | None) -> LostTail:
     """Let the log go on where it would without the loss; what is left of the segment stays.
 
     So a copy of the file that is whole can be put back. Raises LogCorruptionError if it is not
     known where ranges ended: then offsets might be given away again.
     """
-    base, end = last.replay.rows.base, last.promised
-    missing = f"the log ends here, and was synced up to position {end}: {end - last.end} bytes"
+    replay, path, end = last.replay, last.file.path, last.promised
+    base, found_end = replay.segment.base, replay.end
+    missing = f"the log ends here, and was synced up to position {end}: {end - found_end} bytes"
     if mark is None or mark.position != end or mark.tails is None or mark.tails_from != base:
-        raise corruption(file.path, last.end, f"{missing} are missing, of which ranges is unknown")
-    records = states.restore_tails(mark.tails)
-    with translate_os_error(LogWriteError, "closing", file.path):
-        write_segment_header(file, base, end)
-    begin = [(entry, last.newest_ms) for entry in encode_snapshot(states)]
-    replace_segment(disk, file.path.parent, SegmentHeader(end), begin)
-    return LostTail(file.path, last.end, end, records)
+        raise corruption(path, found_end, f"{missing} are missing, of which ranges is unknown")
+    records = replay.states.restore_tails(mark.tails)
+    with translate_os_error(LogWriteError, "closing", path):
+        write_segment_header(last.file, base, end)
+    begin = [(entry, replay.newest_ms) for entry in encode_snapshot(replay.states)]
+    replace_segment(disk, path.parent, SegmentHeader(end), begin)
+    return LostTail(path, found_end, end, records)
 
 
 def _recover_with_loss(disk: Disk, directory: Path, lost: LostTail) -> Recovered:
@@ -290,8 +275,7 @@ def _recover_with_loss(disk: Disk, directory: Path, lost: LostTail) -> Recovered
         lost.end,
         listed(lost.records) or "no records",
     )
-    recovered = recover(disk, directory)
-    return replace(recovered, report=replace(recovered.report, lost_tail=lost))
+    return replace(recover(disk, directory), lost_tail=lost)
 
 
 def _check_is_last(disk: Disk, directory: Path, file: DiskFile, base: int) -> None:
@@ -332,7 +316,7 @@ def _states_at(
         if index is not None and known is not None:
             return RangeStates(index.ranges(), known.writers, known.staged)
         with open_segment(disk, directory, sealed[-1].base) as file:
-            return replay_segment(file, sealed[-1]).states
+            return replay_states(file, sealed[-1])
     if base:
         path = segment_path(directory, base)
         reason = "the snapshot of its ranges is not whole, and no older segment is left"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.disk import DiskFile
-from sbp_core.log.entry import BATCH_KINDS, SNAPSHOT_KINDS, Entry, Location
-from sbp_core.log.recovery.last_segment import LogFault
+from sbp_core.log.entry import Entry, Location
 from sbp_core.log.segment import Segment
-from sbp_core.log.segment_scan import Damage, SegmentScanner, maybe_find_proof
+from sbp_core.log.segment_replay import Replayed, SegmentReplay
+from sbp_core.log.segment_scan import Damage
 from sbp_core.log.states.range_states import (
     LoggedRange,
     RangeKey,
@@ -24,8 +24,6 @@ from sbp_core.log.states.range_states import (
 from sbp_core.log.states.replicated_entries import NUMBERED_KINDS
 from sbp_core.log.states.staged_entries import decode_end, maybe_kept
 from sbp_core.log.states.staged_states import StagedStates
-from sbp_core.log.states.state_snapshot import SnapshotReader
-from sbp_core.log.states.writer_states import MarkReader
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 
@@ -131,18 +129,14 @@ class PrefixGaps:
                 yield replace(logged, prefix=readable, highest_seq=highest_seq)
 
 
-class SegmentReading:
-    """The first `segment.size` bytes of a file, read.
+class SegmentSalvage(SegmentReplay):
+    """Replays a segment whatever is damaged in it; what hides entries is a fault like others.
 
-    `expected` are the ranges at its base, in case its own snapshot is not whole; `coverage` takes
-    in its intact batches, `gaps` what is missing of replicated ranges. Afterwards `ranges_at_base`
-    is what the snapshot holds, or should, and
-    `states` the ranges at its end. These have only writers of which nothing can be missing: damage
-    that hides entries makes all forgotten that appended before. Staged batches may have been
-    published or dropped by an entry that is hidden.
-
-    `batch_count` are its intact batches, `has_records` says whether there are any, or the end of a
-    transaction that published some.
+    `expected` are the states at its base, in case its snapshot is not whole. `gaps` takes in what
+    is missing of replicated ranges. Afterwards `ranges_at_base` is what the snapshot holds, or
+    should. `states` have only writers of which nothing can be missing: damage that hides entries
+    makes all forgotten that appended before. Staged batches may have been published or dropped by
+    an entry that is hidden.
     """
 
     def __init__(
@@ -150,112 +144,67 @@ class SegmentReading:
         file: DiskFile,
         segment: Segment,
         expected: RangeStates,
-        coverage: Coverage,
         gaps: PrefixGaps,
+        promised: int | None,
     ) -> None:
-        self.faults: list[LogFault] = []
-        self.torn: Damage | None = None
-        self.batch_count = 0
+        super().__init__(file, segment, self._expected_with, promised)
         self.has_records = False
-        self.states = expected
+        """Whether a rewrite of the segment would hold anything but its snapshot."""
         self.ranges_at_base = tuple(expected)
-        self._snapshot = SnapshotReader()
-        self._is_past_snapshot = False
-        self._marks = MarkReader()
-        self._file = file
-        self.segment = segment
-        self._coverage = coverage
+        self._expected = expected
         self._gaps = gaps
 
-    @property
-    def has_snapshot(self) -> bool:
-        """Whether its snapshot is whole."""
-        return self._snapshot.is_complete
-
-    def read(self, torn_from: int | None) -> None:
-        """Read all there is. Raises LogError.
-
-        Damage from log position `torn_from` on may be a torn tail: that is where reading ends, if
-        nothing behind it proves the contrary. None where there cannot be one.
-        """
-        base = self.segment.base
-        scanner = SegmentScanner(self._file, base, self.segment.size)
-        for item in scanner.entries():
-            if not isinstance(item, Damage):
-                self._apply(*item, scanner.time_ms)
-                continue
-            may_be_torn = torn_from is not None and item.position >= torn_from
-            if may_be_torn and maybe_find_proof(self._file, base, item.position) is None:
-                self.torn = item
-                return
-            self._go_around(item, scanner.time_ms)
+    def entries(self) -> Iterator[Replayed]:
+        """Replay, and yield each entry behind the snapshot. Raises LogError if the disk fails."""
+        for each in super().entries():
+            self.has_records = self.has_records or self._is_kept(each)
+            yield each
         if self.segment.generation > 0 or self.segment.is_cut:  # marks are left out, or lost
             self.states.forget_writers()
-        if not self.has_snapshot and not self.faults:
-            reason = "the segment ends within the snapshot of its ranges"
-            if torn_from is not None:
-                self.torn = Damage(scanner.position, reason)
-            else:
-                self._fault(scanner.position, reason)
 
-    def _go_around(self, damage: Damage, time_ms: int) -> None:
-        found = damage.maybe_batch()
-        if found is None:
-            self._fault(damage.position, damage.reason)
-            self.states.forget_writers()
-            self._gaps.add_hole(self.states)
-            return
-        entry, location = found
-        records = RecordSpan.of(entry) if entry.kind is EntryKind.BATCH else None
-        self._fault(damage.position, damage.reason, records)
-        self._follow(entry, location, time_ms, is_damaged=True)
-
-    def _apply(self, entry: Entry, location: Location, time_ms: int) -> None:
-        if entry.kind in SNAPSHOT_KINDS:
-            self._add_snapshot(entry, location)
-            return
-        self._is_past_snapshot = True
-        if not self.has_snapshot and not self.faults:
-            self._fault(location.position, "the snapshot of the segment's ranges is not whole")
-        self._follow(entry, location, time_ms)
-        self._coverage.add(entry, location)
-        self.batch_count += entry.kind in BATCH_KINDS
+    def _is_kept(self, replayed: Replayed) -> bool:
+        entry, location, _, is_damaged = replayed
         logged = self.states.maybe_range((entry.stream_id, entry.range_index))
         is_unsettled = logged is not None and logged.is_unsettled and entry.kind in NUMBERED_KINDS
-        kept = maybe_kept(entry, location, is_unsettled=is_unsettled)
-        self.has_records = self.has_records or kept is not None
+        return not is_damaged and maybe_kept(entry, location, is_unsettled=is_unsettled) is not None
 
-    def _add_snapshot(self, entry: Entry, location: Location) -> None:
-        try:
-            if self._snapshot.add(entry):
-                self.ranges_at_base = tuple(self._snapshot.ranges)
-                if not self._is_past_snapshot:
-                    self._gaps.compare(self.states, self.ranges_at_base)
-                    if self.faults:
-                        writers, staged = self.states.writers, self.states.staged
-                        self.states = RangeStates(self.ranges_at_base, writers, staged)
-                        self.states.forget_writers()
-                    else:
-                        self.states = self._snapshot.states()
-        except LogCorruptionError as error:
-            if not self.faults:
-                self._fault(location.position, str(error))
+    def _expected_with(self, known: RangeStates | None) -> RangeStates:
+        if known is None:
+            return self._expected
+        return RangeStates(self._expected, known.writers, known.staged)
 
-    def _follow(
-        self, entry: Entry, location: Location, time_ms: int, *, is_damaged: bool = False
-    ) -> None:
+    def _take_snapshot(self, states: RangeStates) -> None:
+        self._gaps.compare(self._expected, states)
+        if self.faults:  # they may hide a part of it
+            states = RangeStates(states, self.states.writers, self.states.staged)
+            states.forget_writers()
+        self.ranges_at_base = tuple(states)
+        self._begin(states)
+
+    def _refuse(self, damage: Damage) -> None:
+        self._fault(damage.position, damage.reason)
+        if not self._is_begun:
+            self._begin_at_base()
+        self.states.forget_writers()
+        self._gaps.add_hole(self.states)
+
+    def _contradict(self, position: int, reason: str) -> None:
+        if not self.faults:  # else it follows from these
+            self._fault(position, reason)
+
+    def _moved(self, replayed: Replayed) -> Sequence[LoggedRange]:
         """Move the ranges on; where entries are missing before this one, to what it says."""
+        entry = replayed.entry
         try:
-            changed = self.states.after([entry], is_damaged=is_damaged)
+            changed = self.states.after([entry], is_damaged=replayed.is_damaged)
         except LogCorruptionError as error:
-            if not self.faults and self.segment.generation == 0:
-                self._fault(location.position, str(error))
+            if self.segment.generation == 0:
+                self._contradict(replayed.location.position, str(error))
             changed = self._overruled(entry) if entry.kind in _OVERRULING_KINDS else {}
         if entry.kind is EntryKind.SEAL:
             changed = self._overruled(entry)
         self.states.update(changed)
-        self._marks.add(entry, location, time_ms, self.states.writers)
-        self.states.staged.apply(entry, location, time_ms)
+        return list(changed.values())
 
     def _overruled(self, entry: Entry) -> dict[RangeKey, LoggedRange]:
         """Return the range as the entry of a batch, or of an end, has it."""
@@ -271,6 +220,3 @@ class SegmentReading:
         if entry.kind is EntryKind.SETTLED:
             next_offset = records.end_offset
         return {key: replace(known, next_offset=next_offset, state=state)}
-
-    def _fault(self, position: int, reason: str, records: RecordSpan | None = None) -> None:
-        self.faults.append(LogFault(self._file.path, position, reason, records))
