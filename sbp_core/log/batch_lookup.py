@@ -118,7 +118,9 @@ class BatchLookup:
             if at == len(extent.sealed):
                 return
             index, view = self.index(extent, at), self.views.view(extent.sealed[at])
-            for slot in _contiguous(index.slots_from(key, offset, view), key, offset, view):
+            listed = index.maybe_rows(key)
+            slots = () if listed is None else listed.slots_from(offset, view)
+            for slot in _contiguous(slots, key, offset, view):
                 yield self.placed(extent, slot) if slot.prefix_bytes else slot
                 offset = slot.end_offset
             if offset < index.next_offset(key):
@@ -187,7 +189,8 @@ class BatchLookup:
             index = self.index(extent, at)
             if index.next_offset(key) <= offset:
                 break
-            total += index.bytes_from(key, offset, end_offset)
+            listed = index.maybe_rows(key)
+            total += 0 if listed is None else listed.bytes_from(offset, end_offset)
         return total
 
     def maybe_since(
@@ -199,7 +202,8 @@ class BatchLookup:
         at = 0
         while at < len(candidates):
             index = self.index(extent, candidates[at])
-            found = index.maybe_since(key, offset, time_ms)
+            listed = index.maybe_rows(key)
+            found = None if listed is None else listed.maybe_since(offset, time_ms)
             if found is not None:
                 return found
             offset = max(offset, index.next_offset(key))

@@ -43,7 +43,7 @@ its segment says that there is one behind it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,9 +55,8 @@ import numpy.typing as npt
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.disk import Disk, DiskFile
-from sbp_core.log.entry import Location
-from sbp_core.log.segment import Segment, SegmentView
-from sbp_core.log.segment_rows import DatedOffset, RangeRows, SegmentRows, Slot
+from sbp_core.log.segment import Segment
+from sbp_core.log.segment_rows import BatchRows, RangeRows, SegmentRows
 from sbp_core.log.states.range_columns import REPLICA_COLUMNS, STATE_COLUMNS, ranges_of
 from sbp_core.log.states.range_states import STATE_CODES, LoggedRange, RangeKey, RangeState
 from sbp_core.log.states.staged_entries import STAGED_BATCH_BYTES, StagedRows
@@ -93,8 +92,6 @@ _COLUMNS: Final[tuple[tuple[str, np.dtype[Any], str], ...]] = (
 )
 _IDENTITY_FIELDS: Final = 5
 """Fields of the header that say which segment, and state of it, the index belongs to."""
-_SLOT_COLUMNS: Final = ("base_offset", "count", "position", "length", "time_ms", "prefix_bytes")
-_SLOTS_PER_STEP: Final = 256
 _FENCED_CODE: Final = STATE_CODES.index(RangeState.FENCED)
 
 INDEX_HEADER_BYTES: Final = _FIELDS.size + CHECKSUM_BYTES
@@ -291,21 +288,15 @@ class SegmentIndex:
         at = self._maybe_range(key)
         return -1 if at is None else int(self._columns["next_offset"][at])
 
-    def slots_from(self, key: RangeKey, offset: int, view: SegmentView) -> Iterator[Slot]:
-        """Yield the range's batches from the last that starts at `offset` or before.
-
-        `view` is the segment itself; those that were staged may be in another one.
-        """
-        own = self._rows(key)
-        first = self._row_from(own, offset)
-        for step in range(first, own.stop, _SLOTS_PER_STEP):
-            rows = slice(step, min(step + _SLOTS_PER_STEP, own.stop))
-            columns = (self._columns[name][rows].tolist() for name in _SLOT_COLUMNS)
-            for base_offset, count, position, length, time_ms, prefix_bytes in zip(
-                *columns, strict=True
-            ):
-                location = Location(position, length)
-                yield Slot(base_offset, count, location, view, time_ms, prefix_bytes)
+    def maybe_rows(self, key: RangeKey) -> BatchRows[npt.NDArray[Any]] | None:
+        """Return the batches of a range, at least one, or None."""
+        rows = self._rows(key)
+        if rows.start == rows.stop:
+            return None
+        columns = {
+            name: self._columns[name][rows] for name, _, owner in _COLUMNS if owner == "rows"
+        }
+        return BatchRows(columns, is_time_ordered=self._is_time_ordered)
 
     def maybe_moved(self, birth_position: int) -> int | None:
         """Return where the batch is now that was staged at a position of the segment, rewritten."""
@@ -314,31 +305,6 @@ class SegmentIndex:
         if at == len(births) or births[at] != birth_position:
             return None
         return int(self._columns["moved_position"][at])
-
-    def bytes_from(self, key: RangeKey, offset: int, end_offset: int) -> int:
-        """Return the bytes of the range's batches that reach beyond `offset`, before an end."""
-        rows = self._rows(key)
-        starts = self._columns["base_offset"][rows]
-        is_meant = (starts + self._columns["count"][rows] > offset) & (starts < end_offset)
-        return int(self._columns["length"][rows][is_meant].sum(dtype=_I8))
-
-    def maybe_since(self, key: RangeKey, offset: int, time_ms: int) -> DatedOffset | None:
-        """Return the first record from `offset` on that was written at `time_ms` or later."""
-        own = self._rows(key)
-        row = self._row_from(own, offset)
-        base_offset, count = self._columns["base_offset"], self._columns["count"]
-        if row < own.stop and base_offset[row] + count[row] <= offset:
-            row += 1
-        times = self._columns["time_ms"][row : own.stop]
-        if self._is_time_ordered:
-            row += int(times.searchsorted(np.uint64(time_ms)))
-        else:
-            is_late = times >= time_ms
-            row += int(is_late.argmax()) if is_late.any() else len(times)
-        if row == own.stop:
-            return None
-        found = max(int(base_offset[row]), offset)
-        return DatedOffset(found, int(self._columns["time_ms"][row]))
 
     @cached_property
     def _is_time_ordered(self) -> bool:
@@ -443,12 +409,6 @@ class SegmentIndex:
             return slice(0, 0)
         row_ends = self._columns["row_end"]
         return slice(int(row_ends[at - 1]) if at else 0, int(row_ends[at]))
-
-    def _row_from(self, rows: slice, offset: int) -> int:
-        """Return the last of a range's batches that starts at `offset` or before, or its first."""
-        start: int = rows.start
-        base_offsets = self._columns["base_offset"][rows]
-        return start + max(int(base_offsets.searchsorted(offset, "right")) - 1, 0)
 
     def _maybe_range(self, key: RangeKey) -> int | None:
         stream_id, range_index = key

@@ -222,7 +222,8 @@ class Merger:
         self, key: RangeKey, offset: int, end_offset: int, slots: list[Slot]
     ) -> Iterator[memoryview]:
         """Yield the bodies of a run, up to one that is damaged; add the slots of these."""
-        for slot in self._index.slots_from(key, offset, self._view):
+        rows = self._index.maybe_rows(key)
+        for slot in () if rows is None else rows.slots_from(offset, self._view):
             if slot.base_offset >= end_offset:
                 return
             found = read_bodies(key, [slot])

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from sbp_core.log.entry import Entry, Location
 from sbp_core.log.segment import SegmentView
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.log.states.staged_entries import EndedBatches, StagedRows, decode_end
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind
+
+SLOT_COLUMNS: Final = ("base_offset", "count", "position", "length", "time_ms", "prefix_bytes")
+_SLOTS_PER_STEP: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,39 +63,81 @@ class DatedOffset:
     time_ms: int
 
 
-class RangeRows:
-    """The batches of one range that one segment lists, in the order of their offsets.
+_Column = TypeVar("_Column", "array[int]", "npt.NDArray[Any]")
 
-    One thread may append while others read: they see a batch only when it is complete. Times are in
-    order too, unless the clock was set back.
+
+class BatchRows(Generic[_Column]):
+    """The batches of one range that one segment lists, in the order of their offsets, as columns.
+
+    Times are in order, too, unless the clock was set back. Rows may be added while others are read:
+    `base_offset` grows last, so its length is that of the rows.
     """
 
-    __slots__ = (
-        "base_offset",
-        "count",
-        "is_time_ordered",
-        "length",
-        "own_from",
-        "position",
-        "prefix_bytes",
-        "time_ms",
-    )
+    __slots__ = (*SLOT_COLUMNS, "is_time_ordered")
+
+    def __init__(self, columns: Mapping[str, _Column], *, is_time_ordered: bool = True) -> None:
+        self.base_offset: _Column = columns["base_offset"]
+        self.count: _Column = columns["count"]
+        self.position: _Column = columns["position"]
+        self.length: _Column = columns["length"]
+        self.time_ms: _Column = columns["time_ms"]
+        self.prefix_bytes: _Column = columns["prefix_bytes"]
+        self.is_time_ordered = is_time_ordered
+
+    def slots_from(self, offset: int, view: SegmentView) -> Iterator[Slot]:
+        """Yield the batches that reach beyond `offset`, also those that are added while it runs.
+
+        `view` is the segment itself; those that were staged may be in another one.
+        """
+        row = self._row_beyond(offset)
+        while row < (row_count := len(self.base_offset)):
+            rows = slice(row, min(row + _SLOTS_PER_STEP, row_count))
+            columns = (getattr(self, name)[rows].tolist() for name in SLOT_COLUMNS)
+            for base_offset, count, position, length, time_ms, prefix_bytes in zip(
+                *columns, strict=True
+            ):
+                location = Location(position, length)
+                yield Slot(base_offset, count, location, view, time_ms, prefix_bytes)
+            row = rows.stop
+
+    def bytes_from(self, offset: int, end_offset: int) -> int:
+        """Return the bytes of the batches that reach beyond `offset` and begin before an end."""
+        end = bisect_left(self.base_offset, end_offset)
+        return int(np.asarray(self.length[self._row_beyond(offset) : end]).sum(dtype=np.int64))
+
+    def maybe_since(self, offset: int, time_ms: int) -> DatedOffset | None:
+        """Return the first record from `offset` on that was written at `time_ms` or later."""
+        row, row_count = self._row_beyond(offset), len(self.base_offset)
+        if self.is_time_ordered:
+            row = bisect_left(self.time_ms, time_ms, row, row_count)
+        else:
+            is_late = np.asarray(self.time_ms[row:row_count]) >= time_ms
+            row = row + int(is_late.argmax()) if is_late.any() else row_count
+        if row == row_count:
+            return None
+        return DatedOffset(max(int(self.base_offset[row]), offset), int(self.time_ms[row]))
+
+    def _row_beyond(self, offset: int) -> int:
+        """Return the first batch that reaches beyond `offset`."""
+        row = max(bisect_right(self.base_offset, offset) - 1, 0)
+        return row + bool(self.base_offset[row] + self.count[row] <= offset)
+
+
+class RangeRows(BatchRows["array[int]"]):
+    """The rows of a range while its segment grows: one thread appends, others read."""
+
+    __slots__ = ("own_from",)
 
     def __init__(self) -> None:
-        self.count = array("I")
-        self.position = array("q")
-        self.length = array("I")
-        self.time_ms = array("Q")
-        self.prefix_bytes = array("B")
-        self.is_time_ordered = True
+        codes = zip(SLOT_COLUMNS, "qIqIQB", strict=True)
+        super().__init__({name: array(code) for name, code in codes})
         self.own_from = 0
         """Offset from which on all batches are in the segment itself."""
-        self.base_offset = array("q")  # written last: its length is that of the rows
 
     @property
     def first_offset(self) -> int:
         """Offset of the first record."""
-        return self.base_offset[0]
+        return int(self.base_offset[0])
 
     def append(self, base_offset: int, count: int, location: Location, time_ms: int) -> None:
         """Add the next batch, one that was appended with its offset."""
@@ -130,47 +177,6 @@ class RangeRows:
         )
         is_live = (prefix_bytes > 0) & (base_offset + count > start_offset)
         return StagedRows(position[is_live], length[is_live])
-
-    def slots_from(self, offset: int, view: SegmentView) -> Iterator[Slot]:
-        """Yield the batches from the one that holds `offset` on, also those appended while it runs.
-
-        `offset` is not below the first one. `view` is the segment itself; those that were staged
-        may be in another one.
-        """
-        row = self._row_beyond(offset)
-        while row < len(self.base_offset):
-            location = Location(self.position[row], self.length[row])
-            yield Slot(
-                self.base_offset[row],
-                self.count[row],
-                location,
-                view,
-                self.time_ms[row],
-                self.prefix_bytes[row],
-            )
-            row += 1
-
-    def bytes_from(self, offset: int, end_offset: int) -> int:
-        """Return the bytes of the batches that reach beyond `offset` and begin before an end."""
-        end = bisect_left(self.base_offset, end_offset)
-        return sum(self.length[self._row_beyond(offset) : end])
-
-    def maybe_since(self, offset: int, time_ms: int) -> DatedOffset | None:
-        """Return the first record from `offset` on that was written at `time_ms` or later."""
-        row, row_count = self._row_beyond(offset), len(self.base_offset)
-        if self.is_time_ordered:
-            row = bisect_left(self.time_ms, time_ms, row, row_count)
-        else:
-            while row < row_count and self.time_ms[row] < time_ms:
-                row += 1
-        if row == row_count:
-            return None
-        return DatedOffset(max(self.base_offset[row], offset), self.time_ms[row])
-
-    def _row_beyond(self, offset: int) -> int:
-        """Return the first batch that reaches beyond `offset`."""
-        row = max(bisect_right(self.base_offset, offset) - 1, 0)
-        return row + (self.base_offset[row] + self.count[row] <= offset)
 
 
 class SegmentRows:
