@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sbp_core import limits
 from sbp_core.app import defaults
 from sbp_core.app.frames import as_storable, is_pandas
 from sbp_core.app.outbox import Encoded
-from sbp_core.errors import RecordBatchError, SchemaError
+from sbp_core.errors import SchemaError
 from sbp_core.records import (
     ROWS_SCHEMA,
     BatchBuilder,
@@ -23,7 +24,7 @@ from sbp_core.records import (
     StreamSchema,
     map_columns,
     peek_batch,
-    record_too_large,
+    record_sizes,
     schema_text,
 )
 from sbp_core.wording import listed
@@ -46,17 +47,18 @@ Rows = ArrowStream | Iterable[Mapping[str, Any]]
 class Target:
     """The stream that rows are encoded for; `schema` is None if it is not typed.
 
-    `timestamp_column` of the schema has the times of the records, if it is named.
+    Its server is known to accept records of `record_bytes_max`: by default the size that every
+    server accepts. `timestamp_column` of the schema has the times of the records, if it is named.
     """
 
     stream: str
     stream_id: int
     schema: StreamSchema | None
-    record_bytes_max: int
+    record_bytes_max: int = limits.RECORD_BYTES_MAX
     compression: Compression = "none"
     timestamp_column: str | None = None
     plain_bytes_max: int = field(init=False)
-    """The bytes of the largest record without columns that it takes: none if it is typed."""
+    """A record without columns is accepted up to this size: none is if the stream is typed."""
 
     def __post_init__(self) -> None:
         plain_bytes_max = self.record_bytes_max if self.schema is None else 0
@@ -67,16 +69,13 @@ class Target:
         """The columns of its batches."""
         return ROWS_SCHEMA if self.schema is None else self.schema.arrow
 
-    def check_plain(self, size_bytes: int) -> None:
-        """Raise SchemaError or RecordBatchError unless a plain record of this size is accepted."""
+    def check_plain(self) -> None:
+        """Raise SchemaError if the stream takes no plain records."""
         if self.schema is not None:
             raise SchemaError(
                 f"stream {self.stream} has a schema, and a record of bytes has no columns: pass"
                 " rows to send_many"
             )
-        if size_bytes > self.record_bytes_max:
-            fault = record_too_large(size_bytes, self.record_bytes_max)
-            raise RecordBatchError(f"the record has {fault}")
 
     def builder(self) -> BatchBuilder:
         """Return a builder of its record batches."""
@@ -102,23 +101,25 @@ class Target:
         return map_columns(canonical, self.schema.arrow, is_loss_allowed=False)
 
 
-def encode_given(rows: Rows, target: Target, now_us: int) -> Iterator[Encoded | None]:
+def encode_given(rows: Rows, target: Target, now_us: int) -> Iterator[Encoded | int]:
     """Yield rows as record batches of about BATCH_TARGET_BYTES, in their order.
 
-    Yields None, too, after each step of some ms, so that other tasks may run.
+    Before each step of some ms, yields the bytes of its largest record, or 0 if every server
+    accepts its records: the caller finds out whether the stream's server does.
 
     `now_us`, in microseconds since the epoch, is the time of plain records that have none. Raises
-    SchemaError for rows that do not fit, RecordBatchError for a row that is too large.
+    SchemaError for rows that do not fit, RecordBatchError for a row that no server accepts.
     """
 
     def counted(batch: bytes) -> Encoded:
         return Encoded(target.stream_id, batch, peek_batch(batch).record_count)
 
-    builder = target.builder()
+    builder = replace(target, record_bytes_max=limits.RECORD_BYTES_LARGEST).builder()
     for batch in _cut(_batches(rows, target.columns)):
         mapped = target.mapped(batch, now_us)
+        is_small = mapped.nbytes <= limits.RECORD_BYTES_MAX // 2
+        yield 0 if is_small else int(record_sizes(mapped).max())
         yield from map(counted, builder.add(mapped, timestamp_ms=now_us // 1000))
-        yield None
     yield from map(counted, builder.flush())
 
 

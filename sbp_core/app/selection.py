@@ -24,6 +24,10 @@ class Selection:
     prefixes: frozenset[str]
     ids: frozenset[int] = frozenset()
 
+    def __str__(self) -> str:
+        patterns = (f"{each}{_ANY}" for each in self.prefixes)
+        return listed(sorted((*self.names, *patterns, *map(str, self.ids))))
+
     @property
     def has_ids_only(self) -> bool:
         """Whether the streams can be found without a list of all."""

@@ -242,8 +242,9 @@ class AsyncClient(AsyncGroupMethods):
     async def record_bytes_max(self, stream_ids: Collection[int]) -> dict[int, int]:
         """Return how many bytes a record of each stream may have, by stream id.
 
-        It is the setting record_bytes_max of the range servers. Raises NotFoundError naming all
-        missing streams.
+        It is the setting record_bytes_max of the range server of the stream, or the largest one
+        that there can be if the server does not answer now. Raises NotFoundError naming all missing
+        streams.
         """
         return await metadata.record_bytes_max(self._context, stream_ids)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from typing import Self, cast, get_args
+from typing import Final, Self, cast, get_args
 
 from sbp_core.app import defaults
 from sbp_core.app.aio.assignment import AsyncAssignment
@@ -26,6 +28,8 @@ from sbp_core.errors import (
     OffsetOutOfRangeError,
     SbpError,
 )
+
+_LOG: Final = logging.getLogger("sbp_core.app")
 
 
 class AsyncConsumer(OfProcess):
@@ -113,10 +117,18 @@ class AsyncConsumer(OfProcess):
     ) -> Record | None:
         """Return the next record, None if there is none within `timeout` seconds, or at the end.
 
-        The records that were handed out before are done. Raises SbpError.
+        A poll takes up to 5 s longer while servers do not answer, which is logged. The records that
+        were handed out before are done. Raises SbpError.
         """
         self._check_open()
-        return await self._take_record(_until(timeout))
+        if timeout is None:
+            return await self._take_record(None)
+        try:
+            async with asyncio.timeout(timeout + defaults.POLL_PATIENCE_MS / 1000):
+                return await self._take_record(time.monotonic() + timeout)
+        except TimeoutError:
+            _LOG.warning("poll without an answer streams=%s: a server is down", self._selection)
+            return None
 
     @internal
     def maybe_ready(self) -> Record | None:
@@ -269,13 +281,10 @@ class AsyncConsumer(OfProcess):
     async def take_batch(self, iterator: Hand) -> Batch | None:
         """Return the next batch for an iterator; None at the end."""
         self._check_current(iterator)
-        if (
-            self._hand.has_records
-        ):  # `poll` has taken some records of a batch: the rest is read again
+        if self._hand.has_records:  # `poll` took some records: the others are read again
             self._forget_fetched()
         async with self._taking():
-            found = await self._next_batch(None)
-            if found is None:
+            if (found := await self._next_batch(None)) is None:
                 return None
             at, batch = found
             at.next_offset = batch.end_offset
@@ -489,7 +498,3 @@ class AsyncConsumer(OfProcess):
         if offsets:
             await self._assignment.commit(offsets, *((expected,) if expected else ()))
             self._positions.on_committed(offsets)
-
-
-def _until(timeout: float | None) -> float | None:
-    return None if timeout is None else time.monotonic() + timeout

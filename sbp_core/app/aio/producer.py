@@ -11,14 +11,13 @@ from typing import Self, get_args
 
 from sbp_core.app import defaults
 from sbp_core.app.aio.committing import AsyncCommitter
-from sbp_core.app.aio.targets import find_target
+from sbp_core.app.aio.targets import enlarged, find_target
 from sbp_core.app.delivery import (
     NOTHING,
     AsyncDelivery,
     Delivered,
     Receipt,
     call_back,
-    check_may_wait,
     timeout_seconds,
 )
 from sbp_core.app.encoding import encode_collected, record_bytes
@@ -37,6 +36,7 @@ from sbp_core.client import AppendItem, AppendOutcome, AsyncClient, Writer
 from sbp_core.client.facades import internal
 from sbp_core.errors import ConfigurationError, DeadlineExceededError, SbpError
 from sbp_core.records import Compression
+from sbp_core.wire.status import with_message
 
 OnDelivery = Callable[[Delivered], None]
 
@@ -90,7 +90,7 @@ class AsyncProducer(OfProcess):
         self._is_begun = False
         self._is_copy = False
         """Whether this is the copy in the child of a fork."""
-        self.targets: dict[str | None, Target] = {}
+        self._targets: dict[str | None, Target] = {}
         """The streams that were asked for, by name; None stands for the stream of the producer."""
         self._names: dict[int, str] = {}
         self._committer: AsyncCommitter | None = None
@@ -112,9 +112,8 @@ class AsyncProducer(OfProcess):
         for a record that is too large, SchemaError for a typed stream, which `send_many` is for,
         TypeError for what is not bytes, and ValueError for a time outside the years 1 to 9999.
         """
-        target = self.targets.get(stream) or await self.find(stream)
-        while (taken := self.offer(target, value, key, headers, timestamp_us)) is None:
-            await self.wait_for_room()
+        while (taken := self.offer(stream, value, key, headers, timestamp_us)) is None:
+            await self.make_room(stream, record_bytes(value, key, headers))
         if not taken[1]:
             await self._gate.breathe()
         return AsyncDelivery(*taken)
@@ -122,7 +121,7 @@ class AsyncProducer(OfProcess):
     @internal
     def offer(
         self,
-        target: Target,
+        stream: str | None,
         value: bytes | None,
         key: bytes | None,
         headers: Mapping[str, bytes | None] | None,
@@ -130,15 +129,19 @@ class AsyncProducer(OfProcess):
     ) -> tuple[Receipt, int] | None:
         """Collect a record, on any thread; return the receipt of its batch, and its index there.
 
-        None if the buffer is full. Raises what `send` raises.
+        None if `make_room` has to come first. Raises what `send` raises.
         """
+        target = self._targets.get(stream)
+        if target is None:
+            return None
         if type(value) is bytes and key is None and not headers:  # without a call
             size_bytes = defaults.RECORD_OVERHEAD_BYTES + len(value)
         else:
             headers = None if headers is None else dict(headers)
             size_bytes = record_bytes(value, key, headers)
         if size_bytes > target.plain_bytes_max:
-            target.check_plain(size_bytes)
+            target.check_plain()
+            return None
         if timestamp_us is None:
             time_us = time.time_ns() // 1000
         else:
@@ -153,6 +156,12 @@ class AsyncProducer(OfProcess):
         if is_new:
             self._callers.notify(self._gate)
         return batch.receipt, index
+
+    @property
+    @internal
+    def is_full(self) -> bool:
+        """Whether `send` has to wait for acknowledgements."""
+        return self._outbox.room_bytes <= 0
 
     @internal
     def offer_encoded(self, encoded: Encoded) -> bool:
@@ -175,15 +184,17 @@ class AsyncProducer(OfProcess):
         schema; for any other `value`, and if need be `key`, `headers` and `timestamp`. Waits while
         the buffer is full. Raises what `send` raises, and SchemaError for rows that do not fit.
         """
-        target = self.targets.get(stream) or await self.find(stream)
+        target = await self.make_room(stream)
         last = None
-        for encoded in encode_given(rows, target, time.time_ns() // 1000):
+        for step in encode_given(rows, target, time.time_ns() // 1000):
             await self._gate.breathe()
-            if encoded is None:
+            if isinstance(step, int):
+                if step > target.record_bytes_max:
+                    target = await self.make_room(stream, step)
                 continue
-            while not self.offer_encoded(encoded):
-                await self.wait_for_room()
-            last = encoded
+            while not self.offer_encoded(step):
+                await self.make_room(stream)
+            last = step
         return AsyncDelivery(*NOTHING if last is None else (last.receipt, last.record_count - 1))
 
     @property
@@ -212,7 +223,6 @@ class AsyncProducer(OfProcess):
         `timeout` seconds; the producer goes on then. ConfigurationError in a callback, which
         it would wait for. `timeout_ms` is the old name, in ms.
         """
-        check_may_wait("flush()")
         seconds = timeout_seconds(timeout, timeout_ms)
         until = None if seconds is None else time.monotonic() + seconds
         outbox = self._outbox
@@ -241,7 +251,6 @@ class AsyncProducer(OfProcess):
         Raises the error that ended the producer or one of its streams, ConfigurationError in a
         callback, which it would wait for.
         """
-        check_may_wait("close()")
         with self._lock:
             self._outbox.close()
         self._gate.notify()
@@ -283,14 +292,13 @@ class AsyncProducer(OfProcess):
 
     async def __aenter__(self) -> Self:
         if self._stream is not None:
-            await self.find(None)
+            await self.make_room(None)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    @internal
-    async def find(self, stream: str | None) -> Target:
+    async def _find(self, stream: str | None) -> Target:
         """Return what to encode records for; begin with the first. Raises SbpError."""
         name = self._stream if stream is None else stream
         if name is None:
@@ -313,7 +321,7 @@ class AsyncProducer(OfProcess):
             await self._begin(target)
         with self._lock:
             self._names[target.stream_id] = name
-            self.targets[stream] = target
+            self._targets[stream] = target
         return target
 
     async def _begin(self, target: Target) -> None:
@@ -334,14 +342,19 @@ class AsyncProducer(OfProcess):
             self._gate.start(self._run)
 
     @internal
-    async def wait_for_room(self) -> None:
-        """Return once a record can be added. Raises what ended the producer."""
+    async def make_room(self, stream: str | None, size_bytes: int = 0) -> Target:
+        """Return the target once a record of this size can be sent to it. Raises what `send` does.
+
+        Asks the servers what is not known of the stream, and waits while the buffer is full.
+        """
+        target = self._targets.get(stream) or await self._find(stream)
+        if size_bytes > target.record_bytes_max:
+            target = self._targets[stream] = await enlarged(self._client, target, size_bytes)
         while True:
             with self._lock:
                 self._outbox.check_open()
                 if self._outbox.room_bytes > 0:
-                    return
-                check_may_wait("send() with a full buffer")
+                    return target
                 if not self._outbox.has_sealed:  # nothing would make room before it has lingered
                     self._outbox.seal()
                     self._gate.notify()
@@ -420,6 +433,7 @@ class AsyncProducer(OfProcess):
         self._callers.settle(settle)
 
     def _on_failed(self, stream_id: int, error: SbpError) -> None:
+        error = with_message(error, f"stream {self._names[stream_id]}: ")
         with self._lock:
             lost = self._outbox.fail_stream(stream_id, error)
         self._give_up(lost, error)

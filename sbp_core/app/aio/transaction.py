@@ -11,7 +11,7 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Final, Self
 
-from sbp_core.app.aio.targets import find_target
+from sbp_core.app.aio.targets import enlarged, find_target
 from sbp_core.app.encoding import encode_collected, record_bytes
 from sbp_core.app.outbox import Collected
 from sbp_core.app.process import OfProcess, use_here
@@ -73,7 +73,7 @@ class AsyncTransaction(OfProcess):
         and ValueError as the method of producers does, SbpError.
         """
         while not self.offer(stream, value, key, headers, timestamp_us):
-            await self.make_room(stream)
+            await self.make_room(stream, record_bytes(value, key, headers))
 
     @internal
     def offer(
@@ -91,7 +91,9 @@ class AsyncTransaction(OfProcess):
             return False
         headers = None if headers is None else dict(headers)
         size_bytes = record_bytes(value, key, headers)
-        target.check_plain(size_bytes)
+        if size_bytes > target.plain_bytes_max:
+            target.check_plain()
+            return False
         batch = self._open.get(stream)
         if batch is None:
             batch = self._open[stream] = Collected(target.stream_id, 0.0)
@@ -105,12 +107,17 @@ class AsyncTransaction(OfProcess):
         return True
 
     @internal
-    async def make_room(self, stream: str) -> Target:
-        """Stage what is collected for a stream; return what is known of it. Raises SbpError."""
+    async def make_room(self, stream: str, size_bytes: int = 0) -> Target:
+        """Stage what is collected for a stream; return its target, which takes a record of a size.
+
+        Raises RecordBatchError if the record is too large, SbpError.
+        """
         self._check_open(stream)
         if stream not in self._targets:
             self._targets[stream] = await find_target(self._client, stream)
         target = self._targets[stream]
+        if size_bytes > target.record_bytes_max:
+            target = self._targets[stream] = await enlarged(self._client, target, size_bytes)
         if (batch := self._open.pop(stream, None)) is not None:
             await self._stage_collected(target, batch)
         return target
@@ -121,9 +128,11 @@ class AsyncTransaction(OfProcess):
         Raises what `send` raises, and SchemaError for rows that do not fit.
         """
         target = await self.make_room(stream)
-        for encoded in encode_given(rows, target, time.time_ns() // 1000):
-            if encoded is not None:
-                await self.stage(target, encoded.batch, encoded.record_count)
+        for step in encode_given(rows, target, time.time_ns() // 1000):
+            if not isinstance(step, int):
+                await self.stage(target, step.batch, step.record_count)
+            elif step > target.record_bytes_max:
+                target = await self.make_room(stream, step)
 
     async def commit(self) -> None:
         """Let all records become visible. Raises SbpError.

@@ -12,8 +12,9 @@ from sbp_core.app.aio.committing import AsyncCommitter
 from sbp_core.app.aio.producer import AsyncProducer
 from sbp_core.app.aio.transaction import AsyncTransaction
 from sbp_core.app.delivery import NOTHING, Delivery, check_may_wait, timeout_seconds
+from sbp_core.app.encoding import record_bytes
 from sbp_core.app.process import Unsendable
-from sbp_core.app.rows import Rows, encode_given
+from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import Client
 from sbp_core.client.facades import documented_as
 from sbp_core.client.io.loop_thread import loop_thread
@@ -47,23 +48,24 @@ class Producer(Unsendable):
     ) -> Delivery:
         """Send a record; return the future of its offset. Waits while the buffer is full."""
         producer = self._producer
-        target = producer.targets.get(stream) or loop_thread().run(producer.find(stream))
-        while (taken := producer.offer(target, value, key, headers, timestamp_us)) is None:
-            self._wait_for_room()
+        while (taken := producer.offer(stream, value, key, headers, timestamp_us)) is None:
+            self._make_room(stream, record_bytes(value, key, headers))
         return Delivery(*taken)
 
     @documented_as(AsyncProducer.send_many)
     def send_many(self, rows: Rows, *, stream: str | None = None) -> Delivery:
         """Send rows; return the future of the last one: when it is done, all are."""
         producer = self._producer
-        target = producer.targets.get(stream) or loop_thread().run(producer.find(stream))
+        target = self._make_room(stream)
         last = None
-        for encoded in encode_given(rows, target, time.time_ns() // 1000):
-            if encoded is None:
+        for step in encode_given(rows, target, time.time_ns() // 1000):
+            if isinstance(step, int):
+                if step > target.record_bytes_max:
+                    target = self._make_room(stream, step)
                 continue
-            while not producer.offer_encoded(encoded):
-                self._wait_for_room()
-            last = encoded
+            while not producer.offer_encoded(step):
+                self._make_room(stream)
+            last = step
         return Delivery(*NOTHING if last is None else (last.receipt, last.record_count - 1))
 
     @property
@@ -94,9 +96,10 @@ class Producer(Unsendable):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wait_for_room(self) -> None:
-        check_may_wait("send() with a full buffer")
-        loop_thread().run(self._producer.wait_for_room())
+    def _make_room(self, stream: str | None, size_bytes: int = 0) -> Target:
+        if self._producer.is_full:
+            check_may_wait("send() with a full buffer")
+        return loop_thread().run(self._producer.make_room(stream, size_bytes))
 
 
 class Transaction(Unsendable):
@@ -123,16 +126,18 @@ class Transaction(Unsendable):
     ) -> None:
         """Send a record to one of the streams."""
         while not self._transaction.offer(stream, value, key, headers, timestamp_us):
-            loop_thread().run(self._transaction.make_room(stream))
+            size_bytes = record_bytes(value, key, headers)
+            loop_thread().run(self._transaction.make_room(stream, size_bytes))
 
     @documented_as(AsyncTransaction.send_many)
     def send_many(self, stream: str, rows: Rows) -> None:
         """Send rows to one of the streams; `rows` are as for the method of producers."""
         target = loop_thread().run(self._transaction.make_room(stream))
-        for encoded in encode_given(rows, target, time.time_ns() // 1000):
-            if encoded is not None:
-                staged = self._transaction.stage(target, encoded.batch, encoded.record_count)
-                loop_thread().run(staged)
+        for step in encode_given(rows, target, time.time_ns() // 1000):
+            if not isinstance(step, int):
+                loop_thread().run(self._transaction.stage(target, step.batch, step.record_count))
+            elif step > target.record_bytes_max:
+                target = loop_thread().run(self._transaction.make_room(stream, step))
 
     @documented_as(AsyncTransaction.commit)
     def commit(self) -> None:

@@ -428,7 +428,7 @@ class AppendState:
         for index in sorted(self.failures):
             stream_id = self._batches[index].item.stream_id
             if stream_id not in failed:
-                failed[stream_id] = with_message(self.failures[index], f"stream {stream_id}: ")
+                failed[stream_id] = self.failures[index]
         self.failures.clear()
         for stream_id, error in failed.items():
             indexes = self._by_stream.pop(stream_id)

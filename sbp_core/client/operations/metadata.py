@@ -17,7 +17,7 @@ from sbp_core.client.operations.calls import (
     decode_reply,
     unanswered,
 )
-from sbp_core.client.operations.open_calls import Call, gather, pause
+from sbp_core.client.operations.open_calls import Call, Reply, gather, pause
 from sbp_core.client.operations.range_placement import (
     by_server,
     check_errors,
@@ -25,7 +25,6 @@ from sbp_core.client.operations.range_placement import (
     cut_by_weight,
     locate,
     missing,
-    no_server,
     refresh,
 )
 from sbp_core.client.types import StreamInfo, StreamSpec
@@ -34,7 +33,6 @@ from sbp_core.errors import (
     InvalidRequestError,
     NotFoundError,
     Outcome,
-    RangeSealedError,
     SbpError,
     StatusCode,
     UnsupportedError,
@@ -234,49 +232,35 @@ async def _create(
 async def record_bytes_max(context: Context, stream_ids: Collection[int]) -> dict[int, int]:
     """Return how many bytes a record of each stream may have, by stream id.
 
-    SPEC "HEARTBEAT", extension: servers without it accept RECORD_BYTES_MAX. Raises NotFoundError
-    naming the missing streams.
+    SPEC "HEARTBEAT", extension: servers without it accept RECORD_BYTES_MAX. A server that does not
+    answer now counts as one with the largest setting: the APPEND that follows reports the server,
+    or is refused by it. Raises NotFoundError naming the missing streams.
     """
-    attempts = Attempts(context, context.now_ms())
-    answered: dict[str, int] = {}
-    while True:
-        check_errors(await locate(context, stream_ids))
-        server: str | None = None
-        try:
-            servers = {each: _server_of(context, each) for each in stream_ids}
-            asked = list(dict.fromkeys(each for each in servers.values() if each not in answered))
-            calls = [_record_bytes_call(each, context.timeout_ms) for each in asked]
-            replies = await gather(context.open_calls, calls)
-            for server, reply in zip(asked, replies, strict=True):
-                answer = decode_reply(reply, HeartbeatResponse)[-1]
-                answered[server] = settle((RECORD_BYTES_OFFER,), answer.features).sizes.record_bytes
-        except SbpError as error:
-            for each in stream_ids:
-                context.router.forget(each)
-            attempts.on_failure()
-            wait_ms = attempts.maybe_wait_ms(error, "HEARTBEAT", server, context.now_ms())
-            if wait_ms is None:
-                raise attempts.explain(error, "HEARTBEAT", server) from error
-        else:
-            return {each: answered[servers[each]] for each in servers}
-        await pause(context.open_calls, wait_ms)
-
-
-def _server_of(context: Context, stream_id: int) -> str:
-    """Return the server that accepts appends to a stream. Raises SbpError if there is none now."""
-    piece = context.router.maybe_open_range(stream_id)
-    if piece is None:
-        raise RangeSealedError(
-            StatusCode.RANGE_ALREADY_SEALED, f"stream {stream_id} has no open range now"
-        )
-    if not piece.servers:
-        raise no_server(piece)
-    return piece.servers[0]
-
-
-def _record_bytes_call(server: str, timeout_ms: int) -> Call:
+    check_errors(await locate(context, stream_ids))
+    servers: dict[int, str] = {}
+    for stream_id in stream_ids:
+        piece = context.router.maybe_open_range(stream_id)
+        if piece is not None and piece.servers:
+            servers[stream_id] = piece.servers[0]
+    asked = list(dict.fromkeys(servers.values()))
+    timeout_ms = min(context.timeout_ms, limits.CONNECT_TIMEOUT_MS)
     header = HeartbeatRequest(client_role=ClientRole.CLIENT, features=(RECORD_BYTES_OFFER,))
-    return Call(server, Opcode.HEARTBEAT, header, timeout_ms)
+    calls = [Call(each, Opcode.HEARTBEAT, header, timeout_ms) for each in asked]
+    replies = await gather(context.open_calls, calls)
+    accepted = dict(zip(asked, map(_record_bytes, replies), strict=True))
+    return {
+        each: accepted[servers[each]] if each in servers else limits.RECORD_BYTES_LARGEST
+        for each in stream_ids
+    }
+
+
+def _record_bytes(reply: Reply) -> int:
+    """Return the setting record_bytes_max of a server, the largest if it did not answer."""
+    try:
+        answer = decode_reply(reply, HeartbeatResponse)[-1]
+    except SbpError:
+        return limits.RECORD_BYTES_LARGEST
+    return settle((RECORD_BYTES_OFFER,), answer.features).sizes.record_bytes
 
 
 async def delete_streams(context: Context, refs: Sequence[int | str]) -> None:
